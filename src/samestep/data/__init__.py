@@ -1,0 +1,1 @@
+"""Which rank sees which sample at which step, and how the samples get there."""

@@ -1,0 +1,92 @@
+"""The Engine protocol. An engine is a module: one file in engines/, one verb, `train`, holding its whole loop."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
+
+from samestep.errors import UserError, nearest
+from samestep.job import Job
+from samestep.world import World
+
+if TYPE_CHECKING:
+    from samestep.run import Run
+
+
+@dataclass(frozen=True)
+class Numerics:
+    """How an engine rounds. `verify` measures its bounds with this rounding in the reference.
+
+    rounds_to: the dtype that gradients pass through ('float16', …); None: that of the training itself.
+    lossy: True where the engine is inexact by design: its verdict is then 'approximate', never 'same'.
+    """
+
+    rounds_to: str | None = None
+    lossy: bool = False
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How an engine lays a step out: what the reference must play.
+
+    replicas: how many copies of the model each see a part of the global batch.
+    split: 'even' gives the remainder to the low ranks (7 rows over 3: 3, 2, 2);
+        'chunk' is torch.chunk's (5 rows over 4: 2, 2, 1, and a replica less).
+    buffers: 'rank0' where replica 0's buffers (BatchNorm's statistics) replace the others' before each step's
+        last forward pass; 'local' where every replica keeps its own. Rank 0's are the result either way.
+    """
+
+    replicas: int
+    split: Literal["even", "chunk"] = "even"
+    buffers: Literal["rank0", "local"] = "rank0"
+
+
+class Engine(Protocol):
+    """What a module in engines/ holds.
+
+    PURPOSE: six words for `samestep engines`. NEEDS: the modules it imports, beyond torch.
+    LAUNCHERS: the ways it can be started, the default first; 'process' is one plain process.
+    missing(devices): why it cannot run here with these devices, or None.
+    layout(world): how it lays out a step. train(job, world, run): trains, returns the full state dict on rank 0.
+    """
+
+    PURPOSE: str
+    NEEDS: tuple[str, ...]
+    NUMERICS: Numerics
+    LAUNCHERS: tuple[str, ...]
+
+    def missing(self, devices: tuple[str, ...]) -> str | None: ...
+
+    def layout(self, world: World) -> Layout: ...
+
+    def train(self, job: Job, world: World, run: Run) -> dict[str, Any]: ...
+
+
+def names() -> list[str]:
+    """The engines there are: the files in engines/, without importing them. The reference is none: it is the judge."""
+    import samestep.engines
+
+    return sorted(m.name for m in pkgutil.iter_modules(samestep.engines.__path__) if m.name != "reference")
+
+
+def check(name: str) -> None:
+    """Raises UserError with the nearest known name when there is no such engine."""
+    if name not in names():
+        raise UserError(f"there is no engine '{name}'; {nearest(name, names())}")
+
+
+def load(name: str) -> Engine:
+    """Imports one engine's file. Raises UserError when there is no such engine."""
+    check(name)
+    return cast(Engine, importlib.import_module(f"samestep.engines.{name}"))
+
+
+def missing(engine: Engine, devices: tuple[str, ...]) -> str | None:
+    """Why an engine cannot run here, as a short reason; None where it can."""
+    absent = [need for need in engine.NEEDS if find_spec(need) is None]
+    if absent:
+        return f"{absent[0]} is not installed"
+    return engine.missing(devices)

@@ -1,0 +1,54 @@
+"""dataparallel: torch.nn.DataParallel, one process that drives several GPUs with threads.
+
+PyTorch recommends DDP instead, even on one machine; this file is for those who come from it.
+On a CPU it silently calls the module itself, so it is unavailable there rather than a misleading row.
+Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.DataParallel.html
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn import DataParallel
+from torch.nn.utils import clip_grad_norm_
+
+from samestep.engine import Layout, Numerics
+from samestep.job import Job
+from samestep.run import Run
+from samestep.world import World
+
+PURPOSE = "one process, a thread per GPU"
+NEEDS: tuple[str, ...] = ()
+NUMERICS = Numerics()
+LAUNCHERS = ("process",)
+
+
+def missing(devices: tuple[str, ...]) -> str | None:
+    if devices[0] == "cpu":
+        return "no-op on CPU"
+    return None if len(devices) > 1 else f"needs two devices, here is {devices[0]} alone"
+
+
+def layout(world: World) -> Layout:
+    return Layout(replicas=len(world.devices), split="chunk")
+
+
+def train(job: Job, world: World, run: Run) -> dict[str, Any]:
+    module = job.model().to(world.device)
+    model = DataParallel(module, device_ids=[torch.device(device) for device in world.devices])
+    optimizer = job.optimizer.build(module)
+    scheduler = job.lr_scheduler(optimizer)
+    run.begin(module, optimizer)
+    for batch in run.batches():
+        loss = run.loss(model, batch)
+        loss.backward()
+        if batch.completes_step:
+            if job.clip_norm is not None:
+                clip_grad_norm_(module.parameters(), job.clip_norm)
+            optimizer.step()
+            optimizer.zero_grad()
+            if job.moves_lr(batch):
+                scheduler.step()
+            run.step(loss)
+    return module.state_dict()

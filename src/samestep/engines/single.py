@@ -1,0 +1,47 @@
+"""single: plain training in one process. What every other engine is compared with in speed.
+
+Source: https://docs.pytorch.org/tutorials/beginner/introyt/trainingyt.html
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.nn.utils import clip_grad_norm_
+
+from samestep.engine import Layout, Numerics
+from samestep.job import Job
+from samestep.run import Run
+from samestep.world import World
+
+PURPOSE = "plain training in one process"
+NEEDS: tuple[str, ...] = ()
+NUMERICS = Numerics()
+LAUNCHERS = ("process",)
+
+
+def missing(devices: tuple[str, ...]) -> str | None:
+    return None
+
+
+def layout(world: World) -> Layout:
+    return Layout(replicas=1)
+
+
+def train(job: Job, world: World, run: Run) -> dict[str, Any]:
+    model = job.model().to(world.device)
+    optimizer = job.optimizer.build(model)
+    scheduler = job.lr_scheduler(optimizer)
+    run.begin(model, optimizer)
+    for batch in run.batches():
+        loss = run.loss(model, batch)
+        loss.backward()
+        if batch.completes_step:
+            if job.clip_norm is not None:
+                clip_grad_norm_(model.parameters(), job.clip_norm)
+            optimizer.step()
+            optimizer.zero_grad()
+            if job.moves_lr(batch):
+                scheduler.step()
+            run.step(loss)
+    return model.state_dict()

@@ -1,0 +1,90 @@
+"""Exact distributed evaluation: every sample once on any number of ranks, metrics from summed counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils.data import default_collate
+
+from samestep.data.loader import fetch, to_device
+from samestep.data.schedule import cut
+from samestep.job import Batch, Job, Part
+from samestep.world import World
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """rows: how many samples all ranks evaluated. sums: over those rows, of the loss and of each metric.
+
+    indices: the samples that this rank evaluated, so that the record can show that each was seen once.
+    """
+
+    rows: int
+    sums: dict[str, float]
+    indices: list[int]
+
+    def means(self) -> dict[str, float]:
+        """The loss and each metric, a row's mean."""
+        return {name: total / self.rows for name, total in self.sums.items()}
+
+
+def plain_model(job: Job, state: dict[str, Tensor], world: World) -> nn.Module:
+    """The job's plain model with rank 0's trained `state`, on every rank. Needs an open group when size > 1."""
+    model = job.model().to(world.device)
+    if world.rank == 0:
+        model.load_state_dict(state)
+    if world.size > 1:  # all ranks evaluate rank 0's weights and buffers; after training the ranks' buffers differ
+        for tensor in model.state_dict().values():
+            dist.broadcast(tensor, src=0)
+    return model
+
+
+def evaluate(job: Job, model: nn.Module, world: World) -> Evaluation:
+    """Evaluates the plain `model` on job.evaluation, the rows shared out over the ranks, none padded.
+
+    Leaves the model in the mode in which it found it. The sums are float64 and equal on every rank.
+    """
+    assert job.evaluation is not None
+    length = len(job.evaluation)
+    per_rank = cut(length, world.size)
+    first = sum(per_rank[: world.rank])
+    indices = list(range(first, first + per_rank[world.rank]))
+    at_once = job.micro_batch or cut(job.global_batch, world.size)[0]
+    names = ["loss", *job.metrics]
+    sums = torch.zeros(1 + len(names), dtype=torch.float64, device=world.device)
+    was_training = model.training
+    model.eval()
+    with torch.no_grad():
+        for start in range(0, len(indices), at_once):
+            sums += _sums(job, model, indices[start : start + at_once], world.device)
+    model.train(was_training)
+    if world.size > 1:
+        dist.all_reduce(sums)
+    rows, *totals = sums.tolist()
+    return Evaluation(int(rows), dict(zip(names, totals)), indices)
+
+
+def _sums(job: Job, model: nn.Module, indices: list[int], device: str) -> Tensor:
+    """[rows, loss, each metric], summed over the rows at `indices`. float64"""
+    rows = len(indices)
+    data: Any = (job.collate or default_collate)(fetch(job.evaluation, indices))
+    place = Part(
+        epoch=0,
+        step=0,
+        micro=0,
+        indices=torch.tensor(indices).numpy(),
+        rows=rows,
+        weight=float(rows),
+        share=1.0,
+        completes_step=True,
+        completes_epoch=False,
+    )
+    batch = Batch(to_device(data, device), place)
+    output = job.forward(model, batch)
+    values = [torch.tensor(rows, device=device), job.criterion(output, batch) * rows]
+    values += [metric(output, batch).double().sum() for metric in job.metrics.values()]
+    return torch.stack([value.double() for value in values])

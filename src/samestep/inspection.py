@@ -1,0 +1,147 @@
+"""What the parent asks a worker before any launch: a job's sizes and faults, and which engines run here."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+
+from samestep import engine as engines
+from samestep.data.loader import Rows
+from samestep.data.schedule import Schedule
+from samestep.errors import UserError
+from samestep.job import Batch, Job
+from samestep.loading import build, find, settings_of
+from samestep.proof import Training, proof_job
+from samestep.run import digest_state, one_row_sentence
+
+
+def inspect_job(target: str, settings: dict[str, str], replicas: int, steps: int) -> dict[str, Any]:
+    """A job's settings and sizes, and what its layers refuse, with 1 and with `replicas` replicas.
+
+    Raises UserError for a job that no engine could train, or that no proof could speak about.
+    """
+    function = find(target)
+    job = build(target, settings)
+    _check_numbers(job)
+    model = job.model()
+    parameters = list(model.parameters())
+    if not any(p.requires_grad for p in parameters):
+        raise UserError(f"the model of the job {target} has no parameters to train; return a module that has some")
+    first, second = digest_state(model), digest_state(job.model())
+    if first != second:
+        raise UserError(
+            f"the model of the job {target} differs from call to call, so no two trainings of it could be compared; "
+            "seed it inside: def model(): torch.manual_seed(seed); return Net()"
+        )
+    training = Training("sgd", steps, "float32", replicas)
+    return {
+        "settings": settings_of(function),
+        "chosen": {name: str(value) for name, value in settings.items()},
+        "rows": len(job.train),
+        "evaluation_rows": 0 if job.evaluation is None else len(job.evaluation),
+        "global_batch": job.global_batch,
+        "steps_per_epoch": schedule_of(job, 1).steps_per_epoch,
+        "epochs": job.epochs,
+        "parameters": sum(p.numel() for p in parameters),
+        "dtype": str(next(p.dtype for p in parameters)).removeprefix("torch."),
+        "workers": job.workers,
+        "model_digest": first,
+        "refused": {
+            str(n): _refusal(job, n) or _refusal(proof_job(job, replace(training, replicas=n)), n)
+            for n in sorted({1, replicas})
+        },
+    }
+
+
+def schedule_of(job: Job, world_size: int) -> Schedule:
+    """The schedule of a job on `world_size` ranks."""
+    return Schedule(
+        len(job.train), job.global_batch, world_size, job.seed, job.micro_batch, job.last, job.weight
+    )
+
+
+def _check_numbers(job: Job) -> None:
+    if len(job.train) == 0:
+        raise UserError("the training dataset has no rows")
+    for name in ("global_batch", "epochs", "micro_batch", "clip_norm"):
+        value = getattr(job, name)
+        if value is not None and value <= 0:
+            raise UserError(f"{name} is {value}; it must be above 0")
+    if schedule_of(job, 1).steps_per_epoch == 0:
+        raise UserError(
+            f"last=drop leaves no step: the dataset has {len(job.train)} rows, fewer than global_batch "
+            f"{job.global_batch}; set a smaller global_batch or last=keep"
+        )
+
+
+def _refusal(job: Job, replicas: int) -> str | None:
+    """The sentence about the smallest part of an epoch, if it is one row and a layer refuses that."""
+    rows, step, rank = schedule_of(job, replicas).smallest_part()
+    if rows > 1:
+        return None
+    part = next(p for p in schedule_of(job, 1).step(0, 0, 0))
+    part = replace(part, indices=part.indices[:1], rows=1)
+    _, data = Rows(job)[part]
+    try:
+        job.forward(job.model(), Batch(data, part))
+    except ValueError as error:
+        if "more than 1 value per channel" in str(error):
+            return one_row_sentence(step, rank)
+    except Exception:
+        return None  # whatever else is wrong shows when it trains, with its own message
+    return None
+
+
+def inspect_engines(devices: tuple[str, ...]) -> list[dict[str, Any]]:
+    """Every engine: whether it runs on these devices, the reason when not, and the line that installs it."""
+    return [_engine(name, devices) for name in engines.names()]
+
+
+def _engine(name: str, devices: tuple[str, ...]) -> dict[str, Any]:
+    row: dict[str, Any] = {"name": name, "available": False, "reason": None, "install": None, "version": None}
+    row |= {"purpose": "", "launchers": [], "numerics": asdict(engines.Numerics())}
+    try:
+        engine = engines.load(name)
+    except ImportError as error:
+        return row | {"reason": f"does not import: {error}", "install": f"pip install 'samestep[{name}]'"}
+    reason = engines.missing(engine, devices)
+    package = engine.NEEDS[0] if engine.NEEDS else "torch"
+    try:
+        found: str | None = version(package)
+    except PackageNotFoundError:
+        found = None
+    return row | {
+        "available": reason is None,
+        "reason": reason,
+        "install": f"pip install 'samestep[{name}]'" if engine.NEEDS else "pip install torch",
+        "version": found,
+        "purpose": engine.PURPOSE,
+        "launchers": list(engine.LAUNCHERS),
+        "numerics": asdict(engine.NUMERICS),
+    }
+
+
+def find_devices(wanted: str) -> tuple[str, ...]:
+    """'auto', 'cpu', 'cuda' or a list such as 'cuda:0,cuda:1' as the devices of this machine."""
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if wanted == "cpu" or (wanted == "auto" and gpus == 0):
+        return ("cpu",)
+    if wanted in ("auto", "cuda"):
+        if gpus == 0:
+            raise UserError("--device cuda: this machine shows no CUDA device to torch; use --device cpu")
+        return tuple(f"cuda:{i}" for i in range(gpus))
+    devices = tuple(wanted.split(","))
+    for device in devices:
+        try:
+            index = torch.device(device).index
+            known = device == "cpu" or (device.startswith("cuda:") and index is not None and index < gpus)
+        except RuntimeError:
+            known = False
+        if not known:
+            raise UserError(f"--device {wanted}: there is no device '{device}' here; torch sees {gpus} CUDA devices")
+    return devices
+
+

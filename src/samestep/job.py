@@ -1,0 +1,156 @@
+"""Job: what to train. It knows no engine, no rank and no device, and it is all that a user writes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+if TYPE_CHECKING:  # a job is plain values: importing samestep must not import torch
+    import numpy as np
+    from numpy.typing import NDArray
+    from torch import Generator, Tensor, nn
+    from torch.optim import Optimizer
+    from torch.optim.lr_scheduler import LRScheduler
+
+class Dataset(Protocol):
+    """What torch calls a map-style dataset. `__getitems__(indices)`, where it exists, fetches by the batch."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Part:
+    """One rank's rows of one micro-batch. `step` counts over all epochs, from 0.
+
+    indices: the sample indices to fetch. rows: how many of them count; 0 where a rank has none of its own and
+    runs others' rows times zero. weight: the sum of their weights.
+    share: weight x world size / weight of the whole step. An engine averages gradients over the ranks, so the mean
+    over this rank's rows, times its share, averages to the exact mean over the global batch.
+    """
+
+    epoch: int
+    step: int
+    micro: int
+    indices: NDArray[np.int64]
+    rows: int
+    weight: float
+    share: float
+    completes_step: bool
+    completes_epoch: bool
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The rows of one micro-batch on one rank, on its device.
+
+    data: what `collate` made of the samples. When it is an (inputs, targets) pair, these two name its halves;
+    otherwise `inputs` is all of it and `targets` is None.
+    part: where these rows stand in the training: step, micro-batch, sample indices, share of the step.
+    """
+
+    data: Any
+    part: Part
+
+    @property
+    def inputs(self) -> Any:
+        return self.data[0] if _is_pair(self.data) else self.data
+
+    @property
+    def targets(self) -> Any:
+        return self.data[1] if _is_pair(self.data) else None
+
+    @property
+    def completes_step(self) -> bool:
+        """True on the last micro-batch of a step: now the optimizer steps."""
+        return self.part.completes_step
+
+    @property
+    def completes_epoch(self) -> bool:
+        """True on the last micro-batch of an epoch."""
+        return self.part.completes_epoch
+
+
+def _is_pair(data: Any) -> bool:
+    return isinstance(data, Sequence) and not isinstance(data, str) and len(data) == 2
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to build the optimizer, so that engines that shard can build it late, and others from its class.
+
+    cls: for example torch.optim.AdamW. settings: its keyword arguments, `lr` among them.
+    groups: turns the plain model into torch's parameter groups (a list of dicts); None: one group of all.
+    """
+
+    cls: type[Optimizer]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    groups: Callable[[nn.Module], list[dict[str, Any]]] | None = None
+
+    def build(self, model: nn.Module) -> Optimizer:
+        """The optimizer of `model`, which must be the plain module, not a wrapper that renames its parameters."""
+        parameters = self.groups(model) if self.groups else model.parameters()
+        return self.cls(parameters, **self.settings)
+
+
+@dataclass(frozen=True)
+class LRSchedule:
+    """How the learning rate moves: `make(optimizer)` gives a torch scheduler, stepped once every step or epoch."""
+
+    make: Callable[[Optimizer], LRScheduler]
+    every: Literal["step", "epoch"] = "step"
+
+
+def apply_to_inputs(model: nn.Module, batch: Batch) -> Any:
+    """The default `forward`: the model is called with the batch's inputs."""
+    return model(batch.inputs)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A training job. See docs/job.md for each field with an example.
+
+    model: builds the network, with the same bits at every call.
+    criterion: (output, batch) -> scalar, the mean over the rows given.
+    metrics: name -> (output, batch) -> one value per row (shape [rows]); evaluation adds them up exactly.
+    global_batch: rows that one optimizer step sees, on any number of ranks.
+    micro_batch: at most so many rows at once on a rank; None: all of the rank's rows.
+    clip_norm: the global gradient norm is clipped to this before the optimizer steps.
+    weight: the weight of a sample in the mean (for instance its tokens), by its index; None: every row weighs 1.
+    augment: (sample, generator) -> sample; the generator is keyed by (seed, epoch, index), never by rank or worker.
+    last: what to do with an epoch's incomplete last batch.
+    workers: loader processes per rank; 0 loads in the training process.
+    """
+
+    model: Callable[[], nn.Module]
+    criterion: Callable[[Any, Batch], Tensor]
+    optimizer: Recipe
+    train: Dataset
+    global_batch: int
+    evaluation: Dataset | None = None
+    forward: Callable[[nn.Module, Batch], Any] = apply_to_inputs
+    metrics: Mapping[str, Callable[[Any, Batch], Tensor]] = field(default_factory=dict)
+    collate: Callable[[list[Any]], Any] | None = None
+    augment: Callable[[Any, Generator], Any] | None = None
+    weight: Callable[[int], float] | None = None
+    scheduler: LRSchedule | None = None
+    epochs: int = 1
+    seed: int = 0
+    micro_batch: int | None = None
+    clip_norm: float | None = None
+    last: Literal["keep", "drop"] = "keep"
+    workers: int = 0
+
+    def lr_scheduler(self, optimizer: Optimizer) -> LRScheduler:
+        """The scheduler of this job on `optimizer`; a constant one where the job names none."""
+        from torch.optim.lr_scheduler import LambdaLR
+
+        return self.scheduler.make(optimizer) if self.scheduler else LambdaLR(optimizer, lambda _: 1.0)
+
+    def moves_lr(self, batch: Batch) -> bool:
+        """Whether the scheduler steps after the optimizer step that this batch completes."""
+        if self.scheduler is None:
+            return False
+        return batch.completes_step if self.scheduler.every == "step" else batch.completes_epoch

@@ -1,0 +1,156 @@
+"""Starting a plan: one process tree that ends when we end, its output in a file, its first error told once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+from samestep.errors import TrainingFailed, UserError
+from samestep.launch import Plan
+from samestep.lifeline import die_with_parent
+from samestep.record import Record
+
+GRACE_S = 3.0  # between asking a tree to end and killing it
+ENDING_S = 10.0  # a rank that has left without a record takes the others with it after so long
+
+
+def check_port(port: int) -> None:
+    """Raises UserError when something listens on this port already."""
+    if not port:
+        return
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            raise UserError(f"port {port} is taken{_holder(port)}; choose another, or --port 0 for any") from None
+
+
+def _holder(port: int) -> str:
+    for connection in psutil.net_connections("tcp"):
+        if connection.laddr and connection.laddr.port == port and connection.pid:
+            return f" by process {connection.pid} ({psutil.Process(connection.pid).name()})"
+    return ""
+
+
+def run(
+    plan: Plan, folder: Path, size: int, *, deadline_s: float | None = None, watch: Callable[[], None] | None = None
+) -> Record:
+    """Starts `plan`, waits for its end, returns the record of its `size` ranks.
+
+    watch: called about ten times a second. deadline_s: after it, each rank's stack goes to stack-rankR.txt in
+    `folder` and the tree is killed. Raises UserError or TrainingFailed with the first failing rank's own sentence.
+    However this function ends, the tree has ended too.
+    """
+    began = time.monotonic()
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"} | dict(plan.env)
+    log = folder / "log.txt"
+    with open(log, "ab") as output:
+        tree = subprocess.Popen(
+            plan.argv,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,  # Ctrl-C reaches us alone; we end the tree
+            preexec_fn=die_with_parent if sys.platform != "win32" else None,
+        )
+    try:
+        while tree.poll() is None:
+            if watch:
+                watch()
+            if deadline_s is not None and time.monotonic() - began > deadline_s:
+                _show_stacks(folder)
+                raise TrainingFailed(
+                    f"nothing ended within {deadline_s:.0f} s; where each rank stood is in {folder}/stack-rank*.txt"
+                )
+            if _all_written(folder, size) and _older_than(folder, ENDING_S):
+                break  # every rank has written its record; a launcher that does not leave is ended below
+            time.sleep(0.1 if watch else 0.02)
+    finally:
+        end(tree)
+    record = Record(folder)
+    error = record.error()
+    if error:
+        raise _told(error, log)
+    if not record.complete(size):
+        raise TrainingFailed(_silent_end(tree, folder, size, log))
+    return record
+
+
+def end(tree: subprocess.Popen[bytes]) -> None:
+    """Ends a process and all that it started: asks, waits, kills, by pid."""
+    try:
+        root = psutil.Process(tree.pid)
+        members = [*root.children(recursive=True), root]
+    except psutil.NoSuchProcess:
+        members = []
+    for member in members:
+        _signal(member, signal.SIGTERM)
+    _, left = psutil.wait_procs(members, timeout=GRACE_S)
+    for member in left:
+        _signal(member, signal.SIGKILL)
+    psutil.wait_procs(left, timeout=GRACE_S)
+    tree.wait()
+
+
+def _signal(process: psutil.Process, number: int) -> None:
+    try:
+        process.send_signal(number)
+    except psutil.NoSuchProcess:
+        pass
+
+
+def _all_written(folder: Path, size: int) -> bool:
+    return all((folder / f"rank{rank}.json").exists() for rank in range(size))
+
+
+def _older_than(folder: Path, seconds: float) -> bool:
+    newest = max(path.stat().st_mtime for path in folder.glob("rank*.json"))
+    return time.time() - newest > seconds
+
+
+def _show_stacks(folder: Path) -> None:
+    for path in folder.glob("pid-rank*"):
+        try:
+            psutil.Process(int(path.read_text())).send_signal(signal.SIGUSR1)
+        except (psutil.NoSuchProcess, ValueError):
+            continue
+    time.sleep(0.5)
+
+
+def _told(error: dict[str, object], log: Path) -> Exception:
+    if error["kind"] == "crash":
+        return TrainingFailed(f"rank {error['rank']} failed: {error['message']} (its traceback is in {log})")
+    return UserError(str(error["message"]))
+
+
+def _silent_end(tree: subprocess.Popen[bytes], folder: Path, size: int, log: Path) -> str:
+    """The sentence about ranks that ended without a word, as those killed by a signal do."""
+    silent = [str(r) for r in range(size) if not (folder / f"rank{r}.json").exists()]
+    code = tree.returncode
+    how = f"was ended by {signal.Signals(-code).name}" if code and code < 0 else f"exited with {code}"
+    killed = _signal_in(log)
+    if killed:
+        return f"rank {killed[0]} was ended by {killed[1]}; the launcher's output is in {log}"
+    return f"rank {', '.join(silent)} left no record and the launcher {how}; its output is in {log}"
+
+
+def _signal_in(log: Path) -> tuple[str, str] | None:
+    """(rank, signal) of the first rank that torchrun or spawn reports as killed."""
+    import re
+
+    text = log.read_text(errors="replace")
+    torchrun = re.search(r"exitcode: -(\d+)\).*?local_rank: (\d+)", text)
+    if torchrun:
+        return torchrun[2], signal.Signals(int(torchrun[1])).name
+    spawned = re.search(r"process (\d+) terminated with signal (SIG\w+)", text)
+    return (spawned[1], spawned[2]) if spawned else None

@@ -1,0 +1,32 @@
+"""No orphans: a process that calls `die_with_parent` is killed when its parent is, however the parent ends."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+
+PR_SET_PDEATHSIG = 1  # from linux/prctl.h
+
+
+def die_with_parent(_: object = None) -> None:
+    """Asks the kernel (Linux), or a thread (elsewhere), to end this process when its parent ends.
+
+    The argument is ignored: DataLoader hands its worker's number to such a function.
+    """
+    parent = os.getppid()
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    else:
+        threading.Thread(target=_watch, args=(parent,), daemon=True).start()
+    if os.getppid() != parent:  # it ended between the two lines above
+        os._exit(1)
+
+
+def _watch(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(0.2)
+    os._exit(1)

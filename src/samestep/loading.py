@@ -1,0 +1,119 @@
+"""Loading a job: finds the function that a name means, and turns --set texts into the types it declares."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import pkgutil
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
+
+from samestep.errors import UserError, nearest
+from samestep.job import Job
+
+
+def builtin_names() -> list[str]:
+    """The jobs that come with samestep: the files in jobs/."""
+    import samestep.jobs
+
+    return sorted(m.name for m in pkgutil.iter_modules(samestep.jobs.__path__))
+
+
+def find(target: str) -> Callable[..., Any]:
+    """The job function behind `target`: a built-in name, `file.py[:function]` or `package.module:function`."""
+    place, _, function = target.rpartition(":") if ":" in target else (target, "", "job")
+    if ":" not in target and not target.endswith(".py"):
+        if target not in builtin_names():
+            raise UserError(
+                f"there is no job '{target}'; {nearest(target, builtin_names())} "
+                "A job of your own is given as file.py:function"
+            )
+        place = f"samestep.jobs.{target}"
+    module = _import(place)
+    found = getattr(module, function, None)
+    if not callable(found):
+        functions = [n for n, v in vars(module).items() if inspect.isfunction(v) and v.__module__ == module.__name__]
+        hint = nearest(function, functions) if functions else "it defines none"
+        raise UserError(f"{place} has no function '{function}'; {hint}")
+    return found  # type: ignore[no-any-return]
+
+
+def _import(place: str) -> ModuleType:
+    try:
+        if not place.endswith(".py"):
+            sys.path.insert(0, str(Path.cwd()))
+            return importlib.import_module(place)
+        path = Path(place).resolve()
+        if not path.is_file():
+            raise UserError(f"there is no job file {place}; give the path of a Python file, as in my_job.py:job")
+        sys.path.insert(0, str(path.parent))  # a job file may import its neighbours, as a script may
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        assert spec and spec.loader
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[path.stem] = module  # so that what it defines can be pickled for loader workers
+        spec.loader.exec_module(module)
+        return module
+    except UserError:
+        raise
+    except BaseException as error:
+        raise UserError(f"the job {place} does not import: {_where(error, place)}{_says(error)}") from error
+
+
+def settings_of(function: Callable[..., Any]) -> dict[str, str]:
+    """The settings of a job function: name -> its type and default, as text."""
+    return {name: str(p).partition(":")[2].strip() for name, p in inspect.signature(function, eval_str=True).parameters.items()}
+
+
+def build(target: str, settings: Mapping[str, str]) -> Job:
+    """Calls the job function with `settings` (texts, as given to --set) and returns its Job."""
+    function = find(target)
+    try:
+        hints = get_type_hints(function)
+    except Exception as error:
+        raise UserError(f"the annotations of the job {target} cannot be read: {_says(error)}") from error
+    parameters = inspect.signature(function).parameters
+    values: dict[str, Any] = {}
+    for name, text in settings.items():
+        if name not in parameters:
+            raise UserError(f"the job {target} has no setting '{name}'; {nearest(name, list(parameters))}")
+        default = parameters[name].default
+        kind = hints.get(name, str if default in (None, inspect.Parameter.empty) else type(default))
+        try:
+            values[name] = TypeAdapter(kind).validate_strings(text)
+        except ValidationError:
+            shown = getattr(kind, "__name__", str(kind))
+            raise UserError(f"--set {name}={text}: '{name}' takes {shown}, not '{text}'") from None
+    absent = [n for n, p in parameters.items() if p.default is inspect.Parameter.empty and n not in values]
+    if absent:
+        raise UserError(f"the job {target} needs a value for '{absent[0]}': give --set {absent[0]}=…")
+    try:
+        job = function(**values)
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"the job {target} raised while it was built: {_where(error, target)}{_says(error)}") from error
+    if not isinstance(job, Job):
+        raise UserError(f"the job {target} returned {type(job).__name__}, not a samestep.Job")
+    return job
+
+
+def _says(error: BaseException) -> str:
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
+
+
+def _where(error: BaseException, target: str) -> str:
+    """'line N: ' of the innermost frame in the job's own file."""
+    import traceback
+
+    stem = Path(target.partition(":")[0]).stem
+    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).stem == stem]
+    if isinstance(error, SyntaxError):
+        lines = [error.lineno]
+    return f"line {lines[-1]}: " if lines else ""

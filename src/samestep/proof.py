@@ -1,0 +1,113 @@
+"""What a proof trains: the user's job, changed as little as the proof needs, for a few steps.
+
+Three trainings: `gradient` (one step of plain SGD at rate 1, nothing clipped: the weights' change is the first
+gradient), `sgd` (SGD with momentum, which decides) and `user` (the job's own optimizer, which confirms).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+from torch.utils.data import Subset, TensorDataset, default_collate
+
+from samestep.job import Job, Recipe
+
+SGD_LR = 0.05
+TRAININGS = ("gradient", "sgd", "user")
+
+
+@dataclass(frozen=True)
+class Training:
+    """name: of TRAININGS. dtype: 'float64', or 'float32' for a model that float64 does not fit. replicas: at most."""
+
+    name: str
+    steps: int
+    dtype: str
+    replicas: int
+
+
+def proof_job(job: Job, training: Training) -> Job:
+    """`job` on a subset that crosses an epoch's end with an uneven batch, in the proof's dtype and optimizer."""
+    dtype = getattr(torch, training.dtype)
+    rows = _spread(len(job.train), subset_length(len(job.train), job.global_batch, training))
+    weight, evaluation = job.weight, job.evaluation
+    small = replace(
+        job,
+        model=lambda: job.model().to(dtype),
+        collate=_typed_collate(job, dtype),
+        train=_thinned(job.train, rows, dtype),
+        weight=(lambda index: weight(rows[index])) if weight else None,
+        evaluation=evaluation
+        and _thinned(evaluation, _spread(len(evaluation), min(len(evaluation), 2 * job.global_batch + 1)), dtype),
+    )
+    if training.name == "gradient":
+        return replace(small, optimizer=_sgd(job.optimizer, 1.0, 0.0), scheduler=None, clip_norm=None)
+    if training.name == "sgd":
+        return replace(small, optimizer=_sgd(job.optimizer, SGD_LR, 0.9))
+    return small
+
+
+def steps_of(training: Training) -> int:
+    """How many optimizer steps a training of the proof takes."""
+    return 1 if training.name == "gradient" else training.steps
+
+
+def subset_length(length: int, global_batch: int, training: Training) -> int:
+    """Rows of the proof's subset: whole batches, then one of about half the rows that the replicas cannot share evenly.
+
+    It is short enough for the steps to enter a second epoch. A dataset that has no more rows is taken whole.
+    """
+    replicas = training.replicas
+    uneven = max(global_batch // 2, min(2 * replicas, global_batch - 1))
+    while replicas > 1 and uneven < global_batch - 1 and uneven % replicas == 0:
+        uneven += 1
+    whole = max(1, training.steps * 5 // 8 - 1)  # of 8 steps: 4 whole, 1 uneven, then 3 of the next epoch
+    return min(length, whole * global_batch + uneven)
+
+
+def _spread(length: int, rows: int) -> list[int]:
+    """`rows` indices spread evenly over `length`, because many datasets are sorted by class."""
+    return [i * length // rows for i in range(rows)]
+
+
+def _thinned(dataset: Any, rows: list[int], dtype: torch.dtype) -> Any:
+    """The samples at `rows`. A TensorDataset stays one, so that the loader takes the path that it takes in training."""
+    if isinstance(dataset, TensorDataset):
+        return TensorDataset(*(_typed(tensor[rows], dtype) for tensor in dataset.tensors))
+    return Subset(dataset, rows)
+
+
+def _typed(data: Any, dtype: torch.dtype) -> Any:
+    return tree_map_only(Tensor, lambda t: t.to(dtype) if t.is_floating_point() else t, data)
+
+
+def _typed_collate(job: Job, dtype: torch.dtype) -> Callable[[list[Any]], Any] | None:
+    datasets = [job.train] if job.evaluation is None else [job.train, job.evaluation]
+    if job.collate is None and all(isinstance(dataset, TensorDataset) for dataset in datasets):
+        return None  # they are typed already
+    collate = job.collate or default_collate
+    return lambda samples: _typed(collate(samples), dtype)
+
+
+def _sgd(recipe: Recipe, lr: float, momentum: float) -> Recipe:
+    """SGD over the recipe's own parameter groups; their learning rates keep their ratio, their decay stays."""
+    base = recipe.settings.get("lr", 1e-3)
+    groups = recipe.groups
+
+    def sgd_groups(model: nn.Module) -> list[dict[str, Any]]:
+        assert groups is not None
+        return [
+            {
+                "params": group["params"],
+                "lr": lr * group["lr"] / base if "lr" in group else lr,
+                "weight_decay": group.get("weight_decay", 0.0),
+            }
+            for group in groups(model)
+        ]
+
+    return Recipe(torch.optim.SGD, {"lr": lr, "momentum": momentum}, sgd_groups if groups else None)

@@ -1,0 +1,85 @@
+"""Record: what a run did, as files. A rank writes `rankR.json` and `rankR.NAME.npz`; the parent reads them.
+
+JSON holds what was observed, npz the tensors. A file appears whole or not at all: it is written beside its place,
+forced to the disk and renamed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Arrays = Mapping[str, NDArray[np.generic]]
+
+SCHEMA = 1
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Writes `value` to `path`, whole or not at all."""
+    _replace(path, json.dumps(value).encode())
+
+
+def write_arrays(path: Path, arrays: Arrays) -> None:
+    """Writes named arrays to `path` (.npz), whole or not at all."""
+    import io
+
+    import numpy as np
+
+    buffer = io.BytesIO()
+    np.savez(buffer, **arrays)  # type: ignore[arg-type]  # its stub takes the names for its own options
+    _replace(path, buffer.getvalue())
+
+
+def _replace(path: Path, content: bytes) -> None:
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    with open(beside, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(beside, path)
+
+
+@dataclass(frozen=True)
+class Record:
+    """The folder of one launch. `ranks`: what each rank wrote, in rank order; empty before they have ended."""
+
+    folder: Path
+
+    @cached_property
+    def ranks(self) -> list[dict[str, Any]]:
+        files = sorted(self.folder.glob("rank[0-9]*.json"), key=lambda p: int(p.stem.removeprefix("rank")))
+        return [json.loads(file.read_text()) for file in files]
+
+    def complete(self, size: int) -> bool:
+        """Whether all `size` ranks wrote their part, in this schema, without an error."""
+        return len(self.ranks) == size and all(
+            rank["schema"] == SCHEMA and rank.get("error") is None for rank in self.ranks
+        )
+
+    def error(self) -> dict[str, Any] | None:
+        """The error that came first, as {rank, kind, message, traceback, time}; None when no rank wrote one.
+
+        The others' errors mostly say that the first rank has left.
+        """
+        errors = [json.loads(file.read_text()) for file in self.folder.glob("error-rank*.json")]
+        return min(errors, key=lambda e: e["time"], default=None)
+
+    def training(self, name: str) -> list[dict[str, Any]]:
+        """What each rank observed in one training."""
+        return [rank["trainings"][name] for rank in self.ranks]
+
+    def arrays(self, name: str, rank: int = 0) -> dict[str, NDArray[Any]]:
+        """The tensors that `rank` wrote under `name`."""
+        import numpy as np
+
+        with np.load(self.folder / f"rank{rank}.{name}.npz") as file:
+            return dict(file)

@@ -1,0 +1,179 @@
+"""Run: what an engine is handed. Four verbs: begin, batches, loss, step. Its observations become the record."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
+
+from samestep.data.loader import batches
+from samestep.data.schedule import Schedule, key
+from samestep.errors import Refused, UserError
+from samestep.job import Batch, Job
+from samestep.meter import Meter
+from samestep.world import World
+
+Progress = Callable[[int, float], None]  # (steps done, a recent loss)
+
+
+class Run:
+    """One training of `job` on this rank, `steps` optimizer steps long.
+
+    observe: also note what only the proof needs (digests, learning rates, optimizer steps); never while measuring.
+    progress: called at most twice a second with the steps done and a loss.
+    """
+
+    def __init__(
+        self, job: Job, world: World, steps: int, *, observe: bool = False, progress: Progress | None = None
+    ) -> None:
+        self.job, self.world, self.steps = job, world, steps
+        self.meter = Meter(world.rank, world.device)
+        self.began_at: float | None = None
+        self._observe = observe
+        self._notes: list[dict[str, Any]] = []
+        self._start_digest: str | None = None
+        self._rates: list[list[float]] = []
+        self._progress = progress
+        self._told_at = time.monotonic()
+        self._done = 0
+        self._streams = [_stream(device) for device in world.devices]
+
+    def begin(self, model: nn.Module, optimizer: Optimizer) -> None:
+        """Call once, when model and optimizer are ready, before the first batch. model: the plain module."""
+        if self._observe:
+            self._start_digest = digest_state(model)
+            # After the step: before it, libraries that accumulate show stale gradients and the next step's rate.
+            optimizer.register_step_post_hook(
+                lambda o, *_: self._rates.append([float(group["lr"]) for group in o.param_groups])
+            )
+
+    def batches(self) -> Iterator[Batch]:
+        """This rank's rows on its device, in schedule order, one micro-batch after the other."""
+        job, world = self.job, self.world
+        schedule = Schedule(
+            length=len(job.train),
+            global_batch=job.global_batch,
+            world_size=world.size,
+            seed=job.seed,
+            micro_batch=job.micro_batch,
+            last=job.last,
+            weight=job.weight,
+        )
+        ahead = batches(job, world, schedule, self.steps)
+        self.began_at = time.time()
+        self.meter.begin()
+        while True:
+            asked = time.perf_counter()
+            batch = next(ahead, None)
+            self.meter.waited(time.perf_counter() - asked)
+            if batch is None:
+                return
+            yield batch
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """The mean loss over the batch's rows times its share, so that the ranks' average is exact when uneven.
+
+        Seeds the random stream of this (step, micro-batch, replica) first: one for each device, each its own.
+        Raises Refused when BatchNorm gets one row.
+        """
+        part = batch.part
+        first = self.world.rank * len(self._streams)
+        for replica, stream in enumerate(self._streams, first):
+            stream.manual_seed(key(self.job.seed, "replica", part.step, part.micro, replica))
+        kept = [(b, b.clone()) for b in model.buffers()] if part.rows == 0 else []
+        try:
+            output = self.job.forward(model, batch)
+        except ValueError as error:
+            if "more than 1 value per channel" in str(error):
+                raise Refused(one_row_sentence(part.step, self.world.rank)) from error
+            raise
+        loss = self.job.criterion(output, batch)
+        if loss.dim() != 0:
+            raise UserError(
+                f"the criterion returned a tensor of shape {list(loss.shape)}, not a scalar; "
+                "return the mean over the rows, for example with reduction='mean'"
+            )
+        for buffer, value in kept:  # a rank without rows leaves no trace; .data, because autograd may hold the buffer
+            buffer.data.copy_(value)
+        self.meter.loss(loss.detach(), part.step)
+        if self._observe:
+            self._note(batch)
+        return loss * part.share
+
+    def step(self, loss: Tensor) -> None:
+        """Call after each optimizer step, with its last loss."""
+        self.meter.step()
+        self._done += 1
+        if self._progress and time.monotonic() - self._told_at > 0.5:
+            self._told_at = time.monotonic()
+            self._progress(self._done, self.meter.losses[-1] if self.meter.losses else float("nan"))
+
+    def observations(self) -> dict[str, Any]:
+        """What this rank saw, as JSON: for every micro-batch, every step and every optimizer step."""
+        step_s = self.meter.finish()
+        return {
+            "losses": self.meter.losses,
+            "step_of": self.meter.step_of,
+            "step_s": step_s,
+            "wait_s": self.meter.wait_s,
+            "began_at": self.began_at,
+            "start_digest": self._start_digest,
+            "parts": self._notes,
+            "rates": self._rates,
+        }
+
+    def _note(self, batch: Batch) -> None:
+        part = batch.part
+        self._notes.append(
+            {
+                "epoch": part.epoch,
+                "step": part.step,
+                "micro": part.micro,
+                "indices": part.indices[: part.rows].tolist(),
+                "weight": part.weight,
+                "digests": digest_rows(batch.data, part.rows),
+            }
+        )
+
+
+def one_row_sentence(step: int, rank: int) -> str:
+    """What a user reads when a BatchNorm layer would get a single row."""
+    return (
+        f"step {step}: rank {rank} gets 1 row, BatchNorm needs 2; "
+        "set global_batch=… so that every rank gets more, or last=drop"
+    )
+
+
+def digest_rows(data: Any, rows: int) -> list[str]:
+    """A digest of each of the first `rows` rows of a batch, from the bytes of the tensors that arrived."""
+    tensors = [t.detach().cpu().contiguous() for t in tree_leaves(data) if isinstance(t, Tensor) and t.dim() > 0]
+    hashes = [hashlib.blake2b(digest_size=6) for _ in range(rows)]
+    for tensor in tensors:
+        for row, state in zip(tensor, hashes):
+            state.update(row.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return [state.hexdigest() for state in hashes]
+
+
+def digest_state(model: nn.Module) -> str:
+    """A digest of a module's parameters and buffers, in their order."""
+    state = hashlib.blake2b(digest_size=8)
+    for tensor in model.state_dict().values():
+        state.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return state.hexdigest()
+
+
+def _stream(device: str) -> torch.Generator:
+    """The random stream that dropout on `device` draws from.
+
+    Not torch.manual_seed: it also queues a seed for CUDA with a stack trace, 70 µs a call where this takes one.
+    """
+    if device == "cpu":
+        return torch.default_generator
+    torch.cuda.init()
+    return torch.cuda.default_generators[torch.device(device).index or 0]
