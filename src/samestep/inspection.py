@@ -7,6 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
+from torch import nn
 
 from samestep import engine as engines
 from samestep.data.loader import Rows
@@ -16,6 +17,7 @@ from samestep.job import Batch, Job
 from samestep.loading import build, find, settings_of
 from samestep.proof import Training, proof_job
 from samestep.run import digest_state, one_row_sentence
+from samestep.world import World
 
 
 def inspect_job(target: str, settings: dict[str, str], replicas: int, steps: int) -> dict[str, Any]:
@@ -48,7 +50,9 @@ def inspect_job(target: str, settings: dict[str, str], replicas: int, steps: int
         "parameters": sum(p.numel() for p in parameters),
         "dtype": str(next(p.dtype for p in parameters)).removeprefix("torch."),
         "workers": job.workers,
-        "model_digest": first,
+        "last": job.last,
+        "batch_layers": _layers(model, nn.modules.batchnorm._BatchNorm),
+        "random_layers": _layers(model, nn.modules.dropout._DropoutNd),
         "refused": {
             str(n): _refusal(job, n) or _refusal(proof_job(job, replace(training, replicas=n)), n)
             for n in sorted({1, replicas})
@@ -56,11 +60,13 @@ def inspect_job(target: str, settings: dict[str, str], replicas: int, steps: int
     }
 
 
+def _layers(model: nn.Module, kind: type[nn.Module]) -> list[str]:
+    return [name or type(module).__name__ for name, module in model.named_modules() if isinstance(module, kind)]
+
+
 def schedule_of(job: Job, world_size: int) -> Schedule:
     """The schedule of a job on `world_size` ranks."""
-    return Schedule(
-        len(job.train), job.global_batch, world_size, job.seed, job.micro_batch, job.last, job.weight
-    )
+    return Schedule(len(job.train), job.global_batch, world_size, job.seed, job.micro_batch, job.last, job.weight)
 
 
 def _check_numbers(job: Job) -> None:
@@ -95,19 +101,22 @@ def _refusal(job: Job, replicas: int) -> str | None:
     return None
 
 
-def inspect_engines(devices: tuple[str, ...]) -> list[dict[str, Any]]:
-    """Every engine: whether it runs on these devices, the reason when not, and the line that installs it."""
-    return [_engine(name, devices) for name in engines.names()]
+def inspect_engines(devices: tuple[str, ...], nproc: int) -> list[dict[str, Any]]:
+    """Every engine: whether it runs on these devices, the reason when not, the line that installs it, and how it
+    would lay `nproc` replicas out."""
+    return [_engine(name, devices, nproc) for name in engines.names()]
 
 
-def _engine(name: str, devices: tuple[str, ...]) -> dict[str, Any]:
+def _engine(name: str, devices: tuple[str, ...], nproc: int) -> dict[str, Any]:
     row: dict[str, Any] = {"name": name, "available": False, "reason": None, "install": None, "version": None}
-    row |= {"purpose": "", "launchers": [], "numerics": asdict(engines.Numerics())}
+    row |= {"purpose": "", "launchers": []}
     try:
         engine = engines.load(name)
     except ImportError as error:
         return row | {"reason": f"does not import: {error}", "install": f"pip install 'samestep[{name}]'"}
     reason = engines.missing(engine, devices)
+    alone = engine.LAUNCHERS == ("process",)
+    world = World(devices=devices[:nproc]) if alone else World(size=nproc, devices=devices[:1])
     package = engine.NEEDS[0] if engine.NEEDS else "torch"
     try:
         found: str | None = version(package)
@@ -120,6 +129,9 @@ def _engine(name: str, devices: tuple[str, ...]) -> dict[str, Any]:
         "version": found,
         "purpose": engine.PURPOSE,
         "launchers": list(engine.LAUNCHERS),
+        "processes": world.size,
+        "devices": list(devices[:nproc] if alone else devices),
+        "layout": asdict(engine.layout(world)),
         "numerics": asdict(engine.NUMERICS),
     }
 
@@ -143,5 +155,3 @@ def find_devices(wanted: str) -> tuple[str, ...]:
         if not known:
             raise UserError(f"--device {wanted}: there is no device '{device}' here; torch sees {gpus} CUDA devices")
     return devices
-
-

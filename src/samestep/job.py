@@ -13,6 +13,7 @@ if TYPE_CHECKING:  # a job is plain values: importing samestep must not import t
     from torch.optim import Optimizer
     from torch.optim.lr_scheduler import LRScheduler
 
+
 class Dataset(Protocol):
     """What torch calls a map-style dataset. `__getitems__(indices)`, where it exists, fetches by the batch."""
 

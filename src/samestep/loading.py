@@ -67,7 +67,10 @@ def _import(place: str) -> ModuleType:
 
 def settings_of(function: Callable[..., Any]) -> dict[str, str]:
     """The settings of a job function: name -> its type and default, as text."""
-    return {name: str(p).partition(":")[2].strip() for name, p in inspect.signature(function, eval_str=True).parameters.items()}
+    return {
+        name: str(p).partition(":")[2].strip()
+        for name, p in inspect.signature(function, eval_str=True).parameters.items()
+    }
 
 
 def build(target: str, settings: Mapping[str, str]) -> Job:

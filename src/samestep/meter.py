@@ -28,6 +28,7 @@ class Meter:
     losses: list[float] = field(default_factory=list)  # the mean over the rows of each micro-batch, in order
     wait_s: list[float] = field(default_factory=list)  # per step: how long the loop waited for its data
     step_of: list[int] = field(default_factory=list)  # the step of each micro-batch that `loss` was told of
+    weight_of: list[float] = field(default_factory=list)  # and what its rows weigh
 
     def __post_init__(self) -> None:
         self._cuda = self.device != "cpu"
@@ -39,10 +40,11 @@ class Meter:
         self._told = 0
         self._waited = 0.0
 
-    def loss(self, value: Tensor, step: int) -> None:
-        """Notes the loss of one micro-batch (a scalar on the device)."""
+    def loss(self, value: Tensor, step: int, weight: float) -> None:
+        """Notes the loss of one micro-batch (a scalar on the device, the mean over rows that weigh `weight`)."""
         self._cells[self._told % (2 * HALF)].copy_(value, non_blocking=True)
         self.step_of.append(step)
+        self.weight_of.append(weight)
         self._told += 1
         if self._told % HALF == 0:
             if self._cuda:

@@ -101,7 +101,7 @@ class Run:
             )
         for buffer, value in kept:  # a rank without rows leaves no trace; .data, because autograd may hold the buffer
             buffer.data.copy_(value)
-        self.meter.loss(loss.detach(), part.step)
+        self.meter.loss(loss.detach(), part.step, part.weight)
         if self._observe:
             self._note(batch)
         return loss * part.share
@@ -120,6 +120,7 @@ class Run:
         return {
             "losses": self.meter.losses,
             "step_of": self.meter.step_of,
+            "weight_of": self.meter.weight_of,
             "step_s": step_s,
             "wait_s": self.meter.wait_s,
             "began_at": self.began_at,

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.multiprocessing
+from torch.multiprocessing.spawn import spawn
 
 from samestep import engine as engines
 from samestep import inspection
@@ -40,7 +40,7 @@ from samestep.loading import build
 from samestep.process_group import process_group
 from samestep.proof import Training, proof_job, steps_of
 from samestep.record import SCHEMA, write_arrays, write_json
-from samestep.run import Run
+from samestep.run import Run, digest_state
 from samestep.world import World
 
 Plan = dict[str, Any]
@@ -152,10 +152,11 @@ def _play(
                 _write_state(plan, world, f"{key}.rank0_gradient", alone)
                 for replica, of_replica in enumerate(buffers):
                     _write_state(plan, world, f"{key}.buffers{replica}", of_replica)
-                result["start_digest"] = inspection.digest_state(small.model())
+                result["start_digest"] = digest_state(small.model())
                 result["parameters"] = [n for n, _ in small.model().named_parameters(remove_duplicate=False)]
                 result["evaluation_length"] = 0 if small.evaluation is None else len(small.evaluation)
                 result["length"] = len(small.train)
+                result["clip_norm"] = small.clip_norm
             out[f"{name}.{variant}"] = result
     return out
 
@@ -251,11 +252,9 @@ def inspect_main(path: str) -> None:
     answer: dict[str, Any] = {"error": None}
     try:
         devices = inspection.find_devices(query["device"])
-        answer |= {"devices": devices, "engines": inspection.inspect_engines(devices)}
+        answer |= {"devices": devices, "engines": inspection.inspect_engines(devices, query["replicas"])}
         if query["job"]:
-            answer["job"] = inspection.inspect_job(
-                query["job"], query["settings"], query["replicas"], query["steps"]
-            )
+            answer["job"] = inspection.inspect_job(query["job"], query["settings"], query["replicas"], query["steps"])
     except UserError as error:
         answer["error"] = str(error)
     write_json(Path(query["answer"]), answer)
@@ -270,7 +269,7 @@ def main(arguments: list[str]) -> None:
             rank_main(path, play_reference)
         case ["--spawn", size, path]:
             die_with_parent()
-            torch.multiprocessing.spawn(_spawned, args=(int(size), path), nprocs=int(size))
+            spawn(_spawned, args=(int(size), path), nprocs=int(size))
         case [path]:
             rank_main(path, work)
         case _:

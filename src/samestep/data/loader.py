@@ -9,8 +9,8 @@ import torch
 from torch.utils._pytree import tree_map_only  # torch's own walk through tuples, lists and dicts of tensors
 from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
-from samestep.data.schedule import Part, Schedule, key
-from samestep.job import Batch, Job
+from samestep.data.schedule import Schedule, key
+from samestep.job import Batch, Job, Part
 from samestep.lifeline import die_with_parent
 from samestep.world import World
 

@@ -7,7 +7,7 @@ because a fault that both sides share is invisible. From samestep it takes plain
 from __future__ import annotations
 
 import hashlib
-from math import ceil
+from math import ceil, isfinite
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from samestep.engine import Layout
+from samestep.errors import UserError
 from samestep.job import Batch, Job, Part
 
 EVALUATION_ROWS = 16  # at a time
@@ -61,6 +62,11 @@ def play(job: Job, layout: Layout, steps: int, *, noise: Noise | None = None, de
                     draws = draws or not torch.equal(before, _random_state(device))
                     (loss * (_weight(job, rows) / whole)).backward()
                     loss_mean = float(loss.detach())
+                    if not isfinite(loss_mean):
+                        raise UserError(
+                            f"the loss is not finite at step {step} of the proof: {loss_mean}; "
+                            "look at the data and the criterion, or lower the learning rate"
+                        )
                     gradients[replica] = [p.grad for p in parameters]
                     buffers[replica] = _copy(dict(model.named_buffers()))
                 seen[replica].append(

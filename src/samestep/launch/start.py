@@ -9,11 +9,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
-from samestep.errors import TrainingFailed, UserError
+from samestep.errors import Refused, TrainingFailed, UserError
 from samestep.launch import Plan
 from samestep.lifeline import die_with_parent
 from samestep.record import Record
@@ -103,10 +104,8 @@ def end(tree: subprocess.Popen[bytes]) -> None:
 
 
 def _signal(process: psutil.Process, number: int) -> None:
-    try:
+    with suppress(psutil.NoSuchProcess):
         process.send_signal(number)
-    except psutil.NoSuchProcess:
-        pass
 
 
 def _all_written(folder: Path, size: int) -> bool:
@@ -130,7 +129,8 @@ def _show_stacks(folder: Path) -> None:
 def _told(error: dict[str, object], log: Path) -> Exception:
     if error["kind"] == "crash":
         return TrainingFailed(f"rank {error['rank']} failed: {error['message']} (its traceback is in {log})")
-    return UserError(str(error["message"]))
+    kind = Refused if error["kind"] == "refused" else UserError
+    return kind(str(error["message"]))
 
 
 def _silent_end(tree: subprocess.Popen[bytes], folder: Path, size: int, log: Path) -> str:

@@ -1,0 +1,258 @@
+"""What usually causes a difference: each quantity's signatures, told in one sentence.
+
+A cause is a hint, drawn from the numbers of both sides; the difference itself is the proof.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from samestep.trace import Expectation, Trace
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """Where two trainings first part. training: which of the proof's; step counts from 0 over all epochs.
+
+    expected: the reference's value, found: the engine's. Both are None-free and short enough to show.
+    """
+
+    training: str
+    step: int | None
+    quantity: str
+    tensor: str | None
+    rank: int | None
+    expected: Any
+    found: Any
+    cause: str = ""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One training of an engine beside the reference's."""
+
+    expectation: Expectation
+    training: str
+    expected: Trace
+    found: Trace
+
+    def divergence(
+        self,
+        quantity: str,
+        expected: Any,
+        found: Any,
+        *,
+        step: int | None = None,
+        tensor: str | None = None,
+        rank: int | None = None,
+    ) -> Divergence:
+        at = Divergence(self.training, step, quantity, tensor, rank, expected, found)
+        cause = CAUSES[quantity](self, at)
+        return replace(at, expected=_short(expected), found=_short(found), cause=cause)
+
+    @property
+    def replicas(self) -> int:
+        return int(self.expectation.facts["layout"]["replicas"])
+
+    @property
+    def uneven(self) -> set[int]:
+        """The steps in which the ranks' parts weigh differently."""
+        weights: dict[int, set[float]] = {}
+        for process in self.expectation.of(self.training)["seen"]:
+            of_step: dict[int, float] = {}
+            for part in process:
+                of_step[part["step"]] = of_step.get(part["step"], 0.0) + part["weight"]
+            for step, weight in of_step.items():
+                weights.setdefault(step, set()).add(weight)
+        return {step for step, seen in weights.items() if len(seen) > 1}
+
+
+def _short(value: Any) -> Any:
+    """Nested lists without their brackets' depth, and no more of them than a person reads."""
+    while isinstance(value, list) and len(value) == 1:
+        value = value[0]
+    if isinstance(value, list) and len(value) > 8:
+        return [*value[:6], f"… {len(value)} in all"]
+    return value
+
+
+def _start(case: Case, at: Divergence) -> str:
+    return f"rank {at.rank} starts from other weights: seed the model alike on every rank, or broadcast rank 0's first"
+
+
+def _indices(case: Case, at: Divergence) -> str:
+    step = at.step or 0
+    read = [[i for part in process if part.step == step for i in part.indices] for process in case.found.parts]
+    wanted = [i for process in case.expected.parts for part in process if part.step == step for i in part.indices]
+    if len(read) > 1 and all(rows == read[0] for rows in read):
+        return "every rank reads the same rows: the sampler does not know its rank"
+    everything = [i for rows in read for i in rows]
+    if len(everything) > len(wanted):
+        return "the batch is padded: rows are repeated so that every rank gets as many"
+    epochs = {part.step: part.epoch for part in case.expected.parts[0]}
+    first_of_epoch = min(s for s, epoch in epochs.items() if epoch == epochs[step])
+    if step == first_of_epoch and epochs[step] > 0:
+        return "right in the first epoch, wrong from the next: the order does not change with the epoch (set_epoch)"
+    if sorted(everything) == sorted(wanted):
+        return "the step's rows are right together, but shared out over the ranks in another way"
+    return "other rows, or the same in another order: another seed, sampler or batch size"
+
+
+def _tensors(case: Case, at: Divergence) -> str:
+    return (
+        "the rows are right, their values are not: normalised or cast twice, "
+        "or a random augmentation that is not keyed by the sample"
+    )
+
+
+def _weight(case: Case, at: Divergence) -> str:
+    return "the rows are right, their weights in the mean are not"
+
+
+def _loss(case: Case, at: Divergence) -> str:
+    step = at.step or 0
+    if step == 0:
+        if at.rank and case.expectation.of(case.training)["draws"]:
+            return f"rank {at.rank} draws other random numbers, such as another rank's dropout mask"
+        return "the same rows and weights give another loss: another input, precision, mode (eval) or random stream"
+    before = step - 1
+    if before in case.uneven and case.replicas > 1:
+        return (
+            f"the update of step {before} is wrong, the first whose ranks have unequal rows: "
+            "averaged per rank instead of per row"
+        )
+    clip = case.expectation.of(case.training).get("clip_norm")
+    if clip is not None and case.expectation.of(case.training)["norms"][before] > clip:
+        return (
+            f"the update of step {before} is wrong though the first gradient is right: "
+            "clipped before the reduction, or by another norm"
+        )
+    return f"the update of step {before} is wrong though the first gradient is right: look at the optimizer's settings"
+
+
+def _rate(case: Case, at: Divergence) -> str:
+    step = at.step or 0
+    ratio = at.found[0] / at.expected[0] if at.expected[0] else float("inf")
+    if step == 0:
+        if case.replicas > 1 and np.isclose(ratio, case.replicas):
+            return f"the learning rate is multiplied by the {case.replicas} ranks"
+        return f"the learning rate is {ratio:.3g} times the job's from the start"
+    later = case.expectation.of(case.training)["rates"]
+    if case.replicas > 1 and case.replicas * step < len(later) and np.allclose(at.found, later[case.replicas * step]):
+        return f"the scheduler stepped {case.replicas} times a step, once for each rank"
+    return "right at first, wrong later: the scheduler steps at other times than once every step or epoch"
+
+
+def _steps(case: Case, at: Divergence) -> str:
+    return "an optimizer step was left out or taken twice: accumulation, a skipped fp16 step, or a state broadcast"
+
+
+def _groups(case: Case, at: Divergence) -> str:
+    return "the optimizer was built without the job's parameter groups"
+
+
+def _gradient(case: Case, at: Divergence) -> str:
+    tensor = at.tensor or ""
+    start = case.expectation.arrays("gradient", what=".start")
+    alone = case.expectation.arrays("gradient", what=".rank0_gradient")
+    want = {name: start[name] - case.expected.state[name] for name in alone}
+    got = {name: start[name] - case.found.state[name] for name in alone}
+    ratios = {name: _ratio(want[name], got[name]) for name in alone}
+    known = [ratio for ratio in ratios.values() if ratio is not None]
+    if len(known) == len(ratios) and np.allclose(known, known[0], rtol=1e-6):
+        if np.isclose(known[0], case.replicas):
+            return f"every gradient is {case.replicas} times too large: summed over the ranks, not averaged"
+        if np.isclose(known[0], 1 / case.replicas):
+            return f"every gradient is {case.replicas} times too small: averaged twice"
+        return f"every gradient is {known[0]:.6g} times the right one: the loss is scaled by another factor"
+    local = [name for name in alone if np.allclose(got[name], alone[name], rtol=1e-6, atol=0)]
+    local = [name for name in local if not np.allclose(got[name], want[name], rtol=1e-6, atol=0)]
+    if tensor in local:
+        if len(local) > len(alone) / 2:
+            return "the gradients are rank 0's own: they are never reduced, or the result is thrown away"
+        return f"{tensor} has rank 0's own gradient: it is left out of the reduction"
+    size = max(np.abs(values).max() for values in want.values())
+    relative = max(np.abs(want[name] - got[name]).max() for name in alone) / size
+    if relative < 1e-2:
+        return f"right to {relative:.0e} only: gradients are rounded to a lower precision on their way"
+    return "the reduction averages something else: other weights, or a loss that is scaled before backward"
+
+
+def _ratio(want: Any, got: Any) -> float | None:
+    scale = float((want * want).sum())
+    if scale == 0.0:
+        return None
+    ratio = float((want * got).sum()) / scale
+    gap = float(np.abs(got - ratio * want).max())
+    return ratio if gap <= 1e-6 * float(np.abs(want).max()) else None
+
+
+def _parameter(case: Case, at: Divergence) -> str:
+    if case.training == "user":
+        return "right under SGD, wrong under the job's own optimizer: its settings, its state or its parameter groups"
+    return "every loss was right and the last update was not: look at what the engine does after the last step"
+
+
+def _buffer(case: Case, at: Divergence) -> str:
+    tensor = at.tensor or ""
+    for replica in range(case.replicas):
+        theirs = case.expectation.arrays(case.training, what=f".buffers{replica}").get(tensor)
+        if theirs is not None and np.allclose(theirs, case.found.state[tensor], rtol=1e-9, atol=0) and replica:
+            return f"these are rank {replica}'s buffers; the training's are rank 0's"
+    return "the buffers are synchronised in another way, or averaged over the ranks"
+
+
+def _names(case: Case, at: Divergence) -> str:
+    return "a wrapper's prefix is left in the names, or weights are missing"
+
+
+def _coverage(case: Case, at: Divergence) -> str:
+    return "samples are seen twice or lost within an epoch"
+
+
+def _evaluated(case: Case, at: Divergence) -> str:
+    if at.found > at.expected:
+        return "the evaluation is padded: some rows are counted twice"
+    return "the evaluation covers a part of the rows: one rank's counts, not the sum over ranks"
+
+
+def _metric(case: Case, at: Divergence) -> str:
+    return "the weights are right and the metric is not: another mode, other buffers, or a mean of the ranks' means"
+
+
+CAUSES = {
+    "initial weights": _start,
+    "rows": _indices,
+    "indices": _indices,
+    "tensors received": _tensors,
+    "weight": _weight,
+    "loss": _loss,
+    "learning rate": _rate,
+    "optimizer steps": _steps,
+    "parameter groups": _groups,
+    "first gradient": _gradient,
+    "parameter": _parameter,
+    "buffer": _buffer,
+    "names of the weights": _names,
+    "every index once": _coverage,
+    "evaluation rows": _evaluated,
+    "evaluation": _metric,
+}
+
+
+def not_one_process(many: Expectation, facts: dict[str, Any]) -> str:
+    """Why N-replica training is not plain one-process training of a job."""
+    reasons = []
+    if facts["batch_layers"]:
+        reasons.append(f"BatchNorm ({facts['batch_layers'][0]}) normalises over each replica's own rows")
+    if many.of("sgd")["draws"]:
+        layer = f" ({facts['random_layers'][0]})" if facts["random_layers"] else ""
+        reasons.append(f"dropout{layer} draws another mask on each replica")
+    if not reasons:
+        reasons.append(
+            "the criterion is no mean over rows, so the mean of its parts is not the whole's: give the job a weight"
+        )
+    return "; ".join(reasons)

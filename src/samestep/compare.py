@@ -1,0 +1,172 @@
+"""compare: engines x rounds, interleaved and resumable. Proves each engine, measures those that are proven.
+
+One launch both measures and proves: the measured training comes first, so that the proof adds nothing to its memory
+or time. Later rounds only measure. A launch that left its records is not repeated when the same study is resumed.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from samestep import __version__, launch
+from samestep.errors import Refused, TrainingFailed, UserError
+from samestep.launch import start
+from samestep.measurement import measurement, without_measurement
+from samestep.record import Record, write_json
+from samestep.study import Row, Study, check_devices, rows_of
+from samestep.trace import Expectation
+from samestep.verify import TRAININGS, Verdict, judge, one_process
+
+Tell = Callable[[str, int, int], None]  # (what runs, launches done, launches in all)
+
+
+def conduct(study: Study, found: Mapping[str, Any], folder: Path, tell: Tell) -> dict[str, Any]:
+    """Runs the study, its launches' records under `folder`. Returns its results, described in docs/results.md."""
+    check_devices(study.nproc, found, study.engines)
+    start.check_port(study.port)
+    rows = rows_of(study, found)
+    planned = [row for row in rows if row.open]
+    total = 1 + len(planned) * max(1, study.rounds)
+    tell("the reference", 0, total)
+    reference = _reference(study, found, planned, folder, lambda phase: tell(phase, 0, total))
+    done = 1
+    for number in range(max(1, study.rounds)):
+        for row in _rotated(planned, number):
+            if row.open:
+                phases = _teller(tell, row, done, total)
+                _launch(study, row, number, folder, reference, phases)
+            done += 1
+            tell(row.name, done, total)
+    return _results(study, found, rows, reference)
+
+
+def _rotated(rows: list[Row], by: int) -> Iterator[Row]:
+    """Each round starts with another engine, so that none always runs first, or after the same one."""
+    shift = by % len(rows) if rows else 0
+    yield from rows[shift:] + rows[:shift]
+
+
+def _teller(tell: Tell, row: Row, done: int, total: int) -> Callable[[str], None]:
+    return lambda phase: tell(f"{row.name}: {phase}", done, total)
+
+
+def _reference(
+    study: Study, found: Mapping[str, Any], rows: list[Row], folder: Path, phases: Callable[[str], None]
+) -> Record:
+    """Plays every layout that a row needs, and plain one-process training, in one process."""
+    plain = {"replicas": 1, "split": "even", "buffers": "rank0", "rounds_to": None}
+    layouts = [plain]
+    for row in rows:
+        layout = row.facts["layout"] | {"rounds_to": row.facts["numerics"]["rounds_to"]}
+        if layout["replicas"] == 1:
+            layout = plain | {"rounds_to": layout["rounds_to"]}  # with one replica, all layouts are one
+        if layout not in layouts:
+            layouts.append(layout)
+        row.layout_number = layouts.index(layout)
+    plan = {"layouts": layouts, "trainings": TRAININGS, "steps": study.steps, "replicas": study.nproc}
+    return _start(study, "process", 1, found["devices"], folder / "reference", plan, phases, "--reference")
+
+
+def _launch(
+    study: Study, row: Row, number: int, folder: Path, reference: Record, phases: Callable[[str], None]
+) -> None:
+    trainings: list[dict[str, Any]] = []
+    if study.rounds:
+        steps = study.warmup_steps + study.measured_steps
+        trainings.append({"kind": "measure", "name": "measure", "steps": steps})
+    expectation = Expectation(reference, row.layout_number)
+    if number == 0:
+        proof = {"kind": "prove", "steps": study.steps, "dtype": expectation.facts["dtype"], "replicas": study.nproc}
+        trainings += [proof | {"name": name} for name in TRAININGS]
+    plan = {"engine": row.engine, "trainings": trainings}
+    devices = row.facts["devices"]
+    where = folder / "launches" / f"{row.name}-{number}"
+    try:
+        record = _start(study, row.launcher, row.facts["processes"], devices, where, plan, phases)
+    except Refused as error:
+        row.verdict = Verdict("refused", reason=str(error))
+    except (UserError, TrainingFailed) as error:
+        row.verdict = Verdict("failed", reason=str(error))
+    else:
+        row.launches.append(record)
+        if number == 0:
+            row.verdict = judge(expectation, record)
+
+
+def _start(
+    study: Study,
+    launcher: str,
+    size: int,
+    devices: list[str],
+    folder: Path,
+    plan: Mapping[str, Any],
+    phases: Callable[[str], None],
+    *flags: str,
+) -> Record:
+    if Record(folder).complete(size):
+        return Record(folder)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    common = {"job": study.job, "settings": dict(study.settings), "out": str(folder), "started_at": time.time()}
+    path = folder / "plan.json"
+    write_json(path, common | dict(plan))
+    shape = launch.Shape(size, str(folder), study.port)
+    planned = launch.load(launcher).plan(("-m", "samestep.worker", *flags, str(path)), shape)
+    planned = launch.Plan(planned.argv, dict(planned.env) | {"SAMESTEP_DEVICES": ",".join(devices)})
+    return start.run(planned, folder, size, deadline_s=study.deadline_s, watch=lambda: phases(phase_in(folder)))
+
+
+def phase_in(folder: Path) -> str:
+    """What the launch in `folder` says it is doing."""
+    try:
+        return str(json.loads((folder / "progress.json").read_text())["phase"])
+    except FileNotFoundError:
+        return "starting"
+
+
+def _results(study: Study, found: Mapping[str, Any], rows: list[Row], reference: Record) -> dict[str, Any]:
+    job = found["job"]
+    layouts = reference.ranks[0]["layouts"]
+    many = [n for n, played in enumerate(layouts.values()) if played["layout"]["replicas"] > 1]
+    alike = None
+    if many:
+        alike = one_process(Expectation(reference, many[0]), Expectation(reference, 0), job)
+    results = {
+        "schema": 1,
+        "samestep": __version__,
+        "job": study.job,
+        "settings": dict(study.settings),
+        "world_size": study.nproc,
+        "global_batch": job["global_batch"],
+        "rows": job["rows"],
+        "device": found["devices"][0],
+        "machine": reference.ranks[0]["machine"],
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(reference.ranks[0]["started_at"])),
+        "threads_per_rank": 1,
+        "workers": job["workers"],
+        "dtype": job["dtype"],
+        "proof": {
+            "steps": study.steps,
+            "dtype": layouts["0"]["dtype"],
+            "float64_failed": layouts["0"]["float64_failed"],
+        },
+        "same_as_one_process": alike,
+    }
+    if study.rounds:
+        results |= {"repeats": study.rounds, "warmup_steps": study.warmup_steps, "measured_steps": study.measured_steps}
+    baseline = next((row for row in rows if row.engine == "single" and row.launches), None)
+    shown = []
+    for row in rows:
+        judged = {"engine": row.engine, "launcher": row.launcher, **asdict(row.verdict)}
+        judged["replicas"] = row.facts["layout"]["replicas"] if row.facts.get("layout") else None
+        if study.rounds:
+            proven = row.verdict.verdict in ("same", "approximate") and row.launches
+            judged |= measurement(row, baseline, study, job) if proven else without_measurement()
+        shown.append(judged)
+    return results | {"engines": shown}

@@ -1,0 +1,54 @@
+"""The folder of a command's results: made, checked before anything starts, and recognised when resumed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from samestep.errors import UserError
+from samestep.record import write_json
+
+IDENTITY = "study.json"
+
+
+def prepare(out: Path | None, job: str, identity: Mapping[str, Any]) -> Path:
+    """The folder to write in: `out`, or a dated one under runs/. `identity` is what a resumed study must share.
+
+    Raises UserError when it cannot be written to, or holds the results of another question.
+    """
+    stem = re.sub(r"[^\w.-]+", "-", Path(job.partition(":")[0]).stem)
+    folder = out or Path("runs") / f"{datetime.now():%Y-%m-%d-%H%M%S}-{stem}-{os.getpid()}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / f".writable-{os.getpid()}"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise UserError(f"the folder {folder} is not writable ({error.strerror}); give another with --out") from None
+    mine, path = json.loads(json.dumps(identity)), folder / IDENTITY
+    if path.exists():
+        theirs = json.loads(path.read_text())
+        differs = [key for key in mine if theirs.get(key) != mine[key]]
+        if differs:
+            key = differs[0]
+            raise UserError(
+                f"{folder} holds other results: {key} was {theirs.get(key)!r} there and is {mine[key]!r} now; "
+                "give another folder with --out"
+            )
+    elif any(folder.iterdir()):
+        raise UserError(f"the folder {folder} holds files that are not samestep's; give an empty or new one with --out")
+    write_json(path, mine)
+    return folder.resolve()
+
+
+def digest_of(target: str) -> str | None:
+    """A digest of the job's file, where it is one: a changed job is another question."""
+    import hashlib
+
+    path = Path(target.rpartition(":")[0] if ":" in target else target)
+    return hashlib.blake2b(path.read_bytes(), digest_size=8).hexdigest() if path.is_file() else None

@@ -1,0 +1,57 @@
+"""What the parent knows about a job, the engines and this machine: it asks a worker, because it never imports torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from samestep.errors import TrainingFailed, UserError
+from samestep.lifeline import die_with_parent
+
+
+def ask(
+    job: str | None = None,
+    settings: Mapping[str, str] | None = None,
+    *,
+    device: str = "auto",
+    replicas: int = 1,
+    steps: int = 8,
+) -> dict[str, Any]:
+    """{devices, engines, job}. Raises UserError with the worker's sentence about what the user gave.
+
+    replicas: how many an engine would lay out; steps: of the proof, whose subset is inspected too.
+    """
+    with tempfile.TemporaryDirectory(prefix="samestep-") as folder:
+        query, answer = Path(folder) / "query.json", Path(folder) / "answer.json"
+        query.write_text(
+            json.dumps(
+                {
+                    "job": job,
+                    "settings": dict(settings or {}),
+                    "device": device,
+                    "replicas": replicas,
+                    "steps": steps,
+                    "answer": str(answer),
+                }
+            )
+        )
+        asked = subprocess.run(
+            [sys.executable, "-m", "samestep.worker", "--inspect", str(query)],
+            capture_output=True,
+            text=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            preexec_fn=die_with_parent if sys.platform != "win32" else None,
+        )
+        if not answer.exists():
+            said = asked.stderr.strip().splitlines()
+            raise TrainingFailed(f"the inspection of {job or 'the engines'} ended: {said[-1] if said else 'no word'}")
+        found: dict[str, Any] = json.loads(answer.read_text())
+    if found["error"]:
+        raise UserError(found["error"])
+    return found

@@ -1,0 +1,57 @@
+"""Numbers as people read them: the cells that the terminal, the figures and the page share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+MISSING = "–"
+Summary = dict[str, Any]  # {median, low, high, n}
+
+
+def amount(value: float | None) -> str:
+    """Three digits that mean something: 5210.4 is '5,210', 3.4189 is '3.42'."""
+    if value is None:
+        return MISSING
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def difference(value: float | None) -> str:
+    """'2.2e-16'; an exact zero is '0', because rounding never gives one."""
+    if value is None:
+        return MISSING
+    return "0" if value == 0 else f"{value:.1e}"
+
+
+def factor(value: float) -> str:
+    """A ratio: '1.46'."""
+    return f"{value:.2f}"
+
+
+def percent(value: float) -> str:
+    """A share: 0.731 is '73 %'."""
+    return f"{100 * value:.0f} %"
+
+
+def median(summary: Summary | None, show: Callable[[float], str]) -> str:
+    return show(summary["median"]) if summary else MISSING
+
+
+def interval(summary: Summary | None, show: Callable[[float], str]) -> str:
+    """'5,100–5,300'; empty for a single launch, which has none."""
+    if summary is None or summary["n"] < 2:
+        return ""
+    return f"{show(summary['low'])}–{show(summary['high'])}"
+
+
+def interval_and_n(summary: Summary | None, show: Callable[[float], str]) -> str:
+    """'5,100–5,300, n=5'"""
+    if summary is None:
+        return ""
+    between = interval(summary, show)
+    return f"{between}, n={summary['n']}" if between else f"n={summary['n']}"
+
+
+def split(step_ms: dict[str, float] | None) -> str:
+    """'0.1 / 4.2': the milliseconds that a step waited for its data, of those it took."""
+    return f"{amount(step_ms['wait'])} / {amount(step_ms['step'])}" if step_ms else MISSING

@@ -1,0 +1,173 @@
+"""The report's three figures, as SVG: how fast, how steady, and whether the losses lie on one another.
+
+Text stays text, so that it can be searched and takes the page's font; the same results give the same bytes.
+"""
+
+from __future__ import annotations
+
+import io
+import warnings
+from textwrap import shorten
+from typing import Any
+from xml.etree import ElementTree
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
+
+from samestep.report.numbers import amount, interval_and_n
+from samestep.report.sentences import Results, Row, label, racing, verdict_text
+
+STYLE: Any = {
+    "svg.fonttype": "none",
+    "text.parse_math": False,  # a job may be called 'a$b$c'
+    "font.size": 9.5,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": "#8a8f98",
+    "axes.labelcolor": "#4b515a",
+    "xtick.color": "#4b515a",
+    "ytick.color": "#1d2129",
+    "text.color": "#1d2129",
+    "axes.axisbelow": True,
+    "grid.color": "#e6e8eb",
+}
+# Okabe and Ito's palette, told apart by colour-blind eyes too: https://jfly.uni-koeln.de/color/
+# Its vermilion is kept for what differs, its yellow is too faint for a line, and the first, broadest line is grey.
+PALETTE = ["#aab1ba", "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#000000"]
+VERMILION, BLUE, PALE, INK, GREY = "#D55E00", "#0072B2", "#9CC7E2", "#1d2129", "#6a707a"
+WIDTH = 10.0  # inches
+SVG = "http://www.w3.org/2000/svg"
+XLINK = "http://www.w3.org/1999/xlink"
+
+
+def speed(results: Results) -> str:
+    """A bar for each proven engine, with its interval. The others' place says why they have none."""
+    rows, raced = results["engines"], racing(results)
+    with matplotlib.rc_context(STYLE):
+        figure, axes = _lanes(rows)
+        right = max((row["samples_per_second"]["high"] for row in raced), default=1.0)
+        for y, row in enumerate(rows):
+            if row not in raced:
+                why = verdict_text(row) + (f": {row['reason']}" if row["reason"] else "")
+                words = shorten(_printable(why), 110, placeholder=" …")
+                axes.text(right * 0.01, y, words, va="center", color=GREY, style="italic")
+                continue
+            _bar(axes, y, row)
+        axes.set_xlim(0, right * 1.6)  # room for the words behind the longest bar
+        axes.set_xlabel("samples per second (more is better)")
+        axes.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
+        axes.grid(axis="x")
+        return _svg(figure, "speed", "Samples per second of each engine")
+
+
+def _bar(axes: Axes, y: int, row: Row) -> None:
+    measured, exact = row["samples_per_second"], row["verdict"] == "same"
+    median, low, high = (measured[key] for key in ("median", "low", "high"))
+    (bar,) = axes.barh(y, median, height=0.56, color=BLUE if exact else PALE, hatch=None if exact else "//")
+    bar.set_edgecolor("white")
+    bar.set_gid(f"bar-{y}")
+    axes.errorbar(median, y, xerr=[[median - low], [high - median]], color=INK, capsize=4, linewidth=1.3)
+    words = f"{amount(median)} ({interval_and_n(measured, amount)})" + ("" if exact else ", approximate")
+    axes.annotate(words, (high, y), xytext=(8, 0), textcoords="offset points", va="center")
+
+
+def steps(results: Results) -> str:
+    """Every measured step of every launch as a dot: a lane for each launch, so that a slow launch is seen as one."""
+    rows = racing(results)
+    with matplotlib.rc_context(STYLE):
+        figure, axes = _lanes(rows)
+        for y, row in enumerate(rows):
+            times = [launch["step_ms"] for launch in row["launches"]]
+            for lane, of_launch in enumerate(times):
+                middle = y + 0.62 * ((lane + 0.5) / len(times) - 0.5)
+                # The golden ratio's multiples fill the lane evenly, and alike every time.
+                scattered = [
+                    middle + 0.4 / len(times) * (i * 0.618034 % 1 - 0.5) for i in range(len(of_launch))
+                ]
+                axes.plot(
+                    of_launch, scattered, "o", color=BLUE, alpha=0.35, markersize=2.8, markeredgewidth=0
+                )
+            if row["step_ms"]:
+                median = row["step_ms"]["step"]
+                axes.plot([median] * 2, [y - 0.38, y + 0.38], color=INK, linewidth=2)
+                axes.text(
+                    1.01, y, f"median {amount(median)} ms", transform=axes.get_yaxis_transform(), va="center"
+                )
+        _logarithmic(axes)
+        axes.set_xlabel("milliseconds per step, on a logarithmic scale (less is better)")
+        axes.grid(axis="x")
+        return _svg(figure, "steps", "Milliseconds of every measured step of each engine")
+
+
+def _logarithmic(axes: Axes) -> None:
+    """A logarithmic x axis, because one slow step may take ten times the others, with round numbers on it."""
+    low, high = axes.get_xlim()
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)) if high > 8 * low > 0 else MaxNLocator(8))
+    axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
+    axes.xaxis.set_minor_locator(NullLocator())
+
+
+def losses(results: Results) -> str:
+    """Every engine's losses, the first as a broad band and each next one thinner: equal ones show as stripes."""
+    rows = [row for row in results["engines"] if row.get("launches")]
+    rows.sort(key=lambda row: row["verdict"] == "differs")  # last, and so on top
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(WIDTH, 4.2), layout="constrained")
+        axes = figure.add_subplot()
+        for i, row in enumerate(rows):
+            look: dict[str, Any] = {
+                "color": VERMILION if row["verdict"] == "differs" else PALETTE[i % len(PALETTE)],
+                "linewidth": 6.5 - 4.9 * i / max(1, len(rows) - 1),
+                "linestyle": "-" if i % 2 == 0 else (0, (3, 2)),
+            }
+            for launch in row["launches"]:
+                first = launch is row["launches"][0]
+                axes.plot(launch["losses"], label=_printable(label(row)) if first else None, **look)
+        axes.set_xlabel("step")
+        axes.set_ylabel("training loss")
+        axes.grid()
+        axes.legend(frameon=False, handlelength=4)
+        return _svg(figure, "losses", "Training loss of each engine over its steps")
+
+
+def _lanes(rows: list[Row]) -> tuple[Figure, Axes]:
+    """An empty figure with a named lane for each row, the first on top."""
+    figure = Figure(figsize=(WIDTH, 0.8 + 0.52 * len(rows)), layout="constrained")
+    axes = figure.add_subplot()
+    axes.set_yticks(range(len(rows)), [_printable(label(row)) for row in rows])
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.tick_params(axis="y", length=0)
+    axes.spines["left"].set_visible(False)
+    return figure, axes
+
+
+def _printable(text: str) -> str:
+    """XML has no place for control characters, and a reason may hold a terminal's colours."""
+    return "".join(character if character.isprintable() else " " for character in text)
+
+
+def _svg(figure: Figure, name: str, title: str) -> str:
+    """The figure as an <svg> element for a page: scalable, with a title, and with ids that no other figure has."""
+    buffer = io.BytesIO()
+    with matplotlib.rc_context({"svg.hashsalt": name}), warnings.catch_warnings():
+        warnings.filterwarnings(
+            "ignore", message="Glyph .* missing from font"
+        )  # the page's font will have it
+        figure.savefig(buffer, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
+    ElementTree.register_namespace("", SVG)
+    ElementTree.register_namespace("xlink", XLINK)
+    root = ElementTree.fromstring(buffer.getvalue())
+    root.attrib |= {"role": "img", "aria-label": title}
+    del root.attrib["width"], root.attrib["height"]  # the page gives the width; the viewBox keeps the shape
+    for element in root.iter():
+        for key, old in element.attrib.items():
+            if key == "id":
+                element.set(key, f"{name}-{old}")
+            elif old.startswith("#") and key.endswith("href"):
+                element.set(key, f"#{name}-{old[1:]}")
+            else:
+                element.set(key, old.replace("url(#", f"url(#{name}-"))
+    return ElementTree.tostring(root, encoding="unicode")

@@ -1,0 +1,210 @@
+"""What the results say, in sentences: the words that the terminal, the figures and the page share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from samestep.report.numbers import amount, factor
+
+Results = dict[str, Any]
+Row = dict[str, Any]
+
+PROVEN = ("same", "approximate")  # only these take the step that is timed: others have no place in a race
+TRAININGS = {
+    "gradient": "one step of plain SGD",
+    "sgd": "SGD with momentum",
+    "user": "the job's own optimizer",
+}
+INTERVAL = (
+    "A figure is the median over launches, with its 95 % bootstrap interval; "
+    "n counts launches, never steps, because the steps of one launch share its luck."
+)
+
+
+def measured(results: Results) -> bool:
+    """Whether these are results of a measurement, and not of a proof alone."""
+    return any("samples_per_second" in row for row in results["engines"])
+
+
+def racing(results: Results) -> list[Row]:
+    """The rows whose speed may be compared: proven, and measured."""
+    return [row for row in results["engines"] if row["verdict"] in PROVEN and row.get("samples_per_second")]
+
+
+def label(row: Row) -> str:
+    """'ddp (torchrun)'"""
+    return f"{row['engine']} ({row['launcher']})" if row["launcher"] else str(row["engine"])
+
+
+def verdict_text(row: Row) -> str:
+    """'same step (bitwise)', 'approximate', 'differs at step 3: loss of rank 1', 'failed', 'refused', 'unavailable'."""
+    if row["verdict"] == "same":
+        return "same step (bitwise)" if row["bitwise"] else "same step"
+    divergence = row["first_divergence"]
+    if row["verdict"] != "differs" or divergence is None:
+        return str(row["verdict"])
+    at = "" if divergence["step"] is None else f" at step {divergence['step']}"
+    return f"differs{at}: {where(divergence)}"
+
+
+def where(divergence: dict[str, Any]) -> str:
+    """The first thing that differed: 'loss of rank 1', 'first gradient of conv1.weight'."""
+    rank = "" if divergence["rank"] is None else f"rank {divergence['rank']}"
+    if divergence["tensor"] is None:
+        return f"{divergence['quantity']} of {rank}" if rank else str(divergence["quantity"])
+    return f"{divergence['quantity']} of {divergence['tensor']}" + (f" on {rank}" if rank else "")
+
+
+def value(shown: Any) -> str:
+    """An expected or found value in full: what differs in the last digit must be seen to differ."""
+    return ", ".join(map(str, shown)) if isinstance(shown, list) else str(shown)
+
+
+def answer(results: Results) -> str:
+    """The one sentence at the top: which engines take the same step, which do not, and which is fastest here."""
+    rows = results["engines"]
+    clauses = _proofs(rows)
+    clauses += [f"{_names([row], rows)} {verdict_text(row)}" for row in rows if row["verdict"] == "differs"]
+    failed = [row for row in rows if row["verdict"] == "failed"]
+    if failed:
+        clauses.append(f"{_names(failed, rows)} failed")
+    if racing(results):
+        clauses.append(_fastest(racing(results), rows))
+    return sentence("; ".join(clauses or ["no engine could be proven here"]))
+
+
+def _proofs(rows: list[Row]) -> list[str]:
+    """What was proven, a clause or two for each number of replicas. One process alone is no news beside others."""
+    proven = [row for row in rows if row["verdict"] in PROVEN]
+    proven = [row for row in proven if row["replicas"] > 1] or proven
+    clauses = []
+    for replicas in dict.fromkeys(row["replicas"] for row in proven):
+        process = "one process" if replicas == 1 else f"one process playing {replicas} ranks"
+        same = [row for row in proven if row["replicas"] == replicas and row["verdict"] == "same"]
+        close = [row for row in proven if row["replicas"] == replicas and row["verdict"] == "approximate"]
+        bitwise = [row for row in same if row["bitwise"]]
+        if same:
+            verb = "take" if _several(same) else "takes"
+            how = "bit for bit" if bitwise == same else "up to rounding"
+            if bitwise and bitwise != same:
+                how = f"{_names(bitwise, rows)} bit for bit"
+            clauses.append(f"{_names(same, rows)} {verb} the same step as {process}, {how}")
+        if close:
+            verb = "approximate" if _several(close) else "approximates"
+            clauses.append(f"{_names(close, rows)} {verb} {'it' if same else f'the step of {process}'}")
+    return clauses
+
+
+def _fastest(raced: list[Row], rows: list[Row]) -> str:
+    """The highest median of the exact engines, with those whose intervals reach into its own: nothing tells them apart.
+
+    An approximate engine does less, so it is named beside them, and wins only where it is alone.
+    """
+    exact = [row for row in raced if row["verdict"] == "same"] or raced
+    best = max(exact, key=_speed)
+    said = f"fastest here: {_names([best], rows)}, {amount(_speed(best))} samples/s"
+    if best["ratio"] and best["replicas"] > 1:
+        said += f" ({factor(best['ratio']['median'])} × one process)"
+    low = best["samples_per_second"]["low"]
+    tied = [row for row in exact if row is not best and row["samples_per_second"]["high"] >= low]
+    if tied:
+        said += f", not told apart from {_names(tied, rows)}"
+    faster = [row for row in raced if row not in exact and _speed(row) > _speed(best)]
+    return said + "".join(
+        f"; {_names([row], rows)}, approximate, reaches {amount(_speed(row))}" for row in faster
+    )
+
+
+def _speed(row: Row) -> float:
+    return float(row["samples_per_second"]["median"])
+
+
+def _several(rows: list[Row]) -> bool:
+    return len({row["engine"] for row in rows}) > 1
+
+
+def _names(some: list[Row], rows: list[Row]) -> str:
+    """'ddp and fsdp'; with the launcher where only some of an engine's rows are meant."""
+    names = [
+        row["engine"] if all(r in some for r in rows if r["engine"] == row["engine"]) else label(row)
+        for row in some
+    ]
+    names = list(dict.fromkeys(names))
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def notes(results: Results) -> list[str]:
+    """What the table cannot say, one sentence each."""
+    return [*conditions(results), *row_notes(results), *one_process(results)]
+
+
+def conditions(results: Results) -> list[str]:
+    """What every row has in common: the batch, threads, workers, types, and how it was measured."""
+    proof = results["proof"]
+    said = [
+        f"One step sees {_shares(results['global_batch'], results['world_size'])}, on every engine.",
+        f"Threads per rank: {results['threads_per_rank']}. Loader workers per rank: {results['workers']}"
+        + (" (a rank loads its own data)." if results["workers"] == 0 else "."),
+        f"Proven in {proof['dtype']} over {proof['steps']} steps against the reference, which computes alone what the "
+        "ranks must compute together"
+        + (f"; float64 failed: {proof['float64_failed']}." if proof["float64_failed"] else "."),
+    ]
+    if measured(results):
+        said += [
+            f"Measured in {results['dtype']}: {results['repeats']} launches of every engine, in turn with the others; "
+            f"each leaves out its first {results['warmup_steps']} steps and times the next "
+            f"{results['measured_steps']}.",
+            INTERVAL,
+            "× one process is paired: launches of the same round. Scaling efficiency is that, divided by the replicas. "
+            "wait / step: the milliseconds that a step waited for its data, of all that it took.",
+        ]
+    return said
+
+
+def row_notes(results: Results) -> list[str]:
+    """Each row's reason, first divergence and remarks."""
+    said = []
+    for row in results["engines"]:
+        name = label(row)
+        if row["reason"]:
+            said.append(sentence(f"{name}: {row['verdict']}: {row['reason']}"))
+        if row["first_divergence"]:
+            at = row["first_divergence"]
+            values = f"expected {value(at['expected'])}, found {value(at['found'])}"
+            said.append(sentence(f"{name}: {verdict_text(row)}: {values}"))
+            if at["cause"]:
+                said.append(sentence(f"{name}: the usual cause: {at['cause']}"))
+        said += [sentence(f"{name}: {note}") for note in row["notes"]]
+    return said
+
+
+def one_process(results: Results) -> list[str]:
+    """Whether the ranks together train what one process alone would. Empty where nobody asked."""
+    asked = results["same_as_one_process"]
+    if asked is None:
+        return []
+    ranks, whole = results["world_size"], "what one process computes on the whole batch"
+    if asked["same"]:
+        return [f"{ranks} ranks compute {whole}."]
+    return [
+        sentence(
+            f"For this job {ranks} ranks do not compute {whole}, whichever the engine: {asked['reason']}"
+        )
+    ]
+
+
+def sentence(text: str) -> str:
+    """`text` with a full stop, unless it ends a sentence already."""
+    return text if text.endswith((".", "!", "?")) else f"{text}."
+
+
+def _shares(rows: int, ranks: int) -> str:
+    """'2 ranks x 32 = 64 samples'; the remainder goes to the low ranks: '1 rank x 22 + 2 ranks x 21 = 64 samples'."""
+    each, more = divmod(rows, ranks)
+    if more == 0:
+        return f"{_ranks(ranks)} x {each} = {rows} samples"
+    return f"{_ranks(more)} x {each + 1} + {_ranks(ranks - more)} x {each} = {rows} samples (uneven)"
+
+
+def _ranks(count: int) -> str:
+    return "1 rank" if count == 1 else f"{count} ranks"

@@ -1,0 +1,97 @@
+"""What people see in the terminal: live progress on stderr, tables on stdout."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class _Live:
+    """A progress bar that is there while the block runs."""
+
+    def __init__(self, *columns: TextColumn | MofNCompleteColumn) -> None:
+        self.progress = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            *columns,
+            TimeElapsedColumn(),
+            console=Console(stderr=True),
+            transient=True,
+        )
+        self.task = self.progress.add_task("asking the job", total=None)
+
+    def __enter__(self) -> Self:
+        self.progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.progress.stop()
+
+
+class Launches(_Live):
+    """Progress of a study, by launches."""
+
+    def __init__(self) -> None:
+        super().__init__(MofNCompleteColumn(), TextColumn("launches"))
+
+    def tell(self, phase: str, done: int, total: int) -> None:
+        self.progress.update(self.task, description=phase, completed=done, total=total)
+
+
+class Training(_Live):
+    """Progress of a training, by steps."""
+
+    def __init__(self, title: str) -> None:
+        super().__init__(MofNCompleteColumn(), TextColumn("steps  loss {task.fields[loss]}"))
+        self.title = title
+        self.progress.update(self.task, loss="")
+
+    def tell(self, told: Mapping[str, Any]) -> None:
+        self.progress.update(self.task, description=f"{self.title}: {told['phase']}")
+        if "steps" in told:
+            self.progress.update(self.task, completed=told["done"], total=told["steps"], loss=f"{told['loss']:.4f}")
+
+
+def studied(results: Mapping[str, Any]) -> None:
+    """The table of a study, its notes and where the report is."""
+    from samestep import report
+
+    console = Console()
+    console.print(report.table(results))
+    for note in report.notes(results):
+        console.print(f"  {note}", markup=False, highlight=False)
+    console.print(f"report: {results['report']}", markup=False, highlight=False, soft_wrap=True)
+
+
+def trained(results: Mapping[str, Any]) -> None:
+    """What a training came to."""
+    print(
+        f"{results['engine']} on {results['world_size']} ranks: {results['steps']} steps "
+        f"in {results['seconds']:.1f} s, final loss {results['final_loss']:.4f}"
+    )
+    if results["evaluation"]:
+        means = ", ".join(f"{name} {value:.4f}" for name, value in results["evaluation"].items())
+        print(f"evaluation over {results['evaluation_rows']} rows: {means}")
+    print(f"weights: {results['weights']}")
+
+
+def engine_table(rows: list[dict[str, Any]]) -> None:
+    """What runs here."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("engine", "runs here", "version", "what for", "to install"):
+        table.add_column(column)
+    for row in rows:
+        state = "yes" if row["available"] else f"no: {row['reason']}"
+        table.add_row(row["name"], state, row["version"] or "", row["purpose"], row["install"] or "")
+    Console().print(table)

@@ -1,0 +1,97 @@
+"""Study: what to ask of a job, and the rows that come of it: one for each engine under each launcher."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from samestep import launch
+from samestep.errors import UserError, nearest
+from samestep.record import Record
+from samestep.verify import Verdict
+
+
+@dataclass(frozen=True)
+class Study:
+    """What to ask. rounds: launches of each engine that are measured; 0 only proves.
+
+    steps: optimizer steps of each training of the proof. warmup_steps are run before measured_steps and left out.
+    """
+
+    job: str
+    settings: Mapping[str, str]
+    nproc: int
+    engines: tuple[str, ...] = ()  # none: all
+    launchers: tuple[str, ...] = ()  # none: each engine's first; 'all': all of them
+    device: str = "auto"
+    port: int = 0
+    steps: int = 8
+    rounds: int = 0
+    warmup_steps: int = 20
+    measured_steps: int = 100
+    deadline_s: float | None = None
+
+
+@dataclass
+class Row:
+    """One engine under one launcher: a row of the table."""
+
+    engine: str
+    launcher: str
+    facts: Mapping[str, Any]
+    verdict: Verdict
+    launches: list[Record] = field(default_factory=list)
+    layout_number: int = -1
+
+    @property
+    def name(self) -> str:
+        return f"{self.engine}-{self.launcher}"
+
+    @property
+    def open(self) -> bool:
+        """Not yet judged, or judged good: worth another launch."""
+        return self.verdict.verdict in ("", "same", "approximate")
+
+
+def rows_of(study: Study, found: Mapping[str, Any]) -> list[Row]:
+    """The rows of a study; those that cannot run here have their verdict already. Raises UserError for bad names."""
+    known = {facts["name"]: facts for facts in found["engines"]}
+    for name in study.engines:
+        if name not in known:
+            raise UserError(f"there is no engine '{name}'; {nearest(name, list(known))}")
+    chosen = study.engines or tuple(known)
+    if study.rounds and "single" not in chosen:
+        chosen = ("single", *chosen)  # what the others' speed is compared with
+    rows = []
+    for name in dict.fromkeys(chosen):
+        for launcher in _launchers(study, known[name]):
+            rows.append(Row(name, launcher, known[name], _verdict_before(study, known[name], found)))
+    return sorted(rows, key=lambda row: row.engine != "single")
+
+
+def _launchers(study: Study, facts: Mapping[str, Any]) -> list[str]:
+    able: list[str] = facts["launchers"] or ["-"]
+    if "all" in study.launchers:
+        return able
+    for name in study.launchers:
+        launch.load(name)
+    return [name for name in able if name in study.launchers] or able[:1]
+
+
+def _verdict_before(study: Study, facts: Mapping[str, Any], found: Mapping[str, Any]) -> Verdict:
+    if not facts["available"]:
+        return Verdict("unavailable", reason=facts["reason"])
+    refused = found["job"]["refused"][str(facts["layout"]["replicas"])]
+    return Verdict("refused", reason=refused) if refused else Verdict("")
+
+
+def check_devices(nproc: int, found: Mapping[str, Any], engines: tuple[str, ...] = ()) -> None:
+    """Raises UserError when a rank would have no GPU of its own."""
+    devices = found["devices"]
+    wanted = [facts for facts in found["engines"] if not engines or facts["name"] in engines]
+    if devices[0] != "cpu" and nproc > len(devices) and any(facts["launchers"] != ["process"] for facts in wanted):
+        raise UserError(
+            f"--nproc {nproc} needs {nproc} GPUs, one for each rank, and this machine has {len(devices)}; "
+            f"use --nproc {len(devices)}, or --device cpu to try it without"
+        )

@@ -1,0 +1,85 @@
+"""run: one engine trains the whole job; its weights, final evaluation and record are left in the folder."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from samestep import launch
+from samestep.errors import Refused, UserError
+from samestep.launch import start
+from samestep.record import write_json
+from samestep.study import Study, check_devices, rows_of
+
+
+def train(
+    study: Study, found: Mapping[str, Any], folder: Path, watch: Callable[[Mapping[str, Any]], None]
+) -> dict[str, Any]:
+    """Trains in `folder`. Returns what was trained, the evaluation's means and where the weights are.
+
+    watch: given {phase, done, steps, loss} while it trains. Raises UserError when the engine cannot run here, or the
+    folder holds weights already.
+    """
+    weights = folder / "weights.safetensors"
+    if weights.exists():
+        raise UserError(f"{weights} exists, and a new training would replace it; give another folder with --out")
+    check_devices(study.nproc, found, study.engines)
+    start.check_port(study.port)
+    (row,) = rows_of(study, found)
+    if row.verdict.verdict == "unavailable":
+        raise UserError(f"the engine {row.engine} cannot run here: {row.verdict.reason}")
+    if row.verdict.verdict == "refused":
+        raise Refused(str(row.verdict.reason))
+    path = folder / "plan.json"
+    plan = {
+        "job": study.job,
+        "settings": dict(study.settings),
+        "engine": row.engine,
+        "out": str(folder),
+        "started_at": time.time(),
+        "trainings": [{"kind": "train", "name": "train"}],
+    }
+    for left in folder.glob("*rank*"):  # of an earlier try that did not come to its weights
+        left.unlink()
+    write_json(path, plan)
+    planned = launch.load(row.launcher).plan(
+        ("-m", "samestep.worker", str(path)), launch.Shape(row.facts["processes"], str(folder), study.port)
+    )
+    environment = dict(planned.env) | {"SAMESTEP_DEVICES": ",".join(row.facts["devices"])}
+    record = start.run(
+        launch.Plan(planned.argv, environment),
+        folder,
+        row.facts["processes"],
+        deadline_s=study.deadline_s,
+        watch=lambda: watch(_progress(folder)),
+    )
+    seen = record.training("train")[0]
+    evaluation = seen["evaluation"]
+    results = {
+        "schema": 1,
+        "job": study.job,
+        "settings": dict(study.settings),
+        "engine": row.engine,
+        "launcher": row.launcher,
+        "world_size": study.nproc,
+        "global_batch": found["job"]["global_batch"],
+        "steps": len(seen["step_s"]),
+        "seconds": sum(seen["step_s"]),
+        "final_loss": seen["losses"][-1],
+        "evaluation": evaluation and {name: total / evaluation["rows"] for name, total in evaluation["sums"].items()},
+        "evaluation_rows": evaluation and evaluation["rows"],
+        "weights": str(weights),
+    }
+    write_json(folder / "results.json", results)
+    return results
+
+
+def _progress(folder: Path) -> dict[str, Any]:
+    try:
+        progress: dict[str, Any] = json.loads((folder / "progress.json").read_text())
+    except FileNotFoundError:
+        return {"phase": "starting"}
+    return progress

@@ -1,0 +1,316 @@
+"""The faults: each a patch of a real file of samestep, and the quantities that rightly name it.
+
+`old` must stand in the file, once; a patch that does not apply fails. `jobs`: where the fault can act at all.
+`needs`: what a job must have for it, said so that nobody wonders why the others are left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+ALL = ("conv", "tied", "transformer")
+
+
+@dataclass(frozen=True)
+class Fault:
+    name: str
+    file: str
+    old: str
+    new: str
+    named: tuple[str, ...]
+    jobs: tuple[str, ...] = ALL
+    needs: str = ""
+
+
+DDP, RUN, SCHEDULE = "engines/ddp.py", "run.py", "data/schedule.py"
+LOADER, EVALUATE = "data/loader.py", "evaluate.py"
+WRAPPED = "        optimizer = job.optimizer.build(module)\n"
+BACKWARD = "                loss.backward()\n"
+COMPLETED = "            if batch.completes_step:\n"
+
+FAULTS = (
+    Fault(
+        "gradient summed, not averaged",
+        DDP,
+        BACKWARD,
+        "                (loss * world.size).backward()\n",
+        ("first gradient",),
+    ),
+    Fault(
+        "gradient averaged twice",
+        DDP,
+        BACKWARD,
+        "                (loss / world.size).backward()\n",
+        ("first gradient",),
+    ),
+    Fault(
+        "gradients never reduced",
+        DDP,
+        "with nullcontext() if batch.completes_step else model.no_sync():",
+        "with model.no_sync():",
+        ("first gradient",),
+    ),
+    Fault(
+        "one parameter left out of synchronisation",
+        DDP,
+        "        model = DistributedDataParallel(",
+        "        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(\n"
+        "            module, [list(dict(module.named_parameters()))[-1]])\n"
+        "        model = DistributedDataParallel(",
+        ("first gradient",),
+    ),
+    Fault(
+        "fp16-compressed gradients",
+        DDP,
+        WRAPPED,
+        "        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks\n"
+        "        model.register_comm_hook(None, default_hooks.fp16_compress_hook)\n" + WRAPPED,
+        ("first gradient",),
+    ),
+    Fault(
+        "different initial weights per rank",
+        DDP,
+        WRAPPED,
+        "        for p in module.parameters():\n            p.data.add_(world.rank * 1e-3)\n" + WRAPPED,
+        ("initial weights",),
+    ),
+    Fault(
+        "a step with zero gradients before the first",
+        DDP,
+        "        run.begin(module, optimizer)\n",
+        "        for p in module.parameters():\n            p.grad = torch.zeros_like(p)\n"
+        "        optimizer.step()\n        optimizer.zero_grad()\n        run.begin(module, optimizer)\n",
+        ("initial weights", "parameter", "loss"),
+        ("conv", "tied"),
+        "weight decay or an optimizer whose first step is special",
+    ),
+    Fault(
+        "input normalised twice in the engine",
+        DDP,
+        "                loss = run.loss(model, batch)\n",
+        "                batch.data[0].sub_(0.13).div_(0.31)\n                loss = run.loss(model, batch)\n",
+        ("tensors received",),
+        ("conv",),
+        "floating inputs",
+    ),
+    Fault(
+        "input normalised again inside the model",
+        DDP,
+        WRAPPED,
+        "        module.register_forward_pre_hook(lambda m, a: ((a[0] - 0.13) / 0.31,))\n" + WRAPPED,
+        ("loss",),
+        ("conv",),
+        "floating inputs",
+    ),
+    Fault(
+        "training in evaluation mode",
+        DDP,
+        WRAPPED,
+        "        module.eval()\n" + WRAPPED,
+        ("loss",),
+        ("conv", "transformer"),
+        "dropout or BatchNorm",
+    ),
+    Fault(
+        "another learning rate",
+        DDP,
+        WRAPPED,
+        WRAPPED + '        for group in optimizer.param_groups:\n            group["lr"] *= world.size\n',
+        ("learning rate",),
+    ),
+    Fault(
+        "scheduler stepped N times",
+        DDP,
+        "                    scheduler.step()\n",
+        "                    for _ in range(world.size):\n                        scheduler.step()\n",
+        ("learning rate",),
+        ("conv", "transformer"),
+        "a scheduler",
+    ),
+    Fault(
+        "scheduler stepped at every step instead of every epoch",
+        DDP,
+        "if job.moves_lr(batch):",
+        "if batch.completes_step:",
+        ("learning rate",),
+        ("transformer",),
+        "a scheduler by epoch",
+    ),
+    Fault(
+        "clipping before the reduction",
+        DDP,
+        "            with nullcontext() if batch.completes_step else model.no_sync():\n"
+        "                loss = run.loss(model, batch)\n"
+        "                loss.backward()\n" + COMPLETED,
+        "            with model.no_sync():\n"
+        "                loss = run.loss(model, batch)\n"
+        "                loss.backward()\n"
+        + COMPLETED
+        + "                if job.clip_norm is not None:\n"
+        "                    clip_grad_norm_(model.parameters(), job.clip_norm)\n"
+        "                for p in module.parameters():\n"
+        "                    torch.distributed.all_reduce(p.grad)\n"
+        "                    p.grad /= world.size\n",
+        ("loss",),
+        ("tied",),
+        "clipping",
+    ),
+    Fault(
+        "clipping left out",
+        DDP,
+        "if job.clip_norm is not None:",
+        "if False:",
+        ("loss",),
+        ("tied",),
+        "clipping",
+    ),
+    Fault(
+        "parameter groups ignored",
+        DDP,
+        WRAPPED,
+        "        optimizer = job.optimizer.cls(module.parameters(), **job.optimizer.settings)\n",
+        ("parameter groups",),
+        ("tied",),
+        "parameter groups",
+    ),
+    Fault(
+        "two optimizer steps for one batch",
+        DDP,
+        "                optimizer.step()\n",
+        "                optimizer.step()\n                optimizer.step()\n",
+        ("optimizer steps", "loss", "first gradient", "learning rate"),
+    ),
+    Fault(
+        "gradients not cleared",
+        DDP,
+        "                optimizer.zero_grad()\n",
+        "",
+        ("loss",),
+    ),
+    Fault(
+        "buffers from the wrong rank",
+        DDP,
+        "        return module.state_dict()\n",
+        "        for buffer in module.buffers():\n"
+        "            torch.distributed.broadcast(buffer, src=world.size - 1)\n"
+        "        return module.state_dict()\n",
+        ("buffer",),
+        ("conv",),
+        "buffers",
+    ),
+    Fault(
+        "optimizer's own settings dropped",
+        DDP,
+        WRAPPED,
+        WRAPPED + "        for group in optimizer.param_groups:\n            if 'betas' in group:\n"
+        "                group['betas'] = (0.5, 0.9)\n",
+        ("parameter", "loss"),
+        ("tied", "transformer"),
+        "Adam",
+    ),
+    Fault(
+        "last batch averaged per rank",
+        RUN,
+        "return loss * part.share",
+        "return loss * (part.share > 0)",
+        ("loss", "first gradient"),
+    ),
+    Fault(
+        "dropout equal on all ranks",
+        RUN,
+        "first = self.world.rank * len(self._streams)",
+        "first = 0",
+        ("loss",),
+        ("conv", "transformer"),
+        "dropout",
+    ),
+    Fault(
+        "dropout equal at all steps",
+        RUN,
+        '"replica", part.step, part.micro',
+        '"replica", 0, part.micro',
+        ("loss",),
+        ("conv", "transformer"),
+        "dropout",
+    ),
+    Fault(
+        "every rank the same rows",
+        SCHEDULE,
+        "        first = sum(per_rank[:rank])\n",
+        "        first = 0\n",
+        ("indices",),
+    ),
+    Fault(
+        "shuffle not changing by epoch",
+        SCHEDULE,
+        'key(self.seed, "order", epoch)',
+        'key(self.seed, "order", 0)',
+        ("indices",),
+    ),
+    Fault(
+        "last batch padded so that all ranks get as many",
+        SCHEDULE,
+        "        per_rank = cut(len(whole), self.world_size)\n",
+        "        whole = np.resize(whole, -(-len(whole) // self.world_size) * self.world_size)\n"
+        "        per_rank = cut(len(whole), self.world_size)\n",
+        ("rows", "indices"),
+    ),
+    Fault(
+        "last incomplete batch dropped",
+        SCHEDULE,
+        'if rest and self.last == "keep"',
+        "if False",
+        ("rows", "indices"),
+    ),
+    Fault(
+        "rows fetched in another order than planned",
+        LOADER,
+        "return part, [tensor[indices] for tensor in self.dataset.tensors]",
+        "return part, [tensor[indices.flip(0)] for tensor in self.dataset.tensors]",
+        ("tensors received",),
+    ),
+    Fault(
+        "padded evaluation",
+        EVALUATE,
+        "    per_rank = cut(length, world.size)\n"
+        "    first = sum(per_rank[: world.rank])\n"
+        "    indices = list(range(first, first + per_rank[world.rank]))\n",
+        "    each = -(-length // world.size)\n"
+        "    indices = [i % length for i in range(world.rank * each, (world.rank + 1) * each)]\n",
+        ("evaluation rows",),
+    ),
+    Fault(
+        "metric of rank 0 only",
+        EVALUATE,
+        "        dist.all_reduce(sums)\n",
+        "        pass\n",
+        ("evaluation rows",),
+    ),
+    Fault(
+        "mean of the ranks' means",
+        EVALUATE,
+        "        dist.all_reduce(sums)\n",
+        "        means = sums / sums[0]\n"
+        "        dist.all_reduce(means, op=dist.ReduceOp.AVG)\n"
+        "        sums = means * length\n",
+        ("evaluation",),
+    ),
+    Fault(
+        "evaluation in training mode",
+        EVALUATE,
+        "    model.eval()\n",
+        "    model.train()\n",
+        ("evaluation",),
+        ("conv", "transformer"),
+        "dropout or BatchNorm",
+    ),
+    Fault(
+        "each rank evaluates with its own buffers",
+        EVALUATE,
+        "    if world.rank == 0:\n        model.load_state_dict(state)\n    if world.size > 1:",
+        "    model.load_state_dict(state)\n    if False:",
+        ("evaluation",),
+        ("conv",),
+        "buffers",
+    ),
+)

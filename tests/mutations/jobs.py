@@ -1,0 +1,127 @@
+"""The three jobs on which faults are planted. Small, uneven, and each with what the others lack."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.data import TensorDataset
+
+from samestep import Job, LRSchedule, Recipe
+
+
+def _random(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def _decay(optimizer: torch.optim.Optimizer) -> LambdaLR:
+    return LambdaLR(optimizer, lambda count: 0.9**count)
+
+
+def conv(rows: int = 45, global_batch: int = 10) -> Job:
+    """Convolution, BatchNorm and dropout; an uneven last batch; the rate moves every step."""
+    images = torch.randn(rows, 2, 6, 6, generator=_random(1))
+    labels = torch.randint(4, (rows,), generator=_random(2))
+
+    def model() -> nn.Module:
+        torch.manual_seed(3)
+        return nn.Sequential(
+            nn.Conv2d(2, 6, 3, padding=1),
+            nn.BatchNorm2d(6),
+            nn.ReLU(),
+            nn.Dropout(0.3),
+            nn.Flatten(),
+            nn.Linear(6 * 36, 4),
+        )
+
+    return Job(
+        model=model,
+        criterion=lambda output, batch: F.cross_entropy(output, batch.targets),
+        optimizer=Recipe(torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "weight_decay": 1e-3}),
+        scheduler=LRSchedule(_decay, every="step"),
+        metrics={"accuracy": lambda output, batch: output.argmax(1) == batch.targets},
+        train=TensorDataset(images, labels),
+        evaluation=TensorDataset(images.flip(0)[:17], labels.flip(0)[:17]),
+        global_batch=global_batch,
+        epochs=2,
+    )
+
+
+class Tied(nn.Module):
+    """Predicts a token from the mean of others; the embedding is also the output layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(11, 8)
+        self.hidden = nn.Linear(8, 8)
+        self.output = nn.Linear(8, 11)
+        self.output.weight = self.embedding.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        hidden = torch.tanh(self.hidden(self.embedding(tokens).mean(1)))
+        return self.output(hidden)  # type: ignore[no-any-return]
+
+
+def _decayed_and_not(model: nn.Module) -> list[dict[str, object]]:
+    parameters = list(model.parameters())
+    return [
+        {"params": [p for p in parameters if p.dim() > 1], "weight_decay": 0.1},
+        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0, "lr": 2e-3},
+    ]
+
+
+def tied(rows: int = 45, global_batch: int = 10) -> Job:
+    """Tied weights, AdamW with parameter groups, and a clipping that acts at every step."""
+    tokens = torch.randint(11, (rows, 5), generator=_random(4))
+    targets = torch.randint(11, (rows,), generator=_random(5))
+
+    def model() -> nn.Module:
+        torch.manual_seed(6)
+        return Tied()
+
+    return Job(
+        model=model,
+        criterion=lambda output, batch: F.cross_entropy(output, batch.targets),
+        optimizer=Recipe(torch.optim.AdamW, {"lr": 1e-3}, _decayed_and_not),
+        clip_norm=0.05,
+        metrics={"accuracy": lambda output, batch: output.argmax(1) == batch.targets},
+        train=TensorDataset(tokens, targets),
+        evaluation=TensorDataset(tokens[:13], targets[:13]),
+        global_batch=global_batch,
+        epochs=2,
+    )
+
+
+class Transformer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(13, 16)
+        layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.1, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.output = nn.Linear(16, 13)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.output(self.encoder(self.embedding(tokens)))  # type: ignore[no-any-return]
+
+
+def transformer(rows: int = 45, global_batch: int = 10) -> Job:
+    """A small transformer with dropout, micro-batches, and a rate that moves every epoch."""
+    tokens = torch.randint(13, (rows, 7), generator=_random(7))
+
+    def model() -> nn.Module:
+        torch.manual_seed(8)
+        return Transformer()
+
+    return Job(
+        model=model,
+        criterion=lambda output, batch: F.cross_entropy(output.flatten(0, 1), batch.targets.flatten()),
+        optimizer=Recipe(torch.optim.AdamW, {"lr": 1e-3}),
+        scheduler=LRSchedule(_decay, every="epoch"),
+        metrics={"accuracy": lambda output, batch: (output.argmax(-1) == batch.targets).double().mean(1)},
+        train=TensorDataset(tokens, tokens.roll(1, 1)),
+        evaluation=TensorDataset(tokens[:13], tokens[:13].roll(1, 1)),
+        global_batch=global_batch,
+        micro_batch=2,
+        epochs=2,
+    )

@@ -1,0 +1,87 @@
+"""Plants every fault, one at a time, and prints which of them the proof rejects and names rightly.
+
+    python tests/mutations/plant.py [--json FILE] [--ranks 2 3]
+
+Exit 0 when every fault is rejected and rightly named on every job that it can act on, at every number of ranks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from mutations.faults import ALL, FAULTS, Fault
+from ranks import SOURCE, Ranks, RanksFailed, proof_plan, reference_plan
+
+from samestep.record import Record
+from samestep.trace import Expectation
+from samestep.verify import judge
+
+
+def patched(fault: Fault, folder: Path) -> Path:
+    """A copy of the package with the fault in it. Raises ValueError when the patch does not apply."""
+    source = folder / "src"
+    shutil.copytree(SOURCE, source, ignore=shutil.ignore_patterns("__pycache__"))
+    file = source / "samestep" / fault.file
+    text = file.read_text()
+    if text.count(fault.old) != 1:
+        raise ValueError(f"'{fault.name}' does not apply: its text stands {text.count(fault.old)} times in {fault.file}")
+    file.write_text(text.replace(fault.old, fault.new))
+    return source
+
+
+def references(judge_rank: Ranks, size: int) -> dict[str, Record]:
+    """The reference of each job at `size` replicas, from the unpatched package."""
+    return {job: judge_rank.work(reference_plan(f"jobs:{job}", size)) for job in ALL}
+
+
+def planted(fault: Fault, size: int, expected: dict[str, Record]) -> Iterator[dict[str, Any]]:
+    """What the proof says about one fault on each of its jobs at `size` ranks."""
+    with tempfile.TemporaryDirectory() as folder, Ranks(size, patched(fault, Path(folder))) as ranks:
+        for job in fault.jobs:
+            row: dict[str, Any] = {"fault": fault.name, "file": fault.file, "job": job, "ranks": size}
+            try:
+                verdict = judge(Expectation(expected[job], 0), ranks.work(proof_plan(f"jobs:{job}", "ddp", size)))
+            except RanksFailed as error:
+                yield row | {"verdict": "failed", "named": False, "reason": str(error).splitlines()[-1]}
+                continue
+            first = verdict.first_divergence or {}
+            yield row | {
+                "verdict": verdict.verdict,
+                "named": first.get("quantity") in fault.named,
+                **{key: first.get(key) for key in ("quantity", "step", "tensor", "cause")},
+            }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", type=Path, help="write every row to this file")
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 3])
+    options = parser.parse_args()
+    rows = []
+    for size in options.ranks:
+        with Ranks(1) as judge_rank:
+            expected = references(judge_rank, size)
+            for fault in FAULTS:
+                for row in planted(fault, size, expected):
+                    rows.append(row)
+                    state = "MISSED" if row["verdict"] == "same" else "named" if row["named"] else "MISNAMED"
+                    print(f"{state:9} {size} ranks  {row['job']:12} {row['fault']}: {row.get('quantity')}", flush=True)
+    caught = sum(row["verdict"] != "same" for row in rows)
+    named = sum(row["named"] for row in rows)
+    print(f"{len(FAULTS)} faults, {len(rows)} plantings: {caught} caught, {named} rightly named")
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=1))
+    return 0 if named == len(rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
