@@ -80,6 +80,8 @@ def _short(value: Any) -> Any:
 
 
 def _start(case: Case, at: Divergence) -> str:
+    if len(set(case.found.start)) == 1:
+        return "every rank starts from weights that are not the job's: something moved them before the first batch"
     return f"rank {at.rank} starts from other weights: seed the model alike on every rank, or broadcast rank 0's first"
 
 
@@ -90,15 +92,17 @@ def _indices(case: Case, at: Divergence) -> str:
     if len(read) > 1 and all(rows == read[0] for rows in read):
         return "every rank reads the same rows: the sampler does not know its rank"
     everything = [i for rows in read for i in rows]
-    if len(everything) > len(wanted):
+    if len(everything) > len(wanted) and set(everything) == set(wanted):
         return "the batch is padded: rows are repeated so that every rank gets as many"
+    if len(everything) != len(wanted):
+        return "a batch of another size: the incomplete last batch is dropped, or the batch size is per rank"
     epochs = {part.step: part.epoch for part in case.expected.parts[0]}
     first_of_epoch = min(s for s, epoch in epochs.items() if epoch == epochs[step])
     if step == first_of_epoch and epochs[step] > 0:
         return "right in the first epoch, wrong from the next: the order does not change with the epoch (set_epoch)"
     if sorted(everything) == sorted(wanted):
         return "the step's rows are right together, but shared out over the ranks in another way"
-    return "other rows, or the same in another order: another seed, sampler or batch size"
+    return "other rows, or the same in another order: another seed or sampler"
 
 
 def _tensors(case: Case, at: Divergence) -> str:
@@ -113,24 +117,32 @@ def _weight(case: Case, at: Divergence) -> str:
 
 
 def _loss(case: Case, at: Divergence) -> str:
-    step = at.step or 0
+    step, facts = at.step or 0, case.expectation.of(case.training)
     if step == 0:
-        if at.rank and case.expectation.of(case.training)["draws"]:
+        if at.rank and facts["draws"]:
             return f"rank {at.rank} draws other random numbers, such as another rank's dropout mask"
         return "the same rows and weights give another loss: another input, precision, mode (eval) or random stream"
+    if case.training == "user":
+        return "right under SGD, wrong under the job's own optimizer: its settings, its state or its parameter groups"
     before = step - 1
-    if before in case.uneven and case.replicas > 1:
+    if case.replicas > 1 and before == min(case.uneven, default=None):
         return (
             f"the update of step {before} is wrong, the first whose ranks have unequal rows: "
             "averaged per rank instead of per row"
         )
-    clip = case.expectation.of(case.training).get("clip_norm")
-    if clip is not None and case.expectation.of(case.training)["norms"][before] > clip:
+    clipped = [s for s, norm in enumerate(facts["norms"]) if facts["clip_norm"] and norm > facts["clip_norm"]]
+    if before == min(clipped, default=None):
         return (
-            f"the update of step {before} is wrong though the first gradient is right: "
-            "clipped before the reduction, or by another norm"
+            f"the update of step {before} is wrong, the first that is clipped, and its gradient is right unclipped: "
+            "clipped before the reduction, by another norm, or not at all"
         )
-    return f"the update of step {before} is wrong though the first gradient is right: look at the optimizer's settings"
+    if before == 0 and facts["draws"]:
+        return "the first step is right: the second draws other random numbers, such as the same dropout mask again"
+    if before == 1:
+        return (
+            "the first update is right, the second is not: gradients are not cleared, or the optimizer's state is off"
+        )
+    return f"the update of step {before} is wrong though those before are right: look at what that step has of its own"
 
 
 def _rate(case: Case, at: Divergence) -> str:
@@ -155,30 +167,32 @@ def _groups(case: Case, at: Divergence) -> str:
 
 
 def _gradient(case: Case, at: Divergence) -> str:
-    tensor = at.tensor or ""
     start = case.expectation.arrays("gradient", what=".start")
     alone = case.expectation.arrays("gradient", what=".rank0_gradient")
     want = {name: start[name] - case.expected.state[name] for name in alone}
     got = {name: start[name] - case.found.state[name] for name in alone}
-    ratios = {name: _ratio(want[name], got[name]) for name in alone}
-    known = [ratio for ratio in ratios.values() if ratio is not None]
-    if len(known) == len(ratios) and np.allclose(known, known[0], rtol=1e-6):
-        if np.isclose(known[0], case.replicas):
-            return f"every gradient is {case.replicas} times too large: summed over the ranks, not averaged"
-        if np.isclose(known[0], 1 / case.replicas):
-            return f"every gradient is {case.replicas} times too small: averaged twice"
-        return f"every gradient is {known[0]:.6g} times the right one: the loss is scaled by another factor"
-    local = [name for name in alone if np.allclose(got[name], alone[name], rtol=1e-6, atol=0)]
-    local = [name for name in local if not np.allclose(got[name], want[name], rtol=1e-6, atol=0)]
-    if tensor in local:
-        if len(local) > len(alone) / 2:
-            return "the gradients are rank 0's own: they are never reduced, or the result is thrown away"
-        return f"{tensor} has rank 0's own gradient: it is left out of the reduction"
     size = max(np.abs(values).max() for values in want.values())
+    real = [name for name in alone if np.abs(want[name]).max() > 1e-9 * size]  # others are rounding around zero
+    wrong = [name for name in real if not _alike(got[name], want[name])]
+    ratios = [ratio for name in real if (ratio := _ratio(want[name], got[name])) is not None]
+    if len(ratios) == len(real) and np.allclose(ratios, ratios[0], rtol=1e-6):
+        if np.isclose(ratios[0], case.replicas):
+            return f"every gradient is {case.replicas} times too large: summed over the ranks, not averaged"
+        if np.isclose(ratios[0], 1 / case.replicas):
+            return f"every gradient is {case.replicas} times too small: averaged twice"
+        return f"every gradient is {ratios[0]:.6g} times the right one: the loss is scaled by another factor"
+    if wrong and all(_alike(got[name], alone[name]) for name in wrong):
+        if len(wrong) == len(real):
+            return "the gradients are rank 0's own: they are never reduced, or the result is thrown away"
+        return f"{', '.join(wrong[:3])}: rank 0's own gradient, left out of the reduction"
     relative = max(np.abs(want[name] - got[name]).max() for name in alone) / size
     if relative < 1e-2:
         return f"right to {relative:.0e} only: gradients are rounded to a lower precision on their way"
-    return "the reduction averages something else: other weights, or a loss that is scaled before backward"
+    return "the mean is taken with other weights: ranks or micro-batches of unequal rows that count as equal"
+
+
+def _alike(a: Any, b: Any) -> bool:
+    return bool(np.abs(a - b).max() <= 1e-6 * np.abs(b).max())
 
 
 def _ratio(want: Any, got: Any) -> float | None:

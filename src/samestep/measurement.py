@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from samestep.record import Record
@@ -64,11 +64,11 @@ def _launch(record: Record, study: Study, job: Mapping[str, Any]) -> dict[str, A
 
 def _rows_in(step: int, job: Mapping[str, Any]) -> int:
     """Rows of the whole step, over all ranks."""
-    within = step % job["steps_per_epoch"]
-    return min(int(job["global_batch"]), int(job["rows"]) - within * int(job["global_batch"]))
+    global_batch, rows = int(job["global_batch"]), int(job["rows"])
+    return min(global_batch, rows - step % int(job["steps_per_epoch"]) * global_batch)
 
 
-def _losses(ranks: list[Mapping[str, Any]]) -> list[float]:
+def _losses(ranks: Sequence[Mapping[str, Any]]) -> list[float]:
     """The global batch's mean loss at every step, warm-up included."""
     sums: dict[int, list[float]] = {}
     for rank in ranks:

@@ -46,9 +46,9 @@ def proof_job(job: Job, training: Training) -> Job:
         and _thinned(evaluation, _spread(len(evaluation), min(len(evaluation), 2 * job.global_batch + 1)), dtype),
     )
     if training.name == "gradient":
-        return replace(small, optimizer=_sgd(job.optimizer, 1.0, 0.0), scheduler=None, clip_norm=None)
+        return replace(small, optimizer=Recipe(torch.optim.SGD, {"lr": 1.0}), scheduler=None, clip_norm=None)
     if training.name == "sgd":
-        return replace(small, optimizer=_sgd(job.optimizer, SGD_LR, 0.9))
+        return replace(small, optimizer=_sgd(job.optimizer))
     return small
 
 
@@ -94,8 +94,8 @@ def _typed_collate(job: Job, dtype: torch.dtype) -> Callable[[list[Any]], Any] |
     return lambda samples: _typed(collate(samples), dtype)
 
 
-def _sgd(recipe: Recipe, lr: float, momentum: float) -> Recipe:
-    """SGD over the recipe's own parameter groups; their learning rates keep their ratio, their decay stays."""
+def _sgd(recipe: Recipe) -> Recipe:
+    """SGD with momentum over the recipe's own groups; their learning rates keep their ratio, their decay stays."""
     base = recipe.settings.get("lr", 1e-3)
     groups = recipe.groups
 
@@ -104,10 +104,10 @@ def _sgd(recipe: Recipe, lr: float, momentum: float) -> Recipe:
         return [
             {
                 "params": group["params"],
-                "lr": lr * group["lr"] / base if "lr" in group else lr,
+                "lr": SGD_LR * group["lr"] / base if "lr" in group else SGD_LR,
                 "weight_decay": group.get("weight_decay", 0.0),
             }
             for group in groups(model)
         ]
 
-    return Recipe(torch.optim.SGD, {"lr": lr, "momentum": momentum}, sgd_groups if groups else None)
+    return Recipe(torch.optim.SGD, {"lr": SGD_LR, "momentum": 0.9}, sgd_groups if groups else None)

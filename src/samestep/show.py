@@ -63,7 +63,7 @@ class Training(_Live):
             self.progress.update(self.task, completed=told["done"], total=told["steps"], loss=f"{told['loss']:.4f}")
 
 
-def studied(results: Mapping[str, Any]) -> None:
+def studied(results: dict[str, Any]) -> None:
     """The table of a study, its notes and where the report is."""
     from samestep import report
 

@@ -1,4 +1,4 @@
-"""The faults: each a patch of a real file of samestep, and the quantities that rightly name it.
+"""The faults: each a patch of a real file of samestep, the quantities that rightly name it, and words of its cause.
 
 `old` must stand in the file, once; a patch that does not apply fails. `jobs`: where the fault can act at all.
 `needs`: what a job must have for it, said so that nobody wonders why the others are left out.
@@ -18,6 +18,7 @@ class Fault:
     old: str
     new: str
     named: tuple[str, ...]
+    cause: str
     jobs: tuple[str, ...] = ALL
     needs: str = ""
 
@@ -35,6 +36,7 @@ FAULTS = (
         BACKWARD,
         "                (loss * world.size).backward()\n",
         ("first gradient",),
+        "summed over the ranks",
     ),
     Fault(
         "gradient averaged twice",
@@ -42,6 +44,7 @@ FAULTS = (
         BACKWARD,
         "                (loss / world.size).backward()\n",
         ("first gradient",),
+        "averaged twice",
     ),
     Fault(
         "gradients never reduced",
@@ -49,6 +52,7 @@ FAULTS = (
         "with nullcontext() if batch.completes_step else model.no_sync():",
         "with model.no_sync():",
         ("first gradient",),
+        "never reduced",
     ),
     Fault(
         "one parameter left out of synchronisation",
@@ -58,6 +62,7 @@ FAULTS = (
         "            module, [list(dict(module.named_parameters()))[-1]])\n"
         "        model = DistributedDataParallel(",
         ("first gradient",),
+        "left out of the reduction",
     ),
     Fault(
         "fp16-compressed gradients",
@@ -66,6 +71,7 @@ FAULTS = (
         "        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks\n"
         "        model.register_comm_hook(None, default_hooks.fp16_compress_hook)\n" + WRAPPED,
         ("first gradient",),
+        "lower precision",
     ),
     Fault(
         "different initial weights per rank",
@@ -73,6 +79,7 @@ FAULTS = (
         WRAPPED,
         "        for p in module.parameters():\n            p.data.add_(world.rank * 1e-3)\n" + WRAPPED,
         ("initial weights",),
+        "rank 1 starts",
     ),
     Fault(
         "a step with zero gradients before the first",
@@ -81,6 +88,7 @@ FAULTS = (
         "        for p in module.parameters():\n            p.grad = torch.zeros_like(p)\n"
         "        optimizer.step()\n        optimizer.zero_grad()\n        run.begin(module, optimizer)\n",
         ("initial weights", "parameter", "loss"),
+        "moved them",
         ("conv", "tied"),
         "weight decay or an optimizer whose first step is special",
     ),
@@ -90,6 +98,7 @@ FAULTS = (
         "                loss = run.loss(model, batch)\n",
         "                batch.data[0].sub_(0.13).div_(0.31)\n                loss = run.loss(model, batch)\n",
         ("tensors received",),
+        "normalised",
         ("conv",),
         "floating inputs",
     ),
@@ -99,6 +108,7 @@ FAULTS = (
         WRAPPED,
         "        module.register_forward_pre_hook(lambda m, a: ((a[0] - 0.13) / 0.31,))\n" + WRAPPED,
         ("loss",),
+        "another input",
         ("conv",),
         "floating inputs",
     ),
@@ -108,6 +118,7 @@ FAULTS = (
         WRAPPED,
         "        module.eval()\n" + WRAPPED,
         ("loss",),
+        "mode (eval)",
         ("conv", "transformer"),
         "dropout or BatchNorm",
     ),
@@ -117,6 +128,7 @@ FAULTS = (
         WRAPPED,
         WRAPPED + '        for group in optimizer.param_groups:\n            group["lr"] *= world.size\n',
         ("learning rate",),
+        "multiplied by",
     ),
     Fault(
         "scheduler stepped N times",
@@ -124,6 +136,7 @@ FAULTS = (
         "                    scheduler.step()\n",
         "                    for _ in range(world.size):\n                        scheduler.step()\n",
         ("learning rate",),
+        "scheduler step",
         ("conv", "transformer"),
         "a scheduler",
     ),
@@ -133,6 +146,7 @@ FAULTS = (
         "if job.moves_lr(batch):",
         "if batch.completes_step:",
         ("learning rate",),
+        "scheduler steps at other times",
         ("transformer",),
         "a scheduler by epoch",
     ),
@@ -144,14 +158,13 @@ FAULTS = (
         "                loss.backward()\n" + COMPLETED,
         "            with model.no_sync():\n"
         "                loss = run.loss(model, batch)\n"
-        "                loss.backward()\n"
-        + COMPLETED
-        + "                if job.clip_norm is not None:\n"
+        "                loss.backward()\n" + COMPLETED + "                if job.clip_norm is not None:\n"
         "                    clip_grad_norm_(model.parameters(), job.clip_norm)\n"
         "                for p in module.parameters():\n"
         "                    torch.distributed.all_reduce(p.grad)\n"
         "                    p.grad /= world.size\n",
         ("loss",),
+        "clipped before the reduction",
         ("tied",),
         "clipping",
     ),
@@ -161,6 +174,7 @@ FAULTS = (
         "if job.clip_norm is not None:",
         "if False:",
         ("loss",),
+        "not at all",
         ("tied",),
         "clipping",
     ),
@@ -170,6 +184,7 @@ FAULTS = (
         WRAPPED,
         "        optimizer = job.optimizer.cls(module.parameters(), **job.optimizer.settings)\n",
         ("parameter groups",),
+        "parameter groups",
         ("tied",),
         "parameter groups",
     ),
@@ -179,6 +194,7 @@ FAULTS = (
         "                optimizer.step()\n",
         "                optimizer.step()\n                optimizer.step()\n",
         ("optimizer steps", "loss", "first gradient", "learning rate"),
+        "taken twice",
     ),
     Fault(
         "gradients not cleared",
@@ -186,6 +202,7 @@ FAULTS = (
         "                optimizer.zero_grad()\n",
         "",
         ("loss",),
+        "not cleared",
     ),
     Fault(
         "buffers from the wrong rank",
@@ -195,6 +212,7 @@ FAULTS = (
         "            torch.distributed.broadcast(buffer, src=world.size - 1)\n"
         "        return module.state_dict()\n",
         ("buffer",),
+        "rank 0's",
         ("conv",),
         "buffers",
     ),
@@ -205,6 +223,7 @@ FAULTS = (
         WRAPPED + "        for group in optimizer.param_groups:\n            if 'betas' in group:\n"
         "                group['betas'] = (0.5, 0.9)\n",
         ("parameter", "loss"),
+        "own optimizer",
         ("tied", "transformer"),
         "Adam",
     ),
@@ -214,6 +233,7 @@ FAULTS = (
         "return loss * part.share",
         "return loss * (part.share > 0)",
         ("loss", "first gradient"),
+        "row",
     ),
     Fault(
         "dropout equal on all ranks",
@@ -221,6 +241,7 @@ FAULTS = (
         "first = self.world.rank * len(self._streams)",
         "first = 0",
         ("loss",),
+        "another rank's dropout",
         ("conv", "transformer"),
         "dropout",
     ),
@@ -230,6 +251,7 @@ FAULTS = (
         '"replica", part.step, part.micro',
         '"replica", 0, part.micro',
         ("loss",),
+        "same dropout mask again",
         ("conv", "transformer"),
         "dropout",
     ),
@@ -239,6 +261,7 @@ FAULTS = (
         "        first = sum(per_rank[:rank])\n",
         "        first = 0\n",
         ("indices",),
+        "does not know its rank",
     ),
     Fault(
         "shuffle not changing by epoch",
@@ -246,6 +269,7 @@ FAULTS = (
         'key(self.seed, "order", epoch)',
         'key(self.seed, "order", 0)',
         ("indices",),
+        "set_epoch",
     ),
     Fault(
         "last batch padded so that all ranks get as many",
@@ -254,6 +278,7 @@ FAULTS = (
         "        whole = np.resize(whole, -(-len(whole) // self.world_size) * self.world_size)\n"
         "        per_rank = cut(len(whole), self.world_size)\n",
         ("rows", "indices"),
+        "padded",
     ),
     Fault(
         "last incomplete batch dropped",
@@ -261,6 +286,7 @@ FAULTS = (
         'if rest and self.last == "keep"',
         "if False",
         ("rows", "indices"),
+        "dropped",
     ),
     Fault(
         "rows fetched in another order than planned",
@@ -268,6 +294,7 @@ FAULTS = (
         "return part, [tensor[indices] for tensor in self.dataset.tensors]",
         "return part, [tensor[indices.flip(0)] for tensor in self.dataset.tensors]",
         ("tensors received",),
+        "their values are not",
     ),
     Fault(
         "padded evaluation",
@@ -278,6 +305,7 @@ FAULTS = (
         "    each = -(-length // world.size)\n"
         "    indices = [i % length for i in range(world.rank * each, (world.rank + 1) * each)]\n",
         ("evaluation rows",),
+        "padded",
     ),
     Fault(
         "metric of rank 0 only",
@@ -285,6 +313,7 @@ FAULTS = (
         "        dist.all_reduce(sums)\n",
         "        pass\n",
         ("evaluation rows",),
+        "one rank's counts",
     ),
     Fault(
         "mean of the ranks' means",
@@ -294,6 +323,7 @@ FAULTS = (
         "        dist.all_reduce(means, op=dist.ReduceOp.AVG)\n"
         "        sums = means * length\n",
         ("evaluation",),
+        "ranks' means",
     ),
     Fault(
         "evaluation in training mode",
@@ -301,6 +331,7 @@ FAULTS = (
         "    model.eval()\n",
         "    model.train()\n",
         ("evaluation",),
+        "another mode",
         ("conv", "transformer"),
         "dropout or BatchNorm",
     ),
@@ -310,6 +341,7 @@ FAULTS = (
         "    if world.rank == 0:\n        model.load_state_dict(state)\n    if world.size > 1:",
         "    model.load_state_dict(state)\n    if False:",
         ("evaluation",),
+        "other buffers",
         ("conv",),
         "buffers",
     ),

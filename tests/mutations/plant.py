@@ -20,7 +20,6 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from mutations.faults import ALL, FAULTS, Fault
 from ranks import SOURCE, Ranks, RanksFailed, proof_plan, reference_plan
-
 from samestep.record import Record
 from samestep.trace import Expectation
 from samestep.verify import judge
@@ -33,7 +32,9 @@ def patched(fault: Fault, folder: Path) -> Path:
     file = source / "samestep" / fault.file
     text = file.read_text()
     if text.count(fault.old) != 1:
-        raise ValueError(f"'{fault.name}' does not apply: its text stands {text.count(fault.old)} times in {fault.file}")
+        raise ValueError(
+            f"'{fault.name}' does not apply: its text stands {text.count(fault.old)} times in {fault.file}"
+        )
     file.write_text(text.replace(fault.old, fault.new))
     return source
 
@@ -51,12 +52,18 @@ def planted(fault: Fault, size: int, expected: dict[str, Record]) -> Iterator[di
             try:
                 verdict = judge(Expectation(expected[job], 0), ranks.work(proof_plan(f"jobs:{job}", "ddp", size)))
             except RanksFailed as error:
-                yield row | {"verdict": "failed", "named": False, "reason": str(error).splitlines()[-1]}
+                yield row | {
+                    "verdict": "failed",
+                    "named": False,
+                    "explained": False,
+                    "reason": str(error).splitlines()[-1],
+                }
                 continue
             first = verdict.first_divergence or {}
             yield row | {
                 "verdict": verdict.verdict,
                 "named": first.get("quantity") in fault.named,
+                "explained": fault.cause in first.get("cause", ""),
                 **{key: first.get(key) for key in ("quantity", "step", "tensor", "cause")},
             }
 
@@ -75,9 +82,13 @@ def main() -> int:
                     rows.append(row)
                     state = "MISSED" if row["verdict"] == "same" else "named" if row["named"] else "MISNAMED"
                     print(f"{state:9} {size} ranks  {row['job']:12} {row['fault']}: {row.get('quantity')}", flush=True)
+                    if not row["explained"]:
+                        print(f"          another cause: {row.get('cause') or row.get('reason')}", flush=True)
     caught = sum(row["verdict"] != "same" for row in rows)
     named = sum(row["named"] for row in rows)
-    print(f"{len(FAULTS)} faults, {len(rows)} plantings: {caught} caught, {named} rightly named")
+    explained = sum(row["explained"] for row in rows)
+    print(f"{len(FAULTS)} faults, {len(rows)} plantings: {caught} caught, {named} rightly named, ", end="")
+    print(f"{explained} with the right cause")
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1))
     return 0 if named == len(rows) else 1

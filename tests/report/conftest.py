@@ -19,13 +19,10 @@ def launch(repeat: int, step_ms: float, seed: int = 0, wrong: float = 0.0) -> di
     """60 steps around `step_ms`, a slow one now and then, and a loss that falls; `seed` draws other noise on it."""
     random = Random(f"{repeat} {step_ms}")
     times = [
-        step_ms * random.lognormvariate(0.02 * repeat - 0.04, 0.04) * random.choice([1] * 40 + [2.2])
-        for _ in range(60)
+        step_ms * random.lognormvariate(0.02 * repeat - 0.04, 0.04) * random.choice([1] * 40 + [2.2]) for _ in range(60)
     ]
     noise = Random(seed)
-    losses = [
-        2.1 * math.exp(-i / 25) + 0.25 + 0.08 * noise.gauss(0, 1) + wrong * min(i, 30) / 30 for i in range(60)
-    ]
+    losses = [2.1 * math.exp(-i / 25) + 0.25 + 0.08 * noise.gauss(0, 1) + wrong * min(i, 30) / 30 for i in range(60)]
     return {
         "repeat": repeat,
         "samples_per_second": 64e3 / step_ms,
@@ -92,11 +89,11 @@ def results() -> Results:
         "cause": "the update of step 2 is wrong: averaged per rank instead of per row",
     }
     one_row = (
-        "step 23: rank 1 gets 1 row, BatchNorm needs 2; "
-        "set global_batch=… so that every rank gets more, or last=drop"
+        "step 23: rank 1 gets 1 row, BatchNorm needs 2; set global_batch=… so that every rank gets more, or last=drop"
     )
     return {
         "schema": 1,
+        "samestep": "0.1.0",
         "job": "digits",
         "settings": {"lr": "0.05", "width": "64"},
         "world_size": 2,

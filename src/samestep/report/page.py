@@ -84,7 +84,7 @@ def _machine(results: Results) -> list[tuple[str, str]]:
         "Processor": f"{machine['processor']}, {machine['cores']} cores",
         "GPU": machine["gpu"],
         "Device": results["device"],
-        "Versions": f"Python {machine['python']}, PyTorch {machine['torch']}",
+        "Versions": f"samestep {results['samestep']}, Python {machine['python']}, PyTorch {machine['torch']}",
         "Data": f"{results['rows']:,} rows, global batch {results['global_batch']}",
         "Settings": ", ".join(f"{name}={value}" for name, value in results["settings"].items()),
         "Started": results["started"].replace("T", " "),

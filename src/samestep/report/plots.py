@@ -68,7 +68,8 @@ def _bar(axes: Axes, y: int, row: Row) -> None:
     (bar,) = axes.barh(y, median, height=0.56, color=BLUE if exact else PALE, hatch=None if exact else "//")
     bar.set_edgecolor("white")
     bar.set_gid(f"bar-{y}")
-    axes.errorbar(median, y, xerr=[[median - low], [high - median]], color=INK, capsize=4, linewidth=1.3)
+    if measured["n"] > 1:
+        axes.plot([low, high], [y, y], color=INK, linewidth=1.3, marker="|", markersize=9, markeredgewidth=1.3)
     words = f"{amount(median)} ({interval_and_n(measured, amount)})" + ("" if exact else ", approximate")
     axes.annotate(words, (high, y), xytext=(8, 0), textcoords="offset points", va="center")
 
@@ -103,9 +104,9 @@ def steps(results: Results) -> str:
 
 def _logarithmic(axes: Axes) -> None:
     """A logarithmic x axis, because one slow step may take ten times the others, with round numbers on it."""
-    low, high = axes.get_xlim()
     axes.set_xscale("log")
-    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)) if high > 8 * low > 0 else MaxNLocator(8))
+    low, high = axes.get_xlim()
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)) if high > 8 * low else MaxNLocator(8))
     axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
     axes.xaxis.set_minor_locator(NullLocator())
 
@@ -126,7 +127,7 @@ def losses(results: Results) -> str:
             for launch in row["launches"]:
                 first = launch is row["launches"][0]
                 axes.plot(launch["losses"], label=_printable(label(row)) if first else None, **look)
-        axes.set_xlabel("step")
+        axes.set_xlabel(f"step (the first {results['warmup_steps']} are the warm-up)")
         axes.set_ylabel("training loss")
         axes.grid()
         axes.legend(frameon=False, handlelength=4)

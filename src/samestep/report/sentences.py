@@ -155,8 +155,9 @@ def conditions(results: Results) -> list[str]:
             f"each leaves out its first {results['warmup_steps']} steps and times the next "
             f"{results['measured_steps']}.",
             INTERVAL,
-            "× one process is paired: launches of the same round. Scaling efficiency is that, divided by the replicas. "
-            "wait / step: the milliseconds that a step waited for its data, of all that it took.",
+            "× one process is paired: launches of the same round. Scaling efficiency is that, divided by the replicas.",
+            "Step times are medians over all measured steps, by rank 0's clock; a step's wait, for its data, is part of it. "
+            "Peak memory is that of the rank that needs most; start-up ends at the first batch.",
         ]
     return said
 

@@ -1,0 +1,88 @@
+"""A job of many shapes, for tests that draw its settings."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.optim.lr_scheduler import ExponentialLR
+from torch.utils.data import TensorDataset
+
+from samestep import Job, LRSchedule, Recipe
+
+
+def _network(arch: str, width: int) -> nn.Module:
+    if arch == "mlp":
+        return nn.Sequential(nn.Flatten(), nn.Linear(18, width), nn.Tanh(), nn.Linear(width, 3))
+    if arch == "deep":
+        hidden = [layer for _ in range(3) for layer in (nn.Linear(width, width), nn.LayerNorm(width), nn.GELU())]
+        return nn.Sequential(nn.Flatten(), nn.Linear(18, width), *hidden, nn.Dropout(0.4), nn.Linear(width, 3))
+    norm = nn.BatchNorm2d(width) if arch == "batchnorm" else nn.GroupNorm(1, width)
+    layers = [nn.Conv2d(2, width, 3, padding=1), norm, nn.ReLU(), nn.Dropout2d(0.2), nn.Flatten()]
+    return nn.Sequential(*layers, nn.Linear(9 * width, 3))
+
+
+OPTIMIZERS = {
+    "sgd": Recipe(torch.optim.SGD, {"lr": 0.1}),
+    "momentum": Recipe(torch.optim.SGD, {"lr": 0.05, "momentum": 0.9, "nesterov": True, "weight_decay": 1e-2}),
+    "adamw": Recipe(torch.optim.AdamW, {"lr": 1e-3}),
+    "adam": Recipe(torch.optim.Adam, {"lr": 1e-2, "amsgrad": True}),
+    "rmsprop": Recipe(torch.optim.RMSprop, {"lr": 1e-3}),
+}
+
+
+def job(
+    arch: Literal["mlp", "deep", "conv", "batchnorm"] = "mlp",
+    width: int = 4,
+    rows: int = 20,
+    global_batch: int = 8,
+    seed: int = 0,
+    optimizer: str = "momentum",
+    micro_batch: int = 0,
+    clip_norm: float = 0.0,
+    every: Literal["step", "epoch", "never"] = "never",
+    last: Literal["keep", "drop"] = "keep",
+    weighted: bool = False,
+    frozen: bool = False,
+) -> Job:
+    generator = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(rows, 2, 3, 3, generator=generator)
+    targets = torch.randint(3, (rows,), generator=generator)
+    weights = 1 + torch.rand(rows, generator=generator, dtype=torch.float64)
+
+    def model() -> nn.Module:
+        torch.manual_seed(seed + 1)
+        network = _network(arch, width)
+        if frozen:
+            next(network.parameters()).requires_grad_(False)
+        return network
+
+    def criterion(output: torch.Tensor, batch):  # type: ignore[no-untyped-def]
+        losses = F.cross_entropy(output, batch.targets, reduction="none")
+        if not weighted:
+            return losses.mean()
+        of_rows = weights[rows_of(batch)].to(losses.dtype)
+        return (losses * of_rows).sum() / of_rows.sum()
+
+    def rows_of(batch):  # type: ignore[no-untyped-def]
+        """Which rows of the whole dataset these are: the proof trains on a part of it, so by their content."""
+        same = (inputs.to(batch.inputs.dtype)[None] == batch.inputs[:, None]).flatten(2).all(2)
+        return same.int().argmax(1)
+
+    return Job(
+        model=model,
+        criterion=criterion,
+        optimizer=OPTIMIZERS[optimizer],
+        scheduler=None if every == "never" else LRSchedule(lambda o: ExponentialLR(o, 0.8), every=every),
+        train=TensorDataset(inputs, targets),
+        evaluation=TensorDataset(inputs[: rows // 2 + 1], targets[: rows // 2 + 1]),
+        metrics={"accuracy": lambda output, batch: output.argmax(1) == batch.targets},
+        global_batch=global_batch,
+        seed=seed,
+        micro_batch=micro_batch or None,
+        clip_norm=clip_norm or None,
+        weight=(lambda index: float(weights[index])) if weighted else None,
+        last=last,
+    )

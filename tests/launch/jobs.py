@@ -1,0 +1,124 @@
+"""Jobs for tests of how processes start and end."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import Dataset, TensorDataset
+
+from samestep import Batch, Job, Recipe
+
+
+def _job(train: Any, **changes: Any) -> Job:
+    def model() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Linear(4, 3)
+
+    fields: dict[str, Any] = {
+        "model": model,
+        "criterion": lambda output, batch: F.cross_entropy(output, batch.targets),
+        "optimizer": Recipe(torch.optim.SGD, {"lr": 0.1}),
+        "train": train,
+        "global_batch": 8,
+        "epochs": 2,
+    }
+    return Job(**fields | changes)
+
+
+def _rows(count: int = 32) -> TensorDataset:
+    generator = torch.Generator().manual_seed(0)
+    return TensorDataset(torch.randn(count, 4, generator=generator), torch.arange(count) % 3)
+
+
+class Slow(Dataset[Any]):
+    """A minute of training, unless somebody ends it."""
+
+    def __len__(self) -> int:
+        return 4000
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        time.sleep(0.02)
+        return torch.ones(4), torch.tensor(index % 3)
+
+
+def quick() -> Job:
+    return _job(_rows())
+
+
+def slow(workers: int = 0) -> Job:
+    return _job(Slow(), workers=workers)
+
+
+def raises_on_rank_1() -> Job:
+    def criterion(output: torch.Tensor, batch: Batch) -> torch.Tensor:
+        if os.environ.get("RANK") == "1" and batch.part.step == 3:
+            raise RuntimeError("the data of step 3 is bad")
+        return F.cross_entropy(output, batch.targets)
+
+    return _job(_rows(), criterion=criterion)
+
+
+def hangs_on_rank_1() -> Job:
+    def criterion(output: torch.Tensor, batch: Batch) -> torch.Tensor:
+        if os.environ.get("RANK") == "1" and batch.part.step == 3:
+            time.sleep(3600)
+        return F.cross_entropy(output, batch.targets)
+
+    return _job(_rows(), criterion=criterion)
+
+
+def becomes_nan() -> Job:
+    def criterion(output: torch.Tensor, batch: Batch) -> torch.Tensor:
+        loss = F.cross_entropy(output, batch.targets)
+        return loss * float("nan") if batch.part.step == 37 else loss
+
+    return _job(_rows(), criterion=criterion, epochs=40)
+
+
+def no_parameters() -> Job:
+    return _job(_rows(), model=nn.Identity)
+
+
+def not_a_scalar() -> Job:
+    return _job(_rows(), criterion=lambda output, batch: F.cross_entropy(output, batch.targets, reduction="none"))
+
+
+def unseeded() -> Job:
+    return _job(_rows(), model=lambda: nn.Linear(4, 3))
+
+
+def one_row() -> Job:
+    """BatchNorm over single numbers: 17 rows in batches of 8 leave one row for the last."""
+
+    def model() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
+
+    return _job(_rows(17), model=model)
+
+
+def raises_when_built() -> Job:
+    raise KeyError("data")
+
+
+def returns_a_model() -> nn.Module:
+    return nn.Linear(4, 3)
+
+
+def needs_data(data: str, lr: float = 0.1) -> Job:
+    return _job(_rows())
+
+
+def float32_only() -> Job:
+    """A criterion with a float32 table inside: the model fits in float64, the job does not."""
+    table = torch.eye(3)
+
+    def criterion(output: torch.Tensor, batch: Batch) -> torch.Tensor:
+        return -(output.log_softmax(1) @ table)[torch.arange(len(batch.targets)), batch.targets].mean()
+
+    return _job(_rows(29), criterion=criterion)

@@ -1,0 +1,141 @@
+"""However a launch ends, all that it started has ended: killed ranks, launchers, parents, Ctrl-C, errors, hangs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from samestep import launch
+from samestep.launch import start
+from samestep.record import write_json
+
+JOBS = Path(__file__).parent / "jobs.py"
+LAUNCHERS = ["torchrun", "spawn"]
+
+
+@contextmanager
+def training(job: str, out: Path, launcher: str, *more: str) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
+    """A real `samestep run` on two ranks that has begun to train, and the pids of all that it started."""
+    command = [sys.executable, "-m", "samestep.cli", "run", f"{JOBS}:{job}", "--nproc", "2", "--launcher", launcher]
+    parent = subprocess.Popen([*command, "--out", str(out), *more], stderr=subprocess.PIPE, text=True)
+    pids: list[int] = []
+    try:
+        until = time.monotonic() + 60
+        while not (out / "progress.json").exists() or '"done"' not in (out / "progress.json").read_text():
+            assert time.monotonic() < until, "it did not begin to train"
+            assert parent.poll() is None, parent.stderr and parent.stderr.read()
+            time.sleep(0.05)
+        pids += [child.pid for child in psutil.Process(parent.pid).children(recursive=True)]
+        yield parent, pids
+    finally:
+        for pid in [*pids, parent.pid]:
+            if psutil.pid_exists(pid):
+                os.kill(pid, signal.SIGKILL)
+        parent.wait()
+
+
+def assert_gone(pids: list[int], within_s: float = 8.0) -> None:
+    until = time.monotonic() + within_s
+    while alive := [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie"]:
+        assert time.monotonic() < until, f"still alive: {[psutil.Process(pid).cmdline() for pid in alive]}"
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_killed_rank(launcher: str, tmp_path: Path) -> None:
+    with training("slow", tmp_path / "out", launcher) as (parent, pids):
+        os.kill(int((tmp_path / "out" / "pid-rank1").read_text()), signal.SIGKILL)
+        _, said = parent.communicate(timeout=40)
+        assert parent.returncode == 1
+        assert "rank 1 was ended by SIGKILL" in said
+        assert said.count("rank 1") == 1
+        assert "Traceback" not in said
+        assert_gone(pids)
+    assert not (tmp_path / "out" / "weights.safetensors").exists()
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_killed_launcher(launcher: str, tmp_path: Path) -> None:
+    with training("slow", tmp_path / "out", launcher) as (parent, pids):
+        os.kill(psutil.Process(parent.pid).children()[0].pid, signal.SIGKILL)
+        _, said = parent.communicate(timeout=40)
+        assert parent.returncode == 1
+        assert "SIGKILL" in said
+        assert_gone(pids)
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_killed_parent(launcher: str, tmp_path: Path) -> None:
+    with training("slow", tmp_path / "out", launcher, "--set", "workers=1") as (parent, pids):
+        assert len(pids) >= 5  # launcher, two ranks, a loader worker each
+        os.kill(parent.pid, signal.SIGKILL)
+        parent.wait()
+        assert_gone(pids)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_asked_to_end(number: signal.Signals, tmp_path: Path) -> None:
+    with training("slow", tmp_path / "out", "torchrun") as (parent, pids):
+        parent.send_signal(number)
+        _, said = parent.communicate(timeout=40)
+        assert parent.returncode == {signal.SIGINT: 130, signal.SIGTERM: 143}[number]
+        assert "Traceback" not in said
+        assert_gone(pids, within_s=1)
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_an_error_is_told_once_with_its_rank(launcher: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "samestep.cli", "run", f"{JOBS}:raises_on_rank_1", "--launcher", launcher]
+        + ["--nproc", "2", "--deadline", "60", "--out", str(tmp_path / "out")],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 1
+    assert done.stderr.count("the data of step 3 is bad") == 1
+    assert "rank 1 failed: RuntimeError" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "the data of step 3 is bad" in (tmp_path / "out" / "log.txt").read_text()
+    assert_gone([int(path.read_text()) for path in (tmp_path / "out").glob("pid-rank*")])
+
+
+def test_a_hang_ends_at_its_deadline_with_every_stack(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    done = subprocess.run(
+        [sys.executable, "-m", "samestep.cli", "run", f"{JOBS}:hangs_on_rank_1"]
+        + ["--nproc", "2", "--deadline", "15", "--out", str(out)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 1
+    assert "nothing ended within 15 s" in done.stderr
+    assert "in criterion" in (out / "stack-rank1.txt").read_text()
+    assert "backward" in (out / "stack-rank0.txt").read_text()
+    assert_gone([int(path.read_text()) for path in out.glob("pid-rank*")])
+
+
+def test_healthy_launches_end_well_every_time(tmp_path: Path) -> None:
+    """Fifty launches: gloo's threads abort healthy processes in the interpreter's own exit, so ranks do not take it."""
+    for number in range(50):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        path = folder / "plan.json"
+        plan = {"job": f"{JOBS}:quick", "settings": {}, "engine": "ddp", "out": str(folder), "started_at": time.time()}
+        write_json(path, plan | {"trainings": [{"kind": "measure", "name": "measure", "steps": 3}]})
+        planned = launch.load("spawn").plan(("-m", "samestep.worker", str(path)), launch.Shape(2, str(folder)))
+        record = start.run(planned, folder, 2, deadline_s=60)
+        assert record.complete(2)
+        assert "terminate" not in (folder / "log.txt").read_text()
+        assert json.loads((folder / "rank1.json").read_text())["rank"] == 1

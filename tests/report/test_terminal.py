@@ -1,0 +1,94 @@
+"""The terminal's table: readable at 120 characters, whole at 80, and no race for those who run another training."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from samestep import report
+
+Results = dict[str, Any]
+
+
+def printed(results: Results, width: int) -> list[str]:
+    console = Console(width=width, file=io.StringIO(), color_system=None)
+    console.print(report.table(results))
+    return str(console.file.getvalue()).splitlines()  # type: ignore[attr-defined]
+
+
+def verdicts(lines: list[str]) -> list[str]:
+    """The verdict column, a row's wrapped lines joined: it ends where the numbers' first heading begins."""
+    heading = next(line for line in lines if "verdict" in line)
+    start = heading.index("verdict")
+    end = next(line for line in lines if "max diff." in line).index("max diff.")
+    body = lines[next(i for i, line in enumerate(lines) if line.startswith("──")) + 1 :]
+    rows: list[str] = []
+    for line in body:
+        if not line.strip():
+            continue
+        if rows and line[:start].strip().split("  ")[0] not in ENGINES:
+            rows[-1] = f"{rows[-1]} {line[start:end].strip()}".strip()
+        else:
+            rows.append(line[start:end].strip())
+    return rows
+
+
+ENGINES = ("single", "ddp", "fsdp", "amp", "lightning", "horovod", "deepspeed", "dataparallel")
+
+
+@pytest.mark.parametrize("width", [80, 100, 120, 160])
+def test_every_verdict_is_whole_at_any_width(results: Results, width: int) -> None:
+    lines = printed(results, width)
+    assert max(map(len, lines)) <= width
+    shown = verdicts(lines)
+    assert len(shown) == len(results["engines"]) == 9
+    for text, row in zip(shown, results["engines"]):
+        assert text.startswith(report.verdict_text(row))
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_no_number_is_cut(results: Results, width: int) -> None:
+    text = "\n".join(printed(results, width))
+    for number in ("5,203 n=5", "5,047–5,307", "1.51–1.59", "78 %", "12.3", "0.12", "398", "4.62", "2.2e-16"):
+        assert number in text
+
+
+def test_an_engine_that_differs_shows_no_speed(results: Results) -> None:
+    text = "\n".join(printed(results, 120))
+    assert "7,111" not in text
+    for row in results["engines"]:
+        row["verdict"] = "same"
+    assert "7,111" in "\n".join(printed(results, 120))
+
+
+def test_a_reason_is_text_and_not_markup(results: Results) -> None:
+    results["engines"][-1]["reason"] = "[bold]list[/bold] [0]"
+    assert "[bold]list[/bold] [0]" in "\n".join(printed(results, 160))
+
+
+def test_a_long_reason_is_cut_in_the_table_and_whole_in_the_notes(results: Results) -> None:
+    results["engines"][-1]["reason"] = "word " * 60 + "end"
+    assert len(printed(results, 80)) < 60
+    assert any("word end" in note for note in report.notes(results))
+
+
+def test_a_proof_alone_has_no_columns_of_speed(proof: Results) -> None:
+    lines = printed(proof, 80)
+    text = "\n".join(lines)
+    assert max(map(len, lines)) <= 80
+    assert "samples/s" not in text and "start" not in text
+    assert "1.2e-15" in text and "torchrun" in text
+    assert "differs at step 3: loss of rank" in text
+
+
+def test_single_values_may_be_missing(results: Results) -> None:
+    row = results["engines"][1]
+    row |= {"ratio": None, "efficiency": None, "step_ms": None, "peak_memory_mib": None, "startup_s": None}
+    row["samples_per_second"] |= {"n": 1}
+    lines = printed(results, 120)
+    first = next(line for line in lines if line.startswith("ddp"))
+    assert "5,203 n=1" in first and first.count("–") == 4
+    assert "5,047" not in "\n".join(lines)  # one launch has no interval

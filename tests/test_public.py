@@ -1,0 +1,47 @@
+"""What users and engines may rely on, frozen: a change here is a decision."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import fields
+from pathlib import Path
+
+import samestep
+from samestep import cli
+from samestep.run import Run
+
+PACKAGE = Path(samestep.__file__).parent
+
+
+def test_exports() -> None:
+    assert samestep.__all__ == ["Batch", "Job", "LRSchedule", "Recipe"]
+
+
+def test_a_run_has_few_verbs() -> None:
+    verbs = [name for name, _ in inspect.getmembers(Run, inspect.isfunction) if not name.startswith("_")]
+    assert verbs == ["batches", "begin", "loss", "observations", "step"]
+
+
+def test_commands() -> None:
+    names = [command.name or command.callback.__name__ for command in cli.app.registered_commands]
+    assert names == ["compare", "verify", "run", "engines"]
+
+
+def test_a_job_needs_five_fields() -> None:
+    from dataclasses import MISSING
+
+    needed = [f.name for f in fields(samestep.Job) if f.default is MISSING and f.default_factory is MISSING]
+    assert needed == ["model", "criterion", "optimizer", "train", "global_batch"]
+
+
+def test_engines_stay_short() -> None:
+    for path in (PACKAGE / "engines").glob("*.py"):
+        if path.stem not in ("__init__", "reference"):
+            source = path.read_text()
+            loop = source[source.index("def train(") :].splitlines()
+            assert 8 <= len(loop) <= 60, f"{path.stem}: {len(loop)} lines of loop"
+
+
+def test_files_stay_short() -> None:
+    long = {path.name: n for path in PACKAGE.rglob("*.py") if (n := len(path.read_text().splitlines())) > 320}
+    assert not long
