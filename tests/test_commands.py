@@ -84,7 +84,9 @@ def test_compare_measures_and_resumes(tmp_path: Path) -> None:
     for row in found["engines"]:
         assert row["verdict"] == "same"
         assert row["samples_per_second"]["n"] == 2
-        assert row["samples_per_second"]["low"] <= row["samples_per_second"]["median"] <= row["samples_per_second"]["high"]
+        assert (
+            row["samples_per_second"]["low"] <= row["samples_per_second"]["median"] <= row["samples_per_second"]["high"]
+        )
         assert all(len(launched["step_ms"]) == 10 for launched in row["launches"])
         assert row["peak_memory_mib"] > 50
     assert found["engines"][0]["efficiency"]["median"] == 1.0
@@ -92,7 +94,9 @@ def test_compare_measures_and_resumes(tmp_path: Path) -> None:
     assert ddp["efficiency"]["median"] == pytest.approx(ddp["ratio"]["median"] / 2)
     losses = [row["launches"][0]["losses"] for row in found["engines"]]
     assert losses[1] == pytest.approx(losses[2], rel=1e-6)  # the launcher does not change the training
-    assert Path(found["report"]).read_text().startswith("<!doctype html>") or "<html" in Path(found["report"]).read_text()
+    assert (
+        Path(found["report"]).read_text().startswith("<!doctype html>") or "<html" in Path(found["report"]).read_text()
+    )
     assert json.loads((out / "results.json").read_text()) == found
 
     # What is there is not measured again: only the launch that is missing.

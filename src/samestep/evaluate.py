@@ -18,18 +18,21 @@ from samestep.world import World
 
 @dataclass(frozen=True)
 class Evaluation:
-    """rows: how many samples all ranks evaluated. sums: over those rows, of the loss and of each metric.
+    """rows: how many samples all ranks evaluated; weight: what they weigh in the loss.
+
+    sums: over all rows, of the loss times the weight, and of each metric.
 
     indices: the samples that this rank evaluated, so that the record can show that each was seen once.
     """
 
     rows: int
+    weight: float
     sums: dict[str, float]
     indices: list[int]
 
     def means(self) -> dict[str, float]:
-        """The loss and each metric, a row's mean."""
-        return {name: total / self.rows for name, total in self.sums.items()}
+        """The loss, the mean over the weights, and each metric, the mean over the rows."""
+        return {name: total / (self.weight if name == "loss" else self.rows) for name, total in self.sums.items()}
 
 
 def plain_model(job: Job, state: dict[str, Tensor], world: World) -> nn.Module:
@@ -55,7 +58,7 @@ def evaluate(job: Job, model: nn.Module, world: World) -> Evaluation:
     indices = list(range(first, first + per_rank[world.rank]))
     at_once = job.micro_batch or cut(job.global_batch, world.size)[0]
     names = ["loss", *job.metrics]
-    sums = torch.zeros(1 + len(names), dtype=torch.float64, device=world.device)
+    sums = torch.zeros(2 + len(names), dtype=torch.float64, device=world.device)
     was_training = model.training
     model.eval()
     with torch.no_grad():
@@ -64,13 +67,14 @@ def evaluate(job: Job, model: nn.Module, world: World) -> Evaluation:
     model.train(was_training)
     if world.size > 1:
         dist.all_reduce(sums)
-    rows, *totals = sums.tolist()
-    return Evaluation(int(rows), dict(zip(names, totals)), indices)
+    rows, weight, *totals = sums.tolist()
+    return Evaluation(int(rows), weight, dict(zip(names, totals)), indices)
 
 
 def _sums(job: Job, model: nn.Module, indices: list[int], device: str) -> Tensor:
-    """[rows, loss, each metric], summed over the rows at `indices`. float64"""
+    """[rows, weight, loss, each metric], summed over the rows at `indices`. float64"""
     rows = len(indices)
+    weight = float(sum(map(job.evaluation_weight, indices)) if job.evaluation_weight else rows)
     data: Any = (job.collate or default_collate)(fetch(job.evaluation, indices))
     place = Part(
         epoch=0,
@@ -78,13 +82,14 @@ def _sums(job: Job, model: nn.Module, indices: list[int], device: str) -> Tensor
         micro=0,
         indices=torch.tensor(indices).numpy(),
         rows=rows,
-        weight=float(rows),
+        weight=weight,
         share=1.0,
         completes_step=True,
         completes_epoch=False,
     )
     batch = Batch(to_device(data, device), place)
     output = job.forward(model, batch)
-    values = [torch.tensor(rows, device=device), job.criterion(output, batch) * rows]
+    counts = torch.tensor([rows, weight], dtype=torch.float64, device=device)
+    values = [*counts, job.criterion(output, batch) * weight]
     values += [metric(output, batch).double().sum() for metric in job.metrics.values()]
     return torch.stack([value.double() for value in values])

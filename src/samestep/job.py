@@ -119,7 +119,8 @@ class Job:
     global_batch: rows that one optimizer step sees, on any number of ranks.
     micro_batch: at most so many rows at once on a rank; None: all of the rank's rows.
     clip_norm: the global gradient norm is clipped to this before the optimizer steps.
-    weight: the weight of a sample in the mean (for instance its tokens), by its index; None: every row weighs 1.
+    weight: the weight of a training sample in the criterion's mean (for instance its tokens), by its index; None:
+        every row weighs 1. evaluation_weight: the same for the evaluation's samples.
     augment: (sample, generator) -> sample; the generator is keyed by (seed, epoch, index), never by rank or worker.
     last: what to do with an epoch's incomplete last batch.
     workers: loader processes per rank; 0 loads in the training process.
@@ -136,6 +137,7 @@ class Job:
     collate: Callable[[list[Any]], Any] | None = None
     augment: Callable[[Any, Generator], Any] | None = None
     weight: Callable[[int], float] | None = None
+    evaluation_weight: Callable[[int], float] | None = None
     scheduler: LRSchedule | None = None
     epochs: int = 1
     seed: int = 0

@@ -35,15 +35,19 @@ def proof_job(job: Job, training: Training) -> Job:
     """`job` on a subset that crosses an epoch's end with an uneven batch, in the proof's dtype and optimizer."""
     dtype = getattr(torch, training.dtype)
     rows = _spread(len(job.train), subset_length(len(job.train), job.global_batch, training))
-    weight, evaluation = job.weight, job.evaluation
+    evaluated = (
+        []
+        if job.evaluation is None
+        else _spread(len(job.evaluation), min(len(job.evaluation), 2 * job.global_batch + 1))
+    )
     small = replace(
         job,
         model=lambda: job.model().to(dtype),
         collate=_typed_collate(job, dtype),
         train=_thinned(job.train, rows, dtype),
-        weight=(lambda index: weight(rows[index])) if weight else None,
-        evaluation=evaluation
-        and _thinned(evaluation, _spread(len(evaluation), min(len(evaluation), 2 * job.global_batch + 1)), dtype),
+        weight=_renumbered(job.weight, rows),
+        evaluation=job.evaluation and _thinned(job.evaluation, evaluated, dtype),
+        evaluation_weight=_renumbered(job.evaluation_weight, evaluated),
     )
     if training.name == "gradient":
         return replace(small, optimizer=Recipe(torch.optim.SGD, {"lr": 1.0}), scheduler=None, clip_norm=None)
@@ -80,6 +84,10 @@ def _thinned(dataset: Any, rows: list[int], dtype: torch.dtype) -> Any:
     if isinstance(dataset, TensorDataset):
         return TensorDataset(*(_typed(tensor[rows], dtype) for tensor in dataset.tensors))
     return Subset(dataset, rows)
+
+
+def _renumbered(weight: Callable[[int], float] | None, rows: list[int]) -> Callable[[int], float] | None:
+    return (lambda index: weight(rows[index])) if weight else None
 
 
 def _typed(data: Any, dtype: torch.dtype) -> Any:

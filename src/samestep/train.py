@@ -69,7 +69,7 @@ def train(
         "steps": len(seen["step_s"]),
         "seconds": sum(seen["step_s"]),
         "final_loss": seen["losses"][-1],
-        "evaluation": evaluation and {name: total / evaluation["rows"] for name, total in evaluation["sums"].items()},
+        "evaluation": evaluation and evaluation["means"],
         "evaluation_rows": evaluation and evaluation["rows"],
         "weights": str(weights),
     }

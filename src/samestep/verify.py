@@ -225,7 +225,8 @@ class Comparison:
             for name, total in want["sums"].items():
                 distance = max(abs(total - trace.evaluation[0]["sums"][name]) for trace in shaken)
                 if not abs(got["sums"][name] - total) <= max(BOUND * distance, 64 * self.eps * abs(total)):
-                    pair = (total / want["rows"], got["sums"][name] / got["rows"])
+                    over = "weight" if name == "loss" else "rows"
+                    pair = (total / want[over], got["sums"][name] / got[over])
                     yield case.divergence("evaluation", *pair, tensor=name, rank=rank)
         if seen != Counter(range(want["rows"])):
             yield case.divergence("evaluation rows", want["rows"], sum(seen.values()))

@@ -164,7 +164,8 @@ def _play(
 def _evaluated(job: Job, state: dict[str, torch.Tensor], world: World) -> dict[str, Any]:
     if job.evaluation is None:
         return {"evaluation": None}
-    return {"evaluation": asdict(evaluate(job, plain_model(job, state, world), world))}
+    evaluation = evaluate(job, plain_model(job, state, world), world)
+    return {"evaluation": asdict(evaluation) | {"means": evaluation.means()}}
 
 
 def _write_state(plan: Plan, world: World, name: str, state: dict[str, torch.Tensor]) -> None:

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.optim.lr_scheduler import ExponentialLR
 from torch.utils.data import TensorDataset
 
-from samestep import Job, LRSchedule, Recipe
+from samestep import Batch, Job, LRSchedule, Recipe
 
 
 def _network(arch: str, width: int) -> nn.Module:
@@ -59,30 +59,27 @@ def job(
             next(network.parameters()).requires_grad_(False)
         return network
 
-    def criterion(output: torch.Tensor, batch):  # type: ignore[no-untyped-def]
-        losses = F.cross_entropy(output, batch.targets, reduction="none")
-        if not weighted:
-            return losses.mean()
-        of_rows = weights[rows_of(batch)].to(losses.dtype)
-        return (losses * of_rows).sum() / of_rows.sum()
+    def criterion(output: torch.Tensor, batch: Batch) -> torch.Tensor:
+        _, of_rows, labels = batch.data
+        losses = F.cross_entropy(output, labels, reduction="none")
+        return (losses * of_rows).sum() / of_rows.sum() if weighted else losses.mean()
 
-    def rows_of(batch):  # type: ignore[no-untyped-def]
-        """Which rows of the whole dataset these are: the proof trains on a part of it, so by their content."""
-        same = (inputs.to(batch.inputs.dtype)[None] == batch.inputs[:, None]).flatten(2).all(2)
-        return same.int().argmax(1)
-
+    data = TensorDataset(inputs, weights, targets)
+    weigh = (lambda index: float(weights[index])) if weighted else None
     return Job(
         model=model,
         criterion=criterion,
+        forward=lambda network, batch: network(batch.data[0]),
         optimizer=OPTIMIZERS[optimizer],
         scheduler=None if every == "never" else LRSchedule(lambda o: ExponentialLR(o, 0.8), every=every),
-        train=TensorDataset(inputs, targets),
-        evaluation=TensorDataset(inputs[: rows // 2 + 1], targets[: rows // 2 + 1]),
-        metrics={"accuracy": lambda output, batch: output.argmax(1) == batch.targets},
+        train=data,
+        evaluation=TensorDataset(*(tensor[: rows // 2 + 1] for tensor in data.tensors)),
+        metrics={"accuracy": lambda output, batch: output.argmax(1) == batch.data[2]},
         global_batch=global_batch,
         seed=seed,
         micro_batch=micro_batch or None,
         clip_norm=clip_norm or None,
-        weight=(lambda index: float(weights[index])) if weighted else None,
+        weight=weigh,
+        evaluation_weight=weigh,
         last=last,
     )

@@ -319,9 +319,9 @@ FAULTS = (
         "mean of the ranks' means",
         EVALUATE,
         "        dist.all_reduce(sums)\n",
-        "        means = sums / sums[0]\n"
-        "        dist.all_reduce(means, op=dist.ReduceOp.AVG)\n"
-        "        sums = means * length\n",
+        "        sums[1:] /= sums[0] / length\n"
+        "        sums[0] = length\n"
+        "        dist.all_reduce(sums, op=dist.ReduceOp.AVG)\n",
         ("evaluation",),
         "ranks' means",
     ),

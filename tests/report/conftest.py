@@ -88,9 +88,7 @@ def results() -> Results:
         "found": 2.302585092994057,
         "cause": "the update of step 2 is wrong: averaged per rank instead of per row",
     }
-    one_row = (
-        "step 23: rank 1 gets 1 row, BatchNorm needs 2; set global_batch=… so that every rank gets more, or last=drop"
-    )
+    one_row = "step 23: rank 1 gets 1 row, BatchNorm needs 2; set global_batch=… so that all ranks get 2, or last=drop"
     return {
         "schema": 1,
         "samestep": "0.1.0",

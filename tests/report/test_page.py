@@ -76,9 +76,7 @@ def test_it_answers_first_and_tells_all(results: Results) -> None:
         "results.json",
     ):
         assert said in page.text, said
-    assert (
-        page.text.index("fastest here") < page.text.index("samples/s 3,333") if "samples/s 3,333" in page.text else True
-    )
+    assert page.text.index("fastest here") < page.text.index("verdict")
     captions = html.split("<figcaption>")[1:]
     assert "n=5" in captions[0] and "95 % bootstrap interval" in captions[0] and "n=5" in captions[1]
 

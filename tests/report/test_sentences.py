@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from samestep.report.sentences import answer, notes, verdict_text
+from samestep.report.answer import answer
+from samestep.report.sentences import notes, verdict_text
 
 Results = dict[str, Any]
 

@@ -201,17 +201,19 @@ def _evaluate(job: Job, model: torch.nn.Module, device: str) -> dict[str, Any] |
     if job.evaluation is None:
         return None
     model.eval()
-    sums = dict.fromkeys(["loss", *job.metrics], 0.0)
+    sums, weight = dict.fromkeys(["loss", *job.metrics], 0.0), 0.0
     length = len(job.evaluation)
     with torch.no_grad():
         for first in range(0, length, EVALUATION_ROWS):
             rows = list(range(first, min(first + EVALUATION_ROWS, length)))
             batch = Batch(_collate(job, [job.evaluation[i] for i in rows], device), _place(0, 0, rows))
             output = job.forward(model, batch)
-            sums["loss"] += float(job.criterion(output, batch)) * len(rows)
+            weighs = sum(job.evaluation_weight(i) if job.evaluation_weight else 1.0 for i in rows)
+            sums["loss"] += float(job.criterion(output, batch)) * weighs
+            weight += weighs
             for name, metric in job.metrics.items():
                 sums[name] += float(metric(output, batch).double().sum())
-    return {"rows": length, "sums": sums}
+    return {"rows": length, "weight": weight, "sums": sums}
 
 
 def _place(step: int, micro: int, rows: list[int]) -> Part:

@@ -6,6 +6,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from samestep.report import numbers, sentences
+from samestep.report.answer import answer
 from samestep.report.sentences import TRAININGS, Results, label, measured, racing
 
 MARKS = {"same": "✓", "approximate": "≈", "differs": "✗", "failed": "✗", "refused": "–", "unavailable": "–"}
@@ -22,6 +23,7 @@ def page(results: Results) -> str:
     )
     return environment.get_template("page.html.j2").render(
         results=results,
+        answer=answer(results),
         numbers=numbers,
         say=sentences,
         trainings=TRAININGS,
@@ -30,9 +32,7 @@ def page(results: Results) -> str:
         with_speed=measured(results),
         figures=_figures(results),
         machine=_machine(results),
-        divergences=[
-            (label(row), row["first_divergence"]) for row in results["engines"] if row["first_divergence"]
-        ],
+        divergences=[(label(row), row["first_divergence"]) for row in results["engines"] if row["first_divergence"]],
     )
 
 

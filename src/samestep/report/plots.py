@@ -84,18 +84,12 @@ def steps(results: Results) -> str:
             for lane, of_launch in enumerate(times):
                 middle = y + 0.62 * ((lane + 0.5) / len(times) - 0.5)
                 # The golden ratio's multiples fill the lane evenly, and alike every time.
-                scattered = [
-                    middle + 0.4 / len(times) * (i * 0.618034 % 1 - 0.5) for i in range(len(of_launch))
-                ]
-                axes.plot(
-                    of_launch, scattered, "o", color=BLUE, alpha=0.35, markersize=2.8, markeredgewidth=0
-                )
+                scattered = [middle + 0.4 / len(times) * (i * 0.618034 % 1 - 0.5) for i in range(len(of_launch))]
+                axes.plot(of_launch, scattered, "o", color=BLUE, alpha=0.35, markersize=2.8, markeredgewidth=0)
             if row["step_ms"]:
                 median = row["step_ms"]["step"]
                 axes.plot([median] * 2, [y - 0.38, y + 0.38], color=INK, linewidth=2)
-                axes.text(
-                    1.01, y, f"median {amount(median)} ms", transform=axes.get_yaxis_transform(), va="center"
-                )
+                axes.text(1.01, y, f"median {amount(median)} ms", transform=axes.get_yaxis_transform(), va="center")
         _logarithmic(axes)
         axes.set_xlabel("milliseconds per step, on a logarithmic scale (less is better)")
         axes.grid(axis="x")
@@ -154,9 +148,7 @@ def _svg(figure: Figure, name: str, title: str) -> str:
     """The figure as an <svg> element for a page: scalable, with a title, and with ids that no other figure has."""
     buffer = io.BytesIO()
     with matplotlib.rc_context({"svg.hashsalt": name}), warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore", message="Glyph .* missing from font"
-        )  # the page's font will have it
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # the page's font will have it
         figure.savefig(buffer, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
     ElementTree.register_namespace("", SVG)
     ElementTree.register_namespace("xlink", XLINK)

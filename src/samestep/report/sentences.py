@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from samestep.report.numbers import amount, factor
-
 Results = dict[str, Any]
 Row = dict[str, Any]
 
@@ -60,79 +58,6 @@ def value(shown: Any) -> str:
     return ", ".join(map(str, shown)) if isinstance(shown, list) else str(shown)
 
 
-def answer(results: Results) -> str:
-    """The one sentence at the top: which engines take the same step, which do not, and which is fastest here."""
-    rows = results["engines"]
-    clauses = _proofs(rows)
-    clauses += [f"{_names([row], rows)} {verdict_text(row)}" for row in rows if row["verdict"] == "differs"]
-    failed = [row for row in rows if row["verdict"] == "failed"]
-    if failed:
-        clauses.append(f"{_names(failed, rows)} failed")
-    if racing(results):
-        clauses.append(_fastest(racing(results), rows))
-    return sentence("; ".join(clauses or ["no engine could be proven here"]))
-
-
-def _proofs(rows: list[Row]) -> list[str]:
-    """What was proven, a clause or two for each number of replicas. One process alone is no news beside others."""
-    proven = [row for row in rows if row["verdict"] in PROVEN]
-    proven = [row for row in proven if row["replicas"] > 1] or proven
-    clauses = []
-    for replicas in dict.fromkeys(row["replicas"] for row in proven):
-        process = "one process" if replicas == 1 else f"one process playing {replicas} ranks"
-        same = [row for row in proven if row["replicas"] == replicas and row["verdict"] == "same"]
-        close = [row for row in proven if row["replicas"] == replicas and row["verdict"] == "approximate"]
-        bitwise = [row for row in same if row["bitwise"]]
-        if same:
-            verb = "take" if _several(same) else "takes"
-            how = "bit for bit" if bitwise == same else "up to rounding"
-            if bitwise and bitwise != same:
-                how = f"{_names(bitwise, rows)} bit for bit"
-            clauses.append(f"{_names(same, rows)} {verb} the same step as {process}, {how}")
-        if close:
-            verb = "approximate" if _several(close) else "approximates"
-            clauses.append(f"{_names(close, rows)} {verb} {'it' if same else f'the step of {process}'}")
-    return clauses
-
-
-def _fastest(raced: list[Row], rows: list[Row]) -> str:
-    """The highest median of the exact engines, with those whose intervals reach into its own: nothing tells them apart.
-
-    An approximate engine does less, so it is named beside them, and wins only where it is alone.
-    """
-    exact = [row for row in raced if row["verdict"] == "same"] or raced
-    best = max(exact, key=_speed)
-    said = f"fastest here: {_names([best], rows)}, {amount(_speed(best))} samples/s"
-    if best["ratio"] and best["replicas"] > 1:
-        said += f" ({factor(best['ratio']['median'])} × one process)"
-    low = best["samples_per_second"]["low"]
-    tied = [row for row in exact if row is not best and row["samples_per_second"]["high"] >= low]
-    if tied:
-        said += f", not told apart from {_names(tied, rows)}"
-    faster = [row for row in raced if row not in exact and _speed(row) > _speed(best)]
-    return said + "".join(
-        f"; {_names([row], rows)}, approximate, reaches {amount(_speed(row))}" for row in faster
-    )
-
-
-def _speed(row: Row) -> float:
-    return float(row["samples_per_second"]["median"])
-
-
-def _several(rows: list[Row]) -> bool:
-    return len({row["engine"] for row in rows}) > 1
-
-
-def _names(some: list[Row], rows: list[Row]) -> str:
-    """'ddp and fsdp'; with the launcher where only some of an engine's rows are meant."""
-    names = [
-        row["engine"] if all(r in some for r in rows if r["engine"] == row["engine"]) else label(row)
-        for row in some
-    ]
-    names = list(dict.fromkeys(names))
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
-
-
 def notes(results: Results) -> list[str]:
     """What the table cannot say, one sentence each."""
     return [*conditions(results), *row_notes(results), *one_process(results)]
@@ -151,12 +76,13 @@ def conditions(results: Results) -> list[str]:
     ]
     if measured(results):
         said += [
-            f"Measured in {results['dtype']}: {results['repeats']} launches of every engine, in turn with the others; "
+            f"Measured in {results['dtype']}. Launches of every engine: {results['repeats']}, in turn with the others; "
             f"each leaves out its first {results['warmup_steps']} steps and times the next "
             f"{results['measured_steps']}.",
             INTERVAL,
             "× one process is paired: launches of the same round. Scaling efficiency is that, divided by the replicas.",
-            "Step times are medians over all measured steps, by rank 0's clock; a step's wait, for its data, is part of it. "
+            "Step times are medians over all measured steps, by rank 0's clock; "
+            "the wait for its data is part of a step.",
             "Peak memory is that of the rank that needs most; start-up ends at the first batch.",
         ]
     return said
@@ -187,11 +113,7 @@ def one_process(results: Results) -> list[str]:
     ranks, whole = results["world_size"], "what one process computes on the whole batch"
     if asked["same"]:
         return [f"{ranks} ranks compute {whole}."]
-    return [
-        sentence(
-            f"For this job {ranks} ranks do not compute {whole}, whichever the engine: {asked['reason']}"
-        )
-    ]
+    return [sentence(f"For this job {ranks} ranks do not compute {whole}, whichever the engine: {asked['reason']}")]
 
 
 def sentence(text: str) -> str:

@@ -47,9 +47,7 @@ def terminal_table(results: Results) -> Table:
     raced = racing(results)
     for row in results["engines"]:
         first = (
-            [_stacked(row["engine"], row["launcher"])]
-            if with_speed
-            else [Text(row["engine"]), Text(row["launcher"])]
+            [_stacked(row["engine"], row["launcher"])] if with_speed else [Text(row["engine"]), Text(row["launcher"])]
         )
         proof = [_verdict(row), Text(numbers.difference(row["max_difference"]))]
         rest = [Text(numbers.difference(row["bound"]), style="dim")]
@@ -62,9 +60,7 @@ def terminal_table(results: Results) -> Table:
 def _measured(row: Row) -> list[Text]:
     speed, ratio, step = row["samples_per_second"], row["ratio"], row["step_ms"] or {}
     return [
-        _stacked(
-            f"{numbers.amount(speed['median'])} n={speed['n']}", numbers.interval(speed, numbers.amount)
-        ),
+        _stacked(f"{numbers.amount(speed['median'])} n={speed['n']}", numbers.interval(speed, numbers.amount)),
         _stacked(numbers.median(ratio, numbers.factor), numbers.interval(ratio, numbers.factor)),
         Text(numbers.median(row["efficiency"], numbers.percent)),
         _stacked(numbers.amount(step.get("step")), numbers.amount(step.get("wait"))),
