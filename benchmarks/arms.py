@@ -1,9 +1,6 @@
-"""The arms of overhead.py: the same training as one loop of ours and as others would write it, taking turns.
+"""The arms of overhead.py: the same training by our engine and as others would write it. turns.py lets them alternate.
 
-Each arm is a whole training loop in a thread of its own. Only one runs at a time: a loop tells its `Turn` of the end of
-each step, and after a block of steps the turn hands over and waits. The order is the same on every rank, so that
-collectives meet. A block's first step is never timed, for any arm: it finds the caches full of another arm's
-tensors, and a rank that came early waits in it. All arms share the ranks, the process group and the allocator.
+All arms share the ranks, the process group and the allocator; each has its own model, optimizer and loader.
 """
 
 from __future__ import annotations
@@ -17,10 +14,7 @@ import os
 import platform
 import random
 import sys
-import threading
-import time
 import warnings
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from importlib.metadata import version
@@ -29,7 +23,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
@@ -40,82 +34,9 @@ from samestep.jobs import digits
 from samestep.lifeline import die_with_parent
 from samestep.run import Run
 from samestep.world import World
+from turns import WARM_UP, ModelState, Train, Turn, check
 
 WIDTHS = {"small": 16, "wide": 96}  # of the digits job's conv net: about 2 and 22 ms of arithmetic a step and core
-WARM_UP = 2  # blocks: DDP rebuilds its buckets, allocators and threads settle, an epoch ends
-ModelState = dict[str, Tensor]
-
-
-class Turn:
-    """One arm's turns: its thread, its step times, its checks."""
-
-    def __init__(self, name: str, job: Job, world: World, rounds: int, block: int) -> None:
-        self.name, self.job, self.world, self.block = name, job, world, block
-        self.steps = (WARM_UP + rounds) * block
-        self.rows = job.global_batch // world.size  # of a step on this rank
-        self.seen: list[int] = []  # rows of each warm-up step
-        self.losses: list[float] = []  # of the first and the last step of each block
-        self.blocks: list[list[float]] = []  # seconds of each step but the first
-        self.state: ModelState = {}
-        self.cpu_s: list[float] = []  # the loop's own thread, per step, one value a block
-        self._stamps: list[float] = []
-        self._cpu_stamps: list[float] = []
-        self._go, self._paused = threading.Semaphore(0), threading.Semaphore(0)
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._train, name=name, daemon=True)
-        self._thread.start()
-
-    def take(self) -> None:
-        """Lets the arm run one block, or to its end after its last one."""
-        self._go.release()
-        self._paused.acquire()
-        if self._error:
-            raise self._error
-
-    def model(self) -> nn.Module:
-        """The arm's own copy of the network, which counts the rows that it is given until the warm-up is over."""
-        model = self.job.model()
-        self._counter = model.register_forward_pre_hook(lambda _, inputs: self.seen.append(len(inputs[0])))
-        return model
-
-    def warm(self) -> None:
-        """Ends the warm-up: what is timed has no hook."""
-        self._counter.remove()
-        self.blocks.clear()
-        self.cpu_s.clear()
-
-    def step_ended(self, loss: Tensor) -> bool:
-        """Every loop calls this at the end of each step. Returns True after its last step."""
-        if not self._stamps or len(self._stamps) == self.block - 1:  # where the timed interval begins and ends
-            self.losses.append(float(loss))
-            if self.world.device != "cpu":
-                torch.cuda.synchronize()
-            self._cpu_stamps.append(time.thread_time())
-        self._stamps.append(time.perf_counter())
-        if len(self._stamps) < self.block:
-            return False
-        self.blocks.append([b - a for a, b in zip(self._stamps, self._stamps[1:])])
-        begin, end = self._cpu_stamps
-        self.cpu_s.append((end - begin) / (self.block - 1))
-        self._stamps.clear()
-        self._cpu_stamps.clear()
-        self._paused.release()
-        self._go.acquire()
-        return self.finished
-
-    @property
-    def finished(self) -> bool:
-        return len(self.losses) == 2 * self.steps // self.block
-
-    def _train(self) -> None:
-        self._go.acquire()
-        torch.set_num_threads(1)  # a setting of each thread
-        try:
-            self.state = ARMS[self.name][0](self.job, self.world, self)
-            assert self.finished, f"{self.name} ended after {len(self.losses) / 2} blocks"
-        except BaseException as error:
-            self._error = error
-        self._paused.release()
 
 
 def loader(job: Job, world: World, **settings: Any) -> DataLoader[Any]:
@@ -159,7 +80,8 @@ def by_hand(job: Job, world: World, turn: Turn, sampler: Any, data: DataLoader[A
     while True:
         sampler.set_epoch(epoch)
         for inputs, targets in data:
-            inputs, targets = inputs.to(world.device), targets.to(world.device)
+            inputs = inputs.to(world.device, non_blocking=True)
+            targets = targets.to(world.device, non_blocking=True)
             optimizer.zero_grad()
             loss = F.cross_entropy(model(inputs), targets)
             loss.backward()
@@ -245,7 +167,7 @@ def accelerate(job: Job, world: World, turn: Turn) -> ModelState:
                 return module.state_dict()
 
 
-ARMS: dict[str, tuple[Callable[[Job, World, Turn], ModelState], str]] = {  # each with the package that it needs
+ARMS: dict[str, tuple[Train, str]] = {  # each with the package that it needs
     "samestep": (samestep, "torch"),
     "handwritten": (handwritten, "torch"),
     "handwritten_fast": (handwritten_fast, "torch"),
@@ -265,7 +187,7 @@ def absent(name: str) -> str | None:
 def conduct(model: str, names: list[str], rounds: int, block: int, world: World) -> dict[str, Any]:
     """Trains every arm, a block at a time in an order that changes from round to round; checks each one's training."""
     job = replace(digits.job(width=WIDTHS[model]), last="drop")  # whole batches only: some arms fill up, some do not
-    turns = [Turn(name, job, world, rounds, block) for name in names]
+    turns = [Turn(name, ARMS[name][0], job, world, rounds, block) for name in names]
     for turn in turns:
         for _ in range(WARM_UP):
             turn.take()
@@ -280,27 +202,14 @@ def conduct(model: str, names: list[str], rounds: int, block: int, world: World)
         check(turn)
     return {
         turn.name: {
-            "step_s": turn.blocks,
-            "cpu_s": turn.cpu_s,
+            "wall_s": [block[:, 0].tolist() for block in turn.blocks],
+            "cpu_s": [block[:, 1].tolist() for block in turn.blocks],
             "steps": turn.steps,
             "rows_per_step": sorted(set(turn.seen)),
             "loss": [turn.losses[0], turn.losses[-1]],
         }
         for turn in turns
     }
-
-
-def check(turn: Turn) -> None:
-    """Raises AssertionError unless the arm has trained: rows, loss, weights, and the same weights on every rank."""
-    assert turn.seen == [turn.rows] * WARM_UP * turn.block, f"{turn.name} saw {set(turn.seen)} rows, not {turn.rows}"
-    assert turn.losses[-1] < turn.losses[0], f"{turn.name}'s loss rose: {turn.losses[0]} to {turn.losses[-1]}"
-    start = dict(turn.job.model().named_parameters())
-    for name, value in start.items():
-        end = turn.state[name].detach().to(turn.world.device)
-        assert not torch.equal(end.cpu(), value), f"{turn.name} left {name} where it was"
-        of_ranks = [torch.empty_like(end) for _ in range(turn.world.size)]
-        dist.all_gather(of_ranks, end)
-        assert all(torch.equal(end, other) for other in of_ranks), f"{turn.name}'s ranks differ in {name}"
 
 
 def rank_main(
@@ -325,6 +234,7 @@ def rank_main(
     result = {"arms": conduct(model, names, rounds, block, world), "machine": machine(world)}
     if rank == 0:
         Path(folder, "result.json").write_text(json.dumps(result))
+    dist.destroy_process_group()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)

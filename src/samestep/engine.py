@@ -6,6 +6,7 @@ import importlib
 import pkgutil
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 from samestep.errors import UserError, nearest
@@ -67,9 +68,8 @@ class Engine(Protocol):
 
 def names() -> list[str]:
     """The engines there are: the files in engines/, without importing them. The reference is none: it is the judge."""
-    import samestep.engines
-
-    return sorted(m.name for m in pkgutil.iter_modules(samestep.engines.__path__) if m.name != "reference")
+    folder = str(Path(__file__).with_name("engines"))
+    return sorted(m.name for m in pkgutil.iter_modules([folder]) if m.name != "reference")
 
 
 def check(name: str) -> None:

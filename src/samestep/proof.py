@@ -46,7 +46,7 @@ def proof_job(job: Job, training: Training) -> Job:
         collate=_typed_collate(job, dtype),
         train=_thinned(job.train, rows, dtype),
         weight=_renumbered(job.weight, rows),
-        evaluation=job.evaluation and _thinned(job.evaluation, evaluated, dtype),
+        evaluation=None if job.evaluation is None else _thinned(job.evaluation, evaluated, dtype),
         evaluation_weight=_renumbered(job.evaluation_weight, evaluated),
     )
     if training.name == "gradient":

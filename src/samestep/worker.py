@@ -15,6 +15,7 @@ import faulthandler
 import json
 import os
 import platform
+import re
 import resource
 import signal
 import sys
@@ -27,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.multiprocessing.spawn import spawn
+from torch.multiprocessing.spawn import ProcessException, spawn
 
 from samestep import engine as engines
 from samestep import inspection
@@ -44,6 +45,9 @@ from samestep.run import Run, digest_state
 from samestep.world import World
 
 Plan = dict[str, Any]
+
+# What gloo and NCCL say when another rank has left: never the first cause.
+LOST_PEER = re.compile(r"[Cc]onnection (closed|reset|refused)|[Bb]roken pipe|remote process (exited|has terminated)")
 
 
 def work(plan: Plan, world: World) -> dict[str, Any]:
@@ -217,7 +221,7 @@ def rank_main(path: str, do: Callable[[Plan, World], dict[str, Any]]) -> None:
         write_json(
             folder / f"error-rank{rank}.json",
             {"rank": int(rank), "kind": kind, "message": message, "time": time.time()}
-            | {"traceback": traceback.format_exc()},
+            | {"traceback": traceback.format_exc(), "lost_peer": bool(LOST_PEER.search(text))},
         )
         traceback.print_exc()
     sys.stdout.flush()
@@ -247,6 +251,19 @@ def _spawned(local_rank: int, size: int, path: str) -> None:
     rank_main(path, work)
 
 
+def spawn_main(size: int, path: str) -> None:
+    """Starts the ranks and waits for them. Reports how each ended as torchrun does, when one failed."""
+    ranks = spawn(_spawned, args=(size, path), nprocs=size, join=False)
+    try:
+        while not ranks.join():
+            pass
+    except ProcessException as error:
+        print(error, file=sys.stderr)
+        for rank, process in enumerate(ranks.processes):
+            print(f"rank : {rank} (local_rank: {rank})\nexitcode : {process.exitcode}", file=sys.stderr)
+        raise SystemExit(1) from None
+
+
 def inspect_main(path: str) -> None:
     """Answers a query about a job and the engines, in the file that the query names."""
     query: Plan = json.loads(Path(path).read_text())
@@ -270,7 +287,7 @@ def main(arguments: list[str]) -> None:
             rank_main(path, play_reference)
         case ["--spawn", size, path]:
             die_with_parent()
-            spawn(_spawned, args=(int(size), path), nprocs=int(size))
+            spawn_main(int(size), path)
         case [path]:
             rank_main(path, work)
         case _:

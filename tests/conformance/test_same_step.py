@@ -1,4 +1,4 @@
-"""Every behaviour that a job can have: the engines take the reference's step, without padding, at any number of ranks."""
+"""Every behaviour that a job can have: engines take the reference's step, without padding, at any number of ranks."""
 
 from __future__ import annotations
 

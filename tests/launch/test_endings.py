@@ -94,31 +94,27 @@ def test_asked_to_end(number: signal.Signals, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
+def run_to_its_end(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "samestep.cli", "run", "--nproc", "2", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_an_error_is_told_once_with_its_rank(launcher: str, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "samestep.cli", "run", f"{JOBS}:raises_on_rank_1", "--launcher", launcher]
-        + ["--nproc", "2", "--deadline", "60", "--out", str(tmp_path / "out")],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    out = tmp_path / "out"
+    job = f"{JOBS}:raises_on_rank_1"
+    done = run_to_its_end(job, "--launcher", launcher, "--deadline", "60", "--out", str(out))
     assert done.returncode == 1
     assert done.stderr.count("the data of step 3 is bad") == 1
     assert "rank 1 failed: RuntimeError" in done.stderr
     assert "Traceback" not in done.stderr
-    assert "the data of step 3 is bad" in (tmp_path / "out" / "log.txt").read_text()
-    assert_gone([int(path.read_text()) for path in (tmp_path / "out").glob("pid-rank*")])
+    assert "the data of step 3 is bad" in (out / "log.txt").read_text()
+    assert_gone([int(path.read_text()) for path in out.glob("pid-rank*")])
 
 
 def test_a_hang_ends_at_its_deadline_with_every_stack(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    done = subprocess.run(
-        [sys.executable, "-m", "samestep.cli", "run", f"{JOBS}:hangs_on_rank_1"]
-        + ["--nproc", "2", "--deadline", "15", "--out", str(out)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = run_to_its_end(f"{JOBS}:hangs_on_rank_1", "--deadline", "15", "--out", str(out))
     assert done.returncode == 1
     assert "nothing ended within 15 s" in done.stderr
     assert "in criterion" in (out / "stack-rank1.txt").read_text()

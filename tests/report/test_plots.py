@@ -97,10 +97,10 @@ def test_what_differs_is_drawn_last(results: Results) -> None:
 
 @pytest.mark.parametrize("figure", FIGURES)
 def test_text_is_text_whatever_it_holds(results: Results, figure: Figure) -> None:
-    name = '<b>&"$x^{2}$ $\\frac \x1b[31m文'
+    name = '<b>&"$x^{2}$ $\\frac$ \x1b[31m文'
     results["engines"][1]["engine"] = name
     svg = figure(results)
-    assert any('<b>&"$x^{2}$ $\\frac  [31m文 (torchrun)' in text for text in texts(svg))
+    assert any('<b>&"$x^{2}$ $\\frac$  [31m文 (torchrun)' in text for text in texts(svg))
     assert "<b>" not in svg
 
 

@@ -82,6 +82,11 @@ def test_the_answer_names_what_is_wrong(results: Results) -> None:
     )
 
 
+def test_one_process_may_be_the_fastest(results: Results) -> None:
+    results["engines"][0]["samples_per_second"] |= {"median": 9000.0, "low": 8900.0, "high": 9100.0}
+    assert "fastest here: single (one process), 9,000 samples/s." in answer(results)
+
+
 def test_an_interval_that_stays_clear_is_no_tie(results: Results) -> None:
     results["engines"][2]["samples_per_second"]["high"] = 5000.0
     assert "told apart" not in answer(results)

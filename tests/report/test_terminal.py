@@ -87,8 +87,8 @@ def test_a_proof_alone_has_no_columns_of_speed(proof: Results) -> None:
 def test_single_values_may_be_missing(results: Results) -> None:
     row = results["engines"][1]
     row |= {"ratio": None, "efficiency": None, "step_ms": None, "peak_memory_mib": None, "startup_s": None}
-    row["samples_per_second"] |= {"n": 1}
+    row["samples_per_second"] |= {"n": 1, "low": 5203.0, "high": 5203.0}
     lines = printed(results, 120)
     first = next(line for line in lines if line.startswith("ddp"))
     assert "5,203 n=1" in first and first.count("–") == 4
-    assert "5,047" not in "\n".join(lines)  # one launch has no interval
+    assert "5,047" not in "\n".join(lines) and "5,203–" not in "\n".join(lines)  # one launch has no interval

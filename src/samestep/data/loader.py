@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from multiprocessing import get_all_start_methods
 from typing import Any
 
 import torch
@@ -20,9 +21,9 @@ class Rows(Dataset[Any]):
     because loaders run ahead of the training."""
 
     def __init__(self, job: Job) -> None:
+        # Not the job itself: loader processes that are not forked must be able to pickle what they get.
         self.dataset: Any = job.train
-        self.job = job
-        self.collate = job.collate or default_collate
+        self.seed, self.augment, self.collate = job.seed, job.augment, job.collate or default_collate
         self.by_array = isinstance(self.dataset, TensorDataset) and not job.collate and not job.augment
 
     def __getitem__(self, part: Part) -> tuple[Part, Any]:
@@ -30,15 +31,11 @@ class Rows(Dataset[Any]):
             indices = torch.from_numpy(part.indices)
             return part, [tensor[indices] for tensor in self.dataset.tensors]
         samples = fetch(self.dataset, part.indices.tolist())
-        if self.job.augment:
-            samples = [self._augmented(s, part, i) for s, i in zip(samples, part.indices.tolist())]
+        if self.augment:
+            # Keyed by the sample, so that an image is cropped alike on any number of ranks and loader workers.
+            keys = [key(self.seed, "augment", part.epoch, index) for index in part.indices.tolist()]
+            samples = [self.augment(s, torch.Generator().manual_seed(k)) for s, k in zip(samples, keys)]
         return part, self.collate(samples)
-
-    def _augmented(self, sample: Any, part: Part, index: int) -> Any:
-        # Keyed by the sample, so that an image is cropped alike on any number of ranks and loader workers.
-        generator = torch.Generator().manual_seed(key(self.job.seed, "augment", part.epoch, index))
-        assert self.job.augment is not None
-        return self.job.augment(sample, generator)
 
 
 def fetch(dataset: Any, indices: list[int]) -> list[Any]:
@@ -63,6 +60,8 @@ def batches(job: Job, world: World, schedule: Schedule, steps: int) -> Iterator[
         sampler=_Parts(schedule, world.rank, steps),
         batch_size=None,  # a part is fetched and collated whole, by Rows
         num_workers=job.workers,
+        # Under torch.multiprocessing.spawn the default would be 'spawn', which cannot take a job's lambdas.
+        multiprocessing_context="fork" if job.workers and "fork" in get_all_start_methods() else None,
         worker_init_fn=die_with_parent if job.workers else None,
         pin_memory=world.device != "cpu",
         generator=torch.Generator(),  # its own: starting a loader must not draw from the training's stream

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -79,11 +80,7 @@ def run(
     finally:
         end(tree)
     record = Record(folder)
-    error = record.error()
-    if error:
-        raise _told(error, log)
-    if not record.complete(size):
-        raise TrainingFailed(_silent_end(tree, folder, size, log))
+    _raise_if_failed(record, tree, size, log)
     return record
 
 
@@ -126,31 +123,26 @@ def _show_stacks(folder: Path) -> None:
     time.sleep(0.5)
 
 
-def _told(error: dict[str, object], log: Path) -> Exception:
-    if error["kind"] == "crash":
-        return TrainingFailed(f"rank {error['rank']} failed: {error['message']} (its traceback is in {log})")
-    kind = Refused if error["kind"] == "refused" else UserError
-    return kind(str(error["message"]))
-
-
-def _silent_end(tree: subprocess.Popen[bytes], folder: Path, size: int, log: Path) -> str:
-    """The sentence about ranks that ended without a word, as those killed by a signal do."""
-    silent = [str(r) for r in range(size) if not (folder / f"rank{r}.json").exists()]
-    code = tree.returncode
-    how = f"was ended by {signal.Signals(-code).name}" if code and code < 0 else f"exited with {code}"
-    killed = _signal_in(log)
+def _raise_if_failed(record: Record, tree: subprocess.Popen[bytes], size: int, log: Path) -> None:
+    """Raises with the cause that came first. A rank that lost its peer's connection only tells of another's end."""
+    error = record.error()
+    killed = _killed_rank(log)
+    if error and error["kind"] in ("user", "refused"):
+        raise (Refused if error["kind"] == "refused" else UserError)(error["message"])
+    if error and not (error["lost_peer"] and killed):
+        raise TrainingFailed(f"rank {error['rank']} failed: {error['message']} (its traceback is in {log})")
     if killed:
-        return f"rank {killed[0]} was ended by {killed[1]}; the launcher's output is in {log}"
-    return f"rank {', '.join(silent)} left no record and the launcher {how}; its output is in {log}"
+        raise TrainingFailed(f"rank {killed[0]} was ended by {killed[1]}; what it last said is in {log}")
+    if not record.complete(size):
+        silent = ", ".join(str(r) for r in range(size) if not (record.folder / f"rank{r}.json").exists())
+        code = tree.returncode
+        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
+        raise TrainingFailed(f"the launcher {how} and rank {silent} left no record; what they said is in {log}")
 
 
-def _signal_in(log: Path) -> tuple[str, str] | None:
-    """(rank, signal) of the first rank that torchrun or spawn reports as killed."""
-    import re
-
-    text = log.read_text(errors="replace")
-    torchrun = re.search(r"exitcode: -(\d+)\).*?local_rank: (\d+)", text)
-    if torchrun:
-        return torchrun[2], signal.Signals(int(torchrun[1])).name
-    spawned = re.search(r"process (\d+) terminated with signal (SIG\w+)", text)
-    return (spawned[1], spawned[2]) if spawned else None
+def _killed_rank(log: Path) -> tuple[str, str] | None:
+    """(rank, signal) of a rank that a signal ended, as the launcher reports it; it ends the others with SIGTERM."""
+    pattern = r"rank +: (\d+) \(local_rank: \d+\)\s+exitcode +: -(\d+)"
+    ended = re.findall(pattern, log.read_text(errors="replace"))
+    signals = [(rank, signal.Signals(int(number)).name) for rank, number in ended]
+    return next((pair for pair in signals if pair[1] != "SIGTERM"), None)

@@ -48,8 +48,9 @@ def _fastest(raced: list[Row], rows: list[Row]) -> str:
     """
     exact = [row for row in raced if row["verdict"] == "same"] or raced
     best = max(exact, key=_speed)
-    said = f"fastest here: {_names([best], rows)}, {amount(_speed(best))} samples/s"
-    if best["ratio"] and best["replicas"] > 1:
+    alone = " (one process)" if best["replicas"] == 1 else ""
+    said = f"fastest here: {_names([best], rows)}{alone}, {amount(_speed(best))} samples/s"
+    if best["ratio"] and not alone:
         said += f" ({factor(best['ratio']['median'])} × one process)"
     low = best["samples_per_second"]["low"]
     tied = [row for row in exact if row is not best and row["samples_per_second"]["high"] >= low]

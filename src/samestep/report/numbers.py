@@ -38,8 +38,8 @@ def median(summary: Summary | None, show: Callable[[float], str]) -> str:
 
 
 def interval(summary: Summary | None, show: Callable[[float], str]) -> str:
-    """'5,100–5,300'; empty for a single launch, which has none."""
-    if summary is None or summary["n"] < 2:
+    """'5,100–5,300'; empty where there is none: of a single launch, of one process beside itself."""
+    if summary is None or summary["low"] == summary["high"]:
         return ""
     return f"{show(summary['low'])}–{show(summary['high'])}"
 

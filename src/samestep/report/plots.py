@@ -68,7 +68,7 @@ def _bar(axes: Axes, y: int, row: Row) -> None:
     (bar,) = axes.barh(y, median, height=0.56, color=BLUE if exact else PALE, hatch=None if exact else "//")
     bar.set_edgecolor("white")
     bar.set_gid(f"bar-{y}")
-    if measured["n"] > 1:
+    if low < high:
         axes.plot([low, high], [y, y], color=INK, linewidth=1.3, marker="|", markersize=9, markeredgewidth=1.3)
     words = f"{amount(median)} ({interval_and_n(measured, amount)})" + ("" if exact else ", approximate")
     axes.annotate(words, (high, y), xytext=(8, 0), textcoords="offset points", va="center")
