@@ -19,7 +19,6 @@ sys.path.insert(0, str(BENCHMARKS))
 
 import overhead  # noqa: E402 - a script's folder is on the path when it runs
 import turns  # noqa: E402
-
 from samestep.jobs import digits  # noqa: E402
 from samestep.world import World  # noqa: E402
 
@@ -93,7 +92,9 @@ def trained(fault=None):
             loss.backward()
             if fault != "stands still":
                 optimizer.step()
-            turn.step_ended(-loss if fault == "loss rises" else loss - number * 1e-3)  # falls even without dropout's luck
+            turn.step_ended(
+                -loss if fault == "loss rises" else loss - number * 1e-3
+            )  # falls even without dropout's luck
         return model.state_dict()
 
     turn = turns.Turn("planted", train, job, World(), rounds=2, block=8)

@@ -1,0 +1,110 @@
+"""What only a GPU can show. Skipped, visibly, where torch sees none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from conformance import jobs_drawn
+from samestep.engines import single
+from samestep.errors import UserError
+from samestep.meter import Meter
+from samestep.run import Run
+from samestep.world import World
+from test_bad_input import samestep
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device here")
+
+DRAWN = f"{Path(jobs_drawn.__file__)}:job"
+
+
+def test_nothing_of_ours_waits_for_the_gpu_between_steps() -> None:
+    """CUDA's own check: any `.item()`, or copy that waits, raises."""
+    world, job = World(devices=("cuda:0",)), jobs_drawn.job(rows=64)
+    run = Run(job, world, 60)
+    model = job.model().to("cuda:0")
+    optimizer = job.optimizer.build(model)
+    run.begin(model, optimizer)
+    for batch in run.batches():
+        torch.cuda.set_sync_debug_mode("error")
+        loss = run.loss(model, batch)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        run.step(loss)
+    torch.cuda.set_sync_debug_mode("default")
+    assert len(run.observations()["losses"]) == 60
+
+
+def test_step_times_are_those_of_the_gpu() -> None:
+    """Ten kernels of a known length, queued in no time: the clock of the loop would see nothing of them."""
+    torch.cuda._sleep(1000)
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    torch.cuda._sleep(20_000_000)
+    end.record()
+    torch.cuda.synchronize()
+    kernel_s = begin.elapsed_time(end) / 1e3
+    meter = Meter(0, "cuda:0")
+    meter.begin()
+    for _ in range(10):
+        torch.cuda._sleep(20_000_000)
+        meter.step()
+    step_s = meter.finish()
+    assert sorted(step_s)[5] == pytest.approx(kernel_s, rel=0.2)
+
+
+def test_a_loss_that_is_not_finite_is_named_with_its_step() -> None:
+    meter = Meter(0, "cuda:0")
+    value = torch.ones((), device="cuda:0")
+    with pytest.raises(UserError, match="not finite at step 11 on rank 0: nan"):  # noqa: PT012 - noticed later
+        for step in range(40):
+            meter.loss(value * float("nan") if step == 11 else value, step, 1.0)
+
+
+def test_losses_arrive_whole_and_in_order() -> None:
+    meter = Meter(0, "cuda:0")
+    for step in range(1000):
+        meter.loss(torch.full((), float(step), device="cuda:0"), step, 1.0)
+        meter.step()
+    meter.finish()
+    assert meter.losses == [float(step) for step in range(1000)]
+
+
+@pytest.mark.parametrize("engines", ["single,ddp"])
+@pytest.mark.parametrize("job", ["digits", f"{DRAWN}"])
+def test_one_gpu_takes_the_same_step(job: str, engines: str, tmp_path: Path) -> None:
+    arguments = ["verify", job, "--nproc", "1", "--engines", engines, "--launchers", "all", "--device", "cuda"]
+    done = samestep(*arguments, "--json", out=tmp_path / "out")
+    rows = json.loads(done.stdout)["engines"]
+    assert {(row["engine"], row["launcher"], row["verdict"]) for row in rows} == {
+        ("single", "process", "same"),
+        ("ddp", "torchrun", "same"),
+        ("ddp", "spawn", "same"),
+    }
+
+
+@pytest.mark.parametrize("rows", ["29", "32"])
+def test_dataparallel_over_one_gpu_twice(rows: str, tmp_path: Path) -> None:
+    """Its chunk split is its layout. Two replicas on one GPU share a generator, so no dropout here."""
+    arguments = ["verify", DRAWN, "--engines", "dataparallel", "--set", f"rows={rows}", "--set", "arch=mlp"]
+    done = samestep(*arguments, "--device", "cuda:0,cuda:0", "--json", out=tmp_path / "out")
+    (row,) = json.loads(done.stdout)["engines"]
+    assert (row["verdict"], row["replicas"]) == ("same", 2), row
+
+
+def test_more_ranks_than_gpus(tmp_path: Path) -> None:
+    ranks = str(torch.cuda.device_count() + 1)
+    done = samestep("run", "digits", "--nproc", ranks, "--device", "cuda", out=tmp_path / "out")
+    assert done.returncode == 2
+    assert f"--nproc {ranks} needs {ranks} GPUs" in done.stderr
+
+
+def test_single_trains_on_the_gpu() -> None:
+    job = jobs_drawn.job(rows=64, arch="conv")
+    run = Run(job, World(devices=("cuda:0",)), 8)
+    state = single.train(job, World(devices=("cuda:0",)), run)
+    assert all(tensor.is_cuda for tensor in state.values())
