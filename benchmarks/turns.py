@@ -66,7 +66,7 @@ class Turn:
     def step_ended(self, loss: Tensor) -> bool:
         """Every loop calls this at the end of each step. Returns True after its last step."""
         if not self._stamps or len(self._stamps) == self.block - 1:  # where the timed interval begins and ends
-            self.losses.append(float(loss))
+            self.losses.append(float(loss.detach()))
             if self.world.device != "cpu":
                 torch.cuda.synchronize()
         self._stamps.append((time.perf_counter(), time.thread_time()))
