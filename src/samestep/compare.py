@@ -33,17 +33,18 @@ def conduct(study: Study, found: Mapping[str, Any], folder: Path, tell: Tell) ->
     rows = rows_of(study, found)
     planned = [row for row in rows if row.open]
     total = 1 + len(planned) * max(1, study.rounds)
-    tell("the reference", 0, total)
-    reference = _reference(study, found, planned, folder, lambda phase: tell(phase, 0, total))
+    began = time.localtime()
+    reference = _reference(study, found, planned, folder, lambda phase: tell(phase, 0, total)) if planned else None
     done = 1
     for number in range(max(1, study.rounds)):
         for row in _rotated(planned, number):
-            if row.open:
+            if row.open and reference:
                 phases = _teller(tell, row, done, total)
                 _launch(study, row, number, folder, reference, phases)
             done += 1
             tell(row.name, done, total)
-    return _results(study, found, rows, reference)
+    results = {"started": time.strftime("%Y-%m-%dT%H:%M:%S", began)} | _question(study, found)
+    return results | _answers(study, found, rows, reference)
 
 
 def _rotated(rows: list[Row], by: int) -> Iterator[Row]:
@@ -61,7 +62,7 @@ def _reference(
 ) -> Record:
     """Plays every layout that a row needs, and plain one-process training, in one process."""
     plain = {"replicas": 1, "split": "even", "buffers": "rank0", "rounds_to": None}
-    layouts = [plain]
+    layouts = [] if found["job"]["refused"]["1"] else [plain]
     for row in rows:
         layout = row.facts["layout"] | {"rounds_to": row.facts["numerics"]["rounds_to"]}
         if layout["replicas"] == 1:
@@ -130,14 +131,10 @@ def phase_in(folder: Path) -> str:
         return "starting"
 
 
-def _results(study: Study, found: Mapping[str, Any], rows: list[Row], reference: Record) -> dict[str, Any]:
+def _question(study: Study, found: Mapping[str, Any]) -> dict[str, Any]:
+    """What was asked, of what, where."""
     job = found["job"]
-    layouts = reference.ranks[0]["layouts"]
-    many = [n for n, played in enumerate(layouts.values()) if played["layout"]["replicas"] > 1]
-    alike = None
-    if many:
-        alike = one_process(Expectation(reference, many[0]), Expectation(reference, 0), job)
-    results = {
+    question = {
         "schema": 1,
         "samestep": __version__,
         "job": study.job,
@@ -146,20 +143,23 @@ def _results(study: Study, found: Mapping[str, Any], rows: list[Row], reference:
         "global_batch": job["global_batch"],
         "rows": job["rows"],
         "device": found["devices"][0],
-        "machine": reference.ranks[0]["machine"],
-        "started": time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(reference.ranks[0]["started_at"])),
+        "machine": found["machine"],
         "threads_per_rank": 1,
         "workers": job["workers"],
         "dtype": job["dtype"],
-        "proof": {
-            "steps": study.steps,
-            "dtype": layouts["0"]["dtype"],
-            "float64_failed": layouts["0"]["float64_failed"],
-        },
-        "same_as_one_process": alike,
     }
     if study.rounds:
-        results |= {"repeats": study.rounds, "warmup_steps": study.warmup_steps, "measured_steps": study.measured_steps}
+        figures = {"warmup_steps": study.warmup_steps, "measured_steps": study.measured_steps}
+        question |= {"repeats": study.rounds} | figures
+    return question
+
+
+def _answers(study: Study, found: Mapping[str, Any], rows: list[Row], reference: Record | None) -> dict[str, Any]:
+    """What the proof found and what the launches measured, a row each."""
+    played = [Expectation(reference, n) for n in range(len(reference.ranks[0]["layouts"]))] if reference else []
+    alone = next((e for e in played if e.facts["layout"]["replicas"] == 1), None)
+    many = next((e for e in played if e.facts["layout"]["replicas"] > 1), None)
+    proof = played[0].facts if played else {"dtype": "float64", "float64_failed": None}
     baseline = next((row for row in rows if row.engine == "single" and row.launches), None)
     shown = []
     for row in rows:
@@ -167,6 +167,10 @@ def _results(study: Study, found: Mapping[str, Any], rows: list[Row], reference:
         judged["replicas"] = row.facts["layout"]["replicas"] if row.facts.get("layout") else None
         if study.rounds:
             proven = row.verdict.verdict in ("same", "approximate") and row.launches
-            judged |= measurement(row, baseline, study, job) if proven else without_measurement()
+            judged |= measurement(row, baseline, study, found["job"]) if proven else without_measurement()
         shown.append(judged)
-    return results | {"engines": shown}
+    return {
+        "proof": {"steps": study.steps, "dtype": proof["dtype"], "float64_failed": proof["float64_failed"]},
+        "same_as_one_process": one_process(many, alone, found["job"]) if many and alone else None,
+        "engines": shown,
+    }

@@ -15,6 +15,14 @@ class TrainingFailed(Exception):
     """A worker died or raised. The command prints the sentence and exits with 1."""
 
 
+def not_a_scalar(shape: list[int]) -> UserError:
+    """The mistake of a criterion that returns more than one number."""
+    return UserError(
+        f"the criterion returned a tensor of shape {shape}, not a scalar; "
+        "return the mean over the rows, for example with reduction='mean'"
+    )
+
+
 def nearest(word: str, known: list[str]) -> str:
     """The tail of a sentence about an unknown name: the closest known one, or all of them."""
     from difflib import get_close_matches

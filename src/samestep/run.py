@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from samestep.data.loader import batches
 from samestep.data.schedule import Schedule, key
-from samestep.errors import Refused, UserError
+from samestep.errors import Refused, not_a_scalar
 from samestep.job import Batch, Job
 from samestep.meter import Meter
 from samestep.world import World
@@ -95,10 +95,7 @@ class Run:
             raise
         loss = self.job.criterion(output, batch)
         if loss.dim() != 0:
-            raise UserError(
-                f"the criterion returned a tensor of shape {list(loss.shape)}, not a scalar; "
-                "return the mean over the rows, for example with reduction='mean'"
-            )
+            raise not_a_scalar(list(loss.shape))
         for buffer, value in kept:  # a rank without rows leaves no trace; .data, because autograd may hold the buffer
             buffer.data.copy_(value)
         self.meter.loss(loss.detach(), part.step, part.weight)

@@ -18,14 +18,16 @@ class _Live:
     """A progress bar that is there while the block runs."""
 
     def __init__(self, *columns: TextColumn | MofNCompleteColumn) -> None:
+        console = Console(stderr=True)
         self.progress = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
             *columns,
             TimeElapsedColumn(),
-            console=Console(stderr=True),
+            console=console,
             transient=True,
+            disable=not console.is_terminal,
         )
         self.task = self.progress.add_task("asking the job", total=None)
 

@@ -211,7 +211,7 @@ def rank_main(path: str, do: Callable[[Plan, World], dict[str, Any]]) -> None:
     try:
         world = World.from_env(os.environ)
         record = {"schema": SCHEMA, "rank": world.rank, "world": asdict(world), "threads": torch.get_num_threads()}
-        record |= {"started_at": plan["started_at"], "machine": _machine(world)} | do(plan, world)
+        record |= {"started_at": plan["started_at"], "machine": machine(world.device)} | do(plan, world)
         write_json(folder / f"rank{rank}.json", record)
     except BaseException as error:
         code = 2 if isinstance(error, UserError) else 1
@@ -229,16 +229,26 @@ def rank_main(path: str, do: Callable[[Plan, World], dict[str, Any]]) -> None:
     os._exit(code)
 
 
-def _machine(world: World) -> dict[str, Any]:
-    gpu = None if world.device == "cpu" else torch.cuda.get_device_name(world.device)
+def machine(device: str) -> dict[str, Any]:
+    """What the figures were measured on."""
+    gpu = None if device == "cpu" else torch.cuda.get_device_name(device)
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,
         "host": platform.node(),
-        "processor": platform.machine(),
+        "processor": _processor(),
         "cores": os.cpu_count(),
         "gpu": gpu,
     }
+
+
+def _processor() -> str:
+    """The processor's model name where the system tells it, else its architecture."""
+    try:
+        names = re.findall(r"model name\s*: (.+)", Path("/proc/cpuinfo").read_text())
+    except OSError:
+        names = []
+    return names[0] if names else platform.machine()
 
 
 def _spawned(local_rank: int, size: int, path: str) -> None:
@@ -270,7 +280,11 @@ def inspect_main(path: str) -> None:
     answer: dict[str, Any] = {"error": None}
     try:
         devices = inspection.find_devices(query["device"])
-        answer |= {"devices": devices, "engines": inspection.inspect_engines(devices, query["replicas"])}
+        answer |= {
+            "devices": devices,
+            "machine": machine(devices[0]),
+            "engines": inspection.inspect_engines(devices, query["replicas"]),
+        }
         if query["job"]:
             answer["job"] = inspection.inspect_job(query["job"], query["settings"], query["replicas"], query["steps"])
     except UserError as error:

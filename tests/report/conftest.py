@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from copy import deepcopy
 from random import Random
 from typing import Any
 
@@ -163,19 +164,11 @@ def results() -> Results:
 @pytest.fixture
 def proof(results: Results) -> Results:
     """What verify alone gives: the same without any measurement."""
-    timing = (
-        "samples_per_second",
-        "ratio",
-        "efficiency",
-        "step_ms",
-        "peak_memory_mib",
-        "startup_s",
-        "launches",
-    )
-    for engine in results["engines"]:
+    alone = deepcopy(results)
+    timing = ("samples_per_second", "ratio", "efficiency", "step_ms", "peak_memory_mib", "startup_s", "launches")
+    for engine in alone["engines"]:
         for key in timing:
             del engine[key]
     for key in ("repeats", "warmup_steps", "measured_steps"):
-        del results[key]
-    results["command"] = "samestep verify digits"
-    return results
+        del alone[key]
+    return alone | {"command": "samestep verify digits"}

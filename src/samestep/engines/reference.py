@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from samestep.engine import Layout
-from samestep.errors import UserError
+from samestep.errors import UserError, not_a_scalar
 from samestep.job import Batch, Job, Part
 
 EVALUATION_ROWS = 16  # at a time
@@ -59,6 +59,8 @@ def play(job: Job, layout: Layout, steps: int, *, noise: Noise | None = None, de
                     before = _random_state(device)
                     batch = Batch(data, _place(step, micro, rows))
                     loss = job.criterion(job.forward(model, batch), batch)
+                    if loss.dim() != 0:
+                        raise not_a_scalar(list(loss.shape))
                     draws = draws or not torch.equal(before, _random_state(device))
                     (loss * (_weight(job, rows) / whole)).backward()
                     loss_mean = float(loss.detach())

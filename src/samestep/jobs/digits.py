@@ -6,10 +6,13 @@ The last 297 are held out, as scikit-learn's own example does with its later hal
 
 from __future__ import annotations
 
+from math import ceil
+
 import torch
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn import functional as F
+from torch.optim.lr_scheduler import CosineAnnealingLR
 from torch.utils.data import TensorDataset
 
 from samestep import Job, LRSchedule, Recipe
@@ -43,12 +46,14 @@ def job(
             nn.Linear(2 * width * 16, 10),
         )
 
-    steps = epochs * -(-TRAIN_ROWS // global_batch)
+    def cosine(optimizer: torch.optim.Optimizer) -> CosineAnnealingLR:
+        return CosineAnnealingLR(optimizer, epochs * ceil(TRAIN_ROWS / global_batch))
+
     return Job(
         model=model,
         criterion=lambda output, batch: F.cross_entropy(output, batch.targets),
         optimizer=Recipe(torch.optim.SGD, {"lr": lr, "momentum": 0.9, "weight_decay": 5e-4}),
-        scheduler=LRSchedule(lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, steps)),
+        scheduler=LRSchedule(cosine),
         train=TensorDataset(images[:TRAIN_ROWS], labels[:TRAIN_ROWS]),
         evaluation=TensorDataset(images[TRAIN_ROWS:], labels[TRAIN_ROWS:]),
         metrics={"accuracy": lambda output, batch: output.argmax(1) == batch.targets},

@@ -148,7 +148,7 @@ def _svg(figure: Figure, name: str, title: str) -> str:
     """The figure as an <svg> element for a page: scalable, with a title, and with ids that no other figure has."""
     buffer = io.BytesIO()
     with matplotlib.rc_context({"svg.hashsalt": name}), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # the page's font will have it
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")  # the page's font will have it
         figure.savefig(buffer, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
     ElementTree.register_namespace("", SVG)
     ElementTree.register_namespace("xlink", XLINK)
