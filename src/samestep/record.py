@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     Arrays = Mapping[str, NDArray[np.generic]]
 
 SCHEMA = 1
+PREFIX = "tensor "  # so that no tensor's name is one of numpy.savez's own arguments
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -35,7 +36,8 @@ def write_arrays(path: Path, arrays: Arrays) -> None:
     import numpy as np
 
     buffer = io.BytesIO()
-    np.savez(buffer, **arrays)  # type: ignore[arg-type]  # its stub takes the names for its own options
+    named = {PREFIX + name: array for name, array in arrays.items()}
+    np.savez(buffer, **named)  # type: ignore[arg-type]  # its stub takes the names for its own options
     _replace(path, buffer.getvalue())
 
 
@@ -82,4 +84,4 @@ class Record:
         import numpy as np
 
         with np.load(self.folder / f"rank{rank}.{name}.npz") as file:
-            return dict(file)
+            return {name.removeprefix(PREFIX): array for name, array in file.items()}

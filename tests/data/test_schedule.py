@@ -1,0 +1,143 @@
+"""The schedule: the same global batches on any number of ranks, every sample once, and the reference's own agrees."""
+
+from __future__ import annotations
+
+from collections import Counter
+from math import ceil, isclose
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from samestep.data.schedule import Schedule, cut
+from samestep.engine import Layout
+from samestep.engines import reference
+from samestep.job import Job, Recipe
+
+schedules = st.builds(
+    Schedule,
+    length=st.integers(1, 200),
+    global_batch=st.integers(1, 40),
+    world_size=st.integers(1, 9),
+    seed=st.integers(0, 2**40),
+    micro_batch=st.one_of(st.none(), st.integers(1, 9)),
+)
+
+
+def _epoch(schedule: Schedule, epoch: int) -> list[list[list[int]]]:
+    """[step][rank] -> the indices that count."""
+    return [
+        [
+            [int(i) for part in schedule.step(rank, epoch, step) for i in part.indices[: part.rows]]
+            for rank in range(schedule.world_size)
+        ]
+        for step in range(schedule.steps_per_epoch)
+    ]
+
+
+@given(schedules, st.integers(0, 3))
+def test_every_sample_once_an_epoch(schedule: Schedule, epoch: int) -> None:
+    seen = Counter(i for step in _epoch(schedule, epoch) for rank in step for i in rank)
+    assert seen == Counter(range(schedule.length))
+
+
+@given(schedules, st.integers(1, 9))
+def test_a_global_batch_is_the_same_for_every_world_size(schedule: Schedule, other: int) -> None:
+    from dataclasses import replace
+
+    alike = replace(schedule, world_size=other)
+    whole = [[i for rank in step for i in rank] for step in _epoch(schedule, 1)]
+    assert whole == [[i for rank in step for i in rank] for step in _epoch(alike, 1)]
+
+
+@given(schedules)
+def test_shares_make_the_ranks_average_exact(schedule: Schedule) -> None:
+    for step in range(schedule.steps_per_epoch):
+        parts = [part for rank in range(schedule.world_size) for part in schedule.step(rank, 0, step)]
+        assert isclose(sum(part.share for part in parts), schedule.world_size)
+        assert all((part.share == 0) == (part.rows == 0) for part in parts)
+
+
+@given(schedules)
+def test_every_rank_has_as_many_micro_batches_and_rank_0_always_has_rows(schedule: Schedule) -> None:
+    for step in range(schedule.steps_per_epoch):
+        of_ranks = [schedule.step(rank, 0, step) for rank in range(schedule.world_size)]
+        assert {len(parts) for parts in of_ranks} == {schedule.micro_batches}
+        assert of_ranks[0][0].rows > 0
+        assert all(len(part.indices) > 0 for parts in of_ranks for part in parts)
+        if schedule.micro_batch:
+            assert all(part.rows <= schedule.micro_batch for parts in of_ranks for part in parts)
+
+
+@given(schedules)
+def test_the_order_changes_with_the_epoch_and_the_seed(schedule: Schedule) -> None:
+    from dataclasses import replace
+
+    if schedule.length > 20:
+        assert not np.array_equal(schedule.order(0), schedule.order(1))
+        assert not np.array_equal(schedule.order(0), replace(schedule, seed=schedule.seed + 1).order(0))
+
+
+@given(schedules)
+def test_the_references_own_schedule_agrees(schedule: Schedule) -> None:
+    """Two ways of writing the same definition. If both were one, a fault in it would be invisible."""
+    job = Job(
+        model=torch.nn.Identity,
+        criterion=lambda output, batch: output.mean(),
+        optimizer=Recipe(torch.optim.SGD),
+        train=range(schedule.length),  # type: ignore[arg-type]
+        global_batch=schedule.global_batch,
+        seed=schedule.seed,
+        micro_batch=schedule.micro_batch,
+    )
+    layout = Layout(replicas=schedule.world_size)
+    for number in range(schedule.steps_per_epoch * 2):
+        plan = reference._step(job, layout, number)
+        for rank in range(schedule.world_size):
+            ours = schedule.step(rank, *divmod(number, schedule.steps_per_epoch))
+            assert [part.indices[: part.rows].tolist() for part in ours] == [micro[rank] for micro in plan]
+
+
+@pytest.mark.parametrize("rows", range(1, 12))
+@pytest.mark.parametrize("replicas", range(1, 6))
+def test_dataparallels_chunks_are_torchs(rows: int, replicas: int) -> None:
+    """5 rows over 4 devices: 2, 2, 1, and a device without."""
+    job = Job(
+        model=torch.nn.Identity,
+        criterion=lambda output, batch: output.mean(),
+        optimizer=Recipe(torch.optim.SGD),
+        train=range(rows),  # type: ignore[arg-type]
+        global_batch=rows,
+    )
+    ((*chunks,),) = reference._step(job, Layout(replicas=replicas, split="chunk"), 0)
+    theirs = [chunk.tolist() for chunk in torch.arange(rows).chunk(replicas)]
+    assert [len(chunk) for chunk in chunks if chunk] == [len(chunk) for chunk in theirs]
+    assert len(chunks) == replicas
+
+
+@given(st.integers(0, 100), st.integers(1, 20))
+def test_cut(rows: int, parts: int) -> None:
+    sizes = cut(rows, parts)
+    assert sum(sizes) == rows
+    assert sizes == sorted(sizes, reverse=True)
+    assert max(sizes) - min(sizes) <= 1
+
+
+@given(schedules)
+def test_the_smallest_part_is_the_smallest(schedule: Schedule) -> None:
+    sizes = [
+        (part.rows, step, rank)
+        for step in range(schedule.steps_per_epoch)
+        for rank in range(schedule.world_size)
+        for part in schedule.step(rank, 0, step)
+        if part.rows
+    ]
+    assert schedule.smallest_part() == min(sizes)
+
+
+def test_last_drop_leaves_whole_batches() -> None:
+    schedule = Schedule(length=29, global_batch=8, last="drop")
+    assert schedule.steps_per_epoch == 3
+    assert Schedule(length=29, global_batch=8).steps_per_epoch == ceil(29 / 8)
