@@ -1,0 +1,79 @@
+"""The docs are files that run: their jobs, their commands, their links, and both READMEs alike."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from test_bad_input import samestep
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+JOBS = [
+    (page, block)
+    for page in PAGES
+    for block in re.findall(r"```python\n(# my_job\.py\n.*?)```", page.read_text(), re.S)
+]
+
+
+def _commands(page: Path) -> list[str]:
+    """The indented lines of a page that are shell commands, without their comments."""
+    lines = re.findall(r"^    ((?:samestep|make|git|\.) .*)$", page.read_text(), re.M)
+    return [re.sub(r"\s+#.*$", "", line) for line in lines]
+
+
+def test_both_readmes_say_the_same() -> None:
+    english, chinese = ROOT / "README.md", ROOT / "README.zh.md"
+    assert _commands(english) == _commands(chinese)
+    blocks = [re.findall(r"```.*?```", page.read_text(), re.S) for page in (english, chinese)]
+    assert blocks[0] == blocks[1]
+    assert len(blocks[0]) >= 2
+    targets = [re.findall(r"\]\(([^)]+)\)", page.read_text()) for page in (english, chinese)]
+    assert sorted(targets[0][1:]) == sorted(targets[1][1:])  # the first is the link to the other language
+    figures = [sorted(re.findall(r"\d[\d,.]*\d", page.read_text())) for page in (english, chinese)]
+    assert figures[0] == figures[1]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)", page.read_text()):
+        if not target.startswith("http"):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_nothing_is_left_to_fill_in(page: Path) -> None:
+    assert not re.findall(r"@[A-Z_]+@|TODO|FIXME", page.read_text())
+
+
+@pytest.mark.parametrize(("page", "block"), JOBS, ids=lambda value: value.name if isinstance(value, Path) else "")
+def test_the_jobs_of_the_docs_are_proven(page: Path, block: str, tmp_path: Path) -> None:
+    file = tmp_path / "my_job.py"
+    file.write_text(block)
+    done = samestep("verify", str(file), "--nproc", "2", "--engines", "ddp", "--deadline", "120", out=tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    assert "same step" in done.stdout
+
+
+def test_the_readmes_training_command_runs(tmp_path: Path) -> None:
+    file = tmp_path / "my_job.py"
+    file.write_text(next(block for page, block in JOBS if page.name == "README.md"))
+    (command,) = [line for line in _commands(ROOT / "README.md") if line.startswith("samestep run")]
+    arguments = command.replace("my_job.py", str(file)).split()[1:]
+    done = samestep(*arguments, out=tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out" / "weights.safetensors").exists()
+
+
+@pytest.mark.parametrize("command", sorted({c for page in PAGES for c in _commands(page) if c.startswith("samestep")}))
+def test_commands_have_the_options_that_are_shown(command: str) -> None:
+    words = command.split()
+    shown = samestep(words[1], "--help").stdout
+    for option in re.findall(r"--[a-z-]+", command):
+        assert option in shown, f"{command}: samestep {words[1]} has no {option}"
+
+
+@pytest.mark.parametrize("command", sorted({c for page in PAGES for c in _commands(page) if c.startswith("make")}))
+def test_make_has_the_targets_that_are_shown(command: str) -> None:
+    assert re.search(rf"^{command.split()[1]}:", (ROOT / "Makefile").read_text(), re.M)

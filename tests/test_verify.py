@@ -1,0 +1,153 @@
+"""The judge itself: it reads every quantity that it claims to, and each verdict means what it says."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mutations.faults import DDP, WRAPPED, Fault
+from mutations.plant import patched
+from ranks import Ranks, proof_plan, reference_plan
+from samestep.record import Record
+from samestep.trace import Expectation
+from samestep.verify import judge
+
+DRAWN = f"{Path(__file__).parent}/conformance/jobs_drawn.py:job"
+
+
+class Tampered(Record):
+    """A healthy record whose content a test may change."""
+
+    def __init__(self, record: Record) -> None:
+        super().__init__(record.folder)
+        object.__setattr__(self, "changed_ranks", copy.deepcopy(record.ranks))
+        object.__setattr__(self, "changed", {})
+
+    @property
+    def ranks(self) -> list[dict[str, Any]]:
+        return self.changed_ranks  # type: ignore[attr-defined, no-any-return]
+
+    def arrays(self, name: str, rank: int = 0) -> dict[str, Any]:
+        return super().arrays(name, rank) | self.changed.get(name, {})  # type: ignore[attr-defined]
+
+
+@pytest.fixture(scope="module")
+def healthy(ranks: Callable[[int], Ranks], judge_rank: Ranks) -> tuple[Expectation, Record]:
+    reference = judge_rank.work(reference_plan("jobs:conv", 2))
+    return Expectation(reference, 0), ranks(2).work(proof_plan("jobs:conv", "ddp", 2))
+
+
+def _sgd(record: Tampered, rank: int = 1) -> dict[str, Any]:
+    return record.ranks[rank]["trainings"]["sgd"]  # type: ignore[no-any-return]
+
+
+def _weight(name: str, change: Callable[[Any], Any], training: str = "sgd") -> Callable[[Tampered], None]:
+    def tamper(record: Tampered) -> None:
+        record.changed[training] = {name: change(record.arrays(training)[name])}  # type: ignore[attr-defined]
+
+    return tamper
+
+
+TAMPERINGS: dict[str, tuple[Callable[[Tampered], Any], str, int | None]] = {
+    "first weights": (lambda r: _sgd(r).update(start_digest="0"), "initial weights", None),
+    "a row left out": (lambda r: _sgd(r)["parts"][3].update(indices=_sgd(r)["parts"][3]["indices"][1:]), "rows", 3),
+    "rows exchanged": (lambda r: _sgd(r)["parts"][3]["indices"].reverse(), "indices", 3),
+    "a tensor": (lambda r: _sgd(r)["parts"][2]["digests"].__setitem__(0, "0"), "tensors received", 2),
+    "a weight in the mean": (lambda r: _sgd(r)["parts"][2].update(weight=4.0), "weight", 2),
+    "a loss": (lambda r: _sgd(r)["losses"].__setitem__(6, _sgd(r)["losses"][6] + 1e-9), "loss", 6),
+    "a loss that is no number": (lambda r: _sgd(r)["losses"].__setitem__(6, math.nan), "loss", 6),
+    "a learning rate": (lambda r: _sgd(r)["rates"].__setitem__(5, [0.0123]), "learning rate", 5),
+    "a step too many": (lambda r: _sgd(r)["rates"].append([0.01]), "optimizer steps", None),
+    "a step too few": (lambda r: _sgd(r)["rates"].pop(), "optimizer steps", 7),
+    "another group": (lambda r: _sgd(r)["rates"].__setitem__(0, [0.05, 0.05]), "parameter groups", 0),
+    "the first gradient": (_weight("5.weight", lambda w: w + 1e-9, "gradient"), "first gradient", 0),
+    "a parameter": (_weight("5.weight", lambda w: w + 1e-9), "parameter", 7),
+    "a parameter under the job's optimizer": (_weight("5.weight", lambda w: w + 1e-9, "user"), "parameter", 7),
+    "a parameter that is no number": (_weight("5.weight", lambda w: w * np.nan), "parameter", 7),
+    "a parameter of another shape": (_weight("5.weight", lambda w: w[:1]), "parameter", 7),
+    "a buffer": (_weight("1.running_mean", lambda b: b + 1e-9), "buffer", 7),
+    "a count": (_weight("1.num_batches_tracked", lambda b: b + 1), "buffer", 7),
+    "a name": (_weight("module.5.weight", lambda b: b, "sgd"), "names of the weights", None),
+    "evaluated rows": (lambda r: _sgd(r)["evaluation"].update(rows=18), "evaluation rows", None),
+    "an evaluated row twice": (lambda r: _sgd(r)["evaluation"]["indices"].append(0), "evaluation rows", None),
+    "a metric": (lambda r: _sgd(r)["evaluation"]["sums"].update(accuracy=99.0), "evaluation", None),
+}
+
+
+@pytest.mark.parametrize("name", TAMPERINGS)
+def test_every_quantity_is_read(name: str, healthy: tuple[Expectation, Record]) -> None:
+    expectation, record = healthy
+    tamper, quantity, step = TAMPERINGS[name]
+    tampered = Tampered(record)
+    assert judge(expectation, tampered).verdict == "same"
+    if name == "a name":
+        tampered.changed["sgd"] = {"module.5.weight": np.zeros(1)}  # type: ignore[attr-defined]
+    else:
+        tamper(tampered)
+    verdict = judge(expectation, tampered)
+    assert verdict.verdict == "differs"
+    assert verdict.first_divergence is not None
+    assert (verdict.first_divergence["quantity"], verdict.first_divergence["step"]) == (quantity, step)
+    assert verdict.first_divergence["cause"]
+    assert not verdict.bitwise
+
+
+def test_last_bits_cost_bitwise_but_not_same(healthy: tuple[Expectation, Record]) -> None:
+    expectation, record = healthy
+    tampered = Tampered(record)
+    _weight("5.weight", lambda w: np.nextafter(w, np.inf))(tampered)
+    verdict = judge(expectation, tampered)
+    assert (verdict.verdict, verdict.bitwise) == ("same", False)
+    assert verdict.max_difference is not None
+    assert verdict.bound is not None
+    assert 0 < verdict.max_difference < verdict.bound
+
+
+LOSSY = "NUMERICS = Numerics(rounds_to='float16', lossy=True)\n"
+HOOK = (
+    "        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks\n"
+    "        model.register_comm_hook(None, default_hooks.fp16_compress_hook)\n"
+)
+
+
+@pytest.mark.parametrize(("scale", "verdict"), [("1.0", "approximate"), ("2.0", "differs")])
+def test_a_lossy_engine_is_approximate_within_its_rounding(
+    scale: str, verdict: str, judge_rank: Ranks, tmp_path: Path
+) -> None:
+    plan = reference_plan("jobs:tied", 2)
+    plan["layouts"][0]["rounds_to"] = "float16"
+    reference = judge_rank.work(plan)
+    fault = Fault("lossy", DDP, WRAPPED, HOOK + WRAPPED, named=(), cause="")
+    source = patched(fault, tmp_path)
+    file = source / "samestep" / DDP
+    text = file.read_text().replace("NUMERICS = Numerics()\n", LOSSY)
+    file.write_text(text.replace("loss.backward()", f"(loss * {scale}).backward()"))
+    with Ranks(2, source) as ranks:
+        found = judge(Expectation(reference, 0), ranks.work(proof_plan("jobs:tied", "ddp", 2)))
+    assert found.verdict == verdict, found
+
+
+def test_a_tensor_whose_bound_says_nothing_is_named(ranks: Callable[[int], Ranks], judge_rank: Ranks) -> None:
+    """AdamW makes full steps of the rounding noise that is the gradient of a bias before BatchNorm."""
+    chosen = {"arch": "batchnorm", "optimizer": "adamw", "float32_only": "true"}
+    reference = judge_rank.work(reference_plan(DRAWN, 2, chosen))
+    plan = proof_plan(DRAWN, "ddp", 2, chosen)
+    for training in plan["trainings"]:
+        training["dtype"] = "float32"
+    found = judge(Expectation(reference, 0), ranks(2).work(plan))
+    assert found.verdict == "same", found
+    assert any("ill-conditioned: 0.bias (the job's optimizer)" in note for note in found.notes), found.notes
+    assert any("proven in float32, because float64 failed" in note for note in found.notes)
+
+
+def test_clipping_that_never_acts_is_said(ranks: Callable[[int], Ranks], judge_rank: Ranks) -> None:
+    reference = judge_rank.work(reference_plan(DRAWN, 2, {"clip_norm": "1000.0"}))
+    found = judge(Expectation(reference, 0), ranks(2).work(proof_plan(DRAWN, "ddp", 2, {"clip_norm": "1000.0"})))
+    assert found.verdict == "same"
+    assert any("clipping never acted" in note for note in found.notes)
