@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+
 from test_bad_input import samestep
 
 ROOT = Path(__file__).parents[1]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -75,7 +75,7 @@ class Batch:
 
 
 def _is_pair(data: Any) -> bool:
-    return isinstance(data, Sequence) and not isinstance(data, str) and len(data) == 2
+    return isinstance(data, (list, tuple)) and len(data) == 2
 
 
 @dataclass(frozen=True)

@@ -121,7 +121,7 @@ def test_dataparallels_chunks_are_torchs(rows: int, replicas: int) -> None:
 def test_cut(rows: int, parts: int) -> None:
     sizes = cut(rows, parts)
     assert sum(sizes) == rows
-    assert sizes == sorted(sizes, reverse=True)
+    assert list(sizes) == sorted(sizes, reverse=True)
     assert max(sizes) - min(sizes) <= 1
 
 

@@ -230,8 +230,8 @@ FAULTS = (
     Fault(
         "last batch averaged per rank",
         RUN,
-        "return loss * part.share",
-        "return loss * (part.share > 0)",
+        "return loss if part.share == 1.0 else loss * part.share",
+        "return loss if part.share else loss * 0",
         ("loss", "first gradient"),
         "row",
     ),
@@ -266,8 +266,8 @@ FAULTS = (
     Fault(
         "shuffle not changing by epoch",
         SCHEDULE,
-        'key(self.seed, "order", epoch)',
-        'key(self.seed, "order", 0)',
+        'key(seed, "order", epoch)',
+        'key(seed, "order", 0)',
         ("indices",),
         "set_epoch",
     ),
@@ -291,8 +291,8 @@ FAULTS = (
     Fault(
         "rows fetched in another order than planned",
         LOADER,
-        "return part, [tensor[indices] for tensor in self.dataset.tensors]",
-        "return part, [tensor[indices.flip(0)] for tensor in self.dataset.tensors]",
+        "tensor.index_select(0, indices)",
+        "tensor.index_select(0, indices.flip(0))",
         ("tensors received",),
         "their values are not",
     ),

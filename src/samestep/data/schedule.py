@@ -28,10 +28,11 @@ def key(*parts: int | str) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1
 
 
-def cut(rows: int, parts: int) -> list[int]:
-    """Sizes of `parts` parts of `rows` rows, as even as can be, the larger ones first: cut(7, 3) = [3, 2, 2]."""
+@lru_cache(maxsize=64)
+def cut(rows: int, parts: int) -> tuple[int, ...]:
+    """Sizes of `parts` parts of `rows` rows, as even as can be, the larger ones first: cut(7, 3) = (3, 2, 2)."""
     base, extra = divmod(rows, parts)
-    return [base + (i < extra) for i in range(parts)]
+    return tuple(base + (i < extra) for i in range(parts))
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class Schedule:
 
     def order(self, epoch: int) -> NDArray[np.int64]:
         """The samples in the order of this epoch, the same on every rank. shape [length]"""
-        return _order(self.length, key(self.seed, "order", epoch))
+        return _order(self.length, self.seed, epoch)
 
     def step(self, rank: int, epoch: int, number: int) -> list[Part]:
         """Rank's A parts of step `number` of `epoch`, in the order in which they run."""
@@ -116,6 +117,7 @@ class Schedule:
 
 
 @lru_cache(maxsize=2)
-def _order(length: int, seed: int) -> NDArray[np.int64]:
-    order: NDArray[np.int64] = torch.randperm(length, generator=torch.Generator().manual_seed(seed)).numpy()
+def _order(length: int, seed: int, epoch: int) -> NDArray[np.int64]:
+    generator = torch.Generator().manual_seed(key(seed, "order", epoch))
+    order: NDArray[np.int64] = torch.randperm(length, generator=generator).numpy()
     return order
