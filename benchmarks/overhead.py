@@ -4,7 +4,7 @@
 
 Every arm trains the digits job by itself, same network, optimizer, learning rates, rows per step, no loader workers
 and one thread a rank: on CPU two ranks over gloo, each on its own core; with GPUs one rank each over NCCL. The arms
-take turns in blocks of 10 steps within one process per rank, in an order that changes every round (turns.py says
+take turns in blocks of 20 steps within one process per rank, in an order that changes every round (turns.py says
 how), so that whatever else the machine does meets all of them alike. They are compared within a round, never across
 rounds, on rank 0. All of it is launched a few times over, because where an arm's tensors come to lie in memory moves
 it by half a per cent. Our loader fetches a batch of this job by one indexing, torch's collates row by row:
@@ -132,7 +132,7 @@ def main() -> int:
     parser.add_argument("--model", action="append", choices=list(arms.WIDTHS), help="default: all")
     parser.add_argument("--rounds", type=int, help=f"of each launch, default: {ROUNDS}")
     parser.add_argument("--launches", type=int, default=4)
-    parser.add_argument("--block", type=int, default=10, help="steps an arm takes in its turn")
+    parser.add_argument("--block", type=int, default=20, help="steps an arm takes in its turn")
     parser.add_argument("--deadline", type=float, default=600, metavar="S", help="seconds for one launch")
     parser.add_argument("--json", type=Path, metavar="FILE")
     asked = parser.parse_args()

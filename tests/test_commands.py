@@ -33,7 +33,8 @@ def test_engines() -> None:
 
 
 def test_verify(tmp_path: Path) -> None:
-    done = samestep("verify", "digits", "--nproc", "2", "--device", "cpu", "--json", out=tmp_path / "out")
+    arguments = ["verify", "digits", "--engines", "all", "--nproc", "2", "--device", "cpu"]
+    done = samestep(*arguments, "--json", out=tmp_path / "out")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert (found["job"], found["world_size"]) == ("digits", 2)
@@ -66,6 +67,7 @@ def test_verify_refuses_what_a_layer_cannot_do(tmp_path: Path) -> None:
     done = samestep("verify", f"{JOBS}:one_row", "--engines", "ddp", "--json", out=tmp_path / "out")
     (row,) = json.loads(done.stdout)["engines"]
     assert row["verdict"] == "refused"
+    assert done.returncode == 1  # nothing was proven
     assert "rank 0 gets 1 row, BatchNorm needs 2" in row["reason"]
 
 
@@ -95,9 +97,8 @@ def test_compare_measures_and_resumes(tmp_path: Path) -> None:
     assert ddp["efficiency"]["median"] == pytest.approx(ddp["ratio"]["median"] / 2)
     losses = [row["launches"][0]["losses"] for row in found["engines"]]
     assert losses[1] == pytest.approx(losses[2], rel=1e-6)  # the launcher does not change the training
-    assert (
-        Path(found["report"]).read_text().startswith("<!doctype html>") or "<html" in Path(found["report"]).read_text()
-    )
+    assert Path(found["report"]).resolve() == (out / "report.html").resolve()
+    assert "<html" in (out / "report.html").read_text()
     assert json.loads((out / "results.json").read_text()) == found
 
     # What is there is not measured again: only the launch that is missing.

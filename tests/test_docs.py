@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import io
+import json
 import re
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from samestep import report
 from test_bad_input import samestep
 
 ROOT = Path(__file__).parents[1]
@@ -34,6 +38,15 @@ def test_both_readmes_say_the_same() -> None:
     assert sorted(targets[0][1:]) == sorted(targets[1][1:])  # the first is the link to the other language
     figures = [sorted(re.findall(r"\d[\d,.]*\d", page.read_text())) for page in (english, chinese)]
     assert figures[0] == figures[1]
+
+
+def test_the_readmes_table_is_that_of_its_record() -> None:
+    (folder,) = set(re.findall(r"results/digits[^/)`]+", (ROOT / "README.md").read_text()))
+    results = json.loads((ROOT / folder / "results.json").read_text())
+    console = Console(file=io.StringIO(), width=100, color_system=None)
+    console.print(report.table(results))
+    shown = [line.rstrip() for line in console.file.getvalue().rstrip().splitlines()]  # type: ignore[attr-defined]
+    assert "\n".join(shown) in (ROOT / "README.md").read_text()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Mapping
@@ -28,7 +29,7 @@ P = ParamSpec("P")
 JobArgument = Annotated[
     str, typer.Argument(metavar="[JOB]", help="A built-in job (digits), file.py:function or package.module:function.")
 ]
-Engines = Annotated[str, typer.Option(help="Engines, separated by commas; all where none is named.")]
+Engines = Annotated[str, typer.Option(help="Engines, separated by commas, or all; all where none is named.")]
 Nproc = Annotated[int, typer.Option(help="Ranks on this machine (for dataparallel: devices).")]
 Set = Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="A setting of the job; repeatable.")]
 Out = Annotated[Path | None, typer.Option(help="Folder for the results; a dated one under runs/ where none is named.")]
@@ -82,7 +83,7 @@ def compare(
     deadline: Deadline = None,
     json_: Json = False,
 ) -> int:
-    """Prove, then measure: a table and a report with plots. Exit 1 if an engine differs or failed."""
+    """Prove, then measure: a table and a report with plots. Exit 1 if an engine differs or none is proven."""
     measured = {"rounds": rounds, "measured_steps": measured_steps, "warmup_steps": warmup_steps}
     asked = {"engines": engines, "launchers": launchers, "device": device, "steps": steps, "port": port}
     return _study("compare", job, nproc, set_, out, asked | measured | {"deadline_s": deadline}, json_)
@@ -103,7 +104,7 @@ def verify(
     deadline: Deadline = None,
     json_: Json = False,
 ) -> int:
-    """The proof alone: is it still the same training? Names the first divergence; exit 1 if an engine differs."""
+    """The proof alone: is it still the same training? Names the first divergence; exit codes as compare's."""
     asked = {"engines": engines, "launchers": launchers, "device": device, "steps": steps, "port": port}
     return _study("verify", job, nproc, set_, out, asked | {"deadline_s": deadline}, json_)
 
@@ -159,12 +160,13 @@ def _study(
     study, found, folder = _begin(command, job, nproc, set_, out, asked)
     with Launches() as progress:
         results = conduct(study, found, folder, progress.tell)
-    results |= {"command": " ".join(["samestep", *sys.argv[1:]]), "report": str(folder / "report.html")}
+    results |= {"command": shlex.join(["samestep", *sys.argv[1:]]), "report": os.path.relpath(folder / "report.html")}
     write_json(folder / "results.json", results)
     (folder / "report.html").write_text(report.html(results), encoding="utf-8")
     _print(results, json_, lambda: studied(results))
-    bad = [row for row in results["engines"] if row["verdict"] in ("differs", "failed")]
-    return 1 if bad else 0
+    verdicts = {row["verdict"] for row in results["engines"]}
+    # Nothing proven is no success either: a script that asks for one engine must not read 'unavailable' as 'same'.
+    return 1 if verdicts & {"differs", "failed"} or not verdicts & {"same", "approximate"} else 0
 
 
 def _begin(
@@ -177,7 +179,9 @@ def _begin(
 
     if nproc < 1:
         raise UserError(f"--nproc {nproc}: at least one rank must train; give --nproc 1 or more")
-    names = {key: _list(asked.get(key, "")) for key in ("engines", "launchers")}
+    names = {key: _list(asked[key]) for key in ("engines", "launchers")}
+    if "all" in names["engines"]:
+        names["engines"] = ()
     for name in names["engines"]:
         engine.check(name)
     for name in names["launchers"]:
@@ -195,9 +199,7 @@ def _begin(
 
 
 def _list(names: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in names.split(",") if name.strip() and name.strip() != "all") or (
-        ("all",) if "all" in names.split(",") else ()
-    )
+    return tuple(name.strip() for name in names.split(",") if name.strip())
 
 
 def _settings(pairs: list[str]) -> dict[str, str]:
