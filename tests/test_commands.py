@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -118,6 +121,22 @@ def test_compare_does_not_mix_two_questions(tmp_path: Path) -> None:
     done = samestep("verify", f"{JOBS}:quick", "--engines", "single", "--steps", "4", out=out)
     assert done.returncode == 2
     assert "holds other results: steps was 8 there and is 4 now" in done.stderr
+
+
+def test_two_commands_do_not_share_a_folder(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "samestep.cli", "verify", f"{JOBS}:slow", "--engines", "single", "--out", str(out)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as first:
+        try:
+            until = time.monotonic() + 60
+            while not (out / "reference").exists():
+                assert time.monotonic() < until
+                time.sleep(0.05)
+            second = samestep(*command[3:7], out=out)
+            assert second.returncode == 2
+            assert "another samestep is writing to" in second.stderr
+        finally:
+            first.kill()
 
 
 def test_run_trains_evaluates_and_leaves_weights(tmp_path: Path) -> None:

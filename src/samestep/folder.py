@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from samestep.errors import UserError
 from samestep.record import write_json
 
 IDENTITY = "study.json"
+LOCK = ".lock"
 
 
 def prepare(out: Path | None, job: str, identity: Mapping[str, Any]) -> Path:
@@ -30,6 +32,7 @@ def prepare(out: Path | None, job: str, identity: Mapping[str, Any]) -> Path:
         probe.unlink()
     except OSError as error:
         raise UserError(f"the folder {folder} is not writable ({error.strerror}); give another with --out") from None
+    _lock(folder)
     mine, path = json.loads(json.dumps(identity)), folder / IDENTITY
     if path.exists():
         theirs = json.loads(path.read_text())
@@ -40,10 +43,23 @@ def prepare(out: Path | None, job: str, identity: Mapping[str, Any]) -> Path:
                 f"{folder} holds other results: {key} was {theirs.get(key)!r} there and is {mine[key]!r} now; "
                 "give another folder with --out"
             )
-    elif any(folder.iterdir()):
+    elif any(entry.name != LOCK for entry in folder.iterdir()):
         raise UserError(f"the folder {folder} holds files that are not samestep's; give an empty or new one with --out")
     write_json(path, mine)
     return folder.resolve()
+
+
+def _lock(folder: Path) -> None:
+    """Holds `folder` until this process ends, however it ends. Raises UserError when another holds it."""
+    lock = open(folder / LOCK, "w")  # noqa: SIM115 - held open as long as the process lives
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise UserError(f"another samestep is writing to {folder}; wait for it, or give another --out") from None
+    _held.append(lock)
+
+
+_held: list[IO[str]] = []
 
 
 def digest_of(target: str) -> str | None:
