@@ -6,7 +6,7 @@ BIN = $(VENV)/bin
 .PHONY: demo test lint mutations overhead clean
 
 demo: $(VENV)/.installed
-	$(BIN)/samestep compare digits --nproc 2 --launchers all
+	$(BIN)/samestep compare digits --launchers all
 
 test: $(VENV)/.tested lint
 	$(BIN)/python -m pytest

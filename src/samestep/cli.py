@@ -30,7 +30,9 @@ JobArgument = Annotated[
     str, typer.Argument(metavar="[JOB]", help="A built-in job (digits), file.py:function or package.module:function.")
 ]
 Engines = Annotated[str, typer.Option(help="Engines, separated by commas, or all; all where none is named.")]
-Nproc = Annotated[int, typer.Option(help="Ranks on this machine (for dataparallel: devices).")]
+Nproc = Annotated[
+    int | None, typer.Option(help="Ranks on this machine (for dataparallel: devices); one for each GPU, or 2 on a CPU.")
+]
 Set = Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="A setting of the job; repeatable.")]
 Out = Annotated[Path | None, typer.Option(help="Folder for the results; a dated one under runs/ where none is named.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON value on stdout, and nothing else there.")]
@@ -70,7 +72,7 @@ def told(command: Callable[P, int]) -> Callable[P, NoReturn]:
 def compare(
     job: JobArgument = "digits",
     engines: Engines = "",
-    nproc: Nproc = 2,
+    nproc: Nproc = None,
     set_: Set = [],  # noqa: B006 - typer copies it
     out: Out = None,
     launchers: Launchers = "",
@@ -94,7 +96,7 @@ def compare(
 def verify(
     job: JobArgument = "digits",
     engines: Engines = "",
-    nproc: Nproc = 2,
+    nproc: Nproc = None,
     set_: Set = [],  # noqa: B006
     out: Out = None,
     launchers: Launchers = "",
@@ -114,7 +116,7 @@ def verify(
 def run(
     job: JobArgument = "digits",
     engine: Annotated[str, typer.Option(help="The engine that trains.")] = "ddp",
-    nproc: Nproc = 2,
+    nproc: Nproc = None,
     set_: Set = [],  # noqa: B006
     out: Out = None,
     launcher: Annotated[str, typer.Option(help="How to start it; the engine's first where none is named.")] = "",
@@ -150,7 +152,7 @@ def engines(device: Device = "auto", json_: Json = False) -> int:
 
 
 def _study(
-    command: str, job: str, nproc: int, set_: list[str], out: Path | None, asked: Mapping[str, Any], json_: bool
+    command: str, job: str, nproc: int | None, set_: list[str], out: Path | None, asked: Mapping[str, Any], json_: bool
 ) -> int:
     from samestep import report
     from samestep.compare import conduct
@@ -170,14 +172,14 @@ def _study(
 
 
 def _begin(
-    command: str, job: str, nproc: int, set_: list[str], out: Path | None, asked: Mapping[str, Any]
+    command: str, job: str, nproc: int | None, set_: list[str], out: Path | None, asked: Mapping[str, Any]
 ) -> tuple[Any, dict[str, Any], Path]:
     """Checks what the user gave, as far as it can be without starting a training."""
-    from samestep import engine, folder, launch
+    from samestep import __version__, engine, folder, launch
     from samestep.inquiry import ask
     from samestep.study import Study
 
-    if nproc < 1:
+    if nproc is not None and nproc < 1:
         raise UserError(f"--nproc {nproc}: at least one rank must train; give --nproc 1 or more")
     names = {key: _list(asked[key]) for key in ("engines", "launchers")}
     if "all" in names["engines"]:
@@ -187,14 +189,15 @@ def _begin(
     for name in names["launchers"]:
         if name != "all":
             launch.load(name)
-    study = Study(job=job, settings=_settings(set_), nproc=nproc, **{**asked, **names})
-    identity = {"command": command, "file": folder.digest_of(job)} | {
-        key: value for key, value in vars(study).items() if key not in ("deadline_s", "port")
-    }
-    found = ask(job, study.settings, device=study.device, replicas=nproc, steps=study.steps)
+    settings = _settings(set_)
+    found = ask(job, settings, device=asked["device"], replicas=nproc, steps=asked.get("steps", 8))
+    study = Study(job=job, settings=settings, nproc=found["replicas"], **{**asked, **names})
+    versions = {"samestep": __version__, "torch": found["machine"]["torch"]}
+    identity = {"command": command, "file": folder.digest_of(job)} | versions
+    identity |= {key: value for key, value in vars(study).items() if key not in ("deadline_s", "port")}
     cores = os.cpu_count() or 1
-    if found["devices"][0] == "cpu" and nproc > cores:
-        _say(f"samestep: {nproc} ranks share {cores} cores: the proof holds, the speed says little")
+    if found["devices"][0] == "cpu" and study.nproc > cores:
+        _say(f"samestep: {study.nproc} ranks share {cores} cores: the proof holds, the speed says little")
     return study, found, folder.prepare(out, job, identity)
 
 

@@ -20,12 +20,13 @@ def ask(
     settings: Mapping[str, str] | None = None,
     *,
     device: str = "auto",
-    replicas: int = 1,
+    replicas: int | None = None,
     steps: int = 8,
 ) -> dict[str, Any]:
-    """{devices, engines, job}. Raises UserError with the worker's sentence about what the user gave.
+    """{devices, machine, replicas, engines, job}. Raises UserError with the worker's sentence about what is wrong.
 
-    replicas: how many an engine would lay out; steps: of the proof, whose subset is inspected too.
+    replicas: how many an engine would lay out; None: one for each GPU, or 2 on a CPU. steps: of the proof, whose
+    subset is inspected too.
     """
     with tempfile.TemporaryDirectory(prefix="samestep-") as folder:
         query, answer = Path(folder) / "query.json", Path(folder) / "answer.json"

@@ -62,10 +62,8 @@ class Record:
         return [json.loads(file.read_text()) for file in files]
 
     def complete(self, size: int) -> bool:
-        """Whether all `size` ranks wrote their part, in this schema, without an error."""
-        return len(self.ranks) == size and all(
-            rank["schema"] == SCHEMA and rank.get("error") is None for rank in self.ranks
-        )
+        """Whether all `size` ranks wrote their part, in this schema."""
+        return len(self.ranks) == size and all(rank["schema"] == SCHEMA for rank in self.ranks)
 
     def error(self) -> dict[str, Any] | None:
         """The error that came first, as {rank, kind, message, traceback, time}; None when no rank wrote one.

@@ -280,13 +280,15 @@ def inspect_main(path: str) -> None:
     answer: dict[str, Any] = {"error": None}
     try:
         devices = inspection.find_devices(query["device"])
+        replicas = query["replicas"] or (2 if devices[0] == "cpu" else len(devices))
         answer |= {
             "devices": devices,
             "machine": machine(devices[0]),
-            "engines": inspection.inspect_engines(devices, query["replicas"]),
+            "replicas": replicas,
+            "engines": inspection.inspect_engines(devices, replicas),
         }
         if query["job"]:
-            answer["job"] = inspection.inspect_job(query["job"], query["settings"], query["replicas"], query["steps"])
+            answer["job"] = inspection.inspect_job(query["job"], query["settings"], replicas, query["steps"])
     except UserError as error:
         answer["error"] = str(error)
     write_json(Path(query["answer"]), answer)

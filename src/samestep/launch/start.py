@@ -86,11 +86,10 @@ def run(
 
 def end(tree: subprocess.Popen[bytes]) -> None:
     """Ends a process and all that it started: asks, waits, kills, by pid."""
-    try:
-        root = psutil.Process(tree.pid)
-        members = [*root.children(recursive=True), root]
-    except psutil.NoSuchProcess:
-        members = []
+    if tree.poll() is not None:
+        return  # its ranks are tied to it and have ended with it; its pid may be another's by now
+    root = psutil.Process(tree.pid)
+    members = [*root.children(recursive=True), root]
     for member in members:
         _signal(member, signal.SIGTERM)
     _, left = psutil.wait_procs(members, timeout=GRACE_S)
