@@ -89,7 +89,7 @@ def _indices(case: Case, at: Divergence) -> str:
     step = at.step or 0
     read = [[i for part in process if part.step == step for i in part.indices] for process in case.found.parts]
     wanted = [i for process in case.expected.parts for part in process if part.step == step for i in part.indices]
-    if len(read) > 1 and all(rows == read[0] for rows in read):
+    if len(read) > 1 and all(rows == max(read, key=len)[: len(rows)] for rows in read):
         return "every rank reads the same rows: the sampler does not know its rank"
     everything = [i for rows in read for i in rows]
     if len(everything) > len(wanted) and set(everything) == set(wanted):
@@ -125,7 +125,7 @@ def _loss(case: Case, at: Divergence) -> str:
     if case.training == "user":
         return "right under SGD, wrong under the job's own optimizer: its settings, its state or its parameter groups"
     before = step - 1
-    if case.replicas > 1 and before == min(case.uneven, default=None):
+    if case.replicas > 1 and before > 0 and before == min(case.uneven, default=None):  # step 0's gradient is right
         return (
             f"the update of step {before} is wrong, the first whose ranks have unequal rows: "
             "averaged per rank instead of per row"

@@ -1,6 +1,6 @@
 """Plants every fault, one at a time, and prints which of them the proof rejects and names rightly.
 
-    python tests/mutations/plant.py [--json FILE] [--ranks 2 3]
+    python tests/mutations/plant.py [--json FILE] [--ranks 2 3] [--only WORDS]
 
 Exit 0 when every fault is rejected and rightly named on every job that it can act on, at every number of ranks.
 """
@@ -72,12 +72,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, help="write every row to this file")
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 3])
+    parser.add_argument("--only", default="", help="faults with these words in their name")
     options = parser.parse_args()
+    faults = [fault for fault in FAULTS if options.only in fault.name]
     rows = []
     for size in options.ranks:
         with Ranks(1) as judge_rank:
             expected = references(judge_rank, size)
-            for fault in FAULTS:
+            for fault in faults:
                 for row in planted(fault, size, expected):
                     rows.append(row)
                     state = "MISSED" if row["verdict"] == "same" else "named" if row["named"] else "MISNAMED"
@@ -87,7 +89,7 @@ def main() -> int:
     caught = sum(row["verdict"] != "same" for row in rows)
     named = sum(row["named"] for row in rows)
     explained = sum(row["explained"] for row in rows)
-    print(f"{len(FAULTS)} faults, {len(rows)} plantings: {caught} caught, {named} rightly named, ", end="")
+    print(f"{len(faults)} faults, {len(rows)} plantings: {caught} caught, {named} rightly named, ", end="")
     print(f"{explained} with the right cause")
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1))
