@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +97,7 @@ def test_every_quantity_is_read(name: str, healthy: tuple[Expectation, Record]) 
     assert verdict.first_divergence is not None
     assert (verdict.first_divergence["quantity"], verdict.first_divergence["step"]) == (quantity, step)
     assert verdict.first_divergence["cause"]
+    json.dumps(asdict(verdict), allow_nan=False)
     assert not verdict.bitwise
 
 
@@ -144,6 +147,12 @@ def test_a_tensor_whose_bound_says_nothing_is_named(ranks: Callable[[int], Ranks
     assert found.verdict == "same", found
     assert any("ill-conditioned: 0.bias (the job's optimizer)" in note for note in found.notes), found.notes
     assert any("proven in float32, because float64 failed" in note for note in found.notes)
+
+
+def test_masks_of_booleans_and_infinities_are_no_difference(ranks: Callable[[int], Ranks], judge_rank: Ranks) -> None:
+    reference = judge_rank.work(reference_plan(DRAWN, 2, {"arch": "masked"}))
+    found = judge(Expectation(reference, 0), ranks(2).work(proof_plan(DRAWN, "ddp", 2, {"arch": "masked"})))
+    assert (found.verdict, found.bitwise) == ("same", True), found
 
 
 def test_clipping_that_never_acts_is_said(ranks: Callable[[int], Ranks], judge_rank: Ranks) -> None:

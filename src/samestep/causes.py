@@ -5,6 +5,7 @@ A cause is a hint, drawn from the numbers of both sides; the difference itself i
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -74,6 +75,8 @@ def _short(value: Any) -> Any:
     """Nested lists without their brackets' depth, and no more of them than a person reads."""
     while isinstance(value, list) and len(value) == 1:
         value = value[0]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)  # JSON knows no NaN
     if isinstance(value, list) and len(value) > 8:
         return [*value[:6], f"… {len(value)} in all"]
     return value

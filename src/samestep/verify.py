@@ -7,6 +7,7 @@ parameters, buffers and the evaluation. docs/proof.md tells the whole.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
@@ -69,6 +70,8 @@ class Comparison:
 
     def verdict(self, verdict: str, **rest: Any) -> Verdict:
         difference, bound = self.worst or (None, None)
+        if difference is not None and not math.isfinite(difference):
+            difference = None  # JSON knows no NaN; the divergence names it
         return Verdict(
             verdict,
             bitwise=self.bitwise and verdict == "same",
@@ -182,12 +185,12 @@ class Comparison:
             if got is None or got.shape != want.shape:
                 outside.append((name, want, np.full_like(want, np.nan, dtype=np.float64), 0.0))
                 continue
-            distance = max(_largest(want - trace.state[name]) for trace in shaken)
+            distance = max(_distance(want, trace.state[name]) for trace in shaken)
             floor = FLOOR_ULPS * self.eps * max(_largest(want), _largest(start[name]))
             bound = max(BOUND * distance, floor) if np.issubdtype(want.dtype, np.floating) else 0.0
-            difference = _largest(want.astype(np.float64) - got.astype(np.float64))
+            difference = _distance(want, got)
             self.bitwise &= bool(np.array_equal(want, got))
-            moved = _largest(want - start[name])
+            moved = _distance(want, start[name])
             if bound > USELESS * moved and bound > self.eps**0.5 * largest:
                 self.ill_conditioned.append(f"{name} ({_OPTIMIZER[case.training]})")
                 continue
@@ -258,8 +261,8 @@ def one_process(many: Expectation, one: Expectation, facts: dict[str, Any]) -> d
     states = [[e.trace("sgd", variant, 1).state for variant in (0, 1, 2)] for e in (many, one)]
     for name in names:
         a, b = states[0][0][name], states[1][0][name]
-        difference = _largest(a - b)
-        spread = max(_largest(of[0][name] - shaken[name]) for of in states for shaken in of[1:])
+        difference = _distance(a, b)
+        spread = max(_distance(of[0][name], shaken[name]) for of in states for shaken in of[1:])
         worst = max(worst, difference)
         same &= bool(difference <= max(BOUND * spread, FLOOR_ULPS * eps * _largest(a)))
     return {"same": same, "max_difference": worst, "reason": None if same else causes.not_one_process(many, facts)}
@@ -269,10 +272,22 @@ def _mean(part: Part) -> float:
     return part.loss_sum / part.weight if part.weight else 0.0
 
 
+def _gap(a: Any, b: Any) -> Any:
+    """|a - b|, elementwise, for any dtype; 0 where both are the same infinity, as in a mask. NaN where one is NaN."""
+    with np.errstate(invalid="ignore"):
+        return np.where(a == b, 0.0, np.abs(a.astype(np.float64) - b.astype(np.float64)))
+
+
+def _distance(a: Any, b: Any) -> float:
+    return float(np.max(_gap(a, b), initial=0.0))
+
+
 def _largest(values: Any) -> float:
-    return float(np.max(np.abs(values), initial=0.0))
+    """The largest finite magnitude."""
+    sizes = np.abs(values.astype(np.float64))
+    return float(np.max(sizes, initial=0.0, where=np.isfinite(sizes)))
 
 
 def _furthest(want: Any, got: Any) -> tuple[int, ...]:
-    gap = np.abs(want.astype(np.float64) - got.astype(np.float64))
+    gap = _gap(want, got)
     return tuple(int(i) for i in np.unravel_index(np.nanargmax(np.where(np.isnan(gap), np.inf, gap)), gap.shape))

@@ -13,7 +13,22 @@ from torch.utils.data import TensorDataset
 from samestep import Batch, Job, LRSchedule, Recipe
 
 
+class Masked(nn.Module):
+    """Buffers as language models have them: a boolean mask, and one of infinities."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(18, 3)
+        self.register_buffer("keep", torch.tensor([True, True, False]))
+        self.register_buffer("mask", torch.tensor([0.0, 0.0, -torch.inf]))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.linear(inputs.flatten(1)).where(self.keep, self.mask.clamp(min=-9))
+
+
 def _network(arch: str, width: int) -> nn.Module:
+    if arch == "masked":
+        return Masked()
     if arch == "mlp":
         return nn.Sequential(nn.Flatten(), nn.Linear(18, width), nn.Tanh(), nn.Linear(width, 3))
     if arch == "deep":
@@ -34,7 +49,7 @@ OPTIMIZERS = {
 
 
 def job(
-    arch: Literal["mlp", "deep", "conv", "batchnorm"] = "mlp",
+    arch: Literal["mlp", "deep", "conv", "batchnorm", "masked"] = "mlp",
     width: int = 4,
     rows: int = 20,
     global_batch: int = 8,
