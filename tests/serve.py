@@ -11,7 +11,6 @@ import os
 import signal
 import sys
 import traceback
-from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 
@@ -29,7 +28,7 @@ def main() -> None:
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     torch.set_num_threads(1)
     world = World.from_env(os.environ)
-    with process_group(world) if world.size > 1 else nullcontext():
+    with process_group(world):
         for line in sys.stdin:
             plan = json.loads(Path(line.strip()).read_text())
             folder = Path(plan["out"])

@@ -92,7 +92,7 @@ def _indices(case: Case, at: Divergence) -> str:
     step = at.step or 0
     read = [[i for part in process if part.step == step for i in part.indices] for process in case.found.parts]
     wanted = [i for process in case.expected.parts for part in process if part.step == step for i in part.indices]
-    if len(read) > 1 and all(rows == max(read, key=len)[: len(rows)] for rows in read):
+    if len(read) > 1 and any(read) and all(rows == max(read, key=len)[: len(rows)] for rows in read):
         return "every rank reads the same rows: the sampler does not know its rank"
     everything = [i for rows in read for i in rows]
     if len(everything) > len(wanted) and set(everything) == set(wanted):
@@ -183,6 +183,10 @@ def _gradient(case: Case, at: Divergence) -> str:
             return f"every gradient is {case.replicas} times too large: summed over the ranks, not averaged"
         if np.isclose(ratios[0], 1 / case.replicas):
             return f"every gradient is {case.replicas} times too small: averaged twice"
+        if np.isclose(ratios[0], 1.0, rtol=1e-3):
+            return "right but for its last digits: gradients or weights are rounded to a lower precision on their way"
+        if np.isclose(ratios[0], 0.0):
+            return "the weights do not move: the optimizer holds other parameters than the model that is trained"
         return f"every gradient is {ratios[0]:.6g} times the right one: the loss is scaled by another factor"
     if wrong and all(_alike(got[name], alone[name]) for name in wrong):
         if len(wrong) == len(real):

@@ -37,7 +37,7 @@ Set = Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="A se
 Out = Annotated[Path | None, typer.Option(help="Folder for the results; a dated one under runs/ where none is named.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON value on stdout, and nothing else there.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, or a list such as cuda:0,cuda:1.")]
-Port = Annotated[int, typer.Option(help="The port where the ranks meet; 0: any free one.")]
+Port = Annotated[int, typer.Option(help="The port where the ranks meet; 0: any free one.", min=0, max=65535)]
 Launchers = Annotated[str, typer.Option(help="Launchers, separated by commas, or all; the engine's first where none.")]
 Steps = Annotated[int, typer.Option(help="Optimizer steps of each training of the proof.", min=2)]
 Deadline = Annotated[
@@ -126,6 +126,8 @@ def run(
     json_: Json = False,
 ) -> int:
     """Train for real: progress, a final evaluation, and weights.safetensors."""
+    if "," in engine + launcher or "all" in (engine, launcher):
+        raise UserError("run trains on one engine under one launcher; give one name each, as in --engine ddp")
     from samestep.show import Training, trained
     from samestep.train import train
 

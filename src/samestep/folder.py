@@ -32,7 +32,6 @@ def prepare(out: Path | None, job: str, identity: Mapping[str, Any]) -> Path:
         probe.unlink()
     except OSError as error:
         raise UserError(f"the folder {folder} is not writable ({error.strerror}); give another with --out") from None
-    _lock(folder)
     mine, path = json.loads(json.dumps(identity)), folder / IDENTITY
     if path.exists():
         theirs = json.loads(path.read_text())
@@ -45,6 +44,7 @@ def prepare(out: Path | None, job: str, identity: Mapping[str, Any]) -> Path:
             )
     elif any(entry.name != LOCK for entry in folder.iterdir()):
         raise UserError(f"the folder {folder} holds files that are not samestep's; give an empty or new one with --out")
+    _lock(folder)
     write_json(path, mine)
     return folder.resolve()
 

@@ -76,6 +76,10 @@ def _check_numbers(job: Job) -> None:
         value = getattr(job, name)
         if value is not None and value <= 0:
             raise UserError(f"{name} is {value}; it must be above 0")
+    if job.last not in ("keep", "drop"):
+        raise UserError(f"last is '{job.last}'; it must be 'keep' or 'drop'")
+    if job.scheduler is not None and job.scheduler.every not in ("step", "epoch"):
+        raise UserError(f"the scheduler's every is '{job.scheduler.every}'; it must be 'step' or 'epoch'")
     if schedule_of(job, 1).steps_per_epoch == 0:
         raise UserError(
             f"last=drop leaves no step: the dataset has {len(job.train)} rows, fewer than global_batch "

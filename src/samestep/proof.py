@@ -81,7 +81,7 @@ def _spread(length: int, rows: int) -> list[int]:
 
 def _thinned(dataset: Any, rows: list[int], dtype: torch.dtype) -> Any:
     """The samples at `rows`. A TensorDataset stays one, so that the loader takes the path that it takes in training."""
-    if isinstance(dataset, TensorDataset):
+    if type(dataset) is TensorDataset:  # a subclass may have a __getitem__ of its own
         return TensorDataset(*(_typed(tensor[rows], dtype) for tensor in dataset.tensors))
     return Subset(dataset, rows)
 
@@ -96,7 +96,7 @@ def _typed(data: Any, dtype: torch.dtype) -> Any:
 
 def _typed_collate(job: Job, dtype: torch.dtype) -> Callable[[list[Any]], Any] | None:
     datasets = [job.train] if job.evaluation is None else [job.train, job.evaluation]
-    if job.collate is None and all(isinstance(dataset, TensorDataset) for dataset in datasets):
+    if job.collate is None and all(type(dataset) is TensorDataset for dataset in datasets):
         return None  # they are typed already
     collate = job.collate or default_collate
     return lambda samples: _typed(collate(samples), dtype)

@@ -42,8 +42,8 @@ def train(
         "started_at": time.time(),
         "trainings": [{"kind": "train", "name": "train"}],
     }
-    for left in folder.glob("*rank*"):  # of an earlier try that did not come to its weights
-        left.unlink()
+    for left in [*folder.glob("*rank*"), folder / "rendezvous", folder / "log.txt"]:  # of a try that did not end well
+        left.unlink(missing_ok=True)
     write_json(path, plan)
     planned = launch.load(row.launcher).plan(
         ("-m", "samestep.worker", str(path)), launch.Shape(row.facts["processes"], str(folder), study.port)

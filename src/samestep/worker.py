@@ -55,7 +55,8 @@ def work(plan: Plan, world: World) -> dict[str, Any]:
     job = build(plan["job"], plan["settings"])
     engine = engines.load(plan["engine"])
     trainings = {}
-    with process_group(world) if world.size > 1 else nullcontext():
+    # Opened even for one rank, so that no engine's model outlives its group: DDP's destructor can then wait for ever.
+    with nullcontext() if engine.LAUNCHERS == ("process",) else process_group(world):
         for step in plan["trainings"]:
             _tell(plan, world, step["name"])
             trainings[step["name"]] = KINDS[step["kind"]](plan, step, job, engine, world)
@@ -287,7 +288,7 @@ def inspect_main(path: str) -> None:
             "replicas": replicas,
             "engines": inspection.inspect_engines(devices, replicas),
         }
-        if query["job"]:
+        if query["job"] is not None:
             answer["job"] = inspection.inspect_job(query["job"], query["settings"], replicas, query["steps"])
     except UserError as error:
         answer["error"] = str(error)

@@ -86,7 +86,7 @@ def main() -> int:
                     print(f"{state:9} {size} ranks  {row['job']:12} {row['fault']}: {row.get('quantity')}", flush=True)
                     if not row["explained"]:
                         print(f"          another cause: {row.get('cause') or row.get('reason')}", flush=True)
-    caught = sum(row["verdict"] != "same" for row in rows)
+    caught = sum(row["verdict"] == "differs" for row in rows)
     named = sum(row["named"] for row in rows)
     explained = sum(row["explained"] for row in rows)
     print(f"{len(faults)} faults, {len(rows)} plantings: {caught} caught, {named} rightly named, ", end="")

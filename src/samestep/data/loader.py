@@ -24,7 +24,7 @@ class Rows(Dataset[Any]):
         # Not the job itself: loader processes that are not forked must be able to pickle what they get.
         self.dataset: Any = job.train
         self.seed, self.augment, self.collate = job.seed, job.augment, job.collate or default_collate
-        self.by_array = isinstance(self.dataset, TensorDataset) and not job.collate and not job.augment
+        self.by_array = type(self.dataset) is TensorDataset and not job.collate and not job.augment
 
     def __getitem__(self, part: Part) -> tuple[Part, Any]:
         if self.by_array:  # the same tensors that collating the rows one by one would give, in one indexing
