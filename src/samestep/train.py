@@ -64,7 +64,7 @@ def train(
         "settings": dict(study.settings),
         "engine": row.engine,
         "launcher": row.launcher,
-        "world_size": study.nproc,
+        "world_size": row.facts["layout"]["replicas"],
         "global_batch": found["job"]["global_batch"],
         "steps": len(seen["step_s"]),
         "seconds": sum(seen["step_s"]),

@@ -300,6 +300,7 @@ def main(arguments: list[str]) -> None:
         case ["--inspect", path]:
             die_with_parent()
             inspect_main(path)
+            os._exit(0)  # a thread that the job started must not keep the answer waiting
         case ["--reference", path]:
             rank_main(path, play_reference)
         case ["--spawn", size, path]:
