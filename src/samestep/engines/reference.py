@@ -62,7 +62,7 @@ def play(job: Job, layout: Layout, steps: int, *, noise: Noise | None = None, de
                     if loss.dim() != 0:
                         raise not_a_scalar(list(loss.shape))
                     draws = draws or not torch.equal(before, _random_state(device))
-                    (loss * (_weight(job, rows) / whole)).backward()
+                    (loss * (_weight(job, rows) / whole * (noise.scale if noise else 1.0))).backward()
                     loss_mean = float(loss.detach())
                     if not isfinite(loss_mean):
                         raise UserError(
@@ -90,7 +90,8 @@ def play(job: Job, layout: Layout, steps: int, *, noise: Noise | None = None, de
             if not present:
                 parameter.grad = None
         if noise:
-            noise.shake(p.grad for p in parameters if p.grad is not None)
+            present = [p.grad for p in parameters if p.grad is not None]
+            noise.shake(gradient.div_(noise.scale) for gradient in present)
         norm = torch.nn.utils.clip_grad_norm_(parameters, job.clip_norm or float("inf"))
         norms.append(float(norm))
         rates.append([float(group["lr"]) for group in optimizer.param_groups])
@@ -119,6 +120,7 @@ class Noise:
 
     def __init__(self, dtype: torch.dtype, seed: int, draws: bool) -> None:
         self.eps, self.draws = torch.finfo(dtype).eps, draws
+        self.scale = 1.0 + 2 * seed  # 3 or 5: engines scale losses by the ranks and gradients back, which rounds
         self.generator = torch.Generator().manual_seed(seed)
 
     def _moved(self, tensor: Tensor) -> Tensor:
