@@ -18,12 +18,14 @@ from torch.utils.data import Subset, TensorDataset, default_collate
 from samestep.job import Job, Recipe
 
 SGD_LR = 0.05
-TRAININGS = ("gradient", "sgd", "user")
 
 
 @dataclass(frozen=True)
 class Training:
-    """name: of TRAININGS. dtype: 'float64', or 'float32' for a model that float64 does not fit. replicas: at most."""
+    """name: 'gradient', 'sgd' or 'user'. dtype: 'float64', or 'float32' for a model that float64 does not fit.
+
+    replicas: at most.
+    """
 
     name: str
     steps: int

@@ -35,7 +35,7 @@ class Launcher(Protocol):
 
 def names() -> list[str]:
     """The launchers there are: the files in launch/."""
-    return sorted(m.name for m in pkgutil.iter_modules(__path__) if m.name not in ("start", "watch"))
+    return sorted(m.name for m in pkgutil.iter_modules(__path__) if m.name != "start")
 
 
 def load(name: str) -> Launcher:
