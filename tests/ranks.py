@@ -98,24 +98,23 @@ class Ranks:
         return "\n".join(path.read_text() for path in sorted(Path(self._folder.name).glob("said*")))
 
 
-def reference_plan(
-    job: str, replicas: int, settings: Mapping[str, str] | None = None, steps: int = 8
-) -> dict[str, Any]:
+def reference_plan(job: str, replicas: int, settings: Mapping[str, str] | None = None) -> dict[str, Any]:
     """The plan of the reference for DDP's layout of `replicas` replicas."""
-    plan = {"job": job, "settings": dict(settings or {}), "trainings": TRAININGS, "steps": steps}
+    plan = {"job": job, "settings": dict(settings or {}), "trainings": TRAININGS, "steps": 8}
     return plan | {"replicas": replicas, "layouts": [PLAIN | {"replicas": replicas}]}
 
 
 def proof_plan(
-    job: str, engine: str, replicas: int, settings: Mapping[str, str] | None = None, steps: int = 8
+    expectation: Expectation, job: str, engine: str, replicas: int, settings: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """The plan of an engine's proof."""
-    each = {"kind": "prove", "steps": steps, "dtype": "float64", "replicas": replicas}
+    """The plan of an engine's proof, as the reference found that it must be."""
+    each = {"kind": "prove", "steps": 8, "replicas": replicas}
+    each |= {key: expectation.facts[key] for key in ("dtype", "sgd_lr")}
     trainings = [each | {"name": name} for name in TRAININGS]
     return {"job": job, "settings": dict(settings or {}), "engine": engine, "trainings": trainings}
 
 
 def prove(judge_rank: Ranks, ranks: Ranks, job: str, engine: str, settings: Mapping[str, str] | None = None) -> Verdict:
     """The verdict on `engine` over all of `ranks`."""
-    reference = judge_rank.work(reference_plan(job, ranks.size, settings))
-    return judge(Expectation(reference, 0), ranks.work(proof_plan(job, engine, ranks.size, settings)))
+    expectation = Expectation(judge_rank.work(reference_plan(job, ranks.size, settings)), 0)
+    return judge(expectation, ranks.work(proof_plan(expectation, job, engine, ranks.size, settings)))

@@ -36,7 +36,7 @@ CASES = {
     "job that raises": (["verify", f"{JOBS}:raises_when_built"], "raised while it was built: line"),
     "job that is none": (["verify", f"{JOBS}:returns_a_model"], "returned Linear, not a samestep.Job"),
     "model without parameters": (["verify", f"{JOBS}:no_parameters"], "has no parameters to train"),
-    "loss that is not a scalar": (["verify", f"{JOBS}:not_a_scalar"], "returned a tensor of shape [8], not a scalar"),
+    "loss that is not a scalar": (["verify", f"{JOBS}:not_a_scalar"], "returned a tensor of shape [4], not a scalar"),
     "unseeded model": (["verify", f"{JOBS}:unseeded"], "differs from call to call"),
     "one row for BatchNorm": (
         ["run", f"{JOBS}:one_row", "--engine", "single", "--nproc", "1"],

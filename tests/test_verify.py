@@ -15,7 +15,7 @@ import pytest
 
 from mutations.faults import DDP, WRAPPED, Fault
 from mutations.plant import patched
-from ranks import Ranks, proof_plan, reference_plan
+from ranks import Ranks, proof_plan, prove, reference_plan
 from samestep.record import Record
 from samestep.trace import Expectation
 from samestep.verify import judge
@@ -42,7 +42,8 @@ class Tampered(Record):
 @pytest.fixture(scope="module")
 def healthy(ranks: Callable[[int], Ranks], judge_rank: Ranks) -> tuple[Expectation, Record]:
     reference = judge_rank.work(reference_plan("jobs:conv", 2))
-    return Expectation(reference, 0), ranks(2).work(proof_plan("jobs:conv", "ddp", 2))
+    expectation = Expectation(reference, 0)
+    return expectation, ranks(2).work(proof_plan(expectation, "jobs:conv", "ddp", 2))
 
 
 def _sgd(record: Tampered, rank: int = 1) -> dict[str, Any]:
@@ -132,31 +133,26 @@ def test_a_lossy_engine_is_approximate_within_its_rounding(
     text = file.read_text().replace("NUMERICS = Numerics()\n", LOSSY)
     file.write_text(text.replace("loss.backward()", f"(loss * {scale}).backward()"))
     with Ranks(2, source) as ranks:
-        found = judge(Expectation(reference, 0), ranks.work(proof_plan("jobs:tied", "ddp", 2)))
+        expectation = Expectation(reference, 0)
+        found = judge(expectation, ranks.work(proof_plan(expectation, "jobs:tied", "ddp", 2)))
     assert found.verdict == verdict, found
 
 
 def test_a_tensor_whose_bound_says_nothing_is_named(ranks: Callable[[int], Ranks], judge_rank: Ranks) -> None:
     """AdamW makes full steps of the rounding noise that is the gradient of a bias before BatchNorm."""
     chosen = {"arch": "batchnorm", "optimizer": "adamw", "float32_only": "true"}
-    reference = judge_rank.work(reference_plan(DRAWN, 2, chosen))
-    plan = proof_plan(DRAWN, "ddp", 2, chosen)
-    for training in plan["trainings"]:
-        training["dtype"] = "float32"
-    found = judge(Expectation(reference, 0), ranks(2).work(plan))
+    found = prove(judge_rank, ranks(2), DRAWN, "ddp", chosen)
     assert found.verdict == "same", found
     assert any("ill-conditioned: 0.bias (the job's optimizer)" in note for note in found.notes), found.notes
     assert any("proven in float32, because float64 failed" in note for note in found.notes)
 
 
 def test_masks_of_booleans_and_infinities_are_no_difference(ranks: Callable[[int], Ranks], judge_rank: Ranks) -> None:
-    reference = judge_rank.work(reference_plan(DRAWN, 2, {"arch": "masked"}))
-    found = judge(Expectation(reference, 0), ranks(2).work(proof_plan(DRAWN, "ddp", 2, {"arch": "masked"})))
+    found = prove(judge_rank, ranks(2), DRAWN, "ddp", {"arch": "masked"})
     assert (found.verdict, found.bitwise) == ("same", True), found
 
 
 def test_clipping_that_never_acts_is_said(ranks: Callable[[int], Ranks], judge_rank: Ranks) -> None:
-    reference = judge_rank.work(reference_plan(DRAWN, 2, {"clip_norm": "1000.0"}))
-    found = judge(Expectation(reference, 0), ranks(2).work(proof_plan(DRAWN, "ddp", 2, {"clip_norm": "1000.0"})))
+    found = prove(judge_rank, ranks(2), DRAWN, "ddp", {"clip_norm": "1000.0"})
     assert found.verdict == "same"
     assert any("clipping never acted" in note for note in found.notes)

@@ -109,6 +109,10 @@ def _indices(case: Case, at: Divergence) -> str:
 
 
 def _tensors(case: Case, at: Divergence) -> str:
+    step = at.step or 0
+    epochs = {part.step: part.epoch for part in case.expected.parts[0]}
+    if epochs[step] > 0 and step == min(s for s, epoch in epochs.items() if epoch == epochs[step]):
+        return "right in the first epoch, wrong from the next: the augmentation's key does not know the epoch"
     return (
         "the rows are right, their values are not: normalised or cast twice, "
         "or a random augmentation that is not keyed by the sample"
@@ -139,11 +143,18 @@ def _loss(case: Case, at: Divergence) -> str:
             f"the update of step {before} is wrong, the first that is clipped, and its gradient is right unclipped: "
             "clipped before the reduction, by another norm, or not at all"
         )
+    epochs = {part.step: part.epoch for part in case.expected.parts[0]}
+    if epochs[step] > epochs[before]:
+        return (
+            f"right until the epoch's end after step {before}: the mode (eval), the rate or the buffers are not as "
+            "before, or its last update is wrong"
+        )
     if before == 0 and facts["draws"]:
         return "the first step is right: the second draws other random numbers, such as the same dropout mask again"
     if before == 1:
         return (
-            "the first update is right, the second is not: gradients are not cleared, or the optimizer's state is off"
+            "the first update is right, the second is not: gradients are not cleared, or the optimizer's state "
+            "(momentum, weight decay) is off"
         )
     return f"the update of step {before} is wrong though those before are right: look at what that step has of its own"
 
@@ -235,6 +246,8 @@ def _coverage(case: Case, at: Divergence) -> str:
 
 
 def _evaluated(case: Case, at: Divergence) -> str:
+    if at.tensor == "weight":
+        return "the rows are right, their weights in the evaluation's loss are not"
     if at.found > at.expected:
         return "the evaluation is padded: some rows are counted twice"
     return "the evaluation covers a part of the rows: one rank's counts, not the sum over ranks"

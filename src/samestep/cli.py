@@ -29,7 +29,9 @@ P = ParamSpec("P")
 JobArgument = Annotated[
     str, typer.Argument(metavar="[JOB]", help="A built-in job (digits), file.py:function or package.module:function.")
 ]
-Engines = Annotated[str, typer.Option(help="Engines, separated by commas, or all; all where none is named.")]
+Engines = Annotated[
+    str, typer.Option("--engines", "--engine", help="Engines, separated by commas, or all; all where none is named.")
+]
 Nproc = Annotated[
     int | None, typer.Option(help="Ranks on this machine (for dataparallel: devices); one for each GPU, or 2 on a CPU.")
 ]
@@ -38,10 +40,15 @@ Out = Annotated[Path | None, typer.Option(help="Folder for the results; a dated 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON value on stdout, and nothing else there.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, or a list such as cuda:0,cuda:1.")]
 Port = Annotated[int, typer.Option(help="The port where the ranks meet; 0: any free one.", min=0, max=65535)]
-Launchers = Annotated[str, typer.Option(help="Launchers, separated by commas, or all; the engine's first where none.")]
+Launchers = Annotated[
+    str,
+    typer.Option(
+        "--launchers", "--launcher", help="Launchers, separated by commas, or all; the engine's first where none."
+    ),
+]
 Steps = Annotated[int, typer.Option(help="Optimizer steps of each training of the proof.", min=2)]
 Deadline = Annotated[
-    float | None, typer.Option(help="Seconds after which a launch is ended, each rank's stack in its folder.")
+    float | None, typer.Option(help="Seconds after which a launch is ended, each rank's stack in its folder.", min=1)
 ]
 
 
@@ -115,11 +122,13 @@ def verify(
 @told
 def run(
     job: JobArgument = "digits",
-    engine: Annotated[str, typer.Option(help="The engine that trains.")] = "ddp",
+    engine: Annotated[str, typer.Option("--engine", "--engines", help="The engine that trains.")] = "ddp",
     nproc: Nproc = None,
     set_: Set = [],  # noqa: B006
     out: Out = None,
-    launcher: Annotated[str, typer.Option(help="How to start it; the engine's first where none is named.")] = "",
+    launcher: Annotated[
+        str, typer.Option("--launcher", "--launchers", help="How to start it; the engine's first where none is named.")
+    ] = "",
     device: Device = "auto",
     port: Port = 0,
     deadline: Deadline = None,
@@ -192,10 +201,17 @@ def _begin(
         if name != "all":
             launch.load(name)
     settings = _settings(set_)
-    found = ask(job, settings, device=asked["device"], replicas=nproc, steps=asked.get("steps", 8))
+    found = ask(
+        job,
+        settings,
+        device=asked["device"],
+        replicas=nproc,
+        steps=asked.get("steps", 8),
+        deadline_s=asked["deadline_s"],
+    )
     study = Study(job=job, settings=settings, nproc=found["replicas"], **{**asked, **names})
     versions = {"samestep": __version__, "torch": found["machine"]["torch"]}
-    identity = {"command": command, "file": folder.digest_of(job)} | versions
+    identity = {"command": command, "file": found["job"]["source"], "package": folder.package_digest()} | versions
     identity |= {key: value for key, value in vars(study).items() if key not in ("deadline_s", "port")}
     cores = os.cpu_count() or 1
     if found["devices"][0] == "cpu" and study.nproc > cores:

@@ -6,7 +6,6 @@ or time. Later rounds only measure. A launch that left its records is not repeat
 
 from __future__ import annotations
 
-import json
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -14,11 +13,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from samestep import __version__, launch
+from samestep import __version__
 from samestep.errors import Refused, TrainingFailed, UserError
 from samestep.launch import start
 from samestep.measurement import measurement, without_measurement
-from samestep.record import Record, write_json
+from samestep.record import Record
 from samestep.study import Row, Study, check_devices, rows_of
 from samestep.trace import Expectation
 from samestep.verify import TRAININGS, Verdict, judge, one_process
@@ -83,7 +82,8 @@ def _launch(
         trainings.append({"kind": "measure", "name": "measure", "steps": steps})
     expectation = Expectation(reference, row.layout_number)
     if number == 0:
-        proof = {"kind": "prove", "steps": study.steps, "dtype": expectation.facts["dtype"], "replicas": study.nproc}
+        found = {key: expectation.facts[key] for key in ("dtype", "sgd_lr")}
+        proof = {"kind": "prove", "steps": study.steps, "replicas": study.nproc} | found
         trainings += [proof | {"name": name} for name in TRAININGS]
     plan = {"engine": row.engine, "trainings": trainings}
     devices = row.facts["devices"]
@@ -114,21 +114,18 @@ def _start(
         return Record(folder)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    common = {"job": study.job, "settings": dict(study.settings), "out": str(folder), "started_at": time.time()}
-    path = folder / "plan.json"
-    write_json(path, common | dict(plan))
-    shape = launch.Shape(size, str(folder), study.port)
-    planned = launch.load(launcher).plan(("-m", "samestep.worker", *flags, str(path)), shape)
-    planned = launch.Plan(planned.argv, dict(planned.env) | {"SAMESTEP_DEVICES": ",".join(devices)})
-    return start.run(planned, folder, size, deadline_s=study.deadline_s, watch=lambda: phases(phase_in(folder)))
-
-
-def phase_in(folder: Path) -> str:
-    """What the launch in `folder` says it is doing."""
-    try:
-        return str(json.loads((folder / "progress.json").read_text())["phase"])
-    except FileNotFoundError:
-        return "starting"
+    asked = {"job": study.job, "settings": dict(study.settings), **plan}
+    return start.work(
+        asked,
+        launcher,
+        size,
+        devices,
+        folder,
+        flags=flags,
+        port=study.port,
+        deadline_s=study.deadline_s,
+        watch=lambda told: phases(told["phase"]),
+    )
 
 
 def _question(study: Study, found: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,10 @@ class Refused(UserError):
     """The job asks for something that a layer or an engine cannot do; the sentence says which and what helps."""
 
 
+class NotFinite(UserError):
+    """A loss that is infinite or no number."""
+
+
 class TrainingFailed(Exception):
     """A worker died or raised. The command prints the sentence and exits with 1."""
 
@@ -20,6 +24,14 @@ def not_a_scalar(shape: list[int]) -> UserError:
     return UserError(
         f"the criterion returned a tensor of shape {shape}, not a scalar; "
         "return the mean over the rows, for example with reduction='mean'"
+    )
+
+
+def not_per_row(name: str, shape: list[int], rows: int) -> UserError:
+    """The mistake of a metric that is a mean already, which could not be summed exactly."""
+    return UserError(
+        f"the metric '{name}' returned a tensor of shape {shape} for {rows} rows; "
+        "return one value for each row, for example output.argmax(1) == batch.targets"
     )
 
 

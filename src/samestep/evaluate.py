@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -12,6 +14,7 @@ from torch.utils.data import default_collate
 
 from samestep.data.loader import fetch, to_device
 from samestep.data.schedule import cut
+from samestep.errors import not_per_row
 from samestep.job import Batch, Job, Part
 from samestep.world import World
 
@@ -62,8 +65,8 @@ def evaluate(job: Job, model: nn.Module, world: World) -> Evaluation:
     was_training = model.training
     model.eval()
     with torch.no_grad():
-        for start in range(0, len(indices), at_once):
-            sums += _sums(job, model, indices[start : start + at_once], world.device)
+        for some in np.array_split(indices, ceil(len(indices) / at_once)) if indices else []:
+            sums += _sums(job, model, some.tolist(), world.device)
     model.train(was_training)
     if world.size > 1:
         dist.all_reduce(sums)
@@ -91,5 +94,9 @@ def _sums(job: Job, model: nn.Module, indices: list[int], device: str) -> Tensor
     output = job.forward(model, batch)
     counts = torch.tensor([rows, weight], dtype=torch.float64, device=device)
     values = [*counts, job.criterion(output, batch) * weight]
-    values += [metric(output, batch).double().sum() for metric in job.metrics.values()]
+    for name, metric in job.metrics.items():
+        of_rows = metric(output, batch)
+        if of_rows.dim() == 0 or len(of_rows) != rows:
+            raise not_per_row(name, list(of_rows.shape), rows)
+        values.append(of_rows.double().sum())
     return torch.stack([value.double() for value in values])

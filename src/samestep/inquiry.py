@@ -22,11 +22,12 @@ def ask(
     device: str = "auto",
     replicas: int | None = None,
     steps: int = 8,
+    deadline_s: float | None = None,
 ) -> dict[str, Any]:
     """{devices, machine, replicas, engines, job}. Raises UserError with the worker's sentence about what is wrong.
 
     replicas: how many an engine would lay out; None: one for each GPU, or 2 on a CPU. steps: of the proof, whose
-    subset is inspected too.
+    subset is inspected too. deadline_s: after it, the question is given up.
     """
     with tempfile.TemporaryDirectory(prefix="samestep-") as folder:
         query, answer = Path(folder) / "query.json", Path(folder) / "answer.json"
@@ -42,13 +43,20 @@ def ask(
                 }
             )
         )
-        asked = subprocess.run(
-            [sys.executable, "-m", "samestep.worker", "--inspect", str(query)],
-            capture_output=True,
-            text=True,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-            preexec_fn=die_with_parent if sys.platform != "win32" else None,
-        )
+        try:
+            asked = subprocess.run(
+                [sys.executable, "-m", "samestep.worker", "--inspect", str(query)],
+                capture_output=True,
+                text=True,
+                timeout=deadline_s,
+                env=os.environ | {"OMP_NUM_THREADS": "1"},
+                preexec_fn=die_with_parent if sys.platform != "win32" else None,
+            )
+        except subprocess.TimeoutExpired:
+            raise TrainingFailed(
+                f"asking {job or 'the engines'} for its sizes did not end within {deadline_s:.0f} s; "
+                "see what the job does when it is built, or give more with --deadline"
+            ) from None
         if not answer.exists():
             said = asked.stderr.strip().splitlines()
             raise TrainingFailed(f"the inspection of {job or 'the engines'} ended: {said[-1] if said else 'no word'}")

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import inspect
+import sys
+from collections.abc import Callable, Sized
 from dataclasses import asdict, replace
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -15,12 +20,13 @@ from samestep.data.schedule import Schedule
 from samestep.errors import UserError
 from samestep.job import Batch, Job
 from samestep.loading import build, find, settings_of
+from samestep.probe import probe
 from samestep.proof import Training, proof_job
 from samestep.run import digest_state, one_row_sentence
 from samestep.world import World
 
 
-def inspect_job(target: str, settings: dict[str, str], replicas: int, steps: int) -> dict[str, Any]:
+def inspect_job(target: str, settings: dict[str, str], replicas: int, steps: int, device: str) -> dict[str, Any]:
     """A job's settings and sizes, and what its layers refuse, with 1 and with `replicas` replicas.
 
     Raises UserError for a job that no engine could train, or that no proof could speak about.
@@ -28,19 +34,21 @@ def inspect_job(target: str, settings: dict[str, str], replicas: int, steps: int
     function = find(target)
     job = build(target, settings)
     _check_numbers(job)
-    model = job.model()
+    model = _model(job)
     parameters = list(model.parameters())
     if not any(p.requires_grad for p in parameters):
         raise UserError(f"the model of the job {target} has no parameters to train; return a module that has some")
-    first, second = digest_state(model), digest_state(job.model())
+    first, second = digest_state(model), digest_state(_model(job))
     if first != second:
         raise UserError(
             f"the model of the job {target} differs from call to call, so no two trainings of it could be compared; "
             "seed it inside: def model(): torch.manual_seed(seed); return Net()"
         )
+    unused = probe(job, schedule_of(job, 1), _model(job), device)
     training = Training("sgd", steps, "float32", replicas)
     return {
         "settings": settings_of(function),
+        "source": _source_digest(function),
         "chosen": {name: str(value) for name, value in settings.items()},
         "rows": len(job.train),
         "evaluation_rows": 0 if job.evaluation is None else len(job.evaluation),
@@ -52,6 +60,7 @@ def inspect_job(target: str, settings: dict[str, str], replicas: int, steps: int
         "workers": job.workers,
         "last": job.last,
         "batch_layers": _layers(model, nn.modules.batchnorm._BatchNorm),
+        "unused": unused,
         "random_layers": _layers(model, nn.modules.dropout._DropoutNd),
         "refused": {
             str(n): _refusal(job, n) or _refusal(proof_job(job, replace(training, replicas=n)), n)
@@ -69,11 +78,45 @@ def schedule_of(job: Job, world_size: int) -> Schedule:
     return Schedule(len(job.train), job.global_batch, world_size, job.seed, job.micro_batch, job.last, job.weight)
 
 
+def _source_digest(function: Callable[..., Any]) -> str:
+    """A digest of the job's file and of the neighbours that it imports: a changed job is another question."""
+    home = Path(inspect.getfile(function)).resolve().parent
+    files = {
+        Path(str(module.__file__)).resolve()
+        for module in list(sys.modules.values())
+        if getattr(module, "__file__", None)
+    }
+    state = hashlib.blake2b(digest_size=8)
+    for file in sorted(f for f in files if f.is_relative_to(home) and "site-packages" not in f.parts and f.is_file()):
+        state.update(file.read_bytes())
+    return state.hexdigest()
+
+
+def _model(job: Job) -> nn.Module:
+    try:
+        model = job.model()
+    except (Exception, SystemExit) as error:
+        raise UserError(f"the job's model() raised: {type(error).__name__}: {error}") from error
+    if not isinstance(model, nn.Module):
+        raise UserError(f"the job's model() returned {type(model).__name__}, not a torch.nn.Module")
+    return model
+
+
 def _check_numbers(job: Job) -> None:
-    if len(job.train) == 0:
-        raise UserError("the training dataset has no rows")
+    for name, dataset in (("train", job.train), ("evaluation", job.evaluation)):
+        if dataset is None and name == "evaluation":
+            continue
+        if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+            raise UserError(
+                f"{name} is a {type(dataset).__name__}, which has no length or no rows by index; give a map-style "
+                "dataset with __len__ and __getitem__ (an IterableDataset cannot be shared out exactly)"
+            )
+        if len(cast(Sized, dataset)) == 0:
+            raise UserError(f"the {name} dataset has no rows" + ("; leave it out (None)" if name != "train" else ""))
     for name in ("global_batch", "epochs", "micro_batch", "clip_norm"):
         value = getattr(job, name)
+        if name != "clip_norm" and value is not None and not isinstance(value, int):
+            raise UserError(f"{name} is {value!r}, a {type(value).__name__}; it must be a whole number")
         if value is not None and value <= 0:
             raise UserError(f"{name} is {value}; it must be above 0")
     if job.last not in ("keep", "drop"):

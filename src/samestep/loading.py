@@ -39,7 +39,7 @@ def find(target: str) -> Callable[..., Any]:
     found = getattr(module, function, None)
     if not callable(found):
         functions = [n for n, v in vars(module).items() if inspect.isfunction(v) and v.__module__ == module.__name__]
-        hint = nearest(function, functions) if functions else "it defines none"
+        hint = nearest(function, functions[:12]) if functions else "it defines none"
         raise UserError(f"{place} has no function '{function}'; {hint}")
     return found  # type: ignore[no-any-return]
 
@@ -84,7 +84,7 @@ def build(target: str, settings: Mapping[str, str]) -> Job:
     values: dict[str, Any] = {}
     for name, text in settings.items():
         if name not in parameters:
-            raise UserError(f"the job {target} has no setting '{name}'; {nearest(name, list(parameters))}")
+            raise UserError(f"the job {target} has no setting '{name}'; " + _known(name, parameters))
         default = parameters[name].default
         kind = hints.get(name, str if default in (None, inspect.Parameter.empty) else type(default))
         try:
@@ -99,11 +99,15 @@ def build(target: str, settings: Mapping[str, str]) -> Job:
         job = function(**values)
     except UserError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UserError(f"the job {target} raised while it was built: {_where(error, target)}{_says(error)}") from error
     if not isinstance(job, Job):
         raise UserError(f"the job {target} returned {type(job).__name__}, not a samestep.Job")
     return job
+
+
+def _known(name: str, parameters: Mapping[str, Any]) -> str:
+    return nearest(name, list(parameters)) if parameters else "it has none: give its function keyword arguments"
 
 
 def _says(error: BaseException) -> str:

@@ -9,6 +9,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore
 
 from samestep.world import World
 
@@ -28,9 +29,12 @@ def process_group(world: World) -> Iterator[None]:
     if world.device != "cpu":
         device = torch.device(world.device)
         torch.cuda.set_device(device)
+    meeting = os.environ.get("SAMESTEP_INIT_METHOD", "env://")
+    file = meeting.removeprefix("file://")  # a store, not a URL: a folder's name may hold what a URL must not
     dist.init_process_group(
         world.backend,
-        init_method=os.environ.get("SAMESTEP_INIT_METHOD", "env://"),
+        init_method=None if file != meeting else meeting,
+        store=FileStore(file, world.size) if file != meeting else None,
         rank=world.rank,
         world_size=world.size,
         timeout=timedelta(seconds=TIMEOUT_S),

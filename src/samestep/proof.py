@@ -10,32 +10,35 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
-from torch.utils.data import Subset, TensorDataset, default_collate
+from torch.utils._pytree import tree_map
+from torch.utils.data import Subset, TensorDataset
 
 from samestep.job import Job, Recipe
 
-SGD_LR = 0.05
+SGD_LR = 0.05  # where the training stands it; the reference finds the rate at which it does
 
 
 @dataclass(frozen=True)
 class Training:
     """name: 'gradient', 'sgd' or 'user'. dtype: 'float64', or 'float32' for a model that float64 does not fit.
 
-    replicas: at most.
+    replicas: at most. sgd_lr: the learning rate of 'sgd'.
     """
 
     name: str
     steps: int
     dtype: str
     replicas: int
+    sgd_lr: float = SGD_LR
 
 
 def proof_job(job: Job, training: Training) -> Job:
     """`job` on a subset that crosses an epoch's end with an uneven batch, in the proof's dtype and optimizer."""
     dtype = getattr(torch, training.dtype)
+    of_samples = None if job.collate else dtype  # a collate makes its tensors itself, and they are cast after it
     rows = _spread(len(job.train), subset_length(len(job.train), job.global_batch, training))
     evaluated = (
         []
@@ -45,16 +48,17 @@ def proof_job(job: Job, training: Training) -> Job:
     small = replace(
         job,
         model=lambda: job.model().to(dtype),
-        collate=_typed_collate(job, dtype),
-        train=_thinned(job.train, rows, dtype),
+        collate=_after(job.collate, dtype),
+        augment=_after(job.augment, dtype),
+        train=_thinned(job.train, rows, None if job.augment else of_samples),
         weight=_renumbered(job.weight, rows),
-        evaluation=None if job.evaluation is None else _thinned(job.evaluation, evaluated, dtype),
+        evaluation=None if job.evaluation is None else _thinned(job.evaluation, evaluated, of_samples),
         evaluation_weight=_renumbered(job.evaluation_weight, evaluated),
     )
     if training.name == "gradient":
         return replace(small, optimizer=Recipe(torch.optim.SGD, {"lr": 1.0}), scheduler=None, clip_norm=None)
     if training.name == "sgd":
-        return replace(small, optimizer=_sgd(job.optimizer))
+        return replace(small, optimizer=_sgd(job.optimizer, training.sgd_lr))
     return small
 
 
@@ -81,11 +85,25 @@ def _spread(length: int, rows: int) -> list[int]:
     return [i * length // rows for i in range(rows)]
 
 
-def _thinned(dataset: Any, rows: list[int], dtype: torch.dtype) -> Any:
-    """The samples at `rows`. A TensorDataset stays one, so that the loader takes the path that it takes in training."""
-    if type(dataset) is TensorDataset:  # a subclass may have a __getitem__ of its own
-        return TensorDataset(*(_typed(tensor[rows], dtype) for tensor in dataset.tensors))
-    return Subset(dataset, rows)
+def _thinned(dataset: Any, rows: list[int], dtype: torch.dtype | None) -> Any:
+    """The samples at `rows`, in `dtype`. A TensorDataset stays one: the loader then takes the path of training."""
+    if type(dataset) is not TensorDataset:  # a subclass may have a __getitem__ of its own
+        return Subset(dataset, rows) if dtype is None else _Typed(dataset, rows, dtype)
+    return TensorDataset(*(_typed(tensor[rows], dtype) if dtype else tensor[rows] for tensor in dataset.tensors))
+
+
+class _Typed(Subset[Any]):
+    """A subset whose samples are in the proof's dtype."""
+
+    def __init__(self, dataset: Any, rows: list[int], dtype: torch.dtype) -> None:
+        super().__init__(dataset, rows)
+        self.dtype = dtype
+
+    def __getitem__(self, index: Any) -> Any:
+        return _typed(super().__getitem__(index), self.dtype)  # type: ignore[no-untyped-call]
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [_typed(sample, self.dtype) for sample in super().__getitems__(indices)]
 
 
 def _renumbered(weight: Callable[[int], float] | None, rows: list[int]) -> Callable[[int], float] | None:
@@ -93,18 +111,24 @@ def _renumbered(weight: Callable[[int], float] | None, rows: list[int]) -> Calla
 
 
 def _typed(data: Any, dtype: torch.dtype) -> Any:
-    return tree_map_only(Tensor, lambda t: t.to(dtype) if t.is_floating_point() else t, data)
+    """Every floating tensor, array and number in `data` as `dtype`."""
+
+    def typed(leaf: Any) -> Any:
+        if isinstance(leaf, np.ndarray | np.floating) and np.issubdtype(leaf.dtype, np.floating):
+            leaf = torch.as_tensor(leaf)
+        if isinstance(leaf, float):
+            return torch.tensor(leaf, dtype=dtype)
+        return leaf.to(dtype) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
+
+    return tree_map(typed, data)
 
 
-def _typed_collate(job: Job, dtype: torch.dtype) -> Callable[[list[Any]], Any] | None:
-    datasets = [job.train] if job.evaluation is None else [job.train, job.evaluation]
-    if job.collate is None and all(type(dataset) is TensorDataset for dataset in datasets):
-        return None  # they are typed already
-    collate = job.collate or default_collate
-    return lambda samples: _typed(collate(samples), dtype)
+def _after(function: Callable[..., Any] | None, dtype: torch.dtype) -> Callable[..., Any] | None:
+    """`function`, its result in `dtype`."""
+    return (lambda *args: _typed(function(*args), dtype)) if function else None
 
 
-def _sgd(recipe: Recipe) -> Recipe:
+def _sgd(recipe: Recipe, lr: float) -> Recipe:
     """SGD with momentum over the recipe's own groups; their learning rates keep their ratio, their decay stays."""
     base = recipe.settings.get("lr", 1e-3)
     groups = recipe.groups
@@ -114,10 +138,10 @@ def _sgd(recipe: Recipe) -> Recipe:
         return [
             {
                 "params": group["params"],
-                "lr": SGD_LR * group["lr"] / base if "lr" in group else SGD_LR,
+                "lr": lr * group["lr"] / base if "lr" in group else lr,
                 "weight_decay": group.get("weight_decay", 0.0),
             }
             for group in groups(model)
         ]
 
-    return Recipe(torch.optim.SGD, {"lr": SGD_LR, "momentum": 0.9}, sgd_groups if groups else None)
+    return Recipe(torch.optim.SGD, {"lr": lr, "momentum": 0.9}, sgd_groups if groups else None)

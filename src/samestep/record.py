@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+    from torch import Tensor
 
     Arrays = Mapping[str, NDArray[np.generic]]
 
 SCHEMA = 1
+PROGRESS = "progress.json"
 PREFIX = "tensor "  # so that no tensor's name is one of numpy.savez's own arguments
 
 
@@ -39,6 +41,30 @@ def write_arrays(path: Path, arrays: Arrays) -> None:
     named = {PREFIX + name: array for name, array in arrays.items()}
     np.savez(buffer, **named)  # type: ignore[arg-type]  # its stub takes the names for its own options
     _replace(path, buffer.getvalue())
+
+
+def write_state(folder: Path, rank: int, name: str, state: Mapping[str, Tensor]) -> None:
+    """A state dict as rank's arrays, which `Record.arrays(name)` reads. numpy knows no bfloat16: it becomes float32."""
+    arrays = {}
+    for key, tensor in state.items():
+        tensor = tensor.detach().cpu()
+        arrays[key] = (tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor).numpy()
+    write_arrays(folder / f"rank{rank}.{name}.npz", arrays)
+
+
+def tell(rank: int, folder: Path, phase: str, **more: Any) -> None:
+    """What the launch does now, for whoever watches; rank 0 speaks for all."""
+    if rank == 0:
+        write_json(folder / PROGRESS, {"phase": phase, **more})
+
+
+def told(folder: Path) -> dict[str, Any]:
+    """What the launch in `folder` last told."""
+    try:
+        progress: dict[str, Any] = json.loads((folder / PROGRESS).read_text())
+    except FileNotFoundError:
+        return {"phase": "starting"}
+    return progress
 
 
 def _replace(path: Path, content: bytes) -> None:

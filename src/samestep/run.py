@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -80,7 +81,7 @@ class Run:
         """The mean loss over the batch's rows times its share, so that the ranks' average is exact when uneven.
 
         Seeds the random stream of this (step, micro-batch, replica) first: one for each device, each its own.
-        Raises Refused when BatchNorm gets one row.
+        Raises Refused when BatchNorm gets one row, or DDP misses a gradient.
         """
         part = batch.part
         first = self.world.rank * len(self._streams)
@@ -92,6 +93,10 @@ class Run:
         except ValueError as error:
             if "more than 1 value per channel" in str(error):
                 raise Refused(one_row_sentence(part.step, self.world.rank)) from error
+            raise
+        except RuntimeError as error:
+            if "finished reduction in the prior iteration" in str(error):
+                raise Refused(unused_sentence(part.step, model, str(error))) from error
             raise
         loss = self.job.criterion(output, batch)
         if loss.dim() != 0:
@@ -148,21 +153,40 @@ def one_row_sentence(step: int, rank: int) -> str:
     )
 
 
+def unused_sentence(step: int, model: nn.Module, says: str) -> str:
+    """What a user reads when DDP waits in vain for gradients. It names the parameters by their number alone."""
+    names = [name.removeprefix("module.") for name, p in model.named_parameters() if p.requires_grad]
+    numbers = re.search(r"did not receive grad for rank \d+: ([\d ]+)", says)
+    unused = ", ".join(names[int(number)] for number in numbers[1].split()[:4]) if numbers else "some parameters"
+    return f"step {step}: {unused} got no gradient in the step before; freeze them, or leave them out of the model"
+
+
 def digest_rows(data: Any, rows: int) -> list[str]:
-    """A digest of each of the first `rows` rows of a batch, from the bytes of the tensors that arrived."""
-    tensors = [t.detach().cpu().contiguous() for t in tree_leaves(data) if isinstance(t, Tensor) and t.dim() > 0]
+    """A digest of each of the first `rows` rows of a batch, from the bytes of the tensors that arrived.
+
+    A tensor whose first dimension is not the rows counts whole in each of them, and so does what is no tensor.
+    """
     hashes = [hashlib.blake2b(digest_size=6) for _ in range(rows)]
-    for tensor in tensors:
-        for row, state in zip(tensor, hashes):
-            state.update(row.reshape(-1).view(torch.uint8).numpy().tobytes())
+    for leaf in tree_leaves(data):
+        tensor = leaf.detach().cpu().contiguous() if isinstance(leaf, Tensor) else None
+        if tensor is not None and tensor.dim() and len(tensor) == rows:
+            pieces = [_bytes(row) for row in tensor]
+        else:
+            pieces = [repr(leaf).encode() if tensor is None else _bytes(tensor)] * rows
+        for piece, state in zip(pieces, hashes):
+            state.update(piece)
     return [state.hexdigest() for state in hashes]
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    return tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def digest_state(model: nn.Module) -> str:
     """A digest of a module's parameters and buffers, in their order."""
     state = hashlib.blake2b(digest_size=8)
     for tensor in model.state_dict().values():
-        state.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        state.update(_bytes(tensor.detach().cpu().contiguous()))
     return state.hexdigest()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -65,11 +66,17 @@ class Training(_Live):
             self.progress.update(self.task, completed=told["done"], total=told["steps"], loss=f"{told['loss']:.4f}")
 
 
+def _console() -> Console:
+    """stdout; where it is no terminal (a file, a log), wide enough for whole tables."""
+    console = Console()
+    return console if console.is_terminal or "COLUMNS" in os.environ else Console(width=120)
+
+
 def studied(results: dict[str, Any]) -> None:
     """The table of a study, its notes and where the report is."""
     from samestep import report
 
-    console = Console()
+    console = _console()
     console.print(report.table(results))
     for note in report.notes(results):
         console.print(f"  {note}", markup=False, highlight=False)
@@ -96,4 +103,4 @@ def engine_table(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         state = "yes" if row["available"] else f"no: {row['reason']}"
         table.add_row(row["name"], state, row["version"] or "", row["purpose"], row["install"] or "")
-    Console().print(table)
+    _console().print(table)

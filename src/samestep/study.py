@@ -67,6 +67,10 @@ def rows_of(study: Study, found: Mapping[str, Any]) -> list[Row]:
     for name in dict.fromkeys(chosen):
         for launcher in _launchers(study, known[name]):
             rows.append(Row(name, launcher, known[name], _verdict_before(study, known[name], found)))
+    started = {row.launcher for row in rows}
+    if study.engines and study.launchers and "all" not in study.launchers and not started & {*study.launchers, "-"}:
+        starts = "; ".join(f"{name} starts as {' or '.join(known[name]['launchers'])}" for name in study.engines)
+        raise UserError(f"--launchers {','.join(study.launchers)} starts none of the engines asked for: {starts}")
     return sorted(rows, key=lambda row: row.engine != "single")
 
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from samestep import launch
 from samestep.errors import Refused, UserError
 from samestep.launch import start
 from samestep.record import write_json
@@ -33,28 +30,18 @@ def train(
         raise UserError(f"the engine {row.engine} cannot run here: {row.verdict.reason}")
     if row.verdict.verdict == "refused":
         raise Refused(str(row.verdict.reason))
-    path = folder / "plan.json"
-    plan = {
-        "job": study.job,
-        "settings": dict(study.settings),
-        "engine": row.engine,
-        "out": str(folder),
-        "started_at": time.time(),
-        "trainings": [{"kind": "train", "name": "train"}],
-    }
     for left in [*folder.glob("*rank*"), folder / "rendezvous", folder / "log.txt"]:  # of a try that did not end well
         left.unlink(missing_ok=True)
-    write_json(path, plan)
-    planned = launch.load(row.launcher).plan(
-        ("-m", "samestep.worker", str(path)), launch.Shape(row.facts["processes"], str(folder), study.port)
-    )
-    environment = dict(planned.env) | {"SAMESTEP_DEVICES": ",".join(row.facts["devices"])}
-    record = start.run(
-        launch.Plan(planned.argv, environment),
-        folder,
+    asked = {"job": study.job, "settings": dict(study.settings), "engine": row.engine}
+    record = start.work(
+        asked | {"trainings": [{"kind": "train", "name": "train"}]},
+        row.launcher,
         row.facts["processes"],
+        row.facts["devices"],
+        folder,
+        port=study.port,
         deadline_s=study.deadline_s,
-        watch=lambda: watch(_progress(folder)),
+        watch=watch,
     )
     seen = record.training("train")[0]
     evaluation = seen["evaluation"]
@@ -75,11 +62,3 @@ def train(
     }
     write_json(folder / "results.json", results)
     return results
-
-
-def _progress(folder: Path) -> dict[str, Any]:
-    try:
-        progress: dict[str, Any] = json.loads((folder / "progress.json").read_text())
-    except FileNotFoundError:
-        return {"phase": "starting"}
-    return progress

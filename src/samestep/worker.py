@@ -14,16 +14,14 @@ from __future__ import annotations
 import faulthandler
 import json
 import os
-import platform
 import re
-import resource
 import signal
 import sys
 import time
 import traceback
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +29,7 @@ import torch
 from torch.multiprocessing.spawn import ProcessException, spawn
 
 from samestep import engine as engines
-from samestep import inspection
-from samestep.engine import Layout
+from samestep import inspection, machine
 from samestep.errors import Refused, UserError
 from samestep.evaluate import evaluate, plain_model
 from samestep.job import Job
@@ -40,8 +37,9 @@ from samestep.lifeline import die_with_parent
 from samestep.loading import build
 from samestep.process_group import process_group
 from samestep.proof import Training, proof_job, steps_of
-from samestep.record import SCHEMA, write_arrays, write_json
-from samestep.run import Run, digest_state
+from samestep.record import SCHEMA, tell, write_json, write_state
+from samestep.referee import play_reference
+from samestep.run import Run
 from samestep.world import World
 
 Plan = dict[str, Any]
@@ -58,7 +56,7 @@ def work(plan: Plan, world: World) -> dict[str, Any]:
     # Opened even for one rank, so that no engine's model outlives its group: DDP's destructor can then wait for ever.
     with nullcontext() if engine.LAUNCHERS == ("process",) else process_group(world):
         for step in plan["trainings"]:
-            _tell(plan, world, step["name"])
+            tell(world.rank, Path(plan["out"]), step["name"])
             trainings[step["name"]] = KINDS[step["kind"]](plan, step, job, engine, world)
     return {"layout": asdict(engine.layout(world)), "numerics": asdict(engine.NUMERICS), "trainings": trainings}
 
@@ -67,17 +65,17 @@ def measure(plan: Plan, step: Plan, job: Job, engine: engines.Engine, world: Wor
     """The job as it is, for some steps, with nothing of ours between them. Comes first: memory only ever peaks."""
     run = Run(job, world, step["steps"])
     engine.train(job, world, run)
-    return run.observations() | {"peak_memory_bytes": _peak_memory_bytes(world)}
+    return run.observations() | {"peak_memory_bytes": machine.peak_memory_bytes(world.device)}
 
 
 def prove(plan: Plan, step: Plan, job: Job, engine: engines.Engine, world: World) -> dict[str, Any]:
     """One training of the proof, observed, with the weights that rank 0 ends with."""
-    training = Training(step["name"], step["steps"], step["dtype"], step["replicas"])
+    training = Training(**{field.name: step[field.name] for field in fields(Training)})
     small = proof_job(job, training)
     run = Run(small, world, steps_of(training), observe=True)
     state = engine.train(small, world, run)
     if world.rank == 0:
-        _write_state(plan, world, training.name, state)
+        write_state(Path(plan["out"]), world.rank, training.name, state)
     return run.observations() | _evaluated(small, state, world)
 
 
@@ -87,7 +85,7 @@ def train(plan: Plan, step: Plan, job: Job, engine: engines.Engine, world: World
     folder = Path(plan["out"])
 
     def progress(done: int, loss: float) -> None:
-        write_json(folder / "progress.json", {"phase": "train", "done": done, "steps": steps, "loss": loss})
+        tell(world.rank, folder, "train", done=done, steps=steps, loss=loss)
 
     run = Run(job, world, steps, progress=progress if world.rank == 0 else None)
     state = engine.train(job, world, run)
@@ -99,8 +97,8 @@ def train(plan: Plan, step: Plan, job: Job, engine: engines.Engine, world: World
         # Cloned, because the format takes no two names for one memory (tied weights).
         save_file({name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.items()}, beside)
         os.replace(beside, folder / "weights.safetensors")
-    _tell(plan, world, "evaluate")
-    return seen | _evaluated(job, state, world) | {"peak_memory_bytes": _peak_memory_bytes(world)}
+    tell(world.rank, folder, "evaluate")
+    return seen | _evaluated(job, state, world) | {"peak_memory_bytes": machine.peak_memory_bytes(world.device)}
 
 
 KINDS: dict[str, Callable[[Plan, Plan, Job, engines.Engine, World], dict[str, Any]]] = {
@@ -110,87 +108,11 @@ KINDS: dict[str, Callable[[Plan, Plan, Job, engines.Engine, World], dict[str, An
 }
 
 
-def play_reference(plan: Plan, world: World) -> dict[str, Any]:
-    """The reference's trainings for every layout: as they are, and twice more with rounding shaken."""
-    from samestep.engines import reference
-
-    job = build(plan["job"], plan["settings"])
-    layouts = {}
-    for number, planned in enumerate(plan["layouts"]):
-        rounds_to = planned.pop("rounds_to")
-        layout = Layout(**planned)
-        for dtype in ("float64", "float32"):
-            try:
-                played = _play(reference, plan, job, layout, rounds_to, dtype, number, world)
-                break
-            except UserError:
-                raise
-            except Exception as error:  # a model that float64 does not fit is proven in float32, and says so
-                if dtype == "float32":
-                    raise
-                reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-                plan["float64_failed"] = reason
-        layouts[str(number)] = played | {"layout": asdict(layout), "dtype": dtype, "rounds_to": rounds_to}
-        layouts[str(number)]["float64_failed"] = plan.get("float64_failed") if dtype == "float32" else None
-    return {"layouts": layouts}
-
-
-def _play(
-    reference: Any, plan: Plan, job: Job, layout: Layout, rounds_to: str | None, dtype: str, number: int, world: World
-) -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for name in plan["trainings"]:
-        _tell(plan, world, f"reference {name}, {layout.replicas} replicas")
-        training = Training(name, plan["steps"], dtype, plan["replicas"])
-        small = proof_job(job, training)
-        base = reference.play(small, layout, steps_of(training), device=world.device)
-        played = [base]
-        for seed in (1, 2):
-            noise = reference.Noise(getattr(torch, rounds_to or dtype), seed, base["draws"])
-            played.append(reference.play(small, layout, steps_of(training), noise=noise, device=world.device))
-        for variant, result in enumerate(played):
-            key = f"{number}.{name}.{variant}"
-            _write_state(plan, world, key, result.pop("state"))
-            start, buffers, alone = result.pop("start"), result.pop("buffers"), result.pop("rank0_gradient")
-            if variant == 0:
-                _write_state(plan, world, f"{key}.start", start)
-                _write_state(plan, world, f"{key}.rank0_gradient", alone)
-                for replica, of_replica in enumerate(buffers):
-                    _write_state(plan, world, f"{key}.buffers{replica}", of_replica)
-                result["start_digest"] = digest_state(small.model())
-                result["parameters"] = [n for n, _ in small.model().named_parameters(remove_duplicate=False)]
-                result["evaluation_length"] = 0 if small.evaluation is None else len(small.evaluation)
-                result["length"] = len(small.train)
-                result["clip_norm"] = small.clip_norm
-            out[f"{name}.{variant}"] = result
-    return out
-
-
 def _evaluated(job: Job, state: dict[str, torch.Tensor], world: World) -> dict[str, Any]:
     if job.evaluation is None:
         return {"evaluation": None}
     evaluation = evaluate(job, plain_model(job, state, world), world)
     return {"evaluation": asdict(evaluation) | {"means": evaluation.means()}}
-
-
-def _write_state(plan: Plan, world: World, name: str, state: dict[str, torch.Tensor]) -> None:
-    arrays = {}
-    for key, tensor in state.items():
-        tensor = tensor.detach().cpu()
-        arrays[key] = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
-    write_arrays(Path(plan["out"]) / f"rank{world.rank}.{name}.npz", arrays)
-
-
-def _tell(plan: Plan, world: World, phase: str) -> None:
-    if world.rank == 0:
-        write_json(Path(plan["out"]) / "progress.json", {"phase": phase})
-
-
-def _peak_memory_bytes(world: World) -> int:
-    if world.device != "cpu":
-        return torch.cuda.max_memory_allocated(world.device)
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def rank_main(path: str, do: Callable[[Plan, World], dict[str, Any]]) -> None:
@@ -212,7 +134,7 @@ def rank_main(path: str, do: Callable[[Plan, World], dict[str, Any]]) -> None:
     try:
         world = World.from_env(os.environ)
         record = {"schema": SCHEMA, "rank": world.rank, "world": asdict(world), "threads": torch.get_num_threads()}
-        record |= {"started_at": plan["started_at"], "machine": machine(world.device)} | do(plan, world)
+        record |= {"started_at": plan["started_at"], "machine": machine.facts(world.device)} | do(plan, world)
         write_json(folder / f"rank{rank}.json", record)
     except BaseException as error:
         code = 2 if isinstance(error, UserError) else 1
@@ -228,28 +150,6 @@ def rank_main(path: str, do: Callable[[Plan, World], dict[str, Any]]) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
-
-
-def machine(device: str) -> dict[str, Any]:
-    """What the figures were measured on."""
-    gpu = None if device == "cpu" else torch.cuda.get_device_name(device)
-    return {
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "host": platform.node(),
-        "processor": _processor(),
-        "cores": os.cpu_count(),
-        "gpu": gpu,
-    }
-
-
-def _processor() -> str:
-    """The processor's model name where the system tells it, else its architecture."""
-    try:
-        names = re.findall(r"model name\s*: (.+)", Path("/proc/cpuinfo").read_text())
-    except OSError:
-        names = []
-    return names[0] if names else platform.machine()
 
 
 def _spawned(local_rank: int, size: int, path: str) -> None:
@@ -284,12 +184,14 @@ def inspect_main(path: str) -> None:
         replicas = query["replicas"] or (2 if devices[0] == "cpu" else len(devices))
         answer |= {
             "devices": devices,
-            "machine": machine(devices[0]),
+            "machine": machine.facts(devices[0]),
             "replicas": replicas,
             "engines": inspection.inspect_engines(devices, replicas),
         }
         if query["job"] is not None:
-            answer["job"] = inspection.inspect_job(query["job"], query["settings"], replicas, query["steps"])
+            answer["job"] = inspection.inspect_job(
+                query["job"], query["settings"], replicas, query["steps"], devices[0]
+            )
     except UserError as error:
         answer["error"] = str(error)
     write_json(Path(query["answer"]), answer)

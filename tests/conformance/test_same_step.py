@@ -50,7 +50,7 @@ def test_single_takes_the_same_step(case: str, ranks: Callable[[int], Ranks], ju
     assert verdict.bitwise
 
 
-@pytest.mark.parametrize("job", ["conv", "tied", "transformer"])
+@pytest.mark.parametrize("job", ["conv", "tied", "transformer", "sentences"])
 def test_ddp_is_bitwise_at_two_ranks(job: str, ranks: Callable[[int], Ranks], judge_rank: Ranks) -> None:
     verdict = prove(judge_rank, ranks(2), f"jobs:{job}", "ddp")
     assert (verdict.verdict, verdict.bitwise) == ("same", True)

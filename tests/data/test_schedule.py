@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from samestep.data.schedule import Schedule, cut
 from samestep.engine import Layout
-from samestep.engines import reference
+from samestep.engines.reference.schedule import step_rows
 from samestep.job import Job, Recipe
 
 schedules = st.builds(
@@ -94,7 +94,7 @@ def test_the_references_own_schedule_agrees(schedule: Schedule) -> None:
     )
     layout = Layout(replicas=schedule.world_size)
     for number in range(schedule.steps_per_epoch * 2):
-        plan = reference._step(job, layout, number)
+        plan = step_rows(job, layout, number)
         for rank in range(schedule.world_size):
             ours = schedule.step(rank, *divmod(number, schedule.steps_per_epoch))
             assert [part.indices[: part.rows].tolist() for part in ours] == [micro[rank] for micro in plan]
@@ -111,7 +111,7 @@ def test_dataparallels_chunks_are_torchs(rows: int, replicas: int) -> None:
         train=range(rows),  # type: ignore[arg-type]
         global_batch=rows,
     )
-    ((*chunks,),) = reference._step(job, Layout(replicas=replicas, split="chunk"), 0)
+    ((*chunks,),) = step_rows(job, Layout(replicas=replicas, split="chunk"), 0)
     theirs = [chunk.tolist() for chunk in torch.arange(rows).chunk(replicas)]
     assert [len(chunk) for chunk in chunks if chunk] == [len(chunk) for chunk in theirs]
     assert len(chunks) == replicas

@@ -1,4 +1,4 @@
-"""The three jobs on which faults are planted. Small, uneven, and each with what the others lack."""
+"""The four jobs on which faults are planted. Small, uneven, and each with what the others lack."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.lr_scheduler import LambdaLR
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 
-from samestep import Job, LRSchedule, Recipe
+from samestep import Batch, Job, LRSchedule, Recipe
 
 
 def _random(seed: int) -> torch.Generator:
@@ -21,8 +21,8 @@ def _decay(optimizer: torch.optim.Optimizer) -> LambdaLR:
 
 def conv(rows: int = 45, global_batch: int = 10) -> Job:
     """Convolution, BatchNorm and dropout; an uneven last batch; the rate moves every step."""
-    images = torch.randn(rows, 2, 6, 6, generator=_random(1))
-    labels = torch.randint(4, (rows,), generator=_random(2))
+    images = torch.randn(rows + 17, 2, 6, 6, generator=_random(1))
+    labels = torch.randint(4, (rows + 17,), generator=_random(2))
 
     def model() -> nn.Module:
         torch.manual_seed(3)
@@ -41,8 +41,8 @@ def conv(rows: int = 45, global_batch: int = 10) -> Job:
         optimizer=Recipe(torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "weight_decay": 1e-3}),
         scheduler=LRSchedule(_decay, every="step"),
         metrics={"accuracy": lambda output, batch: output.argmax(1) == batch.targets},
-        train=TensorDataset(images, labels),
-        evaluation=TensorDataset(images.flip(0)[:17], labels.flip(0)[:17]),
+        train=TensorDataset(images[17:], labels[17:]),
+        evaluation=TensorDataset(images[:17], labels[:17]),
         global_batch=global_batch,
         epochs=2,
     )
@@ -73,8 +73,8 @@ def _decayed_and_not(model: nn.Module) -> list[dict[str, object]]:
 
 def tied(rows: int = 45, global_batch: int = 10) -> Job:
     """Tied weights, AdamW with parameter groups, and a clipping that acts at every step."""
-    tokens = torch.randint(11, (rows, 5), generator=_random(4))
-    targets = torch.randint(11, (rows,), generator=_random(5))
+    tokens = torch.randint(11, (rows + 13, 5), generator=_random(4))
+    targets = torch.randint(11, (rows + 13,), generator=_random(5))
 
     def model() -> nn.Module:
         torch.manual_seed(6)
@@ -86,7 +86,7 @@ def tied(rows: int = 45, global_batch: int = 10) -> Job:
         optimizer=Recipe(torch.optim.AdamW, {"lr": 1e-3}, _decayed_and_not),
         clip_norm=0.05,
         metrics={"accuracy": lambda output, batch: output.argmax(1) == batch.targets},
-        train=TensorDataset(tokens, targets),
+        train=TensorDataset(tokens[13:], targets[13:]),
         evaluation=TensorDataset(tokens[:13], targets[:13]),
         global_batch=global_batch,
         epochs=2,
@@ -107,7 +107,7 @@ class Transformer(nn.Module):
 
 def transformer(rows: int = 45, global_batch: int = 10) -> Job:
     """A small transformer with dropout, micro-batches, and a rate that moves every epoch."""
-    tokens = torch.randint(13, (rows, 7), generator=_random(7))
+    tokens = torch.randint(13, (rows + 13, 7), generator=_random(7))
 
     def model() -> nn.Module:
         torch.manual_seed(8)
@@ -119,9 +119,82 @@ def transformer(rows: int = 45, global_batch: int = 10) -> Job:
         optimizer=Recipe(torch.optim.AdamW, {"lr": 1e-3}),
         scheduler=LRSchedule(_decay, every="epoch"),
         metrics={"accuracy": lambda output, batch: (output.argmax(-1) == batch.targets).double().mean(1)},
-        train=TensorDataset(tokens, tokens.roll(1, 1)),
+        train=TensorDataset(tokens[13:], tokens[13:].roll(1, 1)),
         evaluation=TensorDataset(tokens[:13], tokens[:13].roll(1, 1)),
         global_batch=global_batch,
         micro_batch=2,
         epochs=2,
+    )
+
+
+class Sentences(Dataset[dict[str, Tensor]]):
+    """Sequences of unequal lengths, read one by one."""
+
+    def __init__(self, rows: int, seed: int) -> None:
+        self.lengths = torch.randint(2, 9, (rows,), generator=_random(seed)).tolist()
+        self.tokens = torch.randint(1, 13, (rows, 9), generator=_random(seed + 1))
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return {"tokens": self.tokens[index, : self.lengths[index]], "scale": torch.tensor(1.0 + index % 3)}
+
+
+def _padded(samples: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    tokens = nn.utils.rnn.pad_sequence([s["tokens"] for s in samples], batch_first=True)
+    return {"tokens": tokens, "scale": torch.stack([s["scale"] for s in samples])}
+
+
+def _masked(sample: dict[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:
+    keep = torch.rand(len(sample["tokens"]), generator=generator) > 0.2
+    return sample | {"tokens": sample["tokens"] * keep, "scale": sample["scale"] * (1 + keep.float().mean())}
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(13, 8, padding_idx=0)
+        self.recurrent = nn.GRU(8, 8, batch_first=True)
+        self.output = nn.Linear(8, 13)
+
+    def forward(self, tokens: Tensor, scale: Tensor) -> Tensor:
+        return self.output(self.recurrent(self.embedding(tokens))[0] * scale[:, None, None])  # type: ignore[no-any-return]
+
+
+def _per_token(output: Tensor, batch: Batch) -> Tensor:
+    tokens = batch.data["tokens"]
+    losses = F.cross_entropy(output.flatten(0, 1), tokens.flatten(), reduction="none").view(tokens.shape)
+    return (losses * (tokens > 0)).sum() / batch.data["count"].sum()
+
+
+def _counted(samples: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    counts = torch.tensor([float(len(s["tokens"])) for s in samples])
+    return _padded(samples) | {"count": counts}
+
+
+def sentences(rows: int = 45, global_batch: int = 10) -> Job:
+    """Sequences of unequal lengths in dicts, padded by a collate, masked at random, weighed by their tokens, fetched by
+    a loader process."""
+
+    def model() -> nn.Module:
+        torch.manual_seed(9)
+        return Recurrent()
+
+    train, evaluation = Sentences(rows, 20), Sentences(13, 30)
+    return Job(
+        model=model,
+        forward=lambda network, batch: network(batch.data["tokens"], batch.data["scale"]),
+        criterion=_per_token,
+        optimizer=Recipe(torch.optim.Adam, {"lr": 1e-2}),
+        metrics={"tokens": lambda output, batch: (batch.data["tokens"] > 0).sum(1)},
+        train=train,
+        evaluation=evaluation,
+        collate=_counted,
+        augment=_masked,
+        weight=lambda index: float(train.lengths[index]),
+        evaluation_weight=lambda index: float(evaluation.lengths[index]),
+        global_batch=global_batch,
+        epochs=2,
+        workers=1,
     )

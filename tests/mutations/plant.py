@@ -41,7 +41,7 @@ def patched(fault: Fault, folder: Path) -> Path:
 
 def references(judge_rank: Ranks, size: int) -> dict[str, Record]:
     """The reference of each job at `size` replicas, from the unpatched package."""
-    return {job: judge_rank.work(reference_plan(f"jobs:{job}", size)) for job in ALL}
+    return {job: judge_rank.work(reference_plan(f"jobs:{job}", size)) for job in (*ALL, "sentences")}
 
 
 def planted(fault: Fault, size: int, expected: dict[str, Record]) -> Iterator[dict[str, Any]]:
@@ -50,7 +50,8 @@ def planted(fault: Fault, size: int, expected: dict[str, Record]) -> Iterator[di
         for job in fault.jobs:
             row: dict[str, Any] = {"fault": fault.name, "file": fault.file, "job": job, "ranks": size}
             try:
-                verdict = judge(Expectation(expected[job], 0), ranks.work(proof_plan(f"jobs:{job}", "ddp", size)))
+                expectation = Expectation(expected[job], 0)
+                verdict = judge(expectation, ranks.work(proof_plan(expectation, f"jobs:{job}", "ddp", size)))
             except RanksFailed as error:
                 yield row | {
                     "verdict": "failed",

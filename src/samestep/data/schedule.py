@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from samestep.errors import UserError
 from samestep.job import Part
 
 FILL_ROWS = 2  # what a rank without rows runs, times zero: the least that BatchNorm accepts
@@ -73,6 +74,8 @@ class Schedule:
         first = sum(per_rank[:rank])
         mine = whole[first : first + per_rank[rank]]
         total = self._weigh(whole)
+        if not total > 0:
+            raise UserError(f"the weights of the rows of step {number} add up to {total}; a mean needs more than 0")
         parts, at = [], 0
         for micro, rows in enumerate(cut(len(mine), self.micro_batches)):
             indices = mine[at : at + rows]

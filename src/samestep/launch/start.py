@@ -9,16 +9,18 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 
+from samestep import launch
 from samestep.errors import Refused, TrainingFailed, UserError
 from samestep.launch import Plan
 from samestep.lifeline import die_with_parent
-from samestep.record import Record
+from samestep.record import Record, told, write_json
 
 GRACE_S = 3.0  # between asking a tree to end and killing it
 ENDING_S = 10.0  # a rank that has left without a record takes the others with it after so long
@@ -41,6 +43,28 @@ def _holder(port: int) -> str:
         if connection.laddr and connection.laddr.port == port and connection.pid:
             return f" by process {connection.pid} ({psutil.Process(connection.pid).name()})"
     return ""
+
+
+def work(
+    asked: Mapping[str, Any],
+    launcher: str,
+    size: int,
+    devices: Sequence[str],
+    folder: Path,
+    *,
+    flags: Sequence[str] = (),
+    port: int = 0,
+    deadline_s: float | None = None,
+    watch: Callable[[dict[str, Any]], None] | None = None,
+) -> Record:
+    """Has `size` workers do what is `asked`, started by `launcher`; `folder` is theirs. watch: given what they tell."""
+    path = folder / "plan.json"
+    write_json(path, {"out": str(folder), "started_at": time.time(), **asked})
+    shape = launch.Shape(size, str(folder), port)
+    plan = launch.load(launcher).plan(("-m", "samestep.worker", *flags, str(path)), shape)
+    plan = Plan(plan.argv, {**plan.env, "SAMESTEP_DEVICES": ",".join(devices)})
+    look = (lambda: watch(told(folder))) if watch else None
+    return run(plan, folder, size, deadline_s=deadline_s, watch=look)
 
 
 def run(

@@ -1,0 +1,35 @@
+"""Rounding, made visible: how far a training moves when every value moves by its last place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+
+class Noise:
+    """Every value moves by up to one unit in the last place of `dtype`.
+
+    reverses: whether the rows come in reverse. Not where the model draws random numbers, because dropout would hit
+    others, nor where the criterion depends on the rows' order.
+    """
+
+    def __init__(self, dtype: torch.dtype, seed: int, reverses: bool) -> None:
+        self.eps, self.reverses = torch.finfo(dtype).eps, reverses
+        self.scale = 1.0 + 2 * seed  # 3 or 5: engines scale losses by the ranks and gradients back, which rounds
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def _moved(self, tensor: Tensor) -> Tensor:
+        unit = torch.rand(tensor.shape, generator=self.generator, dtype=torch.float64) * 2 - 1
+        return tensor * (1 + self.eps * unit.to(tensor.device)).to(tensor.dtype)
+
+    def shake(self, tensors: Any) -> None:
+        with torch.no_grad():
+            for tensor in tensors:
+                tensor.copy_(self._moved(tensor))
+
+    def shaken(self, data: Any) -> Any:
+        """`data` with its floating values moved."""
+        return tree_map_only(torch.Tensor, lambda t: self._moved(t) if t.is_floating_point() else t, data)

@@ -1,0 +1,109 @@
+"""One small batch through the job, forward and back: what no engine could train is said before any launch."""
+
+from __future__ import annotations
+
+import inspect
+import traceback
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from samestep.data.loader import Rows, to_device
+from samestep.data.schedule import Schedule
+from samestep.errors import UserError, not_a_scalar, not_per_row
+from samestep.job import Batch, Job
+
+ROWS = 4
+PLAIN = (Tensor, np.ndarray, np.generic, str, bytes, int, float, type(None))
+
+
+def probe(job: Job, schedule: Schedule, model: nn.Module, device: str) -> list[str]:
+    """The names of the parameters that get no gradient. `model` is used up: its gradients and buffers change.
+
+    Raises UserError, with the job's own line, where the job's functions raise or return what cannot be trained.
+    """
+    _check_optimizer(job, model)
+    part = schedule.step(0, 0, 0)[0]
+    rows = min(part.rows, ROWS)
+    part = replace(part, indices=part.indices[:rows], rows=rows)
+    model = model.to(device)
+    data: Any = _raising("reading", lambda: Rows(job)[part][1], part.rows)
+    for leaf in tree_leaves(data):
+        if not isinstance(leaf, PLAIN):
+            raise UserError(
+                f"a batch holds a {type(leaf).__name__}, which cannot be looked into; let collate return tensors in "
+                "tuples, lists or dicts"
+            )
+    batch = Batch(to_device(data, device), part)
+    try:
+        output = _raising("forward", lambda: job.forward(model, batch), part.rows)
+    except UserError as error:
+        if "more than 1 value per channel" in str(error):
+            return []  # one row and BatchNorm: who gets one row is looked at elsewhere
+        raise
+    loss = _raising("criterion", lambda: job.criterion(output, batch), part.rows)
+    if not isinstance(loss, Tensor):
+        raise UserError(
+            f"the criterion returned {type(loss).__name__}, not a scalar tensor that backward() can start from"
+        )
+    if loss.dim() != 0:
+        raise not_a_scalar(list(loss.shape))
+    if not loss.requires_grad:
+        raise UserError("the criterion's loss does not depend on any parameter; compute it from the model's output")
+    _raising("backward", loss.backward, part.rows)
+    for name, metric in job.metrics.items():
+        with torch.no_grad():
+            values = _raising(f"metric '{name}'", lambda metric=metric: metric(output, batch), part.rows)
+        if not isinstance(values, Tensor) or values.dim() == 0 or len(values) != part.rows:
+            raise not_per_row(name, list(getattr(values, "shape", [])), part.rows)
+    return _without_gradient(model)
+
+
+def _without_gradient(model: nn.Module) -> list[str]:
+    trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    for name, parameter in trained:
+        if parameter.grad is not None and parameter.grad.is_sparse:
+            raise UserError(
+                f"the gradient of {name} is sparse, which is not supported; build its layer with sparse=False"
+            )
+    return [name for name, parameter in trained if parameter.grad is None]
+
+
+def _check_optimizer(job: Job, model: nn.Module) -> None:
+    closure = inspect.signature(job.optimizer.cls.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise UserError(
+            f"{job.optimizer.cls.__name__} needs a closure that computes the loss again, which distributed engines do "
+            "not offer; use an optimizer that steps from gradients, such as AdamW"
+        )
+    optimizer = _raising("optimizer", lambda: job.optimizer.build(model), None)
+    if job.scheduler is None:
+        return
+    make = job.scheduler.make
+    scheduler = _raising("scheduler", lambda: make(optimizer), None)
+    if "metrics" in inspect.signature(scheduler.step).parameters:
+        raise UserError(
+            f"{type(scheduler).__name__} needs a metric at each step, which is not supported; use a scheduler of the "
+            "step or epoch count, such as CosineAnnealingLR"
+        )
+
+
+def _raising(what: str, do: Any, rows: int | None) -> Any:
+    """do(), its exception told as a sentence with the line of the job's own code that raised."""
+    try:
+        return do()
+    except UserError:
+        raise
+    except (Exception, SystemExit) as error:
+        text = str(error).strip().splitlines()
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if "site-packages" not in f.filename]
+        own = [f for f in frames if f.filename != __file__]
+        at = f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
+        on = f" on {rows} rows" if rows else ""
+        raise UserError(
+            f"the job's {what} raised{on}: {type(error).__name__}{': ' + text[0] if text else ''}{at}"
+        ) from error
