@@ -13,14 +13,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from samestep.proof_plan import TRAININGS, loop_layout, numerics_layout, trainings
 from samestep.record import Record
 from samestep.trace import Expectation
-from samestep.verify import TRAININGS, Verdict, judge
+from samestep.verify import Verdict, judge
 
 HERE = Path(__file__).parent
 SOURCE = HERE.parent / "src"
 DEADLINE_S = 120
-PLAIN = {"replicas": 1, "split": "even", "buffers": "rank0", "rounds_to": None}
 
 
 class RanksFailed(Exception):
@@ -30,8 +30,8 @@ class RanksFailed(Exception):
 class Ranks:
     """`size` ranks that import samestep from `source`. A context manager; they have ended when it ends."""
 
-    def __init__(self, size: int, source: Path = SOURCE) -> None:
-        self.size, self.source = size, source
+    def __init__(self, size: int, source: Path = SOURCE, *, horovod: bool = False) -> None:
+        self.size, self.source, self.horovod = size, source, horovod
         self._folder = tempfile.TemporaryDirectory(prefix="samestep-ranks-")
         self._ranks: list[subprocess.Popen[str]] = []
         self._count = 0
@@ -69,6 +69,7 @@ class Ranks:
 
     def _start(self) -> None:
         meeting = Path(self._folder.name) / f"meeting{self._count}"
+        address = _horovod_server(self.size) if self.horovod else {}
         for rank in range(self.size):
             environment = os.environ | {
                 "PYTHONPATH": f"{self.source}:{HERE}:{HERE / 'mutations'}",
@@ -78,6 +79,7 @@ class Ranks:
                 "LOCAL_WORLD_SIZE": str(self.size),
                 "SAMESTEP_INIT_METHOD": f"file://{meeting}",
                 "OMP_NUM_THREADS": "1",
+                **{key: text.format(rank=rank) for key, text in address.items()},
             }
             said = open(Path(self._folder.name) / f"said{rank}", "a")  # noqa: SIM115 - the rank's own
             command = [sys.executable, str(HERE / "serve.py")]
@@ -98,23 +100,61 @@ class Ranks:
         return "\n".join(path.read_text() for path in sorted(Path(self._folder.name).glob("said*")))
 
 
-def reference_plan(job: str, replicas: int, settings: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """The plan of the reference for DDP's layout of `replicas` replicas."""
+def _horovod_server(size: int) -> dict[str, str]:
+    """Starts what horovodrun starts for its ranks to meet, and returns what it tells them; '{rank}' is to be filled."""
+    from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
+    from horovod.runner.http.http_server import RendezvousServer
+
+    server = RendezvousServer()  # a thread of this process; it ends with it
+    port = server.start()
+    server.init(get_host_assignments(parse_hosts(f"localhost:{size}"), size))
+    every = {"SIZE": size, "LOCAL_SIZE": size, "CROSS_RANK": 0, "CROSS_SIZE": 1, "HOSTNAME": "localhost"}
+    every |= {"RANK": "{rank}", "LOCAL_RANK": "{rank}", "CONTROLLER": "gloo", "CPU_OPERATIONS": "gloo"}
+    every |= {"GLOO_RENDEZVOUS_ADDR": "127.0.0.1", "GLOO_RENDEZVOUS_PORT": port, "GLOO_IFACE": "lo"}
+    return {f"HOROVOD_{key}": str(value) for key, value in every.items()}
+
+
+def engine_facts(engine: str, size: int, settings: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """What the inspection says about an engine on `size` ranks."""
+    from samestep.inspection import inspect_engines
+
+    rows = inspect_engines(("cpu",), size, settings or {}, [engine] if settings else [])
+    return next(row for row in rows if row["name"] == engine)
+
+
+def reference_plan(
+    job: str, replicas: int, settings: Mapping[str, str] | None = None, facts: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """The plan of the reference for an engine's layouts; for DDP's where no facts are given."""
+    facts = facts or engine_facts("ddp", replicas)
+    layouts = [layout for layout in (loop_layout(facts), numerics_layout(facts)) if layout]
     plan = {"job": job, "settings": dict(settings or {}), "trainings": TRAININGS, "steps": 8}
-    return plan | {"replicas": replicas, "layouts": [PLAIN | {"replicas": replicas}]}
+    return plan | {"replicas": replicas, "layouts": layouts}
 
 
 def proof_plan(
-    expectation: Expectation, job: str, engine: str, replicas: int, settings: Mapping[str, str] | None = None
+    expectation: Expectation,
+    job: str,
+    engine: str,
+    replicas: int,
+    settings: Mapping[str, str] | None = None,
+    facts: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The plan of an engine's proof, as the reference found that it must be."""
-    each = {"kind": "prove", "steps": 8, "replicas": replicas}
-    each |= {key: expectation.facts[key] for key in ("dtype", "sgd_lr")}
-    trainings = [each | {"name": name} for name in TRAININGS]
-    return {"job": job, "settings": dict(settings or {}), "engine": engine, "trainings": trainings}
+    asked = trainings(facts or engine_facts(engine, replicas), expectation, 8, replicas)
+    return {"job": job, "settings": dict(settings or {}), "engine": engine, "trainings": asked}
 
 
-def prove(judge_rank: Ranks, ranks: Ranks, job: str, engine: str, settings: Mapping[str, str] | None = None) -> Verdict:
+def prove(
+    judge_rank: Ranks,
+    ranks: Ranks,
+    job: str,
+    engine: str,
+    settings: Mapping[str, str] | None = None,
+    engine_settings: Mapping[str, str] | None = None,
+) -> Verdict:
     """The verdict on `engine` over all of `ranks`."""
-    expectation = Expectation(judge_rank.work(reference_plan(job, ranks.size, settings)), 0)
-    return judge(expectation, ranks.work(proof_plan(expectation, job, engine, ranks.size, settings)))
+    facts = engine_facts(engine, ranks.size, engine_settings)
+    reference = judge_rank.work(reference_plan(job, ranks.size, settings, facts))
+    loop, numerics = Expectation(reference, 0), Expectation(reference, 1) if facts["numerics"]["lossy"] else None
+    return judge(loop, ranks.work(proof_plan(loop, job, engine, ranks.size, settings, facts)), numerics)

@@ -19,7 +19,7 @@ ABOVE = [
     {"measurement", "inquiry", "folder", "show"},
     {"study"},
     {"verify", "report", "stats"},
-    {"causes"},
+    {"causes", "proof_plan"},
     {"trace"},
     {"launch"},
 ]

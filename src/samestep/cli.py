@@ -36,6 +36,10 @@ Nproc = Annotated[
     int | None, typer.Option(help="Ranks on this machine (for dataparallel: devices); one for each GPU, or 2 on a CPU.")
 ]
 Set = Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="A setting of the job; repeatable.")]
+SetEngine = Annotated[
+    list[str],
+    typer.Option("--set-engine", metavar="KEY=VALUE", help="A setting of the engines that have it; or ENGINE.KEY."),
+]
 Out = Annotated[Path | None, typer.Option(help="Folder for the results; a dated one under runs/ where none is named.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON value on stdout, and nothing else there.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, or a list such as cuda:0,cuda:1.")]
@@ -81,6 +85,7 @@ def compare(
     engines: Engines = "",
     nproc: Nproc = None,
     set_: Set = [],  # noqa: B006 - typer copies it
+    set_engine: SetEngine = [],  # noqa: B006
     out: Out = None,
     launchers: Launchers = "",
     device: Device = "auto",
@@ -95,6 +100,7 @@ def compare(
     """Prove, then measure: a table and a report with plots. Exit 1 if an engine differs or none is proven."""
     measured = {"rounds": rounds, "measured_steps": measured_steps, "warmup_steps": warmup_steps}
     asked = {"engines": engines, "launchers": launchers, "device": device, "steps": steps, "port": port}
+    asked["engine_settings"] = _settings(set_engine, "--set-engine")
     return _study("compare", job, nproc, set_, out, asked | measured | {"deadline_s": deadline}, json_)
 
 
@@ -105,6 +111,7 @@ def verify(
     engines: Engines = "",
     nproc: Nproc = None,
     set_: Set = [],  # noqa: B006
+    set_engine: SetEngine = [],  # noqa: B006
     out: Out = None,
     launchers: Launchers = "",
     device: Device = "auto",
@@ -115,6 +122,7 @@ def verify(
 ) -> int:
     """The proof alone: is it still the same training? Names the first divergence; exit codes as compare's."""
     asked = {"engines": engines, "launchers": launchers, "device": device, "steps": steps, "port": port}
+    asked["engine_settings"] = _settings(set_engine, "--set-engine")
     return _study("verify", job, nproc, set_, out, asked | {"deadline_s": deadline}, json_)
 
 
@@ -125,6 +133,7 @@ def run(
     engine: Annotated[str, typer.Option("--engine", "--engines", help="The engine that trains.")] = "ddp",
     nproc: Nproc = None,
     set_: Set = [],  # noqa: B006
+    set_engine: SetEngine = [],  # noqa: B006
     out: Out = None,
     launcher: Annotated[
         str, typer.Option("--launcher", "--launchers", help="How to start it; the engine's first where none is named.")
@@ -141,6 +150,7 @@ def run(
     from samestep.train import train
 
     asked = {"engines": engine, "launchers": launcher, "device": device, "port": port, "deadline_s": deadline}
+    asked["engine_settings"] = _settings(set_engine, "--set-engine")
     study, found, folder = _begin("run", job, nproc, set_, out, asked)
     with Training(f"{job} on {engine}") as progress:
         results = train(study, found, folder, progress.tell)
@@ -200,7 +210,7 @@ def _begin(
     for name in names["launchers"]:
         if name != "all":
             launch.load(name)
-    settings = _settings(set_)
+    settings = _settings(set_, "--set")
     found = ask(
         job,
         settings,
@@ -208,6 +218,8 @@ def _begin(
         replicas=nproc,
         steps=asked.get("steps", 8),
         deadline_s=asked["deadline_s"],
+        engines=names["engines"],
+        engine_settings=asked["engine_settings"],
     )
     study = Study(job=job, settings=settings, nproc=found["replicas"], **{**asked, **names})
     versions = {"samestep": __version__, "torch": found["machine"]["torch"]}
@@ -223,10 +235,10 @@ def _list(names: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in names.split(",") if name.strip())
 
 
-def _settings(pairs: list[str]) -> dict[str, str]:
+def _settings(pairs: list[str], flag: str) -> dict[str, str]:
     wrong = [pair for pair in pairs if "=" not in pair]
     if wrong:
-        raise UserError(f"--set {wrong[0]}: write it as key=value")
+        raise UserError(f"{flag} {wrong[0]}: write it as key=value")
     return dict(pair.split("=", 1) for pair in pairs)
 
 

@@ -13,14 +13,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from samestep import __version__
+from samestep import __version__, proof_plan
 from samestep.errors import Refused, TrainingFailed, UserError
 from samestep.launch import start
 from samestep.measurement import measurement, without_measurement
+from samestep.proof_plan import TRAININGS, loop_layout, numerics_layout, plain_layout
 from samestep.record import Record
 from samestep.study import Row, Study, check_devices, rows_of
 from samestep.trace import Expectation
-from samestep.verify import TRAININGS, Verdict, judge, one_process
+from samestep.verify import Verdict, judge, one_process
 
 Tell = Callable[[str, int, int], None]  # (what runs, launches done, launches in all)
 
@@ -60,15 +61,14 @@ def _reference(
     study: Study, found: Mapping[str, Any], rows: list[Row], folder: Path, phases: Callable[[str], None]
 ) -> Record:
     """Plays every layout that a row needs, and plain one-process training, in one process."""
-    plain = {"replicas": 1, "split": "even", "buffers": "rank0", "rounds_to": None}
-    layouts = [] if found["job"]["refused"]["1"] else [plain]
+    layouts = [] if found["job"]["refused"]["1"] else [plain_layout()]
     for row in rows:
-        layout = row.facts["layout"] | {"rounds_to": row.facts["numerics"]["rounds_to"]}
-        if layout["replicas"] == 1:
-            layout = plain | {"rounds_to": layout["rounds_to"]}  # with one replica, all layouts are one
-        if layout not in layouts:
-            layouts.append(layout)
-        row.layout_number = layouts.index(layout)
+        for layout in (loop_layout(row.facts), numerics_layout(row.facts)):
+            if layout is not None and layout not in layouts:
+                layouts.append(layout)
+        row.loop_number = layouts.index(loop_layout(row.facts))
+        inexact = numerics_layout(row.facts)
+        row.numerics_number = layouts.index(inexact) if inexact else None
     plan = {"layouts": layouts, "trainings": TRAININGS, "steps": study.steps, "replicas": study.nproc}
     return _start(study, "process", 1, found["devices"], folder / "reference", plan, phases, "--reference")
 
@@ -79,13 +79,12 @@ def _launch(
     trainings: list[dict[str, Any]] = []
     if study.rounds:
         steps = study.warmup_steps + study.measured_steps
-        trainings.append({"kind": "measure", "name": "measure", "steps": steps})
-    expectation = Expectation(reference, row.layout_number)
+        trainings.append({"kind": "measure", "as": "measure", "steps": steps})
+    loop = Expectation(reference, row.loop_number)
+    numerics = None if row.numerics_number is None else Expectation(reference, row.numerics_number)
     if number == 0:
-        found = {key: expectation.facts[key] for key in ("dtype", "sgd_lr")}
-        proof = {"kind": "prove", "steps": study.steps, "replicas": study.nproc} | found
-        trainings += [proof | {"name": name} for name in TRAININGS]
-    plan = {"engine": row.engine, "trainings": trainings}
+        trainings += proof_plan.trainings(row.facts, loop, study.steps, study.nproc)
+    plan = {"engine": row.engine, "engine_settings": row.facts["settings"], "trainings": trainings}
     devices = row.facts["devices"]
     where = folder / "launches" / f"{row.name}-{number}"
     try:
@@ -97,7 +96,7 @@ def _launch(
     else:
         row.launches.append(record)
         if number == 0:
-            row.verdict = judge(expectation, record)
+            row.verdict = judge(loop, record, numerics)
 
 
 def _start(
@@ -154,13 +153,14 @@ def _question(study: Study, found: Mapping[str, Any]) -> dict[str, Any]:
 def _answers(study: Study, found: Mapping[str, Any], rows: list[Row], reference: Record | None) -> dict[str, Any]:
     """What the proof found and what the launches measured, a row each."""
     played = [Expectation(reference, n) for n in range(len(reference.ranks[0]["layouts"]))] if reference else []
-    alone = next((e for e in played if e.facts["layout"]["replicas"] == 1), None)
-    many = next((e for e in played if e.facts["layout"]["replicas"] > 1), None)
+    alone = next((e for e in played if e.facts["layout"]["replicas"] == 1 and "gradient.0" in e.facts), None)
+    many = next((e for e in played if e.facts["layout"]["replicas"] > 1 and "gradient.0" in e.facts), None)
     proof = played[0].facts if played else {"dtype": "float64", "float64_failed": None}
     baseline = next((row for row in rows if row.engine == "single" and row.launches), None)
     shown = []
     for row in rows:
         judged = {"engine": row.engine, "launcher": row.launcher, **asdict(row.verdict)}
+        judged["settings"] = row.facts.get("chosen", {})
         judged["replicas"] = row.facts["layout"]["replicas"] if row.facts.get("layout") else None
         if study.rounds:
             proven = row.verdict.verdict in ("same", "approximate") and row.launches

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
@@ -22,11 +24,14 @@ class Numerics:
     """How an engine rounds. `verify` measures its bounds with this rounding in the reference.
 
     rounds_to: the dtype that gradients pass through ('float16', …); None: that of the training itself.
-    lossy: True where the engine is inexact by design: its verdict is then 'approximate', never 'same'.
+    lossy: True where the engine is inexact by design: its loop is proven with `without`, the settings that turn the
+        inexact part off (none where float64 does), and must be the same; its numerics are then measured in float32
+        with it on, and the verdict is 'approximate', never 'same'.
     """
 
     rounds_to: str | None = None
     lossy: bool = False
+    without: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -51,25 +56,30 @@ class Engine(Protocol):
     PURPOSE: six words for `samestep engines`. NEEDS: the modules it imports, beyond torch.
     LAUNCHERS: the ways it can be started, the default first; 'process' is one plain process.
     missing(devices): why it cannot run here with these devices, or None.
-    layout(world): how it lays out a step. train(job, world, run): trains, returns the full state dict on rank 0.
+    layout(world, **settings): how it lays out a step. numerics(**settings): how it rounds.
+    train(job, world, run, **settings): trains, returns the full state dict on rank 0. Its keyword arguments are the
+        engine's settings, with their types and defaults: what --set-engine sets.
     """
 
     PURPOSE: str
     NEEDS: tuple[str, ...]
-    NUMERICS: Numerics
     LAUNCHERS: tuple[str, ...]
 
     def missing(self, devices: tuple[str, ...]) -> str | None: ...
 
-    def layout(self, world: World) -> Layout: ...
+    def layout(self, world: World, **settings: Any) -> Layout: ...
 
-    def train(self, job: Job, world: World, run: Run) -> dict[str, Any]: ...
+    def numerics(self, **settings: Any) -> Numerics: ...
+
+    def train(self, job: Job, world: World, run: Run, **settings: Any) -> dict[str, Any]: ...
 
 
 def names() -> list[str]:
-    """The engines there are: the files in engines/, without importing them. The reference is none: it is the judge."""
+    """The engines there are, without importing them: the files in engines/, and those that other packages bring with
+    an entry point in the group `samestep.engines`. The reference is none: it is the judge."""
     folder = str(Path(__file__).with_name("engines"))
-    return sorted(m.name for m in pkgutil.iter_modules([folder]) if m.name != "reference")
+    ours = {m.name for m in pkgutil.iter_modules([folder]) if m.name != "reference"}
+    return sorted(ours | {point.name for point in entry_points(group="samestep.engines")})
 
 
 def check(name: str) -> None:
@@ -81,6 +91,8 @@ def check(name: str) -> None:
 def load(name: str) -> Engine:
     """Imports one engine's file. Raises UserError when there is no such engine."""
     check(name)
+    for point in entry_points(group="samestep.engines", name=name):
+        return cast(Engine, point.load())
     return cast(Engine, importlib.import_module(f"samestep.engines.{name}"))
 
 

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,14 @@ def ask(
     replicas: int | None = None,
     steps: int = 8,
     deadline_s: float | None = None,
+    engines: Sequence[str] = (),
+    engine_settings: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """{devices, machine, replicas, engines, job}. Raises UserError with the worker's sentence about what is wrong.
 
     replicas: how many an engine would lay out; None: one for each GPU, or 2 on a CPU. steps: of the proof, whose
     subset is inspected too. deadline_s: after it, the question is given up.
+    engines: those asked for, all where none; engine_settings: texts of --set-engine, checked against them.
     """
     with tempfile.TemporaryDirectory(prefix="samestep-") as folder:
         query, answer = Path(folder) / "query.json", Path(folder) / "answer.json"
@@ -39,6 +42,8 @@ def ask(
                     "device": device,
                     "replicas": replicas,
                     "steps": steps,
+                    "engines": list(engines),
+                    "engine_settings": dict(engine_settings or {}),
                     "answer": str(answer),
                 }
             )

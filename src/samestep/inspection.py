@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import sys
-from collections.abc import Callable, Sized
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import asdict, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -16,10 +16,10 @@ from torch import nn
 
 from samestep import engine as engines
 from samestep.data.loader import Rows
-from samestep.data.schedule import Schedule
-from samestep.errors import UserError
+from samestep.data.schedule import schedule_of
+from samestep.errors import UserError, nearest
 from samestep.job import Batch, Job
-from samestep.loading import build, find, settings_of
+from samestep.loading import build, find, settings_of, values_of
 from samestep.probe import probe
 from samestep.proof import Training, proof_job
 from samestep.run import digest_state, one_row_sentence
@@ -71,11 +71,6 @@ def inspect_job(target: str, settings: dict[str, str], replicas: int, steps: int
 
 def _layers(model: nn.Module, kind: type[nn.Module]) -> list[str]:
     return [name or type(module).__name__ for name, module in model.named_modules() if isinstance(module, kind)]
-
-
-def schedule_of(job: Job, world_size: int) -> Schedule:
-    """The schedule of a job on `world_size` ranks."""
-    return Schedule(len(job.train), job.global_batch, world_size, job.seed, job.micro_batch, job.last, job.weight)
 
 
 def _source_digest(function: Callable[..., Any]) -> str:
@@ -148,19 +143,61 @@ def _refusal(job: Job, replicas: int) -> str | None:
     return None
 
 
-def inspect_engines(devices: tuple[str, ...], nproc: int) -> list[dict[str, Any]]:
-    """Every engine: whether it runs on these devices, the reason when not, the line that installs it, and how it
-    would lay `nproc` replicas out."""
-    return [_engine(name, devices, nproc) for name in engines.names()]
+def inspect_engines(
+    devices: tuple[str, ...], nproc: int, given: Mapping[str, str], asked: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Every engine: whether it runs on these devices, the reason when not, the line that installs it, its settings, and
+    how it would lay `nproc` replicas out.
+
+    given: texts of --set-engine; 'key' is for every engine that has it, 'engine.key' for one. Raises UserError for a
+    key that none of the engines `asked` has (all where none is asked), and for a value that does not fit.
+    """
+    rows, had = [], set()
+    for name in engines.names():
+        try:
+            engine = engines.load(name)
+        except Exception as error:  # a broken engine of another package must not break the rest
+            rows.append(_broken(name, error))
+            continue
+        known = _settings(engine)
+        texts = {}
+        for place, text in given.items():
+            whose, _, key = place.rpartition(".")
+            if (whose == name or not whose) and key in known and (name in asked or not asked):
+                texts[key] = text
+                had.add(place)
+        chosen = values_of(engine.train, texts, f"the engine {name}", "--set-engine")
+        rows.append(_engine(name, engine, devices, nproc, known, chosen))
+    for place in given:
+        if place not in had:
+            every = {f"{row['name']}.{key}" for row in rows for key in row["settings"]}
+            listed = sorted(key for key in every if not asked or key.partition(".")[0] in asked)
+            known_keys = nearest(place, listed) if listed else "they have no settings"
+            raise UserError(f"--set-engine {place}: none of the engines asked for has this setting; {known_keys}")
+    return rows
 
 
-def _engine(name: str, devices: tuple[str, ...], nproc: int) -> dict[str, Any]:
-    row: dict[str, Any] = {"name": name, "available": False, "reason": None, "install": None, "version": None}
-    row |= {"purpose": "", "launchers": []}
-    try:
-        engine = engines.load(name)
-    except ImportError as error:
-        return row | {"reason": f"does not import: {error}", "install": f"pip install 'samestep[{name}]'"}
+def _settings(engine: engines.Engine) -> dict[str, Any]:
+    """The settings of an engine and their defaults: the keyword arguments of its train()."""
+    parameters = inspect.signature(engine.train).parameters.values()
+    return {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
+
+
+def _broken(name: str, error: Exception) -> dict[str, Any]:
+    text = str(error).strip().splitlines()
+    reason = f"does not import: {type(error).__name__}: {text[0] if text else ''}"
+    row = dict.fromkeys(("install", "version", "layout", "numerics"))
+    return {"name": name, "available": False, "reason": reason, "purpose": "", "launchers": [], "settings": {}, **row}
+
+
+def _engine(
+    name: str,
+    engine: engines.Engine,
+    devices: tuple[str, ...],
+    nproc: int,
+    known: Mapping[str, Any],
+    chosen: Mapping[str, Any],
+) -> dict[str, Any]:
     reason = engines.missing(engine, devices)
     alone = engine.LAUNCHERS == ("process",)
     world = World(devices=devices[:nproc]) if alone else World(size=nproc, devices=devices[:1])
@@ -169,17 +206,22 @@ def _engine(name: str, devices: tuple[str, ...], nproc: int) -> dict[str, Any]:
         found: str | None = version(package)
     except PackageNotFoundError:
         found = None
-    return row | {
+    settings = {**known, **chosen}
+    install = f"pip install 'samestep[{name}]'" if engine.NEEDS else "pip install torch"
+    return {
+        "name": name,
         "available": reason is None,
         "reason": reason,
-        "install": f"pip install 'samestep[{name}]'" if engine.NEEDS else "pip install torch",
+        "install": getattr(engine, "INSTALL", install),
         "version": found,
         "purpose": engine.PURPOSE,
         "launchers": list(engine.LAUNCHERS),
         "processes": world.size,
         "devices": list(devices[:nproc] if alone else devices),
-        "layout": asdict(engine.layout(world)),
-        "numerics": asdict(engine.NUMERICS),
+        "settings": settings,
+        "chosen": {key: value for key, value in chosen.items() if value != known[key]},
+        "layout": asdict(engine.layout(world, **settings)),
+        "numerics": asdict(engine.numerics(**settings)),
     }
 
 

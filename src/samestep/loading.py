@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -73,25 +73,42 @@ def settings_of(function: Callable[..., Any]) -> dict[str, str]:
     }
 
 
-def build(target: str, settings: Mapping[str, str]) -> Job:
-    """Calls the job function with `settings` (texts, as given to --set) and returns its Job."""
-    function = find(target)
+def values_of(function: Callable[..., Any], texts: Mapping[str, str], what: str, flag: str) -> dict[str, Any]:
+    """`texts`, as given to `flag`, as the types that `function` declares for its arguments of these names.
+
+    Raises UserError for a name that it does not have and a text that does not fit; `what` names the function there.
+    """
     try:
         hints = get_type_hints(function)
     except Exception as error:
-        raise UserError(f"the annotations of the job {target} cannot be read: {_says(error)}") from error
+        raise UserError(f"the annotations of {what} cannot be read: {_says(error)}") from error
     parameters = inspect.signature(function).parameters
     values: dict[str, Any] = {}
-    for name, text in settings.items():
+    for name, text in texts.items():
         if name not in parameters:
-            raise UserError(f"the job {target} has no setting '{name}'; " + _known(name, parameters))
+            known = (
+                nearest(name, list(parameters)) if parameters else "it has none: give its function keyword arguments"
+            )
+            raise UserError(f"{what} has no setting '{name}'; {known}")
         default = parameters[name].default
         kind = hints.get(name, str if default in (None, inspect.Parameter.empty) else type(default))
+        literals = {str(value): value for value in get_args(kind)} if get_origin(kind) is Literal else {}
+        if text in literals:  # of whole numbers too, which pydantic does not read from text
+            values[name] = literals[text]
+            continue
         try:
             values[name] = TypeAdapter(kind).validate_strings(text)
         except ValidationError:
-            shown = getattr(kind, "__name__", str(kind))
-            raise UserError(f"--set {name}={text}: '{name}' takes {shown}, not '{text}'") from None
+            shown = " or ".join(literals) or getattr(kind, "__name__", str(kind))
+            raise UserError(f"{flag} {name}={text}: '{name}' takes {shown}, not '{text}'") from None
+    return values
+
+
+def build(target: str, settings: Mapping[str, str]) -> Job:
+    """Calls the job function with `settings` (texts, as given to --set) and returns its Job."""
+    function = find(target)
+    values = values_of(function, settings, f"the job {target}", "--set")
+    parameters = inspect.signature(function).parameters
     absent = [n for n, p in parameters.items() if p.default is inspect.Parameter.empty and n not in values]
     if absent:
         raise UserError(f"the job {target} needs a value for '{absent[0]}': give --set {absent[0]}=…")
@@ -104,10 +121,6 @@ def build(target: str, settings: Mapping[str, str]) -> Job:
     if not isinstance(job, Job):
         raise UserError(f"the job {target} returned {type(job).__name__}, not a samestep.Job")
     return job
-
-
-def _known(name: str, parameters: Mapping[str, Any]) -> str:
-    return nearest(name, list(parameters)) if parameters else "it has none: give its function keyword arguments"
 
 
 def _says(error: BaseException) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -46,8 +46,11 @@ class Referee:
     def layout(self, number: int, planned: Mapping[str, Any]) -> dict[str, Any]:
         """All trainings of one layout. A model that float64 does not fit is proven in float32, and says so."""
         layout = Layout(planned["replicas"], planned["split"], planned["buffers"])
+        if planned["dtype"]:  # to measure an inexact engine's numerics: its training in float32, no more
+            played = self._trainings(number, layout, planned["rounds_to"], planned["dtype"], ("sgd",))
+            return played | {"layout": asdict(layout), "dtype": planned["dtype"], "sgd_lr": self.sgd_lr}
         try:
-            played = self._trainings(number, layout, planned["rounds_to"])
+            played = self._trainings(number, layout, planned["rounds_to"], self.dtype)
         except UserError:
             raise
         except Exception as error:
@@ -56,16 +59,18 @@ class Referee:
             text = str(error).strip()
             self.dtype = "float32"
             self.float64_failed = f"{type(error).__name__}: {text.splitlines()[0] if text else ''}"
-            played = self._trainings(number, layout, planned["rounds_to"])
+            played = self._trainings(number, layout, planned["rounds_to"], self.dtype)
         facts = {"layout": asdict(layout), "dtype": self.dtype, "float64_failed": self.float64_failed}
         return played | facts | {"sgd_lr": self.sgd_lr, "sgd_lr_usual": SGD_LR}
 
-    def _trainings(self, number: int, layout: Layout, rounds_to: str | None) -> dict[str, Any]:
+    def _trainings(
+        self, number: int, layout: Layout, rounds_to: str | None, dtype: str, names: Sequence[str] = ()
+    ) -> dict[str, Any]:
         facts: dict[str, Any] = {"rounds_to": rounds_to}
         device = self.world.device
-        for name in self.plan["trainings"]:
+        for name in names or self.plan["trainings"]:
             tell(self.world.rank, Path(self.plan["out"]), f"reference {name}, {layout.replicas} replicas")
-            training = Training(name, self.plan["steps"], self.dtype, self.plan["replicas"], self.sgd_lr or SGD_LR)
+            training = Training(name, self.plan["steps"], dtype, self.plan["replicas"], self.sgd_lr or SGD_LR)
             if name == "sgd" and self.sgd_lr is None:
                 training, base = self._at_a_rate_it_stands(training, layout)
                 self.sgd_lr = training.sgd_lr
@@ -86,7 +91,7 @@ class Referee:
         self, training: Training, layout: Layout, base: Mapping[str, Any], rounds_to: str | None
     ) -> list[dict[str, Any]]:
         """The training twice more, with rounding shaken and the rows reversed where their order means nothing."""
-        dtype = getattr(torch, rounds_to or self.dtype)
+        dtype = getattr(torch, rounds_to or training.dtype)
         reverses = self.reverses and not base["draws"]
         played = [self._play(training, layout, reference.Noise(dtype, seed, reverses)) for seed in (1, 2)]
         first = base["seen"][0][0]["loss"]

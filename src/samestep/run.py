@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
 from samestep.data.loader import batches
-from samestep.data.schedule import Schedule, key
+from samestep.data.schedule import key, schedule_of
 from samestep.errors import Refused, not_a_scalar
 from samestep.job import Batch, Job
 from samestep.meter import Meter
@@ -34,15 +34,17 @@ class Run:
         self, job: Job, world: World, steps: int, *, observe: bool = False, progress: Progress | None = None
     ) -> None:
         self.job, self.world, self.steps = job, world, steps
+        self.schedule = schedule_of(job, world.size)
         self.meter = Meter(world.rank, world.device)
         self.began_at: float | None = None
         self._observe = observe
         self._notes: list[dict[str, Any]] = []
         self._start_digest: str | None = None
         self._rates: list[list[float]] = []
+        self._depth, self._stepping = 0, set[int]()
         self._progress = progress
         self._told_at = time.monotonic()
-        self._done = 0
+        self._done = self._skipped = 0
         self._streams = [_stream(device) for device in world.devices]
 
     def begin(self, model: nn.Module, optimizer: Optimizer) -> None:
@@ -50,23 +52,28 @@ class Run:
         if self._observe:
             self._start_digest = digest_state(model)
             # After the step: before it, libraries that accumulate show stale gradients and the next step's rate.
-            optimizer.register_step_post_hook(
-                lambda o, *_: self._rates.append([float(group["lr"]) for group in o.param_groups])
-            )
+            optimizer.register_step_pre_hook(lambda *_: self._entered())
+            optimizer.register_step_post_hook(lambda o, *_: self._stepped(o))
+
+    def _entered(self) -> None:
+        self._depth += 1
+
+    def _stepped(self, optimizer: Optimizer) -> None:
+        """Notes the rates of one optimizer step. Horovod's step calls another one inside; DeepSpeed takes a step for
+        each parameter group: calls on groups that have not stepped yet belong to the same step."""
+        self._depth -= 1
+        if self._depth:
+            return
+        groups = {id(group) for group in optimizer.param_groups}
+        if self._stepping & groups or not self._rates:
+            self._rates.append([])
+            self._stepping = set()
+        self._stepping |= groups
+        self._rates[-1] += [float(group["lr"]) for group in optimizer.param_groups]
 
     def batches(self) -> Iterator[Batch]:
         """This rank's rows on its device, in schedule order, one micro-batch after the other."""
-        job, world = self.job, self.world
-        schedule = Schedule(
-            length=len(job.train),
-            global_batch=job.global_batch,
-            world_size=world.size,
-            seed=job.seed,
-            micro_batch=job.micro_batch,
-            last=job.last,
-            weight=job.weight,
-        )
-        ahead = batches(job, world, schedule, self.steps)
+        ahead = batches(self.job, self.world, self.schedule, self.steps)
         self.began_at = time.time()
         self.meter.begin()
         while True:
@@ -108,9 +115,11 @@ class Run:
             self._note(batch)
         return loss if part.share == 1.0 else loss * part.share  # one node less in the graph of even batches
 
-    def step(self, loss: Tensor) -> None:
-        """Call after each optimizer step, with its last loss."""
+    def step(self, loss: Tensor, *, skipped: bool = False) -> None:
+        """Call after each optimizer step, with its last loss. skipped: the optimizer left its weights as they were,
+        as a GradScaler does after an overflow."""
         self.meter.step()
+        self._skipped += skipped
         self._done += 1
         if self._progress and time.monotonic() - self._told_at > 0.5:
             self._told_at = time.monotonic()
@@ -129,6 +138,7 @@ class Run:
             "start_digest": self._start_digest,
             "parts": self._notes,
             "rates": self._rates,
+            "skipped_steps": self._skipped,
         }
 
     def _note(self, batch: Batch) -> None:
@@ -186,7 +196,8 @@ def digest_state(model: nn.Module) -> str:
     """A digest of a module's parameters and buffers, in their order."""
     state = hashlib.blake2b(digest_size=8)
     for tensor in model.state_dict().values():
-        state.update(_bytes(tensor.detach().cpu().contiguous()))
+        whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor  # of FSDP's shards
+        state.update(_bytes(whole.detach().cpu().contiguous()))
     return state.hexdigest()
 
 

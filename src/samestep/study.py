@@ -24,6 +24,7 @@ class Study:
     nproc: int
     engines: tuple[str, ...] = ()  # none: all
     launchers: tuple[str, ...] = ()  # none: each engine's first; 'all': all of them
+    engine_settings: Mapping[str, str] = field(default_factory=dict)
     device: str = "auto"
     port: int = 0
     steps: int = 8
@@ -42,11 +43,17 @@ class Row:
     facts: Mapping[str, Any]
     verdict: Verdict
     launches: list[Record] = field(default_factory=list)
-    layout_number: int = -1
+    loop_number: int = -1  # of the reference's layouts, the one that proves the loop
+    numerics_number: int | None = None  # and the one that measures the numerics, where they are inexact
 
     @property
     def name(self) -> str:
         return f"{self.engine}-{self.launcher}"
+
+    @property
+    def title(self) -> str:
+        """The engine and the settings that it was given."""
+        return " ".join([self.engine, *(f"{key}={value}" for key, value in self.facts.get("chosen", {}).items())])
 
     @property
     def open(self) -> bool:

@@ -33,8 +33,9 @@ def train(
     for left in [*folder.glob("*rank*"), folder / "rendezvous", folder / "log.txt"]:  # of a try that did not end well
         left.unlink(missing_ok=True)
     asked = {"job": study.job, "settings": dict(study.settings), "engine": row.engine}
+    asked["engine_settings"] = row.facts["settings"]
     record = start.work(
-        asked | {"trainings": [{"kind": "train", "name": "train"}]},
+        asked | {"trainings": [{"kind": "train", "as": "train"}]},
         row.launcher,
         row.facts["processes"],
         row.facts["devices"],
@@ -50,11 +51,13 @@ def train(
         "job": study.job,
         "settings": dict(study.settings),
         "engine": row.engine,
+        "engine_settings": row.facts["chosen"],
         "launcher": row.launcher,
         "world_size": row.facts["layout"]["replicas"],
         "global_batch": found["job"]["global_batch"],
         "steps": len(seen["step_s"]),
         "seconds": sum(seen["step_s"]),
+        "skipped_steps": seen["skipped_steps"],
         "final_loss": seen["losses"][-1],
         "evaluation": evaluation and evaluation["means"],
         "evaluation_rows": evaluation and evaluation["rows"],

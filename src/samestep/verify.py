@@ -17,13 +17,14 @@ import numpy as np
 
 from samestep import causes
 from samestep.causes import Divergence
+from samestep.proof_plan import NUMERICS, TRAININGS
 from samestep.record import Record
 from samestep.trace import Expectation, Part, Trace, of_engine
 
-TRAININGS = ("gradient", "sgd", "user")
 BOUND = 10  # times the distance that rounding alone makes
 FLOOR_ULPS = 8  # and never tighter than this many units in the last place of the tensor's largest value
 USELESS = 1e-3  # a bound above this share of a tensor's own movement says nothing about it
+COUNTED = {"initial weights", "rows", "indices", "tensors received", "weight", "learning rate", "parameter groups"}
 EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 
 
@@ -32,6 +33,7 @@ class Verdict:
     """verdict: same | approximate | differs | failed | refused | unavailable. bitwise: every weight, to the last bit.
 
     max_difference: the greatest difference of any weight or buffer at the end; bound: what was allowed for it.
+    numerics: of an engine that is inexact by design, how far its weights and loss are off; see `measured`.
     """
 
     verdict: str
@@ -41,28 +43,61 @@ class Verdict:
     first_divergence: dict[str, Any] | None = None
     reason: str | None = None
     notes: list[str] = field(default_factory=list)
+    numerics: dict[str, Any] | None = None
 
 
-def judge(expectation: Expectation, record: Record) -> Verdict:
-    """Compares an engine's complete record with the reference of its layout."""
-    comparison = Comparison(expectation, record)
-    lossy = record.ranks[0]["numerics"]["lossy"]
+def judge(loop: Expectation, record: Record, numerics: Expectation | None = None) -> Verdict:
+    """Compares an engine's complete record with the reference of its layout.
+
+    numerics: of an engine that is inexact by design, the reference in float32, with its rounding.
+    """
+    comparison = Comparison(loop, record)
     for training in TRAININGS:
         divergence = next(comparison.divergences(training), None)
         if divergence:
             return comparison.verdict("differs", first_divergence=asdict(divergence))
     if not comparison.compared:
         return comparison.verdict("refused", reason=f"ill-conditioned in every tensor: {comparison.ill_conditioned[0]}")
-    if comparison.reach.get("sgd", 2) < 2 and not lossy:
+    if comparison.reach.get("sgd", 2) < 2:
         return comparison.verdict("refused", reason="ill-conditioned: rounding alone moves the first losses visibly")
-    return comparison.verdict("approximate" if lossy else "same")
+    if numerics is None:
+        return comparison.verdict("same")
+    divergence, found = measured(numerics, record)
+    if divergence:
+        return comparison.verdict("differs", first_divergence=asdict(divergence), numerics=found)
+    return comparison.verdict("approximate", numerics=found)
+
+
+def measured(expectation: Expectation, record: Record) -> tuple[Divergence | None, dict[str, Any]]:
+    """How far an inexact training is from the exact one after the proof's steps in float32, and what is wrong with it.
+
+    {distance, bound: of the weight that is furthest off; loss_gap: of the last step, relative; skipped_steps}. What
+    declares no rounding (PowerSGD) has no bound, and after a skipped step none applies: what it reads, its rates and
+    its rows are then still compared.
+    """
+    comparison = Comparison(expectation, record, recorded_as=NUMERICS)
+    skipped = max(rank["skipped_steps"] for rank in record.training(NUMERICS))
+    bounded = expectation.facts["rounds_to"] is not None and not skipped
+    found = comparison.divergences("sgd")
+    divergence = next(
+        (d for d in found if bounded or d.quantity in COUNTED - ({"learning rate"} if skipped else set())), None
+    )
+    for _ in found:
+        pass  # to its end, so that the distance is of all weights
+    expected, seen = expectation.trace("sgd", 0, comparison.processes), of_engine(record, NUMERICS)
+    last = max(part.step for part in expected.parts[0])
+    losses = [sum(p.loss_sum for of in trace.parts for p in of if p.step == last) for trace in (expected, seen)]
+    distance, bound = comparison.worst or (None, None)
+    gap = abs(losses[1] - losses[0]) / abs(losses[0]) if losses[0] else None
+    figures = {"distance": distance, "bound": bound if bounded else None, "loss_gap": gap, "skipped_steps": skipped}
+    return divergence, {k: v if not isinstance(v, float) or math.isfinite(v) else None for k, v in figures.items()}
 
 
 class Comparison:
     """One engine's record against the reference, with what was found on the way."""
 
-    def __init__(self, expectation: Expectation, record: Record) -> None:
-        self.expectation, self.record = expectation, record
+    def __init__(self, expectation: Expectation, record: Record, recorded_as: str | None = None) -> None:
+        self.expectation, self.record, self.recorded_as = expectation, record, recorded_as
         self.processes = len(record.ranks)
         facts = expectation.facts
         self.eps = EPS[facts["rounds_to"] or facts["dtype"]]
@@ -88,7 +123,7 @@ class Comparison:
         """Whatever differs in one training, in causal order. The first is what the user is told."""
         expected = self.expectation.trace(training, 0, self.processes)
         shaken = [self.expectation.trace(training, variant, self.processes) for variant in (1, 2)]
-        found = of_engine(self.record, training)
+        found = of_engine(self.record, self.recorded_as or training)
         case = causes.Case(self.expectation, training, expected, found)
         yield from self._start(case)
         bounds = self._loss_bounds(case.expected, shaken)

@@ -30,6 +30,7 @@ from torch.multiprocessing.spawn import ProcessException, spawn
 
 from samestep import engine as engines
 from samestep import inspection, machine
+from samestep.data.schedule import schedule_of
 from samestep.errors import Refused, UserError
 from samestep.evaluate import evaluate, plain_model
 from samestep.job import Job
@@ -56,15 +57,15 @@ def work(plan: Plan, world: World) -> dict[str, Any]:
     # Opened even for one rank, so that no engine's model outlives its group: DDP's destructor can then wait for ever.
     with nullcontext() if engine.LAUNCHERS == ("process",) else process_group(world):
         for step in plan["trainings"]:
-            tell(world.rank, Path(plan["out"]), step["name"])
-            trainings[step["name"]] = KINDS[step["kind"]](plan, step, job, engine, world)
-    return {"layout": asdict(engine.layout(world)), "numerics": asdict(engine.NUMERICS), "trainings": trainings}
+            tell(world.rank, Path(plan["out"]), step["as"])
+            trainings[step["as"]] = KINDS[step["kind"]](plan, step, job, engine, world)
+    return {"trainings": trainings}
 
 
 def measure(plan: Plan, step: Plan, job: Job, engine: engines.Engine, world: World) -> dict[str, Any]:
     """The job as it is, for some steps, with nothing of ours between them. Comes first: memory only ever peaks."""
     run = Run(job, world, step["steps"])
-    engine.train(job, world, run)
+    engine.train(job, world, run, **plan["engine_settings"])
     return run.observations() | {"peak_memory_bytes": machine.peak_memory_bytes(world.device)}
 
 
@@ -73,22 +74,22 @@ def prove(plan: Plan, step: Plan, job: Job, engine: engines.Engine, world: World
     training = Training(**{field.name: step[field.name] for field in fields(Training)})
     small = proof_job(job, training)
     run = Run(small, world, steps_of(training), observe=True)
-    state = engine.train(small, world, run)
+    state = engine.train(small, world, run, **step["engine_settings"])
     if world.rank == 0:
-        write_state(Path(plan["out"]), world.rank, training.name, state)
+        write_state(Path(plan["out"]), world.rank, step["as"], state)
     return run.observations() | _evaluated(small, state, world)
 
 
 def train(plan: Plan, step: Plan, job: Job, engine: engines.Engine, world: World) -> dict[str, Any]:
     """The whole job, for the user: progress, a final evaluation, and weights.safetensors from rank 0."""
-    steps = job.epochs * inspection.schedule_of(job, 1).steps_per_epoch
+    steps = job.epochs * schedule_of(job, 1).steps_per_epoch
     folder = Path(plan["out"])
 
     def progress(done: int, loss: float) -> None:
         tell(world.rank, folder, "train", done=done, steps=steps, loss=loss)
 
     run = Run(job, world, steps, progress=progress if world.rank == 0 else None)
-    state = engine.train(job, world, run)
+    state = engine.train(job, world, run, **plan["engine_settings"])
     seen = run.observations()
     if world.rank == 0:
         from safetensors.torch import save_file
@@ -186,7 +187,7 @@ def inspect_main(path: str) -> None:
             "devices": devices,
             "machine": machine.facts(devices[0]),
             "replicas": replicas,
-            "engines": inspection.inspect_engines(devices, replicas),
+            "engines": inspection.inspect_engines(devices, replicas, query["engine_settings"], query["engines"]),
         }
         if query["job"] is not None:
             answer["job"] = inspection.inspect_job(

@@ -7,6 +7,14 @@ from dataclasses import dataclass
 
 from samestep.errors import UserError
 
+HOROVOD = {
+    "RANK": "RANK",
+    "WORLD_SIZE": "SIZE",
+    "LOCAL_RANK": "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE": "LOCAL_SIZE",
+    "GROUP_RANK": "CROSS_RANK",
+}
+
 
 @dataclass(frozen=True)
 class World:
@@ -33,11 +41,20 @@ class World:
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> World:
-        """Reads what torchrun sets, and SAMESTEP_DEVICES: the devices of this machine, one for each local rank.
+        """Reads what torchrun or horovodrun sets, and SAMESTEP_DEVICES: the devices here, one for each local rank.
 
         A process that is alone drives all of them (DataParallel does; other engines take the first).
         """
         devices = tuple(env.get("SAMESTEP_DEVICES", "cpu").split(","))
+        if "HOROVOD_RANK" in env:  # horovodrun's names for the same
+            pairs = (
+                ("RANK", "RANK"),
+                ("WORLD_SIZE", "SIZE"),
+                ("LOCAL_RANK", "LOCAL_RANK"),
+                ("GROUP_RANK", "CROSS_RANK"),
+            )
+            env = {**env, **{ours: env[f"HOROVOD_{theirs}"] for ours, theirs in pairs}}
+            env = {**env, "LOCAL_WORLD_SIZE": env["HOROVOD_LOCAL_SIZE"]}
         size = int(env.get("WORLD_SIZE", "1"))
         local_rank = int(env.get("LOCAL_RANK", "0"))
         if local_rank >= len(devices) and devices != ("cpu",):

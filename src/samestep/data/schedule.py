@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from samestep.errors import UserError
-from samestep.job import Part
+from samestep.job import Job, Part
 
 FILL_ROWS = 2  # what a rank without rows runs, times zero: the least that BatchNorm accepts
 
@@ -117,6 +117,11 @@ class Schedule:
 
     def _weigh(self, indices: NDArray[np.int64]) -> float:
         return float(len(indices)) if self.weight is None else float(sum(self.weight(int(i)) for i in indices))
+
+
+def schedule_of(job: Job, world_size: int) -> Schedule:
+    """The schedule of a job on `world_size` ranks."""
+    return Schedule(len(job.train), job.global_batch, world_size, job.seed, job.micro_batch, job.last, job.weight)
 
 
 @lru_cache(maxsize=2)

@@ -20,7 +20,6 @@ from samestep.world import World
 
 PURPOSE = "one process, a thread per GPU"
 NEEDS: tuple[str, ...] = ()
-NUMERICS = Numerics()
 LAUNCHERS = ("process",)
 
 
@@ -32,6 +31,10 @@ def missing(devices: tuple[str, ...]) -> str | None:
 
 def layout(world: World) -> Layout:
     return Layout(replicas=len(world.devices), split="chunk")
+
+
+def numerics() -> Numerics:
+    return Numerics()
 
 
 def train(job: Job, world: World, run: Run) -> dict[str, Any]:

@@ -1,14 +1,21 @@
 """ddp: DistributedDataParallel, one process per device; gradients are averaged while backward runs.
 
+compress: gradients travel as fp16, as bf16 (NCCL alone) or as PowerSGD's low ranks. order='rank': they are added in
+the order of the ranks, the same bits at any number of them. static_graph, bucket_mb, find_unused: DDP's own options.
+compile: torch.compile of the wrapped model.
 Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
+        https://docs.pytorch.org/docs/stable/ddp_comm_hooks.html
 """
 
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, Literal
 
 import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 
@@ -20,29 +27,58 @@ from samestep.world import World
 
 PURPOSE = "data parallel, one process per device"
 NEEDS: tuple[str, ...] = ()
-NUMERICS = Numerics()
 LAUNCHERS = ("torchrun", "spawn")
 
 
 def missing(devices: tuple[str, ...]) -> str | None:
-    return None if torch.distributed.is_available() else "this torch was built without torch.distributed"
+    return None if dist.is_available() else "this torch was built without torch.distributed"
 
 
-def layout(world: World) -> Layout:
+def layout(world: World, **settings: Any) -> Layout:
     return Layout(replicas=world.size, buffers="rank0")
 
 
-def train(job: Job, world: World, run: Run) -> dict[str, Any]:
+def numerics(compress: str = "none", **settings: Any) -> Numerics:
+    if compress == "none":
+        return Numerics()
+    return Numerics({"fp16": "float16", "bf16": "bfloat16"}.get(compress), lossy=True, without={"compress": "none"})
+
+
+def train(
+    job: Job,
+    world: World,
+    run: Run,
+    *,
+    compress: Literal["none", "fp16", "bf16", "powersgd"] = "none",
+    order: Literal["any", "rank"] = "any",
+    static_graph: bool = False,
+    find_unused: bool = False,
+    bucket_mb: float = 25.0,
+    compile: bool = False,
+) -> dict[str, Any]:
     with process_group(world):
         module = job.model().to(world.device)
-        model = DistributedDataParallel(module, device_ids=None if world.device == "cpu" else [world.device])
+        model: Any = DistributedDataParallel(
+            module,
+            device_ids=None if world.device == "cpu" else [world.device],
+            bucket_cap_mb=bucket_mb,
+            static_graph=static_graph,
+            find_unused_parameters=find_unused,
+        )
+        if compress == "powersgd":
+            model.register_comm_hook(PowerSGDState(None, start_powerSGD_iter=2), powerSGD_hook)
+        elif compress != "none":
+            model.register_comm_hook(None, getattr(default_hooks, f"{compress}_compress_hook"))
+        elif order == "rank":
+            model.register_comm_hook(None, in_rank_order)
+        trained = torch.compile(model) if compile else model
         optimizer = job.optimizer.build(module)
         scheduler = job.lr_scheduler(optimizer)
         run.begin(module, optimizer)
         for batch in run.batches():
             # Gradients travel once a step: with its last micro-batch.
             with nullcontext() if batch.completes_step else model.no_sync():
-                loss = run.loss(model, batch)
+                loss = run.loss(trained, batch)
                 loss.backward()
             if batch.completes_step:
                 if job.clip_norm is not None:
@@ -53,3 +89,11 @@ def train(job: Job, world: World, run: Run) -> dict[str, Any]:
                     scheduler.step()
                 run.step(loss)
         return module.state_dict()
+
+
+def in_rank_order(_, bucket):  # type: ignore[no-untyped-def]  # DDP refuses annotations that are text
+    """Adds the ranks' gradients one after the other. A reduction's own order changes with the number of ranks."""
+    mine = bucket.buffer()
+    of_rank = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    gathered = dist.all_gather(of_rank, mine, async_op=True).get_future()
+    return gathered.then(lambda _: sum(of_rank[1:], of_rank[0]) / len(of_rank))

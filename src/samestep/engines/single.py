@@ -16,7 +16,6 @@ from samestep.world import World
 
 PURPOSE = "plain training in one process"
 NEEDS: tuple[str, ...] = ()
-NUMERICS = Numerics()
 LAUNCHERS = ("process",)
 
 
@@ -26,6 +25,10 @@ def missing(devices: tuple[str, ...]) -> str | None:
 
 def layout(world: World) -> Layout:
     return Layout(replicas=1)
+
+
+def numerics() -> Numerics:
+    return Numerics()
 
 
 def train(job: Job, world: World, run: Run) -> dict[str, Any]:

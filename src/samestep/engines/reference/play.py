@@ -59,7 +59,8 @@ def play(job: Job, layout: Layout, steps: int, *, noise: Noise | None = None, de
                     if loss.dim() != 0:
                         raise not_a_scalar(list(loss.shape))
                     draws = draws or not torch.equal(before, random_state(device))
-                    (loss * (weighs / whole * (noise.scale if noise else 1.0))).backward()
+                    share = weighs * layout.replicas / whole
+                    (loss * (share * (noise.scale if noise else 1.0))).backward()
                     loss_mean = float(loss.detach())
                     if not isfinite(loss_mean):
                         raise NotFinite(
@@ -80,12 +81,11 @@ def play(job: Job, layout: Layout, steps: int, *, noise: Noise | None = None, de
                     }
                 )
         if step == 0:
-            alone = [None if g is None else g * layout.replicas for g in gradients[0]]
+            alone = [None if g is None else g.clone() for g in gradients[0]]
         for i, parameter in enumerate(parameters):
             present = [g for g in (of[i] for of in gradients) if g is not None]
-            parameter.grad = sum(reversed(present) if noise else present, torch.zeros_like(parameter))
-            if not present:
-                parameter.grad = None
+            summed = sum(reversed(present) if noise else present, torch.zeros_like(parameter))
+            parameter.grad = summed / layout.replicas if present else None
         if noise:
             present = [p.grad for p in parameters if p.grad is not None]
             noise.shake(gradient.div_(noise.scale) for gradient in present)

@@ -1,0 +1,63 @@
+"""accelerate: Hugging Face Accelerate around a loop of your own.
+
+precision: 'no', or autocast to 'bf16' or 'fp16'.
+Start it with torchrun: `accelerate launch --cpu --num_processes 2` silently runs one process.
+Source: https://huggingface.co/docs/accelerate/basic_tutorials/migration
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any, Literal
+
+from samestep.engine import Layout, Numerics
+from samestep.job import Job
+from samestep.process_group import process_group
+from samestep.run import Run
+from samestep.world import World
+
+PURPOSE = "Hugging Face's wrapper, your own loop"
+NEEDS = ("accelerate",)
+LAUNCHERS = ("torchrun", "spawn")
+
+
+def missing(devices: tuple[str, ...]) -> str | None:
+    return None
+
+
+def layout(world: World, **settings: Any) -> Layout:
+    return Layout(replicas=world.size, buffers="rank0")
+
+
+def numerics(precision: str = "no") -> Numerics:
+    rounds_to = {"bf16": "bfloat16", "fp16": "float16"}.get(precision)
+    return Numerics(rounds_to, lossy=rounds_to is not None)
+
+
+def train(job: Job, world: World, run: Run, *, precision: Literal["no", "bf16", "fp16"] = "no") -> dict[str, Any]:
+    from accelerate import Accelerator
+
+    with process_group(world):
+        accelerator = Accelerator(cpu=world.device == "cpu", mixed_precision=precision)
+        module = job.model()
+        optimizer = job.optimizer.build(module)
+        # Neither the loader nor the scheduler is prepared: run.batches() has shared out the rows already, where
+        # prepare(loader) would do it again, and a prepared scheduler steps once for every rank.
+        model, stepper = accelerator.prepare(module, optimizer)
+        scheduler = job.lr_scheduler(optimizer)
+        run.begin(module, optimizer)
+        for batch in run.batches():
+            with nullcontext() if batch.completes_step else accelerator.no_sync(model):
+                with accelerator.autocast():
+                    loss = run.loss(model, batch)
+                accelerator.backward(loss)
+            if batch.completes_step:
+                if job.clip_norm is not None:
+                    accelerator.clip_grad_norm_(model.parameters(), job.clip_norm)
+                stepper.step()
+                stepper.zero_grad()
+                skipped = accelerator.optimizer_step_was_skipped
+                if job.moves_lr(batch) and not skipped:
+                    scheduler.step()
+                run.step(loss, skipped=skipped)
+        return accelerator.unwrap_model(model).state_dict()

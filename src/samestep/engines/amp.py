@@ -1,0 +1,67 @@
+"""amp: automatic mixed precision with DDP. What Apex's amp and DistributedDataParallel became.
+
+precision: autocast to bf16, or to fp16 with a GradScaler, which skips the steps whose gradients overflow.
+Source: https://docs.pytorch.org/docs/stable/notes/amp_examples.html
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import clip_grad_norm_
+
+from samestep.engine import Layout, Numerics
+from samestep.job import Job
+from samestep.process_group import process_group
+from samestep.run import Run
+from samestep.world import World
+
+PURPOSE = "DDP in mixed precision, formerly Apex"
+NEEDS: tuple[str, ...] = ()
+LAUNCHERS = ("torchrun", "spawn")
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def missing(devices: tuple[str, ...]) -> str | None:
+    return None if dist.is_available() else "this torch was built without torch.distributed"
+
+
+def layout(world: World, **settings: Any) -> Layout:
+    return Layout(replicas=world.size, buffers="rank0")
+
+
+def numerics(precision: str = "bf16") -> Numerics:
+    return Numerics(str(DTYPES[precision]).removeprefix("torch."), lossy=True)  # autocast leaves float64 alone
+
+
+def train(job: Job, world: World, run: Run, *, precision: Literal["bf16", "fp16"] = "bf16") -> dict[str, Any]:
+    with process_group(world):
+        device = world.device.partition(":")[0]
+        module = job.model().to(world.device)
+        model = DistributedDataParallel(module, device_ids=None if device == "cpu" else [world.device])
+        optimizer = job.optimizer.build(module)
+        scheduler = job.lr_scheduler(optimizer)
+        scaler = torch.amp.GradScaler(device, enabled=precision == "fp16")  # bf16 has float32's range
+        run.begin(module, optimizer)
+        for batch in run.batches():
+            with nullcontext() if batch.completes_step else model.no_sync():
+                with torch.autocast(device, DTYPES[precision]):
+                    loss = run.loss(model, batch)
+                scaler.scale(loss).backward()
+            if batch.completes_step:
+                scaler.unscale_(optimizer)
+                if job.clip_norm is not None:
+                    clip_grad_norm_(model.parameters(), job.clip_norm)
+                scale = scaler.get_scale()
+                scaler.step(optimizer)
+                scaler.update()
+                optimizer.zero_grad()
+                skipped = scaler.get_scale() < scale  # an overflow: the weights stay, and so does the learning rate
+                if job.moves_lr(batch) and not skipped:
+                    scheduler.step()
+                run.step(loss, skipped=skipped)
+        return module.state_dict()

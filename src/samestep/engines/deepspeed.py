@@ -1,0 +1,65 @@
+"""deepspeed: DeepSpeed's engine; ZeRO shards the optimizer's state (1), gradients too (2), parameters too (3).
+
+Source: https://www.deepspeed.ai/getting-started/
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Literal
+
+from samestep.engine import Layout, Numerics
+from samestep.job import Job
+from samestep.process_group import process_group
+from samestep.run import Run
+from samestep.world import World
+
+PURPOSE = "ZeRO stages 1, 2 and 3"
+NEEDS = ("deepspeed",)
+LAUNCHERS = ("torchrun", "spawn")
+
+
+def missing(devices: tuple[str, ...]) -> str | None:
+    return None
+
+
+def layout(world: World, **settings: Any) -> Layout:
+    return Layout(replicas=world.size, buffers="local")  # DeepSpeed leaves each rank's buffers alone
+
+
+def numerics(**settings: Any) -> Numerics:
+    return Numerics(rounds_to="float32")  # its master weights are float32, of a float64 model too
+
+
+def train(job: Job, world: World, run: Run, *, stage: Literal[1, 2, 3] = 1) -> dict[str, Any]:
+    os.environ.setdefault("DS_ACCELERATOR", world.device.partition(":")[0])
+    import deepspeed
+
+    with process_group(world):
+        module = job.model().to(world.device)
+        optimizer = job.optimizer.build(module)
+        scheduler = job.lr_scheduler(optimizer)
+        run.begin(module, optimizer)
+        micro_batches = run.schedule.micro_batches
+        engine, *_ = deepspeed.initialize(
+            model=module,
+            optimizer=optimizer,  # no loader: run.batches() has shared out the rows
+            dist_init_required=False,
+            config={
+                "train_micro_batch_size_per_gpu": 1,  # for its log alone; our rows are what run.batches() gives
+                "gradient_accumulation_steps": micro_batches,
+                "gradient_clipping": job.clip_norm or 0.0,  # its default is 1.0
+                "zero_optimization": {"stage": stage},
+                "zero_allow_untested_optimizer": True,
+            },
+        )
+        for batch in run.batches():
+            loss = run.loss(engine, batch)
+            engine.backward(loss * micro_batches)  # it divides by their number
+            engine.step()  # the optimizer's step at the last micro-batch, and zero_grad
+            if batch.completes_step:
+                if job.moves_lr(batch):
+                    scheduler.step()
+                run.step(loss)
+        with deepspeed.zero.GatheredParameters(list(module.parameters()), enabled=stage == 3):
+            return {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}

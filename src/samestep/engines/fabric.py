@@ -1,0 +1,87 @@
+"""fabric: Lightning Fabric around a loop of your own.
+
+strategy: 'ddp', or 'model_parallel', which shards the model's parameters with fully_shard.
+precision: 'full', or autocast to 'bf16' or 'fp16'.
+Source: https://lightning.ai/docs/fabric/stable/fundamentals/convert.html
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from samestep.engine import Layout, Numerics
+from samestep.job import Job
+from samestep.process_group import process_group
+from samestep.run import Run
+from samestep.world import World
+
+PURPOSE = "Lightning's wrapper, your own loop"
+NEEDS = ("lightning",)
+LAUNCHERS = ("torchrun", "spawn")
+PRECISION = {"full": None, "bf16": "bf16-mixed", "fp16": "16-mixed"}
+
+
+def missing(devices: tuple[str, ...]) -> str | None:
+    return None
+
+
+def layout(world: World, strategy: str = "ddp", **settings: Any) -> Layout:
+    return Layout(replicas=world.size, buffers="rank0" if strategy == "ddp" else "local")
+
+
+def numerics(precision: str = "full", **settings: Any) -> Numerics:
+    rounds_to = {"bf16": "bfloat16", "fp16": "float16"}.get(precision)
+    return Numerics(rounds_to, lossy=rounds_to is not None)
+
+
+def train(
+    job: Job,
+    world: World,
+    run: Run,
+    *,
+    strategy: Literal["ddp", "model_parallel"] = "ddp",
+    precision: Literal["full", "bf16", "fp16"] = "full",
+) -> dict[str, Any]:
+    from lightning.fabric import Fabric
+    from lightning.fabric.strategies import ModelParallelStrategy
+    from torch.distributed.fsdp import fully_shard
+
+    def shard(model: Any, mesh: Any) -> Any:
+        return fully_shard(model, mesh=mesh["data_parallel"])
+
+    with process_group(world):
+        sharded = strategy == "model_parallel"
+        fabric = Fabric(
+            accelerator="cpu" if world.device == "cpu" else "cuda",
+            devices=world.local_size,
+            num_nodes=world.size // world.local_size,
+            strategy=ModelParallelStrategy(shard, world.size, 1) if sharded else "ddp",
+            precision=PRECISION[precision],
+        )
+        fabric.launch()
+        module = job.model()
+        # Not setup(model, optimizer) in one: under model parallelism the optimizer would keep the unsharded
+        # parameters, and nothing would train. And no setup_dataloaders: run.batches() has shared out the rows.
+        model = fabric.setup_module(module)
+        optimizer = job.optimizer.build(module)
+        scheduler = job.lr_scheduler(optimizer)
+        stepper = fabric.setup_optimizers(optimizer)
+        run.begin(module, optimizer)
+        for batch in run.batches():
+            with fabric.no_backward_sync(model, enabled=not batch.completes_step):
+                loss = run.loss(model, batch)
+                fabric.backward(loss)
+            if batch.completes_step:
+                if job.clip_norm is not None:
+                    fabric.clip_gradients(model, stepper, max_norm=job.clip_norm)
+                stepper.step()
+                stepper.zero_grad()
+                if job.moves_lr(batch):
+                    scheduler.step()
+                run.step(loss)
+        return whole(module)
+
+
+def whole(module: Any) -> dict[str, Any]:
+    state = module.state_dict()
+    return {name: t.full_tensor() if hasattr(t, "full_tensor") else t for name, t in state.items()}

@@ -1,0 +1,64 @@
+"""horovod: Horovod's DistributedOptimizer; gradients are averaged by hooks while backward runs.
+
+compress: gradients travel as fp16 (Compression.fp16).
+Source: https://horovod.readthedocs.io/en/stable/pytorch.html
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from torch.nn.utils import clip_grad_norm_
+
+from samestep.engine import Layout, Numerics
+from samestep.job import Job
+from samestep.run import Run
+from samestep.world import World
+
+PURPOSE = "Horovod's ring all-reduce in the optimizer"
+NEEDS = ("horovod",)
+INSTALL = "scripts/install-horovod"
+LAUNCHERS = ("horovodrun",)
+
+
+def missing(devices: tuple[str, ...]) -> str | None:
+    return None
+
+
+def layout(world: World, **settings: Any) -> Layout:
+    return Layout(replicas=world.size, buffers="local")  # Horovod leaves each rank's buffers alone
+
+
+def numerics(compress: str = "none") -> Numerics:
+    return Numerics("float16", lossy=True, without={"compress": "none"}) if compress == "fp16" else Numerics()
+
+
+def train(job: Job, world: World, run: Run, *, compress: Literal["none", "fp16"] = "none") -> dict[str, Any]:
+    import horovod.torch as hvd
+
+    hvd.init()
+    model = job.model().to(world.device)
+    optimizer = hvd.DistributedOptimizer(
+        job.optimizer.build(model),
+        named_parameters=model.named_parameters(),
+        compression=hvd.Compression.fp16 if compress == "fp16" else hvd.Compression.none,
+        backward_passes_per_step=run.schedule.micro_batches,
+    )
+    scheduler = job.lr_scheduler(optimizer)
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    # Not hvd.broadcast_optimizer_state: on a new optimizer it takes a step with zero gradients.
+    run.begin(model, optimizer)
+    for batch in run.batches():
+        loss = run.loss(model, batch)
+        loss.backward()
+        if batch.completes_step:
+            optimizer.synchronize()
+            if job.clip_norm is not None:
+                clip_grad_norm_(model.parameters(), job.clip_norm)
+            with optimizer.skip_synchronize():
+                optimizer.step()
+            optimizer.zero_grad()
+            if job.moves_lr(batch):
+                scheduler.step()
+            run.step(loss)
+    return model.state_dict()

@@ -1,0 +1,105 @@
+"""lightning: Lightning's Trainer, which owns the loop.
+
+strategy: 'ddp', or 'model_parallel', which shards the model's parameters with fully_shard.
+precision: 'full', or autocast to 'bf16' or 'fp16'.
+Source: https://lightning.ai/docs/pytorch/stable/model/train_model_basic.html
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from samestep.engine import Layout, Numerics
+from samestep.job import Job
+from samestep.process_group import process_group
+from samestep.run import Run
+from samestep.world import World
+
+PURPOSE = "Lightning's Trainer, which owns the loop"
+NEEDS = ("lightning",)
+LAUNCHERS = ("torchrun", "spawn")
+PRECISION = {"full": None, "bf16": "bf16-mixed", "fp16": "16-mixed"}
+
+
+def missing(devices: tuple[str, ...]) -> str | None:
+    return None
+
+
+def layout(world: World, strategy: str = "ddp", **settings: Any) -> Layout:
+    return Layout(replicas=world.size, buffers="rank0" if strategy == "ddp" else "local")
+
+
+def numerics(precision: str = "full", **settings: Any) -> Numerics:
+    rounds_to = {"bf16": "bfloat16", "fp16": "float16"}.get(precision)
+    return Numerics(rounds_to, lossy=rounds_to is not None)
+
+
+def train(
+    job: Job,
+    world: World,
+    run: Run,
+    *,
+    strategy: Literal["ddp", "model_parallel"] = "ddp",
+    precision: Literal["full", "bf16", "fp16"] = "full",
+) -> dict[str, Any]:
+    from lightning import LightningModule, Trainer
+    from lightning.pytorch.strategies import ModelParallelStrategy
+    from torch.distributed.fsdp import fully_shard
+
+    sharded = strategy == "model_parallel"
+
+    class Module(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = job.model()
+
+        def configure_model(self) -> None:
+            if sharded:
+                fully_shard(self.model, mesh=self.device_mesh["data_parallel"])
+
+        def configure_optimizers(self) -> Any:
+            optimizer = job.optimizer.build(self.model)
+            self.scheduler = job.lr_scheduler(optimizer)
+            run.begin(self.model, optimizer)
+            return optimizer
+
+        def transfer_batch_to_device(self, batch: Any, *_: Any) -> Any:
+            return batch  # it is there already
+
+        def training_step(self, batch: Any, number: int) -> Any:
+            # The Trainer divides by the number of micro-batches, even where a window has fewer.
+            return run.loss(self.model, batch) * run.schedule.micro_batches
+
+        def on_train_batch_end(self, outputs: Any, batch: Any, number: int) -> None:
+            if job.moves_lr(batch):
+                self.scheduler.step()
+            if batch.completes_step:
+                run.step(outputs["loss"])
+
+    with process_group(world):
+        trainer = Trainer(
+            accelerator="cpu" if world.device == "cpu" else "cuda",
+            devices=world.local_size,
+            num_nodes=world.size // world.local_size,
+            strategy=ModelParallelStrategy(world.size, 1) if sharded else "ddp",
+            precision=PRECISION[precision],
+            max_epochs=1,  # of what run.batches() gives: all of them
+            accumulate_grad_batches=run.schedule.micro_batches,
+            gradient_clip_val=job.clip_norm,
+            use_distributed_sampler=False,  # run.batches() has shared out the rows
+            barebones=True,
+        )
+        module = Module()
+        trainer.fit(module, Batches(run))
+        state = module.model.state_dict()
+        return {name: t.full_tensor() if hasattr(t, "full_tensor") else t for name, t in state.items()}
+
+
+class Batches:
+    """What the Trainer takes for a loader."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+
+    def __iter__(self) -> Any:
+        return self.run.batches()

@@ -1,0 +1,62 @@
+"""zero: ZeroRedundancyOptimizer over DDP (ZeRO stage 1): each rank keeps the optimizer's state of its share alone.
+
+Source: https://docs.pytorch.org/docs/stable/distributed.optim.html
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import clip_grad_norm_
+
+from samestep.engine import Layout, Numerics
+from samestep.job import Job
+from samestep.process_group import process_group
+from samestep.run import Run
+from samestep.world import World
+
+PURPOSE = "DDP with the optimizer's state sharded"
+NEEDS: tuple[str, ...] = ()
+LAUNCHERS = ("torchrun", "spawn")
+
+
+def missing(devices: tuple[str, ...]) -> str | None:
+    return None if dist.is_available() else "this torch was built without torch.distributed"
+
+
+def layout(world: World) -> Layout:
+    return Layout(replicas=world.size, buffers="rank0")
+
+
+def numerics() -> Numerics:
+    return Numerics()
+
+
+def train(job: Job, world: World, run: Run) -> dict[str, Any]:
+    with process_group(world):
+        module = job.model().to(world.device)
+        model = DistributedDataParallel(module, device_ids=None if world.device == "cpu" else [world.device])
+        recipe = job.optimizer
+        optimizer = ZeroRedundancyOptimizer(
+            recipe.groups(module) if recipe.groups else module.parameters(), recipe.cls, **recipe.settings
+        )
+        scheduler = job.lr_scheduler(optimizer)
+        run.begin(module, optimizer)
+        for batch in run.batches():
+            with nullcontext() if batch.completes_step else model.no_sync():
+                loss = run.loss(model, batch)
+                loss.backward()
+            if batch.completes_step:
+                if job.clip_norm is not None:
+                    clip_grad_norm_(model.parameters(), job.clip_norm)  # gradients are whole on every rank
+                optimizer.step()
+                optimizer.zero_grad()
+                if job.moves_lr(batch):
+                    scheduler.step()
+                run.step(loss)
+        optimizer.consolidate_state_dict(to=0)  # its state_dict() is refused before this
+        return module.state_dict()

@@ -1,0 +1,47 @@
+"""What a proof has the reference play and an engine train: plans, as plain values, that workers read.
+
+An engine that is inexact by design is proven twice: its loop with the inexact part off, which must be the same, and
+its numerics in float32 with it on, which are measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from samestep.trace import Expectation
+
+TRAININGS = ("gradient", "sgd", "user")
+NUMERICS = "numerics"  # how the record names the training that measures them
+
+Facts = Mapping[str, Any]  # of an engine, as its inspection tells them
+
+
+def plain_layout() -> dict[str, Any]:
+    """One replica: plain training in one process."""
+    return {"replicas": 1, "split": "even", "buffers": "rank0", "rounds_to": None, "dtype": None}
+
+
+def loop_layout(facts: Facts) -> dict[str, Any]:
+    """What the reference plays to prove an engine's loop. With one replica, all layouts are one."""
+    rounds_to = None if facts["numerics"]["lossy"] else facts["numerics"]["rounds_to"]
+    layout = plain_layout() if facts["layout"]["replicas"] == 1 else {**plain_layout(), **facts["layout"]}
+    return {**layout, "rounds_to": rounds_to}
+
+
+def numerics_layout(facts: Facts) -> dict[str, Any] | None:
+    """What it plays to measure its numerics; None where they are exact."""
+    if not facts["numerics"]["lossy"]:
+        return None
+    return {**loop_layout(facts), "rounds_to": facts["numerics"]["rounds_to"], "dtype": "float32"}
+
+
+def trainings(facts: Facts, loop: Expectation, steps: int, replicas: int) -> list[dict[str, Any]]:
+    """What a launch of the engine trains for its proof. replicas: of the study, for which the subset is cut."""
+    common = {"kind": "prove", "steps": steps, "replicas": replicas, "sgd_lr": loop.facts["sgd_lr"]}
+    exact = {"dtype": loop.facts["dtype"], "engine_settings": {**facts["settings"], **facts["numerics"]["without"]}}
+    asked = [{**common, **exact, "name": name, "as": name} for name in TRAININGS]
+    if facts["numerics"]["lossy"]:
+        inexact = {"dtype": "float32", "engine_settings": dict(facts["settings"])}
+        asked.append({**common, **inexact, "name": "sgd", "as": NUMERICS})
+    return asked
