@@ -9,11 +9,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from samestep.proof_plan import TRAININGS, loop_layout, numerics_layout, trainings
+from samestep.proof_plan import loop_layout, numerics_layout, trainings
 from samestep.record import Record
 from samestep.trace import Expectation
 from samestep.verify import Verdict, judge
@@ -128,7 +128,7 @@ def reference_plan(
     """The plan of the reference for an engine's layouts; for DDP's where no facts are given."""
     facts = facts or engine_facts("ddp", replicas)
     layouts = [layout for layout in (loop_layout(facts), numerics_layout(facts)) if layout]
-    plan = {"job": job, "settings": dict(settings or {}), "trainings": TRAININGS, "steps": 8}
+    plan = {"job": job, "settings": dict(settings or {}), "steps": 8}
     return plan | {"replicas": replicas, "layouts": layouts}
 
 
@@ -156,5 +156,11 @@ def prove(
     """The verdict on `engine` over all of `ranks`."""
     facts = engine_facts(engine, ranks.size, engine_settings)
     reference = judge_rank.work(reference_plan(job, ranks.size, settings, facts))
-    loop, numerics = Expectation(reference, 0), Expectation(reference, 1) if facts["numerics"]["lossy"] else None
-    return judge(loop, ranks.work(proof_plan(loop, job, engine, ranks.size, settings, facts)), numerics)
+    return judged(reference, facts, lambda loop: ranks.work(proof_plan(loop, job, engine, ranks.size, settings, facts)))
+
+
+def judged(reference: Record, facts: Mapping[str, Any], train: Callable[[Expectation], Record]) -> Verdict:
+    """The verdict on what `train` records. reference: of the engine's layouts, in their order."""
+    numerics = Expectation(reference, 1) if facts["numerics"]["lossy"] else None
+    loop = Expectation(reference, 0)
+    return judge(loop, train(loop), numerics)

@@ -17,7 +17,7 @@ from samestep import __version__, proof_plan
 from samestep.errors import Refused, TrainingFailed, UserError
 from samestep.launch import start
 from samestep.measurement import measurement, without_measurement
-from samestep.proof_plan import TRAININGS, loop_layout, numerics_layout, plain_layout
+from samestep.proof_plan import loop_layout, numerics_layout, plain_layout
 from samestep.record import Record
 from samestep.study import Row, Study, check_devices, rows_of
 from samestep.trace import Expectation
@@ -69,7 +69,7 @@ def _reference(
         row.loop_number = layouts.index(loop_layout(row.facts))
         inexact = numerics_layout(row.facts)
         row.numerics_number = layouts.index(inexact) if inexact else None
-    plan = {"layouts": layouts, "trainings": TRAININGS, "steps": study.steps, "replicas": study.nproc}
+    plan = {"layouts": layouts, "steps": study.steps, "replicas": study.nproc}
     return _start(study, "process", 1, found["devices"], folder / "reference", plan, phases, "--reference")
 
 

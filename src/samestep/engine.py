@@ -27,11 +27,13 @@ class Numerics:
     lossy: True where the engine is inexact by design: its loop is proven with `without`, the settings that turn the
         inexact part off (none where float64 does), and must be the same; its numerics are then measured in float32
         with it on, and the verdict is 'approximate', never 'same'.
+    widest: the widest dtype that it takes, in which it is then proven.
     """
 
     rounds_to: str | None = None
     lossy: bool = False
     without: Mapping[str, Any] = field(default_factory=dict)
+    widest: Literal["float64", "float32"] = "float64"
 
 
 @dataclass(frozen=True)
@@ -43,11 +45,13 @@ class Layout:
         'chunk' is torch.chunk's (5 rows over 4: 2, 2, 1, and a replica less).
     buffers: 'rank0' where replica 0's buffers (BatchNorm's statistics) replace the others' before each step's
         last forward pass; 'local' where every replica keeps its own. Rank 0's are the result either way.
+    every_gradient: True where a parameter without a gradient is an error (DDP), or no longer left alone.
     """
 
     replicas: int
     split: Literal["even", "chunk"] = "even"
     buffers: Literal["rank0", "local"] = "rank0"
+    every_gradient: bool = False
 
 
 class Engine(Protocol):
@@ -59,6 +63,8 @@ class Engine(Protocol):
     layout(world, **settings): how it lays out a step. numerics(**settings): how it rounds.
     train(job, world, run, **settings): trains, returns the full state dict on rank 0. Its keyword arguments are the
         engine's settings, with their types and defaults: what --set-engine sets.
+    An engine may also have `INSTALL`, the line that installs it where that is not pip, and `close()`, which each rank
+    calls after its last training.
     """
 
     PURPOSE: str

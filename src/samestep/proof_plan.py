@@ -18,22 +18,31 @@ Facts = Mapping[str, Any]  # of an engine, as its inspection tells them
 
 
 def plain_layout() -> dict[str, Any]:
-    """One replica: plain training in one process."""
-    return {"replicas": 1, "split": "even", "buffers": "rank0", "rounds_to": None, "dtype": None}
+    """One replica: plain training in one process. dtype: the widest in which it is played."""
+    return {
+        "replicas": 1,
+        "split": "even",
+        "buffers": "rank0",
+        "rounds_to": None,
+        "dtype": "float64",
+        "trainings": TRAININGS,
+    }
 
 
 def loop_layout(facts: Facts) -> dict[str, Any]:
     """What the reference plays to prove an engine's loop. With one replica, all layouts are one."""
     rounds_to = None if facts["numerics"]["lossy"] else facts["numerics"]["rounds_to"]
-    layout = plain_layout() if facts["layout"]["replicas"] == 1 else {**plain_layout(), **facts["layout"]}
-    return {**layout, "rounds_to": rounds_to}
+    shape = {key: facts["layout"][key] for key in ("replicas", "split", "buffers")}
+    layout = plain_layout() if shape["replicas"] == 1 else {**plain_layout(), **shape}
+    return {**layout, "rounds_to": rounds_to, "dtype": facts["numerics"]["widest"]}
 
 
 def numerics_layout(facts: Facts) -> dict[str, Any] | None:
     """What it plays to measure its numerics; None where they are exact."""
     if not facts["numerics"]["lossy"]:
         return None
-    return {**loop_layout(facts), "rounds_to": facts["numerics"]["rounds_to"], "dtype": "float32"}
+    inexact = {"rounds_to": facts["numerics"]["rounds_to"], "dtype": "float32", "trainings": ("sgd",)}
+    return {**loop_layout(facts), **inexact}
 
 
 def trainings(facts: Facts, loop: Expectation, steps: int, replicas: int) -> list[dict[str, Any]]:

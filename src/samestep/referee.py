@@ -46,29 +46,28 @@ class Referee:
     def layout(self, number: int, planned: Mapping[str, Any]) -> dict[str, Any]:
         """All trainings of one layout. A model that float64 does not fit is proven in float32, and says so."""
         layout = Layout(planned["replicas"], planned["split"], planned["buffers"])
-        if planned["dtype"]:  # to measure an inexact engine's numerics: its training in float32, no more
-            played = self._trainings(number, layout, planned["rounds_to"], planned["dtype"], ("sgd",))
-            return played | {"layout": asdict(layout), "dtype": planned["dtype"], "sgd_lr": self.sgd_lr}
+        dtype = planned["dtype"] if self.dtype == "float64" else self.dtype
         try:
-            played = self._trainings(number, layout, planned["rounds_to"], self.dtype)
+            played = self._trainings(number, layout, planned["rounds_to"], dtype, planned["trainings"])
         except UserError:
             raise
         except Exception as error:
-            if self.dtype == "float32":
+            if dtype == "float32":
                 raise
             text = str(error).strip()
-            self.dtype = "float32"
+            self.dtype = dtype = "float32"
             self.float64_failed = f"{type(error).__name__}: {text.splitlines()[0] if text else ''}"
-            played = self._trainings(number, layout, planned["rounds_to"], self.dtype)
-        facts = {"layout": asdict(layout), "dtype": self.dtype, "float64_failed": self.float64_failed}
+            played = self._trainings(number, layout, planned["rounds_to"], dtype, planned["trainings"])
+        why = self.float64_failed or (None if dtype == "float64" else "the engine takes no float64")
+        facts = {"layout": asdict(layout), "dtype": dtype, "float64_failed": why}
         return played | facts | {"sgd_lr": self.sgd_lr, "sgd_lr_usual": SGD_LR}
 
     def _trainings(
-        self, number: int, layout: Layout, rounds_to: str | None, dtype: str, names: Sequence[str] = ()
+        self, number: int, layout: Layout, rounds_to: str | None, dtype: str, names: Sequence[str]
     ) -> dict[str, Any]:
         facts: dict[str, Any] = {"rounds_to": rounds_to}
         device = self.world.device
-        for name in names or self.plan["trainings"]:
+        for name in names:
             tell(self.world.rank, Path(self.plan["out"]), f"reference {name}, {layout.replicas} replicas")
             training = Training(name, self.plan["steps"], dtype, self.plan["replicas"], self.sgd_lr or SGD_LR)
             if name == "sgd" and self.sgd_lr is None:

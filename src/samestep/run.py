@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -60,16 +59,17 @@ class Run:
 
     def _stepped(self, optimizer: Optimizer) -> None:
         """Notes the rates of one optimizer step. Horovod's step calls another one inside; DeepSpeed takes a step for
-        each parameter group: calls on groups that have not stepped yet belong to the same step."""
+        each parameter group, the others empty: calls on groups that have not stepped yet belong to the same step."""
         self._depth -= 1
         if self._depth:
             return
-        groups = {id(group) for group in optimizer.param_groups}
+        full = [group for group in optimizer.param_groups if group["params"]]
+        groups = {id(group) for group in full}
         if self._stepping & groups or not self._rates:
             self._rates.append([])
             self._stepping = set()
         self._stepping |= groups
-        self._rates[-1] += [float(group["lr"]) for group in optimizer.param_groups]
+        self._rates[-1] += [float(group["lr"]) for group in full]
 
     def batches(self) -> Iterator[Batch]:
         """This rank's rows on its device, in schedule order, one micro-batch after the other."""
@@ -88,7 +88,7 @@ class Run:
         """The mean loss over the batch's rows times its share, so that the ranks' average is exact when uneven.
 
         Seeds the random stream of this (step, micro-batch, replica) first: one for each device, each its own.
-        Raises Refused when BatchNorm gets one row, or DDP misses a gradient.
+        Raises Refused when BatchNorm gets one row.
         """
         part = batch.part
         first = self.world.rank * len(self._streams)
@@ -100,10 +100,6 @@ class Run:
         except ValueError as error:
             if "more than 1 value per channel" in str(error):
                 raise Refused(one_row_sentence(part.step, self.world.rank)) from error
-            raise
-        except RuntimeError as error:
-            if "finished reduction in the prior iteration" in str(error):
-                raise Refused(unused_sentence(part.step, model, str(error))) from error
             raise
         loss = self.job.criterion(output, batch)
         if loss.dim() != 0:
@@ -161,14 +157,6 @@ def one_row_sentence(step: int, rank: int) -> str:
         f"step {step}: rank {rank} gets 1 row, BatchNorm needs 2; "
         "set global_batch=… so that every rank gets more, or last=drop"
     )
-
-
-def unused_sentence(step: int, model: nn.Module, says: str) -> str:
-    """What a user reads when DDP waits in vain for gradients. It names the parameters by their number alone."""
-    names = [name.removeprefix("module.") for name, p in model.named_parameters() if p.requires_grad]
-    numbers = re.search(r"did not receive grad for rank \d+: ([\d ]+)", says)
-    unused = ", ".join(names[int(number)] for number in numbers[1].split()[:4]) if numbers else "some parameters"
-    return f"step {step}: {unused} got no gradient in the step before; freeze them, or leave them out of the model"
 
 
 def digest_rows(data: Any, rows: int) -> list[str]:

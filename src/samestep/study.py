@@ -73,7 +73,7 @@ def rows_of(study: Study, found: Mapping[str, Any]) -> list[Row]:
     rows = []
     for name in dict.fromkeys(chosen):
         for launcher in _launchers(study, known[name]):
-            rows.append(Row(name, launcher, known[name], _verdict_before(study, known[name], found)))
+            rows.append(Row(name, launcher, known[name], _verdict_before(known[name], found["job"])))
     started = {row.launcher for row in rows}
     if study.engines and study.launchers and "all" not in study.launchers and not started & {*study.launchers, "-"}:
         starts = "; ".join(f"{name} starts as {' or '.join(known[name]['launchers'])}" for name in study.engines)
@@ -90,11 +90,25 @@ def _launchers(study: Study, facts: Mapping[str, Any]) -> list[str]:
     return [name for name in able if name in study.launchers] or able[:1]
 
 
-def _verdict_before(study: Study, facts: Mapping[str, Any], found: Mapping[str, Any]) -> Verdict:
+def _verdict_before(facts: Mapping[str, Any], job: Mapping[str, Any]) -> Verdict:
     if not facts["available"]:
         return Verdict("unavailable", reason=facts["reason"])
-    refused = found["job"]["refused"][str(facts["layout"]["replicas"])]
+    refused = refusal(facts, job)
     return Verdict("refused", reason=refused) if refused else Verdict("")
+
+
+def refusal(facts: Mapping[str, Any], job: Mapping[str, Any]) -> str | None:
+    """Why an engine cannot train a job that its inspection has looked at, or None."""
+    layout = facts["layout"]
+    if layout["every_gradient"] and job["unused"]:
+        names = ", ".join(job["unused"][:4]) + (" …" if len(job["unused"]) > 4 else "")
+        setting = ", or --set-engine find_unused=true" if "find_unused" in facts["settings"] else ""
+        return (
+            f"{names}: no gradient, which {facts['name']} cannot train with; freeze such parameters, leave them out of "
+            f"the model{setting}"
+        )
+    refused: str | None = job["refused"][str(layout["replicas"])]
+    return refused
 
 
 def check_devices(nproc: int, found: Mapping[str, Any], engines: tuple[str, ...] = ()) -> None:

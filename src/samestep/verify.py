@@ -274,7 +274,7 @@ class Comparison:
         for rank, got in enumerate(case.found.evaluation):
             if got["rows"] != want["rows"]:
                 yield case.divergence("evaluation rows", want["rows"], got["rows"], rank=rank)
-            if got["weight"] != want["weight"]:
+            if not math.isclose(got["weight"], want["weight"], rel_tol=64 * EPS["float64"]):
                 yield case.divergence("evaluation rows", want["weight"], got["weight"], tensor="weight", rank=rank)
             for name, total in want["sums"].items():
                 over = want["weight" if name == "loss" else "rows"]

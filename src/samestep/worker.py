@@ -19,7 +19,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -62,10 +62,17 @@ def work(plan: Plan, world: World) -> dict[str, Any]:
     return {"trainings": trainings}
 
 
+def close(plan: Plan) -> None:
+    """Lets the plan's engine end what it keeps between trainings."""
+    engine = engines.load(plan["engine"]) if "engine" in plan else None
+    if hasattr(engine, "close"):
+        engine.close()
+
+
 def measure(plan: Plan, step: Plan, job: Job, engine: engines.Engine, world: World) -> dict[str, Any]:
     """The job as it is, for some steps, with nothing of ours between them. Comes first: memory only ever peaks."""
     run = Run(job, world, step["steps"])
-    engine.train(job, world, run, **plan["engine_settings"])
+    _train(engine, job, world, run, plan["engine_settings"])
     return run.observations() | {"peak_memory_bytes": machine.peak_memory_bytes(world.device)}
 
 
@@ -74,7 +81,7 @@ def prove(plan: Plan, step: Plan, job: Job, engine: engines.Engine, world: World
     training = Training(**{field.name: step[field.name] for field in fields(Training)})
     small = proof_job(job, training)
     run = Run(small, world, steps_of(training), observe=True)
-    state = engine.train(small, world, run, **step["engine_settings"])
+    state = _train(engine, small, world, run, step["engine_settings"])
     if world.rank == 0:
         write_state(Path(plan["out"]), world.rank, step["as"], state)
     return run.observations() | _evaluated(small, state, world)
@@ -89,7 +96,7 @@ def train(plan: Plan, step: Plan, job: Job, engine: engines.Engine, world: World
         tell(world.rank, folder, "train", done=done, steps=steps, loss=loss)
 
     run = Run(job, world, steps, progress=progress if world.rank == 0 else None)
-    state = engine.train(job, world, run, **plan["engine_settings"])
+    state = _train(engine, job, world, run, plan["engine_settings"])
     seen = run.observations()
     if world.rank == 0:
         from safetensors.torch import save_file
@@ -100,6 +107,18 @@ def train(plan: Plan, step: Plan, job: Job, engine: engines.Engine, world: World
         os.replace(beside, folder / "weights.safetensors")
     tell(world.rank, folder, "evaluate")
     return seen | _evaluated(job, state, world) | {"peak_memory_bytes": machine.peak_memory_bytes(world.device)}
+
+
+def _train(engine: engines.Engine, job: Job, world: World, run: Run, settings: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        return engine.train(job, world, run, **settings)
+    except RuntimeError as error:  # DDP's, and Lightning's word for it
+        if not re.search("finished reduction in the prior iteration|not used in producing the loss", str(error)):
+            raise
+        names = [name for name, p in job.model().named_parameters() if p.requires_grad]
+        numbers = re.search(r"did not receive grad for rank \d+: ([\d ]+)", str(error))
+        unused = ", ".join(names[int(number)] for number in numbers[1].split()[:4]) if numbers else "some parameters"
+        raise Refused(f"{unused}: no gradient in a step; freeze such parameters, or leave them out") from error
 
 
 KINDS: dict[str, Callable[[Plan, Plan, Job, engines.Engine, World], dict[str, Any]]] = {
@@ -125,7 +144,7 @@ def rank_main(path: str, do: Callable[[Plan, World], dict[str, Any]]) -> None:
     die_with_parent()
     plan: Plan = json.loads(Path(path).read_text())
     folder = Path(plan["out"])
-    rank = os.environ.get("RANK", "0")
+    rank = os.environ.get("RANK", os.environ.get("HOROVOD_RANK", "0"))
     (folder / f"pid-rank{rank}").write_text(str(os.getpid()))
     if hasattr(signal, "SIGUSR1"):  # whoever waits in vain for this rank can ask where it stands
         stacks = open(folder / f"stack-rank{rank}.txt", "w")  # noqa: SIM115 - open as long as the process lives
@@ -136,6 +155,7 @@ def rank_main(path: str, do: Callable[[Plan, World], dict[str, Any]]) -> None:
         world = World.from_env(os.environ)
         record = {"schema": SCHEMA, "rank": world.rank, "world": asdict(world), "threads": torch.get_num_threads()}
         record |= {"started_at": plan["started_at"], "machine": machine.facts(world.device)} | do(plan, world)
+        close(plan)
         write_json(folder / f"rank{rank}.json", record)
     except BaseException as error:
         code = 2 if isinstance(error, UserError) else 1

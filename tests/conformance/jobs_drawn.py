@@ -26,7 +26,40 @@ class Masked(nn.Module):
         return self.linear(inputs.flatten(1)).where(self.keep, self.mask.clamp(min=-9))
 
 
+class Tied(nn.Module):
+    """Two layers that share one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.output = nn.Linear(18, 18), nn.Linear(18, 18), nn.Linear(18, 3)
+        self.second.weight = self.first.weight
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.output(torch.tanh(self.second(torch.tanh(self.first(inputs.flatten(1))))))
+
+
+class Unused(nn.Module):
+    """A layer that no forward pass calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.spare = nn.Linear(18, 3), nn.Linear(3, 3)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.linear(inputs.flatten(1))
+
+
+def _groups(model: nn.Module) -> list[dict[str, object]]:
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    decayed = {"params": [p for p in parameters if p.dim() > 1], "weight_decay": 0.1}
+    return [decayed, {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0, "lr": 3e-3}]
+
+
 def _network(arch: str, width: int) -> nn.Module:
+    if arch == "tied":
+        return Tied()
+    if arch == "unused":
+        return Unused()
     if arch == "masked":
         return Masked()
     if arch == "mlp":
@@ -43,13 +76,14 @@ OPTIMIZERS = {
     "sgd": Recipe(torch.optim.SGD, {"lr": 0.1}),
     "momentum": Recipe(torch.optim.SGD, {"lr": 0.05, "momentum": 0.9, "nesterov": True, "weight_decay": 1e-2}),
     "adamw": Recipe(torch.optim.AdamW, {"lr": 1e-3}),
+    "groups": Recipe(torch.optim.AdamW, {"lr": 1e-3}, _groups),
     "adam": Recipe(torch.optim.Adam, {"lr": 1e-2, "amsgrad": True}),
     "rmsprop": Recipe(torch.optim.RMSprop, {"lr": 1e-3}),
 }
 
 
 def job(
-    arch: Literal["mlp", "deep", "conv", "batchnorm", "masked"] = "mlp",
+    arch: Literal["mlp", "deep", "conv", "batchnorm", "masked", "tied", "unused"] = "mlp",
     width: int = 4,
     rows: int = 20,
     global_batch: int = 8,

@@ -26,7 +26,7 @@ def missing(devices: tuple[str, ...]) -> str | None:
 
 
 def layout(world: World, **settings: Any) -> Layout:
-    return Layout(replicas=world.size, buffers="rank0")
+    return Layout(replicas=world.size, buffers="rank0", every_gradient=True)
 
 
 def numerics(precision: str = "no") -> Numerics:
@@ -60,4 +60,4 @@ def train(job: Job, world: World, run: Run, *, precision: Literal["no", "bf16", 
                 if job.moves_lr(batch) and not skipped:
                     scheduler.step()
                 run.step(loss, skipped=skipped)
-        return accelerator.unwrap_model(model).state_dict()
+        return dict(accelerator.unwrap_model(model).state_dict())

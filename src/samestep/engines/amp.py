@@ -31,7 +31,7 @@ def missing(devices: tuple[str, ...]) -> str | None:
 
 
 def layout(world: World, **settings: Any) -> Layout:
-    return Layout(replicas=world.size, buffers="rank0")
+    return Layout(replicas=world.size, buffers="rank0", every_gradient=True)
 
 
 def numerics(precision: str = "bf16") -> Numerics:

@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 
 from samestep.engine import Layout, Numerics
+from samestep.errors import Refused
 from samestep.job import Job
 from samestep.process_group import process_group
 from samestep.run import Run
@@ -34,8 +35,8 @@ def missing(devices: tuple[str, ...]) -> str | None:
     return None if dist.is_available() else "this torch was built without torch.distributed"
 
 
-def layout(world: World, **settings: Any) -> Layout:
-    return Layout(replicas=world.size, buffers="rank0")
+def layout(world: World, find_unused: bool = False, **settings: Any) -> Layout:
+    return Layout(replicas=world.size, buffers="rank0", every_gradient=not find_unused)
 
 
 def numerics(compress: str = "none", **settings: Any) -> Numerics:
@@ -56,6 +57,8 @@ def train(
     bucket_mb: float = 25.0,
     compile: bool = False,
 ) -> dict[str, Any]:
+    if static_graph and run.schedule.micro_batches > 1:
+        raise Refused("static_graph does not work with accumulation (no_sync) in torch; leave out one of them")
     with process_group(world):
         module = job.model().to(world.device)
         model: Any = DistributedDataParallel(
@@ -71,7 +74,7 @@ def train(
             model.register_comm_hook(None, getattr(default_hooks, f"{compress}_compress_hook"))
         elif order == "rank":
             model.register_comm_hook(None, in_rank_order)
-        trained = torch.compile(model) if compile else model
+        trained: Any = torch.compile(model) if compile else model
         optimizer = job.optimizer.build(module)
         scheduler = job.lr_scheduler(optimizer)
         run.begin(module, optimizer)

@@ -24,11 +24,13 @@ def missing(devices: tuple[str, ...]) -> str | None:
 
 
 def layout(world: World, **settings: Any) -> Layout:
-    return Layout(replicas=world.size, buffers="local")  # DeepSpeed leaves each rank's buffers alone
+    # DeepSpeed leaves each rank's buffers alone, and makes a missing gradient one of zeros, which weight decay moves.
+    return Layout(replicas=world.size, buffers="local", every_gradient=True)
 
 
-def numerics(**settings: Any) -> Numerics:
-    return Numerics(rounds_to="float32")  # its master weights are float32, of a float64 model too
+def numerics(stage: int = 1) -> Numerics:
+    # Its master weights are float32, of a float64 model too; stage 3 takes no float64 at all.
+    return Numerics(rounds_to="float32", widest="float32" if stage == 3 else "float64")
 
 
 def train(job: Job, world: World, run: Run, *, stage: Literal[1, 2, 3] = 1) -> dict[str, Any]:

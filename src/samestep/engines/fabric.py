@@ -18,7 +18,7 @@ from samestep.world import World
 PURPOSE = "Lightning's wrapper, your own loop"
 NEEDS = ("lightning",)
 LAUNCHERS = ("torchrun", "spawn")
-PRECISION = {"full": None, "bf16": "bf16-mixed", "fp16": "16-mixed"}
+PRECISION: dict[str, Any] = {"full": None, "bf16": "bf16-mixed", "fp16": "16-mixed"}
 
 
 def missing(devices: tuple[str, ...]) -> str | None:
@@ -26,7 +26,8 @@ def missing(devices: tuple[str, ...]) -> str | None:
 
 
 def layout(world: World, strategy: str = "ddp", **settings: Any) -> Layout:
-    return Layout(replicas=world.size, buffers="rank0" if strategy == "ddp" else "local")
+    ddp = strategy == "ddp"
+    return Layout(replicas=world.size, buffers="rank0" if ddp else "local", every_gradient=ddp)
 
 
 def numerics(precision: str = "full", **settings: Any) -> Numerics:
@@ -43,7 +44,7 @@ def train(
     precision: Literal["full", "bf16", "fp16"] = "full",
 ) -> dict[str, Any]:
     from lightning.fabric import Fabric
-    from lightning.fabric.strategies import ModelParallelStrategy
+    from lightning.fabric.strategies.model_parallel import ModelParallelStrategy
     from torch.distributed.fsdp import fully_shard
 
     def shard(model: Any, mesh: Any) -> Any:
@@ -51,7 +52,7 @@ def train(
 
     with process_group(world):
         sharded = strategy == "model_parallel"
-        fabric = Fabric(
+        fabric: Any = Fabric(
             accelerator="cpu" if world.device == "cpu" else "cuda",
             devices=world.local_size,
             num_nodes=world.size // world.local_size,

@@ -17,6 +17,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_ac
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import clip_grad_norm_
 
 from samestep.engine import Layout, Numerics
@@ -56,18 +57,25 @@ def train(
     checkpoint: bool = False,
 ) -> dict[str, Any]:
     with process_group(world):
-        model = job.model().to(world.device)
+        model: Any = job.model().to(world.device)
         whole = sharing_nothing(model) if units == "children" else []
-        if checkpoint:
-            apply_activation_checkpointing(model, check_fn=lambda module: module in whole or module is model)
-        lower = MixedPrecisionPolicy(DTYPES[precision], torch.float32) if precision != "full" else MixedPrecisionPolicy()
+        norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
+        if checkpoint:  # but no unit with BatchNorm: computed twice, it would count every batch twice
+            counts = {id(module) for module in model.modules() if any(norm in norms for norm in module.modules())}
+            apply_activation_checkpointing(model, check_fn=lambda m: m in whole and id(m) not in counts)
+        lower = (
+            MixedPrecisionPolicy(DTYPES[precision], torch.float32) if precision != "full" else MixedPrecisionPolicy()
+        )
         options: dict[str, Any] = {
             "mesh": init_device_mesh(world.device.partition(":")[0], (world.size,)),
             "mp_policy": lower,
             "reshard_after_forward": reshard,
         }
+        for norm in norms if precision != "full" else []:  # its statistics stay float32, and so must its weights
+            fully_shard(norm, mesh=options["mesh"])
         for unit in whole:
-            fully_shard(unit, **options)
+            if unit not in norms or precision == "full":
+                fully_shard(unit, **options)
         fully_shard(model, **options)
         optimizer = job.optimizer.build(model)  # after sharding: it must hold the shards
         scheduler = job.lr_scheduler(optimizer)

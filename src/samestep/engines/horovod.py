@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+import torch
 from torch.nn.utils import clip_grad_norm_
 
 from samestep.engine import Layout, Numerics
@@ -26,7 +27,8 @@ def missing(devices: tuple[str, ...]) -> str | None:
 
 
 def layout(world: World, **settings: Any) -> Layout:
-    return Layout(replicas=world.size, buffers="local")  # Horovod leaves each rank's buffers alone
+    # Horovod leaves each rank's buffers alone, and makes a missing gradient one of zeros, which weight decay moves.
+    return Layout(replicas=world.size, buffers="local", every_gradient=True)
 
 
 def numerics(compress: str = "none") -> Numerics:
@@ -45,7 +47,8 @@ def train(job: Job, world: World, run: Run, *, compress: Literal["none", "fp16"]
         backward_passes_per_step=run.schedule.micro_batches,
     )
     scheduler = job.lr_scheduler(optimizer)
-    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    state = {name: t for name, t in model.state_dict().items() if t.dtype != torch.bool}  # which it cannot send
+    hvd.broadcast_parameters(state, root_rank=0)
     # Not hvd.broadcast_optimizer_state: on a new optimizer it takes a step with zero gradients.
     run.begin(model, optimizer)
     for batch in run.batches():
@@ -62,3 +65,9 @@ def train(job: Job, world: World, run: Run, *, compress: Literal["none", "fp16"]
                 scheduler.step()
             run.step(loss)
     return model.state_dict()
+
+
+def close() -> None:
+    import horovod.torch as hvd
+
+    hvd.shutdown()  # together: a rank that leaves first would take those down that still write their record

@@ -18,7 +18,7 @@ from samestep.world import World
 PURPOSE = "Lightning's Trainer, which owns the loop"
 NEEDS = ("lightning",)
 LAUNCHERS = ("torchrun", "spawn")
-PRECISION = {"full": None, "bf16": "bf16-mixed", "fp16": "16-mixed"}
+PRECISION: dict[str, Any] = {"full": None, "bf16": "bf16-mixed", "fp16": "16-mixed"}
 
 
 def missing(devices: tuple[str, ...]) -> str | None:
@@ -26,7 +26,8 @@ def missing(devices: tuple[str, ...]) -> str | None:
 
 
 def layout(world: World, strategy: str = "ddp", **settings: Any) -> Layout:
-    return Layout(replicas=world.size, buffers="rank0" if strategy == "ddp" else "local")
+    ddp = strategy == "ddp"
+    return Layout(replicas=world.size, buffers="rank0" if ddp else "local", every_gradient=ddp)
 
 
 def numerics(precision: str = "full", **settings: Any) -> Numerics:
@@ -55,7 +56,8 @@ def train(
 
         def configure_model(self) -> None:
             if sharded:
-                fully_shard(self.model, mesh=self.device_mesh["data_parallel"])
+                mesh: Any = self.device_mesh
+                fully_shard(self.model, mesh=mesh["data_parallel"])
 
         def configure_optimizers(self) -> Any:
             optimizer = job.optimizer.build(self.model)

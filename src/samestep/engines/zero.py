@@ -29,7 +29,7 @@ def missing(devices: tuple[str, ...]) -> str | None:
 
 
 def layout(world: World) -> Layout:
-    return Layout(replicas=world.size, buffers="rank0")
+    return Layout(replicas=world.size, buffers="rank0", every_gradient=True)
 
 
 def numerics() -> Numerics:

@@ -91,7 +91,7 @@ def play(job: Job, layout: Layout, steps: int, *, noise: Noise | None = None, de
             noise.shake(gradient.div_(noise.scale) for gradient in present)
         norm = torch.nn.utils.clip_grad_norm_(parameters, job.clip_norm or float("inf"))
         norms.append(float(norm))
-        rates.append([float(group["lr"]) for group in optimizer.param_groups])
+        rates.append([float(group["lr"]) for group in optimizer.param_groups if group["params"]])
         optimizer.step()
         ends_epoch = (step + 1) % per_epoch(job) == 0
         if scheduler and (job.scheduler.every == "step" or ends_epoch):  # type: ignore[union-attr]

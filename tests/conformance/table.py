@@ -1,0 +1,195 @@
+"""Every behaviour that a job can have x every engine: one table, docs/conformance.md, measured and checked in.
+
+    python tests/conformance/table.py [--only WORDS] [--write]
+
+A cell tells the weakest verdict over the behaviour's numbers of ranks. `--write` replaces the table in the docs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from ranks import Ranks, RanksFailed, engine_facts, judged, proof_plan, reference_plan
+from samestep.inspection import inspect_job
+from samestep.record import Record
+from samestep.study import refusal
+from samestep.verify import Verdict
+
+DOCS = Path(__file__).parents[2] / "docs" / "conformance.md"
+DRAWN = f"{Path(__file__).parent}/jobs_drawn.py:job"
+
+# behaviour -> the job's settings, and the numbers of ranks
+BEHAVIOURS: dict[str, tuple[dict[str, str], tuple[int, ...]]] = {
+    "even batches": ({"rows": "24", "global_batch": "12"}, (1, 2, 3)),
+    "uneven batches": ({"rows": "29", "global_batch": "8"}, (1, 2, 3)),
+    "a rank without rows": ({"rows": "9", "global_batch": "1"}, (3,)),
+    "fewer rows than a batch": ({"rows": "5", "global_batch": "8"}, (2,)),
+    "last batch dropped": ({"rows": "29", "global_batch": "8", "last": "drop"}, (2,)),
+    "dropout": ({"arch": "deep", "rows": "29"}, (2,)),
+    "BatchNorm": ({"arch": "batchnorm", "rows": "29"}, (2,)),
+    "buffers of masks": ({"arch": "masked"}, (2,)),
+    "tied weights": ({"arch": "tied"}, (2,)),
+    "frozen parameter": ({"frozen": "true"}, (2,)),
+    "unused parameter": ({"arch": "unused"}, (2,)),
+    "weighted rows": ({"weighted": "true", "rows": "29"}, (2,)),
+    "clipping": ({"clip_norm": "0.1"}, (2,)),
+    "accumulation": ({"rows": "32", "global_batch": "8", "micro_batch": "2"}, (2,)),
+    "accumulation, partial window": ({"rows": "10", "global_batch": "9", "micro_batch": "1"}, (2, 3)),
+    "accumulation, BatchNorm": ({"arch": "batchnorm", "global_batch": "16", "rows": "44", "micro_batch": "4"}, (2,)),
+    "scheduler by step": ({"every": "step", "micro_batch": "2"}, (2,)),
+    "scheduler by epoch": ({"every": "epoch", "micro_batch": "2"}, (2,)),
+    "AdamW, groups": ({"optimizer": "groups", "clip_norm": "0.5", "every": "step"}, (2,)),
+}
+
+ENGINES: dict[str, tuple[str, dict[str, str]]] = {
+    "single": ("single", {}),
+    "ddp": ("ddp", {}),
+    "ddp order=rank": ("ddp", {"order": "rank"}),
+    "ddp static_graph": ("ddp", {"static_graph": "true"}),
+    "ddp find_unused": ("ddp", {"find_unused": "true"}),
+    "ddp compress=fp16": ("ddp", {"compress": "fp16"}),
+    "ddp compress=powersgd": ("ddp", {"compress": "powersgd"}),
+    "zero": ("zero", {}),
+    "fsdp": ("fsdp", {}),
+    "fsdp units=root": ("fsdp", {"units": "root"}),
+    "fsdp checkpoint": ("fsdp", {"checkpoint": "true", "reshard": "false"}),
+    "fsdp bf16": ("fsdp", {"precision": "bf16"}),
+    "amp bf16": ("amp", {}),
+    "amp fp16": ("amp", {"precision": "fp16"}),
+    "accelerate": ("accelerate", {}),
+    "accelerate bf16": ("accelerate", {"precision": "bf16"}),
+    "fabric": ("fabric", {}),
+    "fabric model_parallel": ("fabric", {"strategy": "model_parallel"}),
+    "lightning": ("lightning", {}),
+    "lightning bf16": ("lightning", {"precision": "bf16"}),
+    "lightning model_parallel": ("lightning", {"strategy": "model_parallel"}),
+    "horovod": ("horovod", {}),
+    "horovod compress=fp16": ("horovod", {"compress": "fp16"}),
+    "deepspeed": ("deepspeed", {}),
+    "deepspeed stage=2": ("deepspeed", {"stage": "2"}),
+    "deepspeed stage=3": ("deepspeed", {"stage": "3"}),
+}
+STRENGTH = ("undefined", "failed", "differs", "refused", "approximate", "same")
+
+
+class Bench(ExitStack):
+    """Ranks of each size, kept between proofs, and the references already played."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.judge_rank = self.enter_context(Ranks(1))
+        self.ranks: dict[tuple[int, str], Ranks] = {}
+        self.references: dict[str, Record] = {}
+
+    def prove(self, engine: str, given: Mapping[str, str], settings: Mapping[str, str], size: int) -> Verdict:
+        facts = engine_facts(engine, size, given)
+        if why := refusal(facts, _inspected(tuple(settings.items()), size)):
+            return Verdict("refused", reason=why)
+        plan = reference_plan(DRAWN, size, settings, facts)
+        if str(plan) not in self.references:
+            self.references[str(plan)] = self.judge_rank.work(plan)
+        reference = self.references[str(plan)]
+        ranks = self._ranks(size, engine, str(given))
+        return judged(reference, facts, lambda loop: ranks.work(proof_plan(loop, DRAWN, engine, size, settings, facts)))
+
+    def _ranks(self, size: int, engine: str, given: str) -> Ranks:
+        """Libraries that change torch for the whole process, or settle their precision, get ranks of their own."""
+        library = {"horovod": "horovod", "deepspeed": "deepspeed", "accelerate": f"accelerate {given}"}.get(engine, "")
+        if (size, library) not in self.ranks:
+            self.ranks[size, library] = self.enter_context(Ranks(size, horovod=engine == "horovod"))
+        return self.ranks[size, library]
+
+
+@lru_cache
+def _inspected(settings: tuple[tuple[str, str], ...], size: int) -> dict[str, Any]:
+    return inspect_job(DRAWN, dict(settings), size, 8, "cpu")
+
+
+def cell(bench: Bench, name: str, behaviour: str) -> str:
+    """The weakest verdict over the behaviour's numbers of ranks: 'same', 'approximate', 'refused: why', …"""
+    engine, given = ENGINES[name]
+    settings, sizes = BEHAVIOURS[behaviour]
+    cells = []
+    for size in (1,) if engine == "single" else sizes:
+        try:
+            cells.append(_told(bench.prove(engine, given, settings, size)))
+        except RanksFailed as error:
+            cells.append(_failed(str(error)))
+    return min(cells, key=lambda told: STRENGTH.index(told.partition(":")[0]))
+
+
+def _told(verdict: Verdict) -> str:
+    if verdict.verdict == "differs":
+        first: dict[str, Any] = verdict.first_divergence or {}
+        return f"differs: {first['quantity']} at step {first['step']}"
+    return f"refused: {verdict.reason}" if verdict.verdict == "refused" else verdict.verdict
+
+
+def _failed(said: str) -> str:
+    last = said.strip().splitlines()[-1]
+    kind, _, sentence = last.partition(": ")
+    return f"{'refused' if kind.endswith('Refused') else 'failed'}: {sentence or last}"
+
+
+def columns(only: str = "") -> Iterator[tuple[str, dict[str, str]]]:
+    """(engine, behaviour -> cell), measured, one engine after the other."""
+    with Bench() as bench:
+        for name in ENGINES:
+            if only in name:
+                yield name, {behaviour: cell(bench, name, behaviour) for behaviour in BEHAVIOURS}
+
+
+def written() -> dict[str, dict[str, str]]:
+    """engine -> behaviour -> cell, as the docs have it."""
+    lines = [line for line in DOCS.read_text().splitlines() if line.startswith("|")]
+    notes = dict(re.findall(r"^\[(\d+)\] (.+)$", DOCS.read_text(), re.MULTILINE))
+    head, _, *rows = [[text.strip() for text in line.strip("|").split("|")] for line in lines]
+    table: dict[str, dict[str, str]] = {}
+    for row in rows:
+        told = [re.sub(r" \[(\d+)\]", lambda match: f": {notes[match[1]]}", text) for text in row[1:]]
+        table[row[0]] = dict(zip(head[1:], told))
+    return table
+
+
+def markdown(table: Mapping[str, Mapping[str, str]]) -> str:
+    """A row an engine; long cells become notes below."""
+    notes: list[str] = []
+
+    def short(text: str) -> str:
+        word, _, why = text.partition(": ")
+        if not why:
+            return word
+        if why not in notes:
+            notes.append(why)
+        return f"{word} [{notes.index(why) + 1}]"
+
+    lines = ["| engine | " + " | ".join(BEHAVIOURS) + " |", "|---" * (1 + len(BEHAVIOURS)) + "|"]
+    lines += [f"| {name} | " + " | ".join(short(row[b]) for b in BEHAVIOURS) + " |" for name, row in table.items()]
+    return "\n".join([*lines, "", *(f"[{n}] {why}\n" for n, why in enumerate(notes, 1))])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", default="", help="engines with these words in their name")
+    parser.add_argument("--write", action="store_true", help="replace the table in the docs")
+    options = parser.parse_args()
+    table = {} if not options.write or not options.only else written()
+    for name, row in columns(options.only):
+        table[name] = row
+        print(name, {b: c for b, c in row.items() if c not in ("same", "approximate")} or set(row.values()), flush=True)
+    if options.write:
+        head = DOCS.read_text().partition("\n| engine |")[0]
+        DOCS.write_text(f"{head}\n{markdown(table)}")
+
+
+if __name__ == "__main__":
+    main()
