@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 
-.PHONY: demo test lint mutations overhead clean
+.PHONY: demo test lint horovod mutations conformance overhead clean
 
 demo: $(VENV)/.installed
 	$(BIN)/samestep compare digits --launchers all
@@ -22,8 +22,11 @@ mutations: $(VENV)/.tested
 
 # What the ddp engine costs over a hand-written script, and against the wrappers.
 overhead: $(VENV)/.tested
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[wrappers]'
 	$(BIN)/python benchmarks/overhead.py
+
+# Measures the table of docs/conformance.md again.
+conformance: $(VENV)/.tested
+	$(BIN)/python tests/conformance/table.py --write
 
 # torch comes first and alone: no other package then chooses its version.
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -33,7 +36,14 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/.tested: $(VENV)/.installed
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[test]'
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[test,all]'
+	touch $@
+
+# The one engine that pip alone does not install: minutes of compiling. Its tests skip without it, and say so.
+horovod: $(VENV)/.horovod
+
+$(VENV)/.horovod: $(VENV)/.tested scripts/install-horovod
+	scripts/install-horovod $(BIN)/python
 	touch $@
 
 clean:

@@ -26,6 +26,7 @@ ABOVE = [
 BELOW = [
     {"worker"},
     {"inspection", "referee"},
+    {"eject"},
     {"proof", "loading", "evaluate", "probe"},
     {"engines"},
     {"run", "process_group"},

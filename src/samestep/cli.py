@@ -172,6 +172,39 @@ def engines(device: Device = "auto", json_: Json = False) -> int:
     return 0
 
 
+@app.command()
+@told
+def eject(
+    job: JobArgument = "digits",
+    engine: Annotated[
+        str, typer.Option("--engine", "--engines", help="The engine whose loop the script holds.")
+    ] = "ddp",
+    nproc: Annotated[int, typer.Option(help="Ranks in the script's launch line.", min=1)] = 2,
+    set_: Set = [],  # noqa: B006
+    set_engine: SetEngine = [],  # noqa: B006
+    to: Annotated[
+        Path | None, typer.Option(help="File to write; stdout where none is named. Never replaces one.")
+    ] = None,
+) -> int:
+    """Write one stand-alone script of the job on an engine, with no samestep in it."""
+    from samestep.inquiry import script
+
+    if to is not None and to.exists():
+        raise UserError(f"{to} exists, and would be replaced; give another name with --to")
+    file = to.name if to else "train.py"
+    settings = _settings(set_, "--set"), _settings(set_engine, "--set-engine")
+    text = script(job, settings[0], engine, settings[1], nproc, file)
+    if to is None:
+        print(text, end="")
+        return 0
+    try:
+        to.write_text(text)
+    except OSError as error:
+        raise UserError(f"{to} cannot be written ({error.strerror}); give another name with --to") from None
+    _say(f"samestep: wrote {to}")
+    return 0
+
+
 def _study(
     command: str, job: str, nproc: int | None, set_: list[str], out: Path | None, asked: Mapping[str, Any], json_: bool
 ) -> int:

@@ -32,25 +32,34 @@ def ask(
     subset is inspected too. deadline_s: after it, the question is given up.
     engines: those asked for, all where none; engine_settings: texts of --set-engine, checked against them.
     """
+    query = {
+        "job": job,
+        "settings": dict(settings or {}),
+        "device": device,
+        "replicas": replicas,
+        "steps": steps,
+        "engines": list(engines),
+        "engine_settings": dict(engine_settings or {}),
+    }
+    return _answer("--inspect", query, job or "the engines", deadline_s)
+
+
+def script(
+    job: str, settings: Mapping[str, str], engine: str, engine_settings: Mapping[str, str], size: int, file: str
+) -> str:
+    """The stand-alone script of a job on an engine. file: its name, for the launch line that it tells."""
+    query = {"job": job, "settings": dict(settings), "engine": engine, "engine_settings": dict(engine_settings)}
+    text: str = _answer("--eject", {**query, "size": size, "file": file}, job, None)["script"]
+    return text
+
+
+def _answer(flag: str, query: Mapping[str, Any], subject: str, deadline_s: float | None) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="samestep-") as folder:
-        query, answer = Path(folder) / "query.json", Path(folder) / "answer.json"
-        query.write_text(
-            json.dumps(
-                {
-                    "job": job,
-                    "settings": dict(settings or {}),
-                    "device": device,
-                    "replicas": replicas,
-                    "steps": steps,
-                    "engines": list(engines),
-                    "engine_settings": dict(engine_settings or {}),
-                    "answer": str(answer),
-                }
-            )
-        )
+        asks, answer = Path(folder) / "query.json", Path(folder) / "answer.json"
+        asks.write_text(json.dumps({**query, "answer": str(answer)}))
         try:
             asked = subprocess.run(
-                [sys.executable, "-m", "samestep.worker", "--inspect", str(query)],
+                [sys.executable, "-m", "samestep.worker", flag, str(asks)],
                 capture_output=True,
                 text=True,
                 timeout=deadline_s,
@@ -59,12 +68,12 @@ def ask(
             )
         except subprocess.TimeoutExpired:
             raise TrainingFailed(
-                f"asking {job or 'the engines'} for its sizes did not end within {deadline_s:.0f} s; "
+                f"asking {subject} for its sizes did not end within {deadline_s:.0f} s; "
                 "see what the job does when it is built, or give more with --deadline"
             ) from None
         if not answer.exists():
             said = asked.stderr.strip().splitlines()
-            raise TrainingFailed(f"the inspection of {job or 'the engines'} ended: {said[-1] if said else 'no word'}")
+            raise TrainingFailed(f"the inspection of {subject} ended: {said[-1] if said else 'no word'}")
         found: dict[str, Any] = json.loads(answer.read_text())
     if found["error"]:
         raise UserError(found["error"])

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -102,5 +103,6 @@ def engine_table(rows: list[dict[str, Any]]) -> None:
         table.add_column(column)
     for row in rows:
         state = "yes" if row["available"] else f"no: {row['reason']}"
-        table.add_row(row["name"], state, row["version"] or "", row["purpose"], row["install"] or "")
+        cells = (row["name"], state, row["version"] or "", row["purpose"], row["install"] or "")
+        table.add_row(*map(Text, cells))  # Text: rich would read [accelerate] as its markup
     _console().print(table)

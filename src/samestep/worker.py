@@ -3,6 +3,7 @@
     python -m samestep.worker PLAN.json               one rank; its place comes from torchrun's environment
     python -m samestep.worker --spawn 2 PLAN.json     starts the ranks itself, with torch.multiprocessing.spawn
     python -m samestep.worker --inspect QUERY.json    a job's sizes and faults, and which engines run here, as JSON
+    python -m samestep.worker --eject QUERY.json      a stand-alone script of a job on an engine
     python -m samestep.worker --reference PLAN.json   the reference, for every layout in the plan
 
 A rank leaves `rankR.json` and `rankR.NAME.npz` in the plan's folder, or `error-rankR.json` and an exit code of 1
@@ -31,6 +32,7 @@ from torch.multiprocessing.spawn import ProcessException, spawn
 from samestep import engine as engines
 from samestep import inspection, machine
 from samestep.data.schedule import schedule_of
+from samestep.eject import eject
 from samestep.errors import Refused, UserError
 from samestep.evaluate import evaluate, plain_model
 from samestep.job import Job
@@ -64,9 +66,9 @@ def work(plan: Plan, world: World) -> dict[str, Any]:
 
 def close(plan: Plan) -> None:
     """Lets the plan's engine end what it keeps between trainings."""
-    engine = engines.load(plan["engine"]) if "engine" in plan else None
-    if hasattr(engine, "close"):
-        engine.close()
+    ends: Any = getattr(engines.load(plan["engine"]), "close", None) if "engine" in plan else None
+    if ends:
+        ends()
 
 
 def measure(plan: Plan, step: Plan, job: Job, engine: engines.Engine, world: World) -> dict[str, Any]:
@@ -218,12 +220,31 @@ def inspect_main(path: str) -> None:
     write_json(Path(query["answer"]), answer)
 
 
+def eject_main(path: str) -> None:
+    """Writes the script that a query asks for into its answer."""
+    query: Plan = json.loads(Path(path).read_text())
+    answer: dict[str, Any] = {"error": None}
+    try:
+        name = query["engine"]
+        engines.check(name)
+        facts = inspection.inspect_engines(("cpu",), query["size"], query["engine_settings"], [name])
+        chosen = next(row["settings"] for row in facts if row["name"] == name)
+        answer["script"] = eject(query["job"], query["settings"], name, chosen, query["size"], query["file"])
+    except UserError as error:
+        answer["error"] = str(error)
+    write_json(Path(query["answer"]), answer)
+
+
 def main(arguments: list[str]) -> None:
     match arguments:
         case ["--inspect", path]:
             die_with_parent()
             inspect_main(path)
             os._exit(0)  # a thread that the job started must not keep the answer waiting
+        case ["--eject", path]:
+            die_with_parent()
+            eject_main(path)
+            os._exit(0)
         case ["--reference", path]:
             rank_main(path, play_reference)
         case ["--spawn", size, path]:

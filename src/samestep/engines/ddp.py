@@ -71,7 +71,7 @@ def train(
         if compress == "powersgd":
             model.register_comm_hook(PowerSGDState(None, start_powerSGD_iter=2), powerSGD_hook)
         elif compress != "none":
-            model.register_comm_hook(None, getattr(default_hooks, f"{compress}_compress_hook"))
+            model.register_comm_hook(None, getattr(default_hooks, compress + "_compress_hook"))
         elif order == "rank":
             model.register_comm_hook(None, in_rank_order)
         trained: Any = torch.compile(model) if compile else model

@@ -59,25 +59,25 @@ def train(
     with process_group(world):
         model: Any = job.model().to(world.device)
         whole = sharing_nothing(model) if units == "children" else []
-        norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
         if checkpoint:  # but no unit with BatchNorm: computed twice, it would count every batch twice
-            counts = {id(module) for module in model.modules() if any(norm in norms for norm in module.modules())}
-            apply_activation_checkpointing(model, check_fn=lambda m: m in whole and id(m) not in counts)
-        lower = (
-            MixedPrecisionPolicy(DTYPES[precision], torch.float32) if precision != "full" else MixedPrecisionPolicy()
-        )
+            apply_activation_checkpointing(model, check_fn=lambda unit: unit in whole and not batch_norms(unit))
+        lower = MixedPrecisionPolicy()
+        if precision != "full":
+            lower = MixedPrecisionPolicy(DTYPES[precision], torch.float32)
         options: dict[str, Any] = {
             "mesh": init_device_mesh(world.device.partition(":")[0], (world.size,)),
             "mp_policy": lower,
             "reshard_after_forward": reshard,
         }
-        for norm in norms if precision != "full" else []:  # its statistics stay float32, and so must its weights
-            fully_shard(norm, mesh=options["mesh"])
+        if precision != "full":  # BatchNorm's statistics stay float32, and so must its weights
+            for norm in batch_norms(model):
+                fully_shard(norm, mesh=options["mesh"])
+            whole = [unit for unit in whole if unit not in batch_norms(model)]
         for unit in whole:
-            if unit not in norms or precision == "full":
-                fully_shard(unit, **options)
+            fully_shard(unit, **options)
         fully_shard(model, **options)
-        optimizer = job.optimizer.build(model)  # after sharding: it must hold the shards
+        # After sharding: it must hold the shards.
+        optimizer = job.optimizer.build(model)
         scheduler = job.lr_scheduler(optimizer)
         run.begin(model, optimizer)
         for batch in run.batches():
@@ -103,3 +103,7 @@ def sharing_nothing(model: nn.Module) -> list[nn.Module]:
             owners.setdefault(id(parameter), set()).add(child)
     alone = [child for child in model.children() if all(len(owners[id(p)]) == 1 for p in child.parameters())]
     return [child for child in alone if any(True for _ in child.parameters())]
+
+
+def batch_norms(model: nn.Module) -> list[nn.Module]:
+    return [module for module in model.modules() if isinstance(module, _BatchNorm)]

@@ -92,16 +92,6 @@ def train(
             barebones=True,
         )
         module = Module()
-        trainer.fit(module, Batches(run))
+        trainer.fit(module, run.batches())
         state = module.model.state_dict()
         return {name: t.full_tensor() if hasattr(t, "full_tensor") else t for name, t in state.items()}
-
-
-class Batches:
-    """What the Trainer takes for a loader."""
-
-    def __init__(self, run: Run) -> None:
-        self.run = run
-
-    def __iter__(self) -> Any:
-        return self.run.batches()

@@ -1,0 +1,197 @@
+"""digits on lightning, written by samestep. Start it with
+
+python -m torch.distributed.run --nproc-per-node=2 digits_lightning.py
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from collections import namedtuple
+from dataclasses import dataclass
+from math import ceil
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.nn import functional as F
+from torch.optim.lr_scheduler import CosineAnnealingLR
+from torch.utils._pytree import tree_map_only
+from torch.utils.data import TensorDataset, default_collate
+
+
+class Job(SimpleNamespace):
+    forward = staticmethod(lambda model, batch: model(batch.inputs))
+    epochs = 1
+    seed = 0
+    clip_norm = None
+
+
+Recipe = namedtuple("Recipe", "cls settings groups", defaults=[None])
+LRSchedule = namedtuple("LRSchedule", "make every", defaults=["step"])
+
+
+@dataclass
+class Batch:
+    data: Any
+    step: int
+    micro: int
+    share: float  # the mean over this rank's rows, times it, averages over the ranks to the mean over all rows
+    inputs = property(lambda self: self.data[0])
+    targets = property(lambda self: self.data[1])
+
+
+# ---- the job ----
+
+TRAIN_ROWS = 1500
+
+
+def job(
+    global_batch: int = 64,
+    lr: float = 0.05,
+    epochs: int = 10,
+    width: int = 16,
+    seed: int = 0,
+    workers: int = 0,
+) -> Job:
+    scans = load_digits()
+    images = torch.tensor(scans.images, dtype=torch.float32).unsqueeze(1) / 16
+    labels = torch.tensor(scans.target)
+
+    def model() -> nn.Module:
+        torch.manual_seed(seed)
+        return nn.Sequential(
+            nn.Conv2d(1, width, 3, padding=1),
+            nn.BatchNorm2d(width),
+            nn.ReLU(),
+            nn.Conv2d(width, 2 * width, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Dropout(0.2),
+            nn.Linear(2 * width * 16, 10),
+        )
+
+    def cosine(optimizer: torch.optim.Optimizer) -> CosineAnnealingLR:
+        return CosineAnnealingLR(optimizer, epochs * ceil(TRAIN_ROWS / global_batch))
+
+    return Job(
+        model=model,
+        criterion=lambda output, batch: F.cross_entropy(output, batch.targets),
+        optimizer=Recipe(torch.optim.SGD, {"lr": lr, "momentum": 0.9, "weight_decay": 5e-4}),
+        scheduler=LRSchedule(cosine),
+        train=TensorDataset(images[:TRAIN_ROWS], labels[:TRAIN_ROWS]),
+        evaluation=TensorDataset(images[TRAIN_ROWS:], labels[TRAIN_ROWS:]),
+        metrics={"accuracy": lambda output, batch: output.argmax(1) == batch.targets},
+        global_batch=global_batch,
+        epochs=epochs,
+        seed=seed,
+        workers=workers,
+    )
+
+
+# ---- its schedule: global batch t is the same rows on any number of ranks ----
+
+
+def key(*path):
+    return int.from_bytes(hashlib.blake2b("/".join(map(str, path)).encode(), digest_size=8).digest(), "big") >> 1
+
+
+def cut(rows, parts):
+    base, extra = divmod(len(rows), parts)
+    ends = [base * (i + 1) + min(i + 1, extra) for i in range(parts)]
+    return [rows[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def batches(job, world):
+    size, step = job.global_batch, 0
+    for epoch in range(job.epochs):
+        generator = torch.Generator().manual_seed(key(job.seed, "order", epoch))
+        order = torch.randperm(len(job.train), generator=generator).tolist()
+        for start in range(0, len(order), size):
+            whole = order[start : start + size]
+            mine = cut(whole, world.size)[world.rank]
+            for micro, rows in enumerate([mine]):
+                share = len(rows) * world.size / len(whole)
+                samples = [job.train[i] for i in rows or (whole * 2)[:2]]  # none of its own: others', times zero
+                data = tree_map_only(torch.Tensor, lambda t: t.to(world.device), default_collate(samples))
+                yield Batch(data, step, micro, share)
+            step += 1
+
+
+def loss_of(job, world, model, batch):
+    torch.manual_seed(key(job.seed, "replica", batch.step, batch.micro, world.rank))  # each replica its own dropout
+    loss = job.criterion(job.forward(model, batch), batch)
+    if world.rank == 0:
+        print(f"step {batch.step}: loss {loss.item():.9g}")
+    return loss * batch.share
+
+
+# ---- the engine: samestep/engines/lightning.py ----
+
+
+PRECISION: dict[str, Any] = {"full": None, "bf16": "bf16-mixed", "fp16": "16-mixed"}
+
+
+def train(job, world):
+    from lightning import LightningModule, Trainer
+
+    class Module(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = job.model()
+
+        def configure_optimizers(self) -> Any:
+            optimizer = job.optimizer.cls(self.model.parameters(), **job.optimizer.settings)
+            self.scheduler = job.scheduler.make(optimizer)
+            return optimizer
+
+        def transfer_batch_to_device(self, batch: Any, *_: Any) -> Any:
+            return batch  # it is there already
+
+        def training_step(self, batch: Any, number: int) -> Any:
+            # The Trainer divides by the number of micro-batches, even where a window has fewer.
+            return loss_of(job, world, self.model, batch)
+
+        def on_train_batch_end(self, outputs: Any, batch: Any, number: int) -> None:
+            self.scheduler.step()
+
+    trainer = Trainer(
+        accelerator="cpu" if world.device == "cpu" else "cuda",
+        devices=world.local_size,
+        num_nodes=world.size // world.local_size,
+        strategy="ddp",
+        precision=PRECISION["full"],
+        max_epochs=1,  # of what batches(job, world) gives: all of them
+        accumulate_grad_batches=1,
+        gradient_clip_val=job.clip_norm,
+        use_distributed_sampler=False,  # batches(job, world) has shared out the rows
+        barebones=True,
+    )
+    module = Module()
+    trainer.fit(module, batches(job, world))
+    state = module.model.state_dict()
+    return {name: t.full_tensor() if hasattr(t, "full_tensor") else t for name, t in state.items()}
+
+
+def main():
+    rank, size, local_rank = (int(os.environ[f"{name}"]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
+    device = f"cuda:{local_rank}" if torch.cuda.is_available() else "cpu"
+    world = SimpleNamespace(rank=rank, size=size, device=device)
+    world.local_size = int(os.environ["LOCAL_WORLD_SIZE"])
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo" if device == "cpu" else "nccl")
+    state = train(job(), world)
+    if world.rank == 0:
+        torch.save(state, "weights.pt")
+    dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)  # gloo's threads abort about one in three healthy processes in the interpreter's own exit
+
+
+if __name__ == "__main__":
+    main()
