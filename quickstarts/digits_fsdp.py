@@ -148,8 +148,7 @@ def train(job, world):
     for unit in whole:
         fully_shard(unit, **options)
     fully_shard(model, **options)
-    # After sharding: it must hold the shards.
-    optimizer = job.optimizer.cls(model.parameters(), **job.optimizer.settings)
+    optimizer = job.optimizer.cls(model.parameters(), **job.optimizer.settings)  # after sharding: of the shards
     scheduler = job.scheduler.make(optimizer)
     for batch in batches(job, world):
         model.set_requires_gradient_sync(True)

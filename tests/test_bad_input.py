@@ -46,6 +46,18 @@ CASES = {
         ["run", f"{JOBS}:becomes_nan", "--engine", "single", "--nproc", "1"],
         "the loss is not finite at step 37 on rank 0: nan",
     ),
+    "no such engine setting": (
+        ["verify", "--engine", "ddp", "--set-engine", "compres=fp16"],
+        "--set-engine compres: none of the engines asked for has this setting; did you mean 'ddp.compress'?",
+    ),
+    "engine setting of the wrong type": (
+        ["verify", "--engine", "ddp", "--set-engine", "compress=zip"],
+        "--set-engine compress=zip: 'compress' takes none or fp16 or bf16 or powersgd, not 'zip'",
+    ),
+    "launcher that starts no engine asked for": (
+        ["verify", "--engine", "single", "--launcher", "spawn"],
+        "--launchers spawn starts none of the engines asked for: single starts as process",
+    ),
     "engine that cannot run here": (
         ["run", "--engine", "dataparallel", "--device", "cpu"],
         "the engine dataparallel cannot run here: no-op on CPU",

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mutations.faults import DDP, WRAPPED, Fault
+from mutations.faults import DDP, Fault
 from mutations.plant import patched
 from ranks import Ranks, proof_plan, prove, reference_plan
 from samestep.record import Record
@@ -113,29 +113,24 @@ def test_last_bits_cost_bitwise_but_not_same(healthy: tuple[Expectation, Record]
     assert 0 < verdict.max_difference < verdict.bound
 
 
-LOSSY = "NUMERICS = Numerics(rounds_to='float16', lossy=True)\n"
-HOOK = (
-    "        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks\n"
-    "        model.register_comm_hook(None, default_hooks.fp16_compress_hook)\n"
-)
-
-
 @pytest.mark.parametrize(("scale", "verdict"), [("1.0", "approximate"), ("2.0", "differs")])
 def test_a_lossy_engine_is_approximate_within_its_rounding(
     scale: str, verdict: str, judge_rank: Ranks, tmp_path: Path
 ) -> None:
-    plan = reference_plan("jobs:tied", 2)
-    plan["layouts"][0]["rounds_to"] = "float16"
-    reference = judge_rank.work(plan)
-    fault = Fault("lossy", DDP, WRAPPED, HOOK + WRAPPED, named=(), cause="")
+    """A gradient that only the compressed path doubles: the loop is right, its numerics are not."""
+    hook = "            model.register_comm_hook(None, getattr(default_hooks, compress"
+    doubled = f"            scale = {scale}\n{hook}"
+    fault = Fault("lossy", DDP, hook, doubled, named=(), cause="")
     source = patched(fault, tmp_path)
     file = source / "samestep" / DDP
-    text = file.read_text().replace("NUMERICS = Numerics()\n", LOSSY)
-    file.write_text(text.replace("loss.backward()", f"(loss * {scale}).backward()"))
+    text = file.read_text().replace("        if compress == ", "        scale = 1.0\n        if compress == ", 1)
+    file.write_text(text.replace("loss.backward()", "(loss * scale).backward()"))
     with Ranks(2, source) as ranks:
-        expectation = Expectation(reference, 0)
-        found = judge(expectation, ranks.work(proof_plan(expectation, "jobs:tied", "ddp", 2)))
+        found = prove(judge_rank, ranks, "jobs:tied", "ddp", engine_settings={"compress": "fp16"})
     assert found.verdict == verdict, found
+    assert found.numerics is not None
+    assert found.numerics["distance"] > 0
+    assert (found.first_divergence is None) == (verdict == "approximate")
 
 
 def test_a_tensor_whose_bound_says_nothing_is_named(ranks: Callable[[int], Ranks], judge_rank: Ranks) -> None:

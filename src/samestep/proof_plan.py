@@ -12,7 +12,8 @@ from typing import Any
 from samestep.trace import Expectation
 
 TRAININGS = ("gradient", "sgd", "user")
-NUMERICS = "numerics"  # how the record names the training that measures them
+INEXACT = ("gradient", "sgd")  # the trainings that measure an inexact engine's numerics, in float32
+AS_NUMERICS = "numerics of {}"  # how the record names them
 
 Facts = Mapping[str, Any]  # of an engine, as its inspection tells them
 
@@ -41,7 +42,7 @@ def numerics_layout(facts: Facts) -> dict[str, Any] | None:
     """What it plays to measure its numerics; None where they are exact."""
     if not facts["numerics"]["lossy"]:
         return None
-    inexact = {"rounds_to": facts["numerics"]["rounds_to"], "dtype": "float32", "trainings": ("sgd",)}
+    inexact = {"rounds_to": facts["numerics"]["rounds_to"], "dtype": "float32", "trainings": INEXACT}
     return {**loop_layout(facts), **inexact}
 
 
@@ -52,5 +53,5 @@ def trainings(facts: Facts, loop: Expectation, steps: int, replicas: int) -> lis
     asked = [{**common, **exact, "name": name, "as": name} for name in TRAININGS]
     if facts["numerics"]["lossy"]:
         inexact = {"dtype": "float32", "engine_settings": dict(facts["settings"])}
-        asked.append({**common, **inexact, "name": "sgd", "as": NUMERICS})
+        asked += [{**common, **inexact, "name": name, "as": AS_NUMERICS.format(name)} for name in INEXACT]
     return asked

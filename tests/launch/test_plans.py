@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,21 @@ PROGRAM = ("-m", "samestep.worker", "plan.json")
 SHAPE = launch.Shape(nproc=2, folder="/runs/a", port=0)
 
 GOLDEN = {
+    "horovodrun": (
+        (
+            str(Path(sys.executable).with_name("horovodrun")),
+            "-np",
+            "2",
+            "-H",
+            "localhost:2",
+            "--gloo",
+            sys.executable,
+            "-m",
+            "samestep.worker",
+            "plan.json",
+        ),
+        {"SAMESTEP_INIT_METHOD": "file:///runs/a/rendezvous"},
+    ),
     "process": ((sys.executable, "-m", "samestep.worker", "plan.json"), {}),
     "spawn": (
         (sys.executable, "-m", "samestep.worker", "--spawn", "2", "plan.json"),
@@ -55,3 +71,8 @@ def test_spawn_meets_at_the_asked_port() -> None:
 def test_an_unknown_launcher_is_named_with_the_nearest() -> None:
     with pytest.raises(UserError, match="no launcher 'torchrn'; did you mean 'torchrun'"):
         launch.load("torchrn")
+
+
+def test_horovodrun_takes_no_port() -> None:
+    with pytest.raises(UserError, match="horovodrun chooses its ports itself"):
+        launch.load("horovodrun").plan(PROGRAM, launch.Shape(2, "/runs/a", 29500))

@@ -2,11 +2,13 @@
 
 `old` must stand in the file, once; a patch that does not apply fails. `jobs`: where the fault can act at all.
 `needs`: what a job must have for it, said so that nobody wonders why the others are left out.
+`engine`, `settings`: what is proven with the patch in it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 ALL = ("conv", "tied", "transformer")
 
@@ -21,6 +23,8 @@ class Fault:
     cause: str
     jobs: tuple[str, ...] = ALL
     needs: str = ""
+    engine: str = "ddp"
+    settings: Mapping[str, str] = field(default_factory=dict)
 
 
 DDP, RUN, SCHEDULE = "engines/ddp.py", "run.py", "data/schedule.py"
@@ -394,5 +398,185 @@ FAULTS = (
         "the weights are right and the metric is not",
         ("sentences",),
         "weights",
+    ),
+    Fault(
+        "fabric: model and optimizer set up in one call, the model sharded",
+        "engines/fabric.py",
+        "        model = fabric.setup_module(module)\n"
+        "        optimizer = job.optimizer.build(module)\n"
+        "        scheduler = job.lr_scheduler(optimizer)\n"
+        "        stepper = fabric.setup_optimizers(optimizer)\n",
+        "        optimizer = job.optimizer.build(module)\n"
+        "        scheduler = job.lr_scheduler(optimizer)\n"
+        "        model, stepper = fabric.setup(module, optimizer)\n",
+        ("first gradient",),
+        "the optimizer holds other parameters than the model",
+        engine="fabric",
+        settings={"strategy": "model_parallel"},
+    ),
+    Fault(
+        "deepspeed: gradient_clipping left out of the config",
+        "engines/deepspeed.py",
+        '                "gradient_clipping": job.clip_norm or 0.0,  # its default is 1.0\n',
+        "",
+        ("first gradient",),
+        "times the right one",
+        ("conv", "tied"),
+        "a first gradient whose norm is above 1",
+        engine="deepspeed",
+    ),
+    Fault(
+        "deepspeed: the loss not multiplied by the micro-batches",
+        "engines/deepspeed.py",
+        "engine.backward(loss * micro_batches)",
+        "engine.backward(loss)",
+        ("first gradient",),
+        "times the right one: the loss is scaled by another factor",
+        ("transformer",),
+        "micro-batches",
+        engine="deepspeed",
+    ),
+    Fault(
+        "horovod: the optimizer's state broadcast before its first step",
+        "engines/horovod.py",
+        "    hvd.broadcast_parameters(state, root_rank=0)\n",
+        "    hvd.broadcast_parameters(state, root_rank=0)\n"
+        "    hvd.broadcast_optimizer_state(optimizer, root_rank=0)\n",
+        ("initial weights", "parameter", "loss"),
+        "moved them",
+        engine="horovod",
+    ),
+    Fault(
+        "horovod: gradients summed",
+        "engines/horovod.py",
+        "        backward_passes_per_step=run.schedule.micro_batches,\n",
+        "        backward_passes_per_step=run.schedule.micro_batches,\n        op=hvd.Sum,\n",
+        ("first gradient",),
+        "summed over the ranks",
+        engine="horovod",
+    ),
+    Fault(
+        "horovod: clipping before the reduction has ended",
+        "engines/horovod.py",
+        "            optimizer.synchronize()\n"
+        "            if job.clip_norm is not None:\n"
+        "                clip_grad_norm_(model.parameters(), job.clip_norm)\n"
+        "            with optimizer.skip_synchronize():\n"
+        "                optimizer.step()\n",
+        "            if job.clip_norm is not None:\n"
+        "                clip_grad_norm_(model.parameters(), job.clip_norm)\n"
+        "            optimizer.step()\n",
+        ("loss",),
+        "clipped before the reduction",
+        ("tied",),
+        "clipping",
+        engine="horovod",
+    ),
+    Fault(
+        "accelerate: the scheduler prepared",
+        "engines/accelerate.py",
+        "scheduler = job.lr_scheduler(optimizer)",
+        "scheduler = accelerator.prepare(job.lr_scheduler(optimizer))",
+        ("learning rate",),
+        "scheduler step",
+        ("conv", "transformer"),
+        "a scheduler",
+        engine="accelerate",
+    ),
+    Fault(
+        "lightning: the loss not multiplied by the micro-batches",
+        "engines/lightning.py",
+        "run.loss(self.model, batch) * run.schedule.micro_batches",
+        "run.loss(self.model, batch)",
+        ("first gradient",),
+        "times the right one: the loss is scaled by another factor",
+        ("transformer",),
+        "micro-batches",
+        engine="lightning",
+    ),
+    Fault(
+        "fsdp: the optimizer built before sharding",
+        "engines/fsdp.py",
+        "        for unit in whole:\n"
+        "            fully_shard(unit, **options)\n"
+        "        fully_shard(model, **options)\n"
+        "        optimizer = job.optimizer.build(model)",
+        "        optimizer = job.optimizer.build(model)\n"
+        "        for unit in whole:\n"
+        "            fully_shard(unit, **options)\n"
+        "        fully_shard(model, **options)\n"
+        "        ",
+        ("first gradient",),
+        "the optimizer holds other parameters than the model",
+        engine="fsdp",
+    ),
+    Fault(
+        "fsdp: gradients never reduced",
+        "engines/fsdp.py",
+        "model.set_requires_gradient_sync(batch.completes_step)",
+        "model.set_requires_gradient_sync(False)",
+        ("first gradient",),
+        "the weights do not move",
+        engine="fsdp",
+    ),
+    Fault(
+        "fsdp: BatchNorm among the checkpointed units",
+        "engines/fsdp.py",
+        "unit in whole and not batch_norms(unit)",
+        "unit in whole",
+        ("buffer",),
+        "counted twice",
+        ("conv",),
+        "BatchNorm",
+        engine="fsdp",
+        settings={"checkpoint": "true"},
+    ),
+    Fault(
+        "zero: parameter groups ignored",
+        "engines/zero.py",
+        "recipe.groups(module) if recipe.groups else module.parameters()",
+        "module.parameters()",
+        ("parameter groups",),
+        "parameter groups",
+        ("tied",),
+        "parameter groups",
+        engine="zero",
+    ),
+    Fault(
+        "amp: scaled gradients clipped",
+        "engines/amp.py",
+        "                scaler.unscale_(optimizer)\n",
+        "",
+        ("loss",),
+        "by another norm",
+        ("tied",),
+        "clipping",
+        engine="amp",
+        settings={"precision": "fp16"},
+    ),
+    Fault(
+        "amp: the scheduler stepped though the step was skipped",
+        "engines/amp.py",
+        "if job.moves_lr(batch) and not skipped:",
+        "if job.moves_lr(batch):",
+        ("learning rate",),
+        "skipped",
+        ("conv",),
+        "a scheduler",
+        engine="amp",
+        settings={"precision": "fp16"},
+    ),
+    Fault(
+        "ddp: gradients compressed to fp16 and summed",
+        "engines/ddp.py",
+        'model.register_comm_hook(None, getattr(default_hooks, compress + "_compress_hook"))',
+        "\n"
+        "            def summed(_, bucket):\n"
+        "                sent = dist.all_reduce(bucket.buffer().half(), async_op=True).get_future()\n"
+        "                return sent.then(lambda done: bucket.buffer().copy_(done.value()[0]))\n\n"
+        "            model.register_comm_hook(None, summed)",
+        ("first gradient", "loss"),
+        "summed over the ranks",
+        settings={"compress": "fp16"},
     ),
 )

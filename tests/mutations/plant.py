@@ -12,17 +12,15 @@ import json
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from mutations.faults import ALL, FAULTS, Fault
-from ranks import SOURCE, Ranks, RanksFailed, proof_plan, reference_plan
+from mutations.faults import FAULTS, Fault
+from ranks import SOURCE, Ranks, RanksFailed, engine_facts, judged, proof_plan, reference_plan
 from samestep.record import Record
-from samestep.trace import Expectation
-from samestep.verify import judge
 
 
 def patched(fault: Fault, folder: Path) -> Path:
@@ -39,19 +37,37 @@ def patched(fault: Fault, folder: Path) -> Path:
     return source
 
 
-def references(judge_rank: Ranks, size: int) -> dict[str, Record]:
-    """The reference of each job at `size` replicas, from the unpatched package."""
-    return {job: judge_rank.work(reference_plan(f"jobs:{job}", size)) for job in (*ALL, "sentences")}
+class References:
+    """What each job should be at `size` replicas, in each engine's layout: played by the unpatched package, once."""
+
+    def __init__(self, judge_rank: Ranks, size: int) -> None:
+        self.judge_rank, self.size = judge_rank, size
+        self._played: dict[str, Record] = {}
+
+    def of(self, job: str, facts: Mapping[str, Any]) -> Record:
+        plan = reference_plan(f"jobs:{job}", self.size, {}, facts)
+        if str(plan) not in self._played:
+            self._played[str(plan)] = self.judge_rank.work(plan)
+        return self._played[str(plan)]
 
 
-def planted(fault: Fault, size: int, expected: dict[str, Record]) -> Iterator[dict[str, Any]]:
-    """What the proof says about one fault on each of its jobs at `size` ranks."""
-    with tempfile.TemporaryDirectory() as folder, Ranks(size, patched(fault, Path(folder))) as ranks:
+def planted(fault: Fault, references: References) -> Iterator[dict[str, Any]]:
+    """What the proof says about one fault on each of its jobs, at the references' number of ranks."""
+    size = references.size
+    facts = engine_facts(fault.engine, size, fault.settings)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Ranks(size, patched(fault, Path(folder)), horovod=fault.engine == "horovod") as ranks,
+    ):
         for job in fault.jobs:
             row: dict[str, Any] = {"fault": fault.name, "file": fault.file, "job": job, "ranks": size}
+            row |= {"engine": fault.engine, "settings": dict(fault.settings)}
             try:
-                expectation = Expectation(expected[job], 0)
-                verdict = judge(expectation, ranks.work(proof_plan(expectation, f"jobs:{job}", "ddp", size)))
+                verdict = judged(
+                    references.of(job, facts),
+                    facts,
+                    lambda loop: ranks.work(proof_plan(loop, f"jobs:{job}", fault.engine, size, {}, facts)),  # noqa: B023
+                )
             except RanksFailed as error:
                 yield row | {
                     "verdict": "failed",
@@ -65,7 +81,8 @@ def planted(fault: Fault, size: int, expected: dict[str, Record]) -> Iterator[di
                 "verdict": verdict.verdict,
                 "named": first.get("quantity") in fault.named,
                 "explained": fault.cause in first.get("cause", ""),
-                **{key: first.get(key) for key in ("quantity", "step", "tensor", "cause")},
+                **{key: first.get(key) for key in ("training", "quantity", "step", "tensor", "expected", "found")},
+                "cause": first.get("cause"),
             }
 
 
@@ -79,11 +96,12 @@ def main() -> int:
     rows = []
     for size in options.ranks:
         with Ranks(1) as judge_rank:
-            expected = references(judge_rank, size)
+            references = References(judge_rank, size)
             for fault in faults:
-                for row in planted(fault, size, expected):
+                for row in planted(fault, references):
                     rows.append(row)
-                    state = "MISSED" if row["verdict"] == "same" else "named" if row["named"] else "MISNAMED"
+                    seen = row["verdict"] in ("differs", "failed")
+                    state = "named" if row["named"] else "MISNAMED" if seen else "MISSED"
                     print(f"{state:9} {size} ranks  {row['job']:12} {row['fault']}: {row.get('quantity')}", flush=True)
                     if not row["explained"]:
                         print(f"          another cause: {row.get('cause') or row.get('reason')}", flush=True)

@@ -76,8 +76,7 @@ def train(
         for unit in whole:
             fully_shard(unit, **options)
         fully_shard(model, **options)
-        # After sharding: it must hold the shards.
-        optimizer = job.optimizer.build(model)
+        optimizer = job.optimizer.build(model)  # after sharding: of the shards
         scheduler = job.lr_scheduler(optimizer)
         run.begin(model, optimizer)
         for batch in run.batches():

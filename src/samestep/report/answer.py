@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from samestep.report.numbers import amount, factor
-from samestep.report.sentences import PROVEN, Results, Row, label, racing, sentence, verdict_text
+from samestep.report.sentences import PROVEN, Results, Row, label, racing, sentence, title, verdict_text
 
 
 def answer(results: Results) -> str:
@@ -70,8 +70,6 @@ def _several(rows: list[Row]) -> bool:
 
 def _names(some: list[Row], rows: list[Row]) -> str:
     """'ddp and fsdp'; with the launcher where only some of an engine's rows are meant."""
-    names = [
-        row["engine"] if all(r in some for r in rows if r["engine"] == row["engine"]) else label(row) for row in some
-    ]
+    names = [title(row) if all(r in some for r in rows if r["engine"] == row["engine"]) else label(row) for row in some]
     names = list(dict.fromkeys(names))
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

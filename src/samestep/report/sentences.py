@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from samestep.report.numbers import difference
+
 Results = dict[str, Any]
 Row = dict[str, Any]
 
@@ -29,9 +31,14 @@ def racing(results: Results) -> list[Row]:
     return [row for row in results["engines"] if row["verdict"] in PROVEN and row.get("samples_per_second")]
 
 
+def title(row: Row) -> str:
+    """'ddp compress=fp16': the engine and the settings that it was given."""
+    return " ".join([row["engine"], *(f"{key}={value}" for key, value in (row.get("settings") or {}).items())])
+
+
 def label(row: Row) -> str:
     """'ddp (torchrun)'"""
-    return f"{row['engine']} ({row['launcher']})" if row["launcher"] else str(row["engine"])
+    return f"{title(row)} ({row['launcher']})" if row["launcher"] else title(row)
 
 
 def verdict_text(row: Row) -> str:
@@ -101,8 +108,22 @@ def row_notes(results: Results) -> list[str]:
             said.append(sentence(f"{name}: {verdict_text(row)}: {values}"))
             if at["cause"]:
                 said.append(sentence(f"{name}: the usual cause: {at['cause']}"))
+        if row.get("numerics"):
+            said.append(sentence(f"{name}: {numerics(row['numerics'])}"))
         said += [sentence(f"{name}: {note}") for note in row["notes"]]
     return said
+
+
+def numerics(figures: dict[str, Any]) -> str:
+    """How far an inexact engine's training is from the exact one."""
+    skipped = figures["skipped_steps"]
+    allowed = f" (its rounding allows {difference(figures['bound'])})" if figures["bound"] is not None else ""
+    return (
+        "its loop is the same with the inexact part off; with it on, in float32, the weights end "
+        f"{difference(figures['distance'])} from the exact ones{allowed}, and the last loss "
+        f"{'–' if figures['loss_gap'] is None else format(figures['loss_gap'], '.2%')} off"
+        + (f"; {skipped} {'step was' if skipped == 1 else 'steps were'} skipped after an overflow" if skipped else "")
+    )
 
 
 def one_process(results: Results) -> list[str]:

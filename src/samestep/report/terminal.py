@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from samestep.report import numbers
-from samestep.report.sentences import Results, Row, measured, racing, verdict_text
+from samestep.report.sentences import Results, Row, measured, racing, title, verdict_text
 
 STYLES = {
     "same": "green",
@@ -46,9 +46,7 @@ def terminal_table(results: Results) -> Table:
         table.add_column(heading, justify="right", no_wrap=True)
     raced = racing(results)
     for row in results["engines"]:
-        first = (
-            [_stacked(row["engine"], row["launcher"])] if with_speed else [Text(row["engine"]), Text(row["launcher"])]
-        )
+        first = [_stacked(title(row), row["launcher"])] if with_speed else [Text(title(row)), Text(row["launcher"])]
         proof = [_verdict(row), Text(numbers.difference(row["max_difference"]))]
         rest = [Text(numbers.difference(row["bound"]), style="dim")]
         if with_speed:

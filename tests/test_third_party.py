@@ -1,0 +1,45 @@
+"""An engine that another package brings: found by its entry point, proven like ours, and harmless when it is broken."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[1] / "src" / "samestep" / "engines" / "single.py"
+SETUP = """
+from setuptools import setup
+setup(name="samestep-tiny", version="1.0", py_modules=["tiny_engine", "broken_engine"],
+      entry_points={"samestep.engines": ["tiny = tiny_engine", "broken = broken_engine"]})
+"""
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    """With a tiny package installed that brings two engines: a copy of `single`, and one that does not import."""
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "setup.py").write_text(SETUP)
+    (package / "tiny_engine.py").write_text(SOURCE.read_text())
+    (package / "broken_engine.py").write_text("import no_such_module\n")
+    target = tmp_path / "installed"
+    options = ["--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--target", str(target)]
+    subprocess.run([sys.executable, "-m", "pip", "install", *options, str(package)], check=True, timeout=120)
+    return {**os.environ, "PYTHONPATH": str(target)}
+
+
+def test_another_packages_engine(environment: dict[str, str], tmp_path: Path) -> None:
+    def samestep(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "samestep.cli", *arguments]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=180, cwd=tmp_path)
+
+    listed = {row["name"]: row for row in json.loads(samestep("engines", "--json").stdout)}
+    assert listed["tiny"]["available"]
+    assert listed["broken"]["reason"] == "does not import: ModuleNotFoundError: No module named 'no_such_module'"
+    done = samestep("verify", "digits", "--nproc", "2", "--engines", "tiny,broken,ddp", "--json")
+    verdicts = {row["engine"]: row["verdict"] for row in json.loads(done.stdout)["engines"]}
+    assert verdicts == {"tiny": "same", "broken": "unavailable", "ddp": "same"}, done.stderr
