@@ -52,7 +52,7 @@ def plain_model(job: Job, state: dict[str, Tensor], world: World) -> nn.Module:
 def evaluate(job: Job, model: nn.Module, world: World) -> Evaluation:
     """Evaluates the plain `model` on job.evaluation, the rows shared out over the ranks, none padded.
 
-    Leaves the model in the mode in which it found it. The sums are float64 and equal on every rank.
+    Leaves every part of the model in the mode in which it found it. The sums are float64 and equal on every rank.
     """
     assert job.evaluation is not None
     length = len(job.evaluation)
@@ -62,12 +62,13 @@ def evaluate(job: Job, model: nn.Module, world: World) -> Evaluation:
     at_once = job.micro_batch or cut(job.global_batch, world.size)[0]
     names = ["loss", *job.metrics]
     sums = torch.zeros(2 + len(names), dtype=torch.float64, device=world.device)
-    was_training = model.training
+    modes = [(module, module.training) for module in model.modules()]
     model.eval()
     with torch.no_grad():
         for some in np.array_split(indices, ceil(len(indices) / at_once)) if indices else []:
             sums += _sums(job, model, some.tolist(), world.device)
-    model.train(was_training)
+    for module, training in modes:
+        module.training = training
     if world.size > 1:
         dist.all_reduce(sums)
     rows, weight, *totals = sums.tolist()
