@@ -187,6 +187,9 @@ def _gradient(case: Case, at: Divergence) -> str:
     got = {name: start[name] - case.found.state[name] for name in alone}
     size = max(np.abs(values).max() for values in want.values())
     real = [name for name in alone if np.abs(want[name]).max() > 1e-9 * size]  # others are rounding around zero
+    moved = [name for name in alone if name not in real and np.abs(got[name]).max() > 1e-6 * size]
+    if moved:
+        return f"{', '.join(moved[:3])}: should not move and does: a frozen parameter is trained, or decay is applied"
     wrong = [name for name in real if not _alike(got[name], want[name])]
     ratios = [ratio for name in real if (ratio := _ratio(want[name], got[name])) is not None]
     if len(ratios) == len(real) and np.allclose(ratios, ratios[0], rtol=1e-6):
@@ -203,7 +206,11 @@ def _gradient(case: Case, at: Divergence) -> str:
         if len(wrong) == len(real):
             return "the gradients are rank 0's own: they are never reduced, or the result is thrown away"
         return f"{', '.join(wrong[:3])}: rank 0's own gradient, left out of the reduction"
-    relative = max(np.abs(want[name] - got[name]).max() for name in alone) / size
+    off = {name: np.abs(want[name] - got[name]).max() / np.abs(want[name]).max() for name in real}
+    worst = max(off, key=lambda name: off[name])
+    relative = off[worst]
+    if relative >= 1e-2 and len(wrong) < len(real):
+        return f"{', '.join(wrong[:3])}: wrong alone, the others are right: look at what the engine does with {worst}"
     if relative < 1e-2:
         return f"right to {relative:.0e} only: gradients are rounded to a lower precision on their way"
     return "the mean is taken with other weights: ranks or micro-batches of unequal rows that count as equal"
@@ -257,7 +264,12 @@ def _metric(case: Case, at: Divergence) -> str:
     return "the weights are right and the metric is not: another mode, other buffers, or a mean of the ranks' means"
 
 
+def _precision(case: Case, at: Divergence) -> str:
+    return "the engine trains under autocast without declaring it: its steps are not those of the job's own precision"
+
+
 CAUSES = {
+    "precision": _precision,
     "initial weights": _start,
     "rows": _indices,
     "indices": _indices,
@@ -287,6 +299,7 @@ def not_one_process(many: Expectation, facts: dict[str, Any]) -> str:
         reasons.append(f"dropout{layer} draws another mask on each replica")
     if not reasons:
         reasons.append(
-            "the criterion is no mean over rows, so the mean of its parts is not the whole's: give the job a weight"
+            "its criterion is no mean over rows (give the job a weight), or the model keeps something between rows or "
+            "batches, such as a buffer that moves or padding to the longest row"
         )
     return "; ".join(reasons)

@@ -50,7 +50,7 @@ Launchers = Annotated[
         "--launchers", "--launcher", help="Launchers, separated by commas, or all; the engine's first where none."
     ),
 ]
-Steps = Annotated[int, typer.Option(help="Optimizer steps of each training of the proof.", min=2)]
+Steps = Annotated[int, typer.Option(help="Optimizer steps of each training of the proof.", min=4)]
 Deadline = Annotated[
     float | None, typer.Option(help="Seconds after which a launch is ended, each rank's stack in its folder.", min=1)
 ]
@@ -235,6 +235,8 @@ def _begin(
 
     if nproc is not None and nproc < 1:
         raise UserError(f"--nproc {nproc}: at least one rank must train; give --nproc 1 or more")
+    if nproc is not None and nproc > 64 * (os.cpu_count() or 1):
+        raise UserError(f"--nproc {nproc}: this machine has {os.cpu_count()} cores; give at most 64 ranks for each")
     names = {key: _list(asked[key]) for key in ("engines", "launchers")}
     if "all" in names["engines"]:
         names["engines"] = ()

@@ -24,14 +24,17 @@ _OPTIMIZER = {"gradient": "SGD", "sgd": "SGD", "user": "the job's optimizer"}
 class Comparison:
     """One engine's record against the reference, with what was found on the way."""
 
-    def __init__(self, expectation: Expectation, record: Record, recorded_as: str = "{}") -> None:
+    def __init__(
+        self, expectation: Expectation, record: Record, recorded_as: str = "{}", *, inexact: bool = False
+    ) -> None:
         self.expectation, self.record, self.recorded_as = expectation, record, recorded_as
-        self.processes = len(record.ranks)
+        self.processes, self.inexact = len(record.ranks), inexact
         facts = expectation.facts
         self.eps = EPS[facts["rounds_to"] or facts["dtype"]]
         self.bitwise, self.compared = True, 0
         self.worst: tuple[float, float] | None = None  # (difference, bound) of the weight that is furthest off
         self.ill_conditioned: list[str] = []
+        self.unresolved: list[str] = []
         self.reach: dict[str, int] = {}  # training -> the first step whose losses rounding alone moves visibly
 
     def divergences(self, training: str) -> Iterator[Divergence]:
@@ -41,6 +44,8 @@ class Comparison:
         found = of_engine(self.record, self.recorded_as.format(training))
         case = causes.Case(self.expectation, training, expected, found)
         yield from self._start(case)
+        if not self.inexact:
+            yield from self._precision(case)
         bounds = self._loss_bounds(case.expected, shaken)
         self._note_reach(case, bounds)
         yield from self._steps(case, bounds)
@@ -55,6 +60,12 @@ class Comparison:
         for rank, (want, got) in enumerate(zip(case.expected.start, case.found.start)):
             if want != got:
                 yield case.divergence("initial weights", want, got, rank=rank)
+
+    def _precision(self, case: causes.Case) -> Iterator[Divergence]:
+        """autocast leaves the proof's float64 alone, so that an exact engine's must be seen to be off."""
+        for rank, seen in enumerate(self.record.training(self.recorded_as.format(case.training))):
+            if seen["autocast"]:
+                yield case.divergence("precision", "float32 as given", "autocast", rank=rank)
 
     def _note_reach(self, case: causes.Case, bounds: list[float]) -> None:
         sizes = [0.0] * len(bounds)
@@ -155,6 +166,8 @@ class Comparison:
             difference = distance(want, got)
             self.bitwise &= bool(np.array_equal(want, got))
             moved = distance(want, start[name])
+            if bound > USELESS * moved > 0 and self.eps > EPS["float64"] and np.issubdtype(want.dtype, np.floating):
+                self.unresolved.append(name)  # compared, but a fault as small as its own movement would not be seen
             if bound > USELESS * moved and bound > self.eps**0.5 * largest:
                 self.ill_conditioned.append(f"{name} ({_OPTIMIZER[case.training]})")
                 continue
@@ -210,6 +223,12 @@ class Comparison:
             notes.append(f"proven in {facts['dtype']}, because float64 failed: {facts['float64_failed']}")
         if self.ill_conditioned:
             notes.append(f"ill-conditioned: {', '.join(dict.fromkeys(self.ill_conditioned))}")
+        unresolved = [
+            name for name in dict.fromkeys(self.unresolved) if f"{name} (" not in " ".join(self.ill_conditioned)
+        ]
+        if unresolved and not self.inexact:
+            names = ", ".join(unresolved[:4]) + (" …" if len(unresolved) > 4 else "")
+            notes.append(f"moves too little for {facts['dtype']} to resolve: {names}")
         for training, step in self.reach.items():
             notes.append(
                 f"with {_OPTIMIZER[training]}, rounding alone moves the loss by more than 0.1 % from step {step} on: "

@@ -44,7 +44,7 @@ class Layout:
     split: 'even' gives the remainder to the low ranks (7 rows over 3: 3, 2, 2);
         'chunk' is torch.chunk's (5 rows over 4: 2, 2, 1, and a replica less).
     buffers: 'rank0' where replica 0's buffers (BatchNorm's statistics) replace the others' before each step's
-        last forward pass; 'local' where every replica keeps its own. Rank 0's are the result either way.
+        first forward pass; 'local' where every replica keeps its own. Rank 0's are the result either way.
     every_gradient: True where a parameter without a gradient is an error (DDP), or no longer left alone.
     """
 

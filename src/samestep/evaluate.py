@@ -44,7 +44,7 @@ def plain_model(job: Job, state: dict[str, Tensor], world: World) -> nn.Module:
     if world.rank == 0:
         model.load_state_dict(state)
     if world.size > 1:  # all ranks evaluate rank 0's weights and buffers; after training the ranks' buffers differ
-        for tensor in model.state_dict().values():
+        for tensor in (value for value in model.state_dict().values() if isinstance(value, Tensor)):
             dist.broadcast(tensor, src=0)
     return model
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from samestep.errors import TrainingFailed, UserError
-from samestep.lifeline import die_with_parent
+from samestep.lifeline import COMMAND, die_with_parent
 
 
 def ask(
@@ -63,7 +63,7 @@ def _answer(flag: str, query: Mapping[str, Any], subject: str, deadline_s: float
                 capture_output=True,
                 text=True,
                 timeout=deadline_s,
-                env=os.environ | {"OMP_NUM_THREADS": "1"},
+                env=os.environ | {"OMP_NUM_THREADS": "1", COMMAND: str(os.getpid())},
                 preexec_fn=die_with_parent if sys.platform != "win32" else None,
             )
         except subprocess.TimeoutExpired:

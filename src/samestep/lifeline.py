@@ -9,6 +9,9 @@ import sys
 import threading
 import time
 
+import psutil
+
+COMMAND = "SAMESTEP_COMMAND"  # the environment's name for the pid of the command that started this tree
 PR_SET_PDEATHSIG = 1  # from linux/prctl.h
 
 
@@ -22,8 +25,18 @@ def die_with_parent(_: object = None) -> None:
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     else:
         threading.Thread(target=_watch, args=(parent,), daemon=True).start()
-    if os.getppid() != parent:  # it ended between the two lines above
+    if os.getppid() != parent or _ended(os.environ.get(COMMAND)):  # it ended before the two lines above
         os._exit(1)
+
+
+def _ended(pid: str | None) -> bool:
+    """Whether the command that started this tree has ended already, perhaps while this process was importing."""
+    if pid is None:
+        return False
+    try:
+        return psutil.Process(int(pid)).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def _watch(parent: int) -> None:

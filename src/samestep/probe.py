@@ -27,6 +27,11 @@ def probe(job: Job, schedule: Schedule, model: nn.Module, device: str) -> list[s
     Raises UserError, with the job's own line, where the job's functions raise or return what cannot be trained.
     """
     _check_optimizer(job, model)
+    for name, parameter in model.named_parameters():
+        if parameter.is_complex():
+            raise UserError(
+                f"{name} is complex, which the proof's float64 would make real; store it as two real numbers"
+            )
     part = schedule.step(0, 0, 0)[0]
     rows = min(part.rows, ROWS)
     part = replace(part, indices=part.indices[:rows], rows=rows)
@@ -39,12 +44,19 @@ def probe(job: Job, schedule: Schedule, model: nn.Module, device: str) -> list[s
                 "tuples, lists or dicts"
             )
     batch = Batch(to_device(data, device), part)
+    called: list[bool] = []
+    model.register_forward_hook(lambda *_: called.append(True))
     try:
         output = _raising("forward", lambda: job.forward(model, batch), part.rows)
     except UserError as error:
         if "more than 1 value per channel" in str(error):
             return []  # one row and BatchNorm: who gets one row is looked at elsewhere
         raise
+    if not called:
+        raise UserError(
+            "the job's forward does not call the model itself, but a part or a method of it; engines wrap the model, "
+            "and only a call of it goes through the wrapper: call model(...), and let its forward do the rest"
+        )
     loss = _raising("criterion", lambda: job.criterion(output, batch), part.rows)
     if not isinstance(loss, Tensor):
         raise UserError(

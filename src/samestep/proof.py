@@ -40,11 +40,7 @@ def proof_job(job: Job, training: Training) -> Job:
     dtype = getattr(torch, training.dtype)
     of_samples = None if job.collate else dtype  # a collate makes its tensors itself, and they are cast after it
     rows = _spread(len(job.train), subset_length(len(job.train), job.global_batch, training))
-    evaluated = (
-        []
-        if job.evaluation is None
-        else _spread(len(job.evaluation), min(len(job.evaluation), 2 * job.global_batch + 1))
-    )
+    evaluated = [] if job.evaluation is None else _spread(len(job.evaluation), evaluated_rows(job, training.replicas))
     small = replace(
         job,
         model=lambda: job.model().to(dtype),
@@ -68,16 +64,28 @@ def steps_of(training: Training) -> int:
 
 
 def subset_length(length: int, global_batch: int, training: Training) -> int:
-    """Rows of the proof's subset: whole batches, then one of about half the rows that the replicas cannot share evenly.
+    """Rows of the proof's subset: whole batches, then one that the replicas cannot share evenly: as large as the job's
+    own last batch where that is uneven (and may leave replicas without rows), else of about half the rows.
 
     It is short enough for the steps to enter a second epoch. A dataset that has no more rows is taken whole.
     """
     replicas = training.replicas
+    own = length % global_batch
     uneven = max(global_batch // 2, min(2 * replicas, global_batch - 1))
     while replicas > 1 and uneven < global_batch - 1 and uneven % replicas == 0:
         uneven += 1
+    if own % replicas:
+        uneven = own
     whole = max(1, training.steps * 5 // 8 - 1)  # of 8 steps: 4 whole, 1 uneven, then 3 of the next epoch
     return min(length, whole * global_batch + uneven)
+
+
+def evaluated_rows(job: Job, replicas: int) -> int:
+    """Rows of the proof's evaluation: a little more than two batches, which the replicas cannot share evenly."""
+    rows = 2 * job.global_batch + 1
+    while replicas > 1 and rows % replicas == 0:
+        rows += 1
+    return min(len(job.evaluation), rows) if job.evaluation is not None else 0
 
 
 def _spread(length: int, rows: int) -> list[int]:
@@ -135,13 +143,16 @@ def _sgd(recipe: Recipe, lr: float) -> Recipe:
 
     def sgd_groups(model: nn.Module) -> list[dict[str, Any]]:
         assert groups is not None
+        given: list[Any] = list(groups(model))
+        if not all(isinstance(group, dict) for group in given):  # parameters alone, as torch takes them too
+            given = [{"params": given}]
         return [
             {
                 "params": group["params"],
                 "lr": lr * group["lr"] / base if "lr" in group else lr,
                 "weight_decay": group.get("weight_decay", 0.0),
             }
-            for group in groups(model)
+            for group in given
         ]
 
     return Recipe(torch.optim.SGD, {"lr": lr, "momentum": 0.9}, sgd_groups if groups else None)

@@ -47,6 +47,8 @@ def write_state(folder: Path, rank: int, name: str, state: Mapping[str, Tensor])
     """A state dict as rank's arrays, which `Record.arrays(name)` reads. numpy knows no bfloat16: it becomes float32."""
     arrays = {}
     for key, tensor in state.items():
+        if not hasattr(tensor, "detach"):
+            continue  # what get_extra_state returned
         tensor = tensor.detach().cpu()
         arrays[key] = (tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor).numpy()
     write_arrays(folder / f"rank{rank}.{name}.npz", arrays)

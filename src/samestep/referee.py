@@ -52,6 +52,11 @@ class Referee:
         except UserError:
             raise
         except Exception as error:
+            if "Tried to step" in str(error):  # OneCycleLR's word for it
+                raise UserError(
+                    f"the job's scheduler ends before the proof's {self.plan['steps']} steps; give fewer with "
+                    "--steps, or a longer schedule"
+                ) from error
             if dtype == "float32":
                 raise
             text = str(error).strip()
@@ -77,6 +82,7 @@ class Referee:
                 base = self._play(training, layout)
             small = proof_job(self.job, training)
             if name == "gradient":
+                _check_reading(small, device)
                 _check_repeats(base, self._play(training, layout), device)
             for variant, played in enumerate([base, *self._shaken(training, layout, base, rounds_to)]):
                 self._write(f"{number}.{name}.{variant}", played, whole=variant == 0)
@@ -135,17 +141,23 @@ def _explodes(played: Mapping[str, Any]) -> bool:
     return bool(max(loss for _, loss in losses) > EXPLODES * max(loss for step, loss in losses if step == 0))
 
 
+def _check_reading(job: Job, device: str) -> None:
+    """Raises UserError when a sample is another one when it is read again."""
+    rows = list(range(min(2, len(job.train))))
+    first, second = (reference.digests(reference.fetch(job, rows, 0, device), len(rows)) for _ in range(2))
+    if first != second:
+        raise UserError(
+            "the dataset gives other values when the same sample is read again, so no two trainings of this job could "
+            "be compared; put what is random into Job.augment, which is given a generator"
+        )
+
+
 def _check_repeats(played: Mapping[str, Any], again: Mapping[str, Any], device: str) -> None:
     """Raises UserError when the reference itself is another training the second time: nothing could be proven then."""
     for first, second in zip(played["seen"][0], again["seen"][0]):
         close = first["loss"] == second["loss"] or (
             device != "cpu" and abs(first["loss"] - second["loss"]) <= 1e-6 * abs(first["loss"])
         )
-        if first["digests"] != second["digests"]:
-            raise UserError(
-                "the dataset gives other values when the same sample is read again, so no two trainings of this job "
-                "could be compared; put what is random into Job.augment, which is given a generator"
-            )
         if not close:
             raise UserError(
                 "the job does not repeat itself: the same rows, weights and random seed gave a loss of "

@@ -39,6 +39,7 @@ class Run:
         self._observe = observe
         self._notes: list[dict[str, Any]] = []
         self._start_digest: str | None = None
+        self._autocast = False
         self._rates: list[list[float]] = []
         self._depth, self._stepping = 0, set[int]()
         self._progress = progress
@@ -95,6 +96,8 @@ class Run:
         for replica, stream in enumerate(self._streams, first):
             stream.manual_seed(key(self.job.seed, "replica", part.step, part.micro, replica))
         kept = [(b, b.clone()) for b in model.buffers()] if part.rows == 0 else []
+        if self._observe:
+            self._autocast |= torch.is_autocast_enabled(self.world.device.partition(":")[0])
         try:
             output = self.job.forward(model, batch)
         except ValueError as error:
@@ -132,6 +135,7 @@ class Run:
             "wait_s": self.meter.wait_s,
             "began_at": self.began_at,
             "start_digest": self._start_digest,
+            "autocast": self._autocast,
             "parts": self._notes,
             "rates": self._rates,
             "skipped_steps": self._skipped,
@@ -183,7 +187,7 @@ def _bytes(tensor: Tensor) -> bytes:
 def digest_state(model: nn.Module) -> str:
     """A digest of a module's parameters and buffers, in their order."""
     state = hashlib.blake2b(digest_size=8)
-    for tensor in model.state_dict().values():
+    for tensor in (value for value in model.state_dict().values() if isinstance(value, Tensor)):
         whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor  # of FSDP's shards
         state.update(_bytes(whole.detach().cpu().contiguous()))
     return state.hexdigest()

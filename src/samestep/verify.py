@@ -44,7 +44,7 @@ def judge(loop: Expectation, record: Record, numerics: Expectation | None = None
 
     numerics: of an engine that is inexact by design, the reference in float32, with its rounding.
     """
-    comparison = Comparison(loop, record)
+    comparison = Comparison(loop, record, inexact=numerics is not None)
     for training in TRAININGS:
         divergence = next(comparison.divergences(training), None)
         if divergence:
@@ -71,7 +71,7 @@ def measured(expectation: Expectation, record: Record) -> tuple[Divergence | Non
     its rows are then still compared.
     """
     name = AS_NUMERICS.format("sgd")
-    comparison = Comparison(expectation, record, AS_NUMERICS)
+    comparison = Comparison(expectation, record, AS_NUMERICS, inexact=True)
     skipped = max(
         rank["skipped_steps"] for training in INEXACT for rank in record.training(AS_NUMERICS.format(training))
     )

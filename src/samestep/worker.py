@@ -114,7 +114,13 @@ def train(plan: Plan, step: Plan, job: Job, engine: engines.Engine, world: World
 def _train(engine: engines.Engine, job: Job, world: World, run: Run, settings: Mapping[str, Any]) -> dict[str, Any]:
     try:
         return engine.train(job, world, run, **settings)
-    except RuntimeError as error:  # DDP's, and Lightning's word for it
+    except RuntimeError as error:
+        if "got mixed torch.Tensor and DTensor" in str(error):
+            raise Refused(
+                "the model calls a part of a sharded unit by itself, so that its parameters are not gathered; shard "
+                "the model as one, as in --set-engine units=root"
+            ) from error
+        # DDP's, and Lightning's word for it:
         if not re.search("finished reduction in the prior iteration|not used in producing the loss", str(error)):
             raise
         names = [name for name, p in job.model().named_parameters() if p.requires_grad]

@@ -148,6 +148,33 @@ def buffer_that_is_not_saved() -> Job:
     return _job(MovingMean)
 
 
+class Standardised(nn.Module):
+    """Its statistics are used while it trains: whose they are, and when they travel, shows in the losses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(20, 2)
+        self.register_buffer("mean", torch.zeros(20))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if self.training:
+            self.mean.mul_(0.5).add_(inputs.mean(0).detach() * 0.5)
+        return self.linear(inputs - self.mean)  # type: ignore[no-any-return]
+
+
+def buffer_that_moves_between_micro_batches() -> Job:
+    return _job(Standardised, micro_batch=2)
+
+
+def class_weights_that_are_given() -> Job:
+    weights = torch.tensor([1.0, 2.33])
+    return _job(
+        criterion=lambda o, batch: F.cross_entropy(o, batch.targets, weight=weights.to(o)),
+        weight=lambda index: float(weights[Y[:44][index]]),
+        evaluation_weight=lambda index: float(weights[Y[44:][index]]),
+    )
+
+
 def two_kinds_of_datasets() -> Job:
     return _job(evaluation=Pairs(44, 17))
 

@@ -68,6 +68,7 @@ ENGINES: dict[str, tuple[str, dict[str, str]]] = {
     "accelerate": ("accelerate", {}),
     "accelerate bf16": ("accelerate", {"precision": "bf16"}),
     "fabric": ("fabric", {}),
+    "fabric bf16": ("fabric", {"precision": "bf16"}),
     "fabric model_parallel": ("fabric", {"strategy": "model_parallel"}),
     "lightning": ("lightning", {}),
     "lightning bf16": ("lightning", {"precision": "bf16"}),

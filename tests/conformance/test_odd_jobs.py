@@ -21,6 +21,8 @@ SAME = {
     "large_targets": "the loss explodes at 0.05",
     "random_in_evaluation": "or on random numbers",
     "buffer_that_is_not_saved": None,
+    "buffer_that_moves_between_micro_batches": None,
+    "class_weights_that_are_given": None,
     "two_kinds_of_datasets": None,
 }
 

@@ -18,7 +18,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from mutations.faults import FAULTS, Fault
+from mutations.faults import FAULTS, UNEXPLAINED, Fault
 from ranks import SOURCE, Ranks, RanksFailed, engine_facts, judged, proof_plan, reference_plan
 from samestep.record import Record
 
@@ -92,7 +92,7 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 3])
     parser.add_argument("--only", default="", help="faults with these words in their name")
     options = parser.parse_args()
-    faults = [fault for fault in FAULTS if options.only in fault.name]
+    faults = [fault for fault in (*FAULTS, *UNEXPLAINED) if options.only in fault.name]
     rows = []
     for size in options.ranks:
         with Ranks(1) as judge_rank:
@@ -102,7 +102,8 @@ def main() -> int:
                     rows.append(row)
                     seen = row["verdict"] in ("differs", "failed")
                     state = "named" if row["named"] else "MISNAMED" if seen else "MISSED"
-                    print(f"{state:9} {size} ranks  {row['job']:12} {row['fault']}: {row.get('quantity')}", flush=True)
+                    print(f"{state:9} {size} ranks  {row['job']:12} {row['fault']}: {row.get('quantity')}", end="")
+                    print(f" {row.get('expected')}, found {row.get('found')}", flush=True)
                     if not row["explained"]:
                         print(f"          another cause: {row.get('cause') or row.get('reason')}", flush=True)
     caught = sum(row["verdict"] == "differs" for row in rows)

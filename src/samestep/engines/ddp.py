@@ -54,11 +54,17 @@ def train(
     order: Literal["any", "rank"] = "any",
     static_graph: bool = False,
     find_unused: bool = False,
-    bucket_mb: float = 25.0,
+    bucket_mb: float | None = None,
     compile: bool = False,
 ) -> dict[str, Any]:
     if static_graph and run.schedule.micro_batches > 1:
         raise Refused("static_graph does not work with accumulation (no_sync) in torch; leave out one of them")
+    if compress == "bf16" and world.device == "cpu":
+        raise Refused("gloo does not compress to bf16; use compress=fp16, or a GPU")
+    if order == "rank" and compress != "none":
+        raise Refused(
+            "order=rank and compress each bring a communication hook, and DDP takes one; leave out one of them"
+        )
     with process_group(world):
         module = job.model().to(world.device)
         model: Any = DistributedDataParallel(

@@ -1,13 +1,14 @@
 """fsdp: FSDP2's fully_shard; parameters, gradients and optimizer state are sharded over the ranks.
 
 units: which modules gather their parameters together: each child of the model, or the model as one ('root').
-reshard: free the gathered parameters after the forward pass. precision: compute in bf16 or fp16, reduce in float32.
+reshard: free the gathered parameters after the forward pass. precision: compute in bf16, reduce in float32.
 checkpoint: compute the units' activations again in the backward pass instead of keeping them.
 Source: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any, Literal
 
 import torch
@@ -29,7 +30,6 @@ from samestep.world import World
 PURPOSE = "parameters and gradients sharded over ranks"
 NEEDS: tuple[str, ...] = ()
 LAUNCHERS = ("torchrun", "spawn")
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def missing(devices: tuple[str, ...]) -> str | None:
@@ -43,7 +43,7 @@ def layout(world: World, **settings: Any) -> Layout:
 def numerics(precision: str = "full", **settings: Any) -> Numerics:
     if precision == "full":
         return Numerics()
-    return Numerics(str(DTYPES[precision]).removeprefix("torch."), lossy=True, without={"precision": "full"})
+    return Numerics("bfloat16", lossy=True, without={"precision": "full"})
 
 
 def train(
@@ -53,17 +53,17 @@ def train(
     *,
     units: Literal["children", "root"] = "children",
     reshard: bool = True,
-    precision: Literal["full", "bf16", "fp16"] = "full",
+    precision: Literal["full", "bf16"] = "full",
     checkpoint: bool = False,
 ) -> dict[str, Any]:
     with process_group(world):
         model: Any = job.model().to(world.device)
-        whole = sharing_nothing(model) if units == "children" else []
+        parts = sharing_nothing(model)
         if checkpoint:  # but no unit with BatchNorm: computed twice, it would count every batch twice
-            apply_activation_checkpointing(model, check_fn=lambda unit: unit in whole and not batch_norms(unit))
+            apply_activation_checkpointing(model, check_fn=lambda part: part in parts and not batch_norms(part))
         lower = MixedPrecisionPolicy()
         if precision != "full":
-            lower = MixedPrecisionPolicy(DTYPES[precision], torch.float32)
+            lower = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
         options: dict[str, Any] = {
             "mesh": init_device_mesh(world.device.partition(":")[0], (world.size,)),
             "mp_policy": lower,
@@ -72,9 +72,9 @@ def train(
         if precision != "full":  # BatchNorm's statistics stay float32, and so must its weights
             for norm in batch_norms(model):
                 fully_shard(norm, mesh=options["mesh"])
-            whole = [unit for unit in whole if unit not in batch_norms(model)]
-        for unit in whole:
-            fully_shard(unit, **options)
+        for part in parts if units == "children" else []:
+            if precision == "full" or part not in batch_norms(model):
+                fully_shard(part, **options)
         fully_shard(model, **options)
         optimizer = job.optimizer.build(model)  # after sharding: of the shards
         scheduler = job.lr_scheduler(optimizer)
@@ -95,13 +95,17 @@ def train(
 
 
 def sharing_nothing(model: nn.Module) -> list[nn.Module]:
-    """The model's children whose parameters no other child holds: shared ones must stay in one unit, the root."""
-    owners: dict[int, set[nn.Module]] = {}
-    for child in model.children():
-        for parameter in child.parameters():
-            owners.setdefault(id(parameter), set()).add(child)
-    alone = [child for child in model.children() if all(len(owners[id(p)]) == 1 for p in child.parameters())]
-    return [child for child in alone if any(True for _ in child.parameters())]
+    """The model's parts whose parameters no other part holds: shared ones must stay in one unit, the root. A list of
+    layers is no part, because nobody calls it; its layers are."""
+    lists = (nn.ModuleList, nn.ModuleDict)
+    parts = [p for c in model.children() for p in (c.children() if isinstance(c, lists) else [c])]
+    held = Counter(id(parameter) for part in parts for parameter in part.parameters())
+    own = [
+        part
+        for part in parts
+        if any(True for _ in part.parameters()) and not isinstance(part, nn.ParameterList | nn.ParameterDict)
+    ]
+    return [part for part in own if all(held[id(parameter)] == 1 for parameter in part.parameters())]
 
 
 def batch_norms(model: nn.Module) -> list[nn.Module]:

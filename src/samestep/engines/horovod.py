@@ -23,7 +23,11 @@ LAUNCHERS = ("horovodrun",)
 
 
 def missing(devices: tuple[str, ...]) -> str | None:
-    return None
+    if devices[0] == "cpu":
+        return None
+    import horovod.torch as hvd
+
+    return None if hvd.nccl_built() else "this Horovod was built without NCCL, for CPUs alone"
 
 
 def layout(world: World, **settings: Any) -> Layout:

@@ -19,7 +19,7 @@ import psutil
 from samestep import launch
 from samestep.errors import Refused, TrainingFailed, UserError
 from samestep.launch import Plan
-from samestep.lifeline import die_with_parent
+from samestep.lifeline import COMMAND, die_with_parent
 from samestep.record import Record, told, write_json
 
 GRACE_S = 3.0  # between asking a tree to end and killing it
@@ -77,7 +77,9 @@ def run(
     However this function ends, the tree has ended too.
     """
     began = time.monotonic()
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"} | dict(plan.env)
+    environment = (
+        os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", COMMAND: str(os.getpid())} | dict(plan.env)
+    )
     log = folder / "log.txt"
     with open(log, "ab") as output:
         tree = subprocess.Popen(

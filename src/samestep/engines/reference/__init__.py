@@ -4,7 +4,8 @@ Slow on purpose and independent on purpose: it has its own schedule, share and e
 because a fault that both sides share is invisible. From samestep it takes plain values only.
 """
 
+from samestep.engines.reference.fetch import digests, fetch
 from samestep.engines.reference.noise import Noise
 from samestep.engines.reference.play import play
 
-__all__ = ["Noise", "play"]
+__all__ = ["Noise", "digests", "fetch", "play"]

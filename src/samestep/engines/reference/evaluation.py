@@ -23,7 +23,8 @@ def evaluate(job: Job, state: dict[str, Tensor], device: str) -> dict[str, Any] 
     if job.evaluation is None:
         return None
     model = job.model().to(device)
-    model.load_state_dict(state)
+    extra = {name: value for name, value in model.state_dict().items() if not isinstance(value, Tensor)}
+    model.load_state_dict({**extra, **state})
     model.eval()
     length = len(job.evaluation)
     weighs = [float(job.evaluation_weight(i)) if job.evaluation_weight else 1.0 for i in range(length)]

@@ -39,7 +39,7 @@ def play(job: Job, layout: Layout, steps: int, *, noise: Noise | None = None, de
         whole = sum(weight(job, rows) for micro in plan for rows in micro)
         gradients: list[list[Tensor | None]] = [[None] * len(parameters) for _ in replicas]
         for micro, of_replica in enumerate(plan):
-            if micro == len(plan) - 1 and layout.buffers == "rank0":
+            if micro == 0 and layout.buffers == "rank0":
                 buffers = [_copy(buffers[0]) for _ in replicas]
             for replica in replicas:
                 rows, loss_mean = of_replica[replica], 0.0
@@ -113,7 +113,7 @@ def play(job: Job, layout: Layout, steps: int, *, noise: Noise | None = None, de
 
 
 def _copy(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.detach().clone() for name, tensor in state.items()}
+    return {name: t.detach().clone() for name, t in state.items() if isinstance(t, Tensor)}
 
 
 def _restore(target: dict[str, Tensor], source: dict[str, Tensor]) -> None:
