@@ -133,9 +133,6 @@ def loss_of(job, world, model, batch):
 # ---- the engine: samestep/engines/fabric.py ----
 
 
-PRECISION: dict[str, Any] = {"full": None, "bf16": "bf16-mixed", "fp16": "16-mixed"}
-
-
 def train(job, world):
     from lightning.fabric import Fabric
     from torch.distributed.fsdp import fully_shard
@@ -148,7 +145,7 @@ def train(job, world):
         devices=world.local_size,
         num_nodes=world.size // world.local_size,
         strategy="ddp",
-        precision=PRECISION["full"],
+        precision=None,
     )
     fabric.launch()
     module = job.model()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-from collections import namedtuple
+from collections import Counter, namedtuple
 from dataclasses import dataclass
 from math import ceil
 from types import SimpleNamespace
@@ -138,15 +138,15 @@ def loss_of(job, world, model, batch):
 
 def train(job, world):
     model = job.model().to(world.device)
-    whole = sharing_nothing(model)
+    parts = sharing_nothing(model)
     lower = MixedPrecisionPolicy()
     options: dict[str, Any] = {
         "mesh": init_device_mesh(world.device.partition(":")[0], (world.size,)),
         "mp_policy": lower,
         "reshard_after_forward": True,
     }
-    for unit in whole:
-        fully_shard(unit, **options)
+    for part in parts:
+        fully_shard(part, **options)
     fully_shard(model, **options)
     optimizer = job.optimizer.cls(model.parameters(), **job.optimizer.settings)  # after sharding: of the shards
     scheduler = job.scheduler.make(optimizer)
@@ -161,13 +161,17 @@ def train(job, world):
 
 
 def sharing_nothing(model: nn.Module) -> list[nn.Module]:
-    """The model's children whose parameters no other child holds: shared ones must stay in one unit, the root."""
-    owners: dict[int, set[nn.Module]] = {}
-    for child in model.children():
-        for parameter in child.parameters():
-            owners.setdefault(id(parameter), set()).add(child)
-    alone = [child for child in model.children() if all(len(owners[id(p)]) == 1 for p in child.parameters())]
-    return [child for child in alone if any(True for _ in child.parameters())]
+    """The model's parts whose parameters no other part holds: shared ones must stay in one unit, the root. A list of
+    layers is no part, because nobody calls it; its layers are."""
+    lists = (nn.ModuleList, nn.ModuleDict)
+    parts = [p for c in model.children() for p in (c.children() if isinstance(c, lists) else [c])]
+    held = Counter(id(parameter) for part in parts for parameter in part.parameters())
+    own = [
+        part
+        for part in parts
+        if any(True for _ in part.parameters()) and not isinstance(part, nn.ParameterList | nn.ParameterDict)
+    ]
+    return [part for part in own if all(held[id(parameter)] == 1 for parameter in part.parameters())]
 
 
 def main():

@@ -134,9 +134,6 @@ def loss_of(job, world, model, batch):
 # ---- the engine: samestep/engines/lightning.py ----
 
 
-PRECISION: dict[str, Any] = {"full": None, "bf16": "bf16-mixed", "fp16": "16-mixed"}
-
-
 def train(job, world):
     from lightning import LightningModule, Trainer
 
@@ -165,7 +162,7 @@ def train(job, world):
         devices=world.local_size,
         num_nodes=world.size // world.local_size,
         strategy="ddp",
-        precision=PRECISION["full"],
+        precision=None,
         max_epochs=1,  # of what batches(job, world) gives: all of them
         accumulate_grad_batches=1,
         gradient_clip_val=job.clip_norm,

@@ -228,7 +228,7 @@ class Comparison:
         ]
         if unresolved and not self.inexact:
             names = ", ".join(unresolved[:4]) + (" …" if len(unresolved) > 4 else "")
-            notes.append(f"moves too little for {facts['dtype']} to resolve: {names}")
+            notes.append(f"moves too little for {facts['rounds_to'] or facts['dtype']} to resolve: {names}")
         for training, step in self.reach.items():
             notes.append(
                 f"with {_OPTIMIZER[training]}, rounding alone moves the loss by more than 0.1 % from step {step} on: "

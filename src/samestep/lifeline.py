@@ -34,7 +34,7 @@ def _ended(pid: str | None) -> bool:
     if pid is None:
         return False
     try:
-        return psutil.Process(int(pid)).status() == psutil.STATUS_ZOMBIE
+        return bool(psutil.Process(int(pid)).status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return True
 

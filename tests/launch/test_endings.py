@@ -52,6 +52,31 @@ def assert_gone(pids: list[int], within_s: float = 8.0) -> None:
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_command_killed_while_its_ranks_still_import(launcher: str, tmp_path: Path) -> None:
+    """Before a rank can tie itself to its parent, that parent may have gone."""
+    command = [sys.executable, "-m", "samestep.cli", "run", "digits", "--nproc", "2", "--launcher", launcher]
+    parent = subprocess.Popen([*command, "--out", str(tmp_path / "out")], stderr=subprocess.DEVNULL)
+    pids: list[int] = []
+    try:
+        until = time.monotonic() + 60
+        while len(pids) < 3:  # the launcher and two ranks
+            assert time.monotonic() < until
+            tree = psutil.Process(parent.pid).children(recursive=True)
+            pids = [
+                p.pid for p in tree if "plan.json" in " ".join(p.cmdline()) or "spawn_main" in " ".join(p.cmdline())
+            ]
+            time.sleep(0.02)
+        parent.kill()
+        parent.wait()
+        assert_gone(pids, within_s=20)
+    finally:
+        parent.kill()
+        for pid in pids:
+            if psutil.pid_exists(pid):
+                os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_a_killed_rank(launcher: str, tmp_path: Path) -> None:
     with training("slow", tmp_path / "out", launcher) as (parent, pids):
         os.kill(int((tmp_path / "out" / "pid-rank1").read_text()), signal.SIGKILL)
