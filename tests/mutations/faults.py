@@ -61,10 +61,10 @@ FAULTS = (
     Fault(
         "one parameter left out of synchronisation",
         DDP,
-        "        model = DistributedDataParallel(",
+        "        model: Any = DistributedDataParallel(",
         "        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(\n"
         "            module, [list(dict(module.named_parameters()))[-1]])\n"
-        "        model = DistributedDataParallel(",
+        "        model: Any = DistributedDataParallel(",
         ("first gradient",),
         "left out of the reduction",
     ),
@@ -99,8 +99,8 @@ FAULTS = (
     Fault(
         "input normalised twice in the engine",
         DDP,
-        "                loss = run.loss(model, batch)\n",
-        "                batch.data[0].sub_(0.13).div_(0.31)\n                loss = run.loss(model, batch)\n",
+        "                loss = run.loss(trained, batch)\n",
+        "                batch.data[0].sub_(0.13).div_(0.31)\n                loss = run.loss(trained, batch)\n",
         ("tensors received",),
         "normalised",
         ("conv",),
@@ -158,10 +158,10 @@ FAULTS = (
         "clipping before the reduction",
         DDP,
         "            with nullcontext() if batch.completes_step else model.no_sync():\n"
-        "                loss = run.loss(model, batch)\n"
+        "                loss = run.loss(trained, batch)\n"
         "                loss.backward()\n" + COMPLETED,
         "            with model.no_sync():\n"
-        "                loss = run.loss(model, batch)\n"
+        "                loss = run.loss(trained, batch)\n"
         "                loss.backward()\n" + COMPLETED + "                if job.clip_norm is not None:\n"
         "                    clip_grad_norm_(model.parameters(), job.clip_norm)\n"
         "                for p in module.parameters():\n"

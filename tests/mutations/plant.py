@@ -103,7 +103,10 @@ def main() -> int:
                     seen = row["verdict"] in ("differs", "failed")
                     state = "named" if row["named"] else "MISNAMED" if seen else "MISSED"
                     print(f"{state:9} {size} ranks  {row['job']:12} {row['fault']}: {row.get('quantity')}", end="")
-                    print(f" {row.get('expected')}, found {row.get('found')}", flush=True)
+                    print(
+                        " {:.25}, found {:.25}".format(*(str(row.get(key)) for key in ("expected", "found"))),
+                        flush=True,
+                    )
                     if not row["explained"]:
                         print(f"          another cause: {row.get('cause') or row.get('reason')}", flush=True)
     caught = sum(row["verdict"] == "differs" for row in rows)
