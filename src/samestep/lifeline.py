@@ -12,6 +12,9 @@ import time
 import psutil
 
 COMMAND = "SAMESTEP_COMMAND"  # the environment's name for the pid of the command that started this tree
+LIBC = (
+    ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+)  # not in a fork, which could wait for a lock
 PR_SET_PDEATHSIG = 1  # from linux/prctl.h
 
 
@@ -21,8 +24,8 @@ def die_with_parent(_: object = None) -> None:
     The argument is ignored: DataLoader hands its worker's number to such a function.
     """
     parent = os.getppid()
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if LIBC is not None:
+        LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     else:
         threading.Thread(target=_watch, args=(parent,), daemon=True).start()
     if os.getppid() != parent or _ended(os.environ.get(COMMAND)):  # it ended before the two lines above

@@ -56,6 +56,11 @@ def test_ddp_is_bitwise_at_two_ranks(job: str, ranks: Callable[[int], Ranks], ju
     assert (verdict.verdict, verdict.bitwise) == ("same", True)
 
 
+def test_loader_processes_change_nothing(ranks: Callable[[int], Ranks], judge_rank: Ranks) -> None:
+    verdict = prove(judge_rank, ranks(2), "jobs:sentences", "ddp", {"workers": "1"})
+    assert (verdict.verdict, verdict.bitwise) == ("same", True)
+
+
 DRAWS = {
     "arch": st.sampled_from(["mlp", "deep", "conv", "batchnorm"]),
     "width": st.integers(1, 9),

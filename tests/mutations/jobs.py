@@ -173,9 +173,8 @@ def _counted(samples: list[dict[str, Tensor]]) -> dict[str, Tensor]:
     return _padded(samples) | {"count": counts}
 
 
-def sentences(rows: int = 45, global_batch: int = 10) -> Job:
-    """Sequences of unequal lengths in dicts, padded by a collate, masked at random, weighed by their tokens, fetched by
-    a loader process."""
+def sentences(rows: int = 45, global_batch: int = 10, workers: int = 0) -> Job:
+    """Sequences of unequal lengths in dicts, padded by a collate, masked at random, weighed by their tokens."""
 
     def model() -> nn.Module:
         torch.manual_seed(9)
@@ -196,5 +195,5 @@ def sentences(rows: int = 45, global_batch: int = 10) -> Job:
         evaluation_weight=lambda index: float(evaluation.lengths[index]),
         global_batch=global_batch,
         epochs=2,
-        workers=1,
+        workers=workers,
     )
