@@ -15,7 +15,7 @@ import pytest
 
 from mutations.faults import DDP, Fault
 from mutations.plant import patched
-from ranks import Ranks, proof_plan, prove, reference_plan
+from ranks import Ranks, engine_facts, proof_plan, prove, reference_plan
 from samestep.record import Record
 from samestep.trace import Expectation
 from samestep.verify import judge
@@ -131,6 +131,17 @@ def test_a_lossy_engine_is_approximate_within_its_rounding(
     assert found.numerics is not None
     assert found.numerics["distance"] > 0
     assert (found.first_divergence is None) == (verdict == "approximate")
+
+
+def test_numerics_that_skip_every_step_prove_nothing(ranks: Callable[[int], Ranks], judge_rank: Ranks) -> None:
+    facts = engine_facts("amp", 2, {"precision": "fp16"})
+    reference = judge_rank.work(reference_plan("jobs:conv", 2, None, facts))
+    loop, numerics = Expectation(reference, 0), Expectation(reference, 1)
+    record = Tampered(ranks(2).work(proof_plan(loop, "jobs:conv", "amp", 2, None, facts)))
+    assert judge(loop, record, numerics).verdict == "approximate"
+    for rank in record.ranks:
+        rank["trainings"]["numerics of sgd"]["skipped_steps"] = 8
+    assert judge(loop, record, numerics).verdict == "refused"
 
 
 def test_a_tensor_whose_bound_says_nothing_is_named(ranks: Callable[[int], Ranks], judge_rank: Ranks) -> None:
