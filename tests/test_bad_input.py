@@ -13,10 +13,10 @@ import pytest
 JOBS = Path(__file__).parent / "launch" / "jobs.py"
 
 
-def samestep(*arguments: str, out: Path | None = None) -> subprocess.CompletedProcess[str]:
+def samestep(*arguments: str, out: Path | None = None, timeout: float = 180) -> subprocess.CompletedProcess[str]:
     place = ["--out", str(out)] if out else []
     command = [sys.executable, "-m", "samestep.cli", *arguments, *place]
-    return subprocess.run(command, capture_output=True, text=True, timeout=180, env=os.environ | {"COLUMNS": "200"})
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=os.environ | {"COLUMNS": "200"})
 
 
 CASES = {

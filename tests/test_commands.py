@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from samestep import engine as engines
 from test_bad_input import JOBS, samestep
 
 ROW = {
@@ -36,7 +38,7 @@ def test_engines() -> None:
 
 
 def test_verify(tmp_path: Path) -> None:
-    arguments = ["verify", "digits", "--engines", "all", "--nproc", "2", "--device", "cpu"]
+    arguments = ["verify", "digits", "--engines", "single,ddp,dataparallel", "--nproc", "2", "--device", "cpu"]
     done = samestep(*arguments, "--json", out=tmp_path / "out")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
@@ -50,6 +52,18 @@ def test_verify(tmp_path: Path) -> None:
     assert not alike["same"]
     assert "BatchNorm (1)" in alike["reason"]
     assert "dropout (7)" in alike["reason"]
+
+
+def test_verify_every_engine(tmp_path: Path) -> None:
+    """None is silently absent: each is the same, approximate by design, or says why it cannot run here."""
+    arguments = ["verify", "digits", "--engines", "all", "--nproc", "2", "--device", "cpu", "--json"]
+    done = samestep(*arguments, out=tmp_path / "out", timeout=600)
+    assert done.returncode == 0, done.stderr
+    verdicts = {row["engine"]: row["verdict"] for row in json.loads(done.stdout)["engines"]}
+    expected = {name: "same" for name in engines.names()} | {"amp": "approximate", "dataparallel": "unavailable"}
+    missing = {name for name, verdict in verdicts.items() if verdict == "unavailable"} - {"dataparallel"}
+    assert not missing or "CI" not in os.environ
+    assert {**verdicts, **dict.fromkeys(missing, "same")} == expected
 
 
 def test_verify_says_when_n_ranks_are_plain_training(tmp_path: Path) -> None:

@@ -85,7 +85,6 @@ def train(
         scheduler = job.lr_scheduler(optimizer)
         run.begin(module, optimizer)
         for batch in run.batches():
-            # Gradients travel once a step: with its last micro-batch.
             with nullcontext() if batch.completes_step else model.no_sync():
                 loss = run.loss(trained, batch)
                 loss.backward()
