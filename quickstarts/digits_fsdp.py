@@ -139,12 +139,8 @@ def loss_of(job, world, model, batch):
 def train(job, world):
     model = job.model().to(world.device)
     parts = sharing_nothing(model)
-    lower = MixedPrecisionPolicy()
-    options: dict[str, Any] = {
-        "mesh": init_device_mesh(world.device.partition(":")[0], (world.size,)),
-        "mp_policy": lower,
-        "reshard_after_forward": True,
-    }
+    mesh, lower = init_device_mesh(world.device.partition(":")[0], (world.size,)), MixedPrecisionPolicy()
+    options: dict[str, Any] = {"mesh": mesh, "mp_policy": lower, "reshard_after_forward": True}
     for part in parts:
         fully_shard(part, **options)
     fully_shard(model, **options)

@@ -61,17 +61,12 @@ def train(
         parts = sharing_nothing(model)
         if checkpoint:  # but no unit with BatchNorm: computed twice, it would count every batch twice
             apply_activation_checkpointing(model, check_fn=lambda part: part in parts and not batch_norms(part))
-        lower = MixedPrecisionPolicy()
+        mesh, lower = init_device_mesh(world.device.partition(":")[0], (world.size,)), MixedPrecisionPolicy()
         if precision != "full":
             lower = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
-        options: dict[str, Any] = {
-            "mesh": init_device_mesh(world.device.partition(":")[0], (world.size,)),
-            "mp_policy": lower,
-            "reshard_after_forward": reshard,
-        }
-        if precision != "full":  # BatchNorm's statistics stay float32, and so must its weights
-            for norm in batch_norms(model):
-                fully_shard(norm, mesh=options["mesh"])
+            for norm in batch_norms(model):  # their statistics stay float32, and so must their weights
+                fully_shard(norm, mesh=mesh)
+        options: dict[str, Any] = {"mesh": mesh, "mp_policy": lower, "reshard_after_forward": reshard}
         for part in parts if units == "children" else []:
             if precision == "full" or part not in batch_norms(model):
                 fully_shard(part, **options)
