@@ -15,9 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from samestep import launch
 from samestep.launch import start
-from samestep.record import write_json
 
 JOBS = Path(__file__).parent / "jobs.py"
 LAUNCHERS = ["torchrun", "spawn"]
@@ -152,11 +150,9 @@ def test_healthy_launches_end_well_every_time(tmp_path: Path) -> None:
     for number in range(50):
         folder = tmp_path / str(number)
         folder.mkdir()
-        path = folder / "plan.json"
-        plan = {"job": f"{JOBS}:quick", "settings": {}, "engine": "ddp", "out": str(folder), "started_at": time.time()}
-        write_json(path, plan | {"trainings": [{"kind": "measure", "name": "measure", "steps": 3}]})
-        planned = launch.load("spawn").plan(("-m", "samestep.worker", str(path)), launch.Shape(2, str(folder)))
-        record = start.run(planned, folder, 2, deadline_s=60)
+        asked = {"job": f"{JOBS}:quick", "settings": {}, "engine": "ddp", "engine_settings": {}}
+        asked["trainings"] = [{"kind": "measure", "as": "measure", "steps": 3}]
+        record = start.work(asked, "spawn", 2, ["cpu"], folder, deadline_s=60)
         assert record.complete(2)
         assert "terminate" not in (folder / "log.txt").read_text()
         assert json.loads((folder / "rank1.json").read_text())["rank"] == 1
