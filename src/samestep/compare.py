@@ -13,10 +13,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from samestep import __version__, proof_plan
+from samestep import __version__, follow, proof_plan
 from samestep.errors import Refused, TrainingFailed, UserError
-from samestep.launch import start
+from samestep.launch import Machines
 from samestep.measurement import measurement, without_measurement
+from samestep.processes import ports, start
 from samestep.proof_plan import loop_layout, numerics_layout, plain_layout
 from samestep.record import Record
 from samestep.study import Row, Study, check_devices, rows_of
@@ -29,7 +30,7 @@ Tell = Callable[[str, int, int], None]  # (what runs, launches done, launches in
 def conduct(study: Study, found: Mapping[str, Any], folder: Path, tell: Tell) -> dict[str, Any]:
     """Runs the study, its launches' records under `folder`. Returns its results, described in docs/results.md."""
     check_devices(study.nproc, found, study.engines)
-    start.check_port(study.port)
+    ports.check(study.machines)
     rows = rows_of(study, found)
     planned = [row for row in rows if row.open]
     total = 1 + len(planned) * max(1, study.rounds)
@@ -69,8 +70,8 @@ def _reference(
         row.loop_number = layouts.index(loop_layout(row.facts))
         inexact = numerics_layout(row.facts)
         row.numerics_number = layouts.index(inexact) if inexact else None
-    plan = {"layouts": layouts, "steps": study.steps, "replicas": study.nproc}
-    return _start(study, "process", 1, found["devices"], folder / "reference", plan, phases, "--reference")
+    plan = {"layouts": layouts, "steps": study.steps, "replicas": study.size}
+    return _start(study, folder, "process", 1, found["devices"], folder / "reference", plan, phases, "--reference")
 
 
 def _launch(
@@ -83,12 +84,12 @@ def _launch(
     loop = Expectation(reference, row.loop_number)
     numerics = None if row.numerics_number is None else Expectation(reference, row.numerics_number)
     if number == 0:
-        trainings += proof_plan.trainings(row.facts, loop, study.steps, study.nproc)
+        trainings += proof_plan.trainings(row.facts, loop, study.steps, study.size)
     plan = {"engine": row.engine, "engine_settings": row.facts["settings"], "trainings": trainings}
     devices = row.facts["devices"]
     where = folder / "launches" / f"{row.name}-{number}"
     try:
-        record = _start(study, row.launcher, row.facts["processes"], devices, where, plan, phases)
+        record = _start(study, folder, row.launcher, row.facts["processes"], devices, where, plan, phases)
     except Refused as error:
         row.verdict = Verdict("refused", reason=str(error))
     except (UserError, TrainingFailed) as error:
@@ -101,6 +102,7 @@ def _launch(
 
 def _start(
     study: Study,
+    root: Path,
     launcher: str,
     size: int,
     devices: list[str],
@@ -114,17 +116,19 @@ def _start(
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     asked = {"job": study.job, "settings": dict(study.settings), **plan}
-    return start.work(
-        asked,
-        launcher,
-        size,
-        devices,
-        folder,
-        flags=flags,
-        port=study.port,
-        deadline_s=study.deadline_s,
-        watch=lambda told: phases(told["phase"]),
-    )
+    machines = Machines() if launcher == "process" else study.machines  # one process is one machine's
+    nproc = size // machines.nnodes
+    planned = start.planned(asked, launcher, nproc, devices, folder, machines, flags)
+    if machines.nnodes > 1 and not machines.reached:
+        join = {"launcher": launcher, "nproc": nproc, "size": size, "devices": devices}
+        follow.tell(root, launch=join | {"folder": str(folder.relative_to(root)), "id": f"{folder.name} {time.time()}"})
+
+    def watch(told: Mapping[str, Any]) -> None:
+        phases(told["phase"])
+        if study.machines.nnodes > 1:
+            follow.tell(root)
+
+    return start.run(planned, folder, size, deadline_s=study.deadline_s, watch=watch, machines=machines)
 
 
 def _question(study: Study, found: Mapping[str, Any]) -> dict[str, Any]:
@@ -135,7 +139,7 @@ def _question(study: Study, found: Mapping[str, Any]) -> dict[str, Any]:
         "samestep": __version__,
         "job": study.job,
         "settings": dict(study.settings),
-        "world_size": study.nproc,
+        "world_size": study.size,
         "global_batch": job["global_batch"],
         "rows": job["rows"],
         "device": found["devices"][0],

@@ -15,6 +15,14 @@ class NotFinite(UserError):
     """A loss that is infinite or no number."""
 
 
+class LostPeer(Exception):
+    """Another rank has gone. The sentence names it and its machine; `ranks` are the lost ones."""
+
+    def __init__(self, sentence: str, ranks: list[int]) -> None:
+        super().__init__(sentence)
+        self.ranks = ranks
+
+
 class TrainingFailed(Exception):
     """A worker died or raised. The command prints the sentence and exits with 1."""
 

@@ -16,15 +16,21 @@ from samestep.record import write_json
 
 IDENTITY = "study.json"
 LOCK = ".lock"
+OURS = re.compile(r"\.lock|rank-\d+|machine-.+|first-machine\.json")  # what other ranks and machines may leave first
 
 
-def prepare(out: Path | None, job: str, identity: Mapping[str, Any]) -> Path:
+def prepare(out: Path | None, job: str, identity: Mapping[str, Any], name: str = "", *, writes: bool = True) -> Path:
     """The folder to write in: `out`, or a dated one under runs/. `identity` is what a resumed study must share.
+
+    name: used in place of the date, where several processes must find the same folder. writes: whether this command
+    leaves the results there; only one may.
 
     Raises UserError when it cannot be written to, or holds the results of another question.
     """
     stem = re.sub(r"[^\w.-]+", "-", Path(job.partition(":")[0]).stem)
-    folder = out or Path("runs") / f"{datetime.now():%Y-%m-%d-%H%M%S}-{stem}-{os.getpid()}"
+    folder = out or Path("runs") / (
+        f"{stem}-{name}" if name else f"{datetime.now():%Y-%m-%d-%H%M%S}-{stem}-{os.getpid()}"
+    )
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / f".writable-{os.getpid()}"
@@ -32,6 +38,8 @@ def prepare(out: Path | None, job: str, identity: Mapping[str, Any]) -> Path:
         probe.unlink()
     except OSError as error:
         raise UserError(f"the folder {folder} is not writable ({error.strerror}); give another with --out") from None
+    if not writes:
+        return folder.resolve()
     mine, path = json.loads(json.dumps(identity)), folder / IDENTITY
     if path.exists():
         theirs = json.loads(path.read_text())
@@ -42,7 +50,7 @@ def prepare(out: Path | None, job: str, identity: Mapping[str, Any]) -> Path:
                 f"{folder} holds other results: {key} was {theirs.get(key)!r} there and is {mine[key]!r} now; "
                 "give another folder with --out"
             )
-    elif any(entry.name != LOCK for entry in folder.iterdir()):
+    elif any(not OURS.fullmatch(entry.name) for entry in folder.iterdir()):
         raise UserError(f"the folder {folder} holds files that are not samestep's; give an empty or new one with --out")
     _lock(folder)
     write_json(path, mine)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from samestep.errors import TrainingFailed, UserError
-from samestep.lifeline import COMMAND, die_with_parent
+from samestep.lifeline import COMMAND, die_with_parent, this_command
 
 
 def ask(
@@ -21,6 +21,7 @@ def ask(
     *,
     device: str = "auto",
     replicas: int | None = None,
+    machines: int = 1,
     steps: int = 8,
     deadline_s: float | None = None,
     engines: Sequence[str] = (),
@@ -28,8 +29,8 @@ def ask(
 ) -> dict[str, Any]:
     """{devices, machine, replicas, engines, job}. Raises UserError with the worker's sentence about what is wrong.
 
-    replicas: how many an engine would lay out; None: one for each GPU, or 2 on a CPU. steps: of the proof, whose
-    subset is inspected too. deadline_s: after it, the question is given up.
+    replicas: how many an engine would lay out on each of `machines`; None: one for each GPU, or 2 on a CPU.
+    steps: of the proof, whose subset is inspected too. deadline_s: after it, the question is given up.
     engines: those asked for, all where none; engine_settings: texts of --set-engine, checked against them.
     """
     query = {
@@ -37,6 +38,7 @@ def ask(
         "settings": dict(settings or {}),
         "device": device,
         "replicas": replicas,
+        "machines": machines,
         "steps": steps,
         "engines": list(engines),
         "engine_settings": dict(engine_settings or {}),
@@ -63,7 +65,7 @@ def _answer(flag: str, query: Mapping[str, Any], subject: str, deadline_s: float
                 capture_output=True,
                 text=True,
                 timeout=deadline_s,
-                env=os.environ | {"OMP_NUM_THREADS": "1", COMMAND: str(os.getpid())},
+                env=os.environ | {"OMP_NUM_THREADS": "1", COMMAND: this_command()},
                 preexec_fn=die_with_parent if sys.platform != "win32" else None,
             )
         except subprocess.TimeoutExpired:

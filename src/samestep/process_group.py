@@ -6,21 +6,29 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from urllib.parse import urlsplit
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import FileStore
+from torch._C._distributed_c10d import FileStore, PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
 
+from samestep import network
+from samestep.errors import LostPeer, UserError
+from samestep.rollcall import LOST, RollCall, names
 from samestep.world import World
 
-TIMEOUT_S = 120  # a rank that waits so long in a collective gives up; the launcher then ends the others
+TIMEOUT_S = 120.0  # a rank that waits so long in a collective gives up; --timeout says otherwise
+MEETING = "SAMESTEP_INIT_METHOD"  # the environment's name for where the ranks meet; torchrun's own address where none
+
+_meeting: list[Store] = []  # of the open group; what graceful stops agree in
 
 
 @contextmanager
 def process_group(world: World) -> Iterator[None]:
     """Joins the group of `world`; inside another such block it joins nothing and closes nothing.
 
-    The rendezvous is torchrun's environment, or the address in SAMESTEP_INIT_METHOD.
+    Raises UserError when not all ranks come, LostPeer when one goes while the block runs.
     """
     if dist.is_initialized():
         yield
@@ -29,16 +37,71 @@ def process_group(world: World) -> Iterator[None]:
     if world.device != "cpu":
         device = torch.device(world.device)
         torch.cuda.set_device(device)
-    meeting = os.environ.get("SAMESTEP_INIT_METHOD", "env://")
-    file = meeting.removeprefix("file://")  # a store, not a URL: a folder's name may hold what a URL must not
-    dist.init_process_group(
-        world.backend,
-        init_method=None if file != meeting else meeting,
-        store=FileStore(file, world.size) if file != meeting else None,
-        rank=world.rank,
-        world_size=world.size,
-        timeout=timedelta(seconds=TIMEOUT_S),
-        device_id=device,
-    )
-    yield  # no `finally`: after an error the others may never answer, and destroying the group could wait for them
+    meeting = os.environ.get(MEETING, "env://")
+    host = urlsplit(meeting).hostname or os.environ.get("MASTER_ADDR", "127.0.0.1")
+    said = network.choose(os.environ, host if world.local_size < world.size else "127.0.0.1")
+    if said:
+        print(f"samestep: {said}", flush=True)
+    timeout = timedelta(seconds=float(os.environ.get("SAMESTEP_TIMEOUT_S", TIMEOUT_S)))
+    roll: RollCall | None = None
+    try:
+        store = _store(meeting, world, timeout)
+        store.set_timeout(timeout)
+        roll = RollCall(store, world, os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+        group = PrefixStore("group", store)
+        dist.init_process_group(
+            world.backend, store=group, rank=world.rank, world_size=world.size, timeout=timeout, device_id=device
+        )
+        roll.read()
+    except (dist.DistError, RuntimeError, TimeoutError) as error:
+        raise _not_met(meeting, roll, timeout, error) from error
+    _meeting.append(store)
+    try:
+        yield
+    except LostPeer:
+        raise
+    except Exception as error:
+        if world.size > 1 and LOST.search(str(error)):
+            raise roll.lost(error) from error
+        roll.failed(f"{type(error).__name__}: {error}".splitlines()[0])
+        raise
+    _meeting.clear()
+    # No `finally`: after an error the others may never answer, and destroying the group could wait for them.
     dist.destroy_process_group()
+
+
+def meeting_store() -> Store | None:
+    """The store of the open group; None where this process is alone."""
+    return PrefixStore(f"stop/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", _meeting[0]) if _meeting else None
+
+
+def _store(meeting: str, world: World, timeout: timedelta) -> Store:
+    file = meeting.removeprefix("file://")  # a store, not a URL: a folder's name may hold what a URL must not
+    if file != meeting:
+        return FileStore(file, world.size)
+    store: Store = next(iter(rendezvous(meeting, world.rank, world.size, timeout=timeout)))[0]
+    return store
+
+
+def _not_met(meeting: str, roll: RollCall | None, timeout: timedelta, error: Exception) -> Exception:
+    """What to tell a user whose ranks did not all come to the meeting."""
+    at = meeting
+    if meeting == "env://":
+        at = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+    seconds = timeout.total_seconds()
+    if roll is None:
+        said = str(error).splitlines()[0][:200]
+        return UserError(
+            f"{at}, where the ranks meet, cannot be reached within {seconds:.0f} s ({said}); see that rank 0 runs "
+            "there, that the name is right and that the port is open between the machines"
+        )
+    try:
+        absent = roll.missing()
+    except Exception:
+        return roll.lost(error)
+    if not absent:
+        return roll.lost(error)
+    return UserError(
+        f"{names(absent)} of {roll.world.size} did not come to {at} within {seconds:.0f} s; start every machine with "
+        "the same line, and see that the machines can reach one another"
+    )

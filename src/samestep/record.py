@@ -31,6 +31,11 @@ def write_json(path: Path, value: Any) -> None:
     _replace(path, json.dumps(value).encode())
 
 
+def replace_text(path: Path, text: str) -> None:
+    """Writes `text` to `path`, whole or not at all."""
+    _replace(path, text.encode())
+
+
 def write_arrays(path: Path, arrays: Arrays) -> None:
     """Writes named arrays to `path` (.npz), whole or not at all."""
     import io
@@ -99,7 +104,7 @@ class Record:
         The others' errors mostly say that the first rank has left.
         """
         errors = [json.loads(file.read_text()) for file in self.folder.glob("error-rank*.json")]
-        return min(errors, key=lambda e: e["time"], default=None)
+        return min(errors, key=lambda e: (e["lost_peer"], e["time"]), default=None)
 
     def training(self, name: str) -> list[dict[str, Any]]:
         """What each rank observed in one training."""

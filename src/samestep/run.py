@@ -17,6 +17,7 @@ from samestep.data.schedule import key, schedule_of
 from samestep.errors import Refused, not_a_scalar
 from samestep.job import Batch, Job
 from samestep.meter import Meter
+from samestep.stopping import Stop
 from samestep.world import World
 
 Progress = Callable[[int, float], None]  # (steps done, a recent loss)
@@ -26,11 +27,18 @@ class Run:
     """One training of `job` on this rank, `steps` optimizer steps long.
 
     observe: also note what only the proof needs (digests, learning rates, optimizer steps); never while measuring.
-    progress: called at most twice a second with the steps done and a loss.
+    progress: called at most twice a second with the steps done and a loss. stop: what may end it early.
     """
 
     def __init__(
-        self, job: Job, world: World, steps: int, *, observe: bool = False, progress: Progress | None = None
+        self,
+        job: Job,
+        world: World,
+        steps: int,
+        *,
+        observe: bool = False,
+        progress: Progress | None = None,
+        stop: Stop | None = None,
     ) -> None:
         self.job, self.world, self.steps = job, world, steps
         self.schedule = schedule_of(job, world.size)
@@ -43,6 +51,7 @@ class Run:
         self._rates: list[list[float]] = []
         self._depth, self._stepping = 0, set[int]()
         self._progress = progress
+        self._stop = stop
         self._told_at = time.monotonic()
         self._done = self._skipped = 0
         self._streams = [_stream(device) for device in world.devices]
@@ -81,7 +90,7 @@ class Run:
             asked = time.perf_counter()
             batch = next(ahead, None)
             self.meter.waited(time.perf_counter() - asked)
-            if batch is None:
+            if batch is None or (self._stop and batch.part.micro == 0 and self._stop.ends_before(batch.part.step)):
                 return
             yield batch
 

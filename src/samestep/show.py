@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +13,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
+
+from samestep.processes.lines import Lines, name
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -54,17 +58,46 @@ class Launches(_Live):
 
 
 class Training(_Live):
-    """Progress of a training, by steps."""
+    """Progress of a training, by steps, and what its ranks print: equal lines of many ranks once."""
 
-    def __init__(self, title: str) -> None:
+    COLORS = ("cyan", "magenta", "green", "yellow", "blue", "red")
+
+    def __init__(self, title: str, folder: Path) -> None:
         super().__init__(MofNCompleteColumn(), TextColumn("steps  loss {task.fields[loss]}"))
         self.title = title
+        self.lines = Lines(folder, self._line)
+        self.phase = ""
         self.progress.update(self.task, loss="")
 
     def tell(self, told: Mapping[str, Any]) -> None:
-        self.progress.update(self.task, description=f"{self.title}: {told['phase']}")
+        self.lines.look()
+        if told["phase"] != self.phase:
+            self.phase = told["phase"]
+            self.progress.console.print(
+                f"samestep: {self.title}: {PHASES.get(self.phase, self.phase)}", highlight=False
+            )
+        self.progress.update(self.task, description=f"{self.title}: {self.phase}")
         if "steps" in told:
             self.progress.update(self.task, completed=told["done"], total=told["steps"], loss=f"{told['loss']:.4f}")
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:  # after a failure its one sentence says where the logs are
+            self.lines.look(last=True)
+        super().__exit__(kind, error, trace)
+
+    def _line(self, ranks: list[int], text: str) -> None:
+        prefix = Text(f"[{name(ranks)}] ", style=self.COLORS[ranks[0] % len(self.COLORS)])
+        self.progress.console.print(prefix + Text(text), soft_wrap=True)
+
+
+PHASES = {"starting": "starting the ranks", "train": "training", "evaluate": "evaluation"}
+
+
+def say(sentence: str) -> None:
+    """One sentence of ours, on stderr."""
+    print(f"samestep: {sentence}", file=sys.stderr)
 
 
 def _console() -> Console:
@@ -86,6 +119,10 @@ def studied(results: dict[str, Any]) -> None:
 
 def trained(results: Mapping[str, Any]) -> None:
     """What a training came to."""
+    if results["steps"] < results["asked_steps"]:
+        print(
+            f"stopped after step {results['steps']} of {results['asked_steps']}, as asked; the weights are that step's"
+        )
     print(
         f"{results['engine']} on {results['world_size']} ranks: {results['steps']} steps "
         f"in {results['seconds']:.1f} s, final loss {results['final_loss']:.4f}"

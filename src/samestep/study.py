@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from samestep import launch
 from samestep.errors import UserError, nearest
+from samestep.launch import Machines
 from samestep.record import Record
 from samestep.verify import Verdict
 
@@ -16,7 +18,8 @@ from samestep.verify import Verdict
 class Study:
     """What to ask. rounds: launches of each engine that are measured; 0 only proves.
 
-    steps: optimizer steps of each training of the proof. warmup_steps are run before measured_steps and left out.
+    nproc: ranks on each machine. steps: optimizer steps of each training of the proof. warmup_steps are run before
+    measured_steps and left out.
     """
 
     job: str
@@ -26,12 +29,17 @@ class Study:
     launchers: tuple[str, ...] = ()  # none: each engine's first; 'all': all of them
     engine_settings: Mapping[str, str] = field(default_factory=dict)
     device: str = "auto"
-    port: int = 0
+    machines: Machines = Machines()  # noqa: RUF009 - frozen
     steps: int = 8
     rounds: int = 0
     warmup_steps: int = 20
     measured_steps: int = 100
     deadline_s: float | None = None
+
+    @property
+    def size(self) -> int:
+        """Ranks in all."""
+        return self.nproc * self.machines.nnodes
 
 
 @dataclass
@@ -73,7 +81,8 @@ def rows_of(study: Study, found: Mapping[str, Any]) -> list[Row]:
     rows = []
     for name in dict.fromkeys(chosen):
         for launcher in _launchers(study, known[name]):
-            rows.append(Row(name, launcher, known[name], _verdict_before(known[name], found["job"])))
+            verdict = _verdict_before(known[name], found["job"], launcher, study.machines)
+            rows.append(Row(name, launcher, known[name], verdict))
     started = {row.launcher for row in rows}
     if study.engines and study.launchers and "all" not in study.launchers and not started & {*study.launchers, "-"}:
         starts = "; ".join(f"{name} starts as {' or '.join(known[name]['launchers'])}" for name in study.engines)
@@ -90,9 +99,13 @@ def _launchers(study: Study, facts: Mapping[str, Any]) -> list[str]:
     return [name for name in able if name in study.launchers] or able[:1]
 
 
-def _verdict_before(facts: Mapping[str, Any], job: Mapping[str, Any]) -> Verdict:
-    if not facts["available"]:
-        return Verdict("unavailable", reason=facts["reason"])
+def _verdict_before(
+    facts: Mapping[str, Any], job: Mapping[str, Any], launcher: str, machines: launch.Machines
+) -> Verdict:
+    absent = None if facts["available"] else facts["reason"]
+    absent = absent or launch.missing(launcher, machines, os.environ)
+    if absent:
+        return Verdict("unavailable", reason=absent)
     refused = refusal(facts, job)
     return Verdict("refused", reason=refused) if refused else Verdict("")
 

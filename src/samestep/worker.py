@@ -17,6 +17,7 @@ import json
 import os
 import re
 import signal
+import socket
 import sys
 import time
 import traceback
@@ -33,22 +34,21 @@ from samestep import engine as engines
 from samestep import inspection, machine
 from samestep.data.schedule import schedule_of
 from samestep.eject import eject
-from samestep.errors import Refused, UserError
+from samestep.errors import LostPeer, Refused, UserError
 from samestep.evaluate import evaluate, plain_model
 from samestep.job import Job
 from samestep.lifeline import die_with_parent
 from samestep.loading import build
-from samestep.process_group import process_group
+from samestep.process_group import meeting_store, process_group
 from samestep.proof import Training, proof_job, steps_of
-from samestep.record import SCHEMA, tell, write_json, write_state
+from samestep.record import SCHEMA, replace_text, tell, write_json, write_state
 from samestep.referee import play_reference
+from samestep.rollcall import LOST, hostname
 from samestep.run import Run
-from samestep.world import World
+from samestep.stopping import Stop
+from samestep.world import STARTED_BY, World, places
 
 Plan = dict[str, Any]
-
-# What gloo and NCCL say when another rank has left: never the first cause.
-LOST_PEER = re.compile(r"[Cc]onnection (closed|reset|refused)|[Bb]roken pipe|remote process (exited|has terminated)")
 
 
 def work(plan: Plan, world: World) -> dict[str, Any]:
@@ -90,25 +90,31 @@ def prove(plan: Plan, step: Plan, job: Job, engine: engines.Engine, world: World
 
 
 def train(plan: Plan, step: Plan, job: Job, engine: engines.Engine, world: World) -> dict[str, Any]:
-    """The whole job, for the user: progress, a final evaluation, and weights.safetensors from rank 0."""
+    """The whole job, for the user: progress, a final evaluation, and weights.safetensors from rank 0.
+
+    A stop that somebody asks for ends it after a step; then too, there are weights and an evaluation.
+    """
     steps = job.epochs * schedule_of(job, 1).steps_per_epoch
     folder = Path(plan["out"])
+    stop = Stop(world, meeting_store())
 
     def progress(done: int, loss: float) -> None:
         tell(world.rank, folder, "train", done=done, steps=steps, loss=loss)
 
-    run = Run(job, world, steps, progress=progress if world.rank == 0 else None)
+    run = Run(job, world, steps, progress=progress if world.rank == 0 else None, stop=stop)
     state = _train(engine, job, world, run, plan["engine_settings"])
     seen = run.observations()
     if world.rank == 0:
         from safetensors.torch import save_file
 
-        beside = folder / ".weights.safetensors"
+        weights = Path(plan["weights"])
+        beside = weights.with_name(f".{weights.name}")
         # Cloned, because the format takes no two names for one memory (tied weights).
         save_file({name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.items()}, beside)
-        os.replace(beside, folder / "weights.safetensors")
+        os.replace(beside, weights)
     tell(world.rank, folder, "evaluate")
-    return seen | _evaluated(job, state, world) | {"peak_memory_bytes": machine.peak_memory_bytes(world.device)}
+    facts = {"peak_memory_bytes": machine.peak_memory_bytes(world.device), "asked_steps": steps}
+    return seen | _evaluated(job, state, world) | facts
 
 
 def _train(engine: engines.Engine, job: Job, world: World, run: Run, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -152,33 +158,48 @@ def rank_main(path: str, do: Callable[[Plan, World], dict[str, Any]]) -> None:
     die_with_parent()
     plan: Plan = json.loads(Path(path).read_text())
     folder = Path(plan["out"])
-    rank = os.environ.get("RANK", os.environ.get("HOROVOD_RANK", "0"))
-    (folder / f"pid-rank{rank}").write_text(str(os.getpid()))
-    if hasattr(signal, "SIGUSR1"):  # whoever waits in vain for this rank can ask where it stands
-        stacks = open(folder / f"stack-rank{rank}.txt", "w")  # noqa: SIM115 - open as long as the process lives
-        faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
+    rank = places(os.environ)[0]
+    _settle_in(folder, rank)
     torch.set_num_threads(1)
     code = 0
     try:
         world = World.from_env(os.environ)
         record = {"schema": SCHEMA, "rank": world.rank, "world": asdict(world), "threads": torch.get_num_threads()}
-        record |= {"started_at": plan["started_at"], "machine": machine.facts(world.device)} | do(plan, world)
+        facts = {"host": hostname(), "interface": os.environ.get("GLOO_SOCKET_IFNAME")} | machine.facts(world.device)
+        record |= {"started_at": plan["started_at"], "machine": facts} | do(plan, world)
         close(plan)
         write_json(folder / f"rank{rank}.json", record)
     except BaseException as error:
         code = 2 if isinstance(error, UserError) else 1
         kind = "refused" if isinstance(error, Refused) else "user" if code == 2 else "crash"
         text = str(error).strip()
-        message = text if code == 2 else f"{type(error).__name__}: {text.splitlines()[0] if text else ''}"
+        told = isinstance(error, (UserError, LostPeer))
+        message = text if told else f"{type(error).__name__}: {text.splitlines()[0] if text else ''}"
         write_json(
             folder / f"error-rank{rank}.json",
-            {"rank": int(rank), "kind": kind, "message": message, "time": time.time()}
-            | {"traceback": traceback.format_exc(), "lost_peer": bool(LOST_PEER.search(text))},
+            {"rank": rank, "kind": kind, "message": message, "time": time.time(), "traceback": traceback.format_exc()}
+            | {"lost_peer": isinstance(error, LostPeer) or bool(LOST.search(text))},
         )
         traceback.print_exc()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def _settle_in(folder: Path, rank: int) -> None:
+    """This rank's own files: its log, which takes all that it prints, its pid, and its stack when somebody asks."""
+    for left in (folder / f"rank{rank}.json", folder / f"error-rank{rank}.json"):  # of an attempt before a restart
+        left.unlink(missing_ok=True)
+    log = os.open(folder / f"rank{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    if rank == 0 and os.environ.get(STARTED_BY) == "srun":
+        (folder / "slurm-step").write_text(f"{os.environ['SLURM_JOB_ID']}.{os.environ['SLURM_STEP_ID']}")
+    replace_text(folder / f"pid-rank{rank}", f"{os.getpid()}@{socket.gethostname()}")
+    if hasattr(signal, "SIGUSR1"):  # whoever waits in vain for this rank can ask where it stands
+        stacks = open(folder / f"stack-rank{rank}.txt", "w")  # noqa: SIM115 - open as long as the process lives
+        faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
+        faulthandler.enable(stacks)
 
 
 def _spawned(local_rank: int, size: int, path: str) -> None:
@@ -187,6 +208,7 @@ def _spawned(local_rank: int, size: int, path: str) -> None:
         "LOCAL_RANK": str(local_rank),
         "WORLD_SIZE": str(size),
         "LOCAL_WORLD_SIZE": str(size),
+        STARTED_BY: "torchrun",
     }
     rank_main(path, work)
 
@@ -211,6 +233,7 @@ def inspect_main(path: str) -> None:
     try:
         devices = inspection.find_devices(query["device"])
         replicas = query["replicas"] or (2 if devices[0] == "cpu" else len(devices))
+        replicas *= query["machines"]
         answer |= {
             "devices": devices,
             "machine": machine.facts(devices[0]),

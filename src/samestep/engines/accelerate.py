@@ -18,7 +18,7 @@ from samestep.world import World
 
 PURPOSE = "Hugging Face's wrapper, your own loop"
 NEEDS = ("accelerate",)
-LAUNCHERS = ("torchrun", "spawn")
+LAUNCHERS = ("torchrun", "spawn", "srun", "mpirun")
 
 
 def missing(devices: tuple[str, ...]) -> str | None:

@@ -28,7 +28,7 @@ from samestep.world import World
 
 PURPOSE = "data parallel, one process per device"
 NEEDS: tuple[str, ...] = ()
-LAUNCHERS = ("torchrun", "spawn")
+LAUNCHERS = ("torchrun", "spawn", "srun", "mpirun")
 
 
 def missing(devices: tuple[str, ...]) -> str | None:

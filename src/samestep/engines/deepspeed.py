@@ -16,7 +16,7 @@ from samestep.world import World
 
 PURPOSE = "ZeRO stages 1, 2 and 3"
 NEEDS = ("deepspeed",)
-LAUNCHERS = ("torchrun", "spawn")
+LAUNCHERS = ("torchrun", "spawn", "srun", "mpirun")
 
 
 def missing(devices: tuple[str, ...]) -> str | None:

@@ -17,7 +17,7 @@ from samestep.world import World
 
 PURPOSE = "Lightning's Trainer, which owns the loop"
 NEEDS = ("lightning",)
-LAUNCHERS = ("torchrun", "spawn")
+LAUNCHERS = ("torchrun", "spawn", "srun", "mpirun")
 
 
 def missing(devices: tuple[str, ...]) -> str | None:

@@ -18,7 +18,7 @@ def plan(program: Sequence[str], shape: Shape) -> Plan:
 
     Raises UserError for a port: horovodrun takes none.
     """
-    if shape.port:
+    if shape.machines.port:
         raise UserError("horovodrun chooses its ports itself; leave --port out, or use another launcher")
     command = (
         str(Path(sys.executable).with_name("horovodrun")),
@@ -30,4 +30,5 @@ def plan(program: Sequence[str], shape: Shape) -> Plan:
         sys.executable,
         *program,
     )
-    return Plan(command, {"SAMESTEP_INIT_METHOD": f"file://{shape.folder}/rendezvous"})
+    meeting = f"file://{shape.folder}/rendezvous"
+    return Plan(command, {"SAMESTEP_INIT_METHOD": meeting, "SAMESTEP_STARTED_BY": "horovodrun"})

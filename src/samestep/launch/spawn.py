@@ -14,5 +14,6 @@ from samestep.launch import Plan, Shape
 def plan(program: Sequence[str], shape: Shape) -> Plan:
     """The ranks meet at a file, so that no port can be taken; with a port, at tcp://."""
     *head, path = program
-    meeting = f"tcp://127.0.0.1:{shape.port}" if shape.port else f"file://{shape.folder}/rendezvous"
+    machines = shape.machines
+    meeting = f"tcp://{machines.endpoint}" if machines.port else f"file://{shape.folder}/rendezvous"
     return Plan((sys.executable, *head, "--spawn", str(shape.nproc), path), {"SAMESTEP_INIT_METHOD": meeting})

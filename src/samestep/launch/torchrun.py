@@ -9,25 +9,39 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from samestep.errors import UserError
 from samestep.launch import Plan, Shape
 
 
 def plan(program: Sequence[str], shape: Shape) -> Plan:
-    """One machine. Port 0 lets the rendezvous choose a free one."""
+    """One machine, or this one's part of several.
+
+    With a node rank (or one machine) the rendezvous is static, and its store listens on the master's address alone
+    (samestep.rendezvous); without, it is torch's c10d, which numbers the machines and listens on all of them.
+    Raises UserError when several machines have no port to meet at.
+    """
+    machines = shape.machines
+    if machines.nnodes > 1 and not machines.port:
+        raise UserError("several machines must know the port where they meet; give the same --port on each")
+    if machines.nnodes == 1 or machines.node_rank is not None:
+        meeting = ["--rdzv-backend=samestep", f"--rdzv-conf=rank={machines.node_rank or 0}"]
+    else:
+        meeting = ["--rdzv-backend=c10d", "--rdzv-id=samestep"]
     return Plan(
         (
             sys.executable,
             "-m",
             "torch.distributed.run",
+            f"--nnodes={machines.nnodes}",
             f"--nproc-per-node={shape.nproc}",
-            "--rdzv-backend=c10d",
-            f"--rdzv-endpoint=127.0.0.1:{shape.port}",
-            "--local-addr=127.0.0.1",
-            "--max-restarts=0",
+            *meeting,
+            f"--rdzv-endpoint={machines.endpoint}",
+            f"--max-restarts={machines.max_restarts}",
             "--monitor-interval=0.05",
             f"--log-dir={shape.folder}/torchrun",
             "--no-python",
             sys.executable,
             *program,
-        )
+        ),
+        {"SAMESTEP_STARTED_BY": "torchrun"},
     )

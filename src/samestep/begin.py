@@ -1,0 +1,166 @@
+"""What commands do before anything starts: the options checked, the machines known, the job inspected, a folder."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from samestep import __version__, engine, folder, launch
+from samestep.errors import UserError
+from samestep.inquiry import ask
+from samestep.launch import Machines
+from samestep.network import check_interface, check_master, is_here
+from samestep.options import split
+from samestep.processes import ports, slurm
+from samestep.show import say
+from samestep.study import Study
+from samestep.surroundings import Started, launcher_around, slurm_port, started
+
+LOCAL = Machines().master
+
+
+def started_already(env: Mapping[str, str]) -> Started | None:
+    """This command's place among the ranks that somebody's launcher has started. Raises UserError when that
+    contradicts itself, or the machines could not meet."""
+    in_job = "SLURM_JOB_ID" in env and "SLURM_STEP_ID" in env and "MASTER_ADDR" not in env
+    host = slurm.first_host(env) if in_job else None
+    found = started(env, host, slurm_port(env.get("SLURM_JOB_ID", "0")))
+    if found and found.local_size < found.size:
+        check_master(env.get("MASTER_ADDR") or host or LOCAL, 2)
+    return found
+
+
+def machines_of(asked: Mapping[str, Any], env: Mapping[str, str]) -> Machines:
+    """The machines that a command's options name; a Slurm job's for srun."""
+    hosts = split(asked["hosts"])
+    nnodes, master, port = asked["nnodes"], asked["master_addr"], asked["port"]
+    in_job = "SLURM_JOB_ID" in env and bool({"srun", "all"} & {*split(asked["launchers"])})
+    if in_job:
+        nnodes = nnodes or int(env["SLURM_JOB_NUM_NODES"])
+        master, port = master or slurm.first_host(env), port or slurm_port(env["SLURM_JOB_ID"])
+    if hosts:
+        nnodes, master = len(hosts), master or hosts[0]
+        port = port or (ports.any_free(master) if len(hosts) > 1 and is_here(master) else 0)
+    nnodes = nnodes or 1
+    if nnodes > 1 and not master:
+        raise UserError(f"--nnodes {nnodes}: name the machine where the ranks meet, as in --master-addr h1")
+    if asked["node_rank"] is not None and asked["node_rank"] >= nnodes:
+        raise UserError(f"--node-rank {asked['node_rank']} is not below --nnodes {nnodes}; machines count from 0")
+    if asked["interface"]:
+        check_interface(asked["interface"])
+    found = Machines(
+        nnodes=nnodes,
+        node_rank=asked["node_rank"],
+        master=master or LOCAL,
+        port=port,
+        hosts=hosts,
+        reached=in_job or bool(hosts),
+        interface=asked["interface"],
+        max_restarts=asked["max_restarts"],
+        timeout_s=asked["timeout"],
+    )
+    if nnodes > 1:
+        check_master(found.master, nnodes)
+        if not found.port:
+            found = replace(found, port=29500)  # torchrun's own
+    return found
+
+
+def is_first(machines: Machines) -> bool:
+    """Whether this machine is the one that leads: the first of several, where the ranks meet."""
+    if machines.nnodes == 1 or machines.reached:
+        return True
+    return machines.node_rank == 0 if machines.node_rank is not None else is_here(machines.master)
+
+
+def study_of(
+    job: str, settings: Mapping[str, str], asked: Mapping[str, Any], inside: Started | None = None
+) -> tuple[Study, dict[str, Any]]:
+    """Checks what the user gave, as far as it can be without starting a training, and asks a worker about the job."""
+    nproc = asked["nproc"]
+    if nproc is not None and nproc < 1:
+        raise UserError(f"--nproc {nproc}: at least one rank must train; give --nproc 1 or more")
+    if nproc is not None and nproc > 64 * (os.cpu_count() or 1):
+        raise UserError(f"--nproc {nproc}: this machine has {os.cpu_count()} cores; give at most 64 ranks for each")
+    names: dict[str, Any] = {key: split(asked[key]) for key in ("engines", "launchers")}
+    if "all" in names["engines"]:
+        names["engines"] = ()
+    for name in names["engines"]:
+        engine.check(name)
+    for name in names["launchers"]:
+        if name != "all":
+            launch.load(name)
+    machines = Machines(timeout_s=asked["timeout"]) if inside else machines_of(asked, os.environ)
+    found = ask(
+        job,
+        settings,
+        device=asked["device"],
+        replicas=inside.size if inside else nproc,
+        machines=machines.nnodes,
+        steps=asked.get("steps", 8),
+        deadline_s=asked["deadline_s"],
+        engines=names["engines"],
+        engine_settings=asked["engine_settings"],
+    )
+    here = inside.local_size if inside else found["replicas"] // machines.nnodes
+    kept = ("engine_settings", "device", "steps", "rounds", "measured_steps", "warmup_steps", "deadline_s")
+    study = Study(
+        job=job,
+        settings=settings,
+        nproc=here,
+        machines=machines,
+        **{key: asked[key] for key in kept if key in asked},
+        **names,
+    )
+    cores = os.cpu_count() or 1
+    if found["devices"][0] == "cpu" and here > cores and (inside is None or inside.local_rank == 0):
+        say(f"{here} ranks share {cores} cores: the proof holds, the speed says little")
+    return study, found
+
+
+def refuse_inside(command: str, env: Mapping[str, str], launchers: str) -> None:
+    """Raises UserError when a command that starts ranks itself was started as one of many."""
+    found = None if "srun" in launchers else launcher_around(env)
+    if found:
+        raise UserError(
+            f"{command} starts its ranks itself, and {found} has started it several times; type it without {found}"
+            + (", inside salloc or sbatch, with --launcher srun" if found == "srun" else "")
+        )
+
+
+def shared_folder(out: Path | None) -> Path:
+    """The folder that several machines share. Raises UserError when none is named."""
+    if out is None:
+        raise UserError("several machines prove together in one folder that they share; name it with --out")
+    return out.resolve()
+
+
+def folder_of(
+    command: str, study: Study, found: Mapping[str, Any], out: Path | None, inside: Started | None = None
+) -> Path:
+    """The folder of a command's results: made, locked by its one writer, and recognised when it is resumed."""
+    if study.machines.nnodes > 1 and not study.machines.reached and command != "run":
+        out = shared_folder(out)
+    name = f"{inside.launcher}-{inside.id}" if inside else ""
+    writes = inside.rank == 0 if inside else is_first(study.machines)
+    versions = {"samestep": __version__, "torch": found["machine"]["torch"]}
+    identity = {"command": command, "file": found["job"]["source"], "package": folder.package_digest()} | versions
+    kept = {key: value for key, value in vars(study).items() if key not in ("deadline_s", "machines")}
+    kept["nnodes"] = study.machines.nnodes
+    return folder.prepare(out, study.job, identity | kept, name, writes=writes)
+
+
+def launch_folder(out: Path, study: Study, inside: Started | None) -> Path:
+    """Where the launch of this machine writes: `out`, or a folder of its own in it, since `out` may be shared."""
+    if inside:
+        own = out / f"rank-{inside.rank}"
+    elif study.machines.nnodes > 1 and not study.machines.reached:
+        own = out / f"machine-{socket.gethostname()}"
+    else:
+        return out
+    own.mkdir(exist_ok=True)
+    return own

@@ -1,0 +1,98 @@
+"""The options that commands share: their names, types and help."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from samestep.errors import UserError
+
+Job = Annotated[
+    str, typer.Argument(metavar="[JOB]", help="A built-in job (digits), file.py:function or package.module:function.")
+]
+Engines = Annotated[
+    str, typer.Option("--engines", "--engine", help="Engines, separated by commas, or all; all where none is named.")
+]
+Engine = Annotated[str, typer.Option("--engine", "--engines", help="The engine that trains.")]
+Nproc = Annotated[
+    int | None,
+    typer.Option(help="Ranks on each machine (for dataparallel: devices); one for each GPU, or 2 on a CPU."),
+]
+Set = Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="A setting of the job; repeatable.")]
+SetEngine = Annotated[
+    list[str],
+    typer.Option("--set-engine", metavar="KEY=VALUE", help="A setting of the engines that have it; or ENGINE.KEY."),
+]
+Out = Annotated[Path | None, typer.Option(help="Folder for the results; a dated one under runs/ where none is named.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON value on stdout, and nothing else there.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda, or a list such as cuda:0,cuda:1.")]
+Launchers = Annotated[
+    str,
+    typer.Option(
+        "--launchers", "--launcher", help="Launchers, separated by commas, or all; the engine's first where none."
+    ),
+]
+Launcher = Annotated[
+    str, typer.Option("--launcher", "--launchers", help="How to start it; the engine's first where none is named.")
+]
+Steps = Annotated[int, typer.Option(help="Optimizer steps of each training of the proof.", min=4)]
+Deadline = Annotated[
+    float | None, typer.Option(help="Seconds after which a launch is ended, each rank's stack in its folder.", min=1)
+]
+
+MACHINES = "Machines"
+Nnodes = Annotated[
+    int | None,
+    typer.Option(help="Machines: 1, or the Slurm job's. Type the same line on each.", min=1, rich_help_panel=MACHINES),
+]
+NodeRank = Annotated[
+    int | None,
+    typer.Option(
+        help="This machine's number; the machines number themselves where none is given.",
+        min=0,
+        rich_help_panel=MACHINES,
+    ),
+]
+MasterAddr = Annotated[
+    str, typer.Option(help="The machine where the ranks meet, by name or address.", rich_help_panel=MACHINES)
+]
+Port = Annotated[
+    int,
+    typer.Option(
+        "--port",
+        "--master-port",
+        help="The port where the ranks meet; 0: any free one.",
+        min=0,
+        max=65535,
+        rich_help_panel=MACHINES,
+    ),
+]
+Hosts = Annotated[
+    str, typer.Option(help="Machines that mpirun starts on, separated by commas.", rich_help_panel=MACHINES)
+]
+Interface = Annotated[
+    str,
+    typer.Option(help="The network interface of gloo and NCCL; the one towards the master.", rich_help_panel=MACHINES),
+]
+MaxRestarts = Annotated[
+    int,
+    typer.Option(help="How often torchrun starts all ranks again when one has died.", min=0, rich_help_panel=MACHINES),
+]
+Timeout = Annotated[
+    float, typer.Option(help="Seconds that a rank waits for the others.", min=1, rich_help_panel=MACHINES)
+]
+
+
+def split(names: str) -> tuple[str, ...]:
+    """'a, b' as ('a', 'b')."""
+    return tuple(name.strip() for name in names.split(",") if name.strip())
+
+
+def pairs(given: list[str], flag: str) -> dict[str, str]:
+    """['a=1'] as {'a': '1'}. Raises UserError for a pair without '='."""
+    wrong = [pair for pair in given if "=" not in pair]
+    if wrong:
+        raise UserError(f"{flag} {wrong[0]}: write it as key=value")
+    return dict(pair.split("=", 1) for pair in given)

@@ -1,0 +1,88 @@
+"""Whose fault it was: the first failing rank's own sentence, not the launcher's."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+from pathlib import Path
+
+from samestep.errors import Refused, TrainingFailed, UserError
+from samestep.processes import memory
+from samestep.record import Record
+
+# How launchers report a rank that a signal ended: torchrun and our spawn, Open MPI, Slurm.
+REPORTS = (
+    r"rank +: (?P<rank>\d+) \(local_rank: \d+\)\s+exitcode +: -(?P<number>\d+)",
+    r"process rank (?P<rank>\d+) with PID \d+ on node \S+ exited on signal (?P<number>\d+)",
+    r"srun: error: \S+: tasks? (?P<rank>\d+)[\d,-]*: (?P<word>Killed|Segmentation fault|Aborted|Bus error)",
+)
+WORDS = {"Killed": 9, "Segmentation fault": 11, "Aborted": 6, "Bus error": 7}
+
+
+def raise_if_failed(record: Record, tree: subprocess.Popen[bytes], size: int, memory_kills: int) -> None:
+    """Raises with the cause that came first, unless all `size` ranks have written their records.
+
+    A rank that lost its peer only tells of another's end. memory_kills: the kernel's, for memory, meanwhile.
+    """
+    if record.complete(size):
+        return
+    error = record.error()
+    killed = killed_rank("\n".join(log.read_text(errors="replace") for log in record.folder.glob("log*.txt")))
+    if error and error["kind"] in ("user", "refused"):
+        raise (Refused if error["kind"] == "refused" else UserError)(error["message"])
+    if error and not error["lost_peer"]:
+        raise TrainingFailed(
+            f"rank {error['rank']} failed: {error['message']} (its traceback is in {_said(record, error['rank'])})"
+        )
+    if killed:
+        rank, name = killed
+        raise TrainingFailed(
+            f"rank {rank} was ended by {name}{_why(name, memory_kills)}; what it last said is in {_said(record, rank)}"
+        )
+    if error:
+        raise TrainingFailed(error["message"])
+    code = tree.returncode
+    how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
+    why = _why("SIGKILL", memory_kills) if memory_kills else ""
+    raise TrainingFailed(
+        f"the launcher {how}{why} and {_silent(record, size)} left no record; what it said is in "
+        f"{record.folder}/log*.txt"
+    )
+
+
+def killed_rank(log: str) -> tuple[int, str] | None:
+    """(rank, signal) of a rank that a signal ended, as the launcher reports it; it ends the others with SIGTERM."""
+    for report in REPORTS:
+        for found in re.finditer(report, log):
+            words = found.groupdict()
+            name = signal.Signals(int(words.get("number") or WORDS[words["word"]])).name
+            if name != "SIGTERM":
+                return int(words["rank"]), name
+    return None
+
+
+def _said(record: Record, rank: int) -> Path:
+    path = record.folder / f"rank{rank}.log"
+    return path if path.exists() else record.folder
+
+
+def _silent(record: Record, size: int) -> str:
+    """The ranks without a record, as far as this machine can tell."""
+    written = {rank["rank"] for rank in record.ranks}
+    started = {int(path.name.removeprefix("pid-rank")) for path in record.folder.glob("pid-rank*")}
+    silent = sorted((started or set(range(size))) - written)
+    return f"rank{'s' if len(silent) > 1 else ''} {', '.join(map(str, silent))}"
+
+
+def _why(name: str, memory_kills: int) -> str:
+    if name != "SIGKILL":
+        return ""
+    if not memory_kills:
+        return " (by hand or by a scheduler: the kernel counts no kill for memory)"
+    limit = memory.limit_bytes()
+    where = f", whose limit is {limit / 2**20:.0f} MiB" if limit else ""
+    return (
+        f": the kernel killed {memory_kills} process{'es' if memory_kills > 1 else ''} for memory in this control group"
+        f"{where}; use fewer ranks or loader workers, a smaller micro_batch, or ask the scheduler for more memory"
+    )

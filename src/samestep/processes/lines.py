@@ -1,0 +1,60 @@
+"""What ranks print, as it appears in their logs: prefixed by rank, equal lines of many ranks told once."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO
+
+WAIT_S = 0.5  # how long a line waits for the other ranks to say the same
+
+
+class Lines:
+    """Follows rank*.log in `folder`. say: given (ranks, line)."""
+
+    def __init__(self, folder: Path, say: Callable[[list[int], str], None]) -> None:
+        self._folder, self._say = folder, say
+        self._logs: dict[int, IO[str]] = {}
+        self._begun: dict[int, str] = {}  # of a line whose end is not written yet
+        self._waiting: dict[int, deque[tuple[float, str]]] = {}
+
+    def look(self, *, last: bool = False) -> None:
+        """Tells what is new. last: waits for nothing more, and tells all."""
+        self._read(last)
+        now = time.monotonic()
+        while any(self._waiting.values()):
+            oldest = min((queue[0][0], rank) for rank, queue in self._waiting.items() if queue)[1]
+            came, text = self._waiting[oldest][0]
+            alike = sorted(rank for rank, queue in self._waiting.items() if queue and queue[0][1] == text)
+            if len(alike) < len(self._waiting) and now - came < WAIT_S and not last:
+                return
+            for rank in alike:
+                self._waiting[rank].popleft()
+            self._say(alike, text)
+
+    def _read(self, last: bool) -> None:
+        for path in self._folder.glob("rank*.log"):
+            rank = int(path.stem.removeprefix("rank"))
+            if rank not in self._logs:
+                self._logs[rank] = open(path, errors="replace")  # noqa: SIM115 - read until the end
+                self._waiting[rank] = deque()
+        for rank, log in self._logs.items():
+            text = self._begun.pop(rank, "") + log.read()
+            *whole, rest = text.split("\n")
+            if rest and not last:
+                self._begun[rank] = rest
+            elif rest:
+                whole.append(rest)
+            # A bar that draws itself again and again counts as its last state.
+            self._waiting[rank] += [(time.monotonic(), line.rsplit("\r", 1)[-1]) for line in whole]
+
+
+def name(ranks: list[int]) -> str:
+    """'rank 0', 'ranks 0-3', 'ranks 0,2'."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    if ranks == list(range(ranks[0], ranks[-1] + 1)):
+        return f"ranks {ranks[0]}-{ranks[-1]}"
+    return f"ranks {','.join(map(str, ranks))}"

@@ -1,0 +1,168 @@
+"""Starting a plan: one process tree that ends when we end, its output in files."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from samestep import launch, network
+from samestep.errors import TrainingFailed
+from samestep.launch import Machines, Plan
+from samestep.lifeline import COMMAND, die_with_parent, this_command
+from samestep.processes import blame, memory
+from samestep.processes.end import end, is_here, pids_here, ranks_here, signal_ranks
+from samestep.record import Record, told, write_json
+from samestep.surroundings import Started
+from samestep.world import STARTED_BY
+
+ENDING_S = 10.0  # a launcher that stays when every rank has written its record is ended after so long
+SETTLE_S = 3.0  # one whose ranks have all died, too; torchrun would wait minutes for other machines
+
+
+def planned(
+    asked: Mapping[str, Any],
+    launcher: str,
+    nproc: int,
+    devices: Sequence[str],
+    folder: Path,
+    machines: Machines,
+    flags: Sequence[str] = (),
+) -> Plan:
+    """Writes plan.json into `folder`, and returns the command that has `nproc` workers here do what is `asked`."""
+    path = folder / "plan.json"
+    write_json(path, {"out": str(folder), "started_at": time.time(), **asked})
+    return plan_for(path, launcher, nproc, devices, machines, flags)
+
+
+def plan_for(
+    path: Path, launcher: str, nproc: int, devices: Sequence[str], machines: Machines, flags: Sequence[str] = ()
+) -> Plan:
+    """The command that has `nproc` workers here do what the file `path` asks."""
+    shape = launch.Shape(nproc, str(path.parent), machines)
+    plan = launch.load(launcher).plan(("-m", "samestep.worker", *flags, str(path)), shape)
+    env = {
+        "OMP_NUM_THREADS": "1",
+        "SAMESTEP_TIMEOUT_S": f"{machines.timeout_s:g}",
+        "SAMESTEP_DEVICES": ",".join(devices),
+    }
+    if machines.interface:
+        env |= network.check_interface(machines.interface)
+    return Plan(plan.argv, {**env, **plan.env}, plan.ends_by)
+
+
+def inside(path: Path, started: Started, devices: Sequence[str], machines: Machines) -> Plan:
+    """The command that becomes one rank of those that somebody's launcher has started, whose variables it keeps."""
+    env = {
+        "OMP_NUM_THREADS": "1",
+        "SAMESTEP_TIMEOUT_S": f"{machines.timeout_s:g}",
+        "SAMESTEP_DEVICES": ",".join(devices),
+    }
+    env[STARTED_BY] = started.launcher
+    if started.launcher != "torchrun":  # the store of a run with its own name: all ranks of one machine can find it
+        meeting = (
+            f"file://{Path(tempfile.gettempdir()).resolve()}/samestep-{os.getuid()}-{started.launcher}-{started.id}"
+        )
+        env["SAMESTEP_INIT_METHOD"] = started.meeting or meeting
+    return Plan((sys.executable, "-m", "samestep.worker", str(path)), env)
+
+
+def shell_line(plan: Plan) -> str:
+    """`plan` as one line that works when pasted into a shell."""
+    return shlex.join(["env", *(f"{key}={value}" for key, value in plan.env.items()), *plan.argv])
+
+
+def run(
+    plan: Plan,
+    folder: Path,
+    size: int,
+    *,
+    deadline_s: float | None = None,
+    watch: Callable[[dict[str, Any]], None] | None = None,
+    machines: Machines = Machines(),  # noqa: B008 - frozen
+    graceful: bool = False,
+) -> Record:
+    """Starts `plan`, waits for its end, returns the record of the `size` ranks that write into `folder`.
+
+    watch: given what they tell, about ten times a second. deadline_s: after it, each rank's stack goes to
+    stack-rankR.txt in `folder` and the tree is killed. graceful: an interrupt asks the ranks to stop after a step; a
+    second one ends them. Raises UserError or TrainingFailed with the first failing rank's own sentence. However this
+    function ends, the tree has ended too.
+    """
+    began = time.monotonic()
+    killed_before = memory.kills()
+    environment = os.environ | {"PYTHONUNBUFFERED": "1", COMMAND: this_command()} | dict(plan.env)
+    own = f"-{socket.gethostname()}" if machines.nnodes > 1 else ""  # the folder may be shared
+    with open(folder / f"log{own}.txt", "ab") as output:
+        tree = subprocess.Popen(
+            plan.argv,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,  # Ctrl-C reaches us alone; we end the tree
+            preexec_fn=partial(_born, plan.ends_by) if sys.platform != "win32" else None,
+        )
+    idle_since: float | None = None  # no rank lives here since then
+    asked_to_stop = False
+    try:
+        while tree.poll() is None:
+            try:
+                if watch:
+                    watch(told(folder))
+                if deadline_s is not None and time.monotonic() - began > deadline_s:
+                    signal_ranks(folder, signal.SIGUSR1)  # each writes its stack
+                    time.sleep(0.5)
+                    raise TrainingFailed(
+                        f"nothing ended within {deadline_s:.0f} s; where each rank stood is in {folder}/stack-rank*.txt"
+                    )
+                if pids_here(folder) and not ranks_here(folder):
+                    idle_since = idle_since or time.monotonic()
+                    if time.monotonic() - idle_since > _patience(folder, machines):
+                        break
+                else:
+                    idle_since = None
+                time.sleep(0.1 if watch else 0.02)
+            except KeyboardInterrupt:
+                if not graceful or asked_to_stop or "done" not in told(folder):
+                    raise
+                asked_to_stop = True
+                signal_ranks(folder, signal.SIGUSR2)
+                print("samestep: stopping after a step; interrupt again to end at once", file=sys.stderr)
+    finally:
+        end(tree, folder)
+    if tree.returncode == 0 and machines.nnodes > 1:
+        _await_records(folder, size)
+    record = Record(folder)
+    blame.raise_if_failed(record, tree, size, memory.kills() - killed_before)
+    return record
+
+
+def _born(ends_by: signal.Signals) -> None:
+    """In the new process, before it becomes the launcher."""
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # Slurm sends it to every process of a step; launchers die of it
+    die_with_parent(by=ends_by)
+
+
+def _patience(folder: Path, machines: Machines) -> float:
+    """Seconds that a launcher may go on without a living rank on this machine."""
+    here = [path.name.removeprefix("pid-") for path in folder.glob("pid-rank*") if is_here(path)]
+    if all((folder / f"{rank}.json").exists() for rank in here):
+        return ENDING_S if machines.nnodes == 1 else machines.timeout_s  # torchrun waits for the other machines' ranks
+    return machines.timeout_s if machines.max_restarts else SETTLE_S
+
+
+def _await_records(folder: Path, size: int) -> None:
+    """A shared folder may show another machine's record a little later than the launcher ended."""
+    until = time.monotonic() + ENDING_S
+    while len(list(folder.glob("rank[0-9]*.json"))) < size and time.monotonic() < until:
+        time.sleep(0.1)

@@ -1,0 +1,126 @@
+"""Roll call: which rank runs where, told in the store where the ranks meet; so a lost one can be named."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, TypeVar
+
+from torch._C._distributed_c10d import Store
+
+from samestep.errors import LostPeer, Refused
+from samestep.world import World
+
+T = TypeVar("T")
+ANSWER_S = 3.0  # how long the others have to tell that they are still there
+# What gloo, NCCL and the stores say when another rank has left or answers no more: never the first cause.
+LOST = re.compile(
+    r"[Cc]onnection (closed|reset|refused|timed out)|[Bb]roken pipe|remote process (exited|has terminated)"
+    r"|[Tt]imed out waiting|[Ww]ait timeout|timeout|HorovodInternalError|No route to host"
+)
+
+
+class RollCall:
+    """The ranks of one group. attempt: how often torchrun has started them again; each attempt has its own keys."""
+
+    def __init__(self, store: Store, world: World, attempt: str) -> None:
+        self._store, self.world, self._attempt = store, world, attempt
+        self.others: list[dict[str, Any]] = []
+        place = {"rank": world.rank, "host": hostname(), "local_rank": world.local_rank, "device": world.device}
+        store.set(self._key("here", world.rank), json.dumps(place))
+
+    def _key(self, what: str, rank: int) -> str:
+        return f"samestep/{self._attempt}/{what}/{rank}"
+
+    def read(self) -> None:
+        """Reads where all ranks are; call it when they have met. Raises Refused when two share one local rank."""
+        ranks = range(self.world.size)
+        self.others = [json.loads(self._store.get(self._key("here", rank))) for rank in ranks]
+        seen: dict[tuple[str, int], int] = {}
+        for other in self.others:
+            place = (other["host"], other["local_rank"])
+            if place in seen:
+                raise Refused(
+                    f"ranks {seen[place]} and {other['rank']} on {place[0]} both have local rank {place[1]}, so both "
+                    f"would use one device ({other['device']}); unset LOCAL_RANK, or let one launcher number them, as "
+                    "in torchrun --nproc-per-node or srun --ntasks-per-node"
+                )
+            seen[place] = other["rank"]
+
+    def missing(self) -> list[int]:
+        """The ranks that have not come."""
+        return [rank for rank in range(self.world.size) if not self._store.check([self._key("here", rank)])]
+
+    def lost(self, error: BaseException) -> LostPeer:
+        """Who is gone, now that `error` says that somebody is. Asks every other rank; takes a few seconds."""
+        answers = within(ANSWER_S + 2, self._answers)
+        said = str(error).strip().splitlines()[0][:200]
+        if answers is None:
+            host = self.others[0]["host"] if self.others else "unknown"
+            lost, how = [0], f"rank 0 on {host}, or the way to it, is lost: the place where the ranks meet is there"
+        else:
+            lost = [rank for rank, answer in answers.items() if answer is None]
+            failed = {rank: answer for rank, answer in answers.items() if answer not in (None, "")}
+            if failed:
+                rank = min(failed)
+                lost, how = [rank], f"{self._name(rank)} failed: {failed[rank]}"
+            elif lost:
+                how = f"{', '.join(map(self._name, lost))} {'is' if len(lost) == 1 else 'are'} lost: no sign of life"
+            else:
+                return LostPeer(f"a collective failed, though every rank is there: {said}", [])
+        return LostPeer(f"{how} (seen by {self._name(self.world.rank)}: {said})", lost)
+
+    def failed(self, message: str) -> None:
+        """Tells the others that this rank fails by itself, so that they need not wait for it."""
+        within(1.0, lambda: self._store.set(self._key("sign", self.world.rank), message or "an error"))
+
+    def _answers(self) -> dict[int, str | None]:
+        """By rank: '' if it is there, its own error if it has failed, None if it gives no sign."""
+        self._store.set_timeout(timedelta(seconds=ANSWER_S))
+        self._store.set(self._key("sign", self.world.rank), "")
+        waiting = [rank for rank in range(self.world.size) if rank != self.world.rank]
+        answers: dict[int, str | None] = dict.fromkeys(waiting)
+        until = time.monotonic() + ANSWER_S
+        while waiting and time.monotonic() < until:
+            for rank in [r for r in waiting if self._store.check([self._key("sign", r)])]:
+                answers[rank] = self._store.get(self._key("sign", rank)).decode()
+                waiting.remove(rank)
+            if any(answers.values()):
+                break
+            time.sleep(0.05)
+        return answers
+
+    def _name(self, rank: int) -> str:
+        return f"rank {rank}" + (f" on {self.others[rank]['host']}" if self.others else "")
+
+
+def within(seconds: float, do: Callable[[], T]) -> T | None:
+    """What `do` returns; None when it fails, or hangs on a dead connection for so long."""
+    result: list[T] = []
+
+    def work() -> None:
+        try:
+            result.append(do())
+        except Exception:
+            return
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return result[0] if result else None
+
+
+def hostname() -> str:
+    """This machine's name; Slurm's own for it inside a job."""
+    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+
+
+def names(ranks: Sequence[int]) -> str:
+    """'rank 3', or 'ranks 1, 2'."""
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

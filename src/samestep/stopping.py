@@ -1,0 +1,60 @@
+"""A graceful stop: one rank is asked by a signal, all ranks end after the same step.
+
+No collective: they agree in the store where they met. A rank looks there twice a second, and at every step from when
+it has heard of the wish. Rank 0 then waits until all have heard, and names a step that none can have passed: a rank
+is at most one step ahead of rank 0, because each step needs all gradients, and libraries draw one batch ahead.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from typing import Any
+
+from torch._C._distributed_c10d import Store
+
+from samestep.world import World
+
+LOOK_S = 0.5
+AHEAD = 4  # steps from rank 0's present one to the last
+
+
+class Stop:
+    """Asks and hears of a stop. store: the group's; None for a process that is alone."""
+
+    def __init__(self, world: World, store: Store | None) -> None:
+        self.world, self._store = world, store
+        self.last: int | None = None  # the step after which all ranks end, once it is known
+        self._asked = self._heard = False
+        self._look_at = 0.0
+        if hasattr(signal, "SIGUSR2"):
+            signal.signal(signal.SIGUSR2, self._ask)
+
+    def _ask(self, *_: Any) -> None:
+        self._asked = True
+
+    def ends_before(self, step: int) -> bool:
+        """Whether no batch of `step` may be trained on. Call it before each batch."""
+        if self.last is None:
+            self._agree(step)
+        return self.last is not None and step > self.last
+
+    def _agree(self, step: int) -> None:
+        if self._store is None:
+            self.last = step - 1 if self._asked else None
+            return
+        if self._asked:
+            self._asked = False
+            self._store.set("asked", "")
+        if not self._heard:
+            if time.monotonic() < self._look_at:
+                return
+            self._look_at = time.monotonic() + LOOK_S
+            if not self._store.check(["asked"]):
+                return
+            self._heard = True
+            self._store.add("heard", 1)
+        if self.world.rank == 0 and self._store.add("heard", 0) == self.world.size:
+            self._store.set("last", str(step + AHEAD))
+        if self._store.check(["last"]):
+            self.last = int(self._store.get("last"))
