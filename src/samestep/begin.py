@@ -19,6 +19,7 @@ from samestep.processes import ports, slurm
 from samestep.show import say
 from samestep.study import Study
 from samestep.surroundings import Started, launcher_around, slurm_port, started
+from samestep.world import tasks_per_node
 
 LOCAL = Machines().master
 
@@ -95,6 +96,8 @@ def study_of(
         if name != "all":
             launch.load(name)
     machines = Machines(timeout_s=asked["timeout"]) if inside else machines_of(asked, os.environ)
+    if nproc is None and machines.reached and "SLURM_TASKS_PER_NODE" in os.environ:
+        nproc = tasks_per_node(os.environ["SLURM_TASKS_PER_NODE"], 0)
     found = ask(
         job,
         settings,

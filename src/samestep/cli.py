@@ -149,7 +149,8 @@ def run(
     if dry_run:
         print(shell_line(plan))
         return 0
-    with Training(f"{job} on {engine}", folder) as progress:
+    first = inside is None or inside.rank == 0
+    with Training(f"{job} on {engine}", folder, first=first) as progress:
         results = train(study, found, row, plan, results_in, folder, progress.tell, alone=inside is not None)
     if results is None:  # rank 0 is on another machine, or another process
         return 0

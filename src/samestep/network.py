@@ -71,7 +71,7 @@ def choose(env: MutableMapping[str, str], meeting: str) -> str | None:
     if ipaddress.ip_address(address).is_loopback:
         return None  # NCCL finds its own way inside one machine
     env.setdefault(NAMES[1], name)
-    return f"gloo and NCCL use the interface {name} ({address}), which leads to {meeting}; --interface chooses another"
+    return f"gloo and NCCL use the interface {name}, which leads to {meeting}; --interface chooses another"
 
 
 def check_interface(name: str) -> Mapping[str, str]:

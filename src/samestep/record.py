@@ -62,7 +62,8 @@ def write_state(folder: Path, rank: int, name: str, state: Mapping[str, Tensor])
 def tell(rank: int, folder: Path, phase: str, **more: Any) -> None:
     """What the launch does now, for whoever watches; rank 0 speaks for all."""
     if rank == 0:
-        write_json(folder / PROGRESS, {"phase": phase, **more})
+        attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+        write_json(folder / PROGRESS, {"phase": phase, "attempt": attempt, **more})
 
 
 def told(folder: Path) -> dict[str, Any]:

@@ -62,21 +62,25 @@ class Training(_Live):
 
     COLORS = ("cyan", "magenta", "green", "yellow", "blue", "red")
 
-    def __init__(self, title: str, folder: Path) -> None:
+    def __init__(self, title: str, folder: Path, *, first: bool = True) -> None:
+        """first: whether this command is the one that speaks for all ranks."""
         super().__init__(MofNCompleteColumn(), TextColumn("steps  loss {task.fields[loss]}"))
         self.title = title
         self.lines = Lines(folder, self._line)
-        self.phase = ""
+        self.phase: str | None = "" if first else None
+        self.attempt = 0
         self.progress.update(self.task, loss="")
 
     def tell(self, told: Mapping[str, Any]) -> None:
         self.lines.look()
-        if told["phase"] != self.phase:
-            self.phase = told["phase"]
-            self.progress.console.print(
-                f"samestep: {self.title}: {PHASES.get(self.phase, self.phase)}", highlight=False
-            )
-        self.progress.update(self.task, description=f"{self.title}: {self.phase}")
+        if told.get("attempt", 0) != self.attempt:
+            self.attempt = told["attempt"]
+            self._event(f"a rank has died, and torchrun has started all again (restart {self.attempt})")
+        phase = told["phase"]
+        if self.phase is not None and phase != self.phase:
+            self.phase = phase
+            self._event(PHASES.get(phase, phase))
+        self.progress.update(self.task, description=f"{self.title}: {phase}")
         if "steps" in told:
             self.progress.update(self.task, completed=told["done"], total=told["steps"], loss=f"{told['loss']:.4f}")
 
@@ -86,6 +90,9 @@ class Training(_Live):
         if kind is None:  # after a failure its one sentence says where the logs are
             self.lines.look(last=True)
         super().__exit__(kind, error, trace)
+
+    def _event(self, sentence: str) -> None:
+        self.progress.console.print(f"samestep: {self.title}: {sentence}", highlight=False, markup=False)
 
     def _line(self, ranks: list[int], text: str) -> None:
         prefix = Text(f"[{name(ranks)}] ", style=self.COLORS[ranks[0] % len(self.COLORS)])

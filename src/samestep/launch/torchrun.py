@@ -6,6 +6,7 @@ Source: https://docs.pytorch.org/docs/stable/elastic/run.html
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 
@@ -21,12 +22,17 @@ def plan(program: Sequence[str], shape: Shape) -> Plan:
     Raises UserError when several machines have no port to meet at.
     """
     machines = shape.machines
+    wait_s = math.ceil(machines.timeout_s)
     if machines.nnodes > 1 and not machines.port:
         raise UserError("several machines must know the port where they meet; give the same --port on each")
     if machines.nnodes == 1 or machines.node_rank is not None:
-        meeting = ["--rdzv-backend=samestep", f"--rdzv-conf=rank={machines.node_rank or 0}"]
+        meeting = ["--rdzv-backend=samestep", f"--rdzv-conf=rank={machines.node_rank or 0},timeout={wait_s}"]
     else:
-        meeting = ["--rdzv-backend=c10d", "--rdzv-id=samestep"]
+        meeting = [
+            "--rdzv-backend=c10d",
+            "--rdzv-id=samestep",
+            f"--rdzv-conf=join_timeout={wait_s},read_timeout={wait_s}",
+        ]
     return Plan(
         (
             sys.executable,

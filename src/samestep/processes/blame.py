@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 from samestep.errors import Refused, TrainingFailed, UserError
+from samestep.launch import Machines
 from samestep.processes import memory
 from samestep.record import Record
 
@@ -20,7 +21,9 @@ REPORTS = (
 WORDS = {"Killed": 9, "Segmentation fault": 11, "Aborted": 6, "Bus error": 7}
 
 
-def raise_if_failed(record: Record, tree: subprocess.Popen[bytes], size: int, memory_kills: int) -> None:
+def raise_if_failed(
+    record: Record, tree: subprocess.Popen[bytes], size: int, machines: Machines, memory_kills: int
+) -> None:
     """Raises with the cause that came first, unless all `size` ranks have written their records.
 
     A rank that lost its peer only tells of another's end. memory_kills: the kernel's, for memory, meanwhile.
@@ -42,11 +45,17 @@ def raise_if_failed(record: Record, tree: subprocess.Popen[bytes], size: int, me
         )
     if error:
         raise TrainingFailed(error["message"])
+    if machines.nnodes > 1 and not list(record.folder.glob("pid-rank*")):
+        raise TrainingFailed(
+            f"the {machines.nnodes} machines did not all come to {machines.endpoint} within {machines.timeout_s:.0f} s, "
+            f"or could not agree there{_last_word(record)}; start the same line on each, and see that they can reach "
+            f"{machines.master}"
+        )
     code = tree.returncode
     how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
     why = _why("SIGKILL", memory_kills) if memory_kills else ""
     raise TrainingFailed(
-        f"the launcher {how}{why} and {_silent(record, size)} left no record; what it said is in "
+        f"the launcher {how}{why}{_last_word(record)} and {_silent(record, size)} left no record; what it said is in "
         f"{record.folder}/log*.txt"
     )
 
@@ -65,6 +74,15 @@ def killed_rank(log: str) -> tuple[int, str] | None:
 def _said(record: Record, rank: int) -> Path:
     path = record.folder / f"rank{rank}.log"
     return path if path.exists() else record.folder
+
+
+def _last_word(record: Record) -> str:
+    """What a launcher said last, which is its reason: srun's 'More processors requested than permitted', say."""
+    logs = record.folder.glob("log*.txt")
+    lines = [
+        line.strip() for log in logs for line in log.read_text(errors="replace").splitlines() if line.strip(" -*=")
+    ]
+    return f" ({lines[-1][:200]})" if lines else ""
 
 
 def _silent(record: Record, size: int) -> str:

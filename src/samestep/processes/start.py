@@ -100,7 +100,8 @@ def run(
     """
     began = time.monotonic()
     killed_before = memory.kills()
-    environment = os.environ | {"PYTHONUNBUFFERED": "1", COMMAND: this_command()} | dict(plan.env)
+    quiet = {"TORCH_CPP_LOG_LEVEL": "ERROR"}  # it warns that addresses have no names
+    environment = quiet | os.environ | {"PYTHONUNBUFFERED": "1", COMMAND: this_command()} | dict(plan.env)
     own = f"-{socket.gethostname()}" if machines.nnodes > 1 else ""  # the folder may be shared
     with open(folder / f"log{own}.txt", "ab") as output:
         tree = subprocess.Popen(
@@ -143,7 +144,7 @@ def run(
     if tree.returncode == 0 and machines.nnodes > 1:
         _await_records(folder, size)
     record = Record(folder)
-    blame.raise_if_failed(record, tree, size, memory.kills() - killed_before)
+    blame.raise_if_failed(record, tree, size, machines, memory.kills() - killed_before)
     return record
 
 

@@ -1,0 +1,1 @@
+"""Real hosts and a real Slurm on one machine, for tests: network namespaces, slurmctld, slurmd, munge."""
