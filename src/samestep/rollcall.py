@@ -18,12 +18,15 @@ from samestep.errors import LostPeer, Refused
 from samestep.world import World
 
 T = TypeVar("T")
-ANSWER_S = 3.0  # how long the others have to tell that they are still there
+ANSWER_S = 1.5  # how long the others have to tell that they are still there
 # What gloo, NCCL and the stores say when another rank has left or answers no more: never the first cause.
 LOST = re.compile(
     r"[Cc]onnection (closed|reset|refused|timed out)|[Bb]roken pipe|remote process (exited|has terminated)"
     r"|[Tt]imed out waiting|[Ww]ait timeout|timeout|HorovodInternalError|No route to host"
 )
+
+
+PLACE = re.compile(r"^\[\S+:\d+\] ")  # where in gloo's source an error arose
 
 
 class RollCall:
@@ -59,11 +62,11 @@ class RollCall:
 
     def lost(self, error: BaseException) -> LostPeer:
         """Who is gone, now that `error` says that somebody is. Asks every other rank; takes a few seconds."""
-        answers = within(ANSWER_S + 2, self._answers)
-        said = str(error).strip().splitlines()[0][:200]
+        answers = within(ANSWER_S + 1, self._answers)
+        said = PLACE.sub("", str(error).strip().splitlines()[0])[:200]
         if answers is None:
             host = self.others[0]["host"] if self.others else "unknown"
-            lost, how = [0], f"rank 0 on {host}, or the way to it, is lost: the place where the ranks meet is there"
+            lost, how = [0], f"rank 0 on {host} is lost, or the way to it: the place where the ranks meet gives no answer"
         else:
             lost = [rank for rank, answer in answers.items() if answer is None]
             failed = {rank: answer for rank, answer in answers.items() if answer not in (None, "")}

@@ -1,13 +1,15 @@
 """A graceful stop: one rank is asked by a signal, all ranks end after the same step.
 
-No collective: they agree in the store where they met. A rank looks there twice a second, and at every step from when
-it has heard of the wish. Rank 0 then waits until all have heard, and names a step that none can have passed: a rank
-is at most one step ahead of rank 0, because each step needs all gradients, and libraries draw one batch ahead.
+No collective: they agree in the store where they met. A thread of each rank looks there twice a second, so that a
+dead connection cannot hold the training up. When all have heard of the wish, rank 0 names a step that none can have
+passed: a rank is at most one step ahead of rank 0, because each step needs all gradients, and libraries draw one
+batch ahead.
 """
 
 from __future__ import annotations
 
 import signal
+import threading
 import time
 from typing import Any
 
@@ -26,12 +28,25 @@ class Stop:
         self.world, self._store = world, store
         self.last: int | None = None  # the step after which all ranks end, once it is known
         self._asked = self._heard = False
-        self._look_at = 0.0
         if hasattr(signal, "SIGUSR2"):
             signal.signal(signal.SIGUSR2, self._ask)
+        if store is not None:
+            threading.Thread(target=self._listen, args=(store,), daemon=True).start()
 
     def _ask(self, *_: Any) -> None:
         self._asked = True
+
+    def _listen(self, store: Store) -> None:
+        try:
+            while not self._heard:
+                if self._asked:
+                    store.set("asked", "")
+                if store.check(["asked"]):
+                    store.add("heard", 1)
+                    self._heard = True
+                time.sleep(LOOK_S)
+        except RuntimeError:
+            return  # the meeting is over, or lost, which the training's own collectives tell
 
     def ends_before(self, step: int) -> bool:
         """Whether no batch of `step` may be trained on. Call it before each batch."""
@@ -42,19 +57,8 @@ class Stop:
     def _agree(self, step: int) -> None:
         if self._store is None:
             self.last = step - 1 if self._asked else None
-            return
-        if self._asked:
-            self._asked = False
-            self._store.set("asked", "")
-        if not self._heard:
-            if time.monotonic() < self._look_at:
-                return
-            self._look_at = time.monotonic() + LOOK_S
-            if not self._store.check(["asked"]):
-                return
-            self._heard = True
-            self._store.add("heard", 1)
-        if self.world.rank == 0 and self._store.add("heard", 0) == self.world.size:
-            self._store.set("last", str(step + AHEAD))
-        if self._store.check(["last"]):
-            self.last = int(self._store.get("last"))
+        elif self._heard:
+            if self.world.rank == 0 and self._store.add("heard", 0) == self.world.size:
+                self._store.set("last", str(step + AHEAD))
+            if self._store.check(["last"]):
+                self.last = int(self._store.get("last"))

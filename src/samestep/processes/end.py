@@ -13,26 +13,28 @@ import psutil
 from samestep.lifeline import COMMAND, this_command
 
 GRACE_S = 3.0  # between asking a tree to end and killing it
+ALONE_S = 0.5  # the same, where no rank lives that could have something to save
 
 
 def end(tree: subprocess.Popen[bytes], folder: Path) -> None:
     """Ends a process and all that it started: asks, waits, kills. folder: of the ranks, whose pids are there."""
     if tree.poll() is None:
         root = psutil.Process(tree.pid)
-        _end([*root.children(recursive=True), root])
+        alone = bool(pids_here(folder)) and not ranks_here(folder)  # a launcher that waits for what will not come
+        _end([*root.children(recursive=True), root], ALONE_S if alone else GRACE_S)
         tree.wait()
     # A launcher that was killed may leave ranks that are not its children (Slurm's are its daemon's).
-    _end([rank for rank in ranks_here(folder) if _is_ours(rank)])
+    _end([rank for rank in ranks_here(folder) if _is_ours(rank)], GRACE_S)
     step = folder / "slurm-step"
     if step.exists() and tree.returncode != 0:
         with suppress(OSError, subprocess.TimeoutExpired):
             subprocess.run(["scancel", "--signal=KILL", step.read_text()], capture_output=True, timeout=10)
 
 
-def _end(members: list[psutil.Process]) -> None:
+def _end(members: list[psutil.Process], grace_s: float) -> None:
     for member in members:
         _signal(member, signal.SIGTERM)
-    _, left = psutil.wait_procs(members, timeout=GRACE_S)
+    _, left = psutil.wait_procs(members, timeout=grace_s)
     for member in left:
         _signal(member, signal.SIGKILL)
     psutil.wait_procs(left, timeout=GRACE_S)

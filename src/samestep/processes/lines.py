@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
+TRACEBACK = "Traceback (most recent call last):"
 WAIT_S = 0.5  # how long a line waits for the other ranks to say the same
 
 
@@ -19,6 +20,7 @@ class Lines:
         self._logs: dict[int, IO[str]] = {}
         self._begun: dict[int, str] = {}  # of a line whose end is not written yet
         self._waiting: dict[int, deque[tuple[float, str]]] = {}
+        self._failed: set[int] = set()  # ranks whose traceback has begun: the command ends with its one sentence
 
     def look(self, *, last: bool = False) -> None:
         """Tells what is new. last: waits for nothing more, and tells all."""
@@ -47,6 +49,9 @@ class Lines:
                 self._begun[rank] = rest
             elif rest:
                 whole.append(rest)
+            if rank in self._failed or TRACEBACK in whole:
+                whole = [] if rank in self._failed else whole[: whole.index(TRACEBACK)]
+                self._failed.add(rank)
             # A bar that draws itself again and again counts as its last state.
             self._waiting[rank] += [(time.monotonic(), line.rsplit("\r", 1)[-1]) for line in whole]
 

@@ -26,7 +26,7 @@ from samestep.surroundings import Started
 from samestep.world import STARTED_BY
 
 ENDING_S = 10.0  # a launcher that stays when every rank has written its record is ended after so long
-SETTLE_S = 3.0  # one whose ranks have all died, too; torchrun would wait minutes for other machines
+SETTLE_S = 1.5  # one whose ranks have all died, too; torchrun would wait minutes for other machines
 
 
 def planned(
@@ -141,7 +141,7 @@ def run(
                 print("samestep: stopping after a step; interrupt again to end at once", file=sys.stderr)
     finally:
         end(tree, folder)
-    if tree.returncode == 0 and machines.nnodes > 1:
+    if tree.returncode == 0 and machines.nnodes > 1 and not list(folder.glob("error-rank*")):
         _await_records(folder, size)
     record = Record(folder)
     blame.raise_if_failed(record, tree, size, machines, memory.kills() - killed_before)
