@@ -51,11 +51,14 @@ def machines_of(asked: Mapping[str, Any], env: Mapping[str, str]) -> Machines:
         raise UserError(f"--nnodes {nnodes}: name the machine where the ranks meet, as in --master-addr h1")
     if asked["node_rank"] is not None and asked["node_rank"] >= nnodes:
         raise UserError(f"--node-rank {asked['node_rank']} is not below --nnodes {nnodes}; machines count from 0")
+    node_rank = asked["node_rank"]
+    if node_rank is None and nnodes > 1 and env.get("SLURM_NTASKS") == str(nnodes) and "SLURM_STEP_ID" in env:
+        node_rank = int(env["SLURM_NODEID"])  # srun has started us once on each machine
     if asked["interface"]:
         check_interface(asked["interface"])
     found = Machines(
         nnodes=nnodes,
-        node_rank=asked["node_rank"],
+        node_rank=node_rank,
         master=master or LOCAL,
         port=port,
         hosts=hosts,

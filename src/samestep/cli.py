@@ -34,6 +34,8 @@ def told(command: Callable[P, int]) -> Callable[P, NoReturn]:
 
     @functools.wraps(command)
     def ended(*args: P.args, **kwargs: P.kwargs) -> NoReturn:
+        if hasattr(signal, "SIGUSR1"):
+            signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # a scheduler's wish to stop; a training heeds it
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what we started is ended on the way out
         try:
             code = command(*args, **kwargs)
@@ -122,6 +124,9 @@ def run(
     deadline: options.Deadline = None,
     json_: options.Json = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the shell line that would start it.")] = False,
+    to: options.To = "",
+    image: options.Image = "",
+    claim: options.Claim = "",
     nnodes: options.Nnodes = None,
     node_rank: options.NodeRank = None,
     master_addr: options.MasterAddr = "",
@@ -136,6 +141,9 @@ def run(
     if "," in engine + launcher or "all" in (engine, launcher):
         raise UserError("run trains on one engine under one launcher; give one name each, as in --engine ddp")
     asked = _asked({**locals(), "engines": engine, "launchers": launcher})
+    if to:
+        print(_manifests(asked), end="")
+        return 0
     from samestep import begin
     from samestep.processes.start import shell_line
     from samestep.show import Training, trained
@@ -156,6 +164,44 @@ def run(
         return 0
     _print(results, json_, lambda: trained(results))
     return 0 if results["steps"] == results["asked_steps"] else 130
+
+
+@app.command()
+@told
+def slurm(
+    job: options.Job = "digits",
+    engine: options.Engine = "ddp",
+    set_: options.Set = [],  # noqa: B006
+    set_engine: options.SetEngine = [],  # noqa: B006
+    out: options.Out = None,
+    nodes: Annotated[int, typer.Option(help="Machines.", min=1)] = 1,
+    gpus_per_node: Annotated[int, typer.Option(help="GPUs of each, one for each rank; 0: CPUs.", min=0)] = 0,
+    nproc: Annotated[int | None, typer.Option(help="Ranks on each; one for each GPU, or 2 on CPUs.", min=1)] = None,
+    time: Annotated[str, typer.Option(help="The job's time limit, as Slurm writes it.")] = "1:00:00",
+    sbatch: Annotated[
+        list[str], typer.Option(metavar="OPTION", help="More for sbatch, as in --sbatch=--partition=gpu; repeatable.")
+    ] = [],  # noqa: B006
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the batch script, and submit nothing.")] = False,
+) -> int:
+    """Write the batch script of a training, and submit it to Slurm."""
+    from samestep import engine as engines
+    from samestep import folder
+    from samestep.submit import Training
+    from samestep.submit.slurm import script, submit
+
+    engines.check(engine)
+    training = Training(job, nodes, nproc or gpus_per_node or 2, gpus_per_node, _options(engine, set_, set_engine))
+    results = (out or folder.dated(job)).resolve()
+    text = script(training, results, time, sbatch)
+    if dry_run:
+        print(text, end="")
+        return 0
+    path = folder.beside(results, "slurm.sh", text)
+    number = submit(path)
+    print(
+        f"job {number} is in the queue; its script is {path}, it will say what it does in {results}/slurm-{number}.out"
+    )
+    return 0
 
 
 @app.command()
@@ -210,6 +256,27 @@ def _asked(given: Mapping[str, Any]) -> dict[str, Any]:
         "engine_settings": pairs(given["set_engine"], "--set-engine"),
     }
     return {**given, **settings, "deadline_s": given["deadline"]}
+
+
+def _options(engine: str, set_: list[str], set_engine: list[str]) -> dict[str, str | tuple[str, ...]]:
+    pairs(set_, "--set"), pairs(set_engine, "--set-engine")
+    return {"--engine": engine, "--set": tuple(set_), "--set-engine": tuple(set_engine)}
+
+
+def _manifests(asked: Mapping[str, Any]) -> str:
+    """What Kubernetes is to start."""
+    from samestep.submit import Training
+    from samestep.submit.kubernetes import KINDS, manifests
+
+    if asked["to"] not in KINDS:
+        raise UserError(f"--to {asked['to']}: manifests are written for {' or '.join(KINDS)}")
+    if not asked["image"]:
+        raise UserError("name the container image that holds samestep and the job, as in --image registry/samestep:1")
+    settings = _options(asked["engine"], asked["set_"], asked["set_engine"])
+    gpus = 0 if asked["device"] == "cpu" else asked["nproc"] or 1
+    settings |= {"--device": "cpu"} if asked["device"] == "cpu" else {}
+    training = Training(asked["job"], asked["nnodes"] or 1, asked["nproc"] or 1, gpus, settings)
+    return manifests(asked["to"], training, asked["image"], asked["claim"])
 
 
 def _study(command: str, given: Mapping[str, Any]) -> int:

@@ -16,7 +16,9 @@ from samestep.record import write_json
 
 IDENTITY = "study.json"
 LOCK = ".lock"
-OURS = re.compile(r"\.lock|rank-\d+|machine-.+|first-machine\.json")  # what other ranks and machines may leave first
+OURS = re.compile(
+    r"\.lock|slurm\.sh|slurm-.+\.out|rank-\d+|machine-.+|first-machine\.json"
+)  # what other ranks and machines may leave first
 
 
 def prepare(out: Path | None, job: str, identity: Mapping[str, Any], name: str = "", *, writes: bool = True) -> Path:
@@ -27,10 +29,7 @@ def prepare(out: Path | None, job: str, identity: Mapping[str, Any], name: str =
 
     Raises UserError when it cannot be written to, or holds the results of another question.
     """
-    stem = re.sub(r"[^\w.-]+", "-", Path(job.partition(":")[0]).stem)
-    folder = out or Path("runs") / (
-        f"{stem}-{name}" if name else f"{datetime.now():%Y-%m-%d-%H%M%S}-{stem}-{os.getpid()}"
-    )
+    folder = out or (Path("runs") / f"{_stem(job)}-{name}" if name else dated(job))
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / f".writable-{os.getpid()}"
@@ -55,6 +54,27 @@ def prepare(out: Path | None, job: str, identity: Mapping[str, Any], name: str =
     _lock(folder)
     write_json(path, mine)
     return folder.resolve()
+
+
+def _stem(job: str) -> str:
+    return re.sub(r"[^\w.-]+", "-", Path(job.partition(":")[0]).stem)
+
+
+def dated(job: str) -> Path:
+    """A new folder's name under runs/."""
+    return Path("runs") / f"{datetime.now():%Y-%m-%d-%H%M%S}-{_stem(job)}-{os.getpid()}"
+
+
+def beside(folder: Path, name: str, text: str) -> Path:
+    """Writes a file of ours into a folder of results to come. Raises UserError when it cannot be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    except OSError as error:
+        raise UserError(
+            f"{folder / name} cannot be written ({error.strerror}); give another folder with --out"
+        ) from None
+    return folder / name
 
 
 def _lock(folder: Path) -> None:

@@ -84,6 +84,19 @@ Timeout = Annotated[
     float, typer.Option(help="Seconds that a rank waits for the others.", min=1, rich_help_panel=MACHINES)
 ]
 
+KUBERNETES = "Kubernetes"
+To = Annotated[
+    str,
+    typer.Option(
+        help="Print manifests instead of training: k8s (Indexed Job) or kubeflow (PyTorchJob).",
+        rich_help_panel=KUBERNETES,
+    ),
+]
+Image = Annotated[
+    str, typer.Option(help="The container image that holds samestep and the job.", rich_help_panel=KUBERNETES)
+]
+Claim = Annotated[str, typer.Option(help="The PersistentVolumeClaim for the results.", rich_help_panel=KUBERNETES)]
+
 
 def split(names: str) -> tuple[str, ...]:
     """'a, b' as ('a', 'b')."""

@@ -66,7 +66,10 @@ class RollCall:
         said = PLACE.sub("", str(error).strip().splitlines()[0])[:200]
         if answers is None:
             host = self.others[0]["host"] if self.others else "unknown"
-            lost, how = [0], f"rank 0 on {host} is lost, or the way to it: the place where the ranks meet gives no answer"
+            lost, how = (
+                [0],
+                f"rank 0 on {host} is lost, or the way to it: the place where the ranks meet gives no answer",
+            )
         else:
             lost = [rank for rank, answer in answers.items() if answer is None]
             failed = {rank: answer for rank, answer in answers.items() if answer not in (None, "")}

@@ -35,7 +35,9 @@ def prepare(
         raise UserError(f"the engine {row.engine} cannot run here: {row.verdict.reason}")
     if row.verdict.verdict == "refused":
         raise Refused(str(row.verdict.reason))
-    for left in [*folder.glob("*rank*"), folder / "rendezvous", folder / "log.txt"]:  # of a try that did not end well
+    files = ("rendezvous", "progress.json", "slurm-step")
+    for left in [*folder.glob("*rank[0-9]*"), *folder.glob("log*.txt"), *(folder / name for name in files)]:
+        # of a try that did not end well
         left.unlink(missing_ok=True)
     asked: dict[str, Any] = {
         "job": study.job,

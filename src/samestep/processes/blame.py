@@ -47,8 +47,8 @@ def raise_if_failed(
         raise TrainingFailed(error["message"])
     if machines.nnodes > 1 and not list(record.folder.glob("pid-rank*")):
         raise TrainingFailed(
-            f"the {machines.nnodes} machines did not all come to {machines.endpoint} within {machines.timeout_s:.0f} s, "
-            f"or could not agree there{_last_word(record)}; start the same line on each, and see that they can reach "
+            f"the {machines.nnodes} machines did not all come to {machines.endpoint} within {machines.timeout_s:.0f} "
+            f"s, or could not agree there{_last_word(record)}; start the same line on each, and see that they can reach "
             f"{machines.master}"
         )
     code = tree.returncode

@@ -115,11 +115,16 @@ def run(
         )
     idle_since: float | None = None  # no rank lives here since then
     asked_to_stop = False
+    wishes: list[int] = []  # of a scheduler, which sends SIGUSR1 some time before its limit
+    if graceful and hasattr(signal, "SIGUSR1"):
+        signal.signal(signal.SIGUSR1, lambda number, _: wishes.append(number))
     try:
         while tree.poll() is None:
             try:
                 if watch:
                     watch(told(folder))
+                if wishes and not asked_to_stop and "done" in told(folder):
+                    asked_to_stop = _ask_to_stop(folder, "asked by SIGUSR1")
                 if deadline_s is not None and time.monotonic() - began > deadline_s:
                     signal_ranks(folder, signal.SIGUSR1)  # each writes its stack
                     time.sleep(0.5)
@@ -136,9 +141,7 @@ def run(
             except KeyboardInterrupt:
                 if not graceful or asked_to_stop or "done" not in told(folder):
                     raise
-                asked_to_stop = True
-                signal_ranks(folder, signal.SIGUSR2)
-                print("samestep: stopping after a step; interrupt again to end at once", file=sys.stderr)
+                asked_to_stop = _ask_to_stop(folder, "interrupt again to end at once")
     finally:
         end(tree, folder)
     if tree.returncode == 0 and machines.nnodes > 1 and not list(folder.glob("error-rank*")):
@@ -146,6 +149,12 @@ def run(
     record = Record(folder)
     blame.raise_if_failed(record, tree, size, machines, memory.kills() - killed_before)
     return record
+
+
+def _ask_to_stop(folder: Path, why: str) -> bool:
+    signal_ranks(folder, signal.SIGUSR2)
+    print(f"samestep: stopping after a step; {why}", file=sys.stderr)
+    return True
 
 
 def _born(ends_by: signal.Signals) -> None:
