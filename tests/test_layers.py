@@ -13,11 +13,15 @@ PACKAGE = Path(__file__).parents[1] / "src" / "samestep"
 
 # From the top. A module may import those below its own line, and none of its own line unless it is in a folder of it.
 ABOVE = [
+    {"__main__"},
     {"cli"},
-    {"train"},
+    {"begin", "train"},
     {"compare"},
+    {"follow"},
     {"measurement", "inquiry", "folder", "show"},
     {"study"},
+    {"processes"},
+    {"submit", "options", "surroundings"},
     {"verify", "report", "stats"},
     {"comparison"},
     {"causes", "proof_plan"},
@@ -30,10 +34,11 @@ BELOW = [
     {"eject"},
     {"proof", "loading", "evaluate", "probe"},
     {"engines"},
-    {"run", "process_group"},
+    {"run", "process_group", "rendezvous"},
+    {"rollcall", "stopping"},
     {"data", "meter", "machine"},
 ]
-VALUES = [{"engine", "jobs"}, {"record", "lifeline", "world", "__init__"}, {"job"}, {"errors"}]
+VALUES = [{"engine", "jobs"}, {"record", "lifeline", "world", "network", "__init__"}, {"job"}, {"errors"}]
 LINES = {name: number for number, line in enumerate(ABOVE + BELOW + VALUES) for name in line}
 BOUNDARY = len(ABOVE)
 

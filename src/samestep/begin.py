@@ -30,7 +30,8 @@ def started_already(env: Mapping[str, str]) -> Started | None:
     in_job = "SLURM_JOB_ID" in env and "SLURM_STEP_ID" in env and "MASTER_ADDR" not in env
     host = slurm.first_host(env) if in_job else None
     found = started(env, host, slurm_port(env.get("SLURM_JOB_ID", "0")))
-    if found and found.local_size < found.size:
+    by_hand = "LOCAL_WORLD_SIZE" not in env  # nothing then tells how many machines there are
+    if found and found.local_size < found.size and not (found.launcher == "torchrun" and by_hand):
         check_master(env.get("MASTER_ADDR") or host or LOCAL, 2)
     return found
 

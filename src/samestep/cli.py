@@ -142,7 +142,12 @@ def run(
         raise UserError("run trains on one engine under one launcher; give one name each, as in --engine ddp")
     asked = _asked({**locals(), "engines": engine, "launchers": launcher})
     if to:
-        print(_manifests(asked), end="")
+        from samestep import submit
+        from samestep.submit.kubernetes import manifests
+
+        gpus = 0 if device == "cpu" else nproc or 1
+        training = submit.Training(job, nnodes or 1, nproc or 1, gpus, engine, set_, set_engine)
+        print(manifests(to, training, image, claim), end="")
         return 0
     from samestep import begin
     from samestep.processes.start import shell_line
@@ -190,7 +195,7 @@ def slurm(
     from samestep.submit.slurm import script, submit
 
     engines.check(engine)
-    training = Training(job, nodes, nproc or gpus_per_node or 2, gpus_per_node, _options(engine, set_, set_engine))
+    training = Training(job, nodes, nproc or gpus_per_node or 2, gpus_per_node, engine, set_, set_engine)
     results = (out or folder.dated(job)).resolve()
     text = script(training, results, time, sbatch)
     if dry_run:
@@ -256,27 +261,6 @@ def _asked(given: Mapping[str, Any]) -> dict[str, Any]:
         "engine_settings": pairs(given["set_engine"], "--set-engine"),
     }
     return {**given, **settings, "deadline_s": given["deadline"]}
-
-
-def _options(engine: str, set_: list[str], set_engine: list[str]) -> dict[str, str | tuple[str, ...]]:
-    pairs(set_, "--set"), pairs(set_engine, "--set-engine")
-    return {"--engine": engine, "--set": tuple(set_), "--set-engine": tuple(set_engine)}
-
-
-def _manifests(asked: Mapping[str, Any]) -> str:
-    """What Kubernetes is to start."""
-    from samestep.submit import Training
-    from samestep.submit.kubernetes import KINDS, manifests
-
-    if asked["to"] not in KINDS:
-        raise UserError(f"--to {asked['to']}: manifests are written for {' or '.join(KINDS)}")
-    if not asked["image"]:
-        raise UserError("name the container image that holds samestep and the job, as in --image registry/samestep:1")
-    settings = _options(asked["engine"], asked["set_"], asked["set_engine"])
-    gpus = 0 if asked["device"] == "cpu" else asked["nproc"] or 1
-    settings |= {"--device": "cpu"} if asked["device"] == "cpu" else {}
-    training = Training(asked["job"], asked["nnodes"] or 1, asked["nproc"] or 1, gpus, settings)
-    return manifests(asked["to"], training, asked["image"], asked["claim"])
 
 
 def _study(command: str, given: Mapping[str, Any]) -> int:

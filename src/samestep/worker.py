@@ -164,6 +164,8 @@ def rank_main(path: str, do: Callable[[Plan, World], dict[str, Any]]) -> None:
     code = 0
     try:
         world = World.from_env(os.environ)
+        os.environ |= {"RANK": str(world.rank), "WORLD_SIZE": str(world.size)}  # libraries know torchrun's names alone
+        os.environ |= {"LOCAL_RANK": str(world.local_rank), "LOCAL_WORLD_SIZE": str(world.local_size)}
         record = {"schema": SCHEMA, "rank": world.rank, "world": asdict(world), "threads": torch.get_num_threads()}
         facts = {"host": hostname(), "interface": os.environ.get("GLOO_SOCKET_IFNAME")} | machine.facts(world.device)
         record |= {"started_at": plan["started_at"], "machine": facts} | do(plan, world)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from typing import Any
 
@@ -67,6 +68,30 @@ def hangs_on_rank_1() -> Job:
     def criterion(output: torch.Tensor, batch: Batch) -> torch.Tensor:
         if os.environ.get("RANK") == "1" and batch.part.step == 3:
             time.sleep(3600)
+        return F.cross_entropy(output, batch.targets)
+
+    return _job(_rows(), criterion=criterion)
+
+
+def dies_once() -> Job:
+    """Rank 1 is killed in step 3, unless torchrun has started it again."""
+
+    def criterion(output: torch.Tensor, batch: Batch) -> torch.Tensor:
+        first = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
+        if first and os.environ["RANK"] == "1" and batch.part.step == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return F.cross_entropy(output, batch.targets)
+
+    return _job(_rows(), criterion=criterion)
+
+
+def eats_memory() -> Job:
+    """Rank 1 fills what memory there is."""
+    eaten = []
+
+    def criterion(output: torch.Tensor, batch: Batch) -> torch.Tensor:
+        while os.environ["RANK"] == "1" and batch.part.step == 3:
+            eaten.append(torch.ones(2**22))
         return F.cross_entropy(output, batch.targets)
 
     return _job(_rows(), criterion=criterion)

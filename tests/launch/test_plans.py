@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 
@@ -9,63 +10,61 @@ import pytest
 
 from samestep import launch
 from samestep.errors import UserError
+from samestep.launch import Machines, Shape
+from samestep.processes.start import shell_line
 
 PROGRAM = ("-m", "samestep.worker", "plan.json")
-SHAPE = launch.Shape(nproc=2, folder="/runs/a", port=0)
-
-GOLDEN = {
-    "horovodrun": (
-        (
-            str(Path(sys.executable).with_name("horovodrun")),
-            "-np",
-            "2",
-            "-H",
-            "localhost:2",
-            "--gloo",
-            sys.executable,
-            "-m",
-            "samestep.worker",
-            "plan.json",
-        ),
-        {"SAMESTEP_INIT_METHOD": "file:///runs/a/rendezvous"},
-    ),
-    "process": ((sys.executable, "-m", "samestep.worker", "plan.json"), {}),
-    "spawn": (
-        (sys.executable, "-m", "samestep.worker", "--spawn", "2", "plan.json"),
-        {"SAMESTEP_INIT_METHOD": "file:///runs/a/rendezvous"},
-    ),
-    "torchrun": (
-        (
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--nproc-per-node=2",
-            "--rdzv-backend=c10d",
-            "--rdzv-endpoint=127.0.0.1:0",
-            "--local-addr=127.0.0.1",
-            "--max-restarts=0",
-            "--monitor-interval=0.05",
-            "--log-dir=/runs/a/torchrun",
-            "--no-python",
-            sys.executable,
-            "-m",
-            "samestep.worker",
-            "plan.json",
-        ),
-        {},
-    ),
+GOLDEN = Path(__file__).parent / "golden"
+ONE = Shape(2, "/runs/a")
+SHAPES = {
+    "horovodrun": ONE,
+    "mpirun": ONE,
+    "mpirun-two-hosts": Shape(4, "/runs/a", Machines(2, master="h1", port=29500, hosts=("h1", "h2"), interface="eth0")),
+    "process": ONE,
+    "spawn": ONE,
+    "spawn-port": Shape(2, "/runs/a", Machines(port=29500)),
+    "srun": Shape(4, "/runs/a", Machines(2, master="n1", port=21234, reached=True)),
+    "torchrun": ONE,
+    "torchrun-restarts": Shape(2, "/runs/a", Machines(max_restarts=3, timeout_s=30)),
+    "torchrun-static": Shape(4, "/runs/a", Machines(2, node_rank=1, master="h1", port=29500)),
+    "torchrun-c10d": Shape(4, "/runs/a", Machines(2, master="h1", port=29500)),
+    "torchrun-ipv6": Shape(4, "/runs/a", Machines(2, node_rank=0, master="fd77::10", port=29500)),
 }
 
 
-@pytest.mark.parametrize("name", launch.names())
-def test_plan(name: str) -> None:
-    plan = launch.load(name).plan(PROGRAM, SHAPE)
-    assert (plan.argv, dict(plan.env)) == GOLDEN[name]
+@pytest.mark.parametrize("case", SHAPES)
+def test_plan(case: str) -> None:
+    """The golden files hold a word a line; where this Python lies is written as PYTHON."""
+    plan = launch.load(case.partition("-")[0]).plan(PROGRAM, SHAPES[case])
+    words = [f"{key}={value}" for key, value in plan.env.items()] + list(plan.argv)
+    home = str(Path(sys.executable).parent)
+    text = "\n".join(words).replace(sys.executable, "PYTHON").replace(home, "BIN") + "\n"
+    assert text == (GOLDEN / f"{case}.txt").read_text()
 
 
-def test_spawn_meets_at_the_asked_port() -> None:
-    plan = launch.load("spawn").plan(PROGRAM, launch.Shape(2, "/runs/a", 29500))
-    assert plan.env["SAMESTEP_INIT_METHOD"] == "tcp://127.0.0.1:29500"
+def test_every_launcher_has_a_golden_file() -> None:
+    assert {path.stem.partition("-")[0] for path in GOLDEN.glob("*.txt")} == set(launch.names())
+    assert {path.stem for path in GOLDEN.glob("*.txt")} == set(SHAPES)
+
+
+def test_the_shell_line_says_the_same_as_the_plan() -> None:
+    plan = launch.load("torchrun").plan((*PROGRAM[:2], "a b/plan.json"), ONE)
+    assert shlex.split(shell_line(plan))[-len(plan.argv) :] == list(plan.argv)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "sentence"),
+    [
+        ("horovodrun", Shape(2, "/r", Machines(port=29500)), "horovodrun chooses its ports itself"),
+        ("torchrun", Shape(2, "/r", Machines(2, master="h1")), "give the same --port on each"),
+        ("srun", ONE, "srun's tasks must know the port"),
+        ("mpirun", Shape(2, "/r", Machines(2, master="h1", port=1)), "give 2 with --hosts h1,h2"),
+        ("mpirun", Shape(2, "/r", Machines(2, hosts=("h1", "h2"))), "several machines must know the port"),
+    ],
+)
+def test_a_shape_that_a_launcher_cannot_start(name: str, shape: Shape, sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        launch.load(name).plan(PROGRAM, shape)
 
 
 def test_an_unknown_launcher_is_named_with_the_nearest() -> None:
@@ -73,6 +72,16 @@ def test_an_unknown_launcher_is_named_with_the_nearest() -> None:
         launch.load("torchrn")
 
 
-def test_horovodrun_takes_no_port() -> None:
-    with pytest.raises(UserError, match="horovodrun chooses its ports itself"):
-        launch.load("horovodrun").plan(PROGRAM, launch.Shape(2, "/runs/a", 29500))
+@pytest.mark.parametrize(
+    ("name", "machines", "env", "reason"),
+    [
+        ("spawn", Machines(2, master="h1"), {}, "spawn starts ranks on one machine"),
+        ("srun", Machines(), {}, "no Slurm job here|srun is not installed"),
+        ("torchrun", Machines(2, reached=True), {}, "torchrun must be started on each machine"),
+    ],
+)
+def test_why_a_launcher_is_unavailable(name: str, machines: Machines, env: dict[str, str], reason: str) -> None:
+    import re
+
+    assert re.search(reason, launch.missing(name, machines, env) or "")
+    assert launch.missing("torchrun", Machines(), {}) is None

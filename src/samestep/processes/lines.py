@@ -40,8 +40,9 @@ class Lines:
         for path in self._folder.glob("rank*.log"):
             rank = int(path.stem.removeprefix("rank"))
             if rank not in self._logs:
-                self._logs[rank] = open(path, errors="replace")  # noqa: SIM115 - read until the end
+                self._logs[rank] = open(path, errors="replace", newline="\n")  # noqa: SIM115 - read until the end
                 self._waiting[rank] = deque()
+        now = time.monotonic()
         for rank, log in self._logs.items():
             text = self._begun.pop(rank, "") + log.read()
             *whole, rest = text.split("\n")
@@ -53,7 +54,7 @@ class Lines:
                 whole = [] if rank in self._failed else whole[: whole.index(TRACEBACK)]
                 self._failed.add(rank)
             # A bar that draws itself again and again counts as its last state.
-            self._waiting[rank] += [(time.monotonic(), line.rsplit("\r", 1)[-1]) for line in whole]
+            self._waiting[rank] += [(now, line.rsplit("\r", 1)[-1]) for line in whole]
 
 
 def name(ranks: list[int]) -> str:

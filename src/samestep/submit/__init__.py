@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import jinja2
@@ -13,17 +13,19 @@ import jinja2
 
 @dataclass(frozen=True)
 class Training:
-    """What `samestep run` is to train: its arguments, apart from where.
+    """What `samestep run` is to train.
 
-    job: as `samestep run` takes it. nproc: ranks on each of `nnodes` machines. gpus: of each machine, for its ranks.
-    options: more of `run`'s, as in {'--engine': 'fsdp'}; a value of several is repeated.
+    job: as `samestep run` takes it. nproc: ranks on each of `nnodes` machines. gpus: of each machine, for its ranks; 0
+    trains on CPUs. settings, engine_settings: of --set and --set-engine.
     """
 
     job: str
     nnodes: int
     nproc: int
-    gpus: int = 0
-    options: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
+    gpus: int
+    engine: str = "ddp"
+    settings: Sequence[str] = ()
+    engine_settings: Sequence[str] = ()
 
     @property
     def name(self) -> str:
@@ -33,10 +35,10 @@ class Training:
 
     def command(self) -> str:
         """The arguments of `samestep run`, quoted for a shell."""
-        words = [self.job]
-        for key, value in self.options.items():
-            for one in (value,) if isinstance(value, str) else value:
-                words += [key, one]
+        words = [self.job, "--engine", self.engine]
+        words += [word for pair in self.settings for word in ("--set", pair)]
+        words += [word for pair in self.engine_settings for word in ("--set-engine", pair)]
+        words += [] if self.gpus else ["--device", "cpu"]
         words += ["--nnodes", str(self.nnodes), "--nproc", str(self.nproc)]
         return " ".join(shlex.quote(word) for word in words)
 

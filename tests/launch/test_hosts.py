@@ -1,0 +1,197 @@
+"""Several machines by the same line on each: hosts with their own networks, static and c10d, a link that is cut."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from shutil import which
+
+import pytest
+
+from cluster import hosts as hosts_module
+from cluster.hosts import Hosts
+
+JOBS = Path(__file__).parent / "jobs.py"
+SAMESTEP = [sys.executable, "-m", "samestep"]
+Line = Callable[[int], list[str]]
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[Hosts]:
+    reason = hosts_module.missing()
+    if reason:
+        assert "CI" not in os.environ, reason
+        pytest.skip(reason)
+    with Hosts(2) as made:
+        yield made
+
+
+def everywhere(
+    hosts: Hosts, line: Line, on: range = range(2), during: Callable[[], None] | None = None, seconds: float = 120
+) -> list[tuple[int, str]]:
+    """Types `line(host)` on each host; returns their exit codes and all that they said. Ends them by pid."""
+    typed = [
+        hosts.start(i, [*SAMESTEP, *line(i)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
+        for i in on
+    ]
+    try:
+        if during:
+            during()
+        until = time.monotonic() + seconds
+        return [(command.wait(max(1.0, until - time.monotonic())), read(command)) for command in typed]
+    finally:
+        for command in typed:
+            command.kill()
+            command.wait()
+        deadline = time.monotonic() + 5
+        while any(hosts.pids(i) for i in on) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert [hosts.pids(i) for i in on] == [[] for _ in on], "something is left behind"
+
+
+def read(command: subprocess.Popen[str]) -> str:
+    assert command.stdout
+    return command.stdout.read()
+
+
+def train(out: Path, *more: str, master: str = "h0") -> list[str]:
+    shape = ["--nnodes", "2", "--nproc", "1", "--master-addr", master, "--out", str(out)]
+    return ["run", f"{JOBS}:quick", *shape, *more]
+
+
+def by_number(out: Path, *more: str, master: str = "h0") -> Line:
+    return lambda i: train(out, "--node-rank", str(i), *more, master=master)
+
+
+@pytest.mark.parametrize("how", ["static", "c10d", "ipv6"])
+def test_the_same_line_on_each(how: str, hosts: Hosts, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    lines: dict[str, Line] = {
+        "static": by_number(out),
+        "c10d": lambda i: train(out),
+        "ipv6": by_number(out, master=hosts.address6(0)),
+    }
+    ended = everywhere(hosts, lines[how])
+    assert [code for code, _ in ended] == [0, 0], ended
+    assert (out / "weights.safetensors").exists() and (out / "results.json").exists()
+    assert "ddp on 2 ranks: 8 steps" in ended[0][1] and "ddp on" not in ended[1][1]
+    assert "gloo and NCCL use the interface eth0, which leads to" in ended[1][1]
+    assert {path.name for path in out.glob("machine-*/rank*.log")} == {"rank0.log", "rank1.log"}
+
+
+def test_over_a_slow_link_it_is_the_same_step(hosts: Hosts, tmp_path: Path) -> None:
+    """Proven together, in a folder that the machines share."""
+    hosts.shape("100mbit")
+    shape = ["--nnodes", "2", "--nproc", "1", "--master-addr", "h0", "--out", str(tmp_path / "out")]
+    ended = everywhere(hosts, lambda i: ["verify", "digits", "--engines", "ddp,fsdp", *shape])
+    assert [code for code, _ in ended] == [0, 0], ended
+    assert ended[0][1].count("same step (bitwise)") == 2
+    assert "this machine took part in 2 launches; the results are on h0" in ended[1][1]
+
+
+def test_the_meeting_listens_at_the_masters_address_alone(hosts: Hosts, tmp_path: Path) -> None:
+    listening: list[str] = []
+
+    def look() -> None:
+        until = time.monotonic() + 60
+        while not (found := [at for at in hosts.listening(0) if at.endswith(":29511")]):
+            assert time.monotonic() < until, "nobody listens"
+            time.sleep(0.05)
+        listening.extend(found)
+
+    ended = everywhere(hosts, by_number(tmp_path / "out", "--port", "29511"), during=look)
+    assert [code for code, _ in ended] == [0, 0], ended
+    assert listening == [f"{hosts.address(0)}:29511"]
+
+
+@pytest.mark.parametrize("how", ["static", "c10d"])
+def test_a_machine_that_does_not_come(how: str, hosts: Hosts, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    line = by_number(out, "--timeout", "5") if how == "static" else lambda i: train(out, "--timeout", "5")
+    ((code, said),) = everywhere(hosts, line, on=range(1))
+    assert code == 1
+    assert "the 2 machines did not all come to h0:29500 within 5 s" in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("how", ["static", "c10d"])
+def test_a_cut_link_ends_every_rank_and_names_the_lost_one(how: str, hosts: Hosts, tmp_path: Path) -> None:
+    """The group's timeout and five seconds later no rank is left; torchrun's agent alone would stay for minutes."""
+    out, timeout_s, gone = tmp_path / "out", 6, {}
+
+    def cut() -> None:
+        progress, until = out / "machine-h0" / "progress.json", time.monotonic() + 60
+        while not progress.exists() or '"done"' not in progress.read_text():
+            assert time.monotonic() < until, "it did not begin to train"
+            time.sleep(0.05)
+        hosts.cut(1)
+        began = time.monotonic()
+        while len(gone) < 2 and time.monotonic() < began + 60:
+            for i in range(2):
+                if i not in gone and not ranks_of(out / f"machine-h{i}"):
+                    gone[i] = time.monotonic() - began
+            time.sleep(0.05)
+
+    more = ("--timeout", str(timeout_s))
+    shape = ["--nnodes", "2", "--nproc", "1", "--master-addr", "h0", "--out", str(out), *more]
+    own: Line = (lambda i: ["--node-rank", str(i)]) if how == "static" else (lambda i: [])
+    try:
+        ended = everywhere(hosts, lambda i: ["run", f"{JOBS}:slow", *shape, *own(i)], during=cut)
+    finally:
+        hosts.mend(1)
+    assert [code for code, _ in ended] == [1, 1], ended
+    assert "rank 1 on h1 is lost: no sign of life" in ended[0][1]
+    assert "rank 0 on h0 is lost, or the way to it" in ended[1][1]
+    assert max(gone.values()) < timeout_s + 5, gone
+
+
+def ranks_of(folder: Path) -> list[int]:
+    """The pids of a folder's ranks that live."""
+    pids = [int(path.read_text().partition("@")[0]) for path in folder.glob("pid-rank*")]
+    return [pid for pid in pids if Path(f"/proc/{pid}").exists() and "Z" not in state_of(pid)]
+
+
+def state_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "Z"
+
+
+def test_a_master_that_others_cannot_reach_is_refused(hosts: Hosts, tmp_path: Path) -> None:
+    ((code, said),) = everywhere(hosts, by_number(tmp_path / "out", master="localhost"), on=range(1))
+    assert code == 2
+    assert "an address that no other machine can reach" in said and "--master-addr 10.77.0.10" in said
+
+
+def test_mpirun_starts_on_other_hosts(hosts: Hosts, tmp_path: Path) -> None:
+    """Open MPI reaches a host by a remote shell; here one that enters the host's network."""
+    if which("mpirun") is None:
+        assert "CI" not in os.environ, "Open MPI is not installed"
+        pytest.skip("Open MPI is not installed (apt install openmpi-bin)")
+    shell = tmp_path / "shell"
+    cases = "\n".join(f'h{i}) shift; exec {shlex.join(hosts.line(i, ["sh", "-c"]))} "$*" ;;' for i in range(2))
+    shell.write_text(f'#!/bin/sh\ncase "$1" in\n{cases}\nesac\n')
+    shell.chmod(0o755)
+    out = tmp_path / "out"
+    line = ["verify", "digits", "--engines", "ddp", "--launcher", "mpirun", "--hosts", "h0,h1", "--nproc", "1"]
+    environment = os.environ | {"OMPI_MCA_plm_rsh_agent": str(shell)}
+    command = hosts.start(
+        0,
+        [*SAMESTEP, *line, "--out", str(out)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=environment,
+        start_new_session=True,
+    )
+    try:
+        code = command.wait(120)
+    finally:
+        command.kill()
+    assert (code, said := read(command)) and code == 0, said
+    assert "same step (bitwise)" in said

@@ -1,0 +1,95 @@
+"""Inside somebody's torchrun, mpirun or horovodrun: this command is one of their ranks, the training is the same."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+JOBS = Path(__file__).parent / "jobs.py"
+BIN = Path(sys.executable).parent
+ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+AROUND = {
+    "torchrun -m": [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+        "-m",
+        "samestep",
+    ],
+    "torchrun --no-python": [
+        *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--rdzv-backend=c10d"),
+        *("--rdzv-endpoint=127.0.0.1:0", "--no-python", sys.executable, "-m", "samestep"),
+    ],
+    "mpirun": ["mpirun", "-np", "2", "--oversubscribe", sys.executable, "-m", "samestep"],
+    "horovodrun": [str(BIN / "horovodrun"), "-np", "2", "--gloo", sys.executable, "-m", "samestep"],
+}
+
+
+def typed(command: list[str], **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, timeout=150, env=os.environ | ROOT | env)
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """Of the same training, started by samestep itself."""
+    out = tmp_path_factory.mktemp("alone") / "out"
+    done = typed([sys.executable, "-m", "samestep", "run", f"{JOBS}:quick", "--nproc", "2", "--out", str(out)])
+    assert done.returncode == 0, done.stderr
+    return (out / "weights.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("around", AROUND)
+def test_it_is_one_of_its_ranks(around: str, weights: bytes, tmp_path: Path) -> None:
+    if shutil.which(AROUND[around][0]) is None:
+        assert "CI" not in os.environ, f"{AROUND[around][0]} is not installed"
+        pytest.skip(f"{AROUND[around][0]} is not installed")
+    out = tmp_path / "out"
+    engine = "horovod" if around == "horovodrun" else "ddp"
+    done = typed([*AROUND[around], "run", f"{JOBS}:quick", "--engine", engine, "--out", str(out)])
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count(f"{engine} on 2 ranks: 8 steps") == 1
+    assert (out / "weights.safetensors").read_bytes() == weights
+    assert {path.name for path in out.glob("rank-*/rank*.log")} == {"rank0.log", "rank1.log"}
+
+
+def test_a_command_that_starts_ranks_itself_says_so(tmp_path: Path) -> None:
+    done = typed([*AROUND["torchrun -m"], "verify", "digits", "--out", str(tmp_path / "out")])
+    assert "verify starts its ranks itself, and torchrun has started it several times" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_two_ranks_with_one_local_rank(tmp_path: Path) -> None:
+    from samestep.processes.ports import any_free
+
+    port, out = str(any_free("127.0.0.1")), str(tmp_path / "out")
+    command = [sys.executable, "-m", "samestep", "run", f"{JOBS}:quick", "--out", out, "--timeout", "60"]
+    place = {"WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    ranks = [
+        subprocess.Popen(command, env=os.environ | place | {"RANK": str(rank)}, stderr=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
+    try:
+        said = [rank.communicate(timeout=120)[1] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert [rank.returncode for rank in ranks] == [2, 2], said
+    assert all("ranks 0 and 1 on" in text and "both have local rank 0" in text for text in said), said
+
+
+def test_a_dry_run_prints_a_line_that_works_when_pasted(weights: bytes, tmp_path: Path) -> None:
+    for launcher in ("torchrun", "spawn"):
+        out = tmp_path / f"a folder {launcher}"
+        command = [sys.executable, "-m", "samestep", "run", f"{JOBS}:quick", "--nproc", "2", "--out", str(out)]
+        printed = typed([*command, "--launcher", launcher, "--dry-run"])
+        assert printed.returncode == 0 and not (out / "weights.safetensors").exists()
+        pasted = typed(["bash", "-c", printed.stdout])
+        assert pasted.returncode == 0, pasted.stderr
+        assert (out / "weights.safetensors").read_bytes() == weights

@@ -1,0 +1,46 @@
+"""Interfaces and addresses of this machine, as they are."""
+
+from __future__ import annotations
+
+import pytest
+
+from samestep import network
+from samestep.errors import UserError
+from samestep.launch import Machines
+from samestep.processes import ports
+
+
+def test_the_way_to_this_machine_is_its_loopback() -> None:
+    assert network.towards("127.0.0.1") == ("lo", "127.0.0.1")
+    assert network.is_here("localhost") and not network.is_here("203.0.113.7")
+
+
+def test_gloo_is_told_and_what_the_user_set_stays() -> None:
+    env: dict[str, str] = {}
+    assert network.choose(env, "127.0.0.1") is None
+    assert env == {"GLOO_SOCKET_IFNAME": "lo"}
+    mine = {"GLOO_SOCKET_IFNAME": "eth7"}
+    assert network.choose(mine, "127.0.0.1") is None
+    assert mine == {"GLOO_SOCKET_IFNAME": "eth7"}
+
+
+def test_bad_names_are_one_sentence() -> None:
+    with pytest.raises(UserError, match=r"--interface eth99: this machine has .*lo"):
+        network.check_interface("eth99")
+    with pytest.raises(UserError, match=r"the name no-such-host\.invalid is unknown on"):
+        network.addresses("no-such-host.invalid")
+    with pytest.raises(UserError, match=r"localhost is (127\.0\.0\.1|::1) on .*no other machine can reach .*--master"):
+        network.check_master("localhost", 2)
+    network.check_master("localhost", 1)
+
+
+def test_a_taken_port_names_its_holder() -> None:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(
+            UserError, match=rf"port {port} is taken by process \d+ \(.+\); choose another, or --port 0"
+        ):
+            ports.check(Machines(port=port))
+    ports.check(Machines(port=ports.any_free("127.0.0.1")))

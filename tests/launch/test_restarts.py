@@ -1,0 +1,58 @@
+"""A rank that dies and comes back; a rank that the kernel kills for memory."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+JOBS = Path(__file__).parent / "jobs.py"
+CGROUPS = (Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup"))  # version 1, version 2
+
+
+def run(job: str, out: Path, *more: str, **popen: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "samestep", "run", f"{JOBS}:{job}", "--nproc", "2", "--out", str(out), *more]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, **popen)  # type: ignore[call-overload,no-any-return]
+
+
+def test_a_killed_rank_comes_back_and_the_result_is_the_same(tmp_path: Path) -> None:
+    whole, again = run("quick", tmp_path / "whole"), run("dies_once", tmp_path / "again", "--max-restarts", "2")
+    assert whole.returncode == again.returncode == 0, again.stderr
+    assert "a rank has died, and torchrun has started all again (restart 1)" in again.stderr
+    weights = [(tmp_path / name / "weights.safetensors").read_bytes() for name in ("whole", "again")]
+    assert weights[0] == weights[1]
+
+
+def test_without_restarts_it_ends(tmp_path: Path) -> None:
+    done = run("dies_once", tmp_path / "out")
+    assert done.returncode == 1
+    assert "rank 1 was ended by SIGKILL (by hand or by a scheduler" in done.stderr
+
+
+@pytest.fixture
+def small_group() -> Iterator[Path]:
+    """A control group of 1,200 MiB: two ranks fit, and not much more."""
+    root = next((root for root in CGROUPS if (root / "cgroup.procs").exists()), None)
+    if root is None or not os.access(root, os.W_OK):
+        assert "CI" not in os.environ, "no control group can be made here"
+        pytest.skip("no control group can be made here")
+    group = root / f"samestep-test-{os.getpid()}"
+    group.mkdir()
+    limit = group / ("memory.limit_in_bytes" if root.name == "memory" else "memory.max")
+    limit.write_text(str(1200 * 2**20))
+    yield group
+    group.rmdir()
+
+
+def test_the_kernels_memory_killer_is_named(small_group: Path, tmp_path: Path) -> None:
+    def enter() -> None:
+        (small_group / "cgroup.procs").write_text(str(os.getpid()))
+
+    done = run("eats_memory", tmp_path / "out", preexec_fn=enter)
+    assert done.returncode == 1
+    assert "rank 1 was ended by SIGKILL: the kernel killed 1 process for memory in this control group" in done.stderr
+    assert "whose limit is 1200 MiB; use fewer ranks or loader workers" in done.stderr
