@@ -78,7 +78,7 @@ def dies_once() -> Job:
 
     def criterion(output: torch.Tensor, batch: Batch) -> torch.Tensor:
         first = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
-        if first and os.environ["RANK"] == "1" and batch.part.step == 3:
+        if first and os.environ.get("RANK") == "1" and batch.part.step == 3:
             os.kill(os.getpid(), signal.SIGKILL)
         return F.cross_entropy(output, batch.targets)
 
@@ -90,11 +90,21 @@ def eats_memory() -> Job:
     eaten = []
 
     def criterion(output: torch.Tensor, batch: Batch) -> torch.Tensor:
-        while os.environ["RANK"] == "1" and batch.part.step == 3:
+        while os.environ.get("RANK") == "1" and batch.part.step == 3:
             eaten.append(torch.ones(2**22))
         return F.cross_entropy(output, batch.targets)
 
     return _job(_rows(), criterion=criterion)
+
+
+def evaluates_slowly() -> Job:
+    """Some two seconds of training, and as much of evaluation."""
+
+    class Drowsy(Slow):
+        def __len__(self) -> int:
+            return 160
+
+    return _job(Drowsy(), evaluation=Drowsy(), epochs=1)
 
 
 def becomes_nan() -> Job:

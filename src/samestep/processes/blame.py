@@ -48,8 +48,9 @@ def raise_if_failed(
     if machines.nnodes > 1 and not list(record.folder.glob("pid-rank*")):
         where = f"{machines.endpoint} within {machines.timeout_s:.0f} s"
         raise TrainingFailed(
-            f"the {machines.nnodes} machines did not all come to {where}, or could not agree there{_last_word(record)}; start "
-            f"the same line on each, and see that they can reach {machines.master}"
+            f"the {machines.nnodes} machines did not all come to {where}, or could not agree there"
+            f"{_last_word(record)}; "
+            f"type the same line on each, and see that they can reach {machines.master}"
         )
     code = tree.returncode
     how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"

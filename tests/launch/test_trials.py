@@ -1,0 +1,22 @@
+"""A few of the trials that results/ keeps a hundred of."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import trials
+
+from cluster import hosts
+
+
+def test_whatever_is_killed_nothing_is_left(tmp_path: Path) -> None:
+    reason = hosts.missing()
+    if reason:
+        assert "CI" not in os.environ, reason
+        pytest.skip(reason)
+    results = trials.run(10, seed=1, out=tmp_path)
+    assert all(trials.good(result) for result in results), [r for r in results if not trials.good(r)]
+    assert sum(result["hit"] for result in results) >= 8
+    assert any(result["victim"] == "link" and result["hit"] for result in results)
