@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -44,17 +45,18 @@ def process_group(world: World) -> Iterator[None]:
         print(f"samestep: {said}", flush=True)
     timeout = timedelta(seconds=float(os.environ.get("SAMESTEP_TIMEOUT_S", TIMEOUT_S)))
     roll: RollCall | None = None
+    began = time.monotonic()
     try:
         store = _store(meeting, world, timeout)
         store.set_timeout(timeout)
-        roll = RollCall(store, world, os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+        roll = RollCall(store, world)
         group = PrefixStore("group", store)
         dist.init_process_group(
             world.backend, store=group, rank=world.rank, world_size=world.size, timeout=timeout, device_id=device
         )
         roll.read()
     except (dist.DistError, RuntimeError, TimeoutError) as error:
-        raise _not_met(meeting, roll, timeout, error) from error
+        raise _not_met(meeting, roll, time.monotonic() - began, error) from error
     _meeting.append(store)
     try:
         yield
@@ -72,7 +74,7 @@ def process_group(world: World) -> Iterator[None]:
 
 def meeting_store() -> Store | None:
     """The store of the open group; None where this process is alone."""
-    return PrefixStore(f"stop/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", _meeting[0]) if _meeting else None
+    return PrefixStore("stop", _meeting[0]) if _meeting else None
 
 
 def _store(meeting: str, world: World, timeout: timedelta) -> Store:
@@ -80,15 +82,20 @@ def _store(meeting: str, world: World, timeout: timedelta) -> Store:
     if file != meeting:
         return FileStore(file, world.size)
     store: Store = next(iter(rendezvous(meeting, world.rank, world.size, timeout=timeout)))[0]
-    return store
+    # torchrun's store outlives a restart: ranks that started again must not read where the dead ones listened.
+    return PrefixStore(f"attempt {attempt()}", store)
 
 
-def _not_met(meeting: str, roll: RollCall | None, timeout: timedelta, error: Exception) -> Exception:
+def attempt() -> str:
+    """How often torchrun has started these ranks again."""
+    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+
+
+def _not_met(meeting: str, roll: RollCall | None, seconds: float, error: Exception) -> Exception:
     """What to tell a user whose ranks did not all come to the meeting."""
     at = meeting
     if meeting == "env://":
         at = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
-    seconds = timeout.total_seconds()
     if roll is None:
         said = str(error).splitlines()[0][:200]
         return UserError(

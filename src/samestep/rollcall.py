@@ -30,16 +30,16 @@ PLACE = re.compile(r"^\[\S+:\d+\] ")  # where in gloo's source an error arose
 
 
 class RollCall:
-    """The ranks of one group. attempt: how often torchrun has started them again; each attempt has its own keys."""
+    """The ranks of one group."""
 
-    def __init__(self, store: Store, world: World, attempt: str) -> None:
-        self._store, self.world, self._attempt = store, world, attempt
+    def __init__(self, store: Store, world: World) -> None:
+        self._store, self.world = store, world
         self.others: list[dict[str, Any]] = []
         place = {"rank": world.rank, "host": hostname(), "local_rank": world.local_rank, "device": world.device}
         store.set(self._key("here", world.rank), json.dumps(place))
 
     def _key(self, what: str, rank: int) -> str:
-        return f"samestep/{self._attempt}/{what}/{rank}"
+        return f"samestep/{what}/{rank}"
 
     def read(self) -> None:
         """Reads where all ranks are; call it when they have met. Raises Refused when two share one local rank."""

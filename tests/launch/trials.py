@@ -73,9 +73,9 @@ def alive(pids: set[int], sessions: set[int]) -> list[str]:
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):
-            if process.pid in pids or os.getsid(process.pid) in sessions:
-                if process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(" ".join(process.cmdline())[:120])
+            ours = process.pid in pids or os.getsid(process.pid) in sessions
+            if ours and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(" ".join(process.cmdline())[:120])
     return found
 
 
