@@ -19,6 +19,7 @@ ABOVE = [
     {"measurement", "inquiry", "folder", "show"},
     {"study"},
     {"verify", "report", "stats"},
+    {"rounding"},
     {"comparison"},
     {"causes", "proof_plan"},
     {"trace"},

@@ -28,12 +28,14 @@ class Numerics:
         inexact part off (none where float64 does), and must be the same; its numerics are then measured in float32
         with it on, and the verdict is 'approximate', never 'same'.
     widest: the widest dtype that it takes, in which it is then proven.
+    exact_steps: of a lossy engine, so many first steps are exact (PowerSGD sends whole gradients at first).
     """
 
     rounds_to: str | None = None
     lossy: bool = False
     without: Mapping[str, Any] = field(default_factory=dict)
     widest: Literal["float64", "float32"] = "float64"
+    exact_steps: int = 0
 
 
 @dataclass(frozen=True)

@@ -65,6 +65,7 @@ class Referee:
             played = self._trainings(number, layout, planned["rounds_to"], dtype, planned["trainings"])
         why = self.float64_failed or (None if dtype == "float64" else "the engine takes no float64")
         facts = {"layout": asdict(layout), "dtype": dtype, "float64_failed": why}
+        facts["exact_steps"] = planned["exact_steps"]
         return played | facts | {"sgd_lr": self.sgd_lr, "sgd_lr_usual": SGD_LR}
 
     def _trainings(

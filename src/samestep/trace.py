@@ -63,7 +63,7 @@ class Expectation:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """layout, dtype, rounds_to, float64_failed, and each training's observations."""
+        """layout, dtype, rounds_to, exact_steps, float64_failed, and each training's observations."""
         facts: dict[str, Any] = self.record.ranks[0]["layouts"][str(self.number)]
         return facts
 

@@ -29,6 +29,7 @@ from samestep.world import World
 PURPOSE = "data parallel, one process per device"
 NEEDS: tuple[str, ...] = ()
 LAUNCHERS = ("torchrun", "spawn")
+EXACT = 2  # steps before PowerSGD compresses: the fewest that DDP allows
 
 
 def missing(devices: tuple[str, ...]) -> str | None:
@@ -42,7 +43,10 @@ def layout(world: World, find_unused: bool = False, **settings: Any) -> Layout:
 def numerics(compress: str = "none", **settings: Any) -> Numerics:
     if compress == "none":
         return Numerics()
-    return Numerics({"fp16": "float16", "bf16": "bfloat16"}.get(compress), lossy=True, without={"compress": "none"})
+    without = {"compress": "none"}
+    if compress == "powersgd":
+        return Numerics(lossy=True, without=without, exact_steps=EXACT)
+    return Numerics({"fp16": "float16", "bf16": "bfloat16"}[compress], lossy=True, without=without)
 
 
 def train(
@@ -75,7 +79,7 @@ def train(
             find_unused_parameters=find_unused,
         )
         if compress == "powersgd":
-            model.register_comm_hook(PowerSGDState(None, start_powerSGD_iter=2), powerSGD_hook)
+            model.register_comm_hook(PowerSGDState(None, start_powerSGD_iter=EXACT), powerSGD_hook)
         elif compress != "none":
             model.register_comm_hook(None, getattr(default_hooks, compress + "_compress_hook"))
         elif order == "rank":
