@@ -22,6 +22,7 @@ ABOVE = [
     {"rounding"},
     {"comparison"},
     {"causes", "proof_plan"},
+    {"gradient_causes"},
     {"trace"},
     {"launch"},
 ]

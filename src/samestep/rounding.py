@@ -63,6 +63,6 @@ def _float64(values: Any) -> Values:
 
 
 def _rounded(values: Values, digits: int) -> Values:
-    """To so many binary digits. Of numbers that float16 holds with fewer, as it does the tiniest, too little is lost."""
+    """To so many binary digits. The tiniest, which float16 holds with fewer, lose more than this."""
     mantissa, exponent = np.frexp(values)
     return np.asarray(np.ldexp(np.round(np.ldexp(mantissa, digits)), exponent - digits))

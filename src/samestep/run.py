@@ -19,6 +19,8 @@ from samestep.job import Batch, Job
 from samestep.meter import Meter
 from samestep.world import World
 
+LATER = (2, 3, 97)  # epochs that the proof's steps do not reach: their order is a promise, noted untrained
+
 Progress = Callable[[int, float], None]  # (steps done, a recent loss)
 
 
@@ -145,9 +147,15 @@ class Run:
             "autocast": self._autocast,  # around the job's forward and criterion
             "model_in_autocast": self._lowers,  # a wrapper's, or the job's own
             "parts": self._notes,
+            "later": self._later() if self._observe else {},
             "rates": self._rates,
             "skipped_steps": self._skipped,
         }
+
+    def _later(self) -> dict[str, list[int]]:
+        """Epoch -> this rank's rows of its first step."""
+        parts = {epoch: self.schedule.step(self.world.rank, epoch, 0) for epoch in LATER}
+        return {str(epoch): [i for p in of for i in p.indices[: p.rows].tolist()] for epoch, of in parts.items()}
 
     def _note(self, batch: Batch) -> None:
         part = batch.part

@@ -13,11 +13,11 @@ from typing import Any
 
 from samestep import causes
 from samestep.causes import Divergence
-from samestep.comparison import BOUND, EPS, FLOOR_ULPS, Comparison, distance, largest_of
+from samestep.comparison import BOUND, FLOOR_ULPS, Comparison, distance, largest_of
 from samestep.proof_plan import AS_NUMERICS, INEXACT, TRAININGS
 from samestep.record import Record
 from samestep.rounding import too_exact
-from samestep.trace import Expectation, of_engine
+from samestep.trace import EPS, Expectation, of_engine
 
 COUNTED = {"initial weights", "rows", "indices", "tensors received", "weight", "learning rate", "parameter groups"}
 
