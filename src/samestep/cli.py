@@ -144,7 +144,7 @@ def run(
     json_: Json = False,
 ) -> int:
     """Train for real: progress, a final evaluation, and weights.safetensors."""
-    if "," in engine + launcher or "all" in (engine, launcher):
+    if not engine.strip() or "," in engine + launcher or "all" in (engine, launcher):
         raise UserError("run trains on one engine under one launcher; give one name each, as in --engine ddp")
     from samestep.show import Training, trained
     from samestep.train import train
@@ -238,6 +238,9 @@ def _begin(
     if nproc is not None and nproc > 64 * (os.cpu_count() or 1):
         raise UserError(f"--nproc {nproc}: this machine has {os.cpu_count()} cores; give at most 64 ranks for each")
     names = {key: _list(asked[key]) for key in ("engines", "launchers")}
+    for key in names:
+        if asked[key] and not names[key]:
+            raise UserError(f"--{key} {asked[key]!r} names none; leave it out for all of them")
     if "all" in names["engines"]:
         names["engines"] = ()
     for name in names["engines"]:

@@ -18,6 +18,8 @@ from samestep.world import World
 if TYPE_CHECKING:
     from samestep.run import Run
 
+GROUP = "samestep.engines"  # of the entry points with which other packages bring engines
+
 
 @dataclass(frozen=True)
 class Numerics:
@@ -48,12 +50,14 @@ class Layout:
     buffers: 'rank0' where replica 0's buffers (BatchNorm's statistics) replace the others' before each step's
         first forward pass; 'local' where every replica keeps its own. Rank 0's are the result either way.
     every_gradient: True where a parameter without a gradient is an error (DDP), or no longer left alone.
+    no_scalars: True where a parameter without dimensions is an error (FSDP).
     """
 
     replicas: int
     split: Literal["even", "chunk"] = "even"
     buffers: Literal["rank0", "local"] = "rank0"
     every_gradient: bool = False
+    no_scalars: bool = False
 
 
 class Engine(Protocol):
@@ -85,9 +89,18 @@ class Engine(Protocol):
 def names() -> list[str]:
     """The engines there are, without importing them: the files in engines/, and those that other packages bring with
     an entry point in the group `samestep.engines`. The reference is none: it is the judge."""
+    return sorted(_ours() | {point.name for point in entry_points(group=GROUP)})
+
+
+def impostors() -> list[str]:
+    """Engines of other packages that are named as one of ours, which they must not replace: 'package.name'."""
+    points = [point for point in entry_points(group=GROUP) if point.name in _ours()]
+    return sorted(f"{point.dist.name if point.dist else point.value}.{point.name}" for point in points)
+
+
+def _ours() -> set[str]:
     folder = str(Path(__file__).with_name("engines"))
-    ours = {m.name for m in pkgutil.iter_modules([folder]) if m.name != "reference"}
-    return sorted(ours | {point.name for point in entry_points(group="samestep.engines")})
+    return {m.name for m in pkgutil.iter_modules([folder]) if m.name != "reference"}
 
 
 def check(name: str) -> None:
@@ -99,9 +112,10 @@ def check(name: str) -> None:
 def load(name: str) -> Engine:
     """Imports one engine's file. Raises UserError when there is no such engine."""
     check(name)
-    for point in entry_points(group="samestep.engines", name=name):
-        return cast(Engine, point.load())
-    return cast(Engine, importlib.import_module(f"samestep.engines.{name}"))
+    if name in _ours():
+        return cast(Engine, importlib.import_module(f"samestep.engines.{name}"))
+    (point, *_) = entry_points(group=GROUP, name=name)
+    return cast(Engine, point.load())
 
 
 def missing(engine: Engine, devices: tuple[str, ...]) -> str | None:
