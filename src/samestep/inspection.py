@@ -170,12 +170,12 @@ def inspect_engines(
                     had.add(place)
             chosen = values_of(engine.train, texts, f"the engine {name}", "--set-engine") if texts else {}
             row = _engine(name, engine, devices, nproc, known, chosen)
-            json.dumps(row)
+            json.dumps(row)  # what it says must reach the parent
         except UserError:
             raise  # about a value of --set-engine
         except (Exception, SystemExit) as error:  # a broken engine of another package must not break the rest
-            text = str(error).strip().splitlines()
-            row = _broken(name, f"{said}: {type(error).__name__}: {text[0] if text else ''}")
+            words = (str(error).strip().splitlines() or [""])[0]
+            row = _broken(name, f"{said}: {type(error).__name__}: {words}")
         rows.append(row)
     rows += [_broken(name, "its name is that of an engine of samestep's") for name in engines.impostors()]
     for place in given:
