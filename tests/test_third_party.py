@@ -13,7 +13,8 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "samestep" / "engines" / "single.py"
 SETUP = """
 from setuptools import setup
-setup(name="samestep-tiny", version="1.0", py_modules=["tiny_engine", "broken_engine", "leaving_engine", "empty_engine"],
+setup(name="samestep-tiny", version="1.0",
+      py_modules=["tiny_engine", "broken_engine", "leaving_engine", "empty_engine"],
       entry_points={"samestep.engines": ["tiny = tiny_engine", "broken = broken_engine", "leaving = leaving_engine",
                                          "empty = empty_engine", "ddp = broken_engine"]})
 """
@@ -21,8 +22,8 @@ setup(name="samestep-tiny", version="1.0", py_modules=["tiny_engine", "broken_en
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
-    """With a tiny package installed that brings engines: a copy of `single`; one that does not import, one that exits, one
-    that holds nothing; and one that is named as one of ours."""
+    """With a tiny package installed that brings engines: a copy of `single`; one that does not import, one that exits,
+    one that holds nothing; and one that is named as one of ours."""
     package = tmp_path / "package"
     package.mkdir()
     (package / "setup.py").write_text(SETUP)
