@@ -28,7 +28,8 @@ class Numerics:
     rounds_to: the dtype that gradients pass through ('float16', …); None: that of the training itself.
     lossy: True where the engine is inexact by design: its loop is proven with `without`, the settings that turn the
         inexact part off (none where float64 does), and must be the same; its numerics are then measured in float32
-        with it on, and the verdict is 'approximate', never 'same'.
+        with it on, and the verdict is 'approximate', never 'same'. An engine that autocasts does so around run.loss,
+        where it is seen: not every model has something that autocast lowers, and one without would look too exact.
     widest: the widest dtype that it takes, in which it is then proven.
     exact_steps: of a lossy engine, so many first steps are exact (PowerSGD sends whole gradients at first).
     """

@@ -38,7 +38,7 @@ def too_exact(loop: Expectation, numerics: Expectation, record: Record) -> Diver
     if asked not in DIGITS or numerics.facts["exact_steps"] or loop.facts["dtype"] != "float64" or replicas == 1:
         return None
     name = AS_NUMERICS.format("gradient")
-    if any(rank["autocast"] or rank["model_in_autocast"] for rank in record.training(name)):
+    if any(rank["autocast"] for rank in record.training(name)):
         return None
     start, end, found = numerics.arrays("gradient", what=".start"), numerics.arrays("gradient"), record.arrays(name)
     alone, exact = (of.arrays("gradient", what=".rank0_gradient") for of in (numerics, loop))

@@ -41,7 +41,7 @@ class Run:
         self._observe = observe
         self._notes: list[dict[str, Any]] = []
         self._start_digest: str | None = None
-        self._autocast = self._lowers = False
+        self._autocast = False
         self._rates: list[list[float]] = []
         self._depth, self._stepping = 0, set[int]()
         self._progress = progress
@@ -53,19 +53,12 @@ class Run:
         """Call once, when model and optimizer are ready, before the first batch. model: the plain module."""
         if self._observe:
             self._start_digest = digest_state(model)
-            model.register_forward_pre_hook(lambda *_: self._entered_model())
             # After the step: before it, libraries that accumulate show stale gradients and the next step's rate.
             optimizer.register_step_pre_hook(lambda *_: self._entered())
             optimizer.register_step_post_hook(lambda o, *_: self._stepped(o))
 
     def _entered(self) -> None:
         self._depth += 1
-
-    def _entered_model(self) -> None:
-        self._lowers |= self._in_autocast()
-
-    def _in_autocast(self) -> bool:
-        return torch.is_autocast_enabled(self.world.device.partition(":")[0])
 
     def _stepped(self, optimizer: Optimizer) -> None:
         """Notes the rates of one optimizer step. Horovod's step calls another one inside; DeepSpeed takes a step for
@@ -106,7 +99,7 @@ class Run:
             stream.manual_seed(key(self.job.seed, "replica", part.step, part.micro, replica))
         kept = [(b, b.clone()) for b in model.buffers()] if part.rows == 0 else []
         if self._observe:
-            self._autocast |= self._in_autocast()
+            self._autocast |= torch.is_autocast_enabled(self.world.device.partition(":")[0])
         try:
             output = self.job.forward(model, batch)
         except ValueError as error:
@@ -144,8 +137,7 @@ class Run:
             "wait_s": self.meter.wait_s,
             "began_at": self.began_at,
             "start_digest": self._start_digest,
-            "autocast": self._autocast,  # around the job's forward and criterion
-            "model_in_autocast": self._lowers,  # a wrapper's, or the job's own
+            "autocast": self._autocast,
             "parts": self._notes,
             "later": self._later() if self._observe else {},
             "rates": self._rates,

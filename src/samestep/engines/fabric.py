@@ -70,7 +70,8 @@ def train(
         run.begin(module, optimizer)
         for batch in run.batches():
             with fabric.no_backward_sync(model, enabled=not batch.completes_step):
-                loss = run.loss(model, batch)
+                with fabric.autocast():  # around the loss too; the model is in it by itself
+                    loss = run.loss(model, batch)
                 fabric.backward(loss)
             if batch.completes_step:
                 if job.clip_norm is not None:
