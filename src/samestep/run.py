@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -146,7 +147,10 @@ class Run:
 
     def _later(self) -> dict[str, list[int]]:
         """Epoch -> this rank's rows of its first step."""
-        parts = {epoch: self.schedule.step(self.world.rank, epoch, 0) for epoch in LATER}
+        rows = replace(
+            self.schedule, weight=None
+        )  # a batch without weight must not end a proof that never trains on it
+        parts = {epoch: rows.step(self.world.rank, epoch, 0) for epoch in LATER}
         return {str(epoch): [i for p in of for i in p.indices[: p.rows].tolist()] for epoch, of in parts.items()}
 
     def _note(self, batch: Batch) -> None:
