@@ -150,7 +150,8 @@ def train(job, world):
         stepper.step()
         stepper.zero_grad()
         skipped = accelerator.optimizer_step_was_skipped
-        if not skipped:
+        # A step that was skipped is none to a schedule of steps; an epoch has ended all the same.
+        if job.scheduler and (not skipped or job.scheduler.every == "epoch"):
             scheduler.step()
     return dict(accelerator.unwrap_model(model).state_dict())
 

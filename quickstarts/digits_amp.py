@@ -153,8 +153,9 @@ def train(job, world):
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
-        skipped = scaler.get_scale() < scale  # an overflow: the weights stay, and so does the learning rate
-        if not skipped:
+        skipped = scaler.get_scale() < scale  # an overflow: the weights stay as they are
+        # A step that was skipped is none to a schedule of steps; an epoch has ended all the same.
+        if job.scheduler and (not skipped or job.scheduler.every == "epoch"):
             scheduler.step()
     return module.state_dict()
 

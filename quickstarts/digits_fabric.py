@@ -156,7 +156,8 @@ def train(job, world):
     scheduler = job.scheduler.make(optimizer)
     stepper = fabric.setup_optimizers(optimizer)
     for batch in batches(job, world):
-        loss = loss_of(job, world, model, batch)
+        with fabric.autocast():  # around the loss too; the model is in it by itself
+            loss = loss_of(job, world, model, batch)
         fabric.backward(loss)
         stepper.step()
         stepper.zero_grad()

@@ -54,6 +54,20 @@ CASES = {
         ["verify", "--engine", "ddp", "--set-engine", "compress=zip"],
         "--set-engine compress=zip: 'compress' takes none or fp16 or bf16 or powersgd, not 'zip'",
     ),
+    "no engine to run": (["run", "--engine", " "], "run trains on one engine under one launcher; give one name each"),
+    "no engine to verify": (["verify", "--engines", " , "], "--engines ' , ' names none; leave it out for all of them"),
+    "a bucket of no number": (
+        ["verify", "--engine", "ddp", "--set-engine", "bucket_mb=nan"],
+        "--set-engine bucket_mb=nan: it must be above 0",
+    ),
+    "a bucket below nothing": (
+        ["verify", "--engine", "ddp", "--set-engine", "bucket_mb=-5"],
+        "--set-engine bucket_mb=-5: it must be above 0",
+    ),
+    "an empty bucket": (
+        ["verify", "--engine", "ddp", "--set-engine", "bucket_mb=0"],
+        "--set-engine bucket_mb=0: it must be above 0",
+    ),
     "launcher that starts no engine asked for": (
         ["verify", "--engine", "single", "--launcher", "spawn"],
         "--launchers spawn starts none of the engines asked for: single starts as process",

@@ -23,8 +23,10 @@ ABOVE = [
     {"processes"},
     {"submit", "options", "surroundings"},
     {"verify", "report", "stats"},
+    {"rounding"},
     {"comparison"},
     {"causes", "proof_plan"},
+    {"gradient_causes"},
     {"trace"},
     {"launch"},
 ]

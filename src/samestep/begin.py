@@ -92,6 +92,9 @@ def study_of(
     if nproc is not None and nproc > 64 * (os.cpu_count() or 1):
         raise UserError(f"--nproc {nproc}: this machine has {os.cpu_count()} cores; give at most 64 ranks for each")
     names: dict[str, Any] = {key: split(asked[key]) for key in ("engines", "launchers")}
+    for key in names:
+        if asked[key] and not names[key]:
+            raise UserError(f"--{key} {asked[key]!r} names none; leave it out for all of them")
     if "all" in names["engines"]:
         names["engines"] = ()
     for name in names["engines"]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from samestep import gradient_causes
 from samestep.trace import Expectation, Trace
 
 
@@ -89,7 +90,9 @@ def _start(case: Case, at: Divergence) -> str:
 
 
 def _indices(case: Case, at: Divergence) -> str:
-    step = at.step or 0
+    if at.step is None:
+        return "right in the proof's steps, wrong in a later epoch: the order freezes, or comes again"
+    step = at.step
     read = [[i for part in process if part.step == step for i in part.indices] for process in case.found.parts]
     wanted = [i for process in case.expected.parts for part in process if part.step == step for i in part.indices]
     if len(read) > 1 and any(read) and all(rows == max(read, key=len)[: len(rows)] for rows in read):
@@ -181,52 +184,7 @@ def _groups(case: Case, at: Divergence) -> str:
 
 
 def _gradient(case: Case, at: Divergence) -> str:
-    start = case.expectation.arrays("gradient", what=".start")
-    alone = case.expectation.arrays("gradient", what=".rank0_gradient")
-    want = {name: start[name] - case.expected.state[name] for name in alone}
-    got = {name: start[name] - case.found.state[name] for name in alone}
-    size = max(np.abs(values).max() for values in want.values())
-    real = [name for name in alone if np.abs(want[name]).max() > 1e-9 * size]  # others are rounding around zero
-    moved = [name for name in alone if name not in real and np.abs(got[name]).max() > 1e-6 * size]
-    if moved:
-        return f"{', '.join(moved[:3])}: should not move and does: a frozen parameter is trained, or decay is applied"
-    wrong = [name for name in real if not _alike(got[name], want[name])]
-    ratios = [ratio for name in real if (ratio := _ratio(want[name], got[name])) is not None]
-    if len(ratios) == len(real) and np.allclose(ratios, ratios[0], rtol=1e-6):
-        if np.isclose(ratios[0], case.replicas):
-            return f"every gradient is {case.replicas} times too large: summed over the ranks, not averaged"
-        if np.isclose(ratios[0], 1 / case.replicas):
-            return f"every gradient is {case.replicas} times too small: averaged twice"
-        if np.isclose(ratios[0], 1.0, rtol=1e-3):
-            return "right but for its last digits: gradients or weights are rounded to a lower precision on their way"
-        if np.isclose(ratios[0], 0.0):
-            return "the weights do not move: the optimizer holds other parameters than the model that is trained"
-        return f"every gradient is {ratios[0]:.6g} times the right one: the loss is scaled by another factor"
-    if wrong and all(_alike(got[name], alone[name]) for name in wrong):
-        if len(wrong) == len(real):
-            return "the gradients are rank 0's own: they are never reduced, or the result is thrown away"
-        return f"{', '.join(wrong[:3])}: rank 0's own gradient, left out of the reduction"
-    off = {name: np.abs(want[name] - got[name]).max() / np.abs(want[name]).max() for name in real}
-    worst = max(off, key=lambda name: off[name])
-    relative = off[worst]
-    if relative >= 1e-2 and len(wrong) < len(real):
-        return f"{', '.join(wrong[:3])}: wrong alone, the others are right: look at what the engine does with {worst}"
-    if relative < 1e-2:
-        return f"right to {relative:.0e} only: gradients are rounded to a lower precision on their way"
-    return "the mean is taken with other weights: ranks or micro-batches of unequal rows that count as equal"
-
-
-def _alike(a: Any, b: Any) -> bool:
-    return bool(np.abs(a - b).max() <= 1e-6 * np.abs(b).max())
-
-
-def _ratio(want: Any, got: Any) -> float | None:
-    scale = float((want * want).sum())
-    if scale == 0.0:
-        return None
-    ratio = float((want * got).sum()) / scale
-    gap = float(np.abs(got - ratio * want).max())
-    return ratio if gap <= 1e-6 * float(np.abs(want).max()) else None
+    return gradient_causes.cause(case.expectation, case.expected, case.found)
 
 
 def _parameter(case: Case, at: Divergence) -> str:
@@ -237,6 +195,9 @@ def _parameter(case: Case, at: Divergence) -> str:
 
 def _buffer(case: Case, at: Divergence) -> str:
     tensor = at.tensor or ""
+    if tensor.endswith("num_batches_tracked") and at.found > at.expected:
+        times = "counted twice" if at.found == 2 * at.expected else f"counted as {at.found / at.expected:.3g}"
+        return f"every batch is {times}: a forward pass with BatchNorm is computed again, as checkpointing does"
     for replica in range(case.replicas):
         theirs = case.expectation.arrays(case.training, what=f".buffers{replica}").get(tensor)
         if theirs is not None and np.allclose(theirs, case.found.state[tensor], rtol=1e-9, atol=0) and replica:

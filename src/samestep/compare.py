@@ -15,6 +15,7 @@ from typing import Any
 
 from samestep import __version__, follow, proof_plan
 from samestep.errors import Refused, TrainingFailed, UserError
+from samestep.folder import package_digest
 from samestep.launch import Machines
 from samestep.measurement import measurement, without_measurement
 from samestep.processes import ports, start
@@ -137,6 +138,7 @@ def _question(study: Study, found: Mapping[str, Any]) -> dict[str, Any]:
     question = {
         "schema": 1,
         "samestep": __version__,
+        "package": package_digest(),
         "job": study.job,
         "settings": dict(study.settings),
         "world_size": study.size,

@@ -12,12 +12,11 @@ import numpy as np
 from samestep import causes
 from samestep.causes import Divergence
 from samestep.record import Record
-from samestep.trace import Expectation, Part, Trace, of_engine
+from samestep.trace import EPS, Expectation, Part, Trace, of_engine
 
 BOUND = 10  # times the distance that rounding alone makes
 FLOOR_ULPS = 8  # and never tighter than this many units in the last place of the tensor's largest value
 USELESS = 1e-3  # a bound above this share of a tensor's own movement says nothing about it
-EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 _OPTIMIZER = {"gradient": "SGD", "sgd": "SGD", "user": "the job's optimizer"}
 
 
@@ -53,6 +52,7 @@ class Comparison:
             yield from self._gradient(case, shaken)
         else:
             yield from self._coverage(case)
+            yield from self._later(case)
             yield from self._final(case, shaken)
             yield from self._evaluation(case, shaken)
 
@@ -187,6 +187,17 @@ class Comparison:
             dropped = self._dropped(case, epoch)
             if sum(seen.values()) != length - dropped or any(count > 1 for count in seen.values()):
                 yield case.divergence("every index once", length - dropped, sum(seen.values()))
+
+    def _later(self, case: causes.Case) -> Iterator[Divergence]:
+        """The rows of epochs that no training of the proof reaches, as each side would share them out."""
+        noted = [rank["later"] for rank in self.record.training(self.recorded_as.format(case.training))]
+        for epoch, plan in self.expectation.of(case.training)["later"].items():
+            each = len(plan[0]) // self.processes
+            for rank, seen in enumerate(noted):
+                of_rank = slice(rank * each, (rank + 1) * each)
+                want = [index for micro in plan for replica in micro[of_rank] for index in replica]
+                if want != seen[epoch]:
+                    yield case.divergence("indices", want, seen[epoch], rank=rank)
 
     def _dropped(self, case: causes.Case, epoch: int) -> int:
         """Rows that last=drop leaves out, which the reference left out too."""

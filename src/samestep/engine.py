@@ -18,6 +18,8 @@ from samestep.world import World
 if TYPE_CHECKING:
     from samestep.run import Run
 
+GROUP = "samestep.engines"  # of the entry points with which other packages bring engines
+
 
 @dataclass(frozen=True)
 class Numerics:
@@ -26,14 +28,17 @@ class Numerics:
     rounds_to: the dtype that gradients pass through ('float16', …); None: that of the training itself.
     lossy: True where the engine is inexact by design: its loop is proven with `without`, the settings that turn the
         inexact part off (none where float64 does), and must be the same; its numerics are then measured in float32
-        with it on, and the verdict is 'approximate', never 'same'.
+        with it on, and the verdict is 'approximate', never 'same'. An engine that autocasts does so around run.loss,
+        where it is seen: not every model has something that autocast lowers, and one without would look too exact.
     widest: the widest dtype that it takes, in which it is then proven.
+    exact_steps: of a lossy engine, so many first steps are exact (PowerSGD sends whole gradients at first).
     """
 
     rounds_to: str | None = None
     lossy: bool = False
     without: Mapping[str, Any] = field(default_factory=dict)
     widest: Literal["float64", "float32"] = "float64"
+    exact_steps: int = 0
 
 
 @dataclass(frozen=True)
@@ -46,12 +51,14 @@ class Layout:
     buffers: 'rank0' where replica 0's buffers (BatchNorm's statistics) replace the others' before each step's
         first forward pass; 'local' where every replica keeps its own. Rank 0's are the result either way.
     every_gradient: True where a parameter without a gradient is an error (DDP), or no longer left alone.
+    no_scalars: True where a parameter without dimensions is an error (FSDP).
     """
 
     replicas: int
     split: Literal["even", "chunk"] = "even"
     buffers: Literal["rank0", "local"] = "rank0"
     every_gradient: bool = False
+    no_scalars: bool = False
 
 
 class Engine(Protocol):
@@ -83,9 +90,18 @@ class Engine(Protocol):
 def names() -> list[str]:
     """The engines there are, without importing them: the files in engines/, and those that other packages bring with
     an entry point in the group `samestep.engines`. The reference is none: it is the judge."""
+    return sorted(_ours() | {point.name for point in entry_points(group=GROUP)})
+
+
+def impostors() -> list[str]:
+    """Engines of other packages that are named as one of ours, which they must not replace: 'package.name'."""
+    points = [point for point in entry_points(group=GROUP) if point.name in _ours()]
+    return sorted(f"{point.dist.name if point.dist else point.value}.{point.name}" for point in points)
+
+
+def _ours() -> set[str]:
     folder = str(Path(__file__).with_name("engines"))
-    ours = {m.name for m in pkgutil.iter_modules([folder]) if m.name != "reference"}
-    return sorted(ours | {point.name for point in entry_points(group="samestep.engines")})
+    return {m.name for m in pkgutil.iter_modules([folder]) if m.name != "reference"}
 
 
 def check(name: str) -> None:
@@ -97,9 +113,10 @@ def check(name: str) -> None:
 def load(name: str) -> Engine:
     """Imports one engine's file. Raises UserError when there is no such engine."""
     check(name)
-    for point in entry_points(group="samestep.engines", name=name):
-        return cast(Engine, point.load())
-    return cast(Engine, importlib.import_module(f"samestep.engines.{name}"))
+    if name in _ours():
+        return cast(Engine, importlib.import_module(f"samestep.engines.{name}"))
+    (point, *_) = entry_points(group=GROUP, name=name)
+    return cast(Engine, point.load())
 
 
 def missing(engine: Engine, devices: tuple[str, ...]) -> str | None:

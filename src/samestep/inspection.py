@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import json
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import asdict, replace
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Any, cast
 
@@ -61,6 +63,7 @@ def inspect_job(target: str, settings: dict[str, str], replicas: int, steps: int
         "last": job.last,
         "batch_layers": _layers(model, nn.modules.batchnorm._BatchNorm),
         "unused": unused,
+        "scalars": [name for name, parameter in model.named_parameters() if parameter.dim() == 0],
         "random_layers": _layers(model, nn.modules.dropout._DropoutNd),
         "refused": {
             str(n): _refusal(job, n) or _refusal(proof_job(job, replace(training, replicas=n)), n)
@@ -154,20 +157,27 @@ def inspect_engines(
     """
     rows, had = [], set()
     for name in engines.names():
+        said = "does not import"
         try:
             engine = engines.load(name)
-        except Exception as error:  # a broken engine of another package must not break the rest
-            rows.append(_broken(name, error))
-            continue
-        known = _settings(engine)
-        texts = {}
-        for place, text in given.items():
-            whose, _, key = place.rpartition(".")
-            if (whose == name or not whose) and key in known and (name in asked or not asked):
-                texts[key] = text
-                had.add(place)
-        chosen = values_of(engine.train, texts, f"the engine {name}", "--set-engine")
-        rows.append(_engine(name, engine, devices, nproc, known, chosen))
+            said = "does not answer"
+            known = _settings(engine)
+            texts = {}
+            for place, text in given.items():
+                whose, _, key = place.rpartition(".")
+                if (whose == name or not whose) and key in known and (name in asked or not asked):
+                    texts[key] = text
+                    had.add(place)
+            chosen = values_of(engine.train, texts, f"the engine {name}", "--set-engine") if texts else {}
+            row = _engine(name, engine, devices, nproc, known, chosen)
+            json.dumps(row)  # what it says must reach the parent
+        except UserError:
+            raise  # about a value of --set-engine
+        except (Exception, SystemExit) as error:  # a broken engine of another package must not break the rest
+            words = (str(error).strip().splitlines() or [""])[0]
+            row = _broken(name, f"{said}: {type(error).__name__}: {words}")
+        rows.append(row)
+    rows += [_broken(name, "its name is that of an engine of samestep's") for name in engines.impostors()]
     for place in given:
         if place not in had:
             every = {f"{row['name']}.{key}" for row in rows for key in row["settings"]}
@@ -183,9 +193,7 @@ def _settings(engine: engines.Engine) -> dict[str, Any]:
     return {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
 
 
-def _broken(name: str, error: Exception) -> dict[str, Any]:
-    text = str(error).strip().splitlines()
-    reason = f"does not import: {type(error).__name__}: {text[0] if text else ''}"
+def _broken(name: str, reason: str) -> dict[str, Any]:
     row = dict.fromkeys(("install", "version", "layout", "numerics"))
     return {"name": name, "available": False, "reason": reason, "purpose": "", "launchers": [], "settings": {}, **row}
 
@@ -207,12 +215,11 @@ def _engine(
     except PackageNotFoundError:
         found = None
     settings = {**known, **chosen}
-    install = f"pip install 'samestep[{name}]'" if engine.NEEDS else "pip install torch"
     return {
         "name": name,
         "available": reason is None,
         "reason": reason,
-        "install": getattr(engine, "INSTALL", install),
+        "install": getattr(engine, "INSTALL", None) or f"pip install {_requirements(name, engine.NEEDS)}",
         "version": found,
         "purpose": engine.PURPOSE,
         "launchers": list(engine.LAUNCHERS),
@@ -223,6 +230,16 @@ def _engine(
         "layout": asdict(engine.layout(world, **settings)),
         "numerics": asdict(engine.numerics(**settings)),
     }
+
+
+def _requirements(extra: str, needs: Sequence[str]) -> str:
+    """What samestep's own metadata ask for under `extra`, quoted; of another package's engine, the modules it needs."""
+    try:
+        asked = [text.partition(";") for text in requires("samestep") or []]
+    except PackageNotFoundError:
+        asked = []
+    wanted = [what.strip() for what, _, marker in asked if re.search(rf"extra == ['\"]{extra}['\"]", marker)]
+    return " ".join(f"'{what}'" if re.search("[<>=]", what) else what for what in wanted or needs or ["torch"])
 
 
 def find_devices(wanted: str) -> tuple[str, ...]:

@@ -30,10 +30,9 @@ def find(target: str) -> Callable[..., Any]:
     place, _, function = target.rpartition(":") if ":" in target else (target, "", "job")
     if ":" not in target and not target.endswith(".py"):
         if target not in builtin_names():
-            raise UserError(
-                f"there is no job '{target}'; {nearest(target, builtin_names())} "
-                "A job of your own is given as file.py:function"
-            )
+            hint = nearest(target, builtin_names())
+            hint += "" if hint.endswith("?") else "."
+            raise UserError(f"there is no job '{target}'; {hint} A job of your own is given as file.py:function")
         place = f"samestep.jobs.{target}"
     module = _import(place)
     found = getattr(module, function, None)

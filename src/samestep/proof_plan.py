@@ -25,6 +25,7 @@ def plain_layout() -> dict[str, Any]:
         "split": "even",
         "buffers": "rank0",
         "rounds_to": None,
+        "exact_steps": 0,
         "dtype": "float64",
         "trainings": TRAININGS,
     }
@@ -42,7 +43,8 @@ def numerics_layout(facts: Facts) -> dict[str, Any] | None:
     """What it plays to measure its numerics; None where they are exact."""
     if not facts["numerics"]["lossy"]:
         return None
-    inexact = {"rounds_to": facts["numerics"]["rounds_to"], "dtype": "float32", "trainings": INEXACT}
+    rounding = {key: facts["numerics"][key] for key in ("rounds_to", "exact_steps")}
+    inexact = {**rounding, "dtype": "float32", "trainings": INEXACT}
     return {**loop_layout(facts), **inexact}
 
 

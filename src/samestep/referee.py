@@ -65,6 +65,7 @@ class Referee:
             played = self._trainings(number, layout, planned["rounds_to"], dtype, planned["trainings"])
         why = self.float64_failed or (None if dtype == "float64" else "the engine takes no float64")
         facts = {"layout": asdict(layout), "dtype": dtype, "float64_failed": why}
+        facts |= {"exact_steps": planned["exact_steps"], "clip_norm": self.job.clip_norm}
         return played | facts | {"sgd_lr": self.sgd_lr, "sgd_lr_usual": SGD_LR}
 
     def _trainings(
@@ -128,10 +129,11 @@ class Referee:
         """The tensors go to files; what stays in `played` is JSON."""
         folder, rank = Path(self.plan["out"]), self.world.rank
         write_state(folder, rank, key, played.pop("state"))
-        start, buffers, alone = played.pop("start"), played.pop("buffers"), played.pop("rank0_gradient")
+        buffers = played.pop("buffers")
+        kept = {what: played.pop(what) for what in ("start", "rank0_gradient", "before_last", "rank0_before_last")}
         if whole:
-            write_state(folder, rank, f"{key}.start", start)
-            write_state(folder, rank, f"{key}.rank0_gradient", alone)
+            for what, tensors in kept.items():
+                write_state(folder, rank, f"{key}.{what}", tensors)
             for replica, of_replica in enumerate(buffers):
                 write_state(folder, rank, f"{key}.buffers{replica}", of_replica)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,6 +20,8 @@ from samestep.job import Batch, Job
 from samestep.meter import Meter
 from samestep.stopping import Stop
 from samestep.world import World
+
+LATER = (2, 3, 97)  # epochs that the proof's steps do not reach: their order is a promise, noted untrained
 
 Progress = Callable[[int, float], None]  # (steps done, a recent loss)
 
@@ -146,9 +149,18 @@ class Run:
             "start_digest": self._start_digest,
             "autocast": self._autocast,
             "parts": self._notes,
+            "later": self._later() if self._observe else {},
             "rates": self._rates,
             "skipped_steps": self._skipped,
         }
+
+    def _later(self) -> dict[str, list[int]]:
+        """Epoch -> this rank's rows of its first step."""
+        rows = replace(
+            self.schedule, weight=None
+        )  # a batch without weight must not end a proof that never trains on it
+        parts = {epoch: rows.step(self.world.rank, epoch, 0) for epoch in LATER}
+        return {str(epoch): [i for p in of for i in p.indices[: p.rows].tolist()] for epoch, of in parts.items()}
 
     def _note(self, batch: Batch) -> None:
         part = batch.part

@@ -120,6 +120,9 @@ def refusal(facts: Mapping[str, Any], job: Mapping[str, Any]) -> str | None:
             f"{names}: no gradient, which {facts['name']} cannot train with; freeze such parameters, leave them out of "
             f"the model{setting}"
         )
+    if layout["no_scalars"] and job["scalars"]:
+        names = ", ".join(job["scalars"][:4]) + (" …" if len(job["scalars"]) > 4 else "")
+        return f"{facts['name']} takes no scalar parameter: {names}; make it of shape [1], as in torch.ones(1)"
     refused: str | None = job["refused"][str(layout["replicas"])]
     return refused
 

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     State = Mapping[str, NDArray[Any]]
 
 
+EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+
+
 @dataclass(frozen=True)
 class Part:
     """What one process saw of one micro-batch. loss_sum: the unscaled mean loss times the rows' weight."""
@@ -63,7 +66,7 @@ class Expectation:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """layout, dtype, rounds_to, float64_failed, and each training's observations."""
+        """layout, dtype, rounds_to, exact_steps, float64_failed, and each training's observations."""
         facts: dict[str, Any] = self.record.ranks[0]["layouts"][str(self.number)]
         return facts
 
@@ -90,7 +93,8 @@ class Expectation:
         )
 
     def arrays(self, training: str, variant: int = 0, what: str = "") -> State:
-        """The final state of a training; or its '.start', '.rank0_gradient' or '.buffersR'."""
+        """The final state of a training; or its '.start', '.buffersR', or of its first gradient '.rank0_gradient',
+        '.before_last' and '.rank0_before_last': without the last micro-batch, empty where there is but one."""
         return self.record.arrays(f"{self.number}.{training}.{variant}{what}")
 
 

@@ -13,10 +13,11 @@ from typing import Any
 
 from samestep import causes
 from samestep.causes import Divergence
-from samestep.comparison import BOUND, EPS, FLOOR_ULPS, Comparison, distance, largest_of
+from samestep.comparison import BOUND, FLOOR_ULPS, Comparison, distance, largest_of
 from samestep.proof_plan import AS_NUMERICS, INEXACT, TRAININGS
 from samestep.record import Record
-from samestep.trace import Expectation, of_engine
+from samestep.rounding import too_exact
+from samestep.trace import EPS, Expectation, of_engine
 
 COUNTED = {"initial weights", "rows", "indices", "tensors received", "weight", "learning rate", "parameter groups"}
 
@@ -58,6 +59,7 @@ def judge(loop: Expectation, record: Record, numerics: Expectation | None = None
     if numerics is None:
         return _verdict(comparison, "same")
     divergence, found = measured(numerics, record)
+    divergence = divergence or too_exact(loop, numerics, record)
     if divergence:
         return _verdict(comparison, "differs", first_divergence=asdict(divergence), numerics=found)
     if found["skipped_steps"] >= len(loop.of("sgd")["rates"]):
@@ -69,8 +71,8 @@ def measured(expectation: Expectation, record: Record) -> tuple[Divergence | Non
     """How far an inexact training is from the exact one after the proof's steps in float32, and what is wrong with it.
 
     {distance, bound: of the weight that is furthest off; loss_gap: of the last step, relative; skipped_steps}. What
-    declares no rounding (PowerSGD) has no bound, and after a skipped step none applies: what it reads, its rates and
-    its rows are then still compared.
+    declares no rounding (PowerSGD) has no bound after its exact steps, and after a skipped step none applies: what it
+    reads, its rates and its rows are then still compared.
     """
     name = AS_NUMERICS.format("sgd")
     comparison = Comparison(expectation, record, AS_NUMERICS, inexact=True)
@@ -79,10 +81,16 @@ def measured(expectation: Expectation, record: Record) -> tuple[Divergence | Non
     )
     bounded = expectation.facts["rounds_to"] is not None and not skipped
     counted = COUNTED - {"learning rate"} if skipped else COUNTED
+    exact = 0 if skipped else expectation.facts["exact_steps"]
+
+    def counts(seen: Divergence) -> bool:
+        early = seen.quantity in ("first gradient", "loss") and (seen.step or 0) <= exact  # the loss before an update
+        return bounded or seen.quantity in counted or (exact > 0 and early)
+
     differing: list[Divergence] = []
     for training in INEXACT:
         comparison.worst = None
-        differing += [d for d in comparison.divergences(training) if bounded or d.quantity in counted]
+        differing += [d for d in comparison.divergences(training) if counts(d)]
     expected, seen = expectation.trace("sgd", 0, comparison.processes), of_engine(record, name)
     last = max(part.step for part in expected.parts[0])
     losses = [sum(p.loss_sum for of in trace.parts for p in of if p.step == last) for trace in (expected, seen)]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset, TensorDataset
 
-from samestep import Batch, Job, Recipe
+from samestep import Batch, Job, LRSchedule, Recipe
 
 X = torch.randn(61, 20, generator=torch.Generator().manual_seed(0))
 Y = (X.sum(1) > 0).long()
@@ -201,3 +201,31 @@ class Unseeded(nn.Linear):
 
 def random_numbers_of_python() -> Job:
     return _job(lambda: Unseeded(20, 2))
+
+
+class Scaled(nn.Module):
+    """With a number as a parameter, as CLIP has its logit_scale."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.logit_scale = nn.Linear(20, 2), nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.inner(inputs) * self.logit_scale.exp()  # type: ignore[no-any-return]
+
+
+def scalar() -> Job:
+    return _job(Scaled)
+
+
+def overflows() -> Job:
+    """Under fp16 the bias's gradient of 20 overflows until the scale has been halved five times: for one epoch."""
+    targets = torch.full((44, 1), 10.0)
+    return _job(
+        lambda: nn.Linear(20, 1),
+        train=TensorDataset(0.1 * X[:44], targets),
+        evaluation=None,
+        metrics={},
+        criterion=lambda output, batch: F.mse_loss(output, batch.targets),
+        scheduler=LRSchedule(lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda n: 0.9**n), every="epoch"),
+    )

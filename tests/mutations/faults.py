@@ -513,10 +513,6 @@ FAULTS = (
         engine="amp",
         settings={"precision": "fp16"},
     ),
-)
-
-# Caught, and the quantity is rightly named, but the cause that is told is not yet this one.
-UNEXPLAINED = (
     Fault(
         "deepspeed: gradient_clipping left out of the config",
         "engines/deepspeed.py",
@@ -563,5 +559,82 @@ UNEXPLAINED = (
         ("first gradient", "loss"),
         "summed over the ranks",
         settings={"compress": "fp16"},
+    ),
+    Fault(
+        "amp: no autocast",
+        "engines/amp.py",
+        "with torch.autocast(device, DTYPES[precision]):",
+        "with nullcontext():",
+        ("precision",),
+        "not in force",
+        engine="amp",
+    ),
+    Fault(
+        "ddp: the compressing hook never registered",
+        DDP,
+        'elif compress != "none":',
+        'elif compress == "never":',
+        ("precision",),
+        "not in force",
+        settings={"compress": "fp16"},
+    ),
+    Fault(
+        "fsdp: asked for bf16, sharded in float32",
+        "engines/fsdp.py",
+        "lower = MixedPrecisionPolicy(torch.bfloat16, torch.float32)",
+        "pass",
+        ("precision",),
+        "not in force",
+        engine="fsdp",
+        settings={"precision": "bf16"},
+    ),
+    Fault(
+        "ddp: PowerSGD's hook only sums",
+        DDP,
+        "            model.register_comm_hook(PowerSGDState(None, start_powerSGD_iter=EXACT), powerSGD_hook)",
+        "            def summed(state, bucket):\n"
+        "                return powerSGD_hook(state, bucket).then(lambda done: done.value() * world.size)\n\n"
+        "            model.register_comm_hook(PowerSGDState(None, start_powerSGD_iter=EXACT), summed)",
+        ("first gradient",),
+        "summed over the ranks",
+        settings={"compress": "powersgd"},
+    ),
+    Fault(
+        "only the last micro-batch runs backward",
+        DDP,
+        BACKWARD,
+        "                loss.backward() if batch.completes_step else None\n",
+        ("first gradient",),
+        "the last micro-batch's alone",
+        ("transformer",),
+        "micro-batches",
+    ),
+    Fault(
+        "no_sync on the last micro-batch instead of the others",
+        DDP,
+        "nullcontext() if batch.completes_step else model.no_sync()",
+        "model.no_sync() if batch.completes_step else nullcontext()",
+        ("first gradient",),
+        "no_sync is the wrong way round",
+        ("transformer",),
+        "micro-batches",
+    ),
+    Fault(
+        "every micro-batch weighs alike",
+        SCHEDULE,
+        "share=weight * self.world_size / total",
+        "share=1.0 / self.micro_batches if rows else 0.0",
+        ("first gradient",),
+        "weighs as much as one of more rows",
+        ("transformer",),
+        "micro-batches",
+    ),
+    Fault(
+        "order frozen from the third epoch on",
+        SCHEDULE,
+        'key(seed, "order", epoch)',
+        'key(seed, "order", min(epoch, 2))',
+        ("indices",),
+        "a later epoch",
     ),
 )

@@ -18,7 +18,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from mutations.faults import FAULTS, UNEXPLAINED, Fault
+from mutations.faults import FAULTS, Fault
 from ranks import SOURCE, Ranks, RanksFailed, engine_facts, judged, proof_plan, reference_plan
 from samestep.record import Record
 
@@ -92,7 +92,7 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 3])
     parser.add_argument("--only", default="", help="faults with these words in their name")
     options = parser.parse_args()
-    faults = [fault for fault in (*FAULTS, *UNEXPLAINED) if options.only in fault.name]
+    faults = [fault for fault in FAULTS if options.only in fault.name]
     rows = []
     for size in options.ranks:
         with Ranks(1) as judge_rank:

@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from typing import Any, Literal
 
 from samestep.engine import Layout, Numerics
+from samestep.errors import Refused
 from samestep.job import Job
 from samestep.process_group import process_group
 from samestep.run import Run
@@ -35,6 +36,10 @@ def numerics(precision: str = "no") -> Numerics:
 
 
 def train(job: Job, world: World, run: Run, *, precision: Literal["no", "bf16", "fp16"] = "no") -> dict[str, Any]:
+    if precision == "fp16" and world.device == "cpu":
+        raise Refused(
+            "on a CPU Accelerate computes in float32 for fp16, and says nothing; use precision=bf16, or --engine amp"
+        )
     from accelerate import Accelerator
 
     with process_group(world):
@@ -57,7 +62,8 @@ def train(job: Job, world: World, run: Run, *, precision: Literal["no", "bf16", 
                 stepper.step()
                 stepper.zero_grad()
                 skipped = accelerator.optimizer_step_was_skipped
-                if job.moves_lr(batch) and not skipped:
+                # A step that was skipped is none to a schedule of steps; an epoch has ended all the same.
+                if job.scheduler and job.moves_lr(batch) and (not skipped or job.scheduler.every == "epoch"):
                     scheduler.step()
                 run.step(loss, skipped=skipped)
         return dict(accelerator.unwrap_model(model).state_dict())

@@ -60,8 +60,9 @@ def train(job: Job, world: World, run: Run, *, precision: Literal["bf16", "fp16"
                 scaler.step(optimizer)
                 scaler.update()
                 optimizer.zero_grad()
-                skipped = scaler.get_scale() < scale  # an overflow: the weights stay, and so does the learning rate
-                if job.moves_lr(batch) and not skipped:
+                skipped = scaler.get_scale() < scale  # an overflow: the weights stay as they are
+                # A step that was skipped is none to a schedule of steps; an epoch has ended all the same.
+                if job.scheduler and job.moves_lr(batch) and (not skipped or job.scheduler.every == "epoch"):
                     scheduler.step()
                 run.step(loss, skipped=skipped)
         return module.state_dict()

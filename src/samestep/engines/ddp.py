@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 
 from samestep.engine import Layout, Numerics
-from samestep.errors import Refused
+from samestep.errors import Refused, UserError
 from samestep.job import Job
 from samestep.process_group import process_group
 from samestep.run import Run
@@ -29,20 +29,29 @@ from samestep.world import World
 PURPOSE = "data parallel, one process per device"
 NEEDS: tuple[str, ...] = ()
 LAUNCHERS = ("torchrun", "spawn", "srun", "mpirun")
+EXACT = 2  # steps before PowerSGD compresses: the fewest that DDP allows
 
 
 def missing(devices: tuple[str, ...]) -> str | None:
     return None if dist.is_available() else "this torch was built without torch.distributed"
 
 
-def layout(world: World, find_unused: bool = False, **settings: Any) -> Layout:
-    return Layout(replicas=world.size, buffers="rank0", every_gradient=not find_unused)
+def layout(
+    world: World, find_unused: bool = False, compress: str = "none", bucket_mb: float | None = None, **settings: Any
+) -> Layout:
+    if bucket_mb is not None and not 0 < bucket_mb <= 1e6:
+        raise UserError(f"--set-engine bucket_mb={bucket_mb:g}: it must be above 0, and at most 1e6")
+    factors = compress == "powersgd"  # of matrices; it looks for the dimensions of what is none
+    return Layout(replicas=world.size, buffers="rank0", every_gradient=not find_unused, no_scalars=factors)
 
 
 def numerics(compress: str = "none", **settings: Any) -> Numerics:
     if compress == "none":
         return Numerics()
-    return Numerics({"fp16": "float16", "bf16": "bfloat16"}.get(compress), lossy=True, without={"compress": "none"})
+    without = {"compress": "none"}
+    if compress == "powersgd":
+        return Numerics(lossy=True, without=without, exact_steps=EXACT)
+    return Numerics({"fp16": "float16", "bf16": "bfloat16"}[compress], lossy=True, without=without)
 
 
 def train(
@@ -75,7 +84,7 @@ def train(
             find_unused_parameters=find_unused,
         )
         if compress == "powersgd":
-            model.register_comm_hook(PowerSGDState(None, start_powerSGD_iter=2), powerSGD_hook)
+            model.register_comm_hook(PowerSGDState(None, start_powerSGD_iter=EXACT), powerSGD_hook)
         elif compress != "none":
             model.register_comm_hook(None, getattr(default_hooks, compress + "_compress_hook"))
         elif order == "rank":

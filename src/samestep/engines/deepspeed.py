@@ -25,7 +25,8 @@ def missing(devices: tuple[str, ...]) -> str | None:
 
 def layout(world: World, **settings: Any) -> Layout:
     # DeepSpeed leaves each rank's buffers alone, and makes a missing gradient one of zeros, which weight decay moves.
-    return Layout(replicas=world.size, buffers="local", every_gradient=True)
+    # Its broadcast of the first weights looks at their bytes, which a number without dimensions does not show.
+    return Layout(replicas=world.size, buffers="local", every_gradient=True, no_scalars=True)
 
 
 def numerics(stage: int = 1) -> Numerics:

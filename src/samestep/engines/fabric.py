@@ -26,7 +26,7 @@ def missing(devices: tuple[str, ...]) -> str | None:
 
 def layout(world: World, strategy: str = "ddp", **settings: Any) -> Layout:
     ddp = strategy == "ddp"
-    return Layout(replicas=world.size, buffers="rank0" if ddp else "local", every_gradient=ddp)
+    return Layout(replicas=world.size, buffers="rank0" if ddp else "local", every_gradient=ddp, no_scalars=not ddp)
 
 
 def numerics(precision: str = "full", **settings: Any) -> Numerics:
@@ -70,7 +70,8 @@ def train(
         run.begin(module, optimizer)
         for batch in run.batches():
             with fabric.no_backward_sync(model, enabled=not batch.completes_step):
-                loss = run.loss(model, batch)
+                with fabric.autocast():  # around the loss too; the model is in it by itself
+                    loss = run.loss(model, batch)
                 fabric.backward(loss)
             if batch.completes_step:
                 if job.clip_norm is not None:

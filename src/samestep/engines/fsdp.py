@@ -37,7 +37,7 @@ def missing(devices: tuple[str, ...]) -> str | None:
 
 
 def layout(world: World, **settings: Any) -> Layout:
-    return Layout(replicas=world.size, buffers="local")  # FSDP leaves each rank's buffers alone
+    return Layout(replicas=world.size, buffers="local", no_scalars=True)  # FSDP leaves each rank's buffers alone
 
 
 def numerics(precision: str = "full", **settings: Any) -> Numerics:

@@ -26,7 +26,7 @@ def missing(devices: tuple[str, ...]) -> str | None:
 
 def layout(world: World, strategy: str = "ddp", **settings: Any) -> Layout:
     ddp = strategy == "ddp"
-    return Layout(replicas=world.size, buffers="rank0" if ddp else "local", every_gradient=ddp)
+    return Layout(replicas=world.size, buffers="rank0" if ddp else "local", every_gradient=ddp, no_scalars=not ddp)
 
 
 def numerics(precision: str = "full", **settings: Any) -> Numerics:

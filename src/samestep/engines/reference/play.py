@@ -16,6 +16,8 @@ from samestep.engines.reference.schedule import per_epoch, seeded, step_rows, we
 from samestep.errors import NotFinite, not_a_scalar
 from samestep.job import Batch, Job
 
+LATER = (2, 3, 97)  # epochs whose rows are told without training on them
+
 
 def play(job: Job, layout: Layout, steps: int, *, noise: Noise | None = None, device: str = "cpu") -> dict[str, Any]:
     """Trains `job` for `steps` steps as `layout` lays them out. With `noise`, a second run that differs by rounding.
@@ -33,12 +35,15 @@ def play(job: Job, layout: Layout, steps: int, *, noise: Noise | None = None, de
     parameters = [p for p in model.parameters() if p.requires_grad]
     seen: list[list[dict[str, Any]]] = [[] for _ in replicas]
     rates, norms, alone, draws = [], [], [], False
+    before_last: list[list[Tensor | None]] = []  # of each replica, the first step's without its last micro-batch
 
     for step in range(steps):
         epoch, plan = step // per_epoch(job), step_rows(job, layout, step)
         whole = sum(weight(job, rows) for micro in plan for rows in micro)
         gradients: list[list[Tensor | None]] = [[None] * len(parameters) for _ in replicas]
         for micro, of_replica in enumerate(plan):
+            if step == 0 and 0 < micro == len(plan) - 1:
+                before_last = [[None if g is None else g.clone() for g in of] for of in gradients]
             if micro == 0 and layout.buffers == "rank0":
                 buffers = [_copy(buffers[0]) for _ in replicas]
             for replica in replicas:
@@ -82,10 +87,8 @@ def play(job: Job, layout: Layout, steps: int, *, noise: Noise | None = None, de
                 )
         if step == 0:
             alone = [None if g is None else g.clone() for g in gradients[0]]
-        for i, parameter in enumerate(parameters):
-            present = [g for g in (of[i] for of in gradients) if g is not None]
-            summed = sum(reversed(present) if noise else present, torch.zeros_like(parameter))
-            parameter.grad = summed / layout.replicas if present else None
+        for parameter, gradient in zip(parameters, _mean(gradients, reverse=noise is not None)):
+            parameter.grad = gradient
         if noise:
             present = [p.grad for p in parameters if p.grad is not None]
             noise.shake(gradient.div_(noise.scale) for gradient in present)
@@ -101,15 +104,32 @@ def play(job: Job, layout: Layout, steps: int, *, noise: Noise | None = None, de
     named = [name for name, p in model.named_parameters() if p.requires_grad]
     return {
         "seen": seen,
+        "later": {str(epoch): step_rows(job, layout, epoch * per_epoch(job)) for epoch in LATER if not noise},
         "rates": rates,
         "norms": norms,
         "draws": draws,
         "start": start,
         "state": _copy(model.state_dict()),
         "buffers": buffers,
-        "rank0_gradient": {n: g for n, g in zip(named, alone) if g is not None},
+        "rank0_gradient": _present(named, alone),
+        "before_last": _present(named, _mean(before_last)) if before_last else {},
+        "rank0_before_last": _present(named, before_last[0]) if before_last else {},
         "evaluation": evaluate(job, _copy(model.state_dict()), device),
     }
+
+
+def _mean(gradients: list[list[Tensor | None]], reverse: bool = False) -> list[Tensor | None]:
+    """Over the replicas, whose share of the step their losses hold already: added in order, or in reverse."""
+    means = []
+    for of_replicas in zip(*gradients):
+        present = [g for g in of_replicas if g is not None]
+        ordered = present[::-1] if reverse else present
+        means.append(sum(ordered, torch.zeros_like(ordered[0])) / len(gradients) if present else None)
+    return means
+
+
+def _present(names: list[str], gradients: list[Tensor | None]) -> dict[str, Tensor]:
+    return {name: gradient for name, gradient in zip(names, gradients) if gradient is not None}
 
 
 def _copy(state: dict[str, Tensor]) -> dict[str, Tensor]:
