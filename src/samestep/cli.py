@@ -136,9 +136,9 @@ def run(
     max_restarts: options.MaxRestarts = 0,
     timeout: options.Timeout = 120.0,
 ) -> int:
+    """Train for real: progress, a final evaluation, and weights.safetensors. Inside torchrun, srun, mpirun or
+    horovodrun, this command is one of their ranks."""
     if not engine.strip() or "," in engine + launcher or "all" in (engine, launcher):
-        raise UserError("run trains on one engine under one launcher; give one name each, as in --engine ddp")
-    asked = _asked({**locals(), "engines": engine, "launchers": launcher})
         raise UserError("run trains on one engine under one launcher; give one name each, as in --engine ddp")
     asked = _asked({**locals(), "engines": engine, "launchers": launcher})
     if to:
