@@ -10,7 +10,7 @@ from written import BEGIN, END, IMPORT, LOSS, ROWS, SEED, Changes, write
 from ranks import engine_facts
 from samestep.eject import eject
 from samestep.eject.imports import Import, block
-from samestep.eject.loop import literal
+from samestep.eject.literal import literal
 from samestep.eject.names import check, check_once
 from samestep.errors import UserError
 

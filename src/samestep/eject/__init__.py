@@ -23,7 +23,8 @@ from samestep import engine as engines
 from samestep.data.schedule import schedule_of
 from samestep.eject.imports import Imports, block, imports_in
 from samestep.eject.job_text import JobText
-from samestep.eject.loop import Loop, literal
+from samestep.eject.literal import literal
+from samestep.eject.loop import Loop
 from samestep.eject.names import bound, check, check_once, used
 from samestep.errors import UserError
 from samestep.job import Job
@@ -87,7 +88,7 @@ def eject(target: str, texts: Mapping[str, str], name: str, settings: Mapping[st
     needed = used(frame) | {"annotations"}
     imports = {key: line for key, line in imports.items() if line.bound.partition(".")[0] in needed}
     part.without(lambda names: _taken(names, module, imports, frame))
-    script = _render(facts, fields=fields, job=part.text(), imports=block(_merged(part.imports, imports)))
+    script = _render(facts, fields=fields, job=part.text(), imports=block(part.imports | imports))
     check(script, part.source, what)
     _check_file(file, script)
     return script
@@ -105,7 +106,7 @@ def _of_job(job: Job, mentions: set[str], micro_batches: int) -> dict[str, Any]:
     last = f"micro == {micro_batches - 1}" if micro_batches > 1 else "True"
     final = "start + size >= len(order)" + (" - size + 1" if job.last == "drop" else "")
     batch = {name: name for name in ("data", "step", "micro", "share")}
-    if micro_batches > 1 or "completes_step" in mentions:
+    if micro_batches > 1:
         batch["completes_step"] = last
     if (job.scheduler and job.scheduler.every == "epoch") or "completes_epoch" in mentions:
         batch["completes_epoch"] = f"{last} and {final}" if micro_batches > 1 else final
@@ -147,15 +148,8 @@ def _taken(names: set[str], module: ModuleType, imports: Imports, frame: str) ->
     """Those of the job's names that the rest of the script has for something else."""
     objects: dict[str, Any] = dict(vars(builtins))
     exec(block(imports), objects)
-    own = bound(frame)
-    same = {name for name in names if objects.get(name) is vars(module).get(name, objects.get(name))}
-    return names & (own | used(frame)) - (same - own)
-
-
-def _merged(of_job: Imports, of_frame: Imports) -> Imports:
-    """Both; one line for a name that both import, which is the same thing."""
-    bound = {line.bound for line in of_frame.values()}
-    return {key: line for key, line in of_job.items() if line.plain or line.bound not in bound} | of_frame
+    same = {name for name in names & objects.keys() if vars(module).get(name, objects[name]) is objects[name]}
+    return names & (bound(frame) | used(frame)) - same
 
 
 def _check_file(file: str, script: str) -> None:

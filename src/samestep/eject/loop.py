@@ -6,9 +6,9 @@ import ast
 import inspect
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
+from samestep.eject.literal import literal
 from samestep.eject.names import mentioned
 from samestep.errors import UserError
 
@@ -261,26 +261,6 @@ class Loop:
         parameters = r"job.optimizer.groups(\1)" if self.job.optimizer.groups is not None else r"\1.parameters()"
         built = rf"job.optimizer.cls({parameters}, **job.optimizer.settings)"
         return ANNOTATED.sub(r"\1 = ", re.sub(r"job\.optimizer\.build\(([\w.]+)\)", built, text))
-
-
-def literal(value: Any) -> str:
-    """A setting's value as Python text. Raises UserError for one that has none."""
-    if isinstance(value, float) and repr(value).strip("-") in ("inf", "nan"):
-        return f'float("{value}")'
-    if type(value) is str:
-        return repr(value) if {'"', "\\"} & set(value) or not value.isprintable() else f'"{value}"'
-    if isinstance(value, Path):
-        return f"Path({literal(str(value))})"
-    if isinstance(value, list | tuple):
-        inner = ", ".join(map(literal, value))
-        return f"[{inner}]" if isinstance(value, list) else f"({inner}{',' if len(value) == 1 else ''})"
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{literal(key)}: {literal(of)}" for key, of in value.items()) + "}"
-    if value is None or type(value) in (bool, int, float):
-        return repr(value)
-    raise UserError(
-        f"a script cannot hold the setting {value!r}, a {type(value).__name__}; let the job take a number or a text"
-    )
 
 
 def _without_unused(text: str) -> str:
