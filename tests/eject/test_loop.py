@@ -66,6 +66,8 @@ def train(job, world, run, *, compile=False, mode="a", depth=1):
             if job.moves_lr(batch) and (compile or not skipped):
                 scheduler.step()
             run.step(loss)
+        if job.moves_lr(batch):
+            after.step()
 """
 
 
@@ -123,24 +125,30 @@ def scaled(x):
 WHEN = {
     ("", 1): "step(moved=False)",
     ("", 2): "if batch.completes_step:\n    step(moved=False)",
-    ("step", 1): "before.step()\nstep(moved=True)\nif not skipped:\n    scheduler.step()",
+    ("step", 1): "before.step()\nstep(moved=True)\nif not skipped:\n    scheduler.step()\nafter.step()",
     ("step", 2): """if batch.completes_step:
     before.step()
 if batch.completes_step:
     step(moved=True)
     if not skipped:
-        scheduler.step()""",
+        scheduler.step()
+if batch.completes_step:
+    after.step()""",
     ("epoch", 1): """if batch.completes_epoch:
     before.step()
 step(moved=batch.completes_epoch)
 if batch.completes_epoch and (not skipped):
-    scheduler.step()""",
+    scheduler.step()
+if batch.completes_epoch:
+    after.step()""",
     ("epoch", 2): """if batch.completes_epoch:
     before.step()
 if batch.completes_step:
     step(moved=batch.completes_epoch)
     if batch.completes_epoch and (not skipped):
-        scheduler.step()""",
+        scheduler.step()
+if batch.completes_epoch:
+    after.step()""",
 }
 
 

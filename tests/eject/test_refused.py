@@ -26,6 +26,7 @@ REFUSED: dict[str, tuple[Changes, str]] = {
         [(END, "from samestep.jobs.digits import job as other\n")],
         "from samestep.jobs.digits import job as other`",
     ),
+    "a version": ([(END, "from samestep import __version__\n")], "import __version__`"),
     "a relative import": ([(END, "if 0:\n    from .conf import LR\n")], "`from .conf import LR`.*package"),
     "a star": ([(IMPORT, "import torch\nfrom math import *\n")], r"`from math import \*`"),
     "a function's name": ([(END, CUT), (LOSS, WRAPPED)], "rename `cut`"),
@@ -57,6 +58,12 @@ def test_a_job_that_no_script_can_hold(case: str, tmp_path: Path) -> None:
     target = write(tmp_path, changes)
     with pytest.raises(UserError, match=says):
         _eject(target)
+
+
+def test_a_function_that_is_asked_for_stays(tmp_path: Path) -> None:
+    target = write(tmp_path, [(END, "\n\ndef main():\n    return job()\n")])
+    with pytest.raises(UserError, match="rename `main`"):
+        _eject(f"{target}:main")
 
 
 SAME_THING = {

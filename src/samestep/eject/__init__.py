@@ -106,7 +106,7 @@ def _of_job(job: Job, mentions: set[str], micro_batches: int) -> dict[str, Any]:
     last = f"micro == {micro_batches - 1}" if micro_batches > 1 else "True"
     final = "start + size >= len(order)" + (" - size + 1" if job.last == "drop" else "")
     batch = {name: name for name in ("data", "step", "micro", "share")}
-    if micro_batches > 1:
+    if micro_batches > 1 or "completes_step" in mentions:
         batch["completes_step"] = last
     if (job.scheduler and job.scheduler.every == "epoch") or "completes_epoch" in mentions:
         batch["completes_epoch"] = f"{last} and {final}" if micro_batches > 1 else final
