@@ -1,4 +1,4 @@
-"""digits on fsdp, written by samestep. Start it with
+"""digits on fsdp, written by samestep. It trains and saves weights.pt; it does not evaluate. Start it with
 
 python -m torch.distributed.run --nproc-per-node=2 digits_fsdp.py
 """
@@ -8,8 +8,8 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-from collections import Counter, namedtuple
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field, make_dataclass
 from math import ceil
 from types import SimpleNamespace
 from typing import Any
@@ -27,14 +27,24 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.data import TensorDataset, default_collate
 
 
-class Job(SimpleNamespace):
-    forward = staticmethod(lambda model, batch: model(batch.inputs))
-    epochs = 1
-    seed = 0
+@dataclass
+class Job:
+    model: Any
+    criterion: Any
+    optimizer: Any
+    train: Any
+    global_batch: Any
+    evaluation: Any = None
+    forward: Any = lambda model, batch: model(batch.inputs)
+    metrics: Any = field(default_factory=dict)
+    scheduler: Any = None
+    epochs: Any = 1
+    seed: Any = 0
+    workers: Any = 0
 
 
-Recipe = namedtuple("Recipe", "cls settings groups", defaults=[None])
-LRSchedule = namedtuple("LRSchedule", "make every", defaults=["step"])
+Recipe = make_dataclass("Recipe", ["cls", ("settings", dict, field(default_factory=dict)), ("groups", Any, None)])
+LRSchedule = make_dataclass("LRSchedule", ["make", ("every", str, "step")])
 
 
 @dataclass
@@ -43,8 +53,9 @@ class Batch:
     step: int
     micro: int
     share: float  # the mean over this rank's rows, times it, averages over the ranks to the mean over all rows
-    inputs = property(lambda self: self.data[0])
-    targets = property(lambda self: self.data[1])
+    halves = property(lambda self: self.data if isinstance(self.data, (list, tuple)) and len(self.data) == 2 else None)
+    inputs = property(lambda self: self.halves[0] if self.halves else self.data)
+    targets = property(lambda self: self.halves[1] if self.halves else None)
 
 
 # ---- the job ----

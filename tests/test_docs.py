@@ -73,7 +73,7 @@ def test_the_jobs_of_the_docs_are_proven(page: Path, block: str, tmp_path: Path)
 def test_the_readmes_training_command_runs(tmp_path: Path) -> None:
     file = tmp_path / "my_job.py"
     file.write_text(next(block for page, block in JOBS if page.name == "README.md"))
-    (command,) = [line for line in _commands(ROOT / "README.md") if line.startswith("samestep run")]
+    (command,) = [line for line in _commands(ROOT / "README.md") if line.startswith("samestep run my_job.py --engine")]
     arguments = command.replace("my_job.py", str(file)).split()[1:]
     done = samestep(*arguments, out=tmp_path / "out")
     assert done.returncode == 0, done.stderr

@@ -247,7 +247,7 @@ def eject(
         print(text, end="")
         return 0
     try:
-        to.write_text(text)
+        to.write_text(text, encoding="utf-8")
     except OSError as error:
         raise UserError(f"{to} cannot be written ({error.strerror}); give another name with --to") from None
     _say(f"wrote {to}")

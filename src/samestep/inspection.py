@@ -21,7 +21,7 @@ from samestep.data.loader import Rows
 from samestep.data.schedule import schedule_of
 from samestep.errors import UserError, nearest
 from samestep.job import Batch, Job
-from samestep.loading import build, find, settings_of, values_of
+from samestep.loading import build, find, innermost, settings_of, values_of
 from samestep.probe import probe
 from samestep.proof import Training, proof_job
 from samestep.run import digest_state, one_row_sentence
@@ -78,7 +78,7 @@ def _layers(model: nn.Module, kind: type[nn.Module]) -> list[str]:
 
 def _source_digest(function: Callable[..., Any]) -> str:
     """A digest of the job's file and of the neighbours that it imports: a changed job is another question."""
-    home = Path(inspect.getfile(function)).resolve().parent
+    home = Path(inspect.getfile(innermost(function))).resolve().parent
     files = {
         Path(str(module.__file__)).resolve()
         for module in list(sys.modules.values())

@@ -8,6 +8,7 @@ import inspect
 import pkgutil
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -27,13 +28,11 @@ def builtin_names() -> list[str]:
 
 def find(target: str) -> Callable[..., Any]:
     """The job function behind `target`: a built-in name, `file.py[:function]` or `package.module:function`."""
-    place, _, function = target.rpartition(":") if ":" in target else (target, "", "job")
-    if ":" not in target and not target.endswith(".py"):
-        if target not in builtin_names():
-            hint = nearest(target, builtin_names())
-            hint += "" if hint.endswith("?") else "."
-            raise UserError(f"there is no job '{target}'; {hint} A job of your own is given as file.py:function")
-        place = f"samestep.jobs.{target}"
+    place, function = _split(target)
+    if place is None:
+        hint = nearest(target, builtin_names())
+        hint += "" if hint.endswith("?") else "."
+        raise UserError(f"there is no job '{target}'; {hint} A job of your own is given as file.py:function")
     module = _import(place)
     found = getattr(module, function, None)
     if not callable(found):
@@ -41,6 +40,37 @@ def find(target: str) -> Callable[..., Any]:
         hint = nearest(function, functions[:12]) if functions else "it defines none"
         raise UserError(f"{place} has no function '{function}'; {hint}")
     return found  # type: ignore[no-any-return]
+
+
+def home(target: str, function: Callable[..., Any]) -> tuple[ModuleType, str]:
+    """The module that holds the function which find() gave for `target`, and its name there.
+
+    That is where it was written, if that module has it under its own name; else where it was asked for: a function
+    that another one made, a lambda or a partial is known there alone.
+    """
+    inner = innermost(function)
+    wrote = sys.modules.get(inner.__module__)
+    if wrote and getattr(wrote, inner.__name__, None) is function:
+        return wrote, inner.__name__
+    place, name = _split(target)
+    return sys.modules[Path(str(place)).stem if str(place).endswith(".py") else str(place)], name
+
+
+def innermost(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function inside what a decorator or functools.partial made of it: the one that has a file and hints."""
+    while isinstance(function, partial) or hasattr(function, "__wrapped__"):
+        function = function.func if isinstance(function, partial) else function.__wrapped__
+    return function if inspect.isroutine(function) or inspect.isclass(function) else type(function).__call__
+
+
+def _split(target: str) -> tuple[str | None, str]:
+    """The file or module of a target, None where it names no job that there is; and the function in it."""
+    if ":" in target:
+        place, _, function = target.rpartition(":")
+        return place, function
+    if target.endswith(".py"):
+        return target, "job"
+    return (f"samestep.jobs.{target}" if target in builtin_names() else None), "job"
 
 
 def _import(place: str) -> ModuleType:
@@ -78,7 +108,7 @@ def values_of(function: Callable[..., Any], texts: Mapping[str, str], what: str,
     Raises UserError for a name that it does not have and a text that does not fit; `what` names the function there.
     """
     try:
-        hints = get_type_hints(function)
+        hints = get_type_hints(innermost(function))
     except Exception as error:
         raise UserError(f"the annotations of {what} cannot be read: {_says(error)}") from error
     parameters = inspect.signature(function).parameters

@@ -38,9 +38,12 @@ def test_the_checked_in_script_is_current(engine: str) -> None:
     if "UPDATE" in os.environ:
         path.write_text(script)
     assert path.read_text() == script, "run this test once with UPDATE=1 in the environment"
-    own = sum(bool(line.strip()) for line in inspect.getsource(digits).splitlines())
-    assert sum(bool(line.strip()) for line in script.splitlines()) - own <= LINES
+    assert _lines(script) - _lines(inspect.getsource(digits)) <= LINES
     assert not re.search(r"^\s*(from|import) samestep", script, re.MULTILINE)
+
+
+def _lines(text: str) -> int:
+    return sum(bool(line.strip()) for line in text.splitlines())
 
 
 def _command(engine: str, script: Path, size: int) -> list[str]:
@@ -82,30 +85,37 @@ def test_it_finds_the_references_losses(engine: str, tmp_path: Path) -> None:
     assert found[:STEPS] == pytest.approx(_expected(settings, Layout(**shape)), rel=tolerance)
 
 
-EVERYTHING = {"rows": "29", "global_batch": "8", "micro_batch": "2", "clip_norm": "0.1", "every": "epoch"}
+EVERYTHING = {"rows": "29", "global_batch": "8", "micro_batch": "2", "clip_norm": "0.1", "weighted": "true"}
+EVERYTHING |= {"optimizer": "groups"}
+EACH = [(engine, "step") for engine in engines.names() if engine not in ("single", "dataparallel")]
+EACH += [("amp", "epoch"), ("lightning", "epoch")]  # whose lines around the scheduler are unlike the others'
 
 
-@pytest.mark.parametrize("engine", ["ddp", "fsdp", "lightning"])
-def test_a_job_that_uses_everything(engine: str, tmp_path: Path) -> None:
-    """Micro-batches, clipping, a schedule by epoch, groups, weights, uneven data."""
+@pytest.mark.parametrize(("engine", "every"), EACH)
+def test_a_job_that_uses_everything(engine: str, every: str, tmp_path: Path) -> None:
+    """Micro-batches, clipping, a schedule, groups, weights, uneven data."""
     target = f"{Path(__file__).parents[1]}/conformance/jobs_drawn.py:job"
-    settings = {**EVERYTHING, "optimizer": "groups", "weighted": "true"}
+    settings = {**EVERYTHING, "every": every}
     facts = engine_facts(engine, 3)
     if not facts["available"]:
+        assert "CI" not in os.environ, facts["reason"]
         pytest.skip(facts["reason"])
     script = eject(target, settings, engine, facts["settings"], 3, "everything.py")
+    assert _lines(script) - _lines(Path(target.partition(":")[0]).read_text()) <= LINES
     found = _losses(engine, script, tmp_path, size=3)
     shape = {key: facts["layout"][key] for key in ("replicas", "split", "buffers")}
     played = reference.play(build(target, settings), Layout(**shape), 4)
     last = {part["step"]: part["loss"] for part in played["seen"][0]}
-    assert found == pytest.approx([last[step] for step in range(4)], rel=1e-4)
+    tolerance = 2e-2 if facts["numerics"]["lossy"] else 1e-4
+    assert found == pytest.approx([last[step] for step in range(4)], rel=tolerance)
     ruff = shutil.which("ruff", path=str(Path(sys.executable).parent))
     assert ruff
     checked = subprocess.run([ruff, "check", str(tmp_path), "--select", "E9,F"], capture_output=True, text=True)
     assert checked.returncode == 0, checked.stdout
 
 
-def test_a_name_that_hides_a_package_is_refused() -> None:
+@pytest.mark.parametrize("name", ["lightning", "torch", "sklearn", "json", "numpy"])
+def test_a_name_that_hides_a_package_is_refused(name: str) -> None:
     facts = engine_facts("lightning", 2)
-    with pytest.raises(UserError, match="would hide the package lightning"):
-        eject("digits", {}, "lightning", facts["settings"], 2, "lightning.py")
+    with pytest.raises(UserError, match=f"would hide the package {name}"):
+        eject("digits", {}, "lightning", facts["settings"], 2, f"{name}.py")

@@ -73,9 +73,9 @@ def train(
             return run.loss(self.model, batch) * run.schedule.micro_batches
 
         def on_train_batch_end(self, outputs: Any, batch: Any, number: int) -> None:
-            if job.moves_lr(batch):
-                self.scheduler.step()
             if batch.completes_step:
+                if job.moves_lr(batch):
+                    self.scheduler.step()
                 run.step(outputs["loss"])
 
     with process_group(world):

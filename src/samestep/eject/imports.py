@@ -1,0 +1,63 @@
+"""The imports of several modules as one block."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+
+class Import(NamedTuple):
+    """One name that an import binds. name '' for a plain `import module`, with or without `as`."""
+
+    module: str
+    name: str
+    bound: str
+
+    @property
+    def plain(self) -> bool:
+        return not self.name and self.bound == self.module
+
+
+Imports = dict[
+    str, Import
+]  # by the name that each binds; a plain one by its module: `import a.b` and `import a` both stay
+
+
+def imports_in(nodes: Iterable[ast.stmt]) -> Imports:
+    """What these statements import, without samestep's own."""
+    found: Imports = {}
+    for node in nodes:
+        each: list[Import] = []
+        if isinstance(node, ast.Import):
+            each = [Import(alias.name, "", alias.asname or alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            each = [Import(node.module, alias.name, alias.asname or alias.name) for alias in node.names]
+        found |= {line.bound: line for line in each if line.module.partition(".")[0] != "samestep"}
+    return found
+
+
+def block(imports: Imports) -> str:
+    """The import lines, as ruff sorts them."""
+    sections: list[list[str]] = [[], [], []]
+    for module in sorted({line.module for line in imports.values()}, key=str.lower):
+        section = 0 if module == "__future__" else 1 if module.partition(".")[0] in sys.stdlib_module_names else 2
+        sections[section] += _lines([line for line in imports.values() if line.module == module])
+    ordered = ["\n".join(sorted(lines, key=lambda line: line.startswith("from"))) for lines in sections if lines]
+    return "\n\n".join(ordered)
+
+
+def _lines(imports: list[Import]) -> Iterator[str]:
+    module = imports[0].module
+    for line in sorted((line for line in imports if not line.name), key=lambda line: (not line.plain, line.bound)):
+        yield f"import {module}" + ("" if line.plain else f" as {line.bound}")
+    named = sorted((line for line in imports if line.name), key=lambda line: _by_type(line.name))
+    if kept := [line.name for line in named if line.bound == line.name]:
+        yield f"from {module} import {', '.join(kept)}"
+    yield from (f"from {module} import {line.name} as {line.bound}" for line in named if line.bound != line.name)
+
+
+def _by_type(name: str) -> tuple[int, str]:
+    """Constants, then classes, then functions, as ruff orders them."""
+    return (0 if name.isupper() and len(name) > 1 else 1 if name[:1].isupper() else 2, name)
