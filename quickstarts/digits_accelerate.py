@@ -161,7 +161,7 @@ def train(job, world):
         stepper.zero_grad()
         skipped = accelerator.optimizer_step_was_skipped
         # A step that was skipped is none to a schedule of steps; an epoch has ended all the same.
-        if job.scheduler and (not skipped or job.scheduler.every == "epoch"):
+        if not skipped:
             scheduler.step()
     return dict(accelerator.unwrap_model(model).state_dict())
 

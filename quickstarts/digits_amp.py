@@ -165,7 +165,7 @@ def train(job, world):
         optimizer.zero_grad()
         skipped = scaler.get_scale() < scale  # an overflow: the weights stay as they are
         # A step that was skipped is none to a schedule of steps; an epoch has ended all the same.
-        if job.scheduler and (not skipped or job.scheduler.every == "epoch"):
+        if not skipped:
             scheduler.step()
     return module.state_dict()
 
