@@ -45,7 +45,10 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
 
 
 def test_the_first_error_is_told(tmp_path: Path) -> None:
-    for rank, at in ((0, 5.0), (1, 4.0)):
-        (tmp_path / f"error-rank{rank}.json").write_text(json.dumps({"rank": rank, "time": at}))
-    assert Record(tmp_path).error() == {"rank": 1, "time": 4.0}
+    """A rank that lost its peer is not the cause, however early it noticed."""
+    errors = [{"rank": rank, "time": at, "lost_peer": lost} for rank, at, lost in ((0, 5.0, False), (1, 4.0, True))]
+    errors.append({"rank": 2, "time": 6.0, "lost_peer": False})
+    for error in errors:
+        (tmp_path / f"error-rank{error['rank']}.json").write_text(json.dumps(error))
+    assert Record(tmp_path).error() == errors[0]
     assert Record(tmp_path / "empty").error() is None

@@ -149,18 +149,17 @@ def conduct(trial: Trial, out: Path, port: int, hosts: Hosts | None) -> dict[str
     if trial.victim == "link":
         hosts.mend(1)  # type: ignore[union-attr]
     own = os.getsid(0)
-    left = alive(pids, sessions - {own})
-    while left and time.monotonic() - ended_at < LEFT_S:
-        time.sleep(0.1)
+    while True:
         left = alive(pids, sessions - {own})
+        held = holding(port, hosts if trial.victim == "link" else None)
+        if not (left or held) or time.monotonic() - ended_at > LEFT_S:
+            break
+        time.sleep(0.1)
     codes = [command.poll() for command in started]
     for command in started:
         command.kill()
         command.wait()
     said = "".join(path.read_text() for path in sorted(out.parent.glob(f"{out.name}.said*")))
-    held = [c.laddr.port for c in psutil.net_connections("tcp") if c.status == "LISTEN" and c.laddr.port == port]
-    if hosts and trial.victim == "link":
-        held += [int(at.rpartition(":")[2]) for i in range(2) for at in hosts.listening(i)]
     last = [line for line in said.splitlines() if line.startswith("samestep: ")][-1:]
     return asdict(trial) | {
         "hit": hit,
@@ -171,6 +170,13 @@ def conduct(trial: Trial, out: Path, port: int, hosts: Hosts | None) -> dict[str
         "traceback": "Traceback" in said,
         "said": last,
     }
+
+
+def holding(port: int, hosts: Hosts | None) -> list[int]:
+    """The port, if somebody still listens on it; on the hosts every port that somebody listens on."""
+    if hosts:
+        return [int(at.rpartition(":")[2]) for i in range(2) for at in hosts.listening(i)]
+    return [c.laddr.port for c in psutil.net_connections("tcp") if c.status == "LISTEN" and c.laddr.port == port]
 
 
 def quiet(out: Path, number: int) -> dict[str, Any]:
