@@ -166,6 +166,8 @@ def run(
     with Training(f"{job} on {engine}", folder, first=first) as progress:
         results = train(study, found, row, plan, results_in, folder, progress.tell, alone=inside is not None)
     if results is None:  # rank 0 is on another machine, or another process
+        if inside is None:
+            _say(f"this machine's ranks have ended well; their logs are in {folder}, the results where rank 0 is")
         return 0
     _print(results, json_, lambda: trained(results))
     return 0 if results["steps"] == results["asked_steps"] else 130

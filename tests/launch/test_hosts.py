@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import subprocess
 import sys
 import time
@@ -12,6 +11,7 @@ from pathlib import Path
 from shutil import which
 
 import pytest
+from everywhere import remote_shell
 
 from cluster import hosts as hosts_module
 from cluster.hosts import Hosts
@@ -174,10 +174,7 @@ def test_mpirun_starts_on_other_hosts(hosts: Hosts, tmp_path: Path) -> None:
     if which("mpirun") is None:
         assert "CI" not in os.environ, "Open MPI is not installed"
         pytest.skip("Open MPI is not installed (apt install openmpi-bin)")
-    shell = tmp_path / "shell"
-    cases = "\n".join(f'h{i}) shift; exec {shlex.join(hosts.line(i, ["sh", "-c"]))} "$*" ;;' for i in range(2))
-    shell.write_text(f'#!/bin/sh\ncase "$1" in\n{cases}\nesac\n')
-    shell.chmod(0o755)
+    shell = remote_shell(hosts, tmp_path)
     out = tmp_path / "out"
     line = ["verify", "digits", "--engines", "ddp", "--launcher", "mpirun", "--hosts", "h0,h1", "--nproc", "1"]
     environment = os.environ | {"OMPI_MCA_plm_rsh_agent": str(shell)}
