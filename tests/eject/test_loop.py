@@ -56,14 +56,14 @@ def train(job, world, run, *, compile=False, mode="a", depth=1):
 
     @functools.cache
     def inner(mode_of):
-        return "é", f"{mode_of}", depth, mode
+        return "é", f"{depth}", depth, mode
     for batch in run.batches():
         run.loss(model, batch) * run.schedule.micro_batches
         if job.moves_lr(batch):
             before.step()
         if batch.completes_step:
             step(moved=job.moves_lr(batch))
-            if job.moves_lr(batch) and (compile or not skipped):
+            if job.moves_lr(batch) and not compile and (compile or skipped != 1 or known):
                 scheduler.step()
             run.step(loss)
         if job.moves_lr(batch):
@@ -114,7 +114,7 @@ def train(job, world):
 
     @functools.cache
     def inner(mode_of):
-        return "é", f"{mode_of}", 1, "a"
+        return "é", f"{depth}", 1, "a"
     for batch in batches(job, world):
         loss_of(job, world, model, batch)BY_MICRO
 WHEN
@@ -125,19 +125,19 @@ def scaled(x):
 WHEN = {
     ("", 1): "step(moved=False)",
     ("", 2): "if batch.completes_step:\n    step(moved=False)",
-    ("step", 1): "before.step()\nstep(moved=True)\nif not skipped:\n    scheduler.step()\nafter.step()",
+    ("step", 1): "before.step()\nstep(moved=True)\nif skipped != 1 or known:\n    scheduler.step()\nafter.step()",
     ("step", 2): """if batch.completes_step:
     before.step()
 if batch.completes_step:
     step(moved=True)
-    if not skipped:
+    if skipped != 1 or known:
         scheduler.step()
 if batch.completes_step:
     after.step()""",
     ("epoch", 1): """if batch.completes_epoch:
     before.step()
 step(moved=batch.completes_epoch)
-if batch.completes_epoch and (not skipped):
+if batch.completes_epoch and (skipped != 1 or known):
     scheduler.step()
 if batch.completes_epoch:
     after.step()""",
@@ -145,7 +145,7 @@ if batch.completes_epoch:
     before.step()
 if batch.completes_step:
     step(moved=batch.completes_epoch)
-    if batch.completes_epoch and (not skipped):
+    if batch.completes_epoch and (skipped != 1 or known):
         scheduler.step()
 if batch.completes_epoch:
     after.step()""",
