@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import sys
+import time
 import traceback
 from dataclasses import asdict
 from pathlib import Path
@@ -37,8 +38,9 @@ def main() -> None:
                 record = {"schema": SCHEMA, "rank": world.rank, "world": asdict(world)} | done
                 write_json(folder / f"rank{world.rank}.json", record)
             except BaseException as error:
-                said = {"rank": world.rank, "kind": "crash", "time": 0, "traceback": traceback.format_exc()}
-                write_json(folder / f"error-rank{world.rank}.json", said | {"message": f"{error!r}"})
+                said = {"rank": world.rank, "kind": "crash", "time": time.time(), "traceback": traceback.format_exc()}
+                said |= {"message": f"{error!r}", "lost_peer": bool(worker.LOST.search(str(error)))}
+                write_json(folder / f"error-rank{world.rank}.json", said)
                 break
     os._exit(0)
 
