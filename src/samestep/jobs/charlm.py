@@ -1,0 +1,98 @@
+"""charlm: a small GPT that learns to write a text, character by character.
+
+    samestep run charlm --set data=tinyshakespeare.txt --engine ddp --nproc 2
+
+Any text file will do; the usual one is tiny Shakespeare (A. Karpathy, char-rnn, 2015), 1.1 million characters, of which
+the last tenth is held out. Full scale: --set layers=6 --set heads=6 --set width=384 --set length=256 --set dropout=0.2
+--set epochs=5, a held-out loss near 1.47 (https://github.com/karpathy/nanoGPT, train_shakespeare_char).
+Small: the defaults with --set limit=2000, some two minutes on 2 cores.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim.lr_scheduler import CosineAnnealingLR
+from torch.utils.data import Dataset
+
+from samestep import Batch, Job, LRSchedule, Recipe
+from samestep.errors import UserError
+from samestep.models.gpt import GPT
+
+
+class Windows(Dataset[Any]):
+    """Pieces of `length` characters, one after the other: (characters, the characters that follow each)."""
+
+    def __init__(self, text: Tensor, length: int, limit: int = 0) -> None:
+        self.text, self.length = text, length
+        count = (len(text) - 1) // length
+        self.count = min(count, limit) if limit else count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        at = index * self.length
+        return self.text[at : at + self.length], self.text[at + 1 : at + self.length + 1]
+
+
+def read(data: Path) -> tuple[Tensor, int]:
+    """A text as the numbers of its characters, and how many there are."""
+    try:
+        text = data.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{data} cannot be read as a text ({error}); give one with --set data=FILE.txt") from None
+    characters = sorted(set(text))
+    number = {character: i for i, character in enumerate(characters)}
+    return torch.tensor([number[character] for character in text]), len(characters)
+
+
+def job(
+    data: Path = Path("input.txt"),
+    global_batch: int = 64,
+    lr: float = 1e-3,
+    epochs: int = 1,
+    length: int = 64,
+    layers: int = 4,
+    heads: int = 4,
+    width: int = 128,
+    dropout: float = 0.1,
+    limit: int = 0,
+    seed: int = 0,
+    workers: int = 0,
+) -> Job:
+    text, vocabulary = read(data)
+    train = Windows(text[: len(text) * 9 // 10], length, limit)
+    held_out = Windows(text[len(text) * 9 // 10 :], length, limit // 4)
+    if len(held_out) < 1:
+        raise UserError(f"{data} has {len(text)} characters; {20 * length} are the least, or --set length=…")
+    steps = epochs * -(-len(train) // global_batch)
+
+    def model() -> nn.Module:
+        torch.manual_seed(seed)
+        return GPT(vocabulary, length, layers=layers, heads=heads, width=width, dropout=dropout)
+
+    def criterion(output: Tensor, batch: Batch) -> Tensor:
+        return F.cross_entropy(output.flatten(0, 1), batch.targets.flatten())
+
+    def correct(output: Tensor, batch: Batch) -> Tensor:
+        return (output.argmax(2) == batch.targets).double().mean(1)
+
+    return Job(
+        model=model,
+        criterion=criterion,
+        optimizer=Recipe(torch.optim.AdamW, {"lr": lr, "betas": (0.9, 0.99), "weight_decay": 0.1}),
+        scheduler=LRSchedule(lambda optimizer: CosineAnnealingLR(optimizer, steps)),
+        train=train,
+        evaluation=held_out,
+        metrics={"next_character": correct},
+        global_batch=global_batch,
+        epochs=epochs,
+        clip_norm=1.0,
+        seed=seed,
+        workers=workers,
+    )

@@ -1,0 +1,77 @@
+"""imagefolder: ResNet-18 or -50 on class folders of images, as ImageNet has them.
+
+    samestep run imagefolder --set data=FOLDER --set model=resnet50 --engine ddp --nproc 8
+
+FOLDER holds train/CLASS/*.jpg, and val/CLASS/*.jpg or test/CLASS/*.jpg. Full scale: the defaults, 90 epochs of 256 at
+lr 0.1, divided by 10 every 30 epochs: 69.76 % top-1 for resnet18 and 76.13 % for resnet50 on ImageNet-1k
+(https://docs.pytorch.org/vision/stable/models.html, weights IMAGENET1K_V1).
+Small: --set epochs=2 --set size=32 --set width=8, some two minutes on 2 cores with 10,000 images of 32x32.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.nn import functional as F
+from torch.optim.lr_scheduler import StepLR
+
+from samestep import Batch, Job, LRSchedule, Recipe
+from samestep.data.images import ImageFolder, Pixels, center_crop, flipped, normalised, random_resized_crop
+from samestep.models.resnet import resnet18, resnet50
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet
+
+
+def augmented(sample: tuple[Pixels, int], generator: Generator, size: int) -> tuple[Tensor, int]:
+    pixels, label = sample
+    return normalised(flipped(random_resized_crop(pixels, size, generator), generator), MEAN, STD), label
+
+
+def prepared(pixels: Pixels, size: int) -> Tensor:
+    return normalised(center_crop(pixels, size, size * 256 // 224), MEAN, STD)
+
+
+def among(best: int, output: Tensor, batch: Batch) -> Tensor:
+    """Whether the label is among the `best` most probable classes. [rows]"""
+    return (output.topk(min(best, output.shape[1])).indices == batch.targets[:, None]).any(1)
+
+
+def job(
+    data: Path = Path("imagenet"),
+    model: Literal["resnet18", "resnet50"] = "resnet18",
+    global_batch: int = 256,
+    lr: float = 0.1,
+    epochs: int = 90,
+    size: int = 224,
+    width: int = 64,
+    micro_batch: int | None = None,
+    seed: int = 0,
+    workers: int = 8,
+) -> Job:
+    train = ImageFolder(data / "train")
+    held_out = data / "val" if (data / "val").is_dir() else data / "test"
+    network = {"resnet18": resnet18, "resnet50": resnet50}[model]
+
+    def build() -> nn.Module:
+        torch.manual_seed(seed)
+        return network(len(train.classes), width=width, small=size <= 64)
+
+    return Job(
+        model=build,
+        criterion=lambda output, batch: F.cross_entropy(output, batch.targets),
+        optimizer=Recipe(torch.optim.SGD, {"lr": lr, "momentum": 0.9, "weight_decay": 1e-4}),
+        scheduler=LRSchedule(lambda optimizer: StepLR(optimizer, 30, 0.1), every="epoch"),
+        train=train,
+        augment=partial(augmented, size=size),
+        evaluation=ImageFolder(held_out, partial(prepared, size=size), train.classes),
+        metrics={"top1": partial(among, 1), "top5": partial(among, 5)},
+        global_batch=global_batch,
+        micro_batch=micro_batch,
+        epochs=epochs,
+        seed=seed,
+        workers=workers,
+    )

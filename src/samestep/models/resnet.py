@@ -1,0 +1,107 @@
+"""ResNet-18 and ResNet-50: K. He et al., "Deep Residual Learning for Image Recognition", 2015 (arXiv:1512.03385).
+
+The stride of a bottleneck is in its 3x3 convolution, as torchvision does it (ResNet "v1.5"). The names of parameters
+are torchvision's, so that its weights load.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions. [rows, inplanes, h, w] -> [rows, planes, h / stride, w / stride]"""
+
+    expansion = 1
+
+    def __init__(self, inplanes: int, planes: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inplanes, planes, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(planes)
+        self.conv2 = nn.Conv2d(planes, planes, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(planes)
+        self.relu = nn.ReLU(inplace=True)
+        self.downsample = _shortcut(inplanes, planes, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.relu(self.bn1(self.conv1(x)))
+        return self.relu(self.bn2(self.conv2(y)) + self.downsample(x))
+
+
+class Bottleneck(nn.Module):
+    """1x1, 3x3, 1x1. [rows, inplanes, h, w] -> [rows, 4 planes, h / stride, w / stride]"""
+
+    expansion = 4
+
+    def __init__(self, inplanes: int, planes: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inplanes, planes, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(planes)
+        self.conv2 = nn.Conv2d(planes, planes, 3, stride, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(planes)
+        self.conv3 = nn.Conv2d(planes, 4 * planes, 1, bias=False)
+        self.bn3 = nn.BatchNorm2d(4 * planes)
+        self.relu = nn.ReLU(inplace=True)
+        self.downsample = _shortcut(inplanes, 4 * planes, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.relu(self.bn1(self.conv1(x)))
+        y = self.relu(self.bn2(self.conv2(y)))
+        return self.relu(self.bn3(self.conv3(y)) + self.downsample(x))
+
+
+def _shortcut(inplanes: int, planes: int, stride: int) -> nn.Module:
+    if stride == 1 and inplanes == planes:
+        return nn.Identity()
+    return nn.Sequential(nn.Conv2d(inplanes, planes, 1, stride, bias=False), nn.BatchNorm2d(planes))
+
+
+class ResNet(nn.Module):
+    """Images [rows, 3, height, width] -> logits [rows, classes].
+
+    blocks: how many in each of the four stages. width: planes of the first stage. small: for images of 32x32, the
+    first convolution is 3x3 and nothing is pooled before the stages.
+    """
+
+    def __init__(
+        self,
+        block: type[BasicBlock] | type[Bottleneck],
+        blocks: tuple[int, int, int, int],
+        classes: int,
+        *,
+        width: int = 64,
+        small: bool = False,
+    ) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, width, 3 if small else 7, 1 if small else 2, 1 if small else 3, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.relu = nn.ReLU(inplace=True)
+        self.maxpool: nn.Module = nn.Identity() if small else nn.MaxPool2d(3, 2, 1)
+        planes = width
+        for number, count in enumerate(blocks):
+            stage = []
+            for place in range(count):
+                stride = 2 if number and place == 0 else 1
+                stage.append(block(planes, width * 2**number, stride))
+                planes = width * 2**number * block.expansion
+            setattr(self, f"layer{number + 1}", nn.Sequential(*stage))
+        self.avgpool = nn.AdaptiveAvgPool2d(1)
+        self.fc = nn.Linear(planes, classes)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
+        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
+        logits: Tensor = self.fc(torch.flatten(self.avgpool(x), 1))
+        return logits
+
+
+def resnet18(classes: int, *, width: int = 64, small: bool = False) -> ResNet:
+    return ResNet(BasicBlock, (2, 2, 2, 2), classes, width=width, small=small)
+
+
+def resnet50(classes: int, *, width: int = 64, small: bool = False) -> ResNet:
+    return ResNet(Bottleneck, (3, 4, 6, 3), classes, width=width, small=small)
