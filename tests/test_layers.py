@@ -33,14 +33,16 @@ ABOVE = [
 BELOW = [
     {"worker"},
     {"inspection", "referee"},
-    {"eject"},
-    {"proof", "loading", "evaluate", "probe"},
+    {"eject", "watch"},
+    {"probe"},
+    {"proof", "loading", "evaluate"},
     {"engines"},
     {"run", "process_group", "rendezvous"},
     {"rollcall", "stopping"},
+    {"jobs"},
     {"data", "meter", "machine"},
 ]
-VALUES = [{"engine", "jobs"}, {"record", "lifeline", "world", "network", "__init__"}, {"job"}, {"errors"}]
+VALUES = [{"engine"}, {"record", "lifeline", "world", "network", "weights", "models", "__init__"}, {"job"}, {"errors"}]
 LINES = {name: number for number, line in enumerate(ABOVE + BELOW + VALUES) for name in line}
 BOUNDARY = len(ABOVE)
 

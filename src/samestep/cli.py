@@ -135,6 +135,10 @@ def run(
     interface: options.Interface = "",
     max_restarts: options.MaxRestarts = 0,
     timeout: options.Timeout = 120.0,
+    init: options.Init = None,
+    evaluate_every: options.EvaluateEvery = 1,
+    best: options.Best = "",
+    patience: options.Patience = None,
 ) -> int:
     """Train for real: progress, a final evaluation, and weights.safetensors. Inside torchrun, srun, mpirun or
     horovodrun, this command is one of their ranks."""
@@ -146,31 +150,48 @@ def run(
         from samestep.submit.kubernetes import manifests
 
         gpus = 0 if device == "cpu" else nproc or 1
-        training = submit.Training(job, nnodes or 1, nproc or 1, gpus, engine, set_, set_engine)
+        given = {"--init": init, "--evaluate-every": evaluate_every, "--best": best or None, "--patience": patience}
+        wishes = [word for name, value in given.items() if value is not None for word in (name, str(value))]
+        training = submit.Training(job, nnodes or 1, nproc or 1, gpus, engine, set_, set_engine, wishes)
         print(manifests(to, training, image, claim), end="")
         return 0
-    from samestep import begin
-    from samestep.processes.start import shell_line
-    from samestep.show import Training, trained
-    from samestep.train import prepare, train
+    from samestep.show import trained
+    from samestep.train import Wishes
 
-    inside = None if nproc or nnodes or launcher else begin.started_already(os.environ)
-    study, found = begin.study_of(job, asked["settings"], asked, inside)
-    results_in = begin.folder_of("run", study, found, out, inside)
-    folder = begin.launch_folder(results_in, study, inside)
-    row, plan = prepare(study, found, results_in, folder, inside)
-    if dry_run:
-        print(shell_line(plan))
-        return 0
-    first = inside is None or inside.rank == 0
-    with Training(f"{job} on {engine}", folder, first=first) as progress:
-        results = train(study, found, row, plan, results_in, folder, progress.tell, alone=inside is not None)
-    if results is None:  # rank 0 is on another machine, or another process
-        if inside is None:
-            _say(f"this machine's ranks have ended well; their logs are in {folder}, the results where rank 0 is")
-        return 0
-    _print(results, json_, lambda: trained(results))
-    return 0 if results["steps"] == results["asked_steps"] else 130
+    wished = Wishes(init, evaluate_every, best, patience)
+    return _launch("run", asked, lambda found: wished.training(found["job"]["metrics"]), trained)
+
+
+@app.command()
+@told
+def evaluate(
+    weights: Annotated[Path, typer.Option(help="The weights.safetensors that a run left.")],
+    job: options.Job = "digits",
+    nproc: options.Nproc = None,
+    set_: options.Set = [],  # noqa: B006
+    predictions: Annotated[
+        Path | None, typer.Option(help="Keep the model's output for each row, in the dataset's order, as a .npy file.")
+    ] = None,
+    out: options.Out = None,
+    launcher: options.Launcher = "",
+    device: options.Device = "auto",
+    deadline: options.Deadline = None,
+    json_: options.Json = False,
+    nnodes: options.Nnodes = None,
+    node_rank: options.NodeRank = None,
+    master_addr: options.MasterAddr = "",
+    port: options.Port = 0,
+    hosts: options.Hosts = "",
+    interface: options.Interface = "",
+    timeout: options.Timeout = 120.0,
+) -> int:
+    """What trained weights come to: each row of the job's evaluation once, the same figures on any number of ranks."""
+    from samestep.show import scored
+    from samestep.train import scoring
+
+    given = {**locals(), "engines": "ddp", "launchers": launcher, "set_engine": [], "max_restarts": 0}
+    step = scoring(weights, predictions)
+    return _launch("evaluate", _asked({**given, "dry_run": False}), lambda found: step, scored)
 
 
 @app.command()
@@ -263,6 +284,39 @@ def _asked(given: Mapping[str, Any]) -> dict[str, Any]:
         "engine_settings": pairs(given["set_engine"], "--set-engine"),
     }
     return {**given, **settings, "deadline_s": given["deadline"]}
+
+
+def _launch(
+    command: str,
+    asked: Mapping[str, Any],
+    step_of: Callable[[Mapping[str, Any]], dict[str, Any]],
+    show: Callable[[Mapping[str, Any]], None],
+) -> int:
+    """One launch of a training or an evaluation."""
+    from samestep import begin
+    from samestep.processes.start import shell_line
+    from samestep.show import Training
+    from samestep.train import prepare, train
+
+    alone = asked["nproc"] or asked["nnodes"] or asked["launchers"]
+    inside = None if alone else begin.started_already(os.environ)
+    study, found = begin.study_of(asked["job"], asked["settings"], asked, inside)
+    step = step_of(found)
+    results_in = begin.folder_of(command, study, found, asked["out"], inside)
+    folder = begin.launch_folder(results_in, study, inside)
+    row, plan = prepare(study, found, step, results_in, folder, inside)
+    if asked["dry_run"]:
+        print(shell_line(plan))
+        return 0
+    first = inside is None or inside.rank == 0
+    with Training(f"{asked['job']} on {asked['engines']}", folder, first=first) as progress:
+        results = train(study, found, row, plan, results_in, folder, progress.tell, alone=inside is not None)
+    if results is None:  # rank 0 is on another machine, or another process
+        if inside is None:
+            _say(f"this machine's ranks have ended well; their logs are in {folder}, the results where rank 0 is")
+        return 0
+    _print(results, asked["json_"], lambda: show(results))
+    return 130 if results.get("stopped") == "asked" else 0
 
 
 def _study(command: str, given: Mapping[str, Any]) -> int:

@@ -216,7 +216,7 @@ class Comparison:
             if not math.isclose(got["weight"], want["weight"], rel_tol=64 * EPS["float64"]):
                 yield case.divergence("evaluation rows", want["weight"], got["weight"], tensor="weight", rank=rank)
             for name, total in want["sums"].items():
-                over = want["weight" if name == "loss" else "rows"]
+                over = 1 if name in want["whole"] else want["weight" if name == "loss" else "rows"]
                 if name in want["unsteady"]:
                     continue
                 apart = max(abs(total - trace.evaluation[0]["sums"][name]) for trace in shaken)

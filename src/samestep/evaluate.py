@@ -1,41 +1,60 @@
-"""Exact distributed evaluation: every sample once on any number of ranks, metrics from summed counts."""
+"""Exact distributed evaluation: every sample once on any number of ranks, and the same digits on each number.
+
+The rows are cut into chunks that do not depend on the number of ranks, and a chunk's sums are added in the order of
+the chunks: neither the rows that a kernel sees at once nor the order of additions changes with the ranks.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from math import ceil
+import math
+import warnings
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 from torch.utils.data import default_collate
 
 from samestep.data.loader import fetch, to_device
 from samestep.data.schedule import cut
-from samestep.errors import not_per_row
-from samestep.job import Batch, Job, Part
+from samestep.errors import UserError, not_per_row
+from samestep.job import Batch, Job, Part, counts_by_itself
 from samestep.world import World
+
+ROWS_AT_ONCE = 128  # at most; fewer where the job's micro-batch or global batch is smaller
 
 
 @dataclass(frozen=True)
 class Evaluation:
     """rows: how many samples all ranks evaluated; weight: what they weigh in the loss.
 
-    sums: over all rows, of the loss times the weight, and of each metric.
-
+    sums: over all rows, of the loss times the weight, and of each metric; of those named in `whole`, torchmetrics'
+    own, the value.
     indices: the samples that this rank evaluated, so that the record can show that each was seen once.
+    predictions: on rank 0, the outputs in the dataset's order, where they were asked for. shape [rows, ...]
     """
 
     rows: int
     weight: float
     sums: dict[str, float]
     indices: list[int]
+    whole: list[str] = field(default_factory=list)
+    predictions: NDArray[Any] | None = None
 
     def means(self) -> dict[str, float]:
         """The loss, the mean over the weights, and each metric, the mean over the rows."""
-        return {name: total / (self.weight if name == "loss" else self.rows) for name, total in self.sums.items()}
+        by = dict.fromkeys(self.sums, float(self.rows)) | {"loss": self.weight} | dict.fromkeys(self.whole, 1.0)
+        return {name: total / by[name] for name, total in self.sums.items()}
+
+    def record(self) -> dict[str, Any]:
+        """What the record keeps of it, as JSON."""
+        kept = ("rows", "weight", "sums", "indices", "whole")
+        return {name: getattr(self, name) for name in kept} | {"means": self.means()}
 
 
 def plain_model(job: Job, state: dict[str, Tensor], world: World) -> nn.Module:
@@ -49,55 +68,120 @@ def plain_model(job: Job, state: dict[str, Tensor], world: World) -> nn.Module:
     return model
 
 
-def evaluate(job: Job, model: nn.Module, world: World) -> Evaluation:
+def evaluate(job: Job, model: nn.Module, world: World, *, predictions: bool = False) -> Evaluation:
     """Evaluates the plain `model` on job.evaluation, the rows shared out over the ranks, none padded.
 
-    Leaves every part of the model in the mode in which it found it. The sums are float64 and equal on every rank.
+    Leaves every part of the model in the mode in which it found it. The figures are equal on every rank.
     """
     assert job.evaluation is not None
     length = len(job.evaluation)
-    per_rank = cut(length, world.size)
+    at_once = min(job.micro_batch or job.global_batch, ROWS_AT_ONCE)
+    chunks = [range(first, min(first + at_once, length)) for first in range(0, length, at_once)]
+    per_rank = cut(len(chunks), world.size)
     first = sum(per_rank[: world.rank])
-    indices = list(range(first, first + per_rank[world.rank]))
-    at_once = job.micro_batch or cut(job.global_batch, world.size)[0]
-    names = ["loss", *job.metrics]
-    sums = torch.zeros(2 + len(names), dtype=torch.float64, device=world.device)
+    mine = range(first, first + per_rank[world.rank])
+    indices = [index for number in mine for index in chunks[number]]
+    whole = [name for name, metric in job.metrics.items() if counts_by_itself(metric)]
+    by_row = [name for name in job.metrics if name not in whole]
+    table = torch.zeros(len(chunks), 3 + len(by_row), dtype=torch.float64, device=world.device)
+    outputs: list[Any] = []
+    states: list[dict[str, Any]] = []
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     with torch.no_grad():
-        for some in np.array_split(indices, ceil(len(indices) / at_once)) if indices else []:
-            sums += _sums(job, model, some.tolist(), world.device)
+        for number in mine:
+            batch = _batch(job, list(chunks[number]), world.device)
+            output = job.forward(model, batch)
+            table[number] = _sums(job, by_row, output, batch)
+            states.append({name: counted(job.metrics[name], output, batch) for name in whole})
+            if predictions:
+                outputs.append(_array(output, batch.part.rows))
     for module, training in modes:
         module.training = training
     if world.size > 1:
-        dist.all_reduce(sums)
-    rows, weight, *totals = sums.tolist()
-    return Evaluation(int(rows), weight, dict(zip(names, totals)), indices)
+        dist.all_reduce(table)  # a chunk's sums plus the other ranks' zeros: exact
+    rows, weight, *totals = (math.fsum(column) for column in table.T.tolist())
+    sums = dict(zip(["loss", *by_row], totals))
+    if whole:
+        sums |= _values(job, whole, [state for of_rank in _gathered(states, world) for state in of_rank])
+    every = [array for of_rank in _gathered(outputs, world) for array in of_rank] if predictions else []
+    joined = np.concatenate(every) if every and world.rank == 0 else None
+    return Evaluation(int(rows), weight, {name: sums[name] for name in ("loss", *job.metrics)}, indices, whole, joined)
 
 
-def _sums(job: Job, model: nn.Module, indices: list[int], device: str) -> Tensor:
-    """[rows, weight, loss, each metric], summed over the rows at `indices`. float64"""
-    rows = len(indices)
-    weight = float(sum(map(job.evaluation_weight, indices)) if job.evaluation_weight else rows)
+def _batch(job: Job, indices: list[int], device: str) -> Batch:
+    """The evaluation's rows at `indices`, on the device."""
+    weight = float(sum(map(job.evaluation_weight, indices)) if job.evaluation_weight else len(indices))
     data: Any = (job.collate or default_collate)(fetch(job.evaluation, indices))
     place = Part(
         epoch=0,
         step=0,
         micro=0,
         indices=torch.tensor(indices).numpy(),
-        rows=rows,
+        rows=len(indices),
         weight=weight,
         share=1.0,
         completes_step=True,
         completes_epoch=False,
     )
-    batch = Batch(to_device(data, device), place)
-    output = job.forward(model, batch)
-    counts = torch.tensor([rows, weight], dtype=torch.float64, device=device)
-    values = [*counts, job.criterion(output, batch) * weight]
-    for name, metric in job.metrics.items():
-        of_rows = metric(output, batch)
+    return Batch(to_device(data, device), place)
+
+
+def _sums(job: Job, by_row: list[str], output: Any, batch: Batch) -> Tensor:
+    """[rows, weight, loss, each metric by row], summed over the rows of a batch. float64"""
+    rows, weight = batch.part.rows, batch.part.weight
+    loss = job.criterion(output, batch) * weight
+    values = [torch.tensor(float(rows)), torch.tensor(weight), loss]
+    for name in by_row:
+        of_rows = job.metrics[name](output, batch)
         if of_rows.dim() == 0 or len(of_rows) != rows:
             raise not_per_row(name, list(of_rows.shape), rows)
         values.append(of_rows.double().sum())
-    return torch.stack([value.double() for value in values])
+    return torch.stack([value.double().to(loss.device) for value in values])
+
+
+def counted(metric: Any, output: Any, batch: Batch) -> dict[str, Any]:
+    """What a metric of torchmetrics counts in one batch, on the CPU. It is empty afterwards."""
+    metric.reset()
+    metric.to(output.device if isinstance(output, Tensor) else "cpu")
+    metric.update(output, batch.targets)
+    state: dict[str, Any] = tree_map_only(Tensor, partial(Tensor.to, device="cpu"), metric.metric_state)
+    metric.reset()
+    return state
+
+
+def _values(job: Job, names: list[str], states: list[dict[str, Any]]) -> dict[str, float]:
+    """Each torchmetrics metric of all chunks, whose states are merged in the chunks' order."""
+    values = {}
+    for name in names:
+        metric: Any = job.metrics[name]
+        metric.reset()
+        metric.to("cpu")
+        try:
+            for state in reversed(states):  # a state that is merged goes before what is there
+                metric.merge_state(state[name])
+        except RuntimeError as error:
+            raise UserError(f"the metric '{name}' cannot be counted in parts ({error}); choose another") from error
+        with warnings.catch_warnings():  # it has merged, and not been updated
+            warnings.simplefilter("ignore")
+            value = metric.compute()
+        if not isinstance(value, Tensor) or value.numel() != 1:
+            raise UserError(f"the metric '{name}' is no single number; give it an average, as in average='macro'")
+        values[name] = float(value)
+        metric.reset()
+    return values
+
+
+def _array(output: Any, rows: int) -> NDArray[Any]:
+    if not isinstance(output, Tensor) or output.dim() == 0 or len(output) != rows:
+        raise UserError("predictions can be kept only where the model's output is one tensor, a row for each sample")
+    return output.float().cpu().numpy()
+
+
+def _gathered(mine: list[Any], world: World) -> list[list[Any]]:
+    """Every rank's list, in the order of the ranks, on every rank."""
+    if world.size == 1:
+        return [mine]
+    of_rank: list[Any] = [None] * world.size
+    dist.all_gather_object(of_rank, mine)
+    return of_rank

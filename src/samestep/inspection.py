@@ -54,6 +54,7 @@ def inspect_job(target: str, settings: dict[str, str], replicas: int, steps: int
         "chosen": {name: str(value) for name, value in settings.items()},
         "rows": len(job.train),
         "evaluation_rows": 0 if job.evaluation is None else len(job.evaluation),
+        "metrics": {"loss": "min"} | {name: _better(metric) for name, metric in job.metrics.items()},
         "global_batch": job.global_batch,
         "steps_per_epoch": schedule_of(job, 1).steps_per_epoch,
         "epochs": job.epochs,
@@ -70,6 +71,11 @@ def inspect_job(target: str, settings: dict[str, str], replicas: int, steps: int
             for n in sorted({1, replicas})
         },
     }
+
+
+def _better(metric: Any) -> str:
+    """Whether a metric is good when it is high ('max') or low ('min'); torchmetrics' own know."""
+    return "min" if getattr(metric, "higher_is_better", True) is False else "max"
 
 
 def _layers(model: nn.Module, kind: type[nn.Module]) -> list[str]:

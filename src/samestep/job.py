@@ -104,6 +104,11 @@ class LRSchedule:
     every: Literal["step", "epoch"] = "step"
 
 
+def counts_by_itself(metric: Any) -> bool:
+    """Whether a metric is one of torchmetrics', which counts over many batches, and no value for each row."""
+    return hasattr(metric, "merge_state")
+
+
 def apply_to_inputs(model: nn.Module, batch: Batch) -> Any:
     """The default `forward`: the model is called with the batch's inputs."""
     return model(batch.inputs)
@@ -115,7 +120,8 @@ class Job:
 
     model: builds the network, with the same bits at every call.
     criterion: (output, batch) -> scalar, the mean over the rows given.
-    metrics: name -> (output, batch) -> one value per row (shape [rows]); evaluation adds them up exactly.
+    metrics: name -> (output, batch) -> one value per row (shape [rows]), or a metric of torchmetrics, which is given
+        (output, batch.targets); evaluation adds them up exactly.
     global_batch: rows that one optimizer step sees, on any number of ranks.
     micro_batch: at most so many rows at once on a rank; None: all of the rank's rows.
     clip_norm: the global gradient norm is clipped to this before the optimizer steps.
@@ -133,7 +139,7 @@ class Job:
     global_batch: int
     evaluation: Dataset | None = None
     forward: Callable[[nn.Module, Batch], Any] = apply_to_inputs
-    metrics: Mapping[str, Callable[[Any, Batch], Tensor]] = field(default_factory=dict)
+    metrics: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     collate: Callable[[list[Any]], Any] | None = None
     augment: Callable[[Any, Generator], Any] | None = None
     weight: Callable[[int], float] | None = None

@@ -37,6 +37,7 @@ class Meter:
         self._arrived = [torch.cuda.Event() for _ in range(2)] if self._cuda else []
         self._stamps: list[float] = []
         self._events: list[torch.cuda.Event] = []
+        self._pauses: set[int] = set()  # the stamps at which a pause ends
         self._told = 0
         self._waited = 0.0
 
@@ -70,14 +71,23 @@ class Meter:
         self.step()
         self.wait_s.clear()
 
+    def resume(self) -> None:
+        """Marks the end of a pause: what has passed since the last step belongs to none."""
+        self._pauses.add(len(self._stamps))
+        waited = list(self.wait_s)
+        self.step()
+        self.wait_s = waited
+
     def finish(self) -> list[float]:
         """Reads what is left. Returns the seconds of every step."""
         if self._cuda:
             torch.cuda.synchronize(self.device)
         self._read(self._told)
         if self._cuda:
-            return [a.elapsed_time(b) / 1e3 for a, b in zip(self._events, self._events[1:])]
-        return [b - a for a, b in zip(self._stamps, self._stamps[1:])]
+            times = [a.elapsed_time(b) / 1e3 for a, b in zip(self._events, self._events[1:])]
+        else:
+            times = [b - a for a, b in zip(self._stamps, self._stamps[1:])]
+        return [seconds for number, seconds in enumerate(times, 1) if number not in self._pauses]
 
     def _read(self, until: int) -> None:
         """Reads the losses told before number `until`. They were written half a ring ago."""

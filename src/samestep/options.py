@@ -84,6 +84,15 @@ Timeout = Annotated[
     float, typer.Option(help="Seconds that a rank waits for the others.", min=1, rich_help_panel=MACHINES)
 ]
 
+Init = Annotated[Path | None, typer.Option(help="Weights to start from: a safetensors file of the same model.")]
+Best = Annotated[
+    str, typer.Option(help="Keep the weights that are best by a metric, as in accuracy, loss or error:min.")
+]
+Patience = Annotated[
+    int | None, typer.Option(help="End after so many evaluations that are not better than the --best one.", min=1)
+]
+EvaluateEvery = Annotated[int, typer.Option(help="Epochs from one evaluation to the next; 0: only the last.", min=0)]
+
 KUBERNETES = "Kubernetes"
 To = Annotated[
     str,

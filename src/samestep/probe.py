@@ -15,7 +15,8 @@ from torch.utils._pytree import tree_leaves
 from samestep.data.loader import Rows, to_device
 from samestep.data.schedule import Schedule
 from samestep.errors import UserError, not_a_scalar, not_per_row
-from samestep.job import Batch, Job
+from samestep.evaluate import counted
+from samestep.job import Batch, Job, counts_by_itself
 
 ROWS = 4
 PLAIN = (Tensor, np.ndarray, np.generic, str, bytes, int, float, type(None))
@@ -68,6 +69,9 @@ def probe(job: Job, schedule: Schedule, model: nn.Module, device: str) -> list[s
         raise UserError("the criterion's loss does not depend on any parameter; compute it from the model's output")
     _raising("backward", loss.backward, part.rows)
     for name, metric in job.metrics.items():
+        if counts_by_itself(metric):
+            _raising(f"metric '{name}'", lambda metric=metric: counted(metric, output, batch), part.rows)
+            continue
         with torch.no_grad():
             values = _raising(f"metric '{name}'", lambda metric=metric: metric(output, batch), part.rows)
         if not isinstance(values, Tensor) or values.dim() == 0 or len(values) != part.rows:

@@ -36,6 +36,17 @@ def replace_text(path: Path, text: str) -> None:
     _replace(path, text.encode())
 
 
+def write_array(path: Path, array: NDArray[np.generic]) -> None:
+    """Writes one array to `path` (.npy), whole or not at all."""
+    import io
+
+    import numpy as np
+
+    buffer = io.BytesIO()
+    np.save(buffer, array)
+    _replace(path, buffer.getvalue())
+
+
 def write_arrays(path: Path, arrays: Arrays) -> None:
     """Writes named arrays to `path` (.npz), whole or not at all."""
     import io
@@ -94,6 +105,11 @@ class Record:
     def ranks(self) -> list[dict[str, Any]]:
         files = sorted(self.folder.glob("rank[0-9]*.json"), key=lambda p: int(p.stem.removeprefix("rank")))
         return [json.loads(file.read_text()) for file in files]
+
+    def plan(self) -> dict[str, Any]:
+        """What the launch was asked to do."""
+        plan: dict[str, Any] = json.loads((self.folder / "plan.json").read_text())
+        return plan
 
     def complete(self, size: int) -> bool:
         """Whether all `size` ranks wrote their part, in this schema."""

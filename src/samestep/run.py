@@ -6,7 +6,7 @@ import hashlib
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -26,11 +26,22 @@ LATER = (2, 3, 97)  # epochs that the proof's steps do not reach: their order is
 Progress = Callable[[int, float], None]  # (steps done, a recent loss)
 
 
+class Watch(Protocol):
+    """What evaluates a training between its epochs."""
+
+    def begin(self, state: Callable[[], dict[str, Any]]) -> None: ...
+
+    def is_due(self, done: int, steps_per_epoch: int) -> bool: ...
+
+    def look(self, done: int) -> bool: ...
+
+
 class Run:
     """One training of `job` on this rank, `steps` optimizer steps long.
 
     observe: also note what only the proof needs (digests, learning rates, optimizer steps); never while measuring.
     progress: called at most twice a second with the steps done and a loss. stop: what may end it early.
+    watch: evaluates it between two epochs, outside of the steps' time.
     """
 
     def __init__(
@@ -42,6 +53,7 @@ class Run:
         observe: bool = False,
         progress: Progress | None = None,
         stop: Stop | None = None,
+        watch: Watch | None = None,
     ) -> None:
         self.job, self.world, self.steps = job, world, steps
         self.schedule = schedule_of(job, world.size)
@@ -54,13 +66,20 @@ class Run:
         self._rates: list[list[float]] = []
         self._depth, self._stepping = 0, set[int]()
         self._progress = progress
-        self._stop = stop
+        self._stop, self._watch = stop, watch
         self._told_at = time.monotonic()
         self._done = self._skipped = 0
         self._streams = [_stream(device) for device in world.devices]
 
-    def begin(self, model: nn.Module, optimizer: Optimizer) -> None:
-        """Call once, when model and optimizer are ready, before the first batch. model: the plain module."""
+    def begin(
+        self, model: nn.Module, optimizer: Optimizer, *, state: Callable[[], dict[str, Any]] | None = None
+    ) -> None:
+        """Call once, when model and optimizer are ready, before the first batch. model: the plain module.
+
+        state: gives its whole state dict, where that is not the module's own with its shards gathered.
+        """
+        if self._watch:
+            self._watch.begin(state or (lambda: whole(model)))
         if self._observe:
             self._start_digest = digest_state(model)
             # After the step: before it, libraries that accumulate show stale gradients and the next step's rate.
@@ -132,6 +151,11 @@ class Run:
         self.meter.step()
         self._skipped += skipped
         self._done += 1
+        if self._watch and self._watch.is_due(self._done, self.schedule.steps_per_epoch):
+            ends = self._watch.look(self._done)
+            self.meter.resume()
+            if ends and self._stop:
+                self._stop.after(self._done)
         if self._progress and time.monotonic() - self._told_at > 0.5:
             self._told_at = time.monotonic()
             self._progress(self._done, self.meter.losses[-1] if self.meter.losses else float("nan"))
@@ -205,12 +229,16 @@ def _bytes(tensor: Tensor) -> bytes:
     return tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
+def whole(model: nn.Module) -> dict[str, Any]:
+    """A module's state dict, FSDP's shards gathered on every rank."""
+    return {n: t.full_tensor() if hasattr(t, "full_tensor") else t for n, t in model.state_dict().items()}
+
+
 def digest_state(model: nn.Module) -> str:
     """A digest of a module's parameters and buffers, in their order."""
     state = hashlib.blake2b(digest_size=8)
-    for tensor in (value for value in model.state_dict().values() if isinstance(value, Tensor)):
-        whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor  # of FSDP's shards
-        state.update(_bytes(whole.detach().cpu().contiguous()))
+    for tensor in (value for value in whole(model).values() if isinstance(value, Tensor)):
+        state.update(_bytes(tensor.detach().cpu().contiguous()))
     return state.hexdigest()
 
 

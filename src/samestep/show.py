@@ -68,19 +68,23 @@ class Training(_Live):
         self.title = title
         self.lines = Lines(folder, self._line)
         self.phase: str | None = "" if first else None
-        self.attempt = 0
+        self.attempt = self.evaluated = 0
         self.progress.update(self.task, loss="")
 
     def tell(self, told: Mapping[str, Any]) -> None:
         self.lines.look()
         if told.get("attempt", 0) != self.attempt:
-            self.attempt = told["attempt"]
+            self.attempt, self.evaluated = told["attempt"], 0
             self._event(f"a rank has died, and torchrun has started all again (restart {self.attempt})")
         phase = told["phase"]
         if self.phase is not None and phase != self.phase:
             self.phase = phase
             self._event(PHASES.get(phase, phase))
         self.progress.update(self.task, description=f"{self.title}: {phase}")
+        for entry in told.get("curve", [])[self.evaluated :]:
+            self.evaluated += 1
+            if self.phase is not None:
+                self._event(f"after step {entry['step']}: {_means(entry)}")
         if "steps" in told:
             self.progress.update(self.task, completed=told["done"], total=told["steps"], loss=f"{told['loss']:.4f}")
 
@@ -126,18 +130,27 @@ def studied(results: dict[str, Any]) -> None:
 
 def trained(results: Mapping[str, Any]) -> None:
     """What a training came to."""
-    if results["steps"] < results["asked_steps"]:
-        print(
-            f"stopped after step {results['steps']} of {results['asked_steps']}, as asked; the weights are that step's"
-        )
+    if results["stopped"]:
+        why = "as asked" if results["stopped"] == "asked" else "because the evaluations get no better"
+        print(f"stopped after step {results['steps']} of {results['asked_steps']}, {why}")
     print(
         f"{results['engine']} on {results['world_size']} ranks: {results['steps']} steps "
         f"in {results['seconds']:.1f} s, final loss {results['final_loss']:.4f}"
     )
     if results["evaluation"]:
-        means = ", ".join(f"{name} {value:.4f}" for name, value in results["evaluation"].items())
-        print(f"evaluation over {results['evaluation_rows']} rows: {means}")
-    print(f"weights: {results['weights']}")
+        print(f"evaluation over {results['evaluation_rows']} rows, each once: {_means(results['evaluation'])}")
+    print(f"weights: {results['weights']}, of step {results['weights_of_step']}")
+
+
+def scored(results: Mapping[str, Any]) -> None:
+    """What weights came to."""
+    print(f"evaluation over {results['evaluation_rows']} rows, each once: {_means(results['evaluation'])}")
+    if results["predictions"]:
+        print(f"predictions: {results['predictions']}")
+
+
+def _means(values: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {value:.4f}" for name, value in values.items() if name != "step")
 
 
 def engine_table(rows: list[dict[str, Any]]) -> None:

@@ -48,6 +48,11 @@ class Stop:
         except RuntimeError:
             return  # the meeting is over, or lost, which the training's own collectives tell
 
+    def after(self, done: int) -> None:
+        """Ends the training, for a reason that all ranks know, one step after the `done` there are: libraries have
+        drawn that step's first batch already, and every engine is to end at the same step."""
+        self.last = done
+
     def ends_before(self, step: int) -> bool:
         """Whether no batch of `step` may be trained on. Call it before each batch."""
         if self.last is None:

@@ -1,13 +1,15 @@
-"""run: one engine trains the whole job; its weights, final evaluation and record are left in the folder."""
+"""run and evaluate: one launch trains the whole job, or evaluates weights; what it came to is left in the folder."""
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from samestep.errors import Refused, UserError
+from samestep.errors import Refused, TrainingFailed, UserError, nearest
 from samestep.launch import Plan
 from samestep.network import check_master
 from samestep.processes import ports, start
@@ -16,16 +18,68 @@ from samestep.study import Row, Study, check_devices, rows_of
 from samestep.surroundings import Started
 
 
+@dataclass(frozen=True)
+class Wishes:
+    """How to train. init: weights to start from. every: epochs from one evaluation to the next; 0: only the last.
+
+    best: the metric, as 'accuracy' or 'error:min', whose best weights are kept; '' keeps the last. patience:
+    evaluations without a better one after which the training ends.
+    """
+
+    init: Path | None = None
+    every: int = 1
+    best: str = ""
+    patience: int | None = None
+
+    def training(self, metrics: Mapping[str, str]) -> dict[str, Any]:
+        """The plan's training. metrics: name -> 'min' or 'max'. Raises UserError for a metric that there is not."""
+        name, _, way = self.best.partition(":")
+        if name and name not in metrics:
+            raise UserError(f"--best {self.best}: the job has no such metric; {nearest(name, list(metrics))}")
+        if way not in ("", "min", "max"):
+            raise UserError(f"--best {self.best}: '{way}' is neither min nor max")
+        if (name or self.patience) and not self.every:
+            raise UserError("--best and --patience need evaluations; give --evaluate-every 1 or more")
+        if self.patience and not name:
+            raise UserError("--patience needs to know what is better; name a metric with --best")
+        best = [name, way or metrics[name]] if name else None
+        asked = {"every": self.every, "best": best, "patience": self.patience}
+        return {"kind": "train", "as": "train", "init": file_of(self.init, "--init"), **asked}
+
+
+def scoring(weights: Path, predictions: Path | None) -> dict[str, Any]:
+    """The plan's part of an evaluation of the weights in a file."""
+    if predictions is not None and predictions.exists():
+        raise UserError(f"{predictions} exists, and would be replaced; give another name with --predictions")
+    if predictions is not None and (predictions.suffix != ".npy" or not predictions.resolve().parent.is_dir()):
+        raise UserError(f"--predictions {predictions}: give a file in a folder that there is, as in out.npy")
+    kept = str(predictions.resolve()) if predictions else None
+    return {"kind": "score", "as": "score", "init": file_of(weights, "--weights"), "predictions": kept}
+
+
+def file_of(path: Path | None, flag: str) -> str | None:
+    """The whole path of a file that a flag names; None for none. Raises UserError when there is no such file."""
+    if path is not None and not path.is_file():
+        raise UserError(f"{flag} {path}: there is no such file; give the weights.safetensors that a run left")
+    return str(path.resolve()) if path else None
+
+
 def prepare(
-    study: Study, found: Mapping[str, Any], out: Path, folder: Path, inside: Started | None = None
+    study: Study,
+    found: Mapping[str, Any],
+    step: Mapping[str, Any],
+    out: Path,
+    folder: Path,
+    inside: Started | None = None,
 ) -> tuple[Row, Plan]:
-    """What to start for a training whose results go to `out` and whose launch has `folder`; starts nothing.
+    """What to start for one training or evaluation, whose results go to `out` and whose launch has `folder`; starts
+    nothing.
 
     inside: this command is one rank that somebody's launcher has started: it becomes that rank. Raises UserError when
     the engine cannot run here, or `out` holds weights already.
     """
     weights = out / "weights.safetensors"
-    if weights.exists():
+    if weights.exists() and step["kind"] == "train":
         raise UserError(f"{weights} exists, and a new training would replace it; give another folder with --out")
     check_devices(study.nproc, found, study.engines)
     check_master(study.machines.master, study.machines.nnodes)
@@ -46,7 +100,7 @@ def prepare(
         "weights": str(weights),
     }
     asked["engine_settings"] = row.facts["settings"]
-    asked["trainings"] = [{"kind": "train", "as": "train"}]
+    asked["trainings"] = [step]
     if inside:
         row.launcher = inside.launcher
         write_json(folder / "plan.json", {"out": str(folder), "started_at": time.time(), **asked})
@@ -66,7 +120,7 @@ def train(
     *,
     alone: bool = False,
 ) -> dict[str, Any] | None:
-    """Trains. Returns what was trained, the evaluation's means and where the weights are; None where rank 0 is not.
+    """Trains, or evaluates. Returns what it came to; None where rank 0 is not.
 
     watch: given {phase, done, steps, loss} while it trains. alone: this command is one rank of somebody's launcher.
     """
@@ -80,13 +134,18 @@ def train(
         machines=study.machines,
         graceful=True,
     )
-    return _results(study, found, row, record, out) if record.ranks[0]["rank"] == 0 else None
+    if record.ranks[0]["rank"] != 0:
+        return None
+    results = (_trained if "train" in record.ranks[0]["trainings"] else _scored)(study, found, row, record, out)
+    write_json(out / "results.json", results)
+    return results
 
 
-def _results(study: Study, found: Mapping[str, Any], row: Row, record: Record, out: Path) -> dict[str, Any]:
+def _trained(study: Study, found: Mapping[str, Any], row: Row, record: Record, out: Path) -> dict[str, Any]:
     seen = record.training("train")[0]
-    evaluation = seen["evaluation"]
-    results = {
+    best = seen["curve"][seen["best_at"]] if seen["best_at"] >= 0 else {}
+    (step,) = record.plan()["trainings"]
+    return {
         "schema": 1,
         "job": study.job,
         "settings": dict(study.settings),
@@ -95,14 +154,50 @@ def _results(study: Study, found: Mapping[str, Any], row: Row, record: Record, o
         "launcher": row.launcher,
         "world_size": row.facts["layout"]["replicas"],
         "global_batch": found["job"]["global_batch"],
+        "init": step["init"] and {"file": step["init"], "sha256": _digest(Path(step["init"]))},
         "steps": len(seen["step_s"]),
         "asked_steps": seen["asked_steps"],
+        "stopped": seen["stopped"],
         "seconds": sum(seen["step_s"]),
         "skipped_steps": seen["skipped_steps"],
         "final_loss": seen["losses"][-1] if seen["losses"] else None,
-        "evaluation": evaluation and evaluation["means"],
-        "evaluation_rows": evaluation and evaluation["rows"],
+        "curve": seen["curve"],
+        "weights_of_step": best.get("step"),
+        "evaluation": {name: value for name, value in best.items() if name != "step"} or None,
+        "evaluation_rows": _covered(record, "train", found["job"]["evaluation_rows"]),
         "weights": str(out / "weights.safetensors"),
     }
-    write_json(out / "results.json", results)
-    return results
+
+
+def _scored(study: Study, found: Mapping[str, Any], row: Row, record: Record, out: Path) -> dict[str, Any]:
+    (step,) = record.plan()["trainings"]
+    return {
+        "schema": 1,
+        "job": study.job,
+        "settings": dict(study.settings),
+        "launcher": row.launcher,
+        "world_size": row.facts["layout"]["replicas"],
+        "weights": step["init"],
+        "sha256": _digest(Path(step["init"])),
+        "evaluation": record.training("score")[0]["evaluation"]["means"],
+        "evaluation_rows": _covered(record, "score", found["job"]["evaluation_rows"]),
+        "predictions": step["predictions"],
+    }
+
+
+def _covered(record: Record, training: str, rows: int) -> int:
+    """How many rows were evaluated, each once. Raises TrainingFailed when that is not what the record says."""
+    ranks = [rank["evaluation"] for rank in record.training(training)]
+    seen = sorted(index for of_rank in ranks if of_rank for index in of_rank["indices"])
+    here = len(ranks) == record.ranks[0]["world"]["size"]  # other machines' records may be in folders of their own
+    if rows and here and seen != list(range(rows)):
+        raise TrainingFailed(f"the evaluation saw {len(seen)} rows of {rows}, not each once: {record.folder}")
+    return rows
+
+
+def _digest(file: Path) -> str:
+    state = hashlib.sha256()
+    with open(file, "rb") as content:
+        while block := content.read(1 << 20):
+            state.update(block)
+    return state.hexdigest()

@@ -23,7 +23,8 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +42,13 @@ from samestep.lifeline import die_with_parent
 from samestep.loading import build
 from samestep.process_group import meeting_store, process_group
 from samestep.proof import Training, proof_job, steps_of
-from samestep.record import SCHEMA, replace_text, tell, write_json, write_state
+from samestep.record import SCHEMA, replace_text, tell, write_array, write_json, write_state
 from samestep.referee import play_reference
 from samestep.rollcall import LOST, hostname
 from samestep.run import Run
 from samestep.stopping import Stop
+from samestep.watch import Watch
+from samestep.weights import started_from
 from samestep.world import STARTED_BY, World, places
 
 Plan = dict[str, Any]
@@ -96,25 +99,33 @@ def train(plan: Plan, step: Plan, job: Job, engine: engines.Engine, world: World
     """
     steps = job.epochs * schedule_of(job, 1).steps_per_epoch
     folder = Path(plan["out"])
-    stop = Stop(world, meeting_store())
+    if step["init"]:
+        job = replace(job, model=partial(started_from, job.model, Path(step["init"])))
+    best = tuple(step["best"]) if step["best"] else None
+    every = step["every"] if job.evaluation is not None else 0
+    watch = Watch(job, world, steps, Path(plan["weights"]), every, best, step["patience"])
 
     def progress(done: int, loss: float) -> None:
-        tell(world.rank, folder, "train", done=done, steps=steps, loss=loss)
+        tell(world.rank, folder, "train", done=done, steps=steps, loss=loss, curve=watch.curve)
 
-    run = Run(job, world, steps, progress=progress if world.rank == 0 else None, stop=stop)
+    stop = Stop(world, meeting_store())
+    run = Run(job, world, steps, progress=progress if world.rank == 0 else None, stop=stop, watch=watch)
     state = _train(engine, job, world, run, plan["engine_settings"])
     seen = run.observations()
-    if world.rank == 0:
-        from safetensors.torch import save_file
-
-        weights = Path(plan["weights"])
-        beside = weights.with_name(f".{weights.name}")
-        # Cloned, because the format takes no two names for one memory (tied weights).
-        save_file({name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.items()}, beside)
-        os.replace(beside, weights)
     tell(world.rank, folder, "evaluate")
-    facts = {"peak_memory_bytes": machine.peak_memory_bytes(world.device), "asked_steps": steps}
-    return seen | _evaluated(job, state, world) | facts
+    evaluated = watch.add(len(seen["step_s"]), state, last=True)
+    facts: Plan = {"peak_memory_bytes": machine.peak_memory_bytes(world.device), "asked_steps": steps}
+    facts["stopped"] = "early" if watch.ended else "asked" if len(seen["step_s"]) < steps else None
+    return seen | facts | {"evaluation": evaluated, "curve": watch.curve, "best_at": watch.best_at}
+
+
+def score(plan: Plan, step: Plan, job: Job, engine: engines.Engine, world: World) -> dict[str, Any]:
+    """What the weights in a file come to on the job's evaluation, and the outputs for each of its rows."""
+    model = started_from(job.model, Path(step["init"])).to(world.device)
+    found = evaluate(job, model, world, predictions=bool(step["predictions"]))
+    if found.predictions is not None:
+        write_array(Path(step["predictions"]), found.predictions)
+    return {"evaluation": found.record()}
 
 
 def _train(engine: engines.Engine, job: Job, world: World, run: Run, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -139,14 +150,14 @@ KINDS: dict[str, Callable[[Plan, Plan, Job, engines.Engine, World], dict[str, An
     "measure": measure,
     "prove": prove,
     "train": train,
+    "score": score,
 }
 
 
 def _evaluated(job: Job, state: dict[str, torch.Tensor], world: World) -> dict[str, Any]:
     if job.evaluation is None:
         return {"evaluation": None}
-    evaluation = evaluate(job, plain_model(job, state, world), world)
-    return {"evaluation": asdict(evaluation) | {"means": evaluation.means()}}
+    return {"evaluation": evaluate(job, plain_model(job, state, world), world).record()}
 
 
 def rank_main(path: str, do: Callable[[Plan, World], dict[str, Any]]) -> None:

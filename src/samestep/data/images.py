@@ -22,12 +22,12 @@ Pixels = NDArray[np.uint8]  # [height, width, 3]
 class ImageFolder(Dataset[Any]):
     """`folder/CLASS/*.jpg` as (image, label); labels number the class folders in the order of their names.
 
-    transform: pixels -> tensor; None gives the pixels, for a job's `augment` to crop. classes: to insist on; the
+    transform: of the pixels; None gives them as they are, for a job's `augment` to crop. classes: to insist on; the
     folder's own where None. Raises UserError for a folder without images, and for an image that cannot be read.
     """
 
     def __init__(
-        self, folder: Path, transform: Callable[[Pixels], Tensor] | None = None, classes: list[str] | None = None
+        self, folder: Path, transform: Callable[[Pixels], Any] | None = None, classes: list[str] | None = None
     ) -> None:
         if not folder.is_dir():
             raise UserError(f"there is no folder {folder}; give one that holds a folder of images for each class")

@@ -42,7 +42,12 @@ def train(job: Job, world: World, run: Run, *, stage: Literal[1, 2, 3] = 1) -> d
         module = job.model().to(world.device)
         optimizer = job.optimizer.build(module)
         scheduler = job.lr_scheduler(optimizer)
-        run.begin(module, optimizer)
+
+        def state() -> dict[str, Any]:
+            with deepspeed.zero.GatheredParameters(list(module.parameters()), enabled=stage == 3):
+                return {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
+
+        run.begin(module, optimizer, state=state)
         micro_batches = run.schedule.micro_batches
         engine, *_ = deepspeed.initialize(
             model=module,
@@ -64,5 +69,4 @@ def train(job: Job, world: World, run: Run, *, stage: Literal[1, 2, 3] = 1) -> d
                 if job.moves_lr(batch):
                     scheduler.step()
                 run.step(loss)
-        with deepspeed.zero.GatheredParameters(list(module.parameters()), enabled=stage == 3):
-            return {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
+        return state()

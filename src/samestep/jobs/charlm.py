@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.lr_scheduler import CosineAnnealingLR
 from torch.utils.data import Dataset
+from torchmetrics.text import Perplexity
 
-from samestep import Batch, Job, LRSchedule, Recipe
+from samestep import Job, LRSchedule, Recipe
 from samestep.errors import UserError
 from samestep.models.gpt import GPT
 
@@ -60,7 +61,7 @@ def job(
     layers: int = 4,
     heads: int = 4,
     width: int = 128,
-    dropout: float = 0.1,
+    dropout: float = 0.0,
     limit: int = 0,
     seed: int = 0,
     workers: int = 0,
@@ -76,20 +77,14 @@ def job(
         torch.manual_seed(seed)
         return GPT(vocabulary, length, layers=layers, heads=heads, width=width, dropout=dropout)
 
-    def criterion(output: Tensor, batch: Batch) -> Tensor:
-        return F.cross_entropy(output.flatten(0, 1), batch.targets.flatten())
-
-    def correct(output: Tensor, batch: Batch) -> Tensor:
-        return (output.argmax(2) == batch.targets).double().mean(1)
-
     return Job(
         model=model,
-        criterion=criterion,
+        criterion=lambda output, batch: F.cross_entropy(output.flatten(0, 1), batch.targets.flatten()),
         optimizer=Recipe(torch.optim.AdamW, {"lr": lr, "betas": (0.9, 0.99), "weight_decay": 0.1}),
         scheduler=LRSchedule(lambda optimizer: CosineAnnealingLR(optimizer, steps)),
         train=train,
         evaluation=held_out,
-        metrics={"next_character": correct},
+        metrics={"perplexity": Perplexity()},
         global_batch=global_batch,
         epochs=epochs,
         clip_norm=1.0,

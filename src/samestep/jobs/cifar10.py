@@ -1,4 +1,4 @@
-"""cifar10: ResNet-18 for 32x32 on CIFAR-10 (A. Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009).
+"""cifar10: ResNet-18 for 32x32. A. Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009.
 
     samestep run cifar10 --set data=FOLDER --engine ddp --nproc 4
 
@@ -11,7 +11,6 @@ Small: --set epochs=2 --set width=8 --set limit=4000, some two minutes on 2 core
 from __future__ import annotations
 
 import pickle
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,8 @@ from torch.nn import functional as F
 from torch.optim.lr_scheduler import MultiStepLR
 from torch.utils.data import Dataset
 
-from samestep import Batch, Job, LRSchedule, Recipe
-from samestep.data.images import ImageFolder, Pixels, flipped, normalised, padded_crop
+from samestep import Job, LRSchedule, Recipe
+from samestep.data.images import ImageFolder, Pixels, flipped, padded_crop
 from samestep.errors import UserError
 from samestep.models.resnet import resnet18
 
@@ -31,17 +30,16 @@ MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)  # of the 50,000 
 
 
 class InMemory(Dataset[Any]):
-    """Images as one array [rows, 32, 32, 3]. transform: as ImageFolder's."""
+    """Images as one array [rows, 32, 32, 3]."""
 
-    def __init__(self, images: Pixels, labels: list[int], transform: Any = None) -> None:
-        self.images, self.labels, self.transform = images, labels, transform
+    def __init__(self, images: Pixels, labels: list[int]) -> None:
+        self.images, self.labels = images, labels
 
     def __len__(self) -> int:
         return len(self.labels)
 
-    def __getitem__(self, index: int) -> tuple[Any, int]:
-        pixels = self.images[index]
-        return (self.transform(pixels) if self.transform else pixels), self.labels[index]
+    def __getitem__(self, index: int) -> tuple[Pixels, int]:
+        return self.images[index], self.labels[index]
 
 
 def official(folder: Path, names: list[str]) -> tuple[Pixels, list[int]]:
@@ -52,18 +50,17 @@ def official(folder: Path, names: list[str]) -> tuple[Pixels, list[int]]:
 
 
 def datasets(data: Path, limit: int) -> tuple[Any, Any]:
-    """The training's images, at most `limit` (0: all), as pixels; the test's as tensors."""
-    tensor = partial(normalised, mean=MEAN, std=STD)
+    """The training's images, at most `limit` (0: all), and the test's: pixels in 0..255."""
     if (data / "data_batch_1").exists():
         images, labels = official(data, [f"data_batch_{number}" for number in range(1, 6)])
         train: Any = InMemory(images, labels)
-        test: Any = InMemory(*official(data, ["test_batch"]), tensor)
+        test: Any = InMemory(*official(data, ["test_batch"]))
     elif (data / "train").is_dir():
         train = ImageFolder(data / "train")
-        test = ImageFolder(data / "test", tensor, train.classes)
+        test = ImageFolder(data / "test", classes=train.classes)
     else:
         raise UserError(
-            f"{data} holds neither data_batch_1 nor train/; give CIFAR-10's folder, as in --set data=cifar-10-batches-py"
+            f"{data} holds neither data_batch_1 nor train/; name CIFAR-10's folder: --set data=cifar-10-batches-py"
         )
     if limit:
         chosen = torch.randperm(len(train), generator=Generator().manual_seed(0))[:limit].tolist()
@@ -71,9 +68,9 @@ def datasets(data: Path, limit: int) -> tuple[Any, Any]:
     return train, test
 
 
-def augment(sample: tuple[Pixels, int], generator: Generator) -> tuple[torch.Tensor, int]:
+def augment(sample: tuple[Pixels, int], generator: Generator) -> tuple[Pixels, int]:
     pixels, label = sample
-    return normalised(flipped(padded_crop(pixels, 4, generator), generator), MEAN, STD), label
+    return np.ascontiguousarray(flipped(padded_crop(pixels, 4, generator), generator)), label
 
 
 def job(
@@ -90,10 +87,7 @@ def job(
 
     def model() -> nn.Module:
         torch.manual_seed(seed)
-        return resnet18(10, width=width, small=True)
-
-    def correct(output: torch.Tensor, batch: Batch) -> torch.Tensor:
-        return output.argmax(1) == batch.targets
+        return resnet18(10, width=width, small=True, mean=MEAN, std=STD)
 
     return Job(
         model=model,
@@ -103,7 +97,7 @@ def job(
         train=train,
         augment=augment,
         evaluation=test,
-        metrics={"accuracy": correct},
+        metrics={"accuracy": lambda output, batch: output.argmax(1) == batch.targets},
         global_batch=global_batch,
         epochs=epochs,
         seed=seed,

@@ -14,30 +14,30 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 from torch.optim.lr_scheduler import StepLR
 
 from samestep import Batch, Job, LRSchedule, Recipe
-from samestep.data.images import ImageFolder, Pixels, center_crop, flipped, normalised, random_resized_crop
+from samestep.data.images import ImageFolder, Pixels, center_crop, flipped, random_resized_crop
 from samestep.models.resnet import resnet18, resnet50
 
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet
 
-
-def augmented(sample: tuple[Pixels, int], generator: Generator, size: int) -> tuple[Tensor, int]:
+def augmented(sample: tuple[Pixels, int], generator: Generator, size: int) -> tuple[Pixels, int]:
     pixels, label = sample
-    return normalised(flipped(random_resized_crop(pixels, size, generator), generator), MEAN, STD), label
+    return np.ascontiguousarray(flipped(random_resized_crop(pixels, size, generator), generator)), label
 
 
-def prepared(pixels: Pixels, size: int) -> Tensor:
-    return normalised(center_crop(pixels, size, size * 256 // 224), MEAN, STD)
+def prepared(pixels: Pixels, size: int) -> Pixels:
+    return np.ascontiguousarray(center_crop(pixels, size, size * 256 // 224))
 
 
 def among(best: int, output: Tensor, batch: Batch) -> Tensor:
     """Whether the label is among the `best` most probable classes. [rows]"""
-    return (output.topk(min(best, output.shape[1])).indices == batch.targets[:, None]).any(1)
+    hits: Tensor = output.topk(min(best, output.shape[1])).indices == batch.targets[:, None]
+    return hits.any(1)
 
 
 def job(

@@ -26,7 +26,8 @@ class Block(nn.Module):
         )
         seen = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         x = x + self.drop(self.project(seen.transpose(1, 2).reshape(rows, length, width)))
-        return x + self.drop(self.feed(self.norm2(x)))
+        out: Tensor = x + self.drop(self.feed(self.norm2(x)))
+        return out
 
 
 class GPT(nn.Module):

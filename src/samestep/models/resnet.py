@@ -6,6 +6,8 @@ are torchvision's, so that its weights load.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -26,7 +28,8 @@ class BasicBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.relu(self.bn1(self.conv1(x)))
-        return self.relu(self.bn2(self.conv2(y)) + self.downsample(x))
+        out: Tensor = self.relu(self.bn2(self.conv2(y)) + self.downsample(x))
+        return out
 
 
 class Bottleneck(nn.Module):
@@ -48,7 +51,8 @@ class Bottleneck(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = self.relu(self.bn1(self.conv1(x)))
         y = self.relu(self.bn2(self.conv2(y)))
-        return self.relu(self.bn3(self.conv3(y)) + self.downsample(x))
+        out: Tensor = self.relu(self.bn3(self.conv3(y)) + self.downsample(x))
+        return out
 
 
 def _shortcut(inplanes: int, planes: int, stride: int) -> nn.Module:
@@ -58,10 +62,11 @@ def _shortcut(inplanes: int, planes: int, stride: int) -> nn.Module:
 
 
 class ResNet(nn.Module):
-    """Images [rows, 3, height, width] -> logits [rows, classes].
+    """Images -> logits [rows, classes]. Images are normalised tensors [rows, 3, height, width], or pixels in 0..255,
+    uint8 [rows, height, width, 3], which it normalises itself: a quarter of the bytes travels to the device.
 
     blocks: how many in each of the four stages. width: planes of the first stage. small: for images of 32x32, the
-    first convolution is 3x3 and nothing is pooled before the stages.
+    first convolution is 3x3 and nothing is pooled before the stages. mean, std: of the training's pixels / 255.
     """
 
     def __init__(
@@ -72,20 +77,29 @@ class ResNet(nn.Module):
         *,
         width: int = 64,
         small: bool = False,
+        mean: tuple[float, ...] = (0.485, 0.456, 0.406),
+        std: tuple[float, ...] = (0.229, 0.224, 0.225),
     ) -> None:
         super().__init__()
+        self.mean: Tensor
+        self.std: Tensor
+        self.register_buffer("mean", torch.tensor(mean).view(3, 1, 1), persistent=False)
+        self.register_buffer("std", torch.tensor(std).view(3, 1, 1), persistent=False)
         self.conv1 = nn.Conv2d(3, width, 3 if small else 7, 1 if small else 2, 1 if small else 3, bias=False)
         self.bn1 = nn.BatchNorm2d(width)
         self.relu = nn.ReLU(inplace=True)
         self.maxpool: nn.Module = nn.Identity() if small else nn.MaxPool2d(3, 2, 1)
         planes = width
-        for number, count in enumerate(blocks):
-            stage = []
-            for place in range(count):
-                stride = 2 if number and place == 0 else 1
-                stage.append(block(planes, width * 2**number, stride))
+
+        def stage(number: int) -> nn.Sequential:
+            nonlocal planes
+            made = []
+            for place in range(blocks[number]):
+                made.append(block(planes, width * 2**number, 2 if number and place == 0 else 1))
                 planes = width * 2**number * block.expansion
-            setattr(self, f"layer{number + 1}", nn.Sequential(*stage))
+            return nn.Sequential(*made)
+
+        self.layer1, self.layer2, self.layer3, self.layer4 = map(stage, range(4))
         self.avgpool = nn.AdaptiveAvgPool2d(1)
         self.fc = nn.Linear(planes, classes)
         for module in self.modules():
@@ -93,15 +107,18 @@ class ResNet(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, x: Tensor) -> Tensor:
+        if x.dtype == torch.uint8:
+            x = (x.permute(0, 3, 1, 2).to(self.mean.dtype) / 255 - self.mean) / self.std
+            x = x.to(self.conv1.weight.dtype)  # which may be lower than the buffers'
         x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
         logits: Tensor = self.fc(torch.flatten(self.avgpool(x), 1))
         return logits
 
 
-def resnet18(classes: int, *, width: int = 64, small: bool = False) -> ResNet:
-    return ResNet(BasicBlock, (2, 2, 2, 2), classes, width=width, small=small)
+def resnet18(classes: int, **settings: Any) -> ResNet:
+    return ResNet(BasicBlock, (2, 2, 2, 2), classes, **settings)
 
 
-def resnet50(classes: int, *, width: int = 64, small: bool = False) -> ResNet:
-    return ResNet(Bottleneck, (3, 4, 6, 3), classes, width=width, small=small)
+def resnet50(classes: int, **settings: Any) -> ResNet:
+    return ResNet(Bottleneck, (3, 4, 6, 3), classes, **settings)

@@ -26,6 +26,7 @@ class Training:
     engine: str = "ddp"
     settings: Sequence[str] = ()
     engine_settings: Sequence[str] = ()
+    options: Sequence[str] = ()  # more of `samestep run`'s own
 
     @property
     def name(self) -> str:
@@ -38,6 +39,7 @@ class Training:
         words = [self.job, "--engine", self.engine]
         words += [word for pair in self.settings for word in ("--set", pair)]
         words += [word for pair in self.engine_settings for word in ("--set-engine", pair)]
+        words += self.options
         words += [] if self.gpus else ["--device", "cpu"]
         words += ["--nnodes", str(self.nnodes), "--nproc", str(self.nproc)]
         return " ".join(shlex.quote(word) for word in words)

@@ -1,0 +1,73 @@
+"""Watch: evaluates a training between its epochs, keeps the weights that are best, and may end it early."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from samestep.evaluate import evaluate, plain_model
+from samestep.job import Job
+from samestep.weights import save
+from samestep.world import World
+
+
+@dataclass
+class Watch:
+    """One training's evaluations.
+
+    every: epochs from one evaluation to the next; 0: none but the last. best: (metric, 'min' or 'max') by which the
+    best weights are kept in the file `weights`; None keeps the last. patience: evaluations without a better one after
+    which the training ends; None: never.
+    """
+
+    job: Job
+    world: World
+    steps: int
+    weights: Path
+    every: int = 1
+    best: tuple[str, str] | None = None
+    patience: int | None = None
+    curve: list[dict[str, Any]] = field(default_factory=list)
+    best_at: int = -1  # the place of the best evaluation in the curve
+    ended: bool = False  # whether patience has ended the training
+
+    def begin(self, state: Callable[[], dict[str, Any]]) -> None:
+        """state: gives the training's whole state dict on rank 0; every rank must call it."""
+        self._state = state
+
+    def is_due(self, done: int, steps_per_epoch: int) -> bool:
+        """Whether to look after `done` steps. The last evaluation is not this one's: it follows the training."""
+        return bool(self.every) and done < self.steps and done % (self.every * steps_per_epoch) == 0
+
+    def look(self, done: int) -> bool:
+        """Evaluates; every rank must call it after the same step. Returns whether the training is to end."""
+        devices = [] if self.world.device == "cpu" else [self.world.device]
+        with torch.random.fork_rng(devices):  # building a model draws from the training's random streams
+            self.add(done, self._state())
+        self.ended = self.patience is not None and len(self.curve) - 1 - self.best_at >= self.patience
+        return self.ended
+
+    def add(self, done: int, state: dict[str, Any], *, last: bool = False) -> dict[str, Any] | None:
+        """Evaluates rank 0's `state` after `done` steps, and keeps it if it is the best, or the last and none is
+        sought. Returns the evaluation's part of the record; None for a job without one."""
+        entry: dict[str, Any] = {"step": done}
+        evaluated = None
+        if self.job.evaluation is not None:
+            found = evaluate(self.job, plain_model(self.job, state, self.world), self.world)
+            entry |= found.means()
+            evaluated = found.record()
+        better = not self.curve or self.best is None or _better(entry, self.curve[self.best_at], *self.best)
+        self.curve.append(entry)
+        if better:
+            self.best_at = len(self.curve) - 1
+            if self.world.rank == 0 and (self.best is not None or last):
+                save(state, self.weights)
+        return evaluated
+
+
+def _better(new: Mapping[str, Any], old: Mapping[str, Any], name: str, way: str) -> bool:
+    return bool(new[name] > old[name] if way == "max" else new[name] < old[name])
