@@ -92,7 +92,8 @@ class Training(_Live):
         super().__exit__(kind, error, trace)
 
     def _event(self, sentence: str) -> None:
-        self.progress.console.print(f"samestep: {self.title}: {sentence}", highlight=False, markup=False)
+        line = f"samestep: {self.title}: {sentence}"
+        self.progress.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def _line(self, ranks: list[int], text: str) -> None:
         prefix = Text(f"[{name(ranks)}] ", style=self.COLORS[ranks[0] % len(self.COLORS)])
