@@ -18,18 +18,28 @@ from samestep.options import split
 from samestep.processes import ports, slurm
 from samestep.show import say
 from samestep.study import Study
-from samestep.surroundings import Started, launcher_around, slurm_port, started
+from samestep.surroundings import Started, launcher_around, refuse_to_start_more, slurm_port, started
 from samestep.world import tasks_per_node
 
 LOCAL = Machines().master
+FOREVER_S = 1e6  # sockets take no longer waits
 
 
-def started_already(env: Mapping[str, str]) -> Started | None:
-    """This command's place among the ranks that somebody's launcher has started. Raises UserError when that
-    contradicts itself, or the machines could not meet."""
+def started_already(env: Mapping[str, str], asked: Mapping[str, Any]) -> Started | None:
+    """This command's place among the ranks that somebody's launcher has started; None where it starts ranks itself.
+    Raises UserError when that contradicts itself, or what is asked, or the machines could not meet."""
+    if asked["nproc"] or asked["nnodes"] or asked["launchers"]:
+        refuse_to_start_more(env, asked["nnodes"])
+        return None
     in_job = "SLURM_JOB_ID" in env and "SLURM_STEP_ID" in env and "MASTER_ADDR" not in env
     host = slurm.first_host(env) if in_job else None
     found = started(env, host, slurm_port(env.get("SLURM_JOB_ID", "0")))
+    for option in ("port", "hosts", "node_rank", "master_addr", "max_restarts"):
+        if found and asked[option]:
+            raise UserError(
+                f"{found.launcher} has started this rank, and --{option.replace('_', '-')} is for ranks that samestep "
+                f"starts; leave it out, and tell {found.launcher} instead"
+            )
     by_hand = "LOCAL_WORLD_SIZE" not in env  # nothing then tells how many machines there are
     if found and found.local_size < found.size and not (found.launcher == "torchrun" and by_hand):
         check_master(env.get("MASTER_ADDR") or host or LOCAL, 2)
@@ -55,8 +65,6 @@ def machines_of(asked: Mapping[str, Any], env: Mapping[str, str]) -> Machines:
     node_rank = asked["node_rank"]
     if node_rank is None and nnodes > 1 and env.get("SLURM_NTASKS") == str(nnodes) and "SLURM_STEP_ID" in env:
         node_rank = int(env["SLURM_NODEID"])  # srun has started us once on each machine
-    if asked["interface"]:
-        check_interface(asked["interface"])
     found = Machines(
         nnodes=nnodes,
         node_rank=node_rank,
@@ -102,7 +110,13 @@ def study_of(
     for name in names["launchers"]:
         if name != "all":
             launch.load(name)
-    machines = Machines(timeout_s=asked["timeout"]) if inside else machines_of(asked, os.environ)
+    for option in ("timeout", "deadline_s"):
+        if asked[option] is not None and not asked[option] < FOREVER_S:
+            raise UserError(f"--{option.removesuffix('_s')} {asked[option]:g}: give at most {FOREVER_S:.0f} seconds")
+    inherited = Machines(timeout_s=asked["timeout"], interface=asked["interface"])
+    machines = inherited if inside else machines_of(asked, os.environ)
+    if asked["interface"]:
+        check_interface(asked["interface"])
     if nproc is None and machines.reached and "SLURM_TASKS_PER_NODE" in os.environ:
         nproc = tasks_per_node(os.environ["SLURM_TASKS_PER_NODE"], 0)
     found = ask(

@@ -154,7 +154,7 @@ def run(
     from samestep.show import Training, trained
     from samestep.train import prepare, train
 
-    inside = None if nproc or nnodes or launcher else begin.started_already(os.environ)
+    inside = begin.started_already(os.environ, asked)
     study, found = begin.study_of(job, asked["settings"], asked, inside)
     results_in = begin.folder_of("run", study, found, out, inside)
     folder = begin.launch_folder(results_in, study, inside)

@@ -5,23 +5,36 @@ from __future__ import annotations
 import ipaddress
 import os
 import socket
+import time
 from collections.abc import Mapping, MutableMapping
+from contextlib import suppress
+from typing import Any
 
 import psutil
 
 from samestep.errors import UserError
 
+POD_NAMES_S = 120.0
 NAMES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
 def addresses(host: str) -> list[str]:
-    """The addresses that `host` resolves to. Raises UserError when it resolves to none."""
-    try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except OSError:
+    """The addresses that `host` resolves to. Raises UserError when it resolves to none.
+
+    In Kubernetes it waits: a pod's name is known some seconds after the pod has started.
+    """
+    until = time.monotonic() + (POD_NAMES_S if "KUBERNETES_SERVICE_HOST" in os.environ else 0)
+    found: list[Any] = []
+    while not found:
+        with suppress(OSError, UnicodeError):  # what is no name at all is a UnicodeError
+            found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        if found or time.monotonic() >= until:
+            break
+        time.sleep(1.0)
+    if not found:
         raise UserError(
             f"the name {host} is unknown on {socket.gethostname()}; give an address, as in --master-addr 10.0.0.1"
-        ) from None
+        )
     return list(dict.fromkeys(str(entry[4][0]) for entry in found))
 
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import torch
@@ -16,7 +17,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from samestep import network
 from samestep.errors import LostPeer, UserError
-from samestep.rollcall import LOST, RollCall, names
+from samestep.rollcall import RollCall, names, says_lost
 from samestep.world import World
 
 TIMEOUT_S = 120.0  # a rank that waits so long in a collective gives up; --timeout says otherwise
@@ -63,11 +64,17 @@ def process_group(world: World) -> Iterator[None]:
     except LostPeer:
         raise
     except Exception as error:
-        if world.size > 1 and LOST.search(str(error)):
+        if world.size > 1 and says_lost(error):
             raise roll.lost(error) from error
         roll.failed(f"{type(error).__name__}: {error}".splitlines()[0])
         raise
     _meeting.clear()
+    file = meeting.removeprefix("file://")
+    if file != meeting and world.size > 1:
+        dist.barrier()  # all have read what the file told; a launcher's next command may meet at the same name
+        if world.rank == 0:
+            Path(file).unlink(missing_ok=True)
+        dist.barrier()
     # No `finally`: after an error the others may never answer, and destroying the group could wait for them.
     dist.destroy_process_group()
 

@@ -67,6 +67,26 @@ def launcher_around(env: Mapping[str, str]) -> str | None:
     return None
 
 
+def refuse_to_start_more(env: Mapping[str, str], nnodes: int | None) -> None:
+    """Raises UserError when this process is certainly one of several that a launcher has started, and each would start
+    ranks of its own. nnodes: machines, where this command is typed once on each; srun may be what types it."""
+    if COMMAND in env:
+        return
+    _check_numbers(env, ["WORLD_SIZE", "SLURM_NTASKS", *(LAUNCHERS[name][1] for name in ("mpirun", "horovodrun"))])
+    step, tasks = env.get("SLURM_STEP_ID", ""), int(env.get("SLURM_NTASKS", "1"))
+    sizes = {"torchrun": int(env.get("WORLD_SIZE", "1")) if "TORCHELASTIC_RUN_ID" in env else 1}
+    sizes |= {name: int(env.get(LAUNCHERS[name][1], "1")) for name in ("mpirun", "horovodrun")}
+    if step.isdigit() and int(step) < INTERACTIVE_STEP and nnodes != tasks:
+        sizes["srun"] = tasks
+    for launcher, size in sizes.items():
+        if size > 1:
+            raise UserError(
+                f"{launcher} has started {size} of these commands, and --nproc, --nnodes or --launcher would have each "
+                f"start ranks of its own; leave these out, and each becomes one rank, or type it without {launcher}"
+                + (f", or with --nnodes {size} to start it once on each machine" if launcher == "srun" else "")
+            )
+
+
 def _check_numbers(env: Mapping[str, str], names: list[str]) -> None:
     for name in names:
         if name in env and not env[name].isdigit():

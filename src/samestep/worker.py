@@ -43,7 +43,7 @@ from samestep.process_group import meeting_store, process_group
 from samestep.proof import Training, proof_job, steps_of
 from samestep.record import SCHEMA, replace_text, tell, write_json, write_state
 from samestep.referee import play_reference
-from samestep.rollcall import LOST, hostname
+from samestep.rollcall import hostname, says_lost
 from samestep.run import Run
 from samestep.stopping import Stop
 from samestep.world import STARTED_BY, World, places
@@ -180,7 +180,7 @@ def rank_main(path: str, do: Callable[[Plan, World], dict[str, Any]]) -> None:
         write_json(
             folder / f"error-rank{rank}.json",
             {"rank": rank, "kind": kind, "message": message, "time": time.time(), "traceback": traceback.format_exc()}
-            | {"lost_peer": isinstance(error, LostPeer) or bool(LOST.search(text))},
+            | {"lost_peer": says_lost(error)},
         )
         traceback.print_exc()
     sys.stdout.flush()

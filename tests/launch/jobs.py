@@ -64,6 +64,28 @@ def raises_on_rank_1() -> Job:
     return _job(_rows(), criterion=criterion)
 
 
+def leaves_on_rank_1() -> Job:
+    """Rank 1 ends without a word."""
+
+    def criterion(output: torch.Tensor, batch: Batch) -> torch.Tensor:
+        if os.environ.get("RANK") == "1" and batch.part.step == 3:
+            os._exit(7)
+        return F.cross_entropy(output, batch.targets)
+
+    return _job(_rows(), criterion=criterion)
+
+
+def times_out_on_rank_1() -> Job:
+    """With words of its own that a lost connection has too."""
+
+    def criterion(output: torch.Tensor, batch: Batch) -> torch.Tensor:
+        if os.environ.get("RANK") == "1" and batch.part.step == 3:
+            raise RuntimeError("timeout: the feature server reset the connection")
+        return F.cross_entropy(output, batch.targets)
+
+    return _job(_rows(), criterion=criterion)
+
+
 def hangs_on_rank_1() -> Job:
     def criterion(output: torch.Tensor, batch: Batch) -> torch.Tensor:
         if os.environ.get("RANK") == "1" and batch.part.step == 3:

@@ -174,6 +174,19 @@ def test_an_error_is_told_once_with_its_rank(launcher: str, tmp_path: Path) -> N
     assert_gone([pid_of(path) for path in out.glob("pid-rank*")])
 
 
+def test_an_error_whose_words_are_a_lost_connections_too(tmp_path: Path) -> None:
+    done = run_to_its_end(f"{JOBS}:times_out_on_rank_1", "--deadline", "60", "--out", str(tmp_path / "out"))
+    assert "rank 1 failed: RuntimeError: timeout: the feature server reset the connection" in done.stderr
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_rank_that_leaves_without_a_word(launcher: str, tmp_path: Path) -> None:
+    job = f"{JOBS}:leaves_on_rank_1"
+    done = run_to_its_end(job, "--launcher", launcher, "--deadline", "60", "--out", str(tmp_path / "out"))
+    assert done.returncode == 1
+    assert "rank 1 left by itself with exit code 7" in done.stderr
+
+
 def test_a_hang_ends_at_its_deadline_with_every_stack(tmp_path: Path) -> None:
     out = tmp_path / "out"
     done = run_to_its_end(f"{JOBS}:hangs_on_rank_1", "--deadline", "15", "--out", str(out))

@@ -68,6 +68,8 @@ def inside(path: Path, started: Started, devices: Sequence[str], machines: Machi
         "SAMESTEP_DEVICES": ",".join(devices),
     }
     env[STARTED_BY] = started.launcher
+    if machines.interface:
+        env |= network.check_interface(machines.interface)
     if started.launcher != "torchrun":  # the store of a run with its own name: all ranks of one machine can find it
         meeting = (
             f"file://{Path(tempfile.gettempdir()).resolve()}/samestep-{os.getuid()}-{started.launcher}-{started.id}"
