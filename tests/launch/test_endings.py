@@ -16,6 +16,7 @@ from shutil import which
 import psutil
 import pytest
 
+from samestep.launch import Machines
 from samestep.processes import start
 
 JOBS = Path(__file__).parent / "jobs.py"
@@ -204,7 +205,8 @@ def test_healthy_launches_end_well_every_time(tmp_path: Path) -> None:
         folder.mkdir()
         asked = {"job": f"{JOBS}:quick", "settings": {}, "engine": "ddp", "engine_settings": {}}
         asked["trainings"] = [{"kind": "measure", "as": "measure", "steps": 3}]
-        record = start.work(asked, "spawn", 2, ["cpu"], folder, deadline_s=60)
+        plan = start.planned(asked, "spawn", 2, ["cpu"], folder, Machines())
+        record = start.run(plan, folder, 2, deadline_s=60)
         assert record.complete(2)
         assert not any("terminate" in path.read_text() for path in folder.glob("*log*"))
         assert json.loads((folder / "rank1.json").read_text())["rank"] == 1

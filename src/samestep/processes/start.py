@@ -20,6 +20,7 @@ from samestep.errors import TrainingFailed
 from samestep.launch import Machines, Plan
 from samestep.lifeline import COMMAND, die_with_parent, this_command
 from samestep.processes import blame, memory
+from samestep.processes.builds import clear_stale_locks
 from samestep.processes.end import end, is_here, pids_here, ranks_here, signal_ranks
 from samestep.record import Record, told, write_json
 from samestep.surroundings import Started
@@ -100,6 +101,8 @@ def run(
     second one ends them. Raises UserError or TrainingFailed with the first failing rank's own sentence. However this
     function ends, the tree has ended too.
     """
+    for lock in clear_stale_locks(os.environ):
+        print(f"samestep: removed {lock}, which a killed build had left", file=sys.stderr)
     began = time.monotonic()
     killed_before = memory.kills()
     quiet = {"TORCH_CPP_LOG_LEVEL": "ERROR"}  # it warns that addresses have no names
