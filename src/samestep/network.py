@@ -87,6 +87,16 @@ def choose(env: MutableMapping[str, str], meeting: str) -> str | None:
     return f"gloo and NCCL use the interface {name}, which leads to {meeting}; --interface chooses another"
 
 
+def bound(host: str, port: int) -> socket.socket:
+    """A listening socket at `host` alone, and not at the machine's other addresses."""
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listening.bind(address)
+    listening.listen(4096)
+    return listening
+
+
 def check_interface(name: str) -> Mapping[str, str]:
     """The environment that makes gloo and NCCL use interface `name`. Raises UserError when there is none such here."""
     known = interfaces()
@@ -99,6 +109,8 @@ def check_master(master: str, machines: int) -> None:
     """Raises UserError when the other machines could not reach `master` by the address that it has here."""
     if machines < 2:
         return
+    if any(ipaddress.ip_address(a).is_unspecified for a in addresses(master)):
+        raise UserError(f"--master-addr {master} names no machine; give the address by which the others reach it")
     loops = [a for a in addresses(master) if ipaddress.ip_address(a).is_loopback]
     if loops:
         outside = [a for entries in interfaces().values() for a in entries if not ipaddress.ip_address(a).is_loopback]

@@ -115,18 +115,31 @@ class RollCall:
 
 def within(seconds: float, do: Callable[[], T]) -> T | None:
     """What `do` returns; None when it fails, or hangs on a dead connection for so long."""
-    result: list[T] = []
+    try:
+        return in_time(seconds, do)
+    except Exception:
+        return None
+
+
+def in_time(seconds: float, do: Callable[[], T]) -> T:
+    """What `do` returns or raises. Raises TimeoutError when it takes longer; then it goes on in a thread."""
+    done: list[T] = []
+    raised: list[BaseException] = []
 
     def work() -> None:
         try:
-            result.append(do())
-        except Exception:
-            return
+            done.append(do())
+        except BaseException as error:
+            raised.append(error)
 
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     thread.join(seconds)
-    return result[0] if result else None
+    if raised:
+        raise raised[0]
+    if not done:
+        raise TimeoutError(f"no answer within {seconds:.0f} s")
+    return done[0]
 
 
 def hostname() -> str:

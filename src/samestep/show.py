@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -97,15 +96,10 @@ class Training(_Live):
 
     def _line(self, ranks: list[int], text: str) -> None:
         prefix = Text(f"[{name(ranks)}] ", style=self.COLORS[ranks[0] % len(self.COLORS)])
-        self.progress.console.print(prefix + Text(text), soft_wrap=True)
+        self.progress.console.print(prefix + Text.from_ansi(text), soft_wrap=True)  # colours; nothing that moves
 
 
 PHASES = {"starting": "starting the ranks", "train": "training", "evaluate": "evaluation"}
-
-
-def say(sentence: str) -> None:
-    """One sentence of ours, on stderr."""
-    print(f"samestep: {sentence}", file=sys.stderr)
 
 
 def _console() -> Console:

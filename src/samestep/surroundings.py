@@ -38,7 +38,8 @@ def launcher_around(env: Mapping[str, str]) -> str | None:
     step = env.get("SLURM_STEP_ID", "")
     in_step = step.isdigit() and int(step) < INTERACTIVE_STEP and int(env.get("SLURM_NTASKS", "1")) > 1
     by_hand = [name for name in LAUNCHERS["torchrun"][:3] if name in env]
-    _check_numbers(env, [*by_hand, "SLURM_NTASKS", "SLURM_PROCID"])
+    numbers = ["SLURM_NTASKS", "SLURM_PROCID", "MASTER_PORT", "LOCAL_WORLD_SIZE", "GROUP_RANK"]
+    _check_numbers(env, [*by_hand, *numbers])
     if "TORCHELASTIC_RUN_ID" in env:
         _check_torchrun_in_srun(env, in_step)
         return "torchrun" if int(env.get("WORLD_SIZE", "1")) > 1 else None
@@ -149,6 +150,7 @@ def _bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def slurm_port(job_id: str) -> int:
-    """A port that follows from the job's number, so that jobs on one machine seldom share one."""
-    return 20000 + int(job_id) % 10000
+def slurm_port(job_id: str, step_id: str = "0") -> int:
+    """A port that follows from the numbers of the job and its step, so that two on one machine seldom share one."""
+    step = int(step_id) if int(step_id) < INTERACTIVE_STEP else 0
+    return 20000 + (int(job_id) + 97 * step) % 10000

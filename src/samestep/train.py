@@ -35,6 +35,10 @@ def prepare(
         raise UserError(f"the engine {row.engine} cannot run here: {row.verdict.reason}")
     if row.verdict.verdict == "refused":
         raise Refused(str(row.verdict.reason))
+    if study.machines.max_restarts and row.launcher != "torchrun":
+        raise UserError(f"--max-restarts is torchrun's, and {row.launcher} starts this training; leave it out")
+    if study.machines.hosts and row.launcher != "mpirun":
+        raise UserError(f"--hosts is mpirun's, and {row.launcher} starts this training; add --launcher mpirun")
     if inside and inside.launcher not in row.facts["launchers"]:
         able = " or ".join(row.facts["launchers"])
         raise UserError(

@@ -192,6 +192,8 @@ def _settle_in(folder: Path, rank: int) -> None:
     """This rank's own files: its log, which takes all that it prints, its pid, and its stack when somebody asks."""
     for left in (folder / f"rank{rank}.json", folder / f"error-rank{rank}.json"):  # of an attempt before a restart
         left.unlink(missing_ok=True)
+    if hasattr(signal, "SIGUSR2"):
+        signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # a wish to stop that comes before there is anything to stop
     log = os.open(folder / f"rank{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)

@@ -188,6 +188,17 @@ def test_a_rank_that_leaves_without_a_word(launcher: str, tmp_path: Path) -> Non
     assert "rank 1 left by itself with exit code 7" in done.stderr
 
 
+@pytest.mark.parametrize("launcher", ["torchrun", "spawn"])
+def test_the_interface_reaches_the_ranks(launcher: str, tmp_path: Path) -> None:
+    for name in list(psutil.net_if_addrs())[:2]:
+        out = tmp_path / name
+        done = run_to_its_end(f"{JOBS}:quick", "--launcher", launcher, "--interface", name, "--out", str(out))
+        if done.returncode == 0:  # one without an address cannot be used
+            assert json.loads((out / "rank1.json").read_text())["machine"]["interface"] == name
+        else:
+            assert name != "lo", done.stderr
+
+
 def test_a_hang_ends_at_its_deadline_with_every_stack(tmp_path: Path) -> None:
     out = tmp_path / "out"
     done = run_to_its_end(f"{JOBS}:hangs_on_rank_1", "--deadline", "15", "--out", str(out))

@@ -10,6 +10,7 @@ from typing import IO
 
 TRACEBACK = "Traceback (most recent call last):"
 HOLD_S = 5.0  # how long a traceback waits for its run to fail; one that goes on has caught it, and prints it
+MOST = 200  # lines of one rank that are told at a time
 WAIT_S = 0.5  # how long a line waits for the other ranks to say the same
 
 
@@ -62,7 +63,9 @@ class Lines:
                 if last or now - since > HOLD_S:
                     whole = kept + self._held.pop(rank)[1]
             # A bar that draws itself again and again counts as its last state.
-            self._waiting[rank] += [(now, line.rsplit("\r", 1)[-1]) for line in whole]
+            self._waiting[rank] += [(now, line.rstrip("\r").rsplit("\r", 1)[-1]) for line in whole[-MOST:]]
+            if len(whole) > MOST:  # telling all would take longer than the training
+                self._waiting[rank].append((now, f"… {len(whole) - MOST} lines more in {self._folder}/rank{rank}.log"))
 
 
 def name(ranks: list[int]) -> str:

@@ -68,7 +68,7 @@ def inside(path: Path, started: Started, devices: Sequence[str], machines: Machi
         "SAMESTEP_TIMEOUT_S": f"{machines.timeout_s:g}",
         "SAMESTEP_DEVICES": ",".join(devices),
     }
-    env[STARTED_BY] = started.launcher
+    env |= {STARTED_BY: started.launcher, "SAMESTEP_RUN": started.id}
     if machines.interface:
         env |= network.check_interface(machines.interface)
     if started.launcher != "torchrun":  # the store of a run with its own name: all ranks of one machine can find it
@@ -119,7 +119,7 @@ def run(
             preexec_fn=partial(_born, plan.ends_by) if sys.platform != "win32" else None,
         )
     idle_since: float | None = None  # no rank lives here since then
-    asked_to_stop = False
+    asked_to_stop, asked_attempt = False, None
     wishes: list[int] = []  # of a scheduler, which sends SIGUSR1 some time before its limit
     if graceful and hasattr(signal, "SIGUSR1"):
         signal.signal(signal.SIGUSR1, lambda number, _: wishes.append(number))
@@ -130,7 +130,11 @@ def run(
                     watch(told(folder))
                 if wishes and not asked_to_stop and "done" in told(folder):
                     asked_to_stop = _ask_to_stop(folder, "asked by SIGUSR1")
-                if deadline_s is not None and time.monotonic() - began > deadline_s:
+                if asked_to_stop and told(folder).get("attempt") != asked_attempt and "done" in told(folder):
+                    asked_attempt = told(folder).get("attempt")  # those that torchrun has started again, too
+                    signal_ranks(folder, signal.SIGUSR2)
+                late = deadline_s is not None and time.monotonic() - began > deadline_s
+                if late and tree.poll() is None:  # looking at what they print takes time too
                     signal_ranks(folder, signal.SIGUSR1)  # each writes its stack
                     time.sleep(0.5)
                     raise TrainingFailed(
