@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
 from typing import Any
 
@@ -53,6 +54,12 @@ def quick() -> Job:
 
 def slow(workers: int = 0) -> Job:
     return _job(Slow(), workers=workers)
+
+
+def with_a_child() -> Job:
+    """Starts a process of its own, and does not end it."""
+    subprocess.Popen(["sleep", "987"])
+    return _job(Slow())
 
 
 def raises_on_rank_1() -> Job:

@@ -188,6 +188,18 @@ def test_a_rank_that_leaves_without_a_word(launcher: str, tmp_path: Path) -> Non
     assert "rank 1 left by itself with exit code 7" in done.stderr
 
 
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_what_a_killed_rank_had_started_ends_too(launcher: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with training("with_a_child", out, launcher) as (parent, pids):
+        (rank,) = [pid for pid in pids if pid == pid_of(out / "pid-rank1")]
+        children = [child.pid for child in psutil.Process(rank).children()]
+        assert [psutil.Process(pid).name() for pid in children] == ["sleep"]
+        os.kill(rank, signal.SIGKILL)
+        parent.wait(timeout=30)
+        assert_gone([*pids, *children])
+
+
 @pytest.mark.parametrize("launcher", ["torchrun", "spawn"])
 def test_the_interface_reaches_the_ranks(launcher: str, tmp_path: Path) -> None:
     for name in list(psutil.net_if_addrs())[:2]:
