@@ -39,7 +39,7 @@ def main() -> None:
                 write_json(folder / f"rank{world.rank}.json", record)
             except BaseException as error:
                 said = {"rank": world.rank, "kind": "crash", "time": time.time(), "traceback": traceback.format_exc()}
-                said |= {"message": f"{error!r}", "lost_peer": bool(worker.LOST.search(str(error)))}
+                said |= {"message": f"{error!r}", "lost_peer": worker.says_lost(error)}
                 write_json(folder / f"error-rank{world.rank}.json", said)
                 break
     os._exit(0)

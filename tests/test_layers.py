@@ -18,6 +18,7 @@ ABOVE = [
     {"begin", "train"},
     {"compare"},
     {"follow"},
+    {"ending"},
     {"measurement", "inquiry", "folder", "show"},
     {"study"},
     {"processes"},

@@ -10,30 +10,53 @@ from pathlib import Path
 from typing import Any
 
 from samestep import __version__, engine, folder, launch
+from samestep.ending import say
 from samestep.errors import UserError
 from samestep.inquiry import ask
 from samestep.launch import Machines
-from samestep.network import check_interface, check_master, is_here
+from samestep.network import check_interface, check_master, is_here, towards
 from samestep.options import split
 from samestep.processes import ports, slurm
-from samestep.show import say
 from samestep.study import Study
-from samestep.surroundings import Started, launcher_around, slurm_port, started
+from samestep.surroundings import Started, launcher_around, refuse_to_start_more, slurm_port, started
 from samestep.world import tasks_per_node
 
 LOCAL = Machines().master
+TORCHRUN_PORT = 29500  # its own default
+FOREVER_S = 1e6  # sockets take no longer waits
 
 
-def started_already(env: Mapping[str, str]) -> Started | None:
-    """This command's place among the ranks that somebody's launcher has started. Raises UserError when that
-    contradicts itself, or the machines could not meet."""
+def started_already(env: Mapping[str, str], asked: Mapping[str, Any]) -> Started | None:
+    """This command's place among the ranks that somebody's launcher has started; None where it starts ranks itself.
+    Raises UserError when that contradicts itself, or what is asked, or the machines could not meet."""
+    if asked["nproc"] or asked["nnodes"] or asked["launchers"]:
+        refuse_to_start_more(env, asked["nnodes"])
+        return None
     in_job = "SLURM_JOB_ID" in env and "SLURM_STEP_ID" in env and "MASTER_ADDR" not in env
-    host = slurm.first_host(env) if in_job else None
-    found = started(env, host, slurm_port(env.get("SLURM_JOB_ID", "0")))
+    try:
+        host = slurm.first_host(env) if in_job else None
+        found = started(env, host, slurm_port(env.get("SLURM_JOB_ID", "0"), env.get("SLURM_STEP_ID", "0")))
+    except (KeyError, ValueError, AttributeError) as error:
+        raise odd_environment(error) from error
+    for option in ("port", "hosts", "node_rank", "master_addr", "max_restarts"):
+        if found and asked[option]:
+            raise UserError(
+                f"{found.launcher} has started this rank, and --{option.replace('_', '-')} is for ranks that samestep "
+                f"starts; leave it out, and tell {found.launcher} instead"
+            )
     by_hand = "LOCAL_WORLD_SIZE" not in env  # nothing then tells how many machines there are
     if found and found.local_size < found.size and not (found.launcher == "torchrun" and by_hand):
         check_master(env.get("MASTER_ADDR") or host or LOCAL, 2)
     return found
+
+
+def odd_environment(error: Exception) -> UserError:
+    """The mistake of an environment that holds a part of a launcher's variables, or odd ones."""
+    what = f"no {error.args[0]}" if isinstance(error, KeyError) else str(error)
+    return UserError(
+        f"the environment holds some of a launcher's variables and not all, or odd ones ({what}); unset those that "
+        "begin with SLURM_, OMPI_, HOROVOD_ or TORCHELASTIC_, or start this command by that launcher"
+    )
 
 
 def machines_of(asked: Mapping[str, Any], env: Mapping[str, str]) -> Machines:
@@ -42,12 +65,17 @@ def machines_of(asked: Mapping[str, Any], env: Mapping[str, str]) -> Machines:
     nnodes, master, port = asked["nnodes"], asked["master_addr"], asked["port"]
     in_job = "SLURM_JOB_ID" in env and bool({"srun", "all"} & {*split(asked["launchers"])})
     if in_job:
-        nnodes = nnodes or int(env["SLURM_JOB_NUM_NODES"])
-        master, port = master or slurm.first_host(env), port or slurm_port(env["SLURM_JOB_ID"])
+        try:
+            nnodes = nnodes or int(env["SLURM_JOB_NUM_NODES"])
+            master, port = master or slurm.first_host(env), port or slurm_port(env["SLURM_JOB_ID"])
+        except (KeyError, ValueError) as error:
+            raise odd_environment(error) from error
     if hosts:
         nnodes, master = len(hosts), master or hosts[0]
         port = port or (ports.any_free(master) if len(hosts) > 1 and is_here(master) else 0)
     nnodes = nnodes or 1
+    if nnodes == 1 and master and not hosts:
+        raise UserError(f"--master-addr {master} is for several machines; give their number with --nnodes")
     if nnodes > 1 and not master:
         raise UserError(f"--nnodes {nnodes}: name the machine where the ranks meet, as in --master-addr h1")
     if asked["node_rank"] is not None and asked["node_rank"] >= nnodes:
@@ -55,8 +83,6 @@ def machines_of(asked: Mapping[str, Any], env: Mapping[str, str]) -> Machines:
     node_rank = asked["node_rank"]
     if node_rank is None and nnodes > 1 and env.get("SLURM_NTASKS") == str(nnodes) and "SLURM_STEP_ID" in env:
         node_rank = int(env["SLURM_NODEID"])  # srun has started us once on each machine
-    if asked["interface"]:
-        check_interface(asked["interface"])
     found = Machines(
         nnodes=nnodes,
         node_rank=node_rank,
@@ -70,8 +96,8 @@ def machines_of(asked: Mapping[str, Any], env: Mapping[str, str]) -> Machines:
     )
     if nnodes > 1:
         check_master(found.master, nnodes)
-        if not found.port:
-            found = replace(found, port=29500)  # torchrun's own
+        way = towards(found.master)
+        found = replace(found, leads=is_here(found.master), own=way[1] if way else "", port=found.port or TORCHRUN_PORT)
     return found
 
 
@@ -102,9 +128,18 @@ def study_of(
     for name in names["launchers"]:
         if name != "all":
             launch.load(name)
-    machines = Machines(timeout_s=asked["timeout"]) if inside else machines_of(asked, os.environ)
+    for option in ("timeout", "deadline_s"):
+        if asked[option] is not None and not asked[option] < FOREVER_S:
+            raise UserError(f"--{option.removesuffix('_s')} {asked[option]:g}: give at most {FOREVER_S:.0f} seconds")
+    inherited = Machines(timeout_s=asked["timeout"], interface=asked["interface"])
+    machines = inherited if inside else machines_of(asked, os.environ)
+    if asked["interface"]:
+        check_interface(asked["interface"])
     if nproc is None and machines.reached and "SLURM_TASKS_PER_NODE" in os.environ:
-        nproc = tasks_per_node(os.environ["SLURM_TASKS_PER_NODE"], 0)
+        try:
+            nproc = tasks_per_node(os.environ["SLURM_TASKS_PER_NODE"], 0)
+        except AttributeError as error:
+            raise odd_environment(ValueError("SLURM_TASKS_PER_NODE")) from error
     found = ask(
         job,
         settings,

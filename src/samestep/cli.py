@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import shlex
-import signal
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, ParamSpec
+from typing import Annotated, Any
 
 import typer
 
 from samestep import options
-from samestep.errors import TrainingFailed, UserError
+from samestep.ending import say, told
+from samestep.errors import UserError
 from samestep.options import pairs
 
 app = typer.Typer(
@@ -25,32 +24,6 @@ app = typer.Typer(
     help="Write the training job once. Run it on every PyTorch distributed engine, prove that each takes the same "
     "step, and measure which is fastest here.",
 )
-
-P = ParamSpec("P")
-
-
-def told(command: Callable[P, int]) -> Callable[P, NoReturn]:
-    """Ends a command with its exit code; a user's mistake is one sentence and 2, a 'no' is 1."""
-
-    @functools.wraps(command)
-    def ended(*args: P.args, **kwargs: P.kwargs) -> NoReturn:
-        if hasattr(signal, "SIGUSR1"):
-            signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # a scheduler's wish to stop; a training heeds it
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what we started is ended on the way out
-        try:
-            code = command(*args, **kwargs)
-        except UserError as error:
-            _say(str(error))
-            code = 2
-        except TrainingFailed as error:
-            _say(str(error))
-            code = 1
-        except KeyboardInterrupt:
-            _say("interrupted; everything that was started has ended")
-            code = 130
-        raise typer.Exit(code)
-
-    return ended
 
 
 @app.command()
@@ -146,9 +119,16 @@ def run(
         raise UserError("run trains on one engine under one launcher; give one name each, as in --engine ddp")
     asked = _asked({**locals(), "engines": engine, "launchers": launcher})
     if to:
+        from samestep import engine as engines
         from samestep import submit
         from samestep.submit.kubernetes import manifests
 
+        engines.check(engine)
+        elsewhere = {"--out": out, "--launcher": launcher, "--hosts": hosts, "--node-rank": node_rank}
+        elsewhere |= {"--master-addr": master_addr, "--port": port, "--dry-run": dry_run, "--json": json_}
+        for option, value in elsewhere.items():
+            if value:
+                raise UserError(f"{option} is decided by the manifests that --to writes; leave it out")
         gpus = 0 if device == "cpu" else nproc or 1
         given = {"--init": init, "--evaluate-every": evaluate_every, "--best": best or None, "--patience": patience}
         wishes = [word for name, value in given.items() if value is not None for word in (name, str(value))]
@@ -218,6 +198,7 @@ def slurm(
     from samestep.submit.slurm import script, submit
 
     engines.check(engine)
+    pairs(set_, "--set"), pairs(set_engine, "--set-engine")
     training = Training(job, nodes, nproc or gpus_per_node or 2, gpus_per_node, engine, set_, set_engine)
     results = (out or folder.dated(job)).resolve()
     text = script(training, results, time, sbatch)
@@ -273,7 +254,7 @@ def eject(
         to.write_text(text, encoding="utf-8")
     except OSError as error:
         raise UserError(f"{to} cannot be written ({error.strerror}); give another name with --to") from None
-    _say(f"wrote {to}")
+    say(f"wrote {to}")
     return 0
 
 
@@ -298,8 +279,7 @@ def _launch(
     from samestep.show import Training
     from samestep.train import prepare, train
 
-    alone = asked["nproc"] or asked["nnodes"] or asked["launchers"]
-    inside = None if alone else begin.started_already(os.environ)
+    inside = begin.started_already(os.environ, asked)
     study, found = begin.study_of(asked["job"], asked["settings"], asked, inside)
     step = step_of(found)
     results_in = begin.folder_of(command, study, found, asked["out"], inside)
@@ -313,7 +293,7 @@ def _launch(
         results = train(study, found, row, plan, results_in, folder, progress.tell, alone=inside is not None)
     if results is None:  # rank 0 is on another machine, or another process
         if inside is None:
-            _say(f"this machine's ranks have ended well; their logs are in {folder}, the results where rank 0 is")
+            say(f"this machine's ranks have ended well; their logs are in {folder}, the results where rank 0 is")
         return 0
     _print(results, asked["json_"], lambda: show(results))
     return 130 if results.get("stopped") == "asked" else 0
@@ -330,7 +310,7 @@ def _study(command: str, given: Mapping[str, Any]) -> int:
     study, found = begin.study_of(asked["job"], asked["settings"], asked)
     if not begin.is_first(study.machines):
         count = follow.follow(study, begin.shared_folder(asked["out"]))
-        _say(f"this machine took part in {count} launches; the results are on {study.machines.master}")
+        say(f"this machine took part in {count} launches; the results are on {study.machines.master}")
         return 0
     folder = begin.folder_of(command, study, found, asked["out"])
     with Launches() as progress, follow.ending(study, folder):
@@ -349,10 +329,6 @@ def _print(value: Any, as_json: bool, show: Callable[[], None]) -> None:
         print(json.dumps(value, indent=1))
     else:
         show()
-
-
-def _say(sentence: str) -> None:
-    print(f"samestep: {sentence}", file=sys.stderr)
 
 
 def main() -> None:

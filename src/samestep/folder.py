@@ -41,7 +41,10 @@ def prepare(out: Path | None, job: str, identity: Mapping[str, Any], name: str =
         return folder.resolve()
     mine, path = json.loads(json.dumps(identity)), folder / IDENTITY
     if path.exists():
-        theirs = json.loads(path.read_text())
+        try:
+            theirs = dict(json.loads(path.read_text()))
+        except ValueError:
+            raise UserError(f"{path} cannot be read; give another folder with --out") from None
         differs = [key for key in mine if theirs.get(key) != mine[key]]
         if differs:
             key = differs[0]

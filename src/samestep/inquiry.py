@@ -57,24 +57,26 @@ def script(
 
 def _answer(flag: str, query: Mapping[str, Any], subject: str, deadline_s: float | None) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="samestep-") as folder:
-        asks, answer = Path(folder) / "query.json", Path(folder) / "answer.json"
+        asks, answer, log = (Path(folder) / name for name in ("query.json", "answer.json", "log.txt"))
         asks.write_text(json.dumps({**query, "answer": str(answer)}))
         try:
-            asked = subprocess.run(
-                [sys.executable, "-m", "samestep.worker", flag, str(asks)],
-                capture_output=True,
-                text=True,
-                timeout=deadline_s,
-                env=os.environ | {"OMP_NUM_THREADS": "1", COMMAND: this_command()},
-                preexec_fn=die_with_parent if sys.platform != "win32" else None,
-            )
+            with open(log, "wb") as output:  # no pipe: what the job has started would keep it open
+                subprocess.run(
+                    [sys.executable, "-m", "samestep.worker", flag, str(asks)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    timeout=deadline_s,
+                    env=os.environ | {"OMP_NUM_THREADS": "1", COMMAND: this_command()},
+                    preexec_fn=die_with_parent if sys.platform != "win32" else None,
+                )
         except subprocess.TimeoutExpired:
             raise TrainingFailed(
                 f"asking {subject} for its sizes did not end within {deadline_s:.0f} s; "
                 "see what the job does when it is built, or give more with --deadline"
             ) from None
         if not answer.exists():
-            said = asked.stderr.strip().splitlines()
+            said = log.read_text(errors="replace").strip().splitlines()
             raise TrainingFailed(f"the inspection of {subject} ended: {said[-1] if said else 'no word'}")
         found: dict[str, Any] = json.loads(answer.read_text())
     if found["error"]:

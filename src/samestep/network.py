@@ -5,23 +5,36 @@ from __future__ import annotations
 import ipaddress
 import os
 import socket
+import time
 from collections.abc import Mapping, MutableMapping
+from contextlib import suppress
+from typing import Any
 
 import psutil
 
 from samestep.errors import UserError
 
+POD_NAMES_S = 120.0
 NAMES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
 def addresses(host: str) -> list[str]:
-    """The addresses that `host` resolves to. Raises UserError when it resolves to none."""
-    try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except OSError:
+    """The addresses that `host` resolves to. Raises UserError when it resolves to none.
+
+    In Kubernetes it waits: a pod's name is known some seconds after the pod has started.
+    """
+    until = time.monotonic() + (POD_NAMES_S if "KUBERNETES_SERVICE_HOST" in os.environ else 0)
+    found: list[Any] = []
+    while not found:
+        with suppress(OSError, UnicodeError):  # what is no name at all is a UnicodeError
+            found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        if found or time.monotonic() >= until:
+            break
+        time.sleep(1.0)
+    if not found:
         raise UserError(
             f"the name {host} is unknown on {socket.gethostname()}; give an address, as in --master-addr 10.0.0.1"
-        ) from None
+        )
     return list(dict.fromkeys(str(entry[4][0]) for entry in found))
 
 
@@ -74,6 +87,16 @@ def choose(env: MutableMapping[str, str], meeting: str) -> str | None:
     return f"gloo and NCCL use the interface {name}, which leads to {meeting}; --interface chooses another"
 
 
+def bound(host: str, port: int) -> socket.socket:
+    """A listening socket at `host` alone, and not at the machine's other addresses."""
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listening.bind(address)
+    listening.listen(4096)
+    return listening
+
+
 def check_interface(name: str) -> Mapping[str, str]:
     """The environment that makes gloo and NCCL use interface `name`. Raises UserError when there is none such here."""
     known = interfaces()
@@ -86,6 +109,8 @@ def check_master(master: str, machines: int) -> None:
     """Raises UserError when the other machines could not reach `master` by the address that it has here."""
     if machines < 2:
         return
+    if any(ipaddress.ip_address(a).is_unspecified for a in addresses(master)):
+        raise UserError(f"--master-addr {master} names no machine; give the address by which the others reach it")
     loops = [a for a in addresses(master) if ipaddress.ip_address(a).is_loopback]
     if loops:
         outside = [a for entries in interfaces().values() for a in entries if not ipaddress.ip_address(a).is_loopback]

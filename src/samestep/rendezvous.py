@@ -7,7 +7,6 @@ Source: https://docs.pytorch.org/docs/stable/elastic/rendezvous.html
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable
 
 from torch._C._distributed_c10d import PrefixStore, TCPStore
@@ -15,6 +14,8 @@ from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousIn
 from torch.distributed.elastic.rendezvous.api import RendezvousStoreInfo
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
+
+from samestep.network import bound
 
 JOIN_S = 600  # how long a machine waits for the master, as torch's own handler does
 
@@ -47,16 +48,6 @@ class BoundRendezvous(StaticTCPRendezvous):
         store = PrefixStore(self.run_id, self._store)
         meeting = RendezvousStoreInfo(self.master_addr, self.master_port)
         return RendezvousInfo(store, self.rank, self.world_size, meeting)
-
-
-def bound(host: str, port: int) -> socket.socket:
-    """A listening socket at `host` alone, and not at the machine's other addresses."""
-    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    listening = socket.socket(family, socket.SOCK_STREAM)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listening.bind(address)
-    listening.listen(4096)
-    return listening
 
 
 def handler() -> Callable[[RendezvousParameters], RendezvousHandler]:

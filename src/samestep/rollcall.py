@@ -19,14 +19,21 @@ from samestep.world import World
 
 T = TypeVar("T")
 ANSWER_S = 1.5  # how long the others have to tell that they are still there
-# What gloo, NCCL and the stores say when another rank has left or answers no more: never the first cause.
+# What gloo says, in an exception without a kind of its own, when another rank has left or answers no more. Only from
+# its own sources: a job's "timeout" is the job's.
 LOST = re.compile(
-    r"[Cc]onnection (closed|reset|refused|timed out)|[Bb]roken pipe|remote process (exited|has terminated)"
-    r"|[Tt]imed out waiting|[Ww]ait timeout|timeout|HorovodInternalError|No route to host"
+    r"gloo.*([Cc]onnection (closed|reset|refused|timed out)|[Bb]roken pipe|remote process (exited|has terminated)"
+    r"|[Tt]imed out waiting|[Ww]ait timeout|timeout|No route to host)"
 )
-
-
 PLACE = re.compile(r"^\[\S+:\d+\] ")  # where in gloo's source an error arose
+
+
+def says_lost(error: BaseException) -> bool:
+    """Whether an exception tells that another rank has left or answers no more, which is never the first cause."""
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    if {"DistError", "HorovodInternalError", "LostPeer"} & kinds:  # of torch.distributed's stores and NCCL; Horovod's
+        return True
+    return isinstance(error, RuntimeError) and bool(LOST.search(str(error)))
 
 
 class RollCall:
@@ -108,18 +115,31 @@ class RollCall:
 
 def within(seconds: float, do: Callable[[], T]) -> T | None:
     """What `do` returns; None when it fails, or hangs on a dead connection for so long."""
-    result: list[T] = []
+    try:
+        return in_time(seconds, do)
+    except Exception:
+        return None
+
+
+def in_time(seconds: float, do: Callable[[], T]) -> T:
+    """What `do` returns or raises. Raises TimeoutError when it takes longer; then it goes on in a thread."""
+    done: list[T] = []
+    raised: list[BaseException] = []
 
     def work() -> None:
         try:
-            result.append(do())
-        except Exception:
-            return
+            done.append(do())
+        except BaseException as error:
+            raised.append(error)
 
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     thread.join(seconds)
-    return result[0] if result else None
+    if raised:
+        raise raised[0]
+    if not done:
+        raise TimeoutError(f"no answer within {seconds:.0f} s")
+    return done[0]
 
 
 def hostname() -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -96,19 +95,15 @@ class Training(_Live):
         super().__exit__(kind, error, trace)
 
     def _event(self, sentence: str) -> None:
-        self.progress.console.print(f"samestep: {self.title}: {sentence}", highlight=False, markup=False)
+        line = f"samestep: {self.title}: {sentence}"
+        self.progress.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def _line(self, ranks: list[int], text: str) -> None:
         prefix = Text(f"[{name(ranks)}] ", style=self.COLORS[ranks[0] % len(self.COLORS)])
-        self.progress.console.print(prefix + Text(text), soft_wrap=True)
+        self.progress.console.print(prefix + Text.from_ansi(text), soft_wrap=True)  # colours; nothing that moves
 
 
 PHASES = {"starting": "starting the ranks", "train": "training", "evaluate": "evaluation"}
-
-
-def say(sentence: str) -> None:
-    """One sentence of ours, on stderr."""
-    print(f"samestep: {sentence}", file=sys.stderr)
 
 
 def _console() -> Console:

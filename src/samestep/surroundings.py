@@ -38,7 +38,8 @@ def launcher_around(env: Mapping[str, str]) -> str | None:
     step = env.get("SLURM_STEP_ID", "")
     in_step = step.isdigit() and int(step) < INTERACTIVE_STEP and int(env.get("SLURM_NTASKS", "1")) > 1
     by_hand = [name for name in LAUNCHERS["torchrun"][:3] if name in env]
-    _check_numbers(env, [*by_hand, "SLURM_NTASKS", "SLURM_PROCID"])
+    numbers = ["SLURM_NTASKS", "SLURM_PROCID", "MASTER_PORT", "LOCAL_WORLD_SIZE", "GROUP_RANK"]
+    _check_numbers(env, [*by_hand, *numbers])
     if "TORCHELASTIC_RUN_ID" in env:
         _check_torchrun_in_srun(env, in_step)
         return "torchrun" if int(env.get("WORLD_SIZE", "1")) > 1 else None
@@ -65,6 +66,26 @@ def launcher_around(env: Mapping[str, str]) -> str | None:
             )
         return "torchrun"
     return None
+
+
+def refuse_to_start_more(env: Mapping[str, str], nnodes: int | None) -> None:
+    """Raises UserError when this process is certainly one of several that a launcher has started, and each would start
+    ranks of its own. nnodes: machines, where this command is typed once on each; srun may be what types it."""
+    if COMMAND in env:
+        return
+    _check_numbers(env, ["WORLD_SIZE", "SLURM_NTASKS", *(LAUNCHERS[name][1] for name in ("mpirun", "horovodrun"))])
+    step, tasks = env.get("SLURM_STEP_ID", ""), int(env.get("SLURM_NTASKS", "1"))
+    sizes = {"torchrun": int(env.get("WORLD_SIZE", "1")) if "TORCHELASTIC_RUN_ID" in env else 1}
+    sizes |= {name: int(env.get(LAUNCHERS[name][1], "1")) for name in ("mpirun", "horovodrun")}
+    if step.isdigit() and int(step) < INTERACTIVE_STEP and nnodes != tasks:
+        sizes["srun"] = tasks
+    for launcher, size in sizes.items():
+        if size > 1:
+            raise UserError(
+                f"{launcher} has started {size} of these commands, and --nproc, --nnodes or --launcher would have each "
+                f"start ranks of its own; leave these out, and each becomes one rank, or type it without {launcher}"
+                + (f", or with --nnodes {size} to start it once on each machine" if launcher == "srun" else "")
+            )
 
 
 def _check_numbers(env: Mapping[str, str], names: list[str]) -> None:
@@ -129,6 +150,7 @@ def _bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def slurm_port(job_id: str) -> int:
-    """A port that follows from the job's number, so that jobs on one machine seldom share one."""
-    return 20000 + int(job_id) % 10000
+def slurm_port(job_id: str, step_id: str = "0") -> int:
+    """A port that follows from the numbers of the job and its step, so that two on one machine seldom share one."""
+    step = int(step_id) if int(step_id) < INTERACTIVE_STEP else 0
+    return 20000 + (int(job_id) + 97 * step) % 10000

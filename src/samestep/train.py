@@ -89,10 +89,16 @@ def prepare(
         raise UserError(f"the engine {row.engine} cannot run here: {row.verdict.reason}")
     if row.verdict.verdict == "refused":
         raise Refused(str(row.verdict.reason))
-    files = ("rendezvous", "progress.json", "slurm-step")
-    for left in [*folder.glob("*rank[0-9]*"), *folder.glob("log*.txt"), *(folder / name for name in files)]:
-        # of a try that did not end well
-        left.unlink(missing_ok=True)
+    if study.machines.max_restarts and row.launcher != "torchrun":
+        raise UserError(f"--max-restarts is torchrun's, and {row.launcher} starts this training; leave it out")
+    if study.machines.hosts and row.launcher != "mpirun":
+        raise UserError(f"--hosts is mpirun's, and {row.launcher} starts this training; add --launcher mpirun")
+    if inside and inside.launcher not in row.facts["launchers"]:
+        able = " or ".join(row.facts["launchers"])
+        raise UserError(
+            f"{inside.launcher} has started {inside.size} processes, and {row.engine} starts as {able}; type it "
+            f"without {inside.launcher}"
+        )
     asked: dict[str, Any] = {
         "job": study.job,
         "settings": dict(study.settings),
@@ -124,6 +130,9 @@ def train(
 
     watch: given {phase, done, steps, loss} while it trains. alone: this command is one rank of somebody's launcher.
     """
+    files = ("rendezvous", "progress.json", "slurm-step")
+    for left in [*folder.glob("*rank[0-9]*"), *folder.glob("log*.txt"), *(folder / name for name in files)]:
+        left.unlink(missing_ok=True)  # of a try that did not end well
     apart = 1 if study.machines.reached else study.machines.nnodes  # machines that write into folders of their own
     record = start.run(
         plan,

@@ -44,7 +44,7 @@ from samestep.process_group import meeting_store, process_group
 from samestep.proof import Training, proof_job, steps_of
 from samestep.record import SCHEMA, replace_text, tell, write_array, write_json, write_state
 from samestep.referee import play_reference
-from samestep.rollcall import LOST, hostname
+from samestep.rollcall import hostname, says_lost
 from samestep.run import Run
 from samestep.stopping import Stop
 from samestep.watch import Watch
@@ -191,7 +191,7 @@ def rank_main(path: str, do: Callable[[Plan, World], dict[str, Any]]) -> None:
         write_json(
             folder / f"error-rank{rank}.json",
             {"rank": rank, "kind": kind, "message": message, "time": time.time(), "traceback": traceback.format_exc()}
-            | {"lost_peer": isinstance(error, LostPeer) or bool(LOST.search(text))},
+            | {"lost_peer": says_lost(error)},
         )
         traceback.print_exc()
     sys.stdout.flush()
@@ -203,6 +203,8 @@ def _settle_in(folder: Path, rank: int) -> None:
     """This rank's own files: its log, which takes all that it prints, its pid, and its stack when somebody asks."""
     for left in (folder / f"rank{rank}.json", folder / f"error-rank{rank}.json"):  # of an attempt before a restart
         left.unlink(missing_ok=True)
+    if hasattr(signal, "SIGUSR2"):
+        signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # a wish to stop that comes before there is anything to stop
     log = os.open(folder / f"rank{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)

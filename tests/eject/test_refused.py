@@ -125,7 +125,7 @@ def test_settings_that_the_engine_refuses(chosen: dict[str, str], micro_batch: s
             '    model.register_comm_hook(None, getattr(default_hooks, "bf16" + "_compress_hook"))\n',
         ),
         ({"compile": "true"}, "    trained = torch.compile(model)\n"),
-        ({"bucket_mb": "inf"}, '        bucket_cap_mb=float("inf"),\n'),
+        ({"bucket_mb": "0.5"}, "        bucket_cap_mb=0.5,\n"),
     ],
 )
 def test_settings_that_it_takes(chosen: dict[str, str], line: str, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
 from typing import Any
 
@@ -55,10 +56,38 @@ def slow(workers: int = 0) -> Job:
     return _job(Slow(), workers=workers)
 
 
+def with_a_child() -> Job:
+    """Starts a process of its own, and does not end it."""
+    subprocess.Popen(["sleep", "987"])
+    return _job(Slow())
+
+
 def raises_on_rank_1() -> Job:
     def criterion(output: torch.Tensor, batch: Batch) -> torch.Tensor:
         if os.environ.get("RANK") == "1" and batch.part.step == 3:
             raise RuntimeError("the data of step 3 is bad")
+        return F.cross_entropy(output, batch.targets)
+
+    return _job(_rows(), criterion=criterion)
+
+
+def leaves_on_rank_1() -> Job:
+    """Rank 1 ends without a word."""
+
+    def criterion(output: torch.Tensor, batch: Batch) -> torch.Tensor:
+        if os.environ.get("RANK") == "1" and batch.part.step == 3:
+            os._exit(7)
+        return F.cross_entropy(output, batch.targets)
+
+    return _job(_rows(), criterion=criterion)
+
+
+def times_out_on_rank_1() -> Job:
+    """With words of its own that a lost connection has too."""
+
+    def criterion(output: torch.Tensor, batch: Batch) -> torch.Tensor:
+        if os.environ.get("RANK") == "1" and batch.part.step == 3:
+            raise RuntimeError("timeout: the feature server reset the connection")
         return F.cross_entropy(output, batch.targets)
 
     return _job(_rows(), criterion=criterion)

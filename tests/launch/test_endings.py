@@ -16,6 +16,7 @@ from shutil import which
 import psutil
 import pytest
 
+from samestep.launch import Machines
 from samestep.processes import start
 
 JOBS = Path(__file__).parent / "jobs.py"
@@ -174,6 +175,42 @@ def test_an_error_is_told_once_with_its_rank(launcher: str, tmp_path: Path) -> N
     assert_gone([pid_of(path) for path in out.glob("pid-rank*")])
 
 
+def test_an_error_whose_words_are_a_lost_connections_too(tmp_path: Path) -> None:
+    done = run_to_its_end(f"{JOBS}:times_out_on_rank_1", "--deadline", "60", "--out", str(tmp_path / "out"))
+    assert "rank 1 failed: RuntimeError: timeout: the feature server reset the connection" in done.stderr
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_rank_that_leaves_without_a_word(launcher: str, tmp_path: Path) -> None:
+    job = f"{JOBS}:leaves_on_rank_1"
+    done = run_to_its_end(job, "--launcher", launcher, "--deadline", "60", "--out", str(tmp_path / "out"))
+    assert done.returncode == 1
+    assert "rank 1 left by itself with exit code 7" in done.stderr
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_what_a_killed_rank_had_started_ends_too(launcher: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with training("with_a_child", out, launcher) as (parent, pids):
+        (rank,) = [pid for pid in pids if pid == pid_of(out / "pid-rank1")]
+        children = [child.pid for child in psutil.Process(rank).children()]
+        assert [psutil.Process(pid).name() for pid in children] == ["sleep"]
+        os.kill(rank, signal.SIGKILL)
+        parent.wait(timeout=30)
+        assert_gone([*pids, *children])
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "spawn"])
+def test_the_interface_reaches_the_ranks(launcher: str, tmp_path: Path) -> None:
+    for name in list(psutil.net_if_addrs())[:2]:
+        out = tmp_path / name
+        done = run_to_its_end(f"{JOBS}:quick", "--launcher", launcher, "--interface", name, "--out", str(out))
+        if done.returncode == 0:  # one without an address cannot be used
+            assert json.loads((out / "rank1.json").read_text())["machine"]["interface"] == name
+        else:
+            assert name != "lo", done.stderr
+
+
 def test_a_hang_ends_at_its_deadline_with_every_stack(tmp_path: Path) -> None:
     out = tmp_path / "out"
     done = run_to_its_end(f"{JOBS}:hangs_on_rank_1", "--deadline", "15", "--out", str(out))
@@ -191,7 +228,8 @@ def test_healthy_launches_end_well_every_time(tmp_path: Path) -> None:
         folder.mkdir()
         asked = {"job": f"{JOBS}:quick", "settings": {}, "engine": "ddp", "engine_settings": {}}
         asked["trainings"] = [{"kind": "measure", "as": "measure", "steps": 3}]
-        record = start.work(asked, "spawn", 2, ["cpu"], folder, deadline_s=60)
+        plan = start.planned(asked, "spawn", 2, ["cpu"], folder, Machines())
+        record = start.run(plan, folder, 2, deadline_s=60)
         assert record.complete(2)
         assert not any("terminate" in path.read_text() for path in folder.glob("*log*"))
         assert json.loads((folder / "rank1.json").read_text())["rank"] == 1

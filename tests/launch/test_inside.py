@@ -65,6 +65,33 @@ def test_a_command_that_starts_ranks_itself_says_so(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    ("around", "options", "says"),
+    [
+        ("torchrun -m", ["--engine", "horovod"], "torchrun has started 2 processes, and horovod starts as horovodrun"),
+        ("torchrun -m", ["--engine", "single"], "torchrun has started 2 processes, and single starts as process"),
+        ("mpirun", ["--nproc", "2"], "mpirun has started 2 of these commands, and --nproc"),
+        ("torchrun -m", ["--launcher", "spawn"], "torchrun has started 2 of these commands, and --nproc"),
+        ("torchrun -m", ["--port", "29517"], "torchrun has started this rank, and --port is for ranks that samestep"),
+    ],
+)
+def test_what_would_train_apart_is_refused(around: str, options: list[str], says: str, tmp_path: Path) -> None:
+    done = typed([*AROUND[around], "run", f"{JOBS}:quick", "--out", str(tmp_path / "out"), *options])
+    assert done.returncode != 0
+    assert says in done.stderr
+    assert not list(tmp_path.glob("**/weights.safetensors"))
+
+
+def test_two_commands_in_one_mpirun(weights: bytes, tmp_path: Path) -> None:
+    command = f"{sys.executable} -m samestep run {JOBS}:quick --timeout 30 --out {tmp_path}"
+    (tmp_path / "tmp").mkdir()
+    both = ["sh", "-c", f"{command}/a && {command}/b"]
+    done = typed(["mpirun", "-np", "2", "--oversubscribe", *both], TMPDIR=str(tmp_path / "tmp"))
+    assert done.returncode == 0, done.stderr
+    assert [(tmp_path / out / "weights.safetensors").read_bytes() == weights for out in "ab"] == [True, True]
+    assert not list((tmp_path / "tmp").glob("samestep-*"))
+
+
 def test_two_ranks_with_one_local_rank(tmp_path: Path) -> None:
     from samestep.processes.ports import any_free
 

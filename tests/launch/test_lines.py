@@ -53,14 +53,30 @@ def test_half_a_line_waits_for_its_end(told: tuple[Path, lines.Lines, list[tuple
 
 
 def test_a_bar_counts_as_its_last_state_and_a_traceback_stays_in_the_log(
-    told: tuple[Path, lines.Lines, list[tuple[str, str]]],
+    told: tuple[Path, lines.Lines, list[tuple[str, str]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, follower, said = told
+    monkeypatch.setattr(lines, "WAIT_S", 0.0)
     write(folder, rank0="10 %\r50 %\r100 %\n", rank1="before\nTraceback (most recent call last):\n  File x\n")
-    follower.look(last=True)
+    follower.look()
     write(folder, rank1="RuntimeError: bad\n")
-    follower.look(last=True)
+    follower.look()
     assert said == [("rank 0", "100 %"), ("rank 1", "before")]
+
+
+def test_a_traceback_that_the_job_has_caught_is_told(
+    told: tuple[Path, lines.Lines, list[tuple[str, str]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, follower, said = told
+    monkeypatch.setattr(lines, "HOLD_S", 0.0)
+    monkeypatch.setattr(lines, "WAIT_S", 0.0)
+    write(folder, rank0="Traceback (most recent call last):\n  File x\nValueError: caught\n")
+    follower.look()
+    write(folder, rank0="and on\n")
+    follower.look()
+    write(folder, rank0="and on\n")
+    follower.look()
+    assert [text for _, text in said][-3:] == ["ValueError: caught", "and on", "and on"]
 
 
 def test_names() -> None:

@@ -24,6 +24,22 @@ def test_gloo_is_told_and_what_the_user_set_stays() -> None:
     assert mine == {"GLOO_SOCKET_IFNAME": "eth7"}
 
 
+def test_nccl_is_told_where_the_way_leads_outside() -> None:
+    env: dict[str, str] = {}
+    said = network.choose(env, "203.0.113.7")  # of documentation: nobody's, and reached by the default route
+    if said is None:
+        pytest.skip("this machine has no way outside")
+    assert env["GLOO_SOCKET_IFNAME"] == env["NCCL_SOCKET_IFNAME"] in said
+
+
+def test_loopback_is_here_and_no_master_of_many() -> None:
+    assert network.is_here("127.0.0.1") and network.is_here("127.0.1.1")
+    with pytest.raises(UserError, match=r"0\.0\.0\.0 names no machine"):
+        network.check_master("0.0.0.0", 2)
+    with pytest.raises(UserError, match=r"the name a\.\.b is unknown"):
+        network.addresses("a..b")
+
+
 def test_bad_names_are_one_sentence() -> None:
     with pytest.raises(UserError, match=r"--interface eth99: this machine has .*lo"):
         network.check_interface("eth99")

@@ -27,7 +27,7 @@ SHAPES = {
     "torchrun": ONE,
     "torchrun-restarts": Shape(2, "/runs/a", Machines(max_restarts=3, timeout_s=30)),
     "torchrun-static": Shape(4, "/runs/a", Machines(2, node_rank=1, master="h1", port=29500)),
-    "torchrun-c10d": Shape(4, "/runs/a", Machines(2, master="h1", port=29500)),
+    "torchrun-c10d": Shape(4, "/runs/a", Machines(2, master="h1", port=29500, leads=True, own="10.0.0.1")),
     "torchrun-ipv6": Shape(4, "/runs/a", Machines(2, node_rank=0, master="fd77::10", port=29500)),
 }
 

@@ -52,7 +52,7 @@ def drawn(number: int, seed: int) -> Trial:
     moment = draw.choice(MOMENTS)
     if number % 5 == 4:
         return Trial(
-            number, draw.choice(("torchrun static", "torchrun c10d")), "link", draw.choice(MOMENTS[2:]), delay_s
+            number, draw.choice(("torchrun static", "torchrun c10d")), "link", draw.choice(MOMENTS[1:]), delay_s
         )
     return Trial(number, draw.choice(LAUNCHERS), draw.choice(VICTIMS), moment, delay_s)
 

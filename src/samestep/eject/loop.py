@@ -46,7 +46,7 @@ class Loop:
         """train() and what it needs of its file."""
         parts = {node.name: node for node in self.tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
         body = self._statements(parts["train"].body, 0, certain=True)
-        loop = _without_unused(self._renamed("\n".join([HEADER, *body])))
+        loop = _without_unused(self._renamed("\n".join([HEADER, *body])), self.source)
         helpers = {name: self._renamed(self._whole(node)) for name, node in parts.items() if name != "train"}
         constants = {
             _target(node): self._whole(node) for node in self.tree.body if isinstance(node, ast.Assign | ast.AnnAssign)
@@ -263,13 +263,27 @@ class Loop:
         return ANNOTATED.sub(r"\1 = ", re.sub(r"job\.optimizer\.build\(([\w.]+)\)", built, text))
 
 
-def _without_unused(text: str) -> str:
-    """Without imports inside it of names that stand nowhere else."""
-    for line in re.findall(r"^ +(?:from \S+ )?import \w+$", text, re.MULTILINE):
-        name = line.rpartition(" ")[2]
-        if len(re.findall(rf"\b{name}\b", text.replace(line, ""))) == 0:
-            text = text.replace(line + "\n", "")
+def _without_unused(text: str, source: str) -> str:
+    """Without imports inside it, and values noted, for what is left out of `source`."""
+    for line in re.findall(r"^ +(?:(?:from \S+ )?import \w+|\w+ = .*[^\n(\[{])$", text, re.MULTILINE):
+        name = line.rpartition(" ")[2] if "import " in line else line.split()[0]
+        rest = text.replace(line + "\n", "", 1)
+        if not _times(name, rest) and _times(name, source) > 1 and _parses(rest):
+            return _without_unused(rest, source)
     return text
+
+
+def _times(name: str, text: str) -> int:
+    return len(re.findall(rf"(?<!\.)\b{name}\b", re.sub("#.*", "", text)))
+
+
+def _parses(text: str) -> bool:
+    """Whether it is Python still, and not a block without its only statement."""
+    try:
+        ast.parse(text)
+    except SyntaxError:
+        return False
+    return True
 
 
 def _first(node: ast.stmt) -> int:

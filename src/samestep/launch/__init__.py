@@ -21,7 +21,9 @@ class Machines:
     where the ranks meet, by name or address; port: there, 0: any free one. hosts: machines that mpirun starts on.
     reached: whether one launcher starts the ranks on all machines, as srun and mpirun do; else each starts its own.
     interface: for gloo and NCCL; empty: the one towards master. timeout_s: of a rank that waits for the others.
-    max_restarts: how often torchrun starts all ranks again after one has died.
+    max_restarts: how often torchrun starts all ranks again after one has died. leads: whether the master is this
+    machine; own: its address towards the master. torchrun would find both by this machine's name, which need not lead
+    anywhere.
     """
 
     nnodes: int = 1
@@ -33,6 +35,8 @@ class Machines:
     interface: str = ""
     max_restarts: int = 0
     timeout_s: float = 120.0
+    leads: bool = False
+    own: str = ""
 
     @property
     def endpoint(self) -> str:

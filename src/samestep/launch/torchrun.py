@@ -31,7 +31,8 @@ def plan(program: Sequence[str], shape: Shape) -> Plan:
         meeting = [
             "--rdzv-backend=c10d",
             "--rdzv-id=samestep",
-            f"--rdzv-conf=join_timeout={wait_s},read_timeout={wait_s}",
+            f"--rdzv-conf=join_timeout={wait_s},read_timeout={wait_s},is_host={str(machines.leads).lower()}",
+            *([f"--local-addr={machines.own}"] if machines.own else []),
         ]
     return Plan(
         (

@@ -18,6 +18,11 @@ REPORTS = (
     r"process rank (?P<rank>\d+) with PID \d+ on node \S+ exited on signal (?P<number>\d+)",
     r"srun: error: \S+: tasks? (?P<rank>\d+)[\d,-]*: (?P<word>Killed|Segmentation fault|Aborted|Bus error)",
 )
+EXITS = (
+    r"rank +: (?P<rank>\d+) \(local_rank: \d+\)\s+exitcode +: (?P<code>\d+)",
+    r"Process name: \[\[.*\],(?P<rank>\d+)\]\s+Exit code: +(?P<code>\d+)",
+    r"srun: error: \S+: tasks? (?P<rank>\d+)[\d,-]*: Exited with exit code (?P<code>\d+)",
+)
 WORDS = {"Killed": 9, "Segmentation fault": 11, "Aborted": 6, "Bus error": 7}
 
 
@@ -31,7 +36,8 @@ def raise_if_failed(
     if record.complete(size):
         return
     error = record.error()
-    killed = killed_rank("\n".join(log.read_text(errors="replace") for log in record.folder.glob("log*.txt")))
+    log = "\n".join(log.read_text(errors="replace") for log in record.folder.glob("log*.txt"))
+    killed = killed_rank(log)
     if error and error["kind"] in ("user", "refused"):
         raise (Refused if error["kind"] == "refused" else UserError)(error["message"])
     if error and not error["lost_peer"]:
@@ -52,8 +58,15 @@ def raise_if_failed(
             f"{_last_word(record)}; "
             f"type the same line on each, and see that they can reach {machines.master}"
         )
+    exited = exited_rank(log)
+    if exited:
+        rank, code = exited
+        raise TrainingFailed(
+            f"rank {rank} left by itself with exit code {code}, before it was done (os._exit in the job, or in a "
+            f"library?); what it last said is in {_said(record, rank)}"
+        )
     code = tree.returncode
-    how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
+    how = f"was ended by {signal_name(-code)}" if code < 0 else f"exited with {code}"
     why = _why("SIGKILL", memory_kills) if memory_kills else ""
     raise TrainingFailed(
         f"the launcher {how}{why}{_last_word(record)} and {_silent(record, size)} left no record; what it said is in "
@@ -66,10 +79,25 @@ def killed_rank(log: str) -> tuple[int, str] | None:
     for report in REPORTS:
         for found in re.finditer(report, log):
             words = found.groupdict()
-            name = signal.Signals(int(words.get("number") or WORDS[words["word"]])).name
+            name = signal_name(int(words.get("number") or WORDS[words["word"]]))
             if name != "SIGTERM":
                 return int(words["rank"]), name
     return None
+
+
+def signal_name(number: int) -> str:
+    """'SIGKILL', or 'signal 40' for one of those without a name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def exited_rank(log: str) -> tuple[int, int] | None:
+    """(rank, exit code) of a rank that ended itself, as the launcher reports it."""
+    found = (re.search(report, log) for report in EXITS)
+    first = next((match for match in found if match), None)
+    return (int(first["rank"]), int(first["code"])) if first else None
 
 
 def _said(record: Record, rank: int) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
@@ -24,7 +25,8 @@ def end(tree: subprocess.Popen[bytes], folder: Path) -> None:
         _end([*root.children(recursive=True), root], ALONE_S if alone else GRACE_S)
         tree.wait()
     # A launcher that was killed may leave ranks that are not its children (Slurm's are its daemon's).
-    _end([rank for rank in ranks_here(folder) if _is_ours(rank)], GRACE_S)
+    # Nor is what a rank had started, when that rank was killed.
+    _end([process for process in psutil.process_iter() if process.pid != os.getpid() and _is_ours(process)], GRACE_S)
     step = folder / "slurm-step"
     if step.exists() and tree.returncode != 0:
         with suppress(OSError, subprocess.TimeoutExpired):

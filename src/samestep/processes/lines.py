@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import IO
 
 TRACEBACK = "Traceback (most recent call last):"
+HOLD_S = 5.0  # how long a traceback waits for its run to fail; one that goes on has caught it, and prints it
+MOST = 200  # lines of one rank that are told at a time
 WAIT_S = 0.5  # how long a line waits for the other ranks to say the same
 
 
@@ -20,7 +22,8 @@ class Lines:
         self._logs: dict[int, IO[str]] = {}
         self._begun: dict[int, str] = {}  # of a line whose end is not written yet
         self._waiting: dict[int, deque[tuple[float, str]]] = {}
-        self._failed: set[int] = set()  # ranks whose traceback has begun: the command ends with its one sentence
+        # Since a rank's traceback began: a failing run ends with its one sentence, and this is never told.
+        self._held: dict[int, tuple[float, list[str]]] = {}
 
     def look(self, *, last: bool = False) -> None:
         """Tells what is new. last: waits for nothing more, and tells all."""
@@ -50,11 +53,19 @@ class Lines:
                 self._begun[rank] = rest
             elif rest:
                 whole.append(rest)
-            if rank in self._failed or TRACEBACK in whole:
-                whole = [] if rank in self._failed else whole[: whole.index(TRACEBACK)]
-                self._failed.add(rank)
+            if TRACEBACK in whole and rank not in self._held:
+                self._held[rank] = (now, [])
+            if rank in self._held:
+                since, held = self._held[rank]
+                kept = [] if held else whole[: whole.index(TRACEBACK)]
+                held += whole[len(kept) :]
+                whole = kept
+                if last or now - since > HOLD_S:
+                    whole = kept + self._held.pop(rank)[1]
             # A bar that draws itself again and again counts as its last state.
-            self._waiting[rank] += [(now, line.rsplit("\r", 1)[-1]) for line in whole]
+            self._waiting[rank] += [(now, line.rstrip("\r").rsplit("\r", 1)[-1]) for line in whole[-MOST:]]
+            if len(whole) > MOST:  # telling all would take longer than the training
+                self._waiting[rank].append((now, f"… {len(whole) - MOST} lines more in {self._folder}/rank{rank}.log"))
 
 
 def name(ranks: list[int]) -> str:

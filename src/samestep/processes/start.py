@@ -20,6 +20,7 @@ from samestep.errors import TrainingFailed
 from samestep.launch import Machines, Plan
 from samestep.lifeline import COMMAND, die_with_parent, this_command
 from samestep.processes import blame, memory
+from samestep.processes.builds import clear_stale_locks
 from samestep.processes.end import end, is_here, pids_here, ranks_here, signal_ranks
 from samestep.record import Record, told, write_json
 from samestep.surroundings import Started
@@ -67,7 +68,9 @@ def inside(path: Path, started: Started, devices: Sequence[str], machines: Machi
         "SAMESTEP_TIMEOUT_S": f"{machines.timeout_s:g}",
         "SAMESTEP_DEVICES": ",".join(devices),
     }
-    env[STARTED_BY] = started.launcher
+    env |= {STARTED_BY: started.launcher, "SAMESTEP_RUN": started.id}
+    if machines.interface:
+        env |= network.check_interface(machines.interface)
     if started.launcher != "torchrun":  # the store of a run with its own name: all ranks of one machine can find it
         meeting = (
             f"file://{Path(tempfile.gettempdir()).resolve()}/samestep-{os.getuid()}-{started.launcher}-{started.id}"
@@ -98,6 +101,8 @@ def run(
     second one ends them. Raises UserError or TrainingFailed with the first failing rank's own sentence. However this
     function ends, the tree has ended too.
     """
+    for lock in clear_stale_locks(os.environ):
+        print(f"samestep: removed {lock}, which a killed build had left", file=sys.stderr)
     began = time.monotonic()
     killed_before = memory.kills()
     quiet = {"TORCH_CPP_LOG_LEVEL": "ERROR"}  # it warns that addresses have no names
@@ -114,7 +119,7 @@ def run(
             preexec_fn=partial(_born, plan.ends_by) if sys.platform != "win32" else None,
         )
     idle_since: float | None = None  # no rank lives here since then
-    asked_to_stop = False
+    asked_to_stop, asked_attempt = False, None
     wishes: list[int] = []  # of a scheduler, which sends SIGUSR1 some time before its limit
     if graceful and hasattr(signal, "SIGUSR1"):
         signal.signal(signal.SIGUSR1, lambda number, _: wishes.append(number))
@@ -125,7 +130,11 @@ def run(
                     watch(told(folder))
                 if wishes and not asked_to_stop and "done" in told(folder):
                     asked_to_stop = _ask_to_stop(folder, "asked by SIGUSR1")
-                if deadline_s is not None and time.monotonic() - began > deadline_s:
+                if asked_to_stop and told(folder).get("attempt") != asked_attempt and "done" in told(folder):
+                    asked_attempt = told(folder).get("attempt")  # those that torchrun has started again, too
+                    signal_ranks(folder, signal.SIGUSR2)
+                late = deadline_s is not None and time.monotonic() - began > deadline_s
+                if late and tree.poll() is None:  # looking at what they print takes time too
                     signal_ranks(folder, signal.SIGUSR1)  # each writes its stack
                     time.sleep(0.5)
                     raise TrainingFailed(

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import jinja2
 
+from samestep.errors import UserError
+
 
 @dataclass(frozen=True)
 class Training:
@@ -28,11 +30,20 @@ class Training:
     engine_settings: Sequence[str] = ()
     options: Sequence[str] = ()  # more of `samestep run`'s own
 
+    def __post_init__(self) -> None:
+        if self.nnodes < 1 or self.nproc < 1:
+            raise UserError(f"{self.nnodes} machines of {self.nproc} ranks: give at least one of each")
+        if 0 < self.gpus < self.nproc:
+            raise UserError(
+                f"{self.nproc} ranks on {self.gpus} GPUs of each machine: give one rank for each GPU at most"
+            )
+
     @property
     def name(self) -> str:
-        """A name that Slurm and Kubernetes take: small letters, digits and hyphens, at most 40."""
+        """A name that Slurm and Kubernetes take: a small letter, then such, digits and hyphens; at most 44."""
         stem = Path(self.job.partition(":")[0]).stem
-        return re.sub(r"[^a-z0-9]+", "-", stem.lower()).strip("-")[:40] or "samestep"
+        name = re.sub(r"[^a-z0-9]+", "-", stem.lower())[:40].strip("-") or "samestep"
+        return name if name[0].isalpha() else f"job-{name}"
 
     def command(self) -> str:
         """The arguments of `samestep run`, quoted for a shell."""

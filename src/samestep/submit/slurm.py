@@ -5,6 +5,7 @@ Source: https://slurm.schedmd.com/sbatch.html
 
 from __future__ import annotations
 
+import re
 import shlex
 import subprocess
 import sys
@@ -17,6 +18,11 @@ from samestep.submit import Training, render
 
 def script(training: Training, out: Path, time: str, options: Sequence[str] = ()) -> str:
     """The script; its results go to `out`. time: the limit, as in '2:00:00'. options: more of sbatch's own."""
+    odd = [text for text in (time, *options) if "\n" in text]
+    if odd:
+        raise UserError(f"{odd[0]!r} is more than one line; give each option of sbatch by itself")
+    if not re.fullmatch(r"(\d+-)?\d+(:\d+){0,2}|UNLIMITED|INFINITE", time):
+        raise UserError(f"--time {time}: write minutes, hours:minutes:seconds or days-hours:minutes, as in 2:00:00")
     return render(
         "slurm.sh.j2",
         training=training,

@@ -15,6 +15,7 @@
 master=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 port=$((20000 + SLURM_JOB_ID % 10000))
 
-# One samestep on each machine; it starts the machine's ranks.
-srun --kill-on-bad-exit=1 PYTHON -m samestep run 'my jobs/x y.py:job' --engine ddp --device cpu --nnodes 1 --nproc 2 \
+# One samestep on each machine; it starts the ranks of the machine.
+# A machine that fails ends the others by itself; srun ends, a minute later, what is left.
+srun --kill-on-bad-exit=0 --wait=60 PYTHON -m samestep run 'my jobs/x y.py:job' --engine ddp --device cpu --nnodes 1 --nproc 2 \
     --master-addr "$master" --port "$port" --out '/out/a b'

@@ -16,6 +16,7 @@
 master=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 port=$((20000 + SLURM_JOB_ID % 10000))
 
-# One samestep on each machine; it starts the machine's ranks.
-srun --kill-on-bad-exit=1 PYTHON -m samestep run digits --engine fsdp --set epochs=2 --set-engine units=root --nnodes 2 --nproc 4 \
+# One samestep on each machine; it starts the ranks of the machine.
+# A machine that fails ends the others by itself; srun ends, a minute later, what is left.
+srun --kill-on-bad-exit=0 --wait=60 PYTHON -m samestep run digits --engine fsdp --set epochs=2 --set-engine units=root --nnodes 2 --nproc 4 \
     --master-addr "$master" --port "$port" --out '/out/a b'
