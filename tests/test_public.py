@@ -14,7 +14,7 @@ PACKAGE = Path(samestep.__file__).parent
 
 
 def test_exports() -> None:
-    assert samestep.__all__ == ["Batch", "Job", "LRSchedule", "Recipe"]
+    assert samestep.__all__ == ["Batch", "Job", "LRSchedule", "Pipeline", "Recipe"]
 
 
 def test_a_run_has_few_verbs() -> None:
