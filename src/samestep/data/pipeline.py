@@ -21,6 +21,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from samestep.errors import add_note
+
 PATIENCE_S = 5.0  # for a stage that is busy when the pipeline is closed: a thread cannot be interrupted
 SOURCE, CONSUMER = "sample", "train"  # their names in errors and traces, unless others are given
 
@@ -101,8 +103,7 @@ class Pipeline:
         except _Closed:
             return
         except BaseException as error:
-            # What add_note does from Python 3.11 on; before, it harms nothing.
-            error.__notes__ = [*getattr(error, "__notes__", ()), f"in the pipeline's stage '{name}', item {number}"]
+            add_note(error, f"in the pipeline's stage '{name}', item {number}")
             with suppress(_Closed):
                 after.put(_End(error))
 
