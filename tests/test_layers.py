@@ -22,7 +22,7 @@ ABOVE = [
     {"study"},
     {"processes"},
     {"submit", "options", "surroundings"},
-    {"verify", "report", "stats"},
+    {"verify", "report", "stats", "waiting"},
     {"rounding"},
     {"comparison"},
     {"causes", "proof_plan"},

@@ -60,6 +60,7 @@ def inspect_job(target: str, settings: dict[str, str], replicas: int, steps: int
         "parameters": sum(p.numel() for p in parameters),
         "dtype": str(next(p.dtype for p in parameters)).removeprefix("torch."),
         "workers": job.workers,
+        "prefetch": job.prefetch,
         "last": job.last,
         "batch_layers": _layers(model, nn.modules.batchnorm._BatchNorm),
         "unused": unused,

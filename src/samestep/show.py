@@ -137,6 +137,8 @@ def trained(results: Mapping[str, Any]) -> None:
     if results["evaluation"]:
         means = ", ".join(f"{name} {value:.4f}" for name, value in results["evaluation"].items())
         print(f"evaluation over {results['evaluation_rows']} rows: {means}")
+    if results.get("advice"):
+        print(f"waited for data in {results['wait_share']:.0%} of the time: {results['advice']}")
     print(f"weights: {results['weights']}")
 
 

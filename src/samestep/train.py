@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from samestep import waiting
 from samestep.errors import Refused, UserError
 from samestep.launch import Plan
 from samestep.network import check_master
@@ -104,5 +105,18 @@ def _results(study: Study, found: Mapping[str, Any], row: Row, record: Record, o
         "evaluation_rows": evaluation and evaluation["rows"],
         "weights": str(out / "weights.safetensors"),
     }
+    results |= _waiting(found["job"], record)
     write_json(out / "results.json", results)
     return results
+
+
+def _waiting(job: Mapping[str, Any], record: Record) -> dict[str, Any]:
+    """How the data came: the share of the time that was spent waiting, rows per second, and what would help."""
+    cores = record.ranks[0]["machine"]["cores"] / record.ranks[0]["world"]["local_size"]
+    found = waiting.measured(record.training("train"), job["global_batch"], job["workers"], job["prefetch"], cores)
+    return {
+        "wait_share": found and found.share,
+        "loader_ceiling": found and found.loader_ceiling,
+        "demand": found and found.demand,
+        "advice": found and found.advice(list(job["settings"])),
+    }
