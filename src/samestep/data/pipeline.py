@@ -15,7 +15,7 @@ import json
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -77,8 +77,6 @@ class Pipeline:
                 start = time.perf_counter()
                 yield item
                 self._note(self.names[1], number, start)
-        except _Closed:  # while this very iteration went on: only another thread of the user's can have done that
-            return
         finally:
             for queue in queues:
                 queue.close()
@@ -88,13 +86,16 @@ class Pipeline:
 
     def _work(self, name: str, function: Callable[[Any], Any] | None, before: _Queue | None, after: _Queue) -> None:
         """The life of one thread: a stage's, or the source's, which has no function and nothing before it."""
-        number = 0
+        number, items = 0, None
         try:
-            do = function or _drawing(self.source)
+            if before is None:
+                items = iter(self.source)
+                function = lambda _: next(items, _End())  # noqa: E731
+            assert function
             for number in count():
                 item = before.get() if before else None
                 start = time.perf_counter()
-                made = item if isinstance(item, _End) else do(item)
+                made = item if isinstance(item, _End) else function(item)
                 if isinstance(made, _End):
                     after.put(made)
                     return
@@ -106,15 +107,13 @@ class Pipeline:
             add_note(error, f"in the pipeline's stage '{name}', item {number}")
             with suppress(_Closed):
                 after.put(_End(error))
+        finally:
+            if isinstance(items, Generator):  # its own `finally` belongs to this thread, and is not left to chance
+                items.close()
 
     def _note(self, stage: str, number: int, start: float) -> None:
         if self.trace is not None:
             self.trace.append(Span(stage, number, start, time.perf_counter()))
-
-
-def _drawing(source: Iterable[Any]) -> Callable[[Any], Any]:
-    items = iter(source)
-    return lambda _: next(items, _End())
 
 
 class _End(NamedTuple):
