@@ -43,10 +43,10 @@ MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)  # CIFAR-10's
 ROWS = 12_000
 
 
-def in_memory(shape: tuple[int, ...]) -> TensorDataset:
-    """Rows of random floats in `shape`, and labels."""
+def in_memory(shape: tuple[int, ...], dtype: torch.dtype) -> TensorDataset:
+    """Random rows in `shape`, and labels."""
     generator = torch.Generator().manual_seed(0)
-    return TensorDataset(torch.randn(ROWS, *shape, generator=generator), torch.arange(ROWS) % 10)
+    return TensorDataset((100 * torch.rand(ROWS, *shape, generator=generator)).to(dtype), torch.arange(ROWS) % 10)
 
 
 class TutorialImages(Dataset[Any]):
@@ -148,8 +148,9 @@ ARMS = {"samestep": samestep, "dataloader": dataloader, "control": dataloader}  
 def sources(images: Path | None) -> dict[str, Any]:
     """What is loaded: name -> a function that opens it."""
     found: dict[str, Any] = {
-        "memory, 1x8x8 floats": partial(in_memory, (1, 8, 8)),
-        "memory, 3x32x32 floats": partial(in_memory, (3, 32, 32)),
+        "memory, 1x8x8 floats": partial(in_memory, (1, 8, 8), torch.float32),
+        "memory, 32x32x3 bytes": partial(in_memory, (32, 32, 3), torch.uint8),
+        "memory, 3x32x32 floats": partial(in_memory, (3, 32, 32), torch.float32),
     }
     return found | ({"jpeg folders": partial(_folder, images)} if images else {})
 
@@ -171,7 +172,8 @@ def loaded(data: Any, world: World, workers: int, rounds: int, block: int) -> di
                 dist.barrier()
             for _ in range(DRAINED):
                 inputs, targets = next(feeds[name])
-            assert len(inputs) == len(targets) == BATCH and inputs.is_floating_point()
+            assert len(inputs) == len(targets) == BATCH
+            assert not isinstance(data, ImageFolder) or (inputs.is_floating_point() and inputs.shape[1] == 3)
             start = time.perf_counter()
             for _ in range(block):
                 next(feeds[name])

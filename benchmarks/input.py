@@ -2,13 +2,13 @@
 
     python benchmarks/input.py [--images FOLDER] [--rounds N] [--out results/NAME]
 
-Loading: batches of 64 rows a rank, from memory (a TensorDataset of small and of larger rows) and, with --images, from
-folders of JPEGs, one for each class: decoded, padded by 4, cropped, flipped, normalised. The DataLoader's arm does
-that sample by sample and collates; its workers are kept between epochs. Ours fetches and crops bytes, and normalises
-a batch at once where a model would, which its time includes. With 1 rank, and with 2 that each load their half; the
-number of workers is the same in both arms (a TensorDataset makes ours start none). The arms take turns in blocks
-within one process a rank, in an order that changes; a block's first batches, which are ready from its pause, are not
-timed. On 2 ranks a block takes as long as on the slower one. `control` is the DataLoader once more.
+Loading: batches of 64 rows a rank, from memory (a TensorDataset of rows of 256 bytes, 3 KiB and 12 KiB) and, with
+--images, from folders of JPEGs, one for each class: decoded, padded by 4, cropped, flipped, normalised. The
+DataLoader's arm does that sample by sample and collates; its workers are kept between epochs. Ours fetches and crops
+bytes, and normalises a batch at once where a model would, which its time includes. With 1 rank, and with 2 that each
+load their half; the number of workers is the same in both arms (a TensorDataset makes ours start none). The arms take
+turns in blocks within one process a rank, in an order that changes; a block's first batches, which are ready from its
+pause, are not timed. On 2 ranks a block takes as long as on the slower one. `control` is the DataLoader once more.
 
 Training (with --images): a conv net in one process with loader workers. `ceiling` is what these workers load when
 nothing trains, `demand` what the net would train on if it never waited, `waits` the share of the time that it did.
@@ -75,9 +75,9 @@ def loading(asked: argparse.Namespace, console: Console) -> list[dict[str, Any]]
     """Every source with 1 and 2 ranks, without workers and with as many as there are cores."""
     table = Table("source", "ranks", "workers", "samestep, rows/s", "DataLoader", "ours / theirs", "control", "goal")
     cases = []
-    for source in feeds.sources(asked.images):
+    for source in (name for name in feeds.sources(asked.images) if asked.only in name):
         kind = source.partition(" ")[0].strip(",")
-        for ranks in (1, 2):
+        for ranks in asked.ranks or (1, 2):
             for workers in (0, max(1, (os.cpu_count() or 1) // ranks)):
                 block = asked.block or BLOCK[kind]
                 case = {"what": "load", "source": source, "ranks": ranks, "workers": workers, "block": block}
@@ -124,6 +124,8 @@ def training(asked: argparse.Namespace, cases: list[dict[str, Any]], console: Co
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=Path, metavar="FOLDER", help="one folder of JPEGs for each class")
+    parser.add_argument("--only", default="", metavar="TEXT", help="of the sources, those with TEXT in their name")
+    parser.add_argument("--ranks", type=int, action="append", choices=(1, 2), help="default: 1 and 2")
     parser.add_argument("--rounds", type=int, default=8, help="of each launch")
     parser.add_argument("--launches", type=int, default=2)
     parser.add_argument("--block", type=int, help=f"batches an arm loads in its turn, default: {BLOCK}")
