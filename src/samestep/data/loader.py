@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
+from samestep.data.arrays import Arrays
 from samestep.data.gather import Gather, to_device
 from samestep.data.pipeline import Pipeline, Span
 from samestep.data.schedule import Schedule, key
@@ -29,12 +30,15 @@ class Rows(Dataset[Any]):
         self.dataset: Any = job.train
         self.seed, self.augment, self.collate = job.seed, job.augment, job.collate or default_collate
         self.by_array = type(self.dataset) is TensorDataset and not job.collate and not job.augment
+        self.by_take = type(self.dataset) is Arrays and not job.collate and not job.augment
         self.generator = torch.Generator()  # one for all samples: making it anew costs as much as a small augmentation
 
     def __getitem__(self, part: Part) -> tuple[Part, Any]:
         if self.by_array:  # the same tensors that collating the rows one by one would give, in one indexing
             indices = torch.from_numpy(part.indices)
             return part, [tensor.index_select(0, indices) for tensor in self.dataset.tensors]
+        if self.by_take:
+            return part, self.dataset.take(part.indices)
         samples = fetch(self.dataset, part.indices.tolist())
         if self.augment:
             # Keyed by the sample, so that an image is cropped alike on any number of ranks and loader workers.
