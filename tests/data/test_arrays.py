@@ -124,8 +124,8 @@ from samestep.world import World
 def held_mib():
     return int(re.search(r"RssAnon:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) / 1024
 
-job = replace(jobs_drawn.job(), train=opened(Path({str(tmp_path)!r})), global_batch=64)
 before, most, rows = held_mib(), 0.0, 0
+job = replace(jobs_drawn.job(), train=opened(Path({str(tmp_path)!r})), global_batch=64)
 for batch in batches(job, World(), schedule_of(job, 1), 256):
     most, rows = max(most, held_mib()), rows + len(batch.data[0])
 print(rows, most - before)

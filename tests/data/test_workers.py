@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Iterator
@@ -17,8 +18,9 @@ import pytest
 
 from data import jobs_failing
 from data.test_pipeline import in_time
-from samestep.data.loader import batches
+from samestep.data.loader import Rows, batches
 from samestep.data.schedule import schedule_of
+from samestep.data.workers import fetched
 from samestep.errors import LoadingFailed, UserError
 from samestep.job import Batch, Job
 from samestep.world import World
@@ -105,6 +107,30 @@ def test_what_cannot_be_handed_over_is_told_and_not_lost() -> None:
     _, error = loaded(jobs_failing.job(collate="unpicklable"))
     assert isinstance(error, LoadingFailed)
     assert "loading the rows of step 0 failed" in str(error) and "pickle" in str(error)
+
+
+@pytest.mark.parametrize("how", ["raises", "killed"])
+def test_the_workers_end_even_where_their_error_is_kept(how: str) -> None:
+    """In a thread that lives on, because its end would end them. The traceback remembers the loader they belong to."""
+    job = jobs_failing.job(how)
+    before = set(psutil.Process().children(recursive=True))
+    kept: list[BaseException] = []
+    failed, seen = threading.Event(), threading.Event()
+
+    def load() -> None:
+        try:
+            list(fetched(Rows(job), schedule_of(job, 1).parts(0, 16), 2, 2))
+        except LoadingFailed as error:
+            kept.append(error)
+        failed.set()
+        seen.wait(2 * DEADLINE_S)
+
+    threading.Thread(target=load, daemon=True).start()
+    assert failed.wait(DEADLINE_S) and kept
+    started = set(psutil.Process().children(recursive=True)) - before
+    _, left = psutil.wait_procs(started, timeout=5)
+    seen.set()
+    assert not left
 
 
 def test_leaving_in_the_middle_leaves_no_process() -> None:
