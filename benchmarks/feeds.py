@@ -86,7 +86,9 @@ class Normalised(nn.Module):
         self.register_buffer("scale", 1 / (255 * torch.tensor(STD).view(3, 1, 1)), persistent=False)
 
     def forward(self, pixels: Tensor) -> Tensor:
-        return (pixels.permute(0, 3, 1, 2).to(self.mean.dtype) - self.mean) * self.scale  # type: ignore[operator]
+        # Contiguous first, while it is bytes: half the time of the same operations in another order.
+        floats = pixels.permute(0, 3, 1, 2).contiguous().to(self.mean.dtype)
+        return floats.sub_(self.mean).mul_(self.scale)  # type: ignore[arg-type]
 
 
 def a_job(data: Any, world: World, workers: int, width: int = 8, epochs: int = 1) -> Job:

@@ -34,6 +34,10 @@ def test_rates() -> None:
             "loading a batch takes 11 ms and a step 12 ms: 1 worker would keep up; --set workers=1",
         ),
         ({"workers": 1, "step_s": 0.034, "wait_s": 0.022}, "3 workers would keep up; --set workers=3"),
+        (  # one that only just keeps up
+            {"cores": 2, "workers": 1, "fetch_s": 0.027, "step_s": 0.032, "wait_s": 0.004},
+            "step 28 ms: 2 workers would keep up, and each rank has 1 core beside the one that trains",
+        ),
         ({"cores": 3}, "2 workers would load 2.0 times as much; --set workers=2"),
         ({"cores": 3, "workers": 1, "step_s": 0.034, "wait_s": 0.022}, "2 workers would load 2.0 times as much"),
         (

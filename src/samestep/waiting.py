@@ -57,7 +57,7 @@ class Waiting:
             return None
         facts = f"loading a batch takes {_ms(self.fetch_s)} and a step {_ms(self.alone_s)}"
         free = int(self.cores) - 1  # one trains
-        needed = ceil(self.fetch_s / self.alone_s)
+        needed = max(ceil(self.fetch_s / self.alone_s), self.workers + 1)
         if self.workers and self.fetch_s * BURSTY <= self.alone_s * self.workers:
             more = _knob("prefetch", 2 * self.prefetch, settings)
             keeps = f"{_count(self.workers)} keep{'s' if self.workers == 1 else ''} up on average"
@@ -68,7 +68,8 @@ class Waiting:
                 "would keep up" if best == needed else f"would load {best / max(1, self.workers):.1f} times as much"
             )
             return f"{facts}: {_count(best)} {enough}; {_knob('workers', best, settings)}"
-        why = f"{_count(needed)} would keep up, and each rank has {max(0, free)} cores beside the one that trains"
+        cores = f"{max(0, free)} core{'' if free == 1 else 's'}"
+        why = f"{_count(needed)} would keep up, and each rank has {cores} beside the one that trains"
         return f"{facts}: {why}; make loading cheaper: smaller images, fewer augmentations, or arrays prepared once"
 
 

@@ -81,7 +81,8 @@ class Pipeline:
             for queue in queues:
                 queue.close()
             for thread in threads:
-                if thread is not threading.current_thread():  # where garbage collection closes a forgotten iteration
+                # Not this one: garbage collection may close a forgotten iteration in any thread.
+                if thread.is_alive() and thread is not threading.current_thread():
                     thread.join(PATIENCE_S)
 
     def _work(self, name: str, function: Callable[[Any], Any] | None, before: _Queue | None, after: _Queue) -> None:
