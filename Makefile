@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 
-.PHONY: demo test lint horovod mutations conformance overhead clean
+.PHONY: demo test lint horovod mutations conformance overhead input clean
 
 demo: $(VENV)/.installed
 	$(BIN)/samestep compare digits --rounds 3
@@ -23,6 +23,10 @@ mutations: $(VENV)/.tested
 # What the ddp engine costs over a hand-written script, and against the wrappers.
 overhead: $(VENV)/.tested
 	$(BIN)/python benchmarks/overhead.py
+
+# How fast a step is fed, against torch's DataLoader. IMAGES=FOLDER: from JPEGs in class folders, too.
+input: $(VENV)/.tested
+	$(BIN)/python benchmarks/input.py $(if $(IMAGES),--images $(IMAGES))
 
 # Measures the table of docs/conformance.md again.
 conformance: $(VENV)/.tested

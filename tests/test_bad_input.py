@@ -31,6 +31,7 @@ CASES = {
     "setting that the job needs": (["verify", f"{JOBS}:needs_data"], "needs a value for 'data': give --set data="),
     "nproc 0": (["verify", "--nproc", "0"], "--nproc 0: at least one rank must train"),
     "global batch 0": (["verify", "--set", "global_batch=0"], "global_batch is 0; it must be above 0"),
+    "workers below 0": (["verify", "--set", "workers=-1"], "workers is -1; it must be a whole number, 0 or above"),
     "no CUDA device": (["verify", "--device", "cuda"], "--device cuda: this machine shows no CUDA device"),
     "no such device": (["verify", "--device", "tpu:0"], "there is no device 'tpu:0' here"),
     "job that raises": (["verify", f"{JOBS}:raises_when_built"], "raised while it was built: line"),

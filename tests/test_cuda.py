@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from torch.utils.data import Subset
 
 from conformance import jobs_drawn
+from samestep.data.gather import Gather
+from samestep.data.loader import batches
+from samestep.data.pipeline import Span
+from samestep.data.schedule import schedule_of
 from samestep.engines import single
 from samestep.errors import UserError
 from samestep.meter import Meter
@@ -108,3 +114,48 @@ def test_single_trains_on_the_gpu() -> None:
     run = Run(job, World(devices=("cuda:0",)), 8)
     state = single.train(job, World(devices=("cuda:0",)), run)
     assert all(tensor.is_cuda for tensor in state.values())
+
+
+LATE = 200_000_000  # cycles: a tenth of a second, in which a copy that nobody waits for is not there
+
+
+def test_training_waits_for_the_copy_and_python_does_not() -> None:
+    gather = Gather("cuda:0")
+    wanted = torch.arange(2**20, dtype=torch.float32)
+    gather([wanted])  # pinned and device memory exist
+    torch.cuda.synchronize()
+    with torch.cuda.stream(gather.stream):
+        torch.cuda._sleep(LATE)
+    coming = gather({"x": wanted, "name": "kept"})
+    assert coming.copied is not None and not coming.copied.query()  # it is still under way
+    data = coming.arrive()
+    doubled = data["x"] * 2
+    assert data["name"] == "kept"
+    assert not coming.copied.query()  # and this thread has not waited
+    assert torch.equal(doubled.cpu(), wanted * 2)
+
+
+def test_memory_that_training_still_reads_is_not_given_away() -> None:
+    gather = Gather("cuda:0")
+    first, second = (torch.full((2**20,), float(number)) for number in (1, 2))
+    data = gather([first]).arrive()
+    torch.cuda._sleep(LATE)  # the training stream is behind
+    read = data[0] * 1
+    del data  # Python is done with it, the stream is not
+    later = [gather([second]) for _ in range(4)]
+    assert torch.equal(read.cpu(), first)
+    assert all(torch.equal(coming.arrive()[0].cpu(), second) for coming in later)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_are_the_same_on_the_gpu(workers: int) -> None:
+    job = jobs_drawn.job(rows=29)
+    job = replace(job, train=Subset(job.train, range(29)), workers=workers)
+    schedule = schedule_of(job, 1)
+    trace: list[Span] = []
+    ours = list(batches(job, World(devices=("cuda:0",)), schedule, 9, trace=trace))
+    theirs = list(batches(replace(job, workers=0), World(), schedule, 9))
+    for a, b in zip(ours, theirs, strict=True):
+        assert all(x.is_cuda and torch.equal(x.cpu(), y) for x, y in zip(a.data, b.data, strict=True))
+        assert a.fetch_s is not None and a.fetch_s > 0
+    assert {span.stage for span in trace} == {"sample", "gather", "train"}

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,12 @@ JOBS = [
     for page in PAGES
     for block in re.findall(r"```python\n(# my_job\.py\n.*?)```", page.read_text(), re.S)
 ]
+SCRIPTS = {
+    name: block
+    for block, name in re.findall(
+        r"```python\n(# (\w+\.py)\n.*?)```", (ROOT / "docs" / "pipeline.md").read_text(), re.S
+    )
+}
 
 
 def _commands(page: Path) -> list[str]:
@@ -68,6 +76,14 @@ def test_the_jobs_of_the_docs_are_proven(page: Path, block: str, tmp_path: Path)
     done = samestep("verify", str(file), "--nproc", "2", "--engines", "ddp", "--deadline", "120", out=tmp_path / "out")
     assert done.returncode == 0, done.stderr
     assert "same step" in done.stdout
+
+
+@pytest.mark.parametrize("name", ["images.py", "graph.py"])
+def test_the_pipelines_scripts_run(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(SCRIPTS[name])
+    done = subprocess.run([sys.executable, name], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr
 
 
 def test_the_readmes_training_command_runs(tmp_path: Path) -> None:

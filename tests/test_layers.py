@@ -15,6 +15,7 @@ PACKAGE = Path(__file__).parents[1] / "src" / "samestep"
 ABOVE = [
     {"__main__"},
     {"cli"},
+    {"one_launch"},
     {"begin", "train"},
     {"compare"},
     {"follow"},
@@ -23,7 +24,7 @@ ABOVE = [
     {"study"},
     {"processes"},
     {"submit", "options", "surroundings"},
-    {"verify", "report", "stats"},
+    {"verify", "report", "stats", "waiting"},
     {"rounding"},
     {"comparison"},
     {"causes", "proof_plan"},
@@ -41,9 +42,9 @@ BELOW = [
     {"run", "process_group", "rendezvous"},
     {"rollcall", "stopping"},
     {"jobs"},
-    {"data", "meter", "machine"},
+    {"data", "meter", "machine", "weights", "models"},
 ]
-VALUES = [{"engine"}, {"record", "lifeline", "world", "network", "weights", "models", "__init__"}, {"job"}, {"errors"}]
+VALUES = [{"engine"}, {"record", "lifeline", "world", "network", "__init__"}, {"job"}, {"errors"}]
 LINES = {name: number for number, line in enumerate(ABOVE + BELOW + VALUES) for name in line}
 BOUNDARY = len(ABOVE)
 

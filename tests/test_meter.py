@@ -50,3 +50,12 @@ def test_waiting_is_told_apart_and_part_of_the_step() -> None:
         meter.step()
     assert meter.wait_s == [0.02] * 3
     assert all(step >= 0.02 for step in meter.finish())
+
+
+def test_fetching_beside_the_training_and_in_it_are_added_up_apart_from_waiting() -> None:
+    meter = Meter(0, "cpu")
+    meter.begin()
+    meter.waited(0.5, 2.0)  # a worker took 2 s, of which the training noticed half a second
+    meter.waited(0.25)  # it fetched by itself
+    meter.step()
+    assert (meter.wait_s, meter.fetch_s) == ([0.75], 2.25)

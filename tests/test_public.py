@@ -14,7 +14,7 @@ PACKAGE = Path(samestep.__file__).parent
 
 
 def test_exports() -> None:
-    assert samestep.__all__ == ["Batch", "Job", "LRSchedule", "Recipe"]
+    assert samestep.__all__ == ["Batch", "Job", "LRSchedule", "Pipeline", "Recipe"]
 
 
 def test_a_run_has_few_verbs() -> None:
@@ -24,7 +24,7 @@ def test_a_run_has_few_verbs() -> None:
 
 def test_commands() -> None:
     names = [command.name or command.callback.__name__ for command in cli.app.registered_commands]
-    assert names == ["compare", "verify", "run", "slurm", "engines", "eject"]
+    assert names == ["compare", "verify", "run", "evaluate", "slurm", "engines", "eject"]
 
 
 def test_a_job_needs_five_fields() -> None:

@@ -135,11 +135,13 @@ def run(
         training = submit.Training(job, nnodes or 1, nproc or 1, gpus, engine, set_, set_engine, wishes)
         print(manifests(to, training, image, claim), end="")
         return 0
+    from samestep.one_launch import conduct
     from samestep.show import trained
     from samestep.train import Wishes
 
     wished = Wishes(init, evaluate_every, best, patience)
-    return _launch("run", asked, lambda found: wished.training(found["job"]["metrics"]), trained)
+    results = conduct("run", asked, lambda found: wished.training(found["job"]["metrics"]))
+    return _ended(results, json_, trained)
 
 
 @app.command()
@@ -166,12 +168,13 @@ def evaluate(
     timeout: options.Timeout = 120.0,
 ) -> int:
     """What trained weights come to: each row of the job's evaluation once, the same figures on any number of ranks."""
+    from samestep.one_launch import conduct
     from samestep.show import scored
     from samestep.train import scoring
 
     given = {**locals(), "engines": "ddp", "launchers": launcher, "set_engine": [], "max_restarts": 0}
     step = scoring(weights, predictions)
-    return _launch("evaluate", _asked({**given, "dry_run": False}), lambda found: step, scored)
+    return _ended(conduct("evaluate", _asked({**given, "dry_run": False}), lambda found: step), json_, scored)
 
 
 @app.command()
@@ -267,35 +270,11 @@ def _asked(given: Mapping[str, Any]) -> dict[str, Any]:
     return {**given, **settings, "deadline_s": given["deadline"]}
 
 
-def _launch(
-    command: str,
-    asked: Mapping[str, Any],
-    step_of: Callable[[Mapping[str, Any]], dict[str, Any]],
-    show: Callable[[Mapping[str, Any]], None],
-) -> int:
-    """One launch of a training or an evaluation."""
-    from samestep import begin
-    from samestep.processes.start import shell_line
-    from samestep.show import Training
-    from samestep.train import prepare, train
-
-    inside = begin.started_already(os.environ, asked)
-    study, found = begin.study_of(asked["job"], asked["settings"], asked, inside)
-    step = step_of(found)
-    results_in = begin.folder_of(command, study, found, asked["out"], inside)
-    folder = begin.launch_folder(results_in, study, inside)
-    row, plan = prepare(study, found, step, results_in, folder, inside)
-    if asked["dry_run"]:
-        print(shell_line(plan))
+def _ended(results: Mapping[str, Any] | None, json_: bool, show: Callable[[Mapping[str, Any]], None]) -> int:
+    """Shows what a launch came to; None where there is nothing to show. Its exit code."""
+    if results is None:
         return 0
-    first = inside is None or inside.rank == 0
-    with Training(f"{asked['job']} on {asked['engines']}", folder, first=first) as progress:
-        results = train(study, found, row, plan, results_in, folder, progress.tell, alone=inside is not None)
-    if results is None:  # rank 0 is on another machine, or another process
-        if inside is None:
-            say(f"this machine's ranks have ended well; their logs are in {folder}, the results where rank 0 is")
-        return 0
-    _print(results, asked["json_"], lambda: show(results))
+    _print(results, json_, lambda: show(results))
     return 130 if results.get("stopped") == "asked" else 0
 
 

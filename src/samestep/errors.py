@@ -27,6 +27,20 @@ class TrainingFailed(Exception):
     """A worker died or raised. The command prints the sentence and exits with 1."""
 
 
+class LoadingFailed(Exception):
+    """A sample could not be had, or a process that loads has died: one sentence. The command exits with 1."""
+
+
+def add_note(error: BaseException, text: str) -> None:
+    """BaseException.add_note, which Python has from 3.11 on; before, tracebacks do not show it."""
+    error.__notes__ = [*notes(error), text]  # type: ignore[attr-defined]
+
+
+def notes(error: BaseException) -> list[str]:
+    """What add_note has added."""
+    return list(getattr(error, "__notes__", ()))
+
+
 def not_a_scalar(shape: list[int]) -> UserError:
     """The mistake of a criterion that returns more than one number."""
     return UserError(

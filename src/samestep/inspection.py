@@ -61,6 +61,7 @@ def inspect_job(target: str, settings: dict[str, str], replicas: int, steps: int
         "parameters": sum(p.numel() for p in parameters),
         "dtype": str(next(p.dtype for p in parameters)).removeprefix("torch."),
         "workers": job.workers,
+        "prefetch": job.prefetch,
         "last": job.last,
         "batch_layers": _layers(model, nn.modules.batchnorm._BatchNorm),
         "unused": unused,
@@ -117,12 +118,14 @@ def _check_numbers(job: Job) -> None:
             )
         if len(cast(Sized, dataset)) == 0:
             raise UserError(f"the {name} dataset has no rows" + ("; leave it out (None)" if name != "train" else ""))
-    for name in ("global_batch", "epochs", "micro_batch", "clip_norm"):
+    for name in ("global_batch", "epochs", "micro_batch", "clip_norm", "prefetch"):
         value = getattr(job, name)
         if name != "clip_norm" and value is not None and not isinstance(value, int):
             raise UserError(f"{name} is {value!r}, a {type(value).__name__}; it must be a whole number")
         if value is not None and value <= 0:
             raise UserError(f"{name} is {value}; it must be above 0")
+    if not isinstance(job.workers, int) or job.workers < 0:
+        raise UserError(f"workers is {job.workers!r}; it must be a whole number, 0 or above")
     if job.last not in ("keep", "drop"):
         raise UserError(f"last is '{job.last}'; it must be 'keep' or 'drop'")
     if job.scheduler is not None and job.scheduler.every not in ("step", "epoch"):

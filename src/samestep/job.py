@@ -50,10 +50,12 @@ class Batch:
     data: what `collate` made of the samples. When it is an (inputs, targets) pair, these two name its halves;
     otherwise `inputs` is all of it and `targets` is None.
     part: where these rows stand in the training: step, micro-batch, sample indices, share of the step.
+    fetch_s: seconds that fetching them took beside the training; None where the training itself fetched them.
     """
 
     data: Any
     part: Part
+    fetch_s: float | None = None
 
     @property
     def inputs(self) -> Any:
@@ -129,7 +131,8 @@ class Job:
         every row weighs 1. evaluation_weight: the same for the evaluation's samples.
     augment: (sample, generator) -> sample; the generator is keyed by (seed, epoch, index), never by rank or worker.
     last: what to do with an epoch's incomplete last batch.
-    workers: loader processes per rank; 0 loads in the training process.
+    workers: loader processes per rank; 0 loads in the training process. A plain TensorDataset is indexed there anyway.
+    prefetch: batches that each loader process works ahead.
     """
 
     model: Callable[[], nn.Module]
@@ -151,6 +154,7 @@ class Job:
     clip_norm: float | None = None
     last: Literal["keep", "drop"] = "keep"
     workers: int = 0
+    prefetch: int = 2
 
     def lr_scheduler(self, optimizer: Optimizer) -> LRScheduler:
         """The scheduler of this job on `optimizer`; a constant one where the job names none."""

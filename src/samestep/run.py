@@ -111,7 +111,7 @@ class Run:
         while True:
             asked = time.perf_counter()
             batch = next(ahead, None)
-            self.meter.waited(time.perf_counter() - asked)
+            self.meter.waited(time.perf_counter() - asked, batch.fetch_s if batch else None)
             if batch is None or (self._stop and batch.part.micro == 0 and self._stop.ends_before(batch.part.step)):
                 return
             yield batch
@@ -169,6 +169,7 @@ class Run:
             "weight_of": self.meter.weight_of,
             "step_s": step_s,
             "wait_s": self.meter.wait_s,
+            "fetch_s": self.meter.fetch_s,
             "began_at": self.began_at,
             "start_digest": self._start_digest,
             "autocast": self._autocast,

@@ -134,6 +134,8 @@ def trained(results: Mapping[str, Any]) -> None:
     )
     if results["evaluation"]:
         print(f"evaluation over {results['evaluation_rows']} rows, each once: {_means(results['evaluation'])}")
+    if results.get("advice"):
+        print(f"waited for data in {results['wait_share']:.0%} of the time: {results['advice']}")
     print(f"weights: {results['weights']}, of step {results['weights_of_step']}")
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from samestep import waiting
 from samestep.errors import Refused, TrainingFailed, UserError, nearest
 from samestep.launch import Plan
 from samestep.network import check_master
@@ -175,7 +176,7 @@ def _trained(study: Study, found: Mapping[str, Any], row: Row, record: Record, o
         "evaluation": {name: value for name, value in best.items() if name != "step"} or None,
         "evaluation_rows": _covered(record, "train", found["job"]["evaluation_rows"]),
         "weights": str(out / "weights.safetensors"),
-    }
+    } | _waiting(found["job"], record)
 
 
 def _scored(study: Study, found: Mapping[str, Any], row: Row, record: Record, out: Path) -> dict[str, Any]:
@@ -210,3 +211,15 @@ def _digest(file: Path) -> str:
         while block := content.read(1 << 20):
             state.update(block)
     return state.hexdigest()
+
+
+def _waiting(job: Mapping[str, Any], record: Record) -> dict[str, Any]:
+    """How the data came: the share of the time that was spent waiting, rows per second, and what would help."""
+    cores = record.ranks[0]["machine"]["cores"] / record.ranks[0]["world"]["local_size"]
+    found = waiting.measured(record.training("train"), job["global_batch"], job["workers"], job["prefetch"], cores)
+    return {
+        "wait_share": found and found.share,
+        "loader_ceiling": found and found.loader_ceiling,
+        "demand": found and found.demand,
+        "advice": found and found.advice(list(job["settings"])),
+    }

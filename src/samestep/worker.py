@@ -35,7 +35,7 @@ from samestep import engine as engines
 from samestep import inspection, machine
 from samestep.data.schedule import schedule_of
 from samestep.eject import eject
-from samestep.errors import LostPeer, Refused, UserError
+from samestep.errors import LoadingFailed, LostPeer, Refused, UserError
 from samestep.evaluate import evaluate, plain_model
 from samestep.job import Job
 from samestep.lifeline import die_with_parent
@@ -186,7 +186,7 @@ def rank_main(path: str, do: Callable[[Plan, World], dict[str, Any]]) -> None:
         code = 2 if isinstance(error, UserError) else 1
         kind = "refused" if isinstance(error, Refused) else "user" if code == 2 else "crash"
         text = str(error).strip()
-        told = isinstance(error, (UserError, LostPeer))
+        told = isinstance(error, (UserError, LostPeer, LoadingFailed))
         message = text if told else f"{type(error).__name__}: {text.splitlines()[0] if text else ''}"
         write_json(
             folder / f"error-rank{rank}.json",

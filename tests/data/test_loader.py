@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
+from typing import Any
 
+import psutil
 import pytest
 import torch
 from torch.utils.data import Subset, default_collate
 
 from conformance import jobs_drawn
 from samestep.data.loader import batches
+from samestep.data.pipeline import Span
 from samestep.inspection import schedule_of
 from samestep.job import Job
 from samestep.world import World
@@ -54,3 +58,28 @@ def test_starting_a_loader_draws_nothing_from_the_trainings_stream() -> None:
     before = torch.get_rng_state()
     _all(jobs_drawn.job(rows=29))
     assert torch.equal(before, torch.get_rng_state())
+
+
+def test_a_tensor_dataset_is_indexed_here_whatever_the_workers() -> None:
+    before = set(psutil.Process().children(recursive=True))
+    loaded = batches(replace(jobs_drawn.job(rows=29), workers=2), World(), schedule_of(jobs_drawn.job(rows=29), 1), 9)
+    assert next(loaded).fetch_s is None  # by the training itself
+    assert set(psutil.Process().children(recursive=True)) == before
+
+
+def test_workers_tell_how_long_they_took_and_the_trace_shows_who_did_what() -> None:
+    class Slow(Subset[Any]):
+        def __getitem__(self, index: Any) -> Any:
+            time.sleep(0.001)
+            return super().__getitem__(index)
+
+        def __getitems__(self, indices: list[int]) -> list[Any]:
+            return [self[index] for index in indices]
+
+    job = replace(jobs_drawn.job(rows=29), workers=2, prefetch=3)
+    job = replace(job, train=Slow(job.train, range(29)))
+    trace: list[Span] = []
+    seen = list(batches(job, World(), schedule_of(job, 1), 9, trace=trace))
+    assert all(batch.fetch_s and batch.fetch_s >= 0.001 * len(batch.part.indices) for batch in seen)
+    assert [span.item for span in trace if span.stage == "train"] == list(range(9))
+    assert {span.stage for span in trace} == {"sample", "train"}  # nothing is gathered on a CPU

@@ -40,8 +40,11 @@ def _rows(count: int = 32) -> TensorDataset:
 class Slow(Dataset[Any]):
     """A minute of training, unless somebody ends it."""
 
+    def __init__(self, rows: int = 4000) -> None:
+        self.rows = rows
+
     def __len__(self) -> int:
-        return 4000
+        return self.rows
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         time.sleep(0.02)
@@ -50,6 +53,10 @@ class Slow(Dataset[Any]):
 
 def quick() -> Job:
     return _job(_rows())
+
+
+def slow_briefly(workers: int = 0) -> Job:
+    return _job(Slow(96), epochs=1, workers=workers)
 
 
 def slow(workers: int = 0) -> Job:

@@ -303,29 +303,29 @@ FAULTS = (
     Fault(
         "padded evaluation",
         EVALUATE,
-        "    per_rank = cut(length, world.size)\n"
-        "    first = sum(per_rank[: world.rank])\n"
-        "    indices = list(range(first, first + per_rank[world.rank]))\n",
-        "    each = -(-length // world.size)\n"
-        "    indices = [i % length for i in range(world.rank * each, (world.rank + 1) * each)]\n",
+        "    per_rank = cut(len(chunks), world.size)\n",
+        "    chunks += chunks[: world.size - len(chunks) % world.size]\n"
+        "    per_rank = cut(len(chunks), world.size)\n",
         ("evaluation rows",),
         "padded",
     ),
     Fault(
         "metric of rank 0 only",
         EVALUATE,
-        "        dist.all_reduce(sums)\n",
-        "        pass\n",
+        "        dist.all_reduce(table)  #",
+        "        pass  #",
         ("evaluation rows",),
         "one rank's counts",
     ),
     Fault(
         "mean of the ranks' means",
         EVALUATE,
-        "        dist.all_reduce(sums)\n",
-        "        sums[1:] /= sums[0] / length\n"
-        "        sums[0] = length\n"
-        "        dist.all_reduce(sums, op=dist.ReduceOp.AVG)\n",
+        "        dist.all_reduce(table)  #",
+        "        mine = table.sum(0) / max(float(table[:, 0].sum()), 1.0)\n"
+        "        mine *= length / min(world.size, len(chunks))\n"
+        "        table.zero_()\n"
+        "        table[world.rank % len(table)] = mine\n"
+        "        dist.all_reduce(table)  #",
         ("evaluation",),
         "ranks' means",
     ),
@@ -382,8 +382,8 @@ FAULTS = (
     Fault(
         "the evaluation's weights ignored",
         EVALUATE,
-        "if job.evaluation_weight else rows",
-        "if False else rows",
+        "if job.evaluation_weight else len(indices)",
+        "if False else len(indices)",
         ("evaluation rows",),
         "their weights in the evaluation's loss",
         ("sentences",),
@@ -392,8 +392,8 @@ FAULTS = (
     Fault(
         "the evaluation's loss divided by the rows, not their weights",
         EVALUATE,
-        'self.weight if name == "loss" else self.rows',
-        "self.rows",
+        '{"loss": self.weight}',
+        '{"loss": float(self.rows)}',
         ("evaluation",),
         "the weights are right and the metric is not",
         ("sentences",),

@@ -1,19 +1,24 @@
-"""The loader: fetches a rank's parts in order, with torch's DataLoader, and puts them on the device."""
+"""The loader: a rank's batches in the schedule's order, on its device, fetched ahead of the training."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
-from multiprocessing import get_all_start_methods
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map_only  # torch's own walk through tuples, lists and dicts of tensors
-from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
+from torch.utils.data import Dataset, TensorDataset, default_collate
 
+from samestep.data.arrays import Arrays
+from samestep.data.gather import Gather, to_device
+from samestep.data.pipeline import Pipeline, Span
 from samestep.data.schedule import Schedule, key
+from samestep.data.workers import Fetched, failed, fetched
+from samestep.errors import UserError, add_note
 from samestep.job import Batch, Job, Part
-from samestep.lifeline import die_with_parent
 from samestep.world import World
+
+__all__ = ["Rows", "batches", "fetch", "to_device"]
 
 
 class Rows(Dataset[Any]):
@@ -25,61 +30,76 @@ class Rows(Dataset[Any]):
         self.dataset: Any = job.train
         self.seed, self.augment, self.collate = job.seed, job.augment, job.collate or default_collate
         self.by_array = type(self.dataset) is TensorDataset and not job.collate and not job.augment
+        self.by_take = type(self.dataset) is Arrays and not job.collate and not job.augment
+        self.generator = torch.Generator()  # one for all samples: making it anew costs as much as a small augmentation
 
     def __getitem__(self, part: Part) -> tuple[Part, Any]:
         if self.by_array:  # the same tensors that collating the rows one by one would give, in one indexing
             indices = torch.from_numpy(part.indices)
             return part, [tensor.index_select(0, indices) for tensor in self.dataset.tensors]
+        if self.by_take:
+            return part, self.dataset.take(part.indices)
         samples = fetch(self.dataset, part.indices.tolist())
         if self.augment:
             # Keyed by the sample, so that an image is cropped alike on any number of ranks and loader workers.
             keys = [key(self.seed, "augment", part.epoch, index) for index in part.indices.tolist()]
-            samples = [self.augment(s, torch.Generator().manual_seed(k)) for s, k in zip(samples, keys)]
+            samples = [self.augment(s, self.generator.manual_seed(k)) for s, k in zip(samples, keys)]
         return part, self.collate(samples)
 
 
 def fetch(dataset: Any, indices: list[int]) -> list[Any]:
-    """The samples at `indices`, by the batch where the dataset has torch's `__getitems__`."""
+    """Samples at `indices`, by the batch where the dataset has torch's `__getitems__`; an error names its sample."""
     if hasattr(dataset, "__getitems__"):
         samples: list[Any] = dataset.__getitems__(indices)
         return samples
-    return [dataset[i] for i in indices]
+    samples = []
+    try:
+        for index in indices:
+            samples.append(dataset[index])
+    except Exception as error:
+        add_note(error, f"sample {indices[len(samples)]}")
+        raise
+    return samples
 
 
-def to_device(data: Any, device: str) -> Any:
-    """`data` with every tensor on `device`; it is returned as it is when that is the CPU."""
-    if device == "cpu":
-        return data
-    return tree_map_only(torch.Tensor, lambda tensor: tensor.to(device, non_blocking=True), data)
+def batches(
+    job: Job, world: World, schedule: Schedule, steps: int, *, trace: list[Span] | None = None
+) -> Iterator[Batch]:
+    """This rank's batches of the first `steps` steps, on its device, in the schedule's order.
 
-
-def batches(job: Job, world: World, schedule: Schedule, steps: int) -> Iterator[Batch]:
-    """This rank's batches of the first `steps` steps, on its device, in the schedule's order."""
+    trace: where the pipeline notes what its stages do when. Raises UserError as the dataset raises it, LoadingFailed
+    for its other errors and for a loader process that dies.
+    """
     rows = Rows(job)
-    if job.workers == 0 and world.device == "cpu":  # nothing for a DataLoader to do but cost 13 µs a batch
-        for part in schedule.parts(world.rank, steps):
-            yield Batch(rows[part][1], part)
+    parts = schedule.parts(world.rank, steps)
+    # One indexing takes less than handing its result over from another process.
+    workers = 0 if rows.by_array else job.workers
+    if workers == 0 and world.device == "cpu":  # no other process and no copy that a thread could wait for
+        for part in parts:
+            yield Batch(_data(rows, part), part)
         return
-    loader = DataLoader(
-        rows,
-        sampler=_Parts(schedule, world.rank, steps),
-        batch_size=None,  # a part is fetched and collated whole, by Rows
-        num_workers=job.workers,
-        # Under torch.multiprocessing.spawn the default would be 'spawn', which cannot take a job's lambdas.
-        multiprocessing_context="fork" if job.workers and "fork" in get_all_start_methods() else None,
-        worker_init_fn=die_with_parent if job.workers else None,
-        pin_memory=world.device != "cpu",
-        generator=torch.Generator(),  # its own: starting a loader must not draw from the training's stream
-    )
-    for part, data in loader:
-        yield Batch(to_device(data, world.device), part)
+    source = fetched(rows, parts, workers, job.prefetch) if workers else _fetched_here(rows, parts)
+    gather = Gather(world.device)
+
+    def gathered(item: Fetched) -> Fetched:
+        return item._replace(data=gather(item.data))
+
+    stages = {} if world.device == "cpu" else {"gather": gathered}
+    for part, data, seconds in Pipeline(source, stages, depth=job.prefetch, trace=trace):
+        yield Batch(data.arrive() if stages else data, part, seconds)
 
 
-class _Parts(torch.utils.data.Sampler[Any]):
-    """The schedule as a torch sampler whose 'indices' are parts."""
+def _fetched_here(rows: Rows, parts: Iterator[Part]) -> Iterator[Fetched]:
+    """In the pipeline's thread of this process."""
+    for part in parts:
+        start = time.perf_counter()
+        yield Fetched(part, _data(rows, part), time.perf_counter() - start)
 
-    def __init__(self, schedule: Schedule, rank: int, steps: int) -> None:
-        self.schedule, self.rank, self.steps = schedule, rank, steps
 
-    def __iter__(self) -> Iterator[Part]:
-        return self.schedule.parts(self.rank, self.steps)
+def _data(rows: Rows, part: Part) -> Any:
+    try:
+        return rows[part][1]
+    except UserError:
+        raise
+    except Exception as error:
+        raise failed(error, part) from error

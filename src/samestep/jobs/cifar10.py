@@ -70,7 +70,7 @@ def datasets(data: Path, limit: int) -> tuple[Any, Any]:
 
 def augment(sample: tuple[Pixels, int], generator: Generator) -> tuple[Pixels, int]:
     pixels, label = sample
-    return np.ascontiguousarray(flipped(padded_crop(pixels, 4, generator), generator)), label
+    return flipped(padded_crop(pixels, 4, generator), generator), label
 
 
 def job(

@@ -14,7 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
 import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
@@ -27,11 +26,11 @@ from samestep.models.resnet import resnet18, resnet50
 
 def augmented(sample: tuple[Pixels, int], generator: Generator, size: int) -> tuple[Pixels, int]:
     pixels, label = sample
-    return np.ascontiguousarray(flipped(random_resized_crop(pixels, size, generator), generator)), label
+    return flipped(random_resized_crop(pixels, size, generator), generator), label
 
 
 def prepared(pixels: Pixels, size: int) -> Pixels:
-    return np.ascontiguousarray(center_crop(pixels, size, size * 256 // 224))
+    return center_crop(pixels, size, size * 256 // 224)
 
 
 def among(best: int, output: Tensor, batch: Batch) -> Tensor:

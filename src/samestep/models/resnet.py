@@ -82,9 +82,9 @@ class ResNet(nn.Module):
     ) -> None:
         super().__init__()
         self.mean: Tensor
-        self.std: Tensor
-        self.register_buffer("mean", torch.tensor(mean).view(3, 1, 1), persistent=False)
-        self.register_buffer("std", torch.tensor(std).view(3, 1, 1), persistent=False)
+        self.scale: Tensor
+        self.register_buffer("mean", 255 * torch.tensor(mean).view(3, 1, 1), persistent=False)
+        self.register_buffer("scale", 1 / (255 * torch.tensor(std).view(3, 1, 1)), persistent=False)
         self.conv1 = nn.Conv2d(3, width, 3 if small else 7, 1 if small else 2, 1 if small else 3, bias=False)
         self.bn1 = nn.BatchNorm2d(width)
         self.relu = nn.ReLU(inplace=True)
@@ -108,7 +108,7 @@ class ResNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if x.dtype == torch.uint8:
-            x = (x.permute(0, 3, 1, 2).to(self.mean.dtype) / 255 - self.mean) / self.std
+            x = x.permute(0, 3, 1, 2).contiguous().to(self.mean.dtype).sub_(self.mean).mul_(self.scale)
             x = x.to(self.conv1.weight.dtype)  # which may be lower than the buffers'
         x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))

@@ -1,0 +1,35 @@
+"""One launch of a training or an evaluation, from a command's options to what it came to."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from samestep import begin
+from samestep.ending import say
+from samestep.processes.start import shell_line
+from samestep.show import Training
+from samestep.train import prepare, train
+
+
+def conduct(
+    command: str, asked: Mapping[str, Any], step_of: Callable[[Mapping[str, Any]], dict[str, Any]]
+) -> dict[str, Any] | None:
+    """Launches once. asked: the command's options. step_of: of what the inspection found, the plan's training or
+    evaluation. Returns what it came to; None on a machine or a rank where rank 0 is not, and after a dry run."""
+    inside = begin.started_already(os.environ, asked)
+    study, found = begin.study_of(asked["job"], asked["settings"], asked, inside)
+    step = step_of(found)
+    results_in = begin.folder_of(command, study, found, asked["out"], inside)
+    folder = begin.launch_folder(results_in, study, inside)
+    row, plan = prepare(study, found, step, results_in, folder, inside)
+    if asked["dry_run"]:
+        print(shell_line(plan))
+        return None
+    first = inside is None or inside.rank == 0
+    with Training(f"{asked['job']} on {asked['engines']}", folder, first=first) as progress:
+        results = train(study, found, row, plan, results_in, folder, progress.tell, alone=inside is not None)
+    if results is None and inside is None:
+        say(f"this machine's ranks have ended well; their logs are in {folder}, the results where rank 0 is")
+    return results

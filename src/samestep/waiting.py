@@ -1,0 +1,101 @@
+"""How much of its time a training waited for data, and which knob would help: pure functions of measured numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil
+from typing import Any
+
+WORTH_A_WORD = 0.05  # of the time
+BURSTY = 1.1  # workers that could load this many times what is trained on, and yet it waits
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """What was measured, per rank and step, in means over the training.
+
+    step_s: seconds of a step, waiting included. wait_s: of these, waiting for data. fetch_s: what loading the step's
+    rows took, in the one process that did it. rows: of a step, on all ranks. workers: loader processes per rank; 0:
+    the training process loads. prefetch: batches that each loads ahead. cores: of the machine, per rank.
+    """
+
+    step_s: float
+    wait_s: float
+    fetch_s: float
+    rows: float
+    workers: int
+    prefetch: int
+    cores: float
+
+    @property
+    def share(self) -> float:
+        """The part of the time that was spent waiting for data, 0 to 1."""
+        return self.wait_s / self.step_s if self.step_s else 0.0
+
+    @property
+    def alone_s(self) -> float:
+        """Seconds of a step whose data is there already."""
+        return max(self.step_s - self.wait_s, 1e-6)
+
+    @property
+    def demand(self) -> float:
+        """Rows per second that all ranks would train on if they never waited."""
+        return self.rows / self.alone_s
+
+    @property
+    def loader_ceiling(self) -> float | None:
+        """Rows per second that the loading processes of all ranks can deliver; None where nothing was measured."""
+        return self.rows * max(1, self.workers) / self.fetch_s if self.fetch_s else None
+
+    def advice(self, settings: Sequence[str] = ()) -> str | None:
+        """One sentence: which knob would help. None where waiting takes less than WORTH_A_WORD of the time.
+
+        settings: those that the job has, to be given with --set; others are fields of its Job.
+        """
+        if self.share <= WORTH_A_WORD:
+            return None
+        facts = f"loading a batch takes {_ms(self.fetch_s)} and a step {_ms(self.alone_s)}"
+        free = int(self.cores) - 1  # one trains
+        needed = max(ceil(self.fetch_s / self.alone_s), self.workers + 1)
+        if self.workers and self.fetch_s * BURSTY <= self.alone_s * self.workers:
+            more = _knob("prefetch", 2 * self.prefetch, settings)
+            keeps = f"{_count(self.workers)} keep{'s' if self.workers == 1 else ''} up on average"
+            return f"{facts}: {keeps}, but data comes in bursts; {more} loads further ahead"
+        if self.workers < min(needed, free):
+            best = min(needed, free)
+            enough = (
+                "would keep up" if best == needed else f"would load {best / max(1, self.workers):.1f} times as much"
+            )
+            return f"{facts}: {_count(best)} {enough}; {_knob('workers', best, settings)}"
+        cores = f"{max(0, free)} core{'' if free == 1 else 's'}"
+        why = f"{_count(needed)} would keep up, and each rank has {cores} beside the one that trains"
+        return f"{facts}: {why}; make loading cheaper: smaller images, fewer augmentations, or arrays prepared once"
+
+
+def measured(
+    ranks: Sequence[Mapping[str, Any]], rows_per_step: float, workers: int, prefetch: int, cores_per_rank: float
+) -> Waiting | None:
+    """What the records of all ranks come to; None for a training without steps.
+
+    The first step is left out where there are others: it waits for the loader processes to start.
+    """
+    steps = [(step, wait) for seen in ranks for step, wait in list(zip(seen["step_s"], seen["wait_s"]))[1:]]
+    steps = steps or [(step, wait) for seen in ranks for step, wait in zip(seen["step_s"], seen["wait_s"])]
+    if not steps:
+        return None
+    fetched = sum(seen.get("fetch_s", 0.0) for seen in ranks) / sum(len(seen["step_s"]) for seen in ranks)
+    step_s, wait_s = (sum(times) / len(steps) for times in zip(*steps))
+    return Waiting(step_s, wait_s, fetched, rows_per_step, workers, prefetch, cores_per_rank)
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.{0 if seconds >= 0.01 else 2}f} ms"
+
+
+def _count(workers: int) -> str:
+    return f"{workers} worker{'' if workers == 1 else 's'}"
+
+
+def _knob(name: str, value: int, settings: Sequence[str]) -> str:
+    return f"--set {name}={value}" if name in settings else f"Job({name}={value})"

@@ -1,0 +1,189 @@
+"""Each way in which loading can fail, provoked for real: a sentence, no hang, no process left."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from data import jobs_failing
+from data.test_pipeline import in_time
+from samestep.data.loader import Rows, batches
+from samestep.data.schedule import schedule_of
+from samestep.data.workers import fetched
+from samestep.errors import LoadingFailed, UserError
+from samestep.job import Batch, Job
+from samestep.world import World
+from test_bad_input import samestep
+
+FAILING = f"{Path(jobs_failing.__file__)}:job"
+DEADLINE_S = 30
+
+
+@pytest.fixture(autouse=True)
+def no_process_is_left() -> Iterator[None]:
+    before = set(psutil.Process().children(recursive=True))
+    yield
+    _, left = psutil.wait_procs(set(psutil.Process().children(recursive=True)) - before, timeout=DEADLINE_S)
+    assert not left
+
+
+def loaded(job: Job, steps: int = 16) -> tuple[list[Batch], BaseException | None]:
+    """The batches that arrive, and the error that ends them."""
+    seen: list[Batch] = []
+
+    def load() -> BaseException | None:
+        try:
+            for batch in batches(job, World(), schedule_of(job, 1), steps):
+                seen.append(batch)
+        except BaseException as error:
+            return error
+        return None
+
+    return seen, in_time(load)
+
+
+def step_of(index: int, job: Job) -> int:
+    """The step of the first epoch that holds sample `index`."""
+    order = schedule_of(job, 1).order(0).tolist()
+    return int(order.index(index) // job.global_batch)
+
+
+@pytest.mark.parametrize("by_batch", [False, True])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_error_of_the_dataset_names_its_sample(workers: int, by_batch: bool) -> None:
+    job = jobs_failing.job("raises", workers, by_batch)
+    seen, error = loaded(job)
+    step = step_of(37, job)
+    assert len(seen) == step  # all that came before it
+    assert isinstance(error, LoadingFailed)
+    where = r"among samples [\d, ]+, …" if by_batch else "at sample 37"
+    sentence = rf"loading the rows of step {step} failed {where}: ValueError: no such thing"
+    assert re.fullmatch(sentence, str(error)), error
+    assert "jobs_failing.py" in "".join(traceback.format_exception(error))  # the job's own line, to look it up
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_users_mistake_stays_its_own_sentence(workers: int) -> None:
+    _, error = loaded(jobs_failing.job("users", workers))
+    assert type(error) is UserError
+    assert str(error) == "photos/37.jpg cannot be read; mend it"
+
+
+@pytest.mark.parametrize(
+    ("how", "sentence"),
+    [
+        ("killed", r"a loader worker \(process \d+\) was ended by SIGKILL \(by hand, by a scheduler, or by the kernel"),
+        ("aborts", r"a loader worker \(process \d+\) was ended by SIGABRT \(a library that the dataset calls"),
+        ("exits", r"a loader worker \(process \d+\) exited with code 3 in the middle of its work"),
+    ],
+)
+def test_a_worker_that_dies_is_named(how: str, sentence: str) -> None:
+    job = jobs_failing.job(how)
+    seen, error = loaded(job)
+    assert len(seen) <= step_of(37, job)
+    assert isinstance(error, LoadingFailed)
+    assert re.match(sentence, str(error)), error
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_error_of_collate_says_which_samples(workers: int) -> None:
+    _, error = loaded(jobs_failing.job(workers=workers, collate="raises"))
+    assert re.match(r"loading the rows of step 0 failed among samples \d+, \d+, \d+, …: KeyError: 'label'", str(error))
+
+
+def test_what_cannot_be_handed_over_is_told_and_not_lost() -> None:
+    """torch pickles in a thread of the queue, prints the error there, and then waits for ever."""
+    _, error = loaded(jobs_failing.job(collate="unpicklable"))
+    assert isinstance(error, LoadingFailed)
+    assert "loading the rows of step 0 failed" in str(error) and "pickle" in str(error)
+
+
+@pytest.mark.parametrize("how", ["raises", "killed"])
+def test_the_workers_end_even_where_their_error_is_kept(how: str) -> None:
+    """In a thread that lives on, because its end would end them. The traceback remembers the loader they belong to."""
+    job = jobs_failing.job(how)
+    before = set(psutil.Process().children(recursive=True))
+    kept: list[BaseException] = []
+    failed, seen = threading.Event(), threading.Event()
+
+    def load() -> None:
+        try:
+            list(fetched(Rows(job), schedule_of(job, 1).parts(0, 16), 2, 2))
+        except LoadingFailed as error:
+            kept.append(error)
+        failed.set()
+        seen.wait(2 * DEADLINE_S)
+
+    threading.Thread(target=load, daemon=True).start()
+    assert failed.wait(DEADLINE_S) and kept
+    started = set(psutil.Process().children(recursive=True)) - before
+    _, left = psutil.wait_procs(started, timeout=5)
+    seen.set()
+    assert not left
+
+
+def test_leaving_in_the_middle_leaves_no_process() -> None:
+    def leave() -> int:
+        for batch in batches(jobs_failing.job(), World(), schedule_of(jobs_failing.job(), 1), 16):
+            return len(batch.data[0])
+        return 0
+
+    assert in_time(leave) == 8
+
+
+def _in_small_shm(command: list[str], mebibytes: int) -> subprocess.CompletedProcess[str]:
+    """`command` where /dev/shm is so small, in a mount namespace of its own."""
+    script = f'mount -t tmpfs -o size={mebibytes}m none /dev/shm && exec "$@"'
+    return subprocess.run(
+        ["unshare", "-m", "sh", "-c", script, "sh", *command], capture_output=True, text=True, timeout=180
+    )
+
+
+def _can_mount() -> bool:
+    return bool(shutil.which("unshare")) and os.geteuid() == 0 and _in_small_shm(["true"], 1).returncode == 0
+
+
+@pytest.mark.parametrize("collate", ["", "unshared"])
+def test_a_full_shared_memory_says_what_to_do(collate: str, tmp_path: Path) -> None:
+    if not _can_mount():
+        assert "CI" not in os.environ, "no mount namespace can be made here"
+        pytest.skip("no mount namespace can be made here")
+    settings = ["--set", "how=wide", *(["--set", f"collate={collate}"] if collate else [])]
+    command = [sys.executable, "-m", "samestep", "run", FAILING, "--engine", "single", *settings]
+    done = _in_small_shm([*command, "--deadline", "90", "--out", str(tmp_path / "out")], 20)
+    assert done.returncode == 2, done.stderr
+    (said,) = [line for line in done.stderr.splitlines() if "/dev/shm" in line]
+    assert re.search(r"/dev/shm, through which loader workers hand batches over, is full \(\d+ of 20 MiB free\)", said)
+    assert "--shm-size" in said and "workers=0" in said
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "sentence"),
+    [
+        ("users", 2, "photos/37.jpg cannot be read; mend it"),
+        ("raises", 1, "rank 0 failed: loading the rows of step"),
+        ("killed", 1, "rank 0 failed: a loader worker (process "),
+    ],
+)
+def test_the_command_says_it_in_one_sentence(how: str, code: int, sentence: str, tmp_path: Path) -> None:
+    settings = ["--set", f"how={how}", "--set", "workers=1"]
+    began = time.monotonic()
+    done = samestep("run", FAILING, "--engine", "single", *settings, "--deadline", "90", out=tmp_path / "out")
+    assert time.monotonic() - began < 90  # the deadline did not end it
+    assert done.returncode == code, done.stderr
+    (said,) = [line for line in done.stderr.splitlines() if sentence in line]
+    assert "Traceback" not in done.stderr
+    if how == "raises":
+        assert "failed at sample 37: ValueError: no such thing (its traceback is in" in said
+        assert "jobs_failing.py" in next(tmp_path.glob("out/**/rank0.log")).read_text()

@@ -1,0 +1,99 @@
+"""What is said about waiting for data: the knob that would help, from the numbers, or nothing."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from samestep.waiting import Waiting, measured
+from test_bad_input import samestep
+
+SLOW = Path(__file__).parent / "launch" / "jobs.py"
+
+# A step of 46 ms, 34 of them waiting for the batch that the training process itself loads.
+LOADS_ITSELF = Waiting(step_s=0.046, wait_s=0.034, fetch_s=0.034, rows=64, workers=0, prefetch=2, cores=8)
+
+
+def test_rates() -> None:
+    assert LOADS_ITSELF.share == pytest.approx(34 / 46)
+    assert LOADS_ITSELF.demand == pytest.approx(64 / 0.012)
+    assert LOADS_ITSELF.loader_ceiling == pytest.approx(64 / 0.034)
+    assert replace(LOADS_ITSELF, workers=3).loader_ceiling == pytest.approx(3 * 64 / 0.034)
+    assert replace(LOADS_ITSELF, fetch_s=0.0).loader_ceiling is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({}, "loading a batch takes 34 ms and a step 12 ms: 3 workers would keep up; --set workers=3"),
+        (
+            {"fetch_s": 0.011, "step_s": 0.023, "wait_s": 0.011},
+            "loading a batch takes 11 ms and a step 12 ms: 1 worker would keep up; --set workers=1",
+        ),
+        ({"workers": 1, "step_s": 0.034, "wait_s": 0.022}, "3 workers would keep up; --set workers=3"),
+        (  # one that only just keeps up
+            {"cores": 2, "workers": 1, "fetch_s": 0.027, "step_s": 0.032, "wait_s": 0.004},
+            "step 28 ms: 2 workers would keep up, and each rank has 1 core beside the one that trains",
+        ),
+        ({"cores": 3}, "2 workers would load 2.0 times as much; --set workers=2"),
+        ({"cores": 3, "workers": 1, "step_s": 0.034, "wait_s": 0.022}, "2 workers would load 2.0 times as much"),
+        (
+            {"cores": 1},
+            "3 workers would keep up, and each rank has 0 cores beside the one that trains; make loading cheaper",
+        ),
+        (
+            {"cores": 3, "workers": 2, "step_s": 0.017, "wait_s": 0.005},
+            "each rank has 2 cores beside the one that trains; make loading cheaper",
+        ),
+        (
+            {"workers": 4, "step_s": 0.014, "wait_s": 0.002},
+            "4 workers keep up on average, but data comes in bursts; --set prefetch=4 loads further ahead",
+        ),
+        (
+            {"fetch_s": 0.0005, "step_s": 0.0012, "wait_s": 0.0005},
+            "loading a batch takes 0.50 ms and a step 0.70 ms: 1 worker",
+        ),
+    ],
+)
+def test_the_knob_that_helps(changes: dict[str, float], sentence: str) -> None:
+    advice = replace(LOADS_ITSELF, **changes).advice(["workers", "prefetch", "lr"])  # type: ignore[arg-type]
+    assert advice and sentence in advice
+
+
+def test_a_job_without_the_setting_is_told_the_field() -> None:
+    advice = LOADS_ITSELF.advice(["lr"])
+    assert advice and advice.endswith("; Job(workers=3)")
+
+
+def test_little_waiting_is_not_worth_a_word() -> None:
+    assert replace(LOADS_ITSELF, wait_s=0.05 * 0.046).advice() is None
+    assert replace(LOADS_ITSELF, wait_s=0.051 * 0.046).advice() is not None
+
+
+def test_the_first_step_waits_for_the_loader_to_start_and_does_not_count() -> None:
+    ranks = [
+        {"step_s": [9.0, 0.03, 0.05], "wait_s": [8.9, 0.01, 0.02], "fetch_s": 0.06},
+        {"step_s": [9.0, 0.03, 0.05], "wait_s": [8.9, 0.02, 0.03], "fetch_s": 0.12},
+    ]
+    found = measured(ranks, 64, 1, 2, 4.0)
+    assert found == Waiting(pytest.approx(0.04), pytest.approx(0.02), pytest.approx(0.03), 64, 1, 2, 4.0)  # type: ignore[arg-type]
+    assert measured([{"step_s": [], "wait_s": [], "fetch_s": 0.0}], 64, 1, 2, 4.0) is None
+    one = measured([{"step_s": [2.0], "wait_s": [1.0], "fetch_s": 1.0}], 64, 0, 2, 4.0)
+    assert one and one.share == 0.5
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_training_that_waits_is_told_why(workers: int, tmp_path: Path) -> None:
+    """launch/jobs.py's slow(): each sample sleeps for 20 ms, a step is a matrix of 4x3."""
+    arguments = ["run", f"{SLOW}:slow_briefly", "--engine", "single", "--set", f"workers={workers}"]
+    done = samestep(*arguments, "--deadline", "90", "--device", "cpu", out=tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert results["wait_share"] > 0.5
+    assert results["loader_ceiling"] < 1 / 0.02 * max(1, workers)  # rows per second: what the sleeps allow
+    assert results["demand"] > results["loader_ceiling"]
+    assert "loading a batch takes" in results["advice"]
+    assert f"of the time: {results['advice']}" in done.stdout
