@@ -304,8 +304,7 @@ FAULTS = (
         "padded evaluation",
         EVALUATE,
         "    per_rank = cut(len(chunks), world.size)\n",
-        "    chunks += chunks[: world.size - len(chunks) % world.size]\n"
-        "    per_rank = cut(len(chunks), world.size)\n",
+        "    chunks += chunks[: world.size - len(chunks) % world.size]\n    per_rank = cut(len(chunks), world.size)\n",
         ("evaluation rows",),
         "padded",
     ),

@@ -1,0 +1,128 @@
+"""The built-in jobs, on small data of their own format: each is the same training on several ranks, and learns."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from samestep.loading import build, builtin_names
+from samestep.models.resnet import resnet18, resnet50
+
+ROWS, HELD_OUT = 40, 12
+SMALL = {
+    "cifar10": ["width=4", "global_batch=12"],
+    "imagefolder": ["width=4", "size=32", "global_batch=12", "workers=0"],
+    "charlm": ["length=8", "layers=1", "width=16", "heads=2", "global_batch=12", "limit=40"],
+    "imdb": ["length=16", "layers=1", "width=32", "vocabulary=200", "global_batch=12", "dropout=0.1"],
+}
+
+
+def _pixels(draw: np.random.Generator, label: int) -> Any:
+    return (draw.integers(0, 60, (32, 32, 3)) + 19 * label).astype(np.uint8)
+
+
+def write_images(folder: Path) -> None:
+    draw = np.random.default_rng(0)
+    for part, rows in (("train", ROWS), ("test", HELD_OUT)):
+        for row in range(rows):
+            place = folder / part / f"class{row % 10}"
+            place.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(_pixels(draw, row % 10)).save(place / f"{row:03}.png")
+
+
+def write_official(folder: Path) -> None:
+    """CIFAR-10's python version, some rows of it."""
+    draw = np.random.default_rng(0)
+    folder.mkdir(exist_ok=True)
+    for name, rows in [*((f"data_batch_{number}", ROWS // 5) for number in range(1, 6)), ("test_batch", HELD_OUT)]:
+        labels = [row % 10 for row in range(rows)]
+        data = np.stack([_pixels(draw, label).transpose(2, 0, 1).reshape(-1) for label in labels])
+        (folder / name).write_bytes(pickle.dumps({"data": data, "labels": labels}))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("data")
+    write_images(folder / "images")
+    write_official(folder / "official")
+    draw = random.Random(0)
+    words = ["dull", "awful", "fine", "great", "the", "a", "film", "was", "and"]
+    (folder / "reviews").mkdir()
+    for name, rows in (("train", ROWS), ("test", HELD_OUT)):
+        lines = [f"{' '.join(draw.choices(words, k=9))}\t{row % 2}" for row in range(rows)]
+        (folder / "reviews" / f"{name}.tsv").write_text("\n".join(lines) + "\n")
+    (folder / "text.txt").write_text("".join(draw.choices("abcdefgh ", k=900)))
+    return {
+        "cifar10": folder / "official",
+        "imagefolder": folder / "images",
+        "imdb": folder / "reviews",
+        "charlm": folder / "text.txt",
+    }
+
+
+def settings(job: str, data: dict[str, Path]) -> dict[str, str]:
+    return {"data": str(data[job])} | dict(pair.split("=") for pair in SMALL[job])
+
+
+def test_every_built_in_job_is_here() -> None:
+    assert {*SMALL, "digits"} == set(builtin_names())
+
+
+@pytest.mark.parametrize("job", SMALL)
+def test_a_job_is_the_same_training_on_several_ranks(job: str, data: dict[str, Path], tmp_path: Path) -> None:
+    chosen = [word for pair in settings(job, data).items() for word in ("--set", "=".join(pair))]
+    command = [sys.executable, "-m", "samestep", "verify", job, *chosen, "--engines", "ddp,fsdp", "--nproc", "2"]
+    done = subprocess.run(
+        [*command, "--steps", "4", "--json", "--out", str(tmp_path)], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert {row["engine"]: row["verdict"] for row in json.loads(done.stdout)["engines"]} == {
+        "ddp": "same",
+        "fsdp": "same",
+    }
+
+
+@pytest.mark.parametrize("job", SMALL)
+def test_a_job_file_is_short(job: str) -> None:
+    import samestep.jobs
+
+    assert len((Path(samestep.jobs.__path__[0]) / f"{job}.py").read_text().splitlines()) <= 120
+
+
+def test_both_formats_of_cifar10_are_read(data: dict[str, Path]) -> None:
+    official = build("cifar10", settings("cifar10", data))
+    folders = build("cifar10", settings("cifar10", {"cifar10": data["imagefolder"]}))
+    for job in (official, folders):
+        pixels, label = job.train[7]
+        assert np.asarray(pixels).shape == (32, 32, 3) and np.asarray(pixels).dtype == np.uint8
+        assert abs(int(np.asarray(pixels).mean()) - 30 - 19 * label) < 8  # what was written for this label
+
+
+@pytest.mark.parametrize(("make", "millions"), [(resnet18, 11.69), (resnet50, 25.56)])
+def test_a_resnet_has_torchvisions_size(make: Any, millions: float) -> None:
+    """https://docs.pytorch.org/vision/stable/models.html"""
+    assert sum(p.numel() for p in make(1000).parameters()) / 1e6 == pytest.approx(millions, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("job", "chosen", "says"),
+    [
+        ("cifar10", "data=nowhere", "nowhere holds neither data_batch_1 nor train/"),
+        ("imagefolder", "data=nowhere", "there is no folder nowhere/train"),
+        ("imdb", "data=nowhere", "nowhere/train.tsv cannot be read"),
+        ("charlm", "data=nowhere", "nowhere cannot be read as a text"),
+    ],
+)
+def test_data_that_is_not_there_is_one_sentence(job: str, chosen: str, says: str) -> None:
+    command = [sys.executable, "-m", "samestep", "verify", job, "--set", chosen]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2 and says in done.stderr and "Traceback" not in done.stderr

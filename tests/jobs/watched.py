@@ -1,0 +1,51 @@
+"""A job whose evaluation is watched: many metrics, and a learning rate that can grow until the loss does."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.data import TensorDataset
+from torchmetrics.classification import MulticlassAUROC, MulticlassF1Score
+from torchmetrics.text import Perplexity
+
+from samestep import Batch, Job, LRSchedule, Recipe
+
+
+class OfRows(Perplexity):
+    """Each row as a text of one word."""
+
+    def update(self, output: Tensor, targets: Tensor) -> None:
+        super().update(output[:, None], targets[:, None])
+
+
+def job(lr: float = 0.1, width: int = 4, bias: bool = True, grows: bool = False) -> Job:
+    rows = torch.randn(73 + 131, 6, generator=torch.Generator().manual_seed(0))
+    labels = torch.cat([torch.arange(73) % 3, torch.arange(131) % 3])
+    rows[:, :3] += 0.8 * F.one_hot(labels, 3)
+
+    def model() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(6, width, bias=bias), nn.Tanh(), nn.Linear(width, 3))
+
+    def top2(output: Tensor, batch: Batch) -> Tensor:
+        return (output.topk(2).indices == batch.targets[:, None]).any(1)
+
+    return Job(
+        model=model,
+        criterion=lambda output, batch: F.cross_entropy(output, batch.targets),
+        optimizer=Recipe(torch.optim.SGD, {"lr": lr}),
+        scheduler=LRSchedule(lambda optimizer: LambdaLR(optimizer, lambda step: 1.4**step if grows else 1.0)),
+        train=TensorDataset(rows[:73], labels[:73]),
+        evaluation=TensorDataset(rows[73:], labels[73:]),
+        metrics={
+            "accuracy": lambda output, batch: output.argmax(1) == batch.targets,
+            "top2": top2,
+            "f1": MulticlassF1Score(3),
+            "auroc": MulticlassAUROC(3),
+            "perplexity": OfRows(),
+        },
+        global_batch=16,
+        epochs=10 if grows else 4,
+    )

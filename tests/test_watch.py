@@ -1,0 +1,119 @@
+"""Evaluation while a training runs: its curve, the best weights, an early end; and weights to start from."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+JOBS = Path(__file__).parent / "jobs" / "watched.py"
+
+
+def samestep(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "samestep", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=200)
+
+
+def run(out: Path, *words: str, engine: str = "ddp", nproc: int = 2) -> dict[str, Any]:
+    launched = ["--nproc", str(nproc)] if engine != "single" else []
+    done = samestep("run", f"{JOBS}:job", "--engine", engine, *launched, "--json", "--out", str(out), *words)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    out = tmp_path_factory.mktemp("trained") / "out"
+    return out, run(out)
+
+
+def test_the_curve_is_the_same_on_any_number_of_ranks(trained: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    curve = trained[1]["curve"]
+    assert [entry["step"] for entry in curve] == [5, 10, 15, 20]
+    for nproc in (1, 3):
+        other = run(tmp_path / str(nproc), nproc=nproc)["curve"]
+        for entry, twin in zip(curve, other, strict=True):
+            assert twin == pytest.approx(entry, rel=1e-5)
+
+
+def test_watching_does_not_change_the_training(trained: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    blind = run(tmp_path / "blind", "--evaluate-every", "0")
+    assert [entry["step"] for entry in blind["curve"]] == [20]
+    assert (tmp_path / "blind/weights.safetensors").read_bytes() == (trained[0] / "weights.safetensors").read_bytes()
+
+
+ENGINES = ["ddp", "fsdp", "lightning", "accelerate", "deepspeed", "fabric", "zero", "single"]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_best_weights_are_kept_and_patience_ends(engine: str, tmp_path: Path) -> None:
+    """The learning rate grows until the loss does: the best is not the last."""
+    more = ["--set-engine", "stage=3"] if engine == "deepspeed" else []
+    found = run(tmp_path / "out", "--set", "grows=true", "--best", "loss", "--patience", "2", *more, engine=engine)
+    losses = [entry["loss"] for entry in found["curve"]]
+    best = int(np.argmin(losses))
+    assert found["stopped"] == "early" and found["steps"] < found["asked_steps"]
+    assert found["weights_of_step"] == found["curve"][best]["step"] == 5 * (best + 1)
+    assert found["steps"] == 5 * (best + 3) + 1  # the last step that every engine can still agree on
+    scored = samestep("evaluate", f"{JOBS}:job", "--weights", found["weights"], "--nproc", "1", "--json")
+    assert json.loads(scored.stdout)["evaluation"]["loss"] == pytest.approx(losses[best], rel=1e-6)
+
+
+def test_a_training_starts_from_weights(trained: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    weights = trained[0] / "weights.safetensors"
+    found = run(tmp_path / "out", "--init", str(weights), "--set", "lr=0.0")
+    assert found["evaluation"] == trained[1]["evaluation"]
+    assert found["init"]["file"] == str(weights) and len(found["init"]["sha256"]) == 64
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--init", "nowhere"], "--init nowhere: there is no such file"),
+        (["--init", "WEIGHTS", "--set", "width=9"], r"is not of this job's model: 0.weight is [4, 6] there and [9, 6]"),
+        (["--init", "WEIGHTS", "--set", "bias=false"], "the model has no 0.bias"),
+        (["--init", str(JOBS)], "cannot be read as safetensors"),
+        (["--best", "acuracy"], "the job has no such metric; did you mean 'accuracy'?"),
+        (["--best", "accuracy:up"], "'up' is neither min nor max"),
+        (["--patience", "2"], "name a metric with --best"),
+        (["--best", "loss", "--evaluate-every", "0"], "need evaluations"),
+    ],
+)
+def test_bad_wishes_are_one_sentence(
+    words: list[str], says: str, trained: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    words = [str(trained[0] / "weights.safetensors") if word == "WEIGHTS" else word for word in words]
+    done = samestep("run", f"{JOBS}:job", "--nproc", "2", "--out", str(tmp_path / "out"), *words)
+    assert done.returncode == 2 and says in done.stderr and "Traceback" not in done.stderr, done.stderr
+    assert not (tmp_path / "out/weights.safetensors").exists()
+
+
+def test_evaluation_is_the_same_to_the_last_digit(trained: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    """Of torchmetrics' own too; 131 rows, that no number of ranks shares evenly."""
+    weights, found = str(trained[0] / "weights.safetensors"), []
+    for nproc in (1, 2, 3):
+        kept = ["--predictions", str(tmp_path / f"{nproc}.npy"), "--out", str(tmp_path / str(nproc))]
+        done = samestep("evaluate", f"{JOBS}:job", "--weights", weights, "--nproc", str(nproc), "--json", *kept)
+        assert done.returncode == 0, done.stderr
+        found.append(json.loads(done.stdout))
+    names = {"loss", "accuracy", "top2", "f1", "auroc", "perplexity"}
+    assert set(found[0]["evaluation"]) == names
+    assert all(each["evaluation"] == found[0]["evaluation"] for each in found)
+    assert found[0]["evaluation"] == trained[1]["evaluation"]
+    outputs = [np.load(tmp_path / f"{nproc}.npy") for nproc in (1, 2, 3)]
+    assert outputs[0].shape == (131, 3)
+    assert all((each == outputs[0]).all() for each in outputs)
+    # The same as torchmetrics and numpy make of the outputs at once, in the dataset's order.
+    import torch
+    from torchmetrics.functional.classification import multiclass_auroc, multiclass_f1_score
+
+    labels = torch.arange(131) % 3
+    whole = torch.from_numpy(outputs[0])
+    assert found[0]["evaluation"]["accuracy"] == float((whole.argmax(1) == labels).double().mean())
+    assert found[0]["evaluation"]["f1"] == float(multiclass_f1_score(whole, labels, 3))
+    assert found[0]["evaluation"]["auroc"] == float(multiclass_auroc(whole, labels, 3))
