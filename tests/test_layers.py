@@ -24,7 +24,7 @@ ABOVE = [
     {"study"},
     {"processes"},
     {"submit", "options", "surroundings"},
-    {"verify", "report", "stats", "waiting"},
+    {"verify", "report", "stats", "scaling", "waiting"},
     {"rounding"},
     {"comparison"},
     {"causes", "proof_plan"},
@@ -35,7 +35,7 @@ ABOVE = [
 BELOW = [
     {"worker"},
     {"inspection", "referee"},
-    {"eject", "watch"},
+    {"eject", "watch", "fitting"},
     {"probe"},
     {"proof", "loading", "evaluate"},
     {"engines"},

@@ -56,6 +56,7 @@ def inspect_job(target: str, settings: dict[str, str], replicas: int, steps: int
         "evaluation_rows": 0 if job.evaluation is None else len(job.evaluation),
         "metrics": {"loss": "min"} | {name: _better(metric) for name, metric in job.metrics.items()},
         "global_batch": job.global_batch,
+        "micro_batches": {str(n): schedule_of(job, n).micro_batches for n in sorted({1, replicas})},
         "steps_per_epoch": schedule_of(job, 1).steps_per_epoch,
         "epochs": job.epochs,
         "parameters": sum(p.numel() for p in parameters),

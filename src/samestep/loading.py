@@ -8,6 +8,7 @@ import inspect
 import pkgutil
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -136,7 +137,10 @@ def values_of(function: Callable[..., Any], texts: Mapping[str, str], what: str,
 def build(target: str, settings: Mapping[str, str]) -> Job:
     """Calls the job function with `settings` (texts, as given to --set) and returns its Job."""
     function = find(target)
-    values = values_of(function, settings, f"the job {target}", "--set")
+    own = inspect.signature(function).parameters
+    general = {name: text for name, text in settings.items() if name not in own and name in GENERAL}
+    mine = {name: text for name, text in settings.items() if name not in general}
+    values = values_of(function, mine, f"the job {target}", "--set")
     parameters = inspect.signature(function).parameters
     absent = [n for n, p in parameters.items() if p.default is inspect.Parameter.empty and n not in values]
     if absent:
@@ -149,7 +153,17 @@ def build(target: str, settings: Mapping[str, str]) -> Job:
         raise UserError(f"the job {target} raised while it was built: {_where(error, target)}{_says(error)}") from error
     if not isinstance(job, Job):
         raise UserError(f"the job {target} returned {type(job).__name__}, not a samestep.Job")
-    return job
+    return replace(job, **values_of(of_every_job, general, f"the job {target}", "--set"))
+
+
+def of_every_job(
+    micro_batch: int | None = None, workers: int = 0, prefetch: int = 2, last: Literal["keep", "drop"] = "keep"
+) -> None:
+    """The settings that every job has, also those whose function does not declare them: they change how a training is
+    carried out, or drop the rows that do not fill a batch."""
+
+
+GENERAL = tuple(inspect.signature(of_every_job).parameters)
 
 
 def _says(error: BaseException) -> str:

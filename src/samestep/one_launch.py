@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from samestep import begin
+from samestep import begin, scaling
 from samestep.ending import say
 from samestep.processes.start import shell_line
 from samestep.show import Training
@@ -28,6 +28,13 @@ def conduct(
         print(shell_line(plan))
         return None
     first = inside is None or inside.rank == 0
+    if command == "run" and first:
+        ranks = row.facts["layout"]["replicas"]
+        parts = found["job"]["micro_batches"].get(str(ranks), 1)
+        say(scaling.one_step(found["job"]["global_batch"], ranks, parts))
+        advice = scaling.advice(found["job"]["settings"], found["job"]["chosen"])
+        if advice:
+            say(advice)
     with Training(f"{asked['job']} on {asked['engines']}", folder, first=first) as progress:
         results = train(study, found, row, plan, results_in, folder, progress.tell, alone=inside is not None)
     if results is None and inside is None:

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 from samestep.data.loader import batches
 from samestep.data.schedule import key, schedule_of
 from samestep.errors import Refused, not_a_scalar
-from samestep.job import Batch, Job
+from samestep.job import Batch, Job, Part
 from samestep.meter import Meter
 from samestep.stopping import Stop
 from samestep.world import World
@@ -59,6 +59,7 @@ class Run:
         self.schedule = schedule_of(job, world.size)
         self.meter = Meter(world.rank, world.device)
         self.began_at: float | None = None
+        self.part: Part | None = None  # the latest whose loss was asked for
         self._observe = observe
         self._notes: list[dict[str, Any]] = []
         self._start_digest: str | None = None
@@ -122,7 +123,7 @@ class Run:
         Seeds the random stream of this (step, micro-batch, replica) first: one for each device, each its own.
         Raises Refused when BatchNorm gets one row.
         """
-        part = batch.part
+        self.part = part = batch.part
         first = self.world.rank * len(self._streams)
         for replica, stream in enumerate(self._streams, first):
             stream.manual_seed(key(self.job.seed, "replica", part.step, part.micro, replica))

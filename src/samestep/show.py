@@ -63,12 +63,12 @@ class Training(_Live):
 
     def __init__(self, title: str, folder: Path, *, first: bool = True) -> None:
         """first: whether this command is the one that speaks for all ranks."""
-        super().__init__(MofNCompleteColumn(), TextColumn("steps  loss {task.fields[loss]}"))
+        super().__init__(MofNCompleteColumn(), TextColumn("steps  {task.fields[facts]}"))
         self.title = title
         self.lines = Lines(folder, self._line)
         self.phase: str | None = "" if first else None
         self.attempt = self.evaluated = 0
-        self.progress.update(self.task, loss="")
+        self.progress.update(self.task, facts="")
 
     def tell(self, told: Mapping[str, Any]) -> None:
         self.lines.look()
@@ -85,7 +85,8 @@ class Training(_Live):
             if self.phase is not None:
                 self._event(f"after step {entry['step']}: {_means(entry)}")
         if "steps" in told:
-            self.progress.update(self.task, completed=told["done"], total=told["steps"], loss=f"{told['loss']:.4f}")
+            facts = f"{told['samples']:,} samples  loss {told['loss']:.4f}"
+            self.progress.update(self.task, completed=told["done"], total=told["steps"], facts=facts)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -37,6 +37,7 @@ from samestep.data.schedule import schedule_of
 from samestep.eject import eject
 from samestep.errors import LoadingFailed, LostPeer, Refused, UserError
 from samestep.evaluate import evaluate, plain_model
+from samestep.fitting import is_out_of_memory, too_large
 from samestep.job import Job
 from samestep.lifeline import die_with_parent
 from samestep.loading import build
@@ -97,7 +98,8 @@ def train(plan: Plan, step: Plan, job: Job, engine: engines.Engine, world: World
 
     A stop that somebody asks for ends it after a step; then too, there are weights and an evaluation.
     """
-    steps = job.epochs * schedule_of(job, 1).steps_per_epoch
+    whole = schedule_of(job, 1)
+    steps = job.epochs * whole.steps_per_epoch
     folder = Path(plan["out"])
     if step["init"]:
         job = replace(job, model=partial(started_from, job.model, Path(step["init"])))
@@ -106,7 +108,12 @@ def train(plan: Plan, step: Plan, job: Job, engine: engines.Engine, world: World
     watch = Watch(job, world, steps, Path(plan["weights"]), every, best, step["patience"])
 
     def progress(done: int, loss: float) -> None:
-        tell(world.rank, folder, "train", done=done, steps=steps, loss=loss, curve=watch.curve)
+        tell(world.rank, folder, "train", done=done, steps=steps, samples=seen_by(done), loss=loss, curve=watch.curve)
+
+    def seen_by(done: int) -> int:
+        epochs, more = divmod(done, whole.steps_per_epoch)
+        rows = whole.steps_per_epoch * job.global_batch if job.last == "drop" else len(job.train)
+        return epochs * rows + more * job.global_batch
 
     stop = Stop(world, meeting_store())
     run = Run(job, world, steps, progress=progress if world.rank == 0 else None, stop=stop, watch=watch)
@@ -132,6 +139,9 @@ def _train(engine: engines.Engine, job: Job, world: World, run: Run, settings: M
     try:
         return engine.train(job, world, run, **settings)
     except RuntimeError as error:
+        if is_out_of_memory(error) and run.part:
+            error.__traceback__ = None  # whose frames hold what fills the memory
+            raise too_large(job, run.part, world) from None
         if "got mixed torch.Tensor and DTensor" in str(error):
             raise Refused(
                 "the model calls a part of a sharded unit by itself, so that its parameters are not gathered; shard "

@@ -1,0 +1,53 @@
+"""A batch that does not fit into memory: how many rows at once would."""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import replace
+
+import torch
+
+from samestep.data.loader import Rows, to_device
+from samestep.errors import UserError
+from samestep.job import Batch, Job, Part
+from samestep.world import World
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether torch found no memory, on a GPU or on the CPU."""
+    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator: can't allocate memory" in str(error)
+
+
+def too_large(job: Job, part: Part, world: World) -> UserError:
+    """The mistake of a micro-batch `part` that does not fit, with one that does, which is tried out here."""
+    rows = len(part.indices)
+    at = f"step {part.step}: rank {world.rank} has no memory for {rows} rows at once"
+    fits = rows // 2
+    while fits and not _fits(job, part, fits, world):
+        fits //= 2
+    if not fits:
+        return UserError(f"{at}, nor for 1; the model itself is too large for it: shard it (--engine fsdp)")
+    return UserError(
+        f"{at}; {fits} fit{'s' * (fits == 1)}: --set micro_batch={fits} takes the same step, in more parts"
+    )
+
+
+def _fits(job: Job, part: Part, rows: int, world: World) -> bool:
+    """Whether a step on so many rows fits: forward, backward and the optimizer, beside what is there already."""
+    try:
+        _step(job, replace(part, indices=part.indices[:rows], rows=rows), world)
+    except (RuntimeError, MemoryError):
+        return False
+    finally:
+        gc.collect()
+        if world.device != "cpu":
+            torch.cuda.empty_cache()
+    return True
+
+
+def _step(job: Job, part: Part, world: World) -> None:
+    model = job.model().to(world.device)
+    optimizer = job.optimizer.build(model)
+    batch = Batch(to_device(Rows(job)[part][1], world.device), part)
+    job.criterion(job.forward(model, batch), batch).backward()
+    optimizer.step()
