@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,11 +34,9 @@ def started_already(env: Mapping[str, str], asked: Mapping[str, Any]) -> Started
         refuse_to_start_more(env, asked["nnodes"])
         return None
     in_job = "SLURM_JOB_ID" in env and "SLURM_STEP_ID" in env and "MASTER_ADDR" not in env
-    try:
+    with launchers_variables():
         host = slurm.first_host(env) if in_job else None
         found = started(env, host, slurm_port(env.get("SLURM_JOB_ID", "0"), env.get("SLURM_STEP_ID", "0")))
-    except (KeyError, ValueError, AttributeError) as error:
-        raise odd_environment(error) from error
     for option in ("port", "hosts", "node_rank", "master_addr", "max_restarts"):
         if found and asked[option]:
             raise UserError(
@@ -50,13 +49,17 @@ def started_already(env: Mapping[str, str], asked: Mapping[str, Any]) -> Started
     return found
 
 
-def odd_environment(error: Exception) -> UserError:
-    """The mistake of an environment that holds a part of a launcher's variables, or odd ones."""
-    what = f"no {error.args[0]}" if isinstance(error, KeyError) else str(error)
-    return UserError(
-        f"the environment holds some of a launcher's variables and not all, or odd ones ({what}); unset those that "
-        "begin with SLURM_, OMPI_, HOROVOD_ or TORCHELASTIC_, or start this command by that launcher"
-    )
+@contextmanager
+def launchers_variables() -> Iterator[None]:
+    """Reads them inside. Raises UserError where there is only a part of a launcher's variables, or odd ones."""
+    try:
+        yield
+    except (KeyError, ValueError) as error:
+        what = f"no {error.args[0]}" if isinstance(error, KeyError) else str(error)
+        raise UserError(
+            f"the environment holds some of a launcher's variables and not all, or odd ones ({what}); unset those that "
+            "begin with SLURM_, OMPI_, HOROVOD_ or TORCHELASTIC_, or start this command by that launcher"
+        ) from error
 
 
 def machines_of(asked: Mapping[str, Any], env: Mapping[str, str]) -> Machines:
@@ -65,11 +68,9 @@ def machines_of(asked: Mapping[str, Any], env: Mapping[str, str]) -> Machines:
     nnodes, master, port = asked["nnodes"], asked["master_addr"], asked["port"]
     in_job = "SLURM_JOB_ID" in env and bool({"srun", "all"} & {*split(asked["launchers"])})
     if in_job:
-        try:
+        with launchers_variables():
             nnodes = nnodes or int(env["SLURM_JOB_NUM_NODES"])
             master, port = master or slurm.first_host(env), port or slurm_port(env["SLURM_JOB_ID"])
-        except (KeyError, ValueError) as error:
-            raise odd_environment(error) from error
     if hosts:
         nnodes, master = len(hosts), master or hosts[0]
         port = port or (ports.any_free(master) if len(hosts) > 1 and is_here(master) else 0)
@@ -136,10 +137,8 @@ def study_of(
     if asked["interface"]:
         check_interface(asked["interface"])
     if nproc is None and machines.reached and "SLURM_TASKS_PER_NODE" in os.environ:
-        try:
+        with launchers_variables():
             nproc = tasks_per_node(os.environ["SLURM_TASKS_PER_NODE"], 0)
-        except AttributeError as error:
-            raise odd_environment(ValueError("SLURM_TASKS_PER_NODE")) from error
     found = ask(
         job,
         settings,

@@ -11,6 +11,7 @@ import numpy as np
 
 from samestep import causes
 from samestep.causes import Divergence
+from samestep.errors import first_few
 from samestep.record import Record
 from samestep.trace import EPS, Expectation, Part, Trace, of_engine
 
@@ -238,8 +239,8 @@ class Comparison:
             name for name in dict.fromkeys(self.unresolved) if f"{name} (" not in " ".join(self.ill_conditioned)
         ]
         if unresolved and not self.inexact:
-            names = ", ".join(unresolved[:4]) + (" …" if len(unresolved) > 4 else "")
-            notes.append(f"moves too little for {facts['rounds_to'] or facts['dtype']} to resolve: {names}")
+            dtype = facts["rounds_to"] or facts["dtype"]
+            notes.append(f"moves too little for {dtype} to resolve: {first_few(unresolved)}")
         for training, step in self.reach.items():
             notes.append(
                 f"with {_OPTIMIZER[training]}, rounding alone moves the loss by more than 0.1 % from step {step} on: "

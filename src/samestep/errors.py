@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class UserError(Exception):
     """A mistake in what the user gave us. The command prints the sentence and exits with 2."""
@@ -55,6 +57,11 @@ def not_per_row(name: str, shape: list[int], rows: int) -> UserError:
         f"the metric '{name}' returned a tensor of shape {shape} for {rows} rows; "
         "return one value for each row, for example output.argmax(1) == batch.targets"
     )
+
+
+def first_few(names: Sequence[str]) -> str:
+    """'a, b, c, d …': the first four, and a sign where there are more."""
+    return ", ".join(names[:4]) + (" …" if len(names) > 4 else "")
 
 
 def nearest(word: str, known: list[str]) -> str:

@@ -7,8 +7,6 @@ import os
 import socket
 import time
 from collections.abc import Mapping, MutableMapping
-from contextlib import suppress
-from typing import Any
 
 import psutil
 
@@ -24,18 +22,17 @@ def addresses(host: str) -> list[str]:
     In Kubernetes it waits: a pod's name is known some seconds after the pod has started.
     """
     until = time.monotonic() + (POD_NAMES_S if "KUBERNETES_SERVICE_HOST" in os.environ else 0)
-    found: list[Any] = []
-    while not found:
-        with suppress(OSError, UnicodeError):  # what is no name at all is a UnicodeError
+    while True:
+        try:
             found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-        if found or time.monotonic() >= until:
-            break
+            return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+        except (OSError, UnicodeError):  # what is no name at all is a UnicodeError
+            if time.monotonic() >= until:
+                raise UserError(
+                    f"the name {host} is unknown on {socket.gethostname()}; give an address, as in "
+                    "--master-addr 10.0.0.1"
+                ) from None
         time.sleep(1.0)
-    if not found:
-        raise UserError(
-            f"the name {host} is unknown on {socket.gethostname()}; give an address, as in --master-addr 10.0.0.1"
-        )
-    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
 
 
 def interfaces() -> dict[str, list[str]]:
@@ -109,9 +106,10 @@ def check_master(master: str, machines: int) -> None:
     """Raises UserError when the other machines could not reach `master` by the address that it has here."""
     if machines < 2:
         return
-    if any(ipaddress.ip_address(a).is_unspecified for a in addresses(master)):
+    found = addresses(master)
+    if any(ipaddress.ip_address(a).is_unspecified for a in found):
         raise UserError(f"--master-addr {master} names no machine; give the address by which the others reach it")
-    loops = [a for a in addresses(master) if ipaddress.ip_address(a).is_loopback]
+    loops = [a for a in found if ipaddress.ip_address(a).is_loopback]
     if loops:
         outside = [a for entries in interfaces().values() for a in entries if not ipaddress.ip_address(a).is_loopback]
         shown = next((a for a in outside if not ipaddress.ip_address(a).is_link_local), "ADDRESS")

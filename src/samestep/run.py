@@ -182,9 +182,7 @@ class Run:
 
     def _later(self) -> dict[str, list[int]]:
         """Epoch -> this rank's rows of its first step."""
-        rows = replace(
-            self.schedule, weight=None
-        )  # a batch without weight must not end a proof that never trains on it
+        rows = replace(self.schedule, weight=None)  # rows that all weigh 0 must not end a proof that stops before them
         parts = {epoch: rows.step(self.world.rank, epoch, 0) for epoch in LATER}
         return {str(epoch): [i for p in of for i in p.indices[: p.rows].tolist()] for epoch, of in parts.items()}
 

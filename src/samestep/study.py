@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from samestep import launch
-from samestep.errors import UserError, nearest
+from samestep.errors import UserError, first_few, nearest
 from samestep.launch import Machines
 from samestep.record import Record
 from samestep.verify import Verdict
@@ -114,14 +114,14 @@ def refusal(facts: Mapping[str, Any], job: Mapping[str, Any]) -> str | None:
     """Why an engine cannot train a job that its inspection has looked at, or None."""
     layout = facts["layout"]
     if layout["every_gradient"] and job["unused"]:
-        names = ", ".join(job["unused"][:4]) + (" …" if len(job["unused"]) > 4 else "")
+        names = first_few(job["unused"])
         setting = ", or --set-engine find_unused=true" if "find_unused" in facts["settings"] else ""
         return (
-            f"{names}: no gradient, which {facts['name']} cannot train with; freeze such parameters, leave them out of "
-            f"the model{setting}"
+            f"{names}: no gradient, which {facts['name']} cannot train with; "
+            f"freeze such parameters, leave them out of the model{setting}"
         )
     if layout["no_scalars"] and job["scalars"]:
-        names = ", ".join(job["scalars"][:4]) + (" …" if len(job["scalars"]) > 4 else "")
+        names = first_few(job["scalars"])
         return f"{facts['name']} takes no scalar parameter: {names}; make it of shape [1], as in torch.ones(1)"
     refused: str | None = job["refused"][str(layout["replicas"])]
     return refused

@@ -35,8 +35,7 @@ def launcher_around(env: Mapping[str, str]) -> str | None:
     """
     if COMMAND in env:
         return None  # ours has
-    step = env.get("SLURM_STEP_ID", "")
-    in_step = step.isdigit() and int(step) < INTERACTIVE_STEP and int(env.get("SLURM_NTASKS", "1")) > 1
+    in_step = _in_step(env) and int(env.get("SLURM_NTASKS", "1")) > 1
     by_hand = [name for name in LAUNCHERS["torchrun"][:3] if name in env]
     numbers = ["SLURM_NTASKS", "SLURM_PROCID", "MASTER_PORT", "LOCAL_WORLD_SIZE", "GROUP_RANK"]
     _check_numbers(env, [*by_hand, *numbers])
@@ -68,16 +67,22 @@ def launcher_around(env: Mapping[str, str]) -> str | None:
     return None
 
 
+def _in_step(env: Mapping[str, str]) -> bool:
+    """Whether srun has started this process, rather than salloc's shell or a batch script."""
+    step = env.get("SLURM_STEP_ID", "")
+    return step.isdigit() and int(step) < INTERACTIVE_STEP
+
+
 def refuse_to_start_more(env: Mapping[str, str], nnodes: int | None) -> None:
     """Raises UserError when this process is certainly one of several that a launcher has started, and each would start
     ranks of its own. nnodes: machines, where this command is typed once on each; srun may be what types it."""
     if COMMAND in env:
         return
     _check_numbers(env, ["WORLD_SIZE", "SLURM_NTASKS", *(LAUNCHERS[name][1] for name in ("mpirun", "horovodrun"))])
-    step, tasks = env.get("SLURM_STEP_ID", ""), int(env.get("SLURM_NTASKS", "1"))
+    tasks = int(env.get("SLURM_NTASKS", "1"))
     sizes = {"torchrun": int(env.get("WORLD_SIZE", "1")) if "TORCHELASTIC_RUN_ID" in env else 1}
     sizes |= {name: int(env.get(LAUNCHERS[name][1], "1")) for name in ("mpirun", "horovodrun")}
-    if step.isdigit() and int(step) < INTERACTIVE_STEP and nnodes != tasks:
+    if _in_step(env) and nnodes != tasks:
         sizes["srun"] = tasks
     for launcher, size in sizes.items():
         if size > 1:

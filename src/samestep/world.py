@@ -84,9 +84,14 @@ def places(env: Mapping[str, str]) -> tuple[int, int, int, int, int]:
 
 
 def tasks_per_node(text: str, node: int) -> int:
-    """Slurm's '2(x3),1' (three nodes of two tasks, one of one) for node number `node`; a plain number as it is."""
+    """Slurm's '2(x3),1' (three nodes of two tasks, one of one) for node number `node`; a plain number as it is.
+
+    Raises ValueError for other texts.
+    """
     counts: list[int] = []
     for part in text.split(","):
-        count, times = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part).groups()  # type: ignore[union-attr]
-        counts += [int(count)] * int(times or 1)
+        found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
+        if found is None:
+            raise ValueError(f"{text!r} tells no tasks of machines")
+        counts += [int(found[1])] * int(found[2] or 1)
     return counts[min(node, len(counts) - 1)]

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from samestep import launch, network
+from samestep.ending import say
 from samestep.errors import TrainingFailed
 from samestep.launch import Machines, Plan
 from samestep.lifeline import COMMAND, die_with_parent, this_command
@@ -51,6 +52,11 @@ def plan_for(
     """The command that has `nproc` workers here do what the file `path` asks."""
     shape = launch.Shape(nproc, str(path.parent), machines)
     plan = launch.load(launcher).plan(("-m", "samestep.worker", *flags, str(path)), shape)
+    return Plan(plan.argv, {**_environment(devices, machines), **plan.env}, plan.ends_by)
+
+
+def _environment(devices: Sequence[str], machines: Machines) -> dict[str, str]:
+    """What every rank is told, whoever starts it."""
     env = {
         "OMP_NUM_THREADS": "1",
         "SAMESTEP_TIMEOUT_S": f"{machines.timeout_s:g}",
@@ -58,19 +64,12 @@ def plan_for(
     }
     if machines.interface:
         env |= network.check_interface(machines.interface)
-    return Plan(plan.argv, {**env, **plan.env}, plan.ends_by)
+    return env
 
 
 def inside(path: Path, started: Started, devices: Sequence[str], machines: Machines) -> Plan:
     """The command that becomes one rank of those that somebody's launcher has started, whose variables it keeps."""
-    env = {
-        "OMP_NUM_THREADS": "1",
-        "SAMESTEP_TIMEOUT_S": f"{machines.timeout_s:g}",
-        "SAMESTEP_DEVICES": ",".join(devices),
-    }
-    env |= {STARTED_BY: started.launcher, "SAMESTEP_RUN": started.id}
-    if machines.interface:
-        env |= network.check_interface(machines.interface)
+    env = _environment(devices, machines) | {STARTED_BY: started.launcher, "SAMESTEP_RUN": started.id}
     if started.launcher != "torchrun":  # the store of a run with its own name: all ranks of one machine can find it
         meeting = (
             f"file://{Path(tempfile.gettempdir()).resolve()}/samestep-{os.getuid()}-{started.launcher}-{started.id}"
@@ -102,7 +101,7 @@ def run(
     function ends, the tree has ended too.
     """
     for lock in clear_stale_locks(os.environ):
-        print(f"samestep: removed {lock}, which a killed build had left", file=sys.stderr)
+        say(f"removed {lock}, which a killed build had left")
     began = time.monotonic()
     killed_before = memory.kills()
     quiet = {"TORCH_CPP_LOG_LEVEL": "ERROR"}  # it warns that addresses have no names
@@ -126,12 +125,13 @@ def run(
     try:
         while tree.poll() is None:
             try:
+                now = told(folder) if watch or graceful else {}
                 if watch:
-                    watch(told(folder))
-                if wishes and not asked_to_stop and "done" in told(folder):
-                    asked_to_stop = _ask_to_stop(folder, "asked by SIGUSR1")
-                if asked_to_stop and told(folder).get("attempt") != asked_attempt and "done" in told(folder):
-                    asked_attempt = told(folder).get("attempt")  # those that torchrun has started again, too
+                    watch(now)
+                if wishes and not asked_to_stop and "done" in now:
+                    asked_to_stop = _stops("asked by SIGUSR1")
+                if asked_to_stop and "done" in now and now["attempt"] != asked_attempt:
+                    asked_attempt = now["attempt"]  # those that torchrun has started again are asked again
                     signal_ranks(folder, signal.SIGUSR2)
                 late = deadline_s is not None and time.monotonic() - began > deadline_s
                 if late and tree.poll() is None:  # looking at what they print takes time too
@@ -150,7 +150,7 @@ def run(
             except KeyboardInterrupt:
                 if not graceful or asked_to_stop or "done" not in told(folder):
                     raise
-                asked_to_stop = _ask_to_stop(folder, "interrupt again to end at once")
+                asked_to_stop = _stops("interrupt again to end at once")
     finally:
         end(tree, folder)
     if tree.returncode == 0 and machines.nnodes > 1 and not list(folder.glob("error-rank*")):
@@ -160,9 +160,8 @@ def run(
     return record
 
 
-def _ask_to_stop(folder: Path, why: str) -> bool:
-    signal_ranks(folder, signal.SIGUSR2)
-    print(f"samestep: stopping after a step; {why}", file=sys.stderr)
+def _stops(why: str) -> bool:
+    say(f"stopping after a step; {why}")
     return True
 
 
