@@ -51,6 +51,7 @@ class Layout:
     buffers: 'rank0' where replica 0's buffers (BatchNorm's statistics) replace the others' before each step's
         first forward pass; 'local' where every replica keeps its own. Rank 0's are the result either way.
     every_gradient: True where a parameter without a gradient is an error (DDP), or no longer left alone.
+    lone_batchnorm: True where torch's SyncBatchNorm would not find the other replicas.
     no_scalars: True where a parameter without dimensions is an error (FSDP).
     """
 
@@ -58,6 +59,7 @@ class Layout:
     split: Literal["even", "chunk"] = "even"
     buffers: Literal["rank0", "local"] = "rank0"
     every_gradient: bool = False
+    lone_batchnorm: bool = False
     no_scalars: bool = False
 
 

@@ -131,7 +131,7 @@ def _sums(job: Job, by_row: list[str], output: Any, batch: Batch) -> Tensor:
     """[rows, weight, loss, each metric by row], summed over the rows of a batch. float64"""
     rows, weight = batch.part.rows, batch.part.weight
     loss = job.criterion(output, batch) * weight
-    values = [torch.tensor(float(rows)), torch.tensor(weight), loss]
+    values = [*torch.tensor([rows, weight], dtype=torch.float64), loss]
     for name in by_row:
         of_rows = job.metrics[name](output, batch)
         if of_rows.dim() == 0 or len(of_rows) != rows:

@@ -15,10 +15,12 @@ from typing import Any, cast
 
 import torch
 from torch import nn
+from torch.utils.data import IterableDataset
 
 from samestep import engine as engines
 from samestep.data.loader import Rows
 from samestep.data.schedule import schedule_of
+from samestep.data.stream import Stream
 from samestep.errors import UserError, nearest
 from samestep.job import Batch, Job
 from samestep.loading import build, find, innermost, settings_of, values_of
@@ -62,8 +64,10 @@ def inspect_job(target: str, settings: dict[str, str], replicas: int, steps: int
         "parameters": sum(p.numel() for p in parameters),
         "dtype": str(next(p.dtype for p in parameters)).removeprefix("torch."),
         "workers": job.workers,
+        "stream": isinstance(job.train, Stream),
         "prefetch": job.prefetch,
         "last": job.last,
+        "sync_batchnorm": job.sync_batchnorm,
         "batch_layers": _layers(model, nn.modules.batchnorm._BatchNorm),
         "unused": unused,
         "scalars": [name for name, parameter in model.named_parameters() if parameter.dim() == 0],
@@ -112,11 +116,15 @@ def _check_numbers(job: Job) -> None:
     for name, dataset in (("train", job.train), ("evaluation", job.evaluation)):
         if dataset is None and name == "evaluation":
             continue
-        if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+        iterable = isinstance(dataset, IterableDataset)
+        if iterable or not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
             raise UserError(
                 f"{name} is a {type(dataset).__name__}, which has no length or no rows by index; give a map-style "
-                "dataset with __len__ and __getitem__ (an IterableDataset cannot be shared out exactly)"
+                "dataset with __len__ and __getitem__, or wrap what is read from its beginning: "
+                "samestep.data.stream.Stream(dataset, length=…), with Job(shuffle=False)"
             )
+        if name == "train" and isinstance(dataset, Stream) and job.shuffle:
+            raise UserError("a Stream has one order, its own; say that it is not to be shuffled: Job(shuffle=False)")
         if len(cast(Sized, dataset)) == 0:
             raise UserError(f"the {name} dataset has no rows" + ("; leave it out (None)" if name != "train" else ""))
     for name in ("global_batch", "epochs", "micro_batch", "clip_norm", "prefetch"):
@@ -139,9 +147,15 @@ def _check_numbers(job: Job) -> None:
 
 
 def _refusal(job: Job, replicas: int) -> str | None:
-    """The sentence about the smallest part of an epoch, if it is one row and a layer refuses that."""
+    """The sentence about the smallest part of an epoch, if a layer refuses its one row, or that there is none."""
+    synced = job.sync_batchnorm and replicas > 1
     rows, step, rank = schedule_of(job, replicas).smallest_part()
-    if rows > 1:
+    if synced and (empty := schedule_of(job, replicas).without_rows()):
+        return (
+            f"step {empty[0]}: rank {empty[1]} gets no rows, and SyncBatchNorm would count others' twice; "
+            "set global_batch=… so that every rank gets some, or last=drop"
+        )
+    if rows > 1 or synced:
         return None
     part = next(p for p in schedule_of(job, 1).step(0, 0, 0))
     part = replace(part, indices=part.indices[:1], rows=1)

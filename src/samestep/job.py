@@ -131,6 +131,8 @@ class Job:
         every row weighs 1. evaluation_weight: the same for the evaluation's samples.
     augment: (sample, generator) -> sample; the generator is keyed by (seed, epoch, index), never by rank or worker.
     last: what to do with an epoch's incomplete last batch.
+    shuffle: whether each epoch has an order of its own; False: the dataset's order, as for a Stream.
+    sync_batchnorm: BatchNorm takes its statistics over all ranks' rows, as torch's SyncBatchNorm does (on GPUs alone).
     workers: loader processes per rank; 0 loads in the training process. A plain TensorDataset is indexed there anyway.
     prefetch: batches that each loader process works ahead.
     """
@@ -153,6 +155,8 @@ class Job:
     micro_batch: int | None = None
     clip_norm: float | None = None
     last: Literal["keep", "drop"] = "keep"
+    shuffle: bool = True
+    sync_batchnorm: bool = False
     workers: int = 0
     prefetch: int = 2
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 from torch.utils.data import Subset, TensorDataset
 
+from samestep.data.stream import Stream
 from samestep.job import Job, Recipe
 
 SGD_LR = 0.05  # where the training stands it; the reference finds the rate at which it does
@@ -39,8 +40,8 @@ def proof_job(job: Job, training: Training) -> Job:
     """`job` on a subset that crosses an epoch's end with an uneven batch, in the proof's dtype and optimizer."""
     dtype = getattr(torch, training.dtype)
     of_samples = None if job.collate else dtype  # a collate makes its tensors itself, and they are cast after it
-    rows = _spread(len(job.train), subset_length(len(job.train), job.global_batch, training))
-    evaluated = [] if job.evaluation is None else _spread(len(job.evaluation), evaluated_rows(job, training.replicas))
+    rows = _some(job.train, subset_length(len(job.train), job.global_batch, training))
+    evaluated = [] if job.evaluation is None else _some(job.evaluation, evaluated_rows(job, training.replicas))
     small = replace(
         job,
         model=lambda: job.model().to(dtype),
@@ -88,9 +89,9 @@ def evaluated_rows(job: Job, replicas: int) -> int:
     return min(len(job.evaluation), rows) if job.evaluation is not None else 0
 
 
-def _spread(length: int, rows: int) -> list[int]:
-    """`rows` indices spread evenly over `length`, because many datasets are sorted by class."""
-    return [i * length // rows for i in range(rows)]
+def _some(dataset: Any, rows: int) -> list[int]:
+    """`rows` indices: a stream's first, else spread evenly, because many datasets are sorted by class."""
+    return list(range(rows)) if isinstance(dataset, Stream) else [i * len(dataset) // rows for i in range(rows)]
 
 
 def _thinned(dataset: Any, rows: list[int], dtype: torch.dtype | None) -> Any:

@@ -123,6 +123,13 @@ def refusal(facts: Mapping[str, Any], job: Mapping[str, Any]) -> str | None:
     if layout["no_scalars"] and job["scalars"]:
         names = first_few(job["scalars"])
         return f"{facts['name']} takes no scalar parameter: {names}; make it of shape [1], as in torch.ones(1)"
+    if job["sync_batchnorm"] and job["batch_layers"] and layout["replicas"] > 1:
+        if layout["lone_batchnorm"]:
+            return (
+                f"SyncBatchNorm does not find the other ranks of {facts['name']}; use ddp, or leave sync_batchnorm out"
+            )
+        if facts["devices"][0] == "cpu":
+            return "torch's SyncBatchNorm runs on GPUs alone; leave sync_batchnorm out where there are none"
     refused: str | None = job["refused"][str(layout["replicas"])]
     return refused
 

@@ -216,7 +216,8 @@ def _digest(file: Path) -> str:
 def _waiting(job: Mapping[str, Any], record: Record) -> dict[str, Any]:
     """How the data came: the share of the time that was spent waiting, rows per second, and what would help."""
     cores = record.ranks[0]["machine"]["cores"] / record.ranks[0]["world"]["local_size"]
-    found = waiting.measured(record.training("train"), job["global_batch"], job["workers"], job["prefetch"], cores)
+    loader = (job["global_batch"], job["workers"], job["prefetch"], cores, 1 if job["stream"] else 1_000)
+    found = waiting.measured(record.training("train"), *loader)
     return {
         "wait_share": found and found.share,
         "loader_ceiling": found and found.loader_ceiling,

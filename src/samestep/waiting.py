@@ -17,7 +17,8 @@ class Waiting:
 
     step_s: seconds of a step, waiting included. wait_s: of these, waiting for data. fetch_s: what loading the step's
     rows took, in the one process that did it. rows: of a step, on all ranks. workers: loader processes per rank; 0:
-    the training process loads. prefetch: batches that each loads ahead. cores: of the machine, per rank.
+    the training process loads. prefetch: batches that each loads ahead. cores: of the machine, per rank. most_workers:
+    that would load more than fewer do.
     """
 
     step_s: float
@@ -27,6 +28,7 @@ class Waiting:
     workers: int
     prefetch: int
     cores: float
+    most_workers: int = 1_000
 
     @property
     def share(self) -> float:
@@ -56,7 +58,7 @@ class Waiting:
         if self.share <= WORTH_A_WORD:
             return None
         facts = f"loading a batch takes {_ms(self.fetch_s)} and a step {_ms(self.alone_s)}"
-        free = int(self.cores) - 1  # one trains
+        free = min(int(self.cores) - 1, self.most_workers)  # one trains
         needed = max(ceil(self.fetch_s / self.alone_s), self.workers + 1)
         if self.workers and self.fetch_s * BURSTY <= self.alone_s * self.workers:
             more = _knob("prefetch", 2 * self.prefetch, settings)
@@ -68,13 +70,22 @@ class Waiting:
                 "would keep up" if best == needed else f"would load {best / max(1, self.workers):.1f} times as much"
             )
             return f"{facts}: {_count(best)} {enough}; {_knob('workers', best, settings)}"
+        if self.workers >= self.most_workers:
+            return (
+                f"{facts}: a stream is read by one worker; make reading cheaper, or prepare samestep.data.arrays once"
+            )
         cores = f"{max(0, free)} core{'' if free == 1 else 's'}"
         why = f"{_count(needed)} would keep up, and each rank has {cores} beside the one that trains"
         return f"{facts}: {why}; make loading cheaper: smaller images, fewer augmentations, or arrays prepared once"
 
 
 def measured(
-    ranks: Sequence[Mapping[str, Any]], rows_per_step: float, workers: int, prefetch: int, cores_per_rank: float
+    ranks: Sequence[Mapping[str, Any]],
+    rows_per_step: float,
+    workers: int,
+    prefetch: int,
+    cores_per_rank: float,
+    most_workers: int = 1_000,
 ) -> Waiting | None:
     """What the records of all ranks come to; None for a training without steps.
 
@@ -86,7 +97,7 @@ def measured(
         return None
     fetched = sum(seen.get("fetch_s", 0.0) for seen in ranks) / sum(len(seen["step_s"]) for seen in ranks)
     step_s, wait_s = (sum(times) / len(steps) for times in zip(*steps))
-    return Waiting(step_s, wait_s, fetched, rows_per_step, workers, prefetch, cores_per_rank)
+    return Waiting(step_s, wait_s, fetched, rows_per_step, workers, prefetch, cores_per_rank, most_workers)
 
 
 def _ms(seconds: float) -> str:

@@ -135,9 +135,16 @@ def score(plan: Plan, step: Plan, job: Job, engine: engines.Engine, world: World
     return {"evaluation": found.record()}
 
 
+def _synced(job: Job, world: World) -> Job:
+    """`job`, its BatchNorm layers made torch's SyncBatchNorm where it asks for that and there are others."""
+    if not job.sync_batchnorm or world.size == 1:
+        return job
+    return replace(job, model=lambda: torch.nn.SyncBatchNorm.convert_sync_batchnorm(job.model()))
+
+
 def _train(engine: engines.Engine, job: Job, world: World, run: Run, settings: Mapping[str, Any]) -> dict[str, Any]:
     try:
-        return engine.train(job, world, run, **settings)
+        return engine.train(_synced(job, world), world, run, **settings)
     except RuntimeError as error:
         if is_out_of_memory(error) and run.part:
             error.__traceback__ = None  # whose frames hold what fills the memory

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.optim.lr_scheduler import ExponentialLR
-from torch.utils.data import TensorDataset
+from torch.utils.data import IterableDataset, TensorDataset, get_worker_info
 
 from samestep import Batch, Job, LRSchedule, Recipe
+from samestep.data.stream import Stream
 
 
 class Masked(nn.Module):
@@ -47,6 +49,24 @@ class Unused(nn.Module):
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         return self.linear(inputs.flatten(1))
+
+
+class Read(IterableDataset[tuple[torch.Tensor, ...]]):
+    """Rows from the beginning, the second epoch's from the end; shared out to loader workers, as torch's docs do it."""
+
+    def __init__(self, rows: TensorDataset) -> None:
+        self.rows, self.epoch = rows, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, ...]]:
+        worker = get_worker_info()
+        for index in range(worker.id if worker else 0, len(self), worker.num_workers if worker else 1):
+            yield self.rows[index if self.epoch % 2 == 0 else len(self) - 1 - index]
 
 
 def _groups(model: nn.Module) -> list[dict[str, object]]:
@@ -96,6 +116,9 @@ def job(
     weighted: bool = False,
     frozen: bool = False,
     float32_only: bool = False,
+    shuffle: bool = True,
+    stream: bool = False,
+    workers: int = 0,
 ) -> Job:
     generator = torch.Generator().manual_seed(seed)
     inputs = torch.randn(rows, 2, 3, 3, generator=generator)
@@ -117,6 +140,7 @@ def job(
         return (losses * of_rows).sum() / of_rows.sum() if weighted else losses.mean()
 
     data = TensorDataset(inputs, weights, targets)
+    held_out = TensorDataset(*(tensor[: rows // 2 + 1] for tensor in data.tensors))
     weigh = (lambda index: float(weights[index])) if weighted else None
     return Job(
         model=model,
@@ -124,8 +148,8 @@ def job(
         forward=lambda network, batch: network(batch.data[0]),
         optimizer=OPTIMIZERS[optimizer],
         scheduler=None if every == "never" else LRSchedule(lambda o: ExponentialLR(o, 0.8), every=every),
-        train=data,
-        evaluation=TensorDataset(*(tensor[: rows // 2 + 1] for tensor in data.tensors)),
+        train=Stream(Read(data)) if stream else data,
+        evaluation=Stream(Read(held_out)) if stream else held_out,
         metrics={"accuracy": lambda output, batch: output.argmax(1) == batch.data[2]},
         global_batch=global_batch,
         seed=seed,
@@ -134,4 +158,6 @@ def job(
         weight=weigh,
         evaluation_weight=weigh,
         last=last,
+        shuffle=shuffle and not stream,
+        workers=workers,
     )

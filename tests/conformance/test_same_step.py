@@ -26,6 +26,9 @@ CASES = {
     "clipping": {"clip_norm": "0.1"},
     "scheduler by step": {"every": "step"},
     "scheduler by epoch": {"every": "epoch"},
+    "not shuffled": {"shuffle": "false"},
+    "a stream": {"stream": "true", "rows": "29"},
+    "a stream, accumulation": {"stream": "true", "micro_batch": "2"},
     "weighted rows": {"weighted": "true", "rows": "29"},
     "frozen parameter": {"frozen": "true"},
     "dropout": {"arch": "deep"},
@@ -61,6 +64,11 @@ def test_loader_processes_change_nothing(ranks: Callable[[int], Ranks], judge_ra
     assert (verdict.verdict, verdict.bitwise) == ("same", True)
 
 
+def test_a_stream_is_read_by_one_worker(ranks: Callable[[int], Ranks], judge_rank: Ranks) -> None:
+    verdict = prove(judge_rank, ranks(2), DRAWN, "ddp", {"stream": "true", "workers": "3", "rows": "29"})
+    assert (verdict.verdict, verdict.bitwise) == ("same", True)
+
+
 DRAWS = {
     "arch": st.sampled_from(["mlp", "deep", "conv", "batchnorm"]),
     "width": st.integers(1, 9),
@@ -72,6 +80,8 @@ DRAWS = {
     "clip_norm": st.sampled_from([0.0, 0.01, 1.0]),
     "every": st.sampled_from(["step", "epoch", "never"]),
     "weighted": st.booleans(),
+    "shuffle": st.booleans(),
+    "stream": st.booleans(),
 }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -31,6 +31,7 @@ class Rows(Dataset[Any]):
         self.seed, self.augment, self.collate = job.seed, job.augment, job.collate or default_collate
         self.by_array = type(self.dataset) is TensorDataset and not job.collate and not job.augment
         self.by_take = type(self.dataset) is Arrays and not job.collate and not job.augment
+        self.set_epoch = _set_epoch(self.dataset)
         self.generator = torch.Generator()  # one for all samples: making it anew costs as much as a small augmentation
 
     def __getitem__(self, part: Part) -> tuple[Part, Any]:
@@ -39,12 +40,20 @@ class Rows(Dataset[Any]):
             return part, [tensor.index_select(0, indices) for tensor in self.dataset.tensors]
         if self.by_take:
             return part, self.dataset.take(part.indices)
+        if self.set_epoch:
+            self.set_epoch(part.epoch)
         samples = fetch(self.dataset, part.indices.tolist())
         if self.augment:
             # Keyed by the sample, so that an image is cropped alike on any number of ranks and loader workers.
             keys = [key(self.seed, "augment", part.epoch, index) for index in part.indices.tolist()]
             samples = [self.augment(s, self.generator.manual_seed(k)) for s, k in zip(samples, keys)]
         return part, self.collate(samples)
+
+
+def _set_epoch(dataset: Any) -> Callable[[int], None] | None:
+    """The `set_epoch` of a dataset that has one, such as a stream, also where it is inside of subsets."""
+    inside = getattr(dataset, "dataset", None)
+    return getattr(dataset, "set_epoch", None) or (None if inside is None else _set_epoch(inside))
 
 
 def fetch(dataset: Any, indices: list[int]) -> list[Any]:

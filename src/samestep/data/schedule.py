@@ -41,6 +41,7 @@ class Schedule:
     """length: samples in the dataset. global_batch: rows of one step over all ranks. world_size: ranks.
 
     micro_batch: the most rows that a rank takes at once; None: all of its part. weight: of a sample, by its index.
+    shuffle: False keeps the dataset's order in every epoch.
     """
 
     length: int
@@ -50,6 +51,7 @@ class Schedule:
     micro_batch: int | None = None
     last: Literal["keep", "drop"] = "keep"
     weight: Callable[[int], float] | None = None
+    shuffle: bool = True
 
     @property
     def steps_per_epoch(self) -> int:
@@ -64,12 +66,15 @@ class Schedule:
 
     def order(self, epoch: int) -> NDArray[np.int64]:
         """The samples in the order of this epoch, the same on every rank. shape [length]"""
-        return _order(self.length, self.seed, epoch)
+        return _order(self.length, self.seed, epoch) if self.shuffle else np.arange(self.length)
+
+    def _global_batch(self, epoch: int, number: int) -> NDArray[np.int64]:
+        start, end = number * self.global_batch, min((number + 1) * self.global_batch, self.length)
+        return self.order(epoch)[start:end] if self.shuffle else np.arange(start, end)  # a stream may be very long
 
     def step(self, rank: int, epoch: int, number: int) -> list[Part]:
         """Rank's A parts of step `number` of `epoch`, in the order in which they run."""
-        start = number * self.global_batch
-        whole = self.order(epoch)[start : start + self.global_batch]
+        whole = self._global_batch(epoch, number)
         per_rank = cut(len(whole), self.world_size)
         first = sum(per_rank[:rank])
         mine = whole[first : first + per_rank[rank]]
@@ -103,17 +108,22 @@ class Schedule:
             yield from self.step(rank, *divmod(step, self.steps_per_epoch))
 
     def smallest_part(self) -> tuple[int, int, int]:
-        """(rows, step, rank) of the smallest part that has rows in an epoch: what BatchNorm may refuse."""
+        """(rows, step, rank) of the smallest part of an epoch that has rows: what BatchNorm may refuse."""
+        return min(part for part in self._sizes() if part[0])
+
+    def without_rows(self) -> tuple[int, int] | None:
+        """(step, rank) of the first part of an epoch that has no rows, or None."""
+        return next(((step, rank) for rows, step, rank in self._sizes() if not rows), None)
+
+    def _sizes(self) -> Iterator[tuple[int, int, int]]:
+        """(rows, step, rank) of the parts of a whole step and of the last one."""
         final = self.steps_per_epoch - 1
         rows_of = {0: min(self.global_batch, self.length)}
         rows_of[final] = min(self.global_batch, self.length - final * self.global_batch)
-        return min(
-            (rows, step, rank)
-            for step, in_step in rows_of.items()
-            for rank, in_rank in enumerate(cut(in_step, self.world_size))
-            for rows in cut(in_rank, self.micro_batches)
-            if rows
-        )
+        for step, in_step in rows_of.items():
+            for rank, in_rank in enumerate(cut(in_step, self.world_size)):
+                for rows in cut(in_rank, self.micro_batches):
+                    yield rows, step, rank
 
     def _weigh(self, indices: NDArray[np.int64]) -> float:
         return float(len(indices)) if self.weight is None else float(sum(self.weight(int(i)) for i in indices))
@@ -121,7 +131,8 @@ class Schedule:
 
 def schedule_of(job: Job, world_size: int) -> Schedule:
     """The schedule of a job on `world_size` ranks."""
-    return Schedule(len(job.train), job.global_batch, world_size, job.seed, job.micro_batch, job.last, job.weight)
+    numbers = (job.global_batch, world_size, job.seed, job.micro_batch, job.last, job.weight, job.shuffle)
+    return Schedule(len(job.train), *numbers)
 
 
 @lru_cache(maxsize=2)

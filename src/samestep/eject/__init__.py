@@ -29,6 +29,7 @@ from samestep.eject.names import bound, check, check_once, used
 from samestep.errors import UserError
 from samestep.job import Job
 from samestep.loading import build, find, home, values_of
+from samestep.world import World
 
 SUPPORT = """
 from __future__ import annotations
@@ -62,6 +63,8 @@ def eject(target: str, texts: Mapping[str, str], name: str, settings: Mapping[st
     job, function, engine = build(target, texts), find(target), engines.load(name)
     size = 1 if "process" in engine.LAUNCHERS else size
     what = f"{target.rpartition('/')[2]} on {name}"
+    if job.sync_batchnorm and engine.layout(World(size=size), **settings).lone_batchnorm:
+        raise UserError(f"SyncBatchNorm does not find the other ranks of {name}; leave sync_batchnorm out")
     loop = Loop(engine, job, settings, schedule_of(job, size).micro_batches)
     module, called = home(target, function)
     part = JobText(Path(inspect.getfile(module)), called)
@@ -76,6 +79,7 @@ def eject(target: str, texts: Mapping[str, str], name: str, settings: Mapping[st
         "closes": hasattr(engine, "close"),
         "function": called,
         "arguments": ", ".join(f"{key}={literal(value)}" for key, value in values.items()),
+        "syncs": job.sync_batchnorm and size > 1,
         **_of_job(job, part.mentions(), loop.micro_batches),
     }
     around = {"job": "", "imports": "", "function": "main"}  # no job, of whose names none must stand in it
@@ -123,6 +127,7 @@ def _of_job(job: Job, mentions: set[str], micro_batches: int) -> dict[str, Any]:
         "augment": job.augment is not None,
         "collate": job.collate is not None,
         "drops": job.last == "drop",
+        "shuffles": job.shuffle,
         "weight_of": weight_of.format,
         "micro_batches": micro_batches,
         "micro_batch": job.micro_batch,

@@ -32,7 +32,7 @@ def missing(devices: tuple[str, ...]) -> str | None:
 
 def layout(world: World, **settings: Any) -> Layout:
     # Horovod leaves each rank's buffers alone, and makes a missing gradient one of zeros, which weight decay moves.
-    return Layout(replicas=world.size, buffers="local", every_gradient=True)
+    return Layout(replicas=world.size, buffers="local", every_gradient=True, lone_batchnorm=True)
 
 
 def numerics(compress: str = "none") -> Numerics:

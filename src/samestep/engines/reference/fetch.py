@@ -15,10 +15,20 @@ from samestep.job import Job, Part
 
 def fetch(job: Job, rows: list[int], epoch: int, device: str) -> Any:
     """The collated training samples at `rows`; None where there are none."""
-    samples = [job.train[i] for i in rows]
+    begin_epoch(job.train, epoch)
+    read = {i: job.train[i] for i in sorted(rows)}  # in the order in which a stream has them
+    samples = [read[i] for i in rows]
     if job.augment:
         samples = [job.augment(s, seeded(job.seed, "augment", epoch, i)) for s, i in zip(samples, rows)]
     return collate(job, samples, device) if samples else None
+
+
+def begin_epoch(dataset: Any, epoch: int) -> None:
+    """Tells a dataset that wants to know, also one inside of subsets."""
+    while dataset is not None and not hasattr(dataset, "set_epoch"):
+        dataset = getattr(dataset, "dataset", None)
+    if dataset is not None:
+        dataset.set_epoch(epoch)
 
 
 def collate(job: Job, samples: list[Any], device: str) -> Any:

@@ -20,7 +20,9 @@ def per_epoch(job: Job) -> int:
 def step_rows(job: Job, layout: Layout, step: int) -> list[list[list[int]]]:
     """[micro-batch][replica] -> sample indices of this step."""
     epoch, number = step // per_epoch(job), step % per_epoch(job)
-    order = torch.randperm(len(job.train), generator=seeded(job.seed, "order", epoch)).tolist()
+    order = list(range(len(job.train)))
+    if job.shuffle:
+        order = torch.randperm(len(order), generator=seeded(job.seed, "order", epoch)).tolist()
     rows = order[number * job.global_batch :][: job.global_batch]
     processes = 1 if layout.split == "chunk" else layout.replicas
     most = ceil(job.global_batch / processes)
