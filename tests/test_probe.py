@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from torch.utils.data import IterableDataset, TensorDataset
 
 from samestep import Job, LRSchedule, Recipe
+from samestep.data.stream import Stream
 from samestep.errors import UserError
 from samestep.inspection import inspect_job
 
@@ -23,7 +24,7 @@ def _raise(*_: Any) -> Any:
     raise KeyError("no such column")
 
 
-class Stream(IterableDataset[Any]):
+class Endless(IterableDataset[Any]):
     def __iter__(self) -> Any:
         return iter(range(3))
 
@@ -43,7 +44,11 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
         {"scheduler": LRSchedule(torch.optim.lr_scheduler.ReduceLROnPlateau)},
         "ReduceLROnPlateau needs a metric",
     ),
-    "no length": ({"train": Stream()}, "train is a Stream, which has no length"),
+    "no length": ({"train": Endless()}, "train is a Endless, which has no length or no rows by index"),
+    "a stream that is shuffled": (
+        {"train": Stream(Endless(), 3)},
+        "a Stream has one order, its own; say that it is not to be shuffled: Job(shuffle=False)",
+    ),
     "no rows to evaluate": ({"evaluation": TensorDataset(X[:0], Y[:0])}, "the evaluation dataset has no rows"),
     "batch of another kind": ({"collate": lambda samples: UserDict(x=samples)}, "a batch holds a UserDict"),
     "batch that is no number": ({"global_batch": 4.0}, "global_batch is 4.0, a float; it must be a whole number"),

@@ -19,6 +19,7 @@ from samestep.data.schedule import schedule_of
 from samestep.eject import eject
 from samestep.engine import Layout
 from samestep.engines import reference
+from samestep.errors import UserError
 from samestep.loading import build
 
 PLACED = "Job(model, criterion, Recipe(torch.optim.{}), TensorDataset(*SAMPLES), {})"
@@ -102,6 +103,7 @@ SAME: dict[str, Changes] = {
         (END, f"class Mine(Job): ...\ndef asked():\n    return Mine({PLACED.format('SGD', FORWARD)[4:]}\n")
     ],
     "where a batch stands": [(LOSS, PART)],
+    "rows in their order": [(ROWS, "global_batch=8, epochs=2, shuffle=False")],
     "micro-batches": [(ROWS, "global_batch=8, micro_batch=3, last='drop', epochs=2")],
 }
 PLACES = ("epoch", "step", "micro", "indices", "rows", "weight", "share", "completes_step", "completes_epoch")
@@ -126,6 +128,15 @@ def test_the_script_is_the_job(case: str, tmp_path: Path, monkeypatch: pytest.Mo
     last = {part["step"]: part["loss"] for part in played["seen"][0]}
     assert len(found) > 1
     assert found == pytest.approx([last[step] for step in range(len(found))], rel=1e-5)
+
+
+def test_shared_statistics_are_written_where_ranks_can_share_them(tmp_path: Path) -> None:
+    target = write(tmp_path, [(ROWS, "global_batch=8, sync_batchnorm=True")])
+    for name, size, times in (("ddp", 2, 1), ("ddp", 1, 0), ("single", 2, 0)):
+        script = eject(target, {}, name, engine_facts(name, size)["settings"], size, "script.py")
+        assert script.count("SyncBatchNorm.convert_sync_batchnorm(") == times
+    with pytest.raises(UserError, match="SyncBatchNorm does not find the other ranks of dataparallel"):
+        eject(target, {}, "dataparallel", {}, 2, "script.py")
 
 
 WEIGHTED = "micro_batch=2, last='drop', weight=lambda i: i + 1"

@@ -24,7 +24,7 @@ class Stream(Dataset[Any]):
     """
 
     def __init__(self, dataset: Iterable[Any], length: int | None = None) -> None:
-        if iter(dataset) is dataset:
+        if isinstance(dataset, Iterator):
             raise UserError(
                 f"a {type(dataset).__name__} can be read once, and each epoch reads anew; give Stream an object whose "
                 "__iter__ starts again, such as an IterableDataset"
@@ -72,7 +72,8 @@ class Stream(Dataset[Any]):
         """The rows at `indices`. Quick where they come after those of the call before: else the stream starts anew."""
         if self._process != os.getpid():
             self._rewind()  # what another process has opened, it reads itself
-        self._kept = {index: self._kept[index] if index in self._kept else self._at(index) for index in sorted(indices)}
+        kept = self._kept
+        self._kept = {index: kept[index] if index in kept else self._at(index) for index in sorted({*indices})}
         return [self._kept[index] for index in indices]
 
     def _at(self, index: int) -> Any:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import pickle
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -79,6 +79,7 @@ def job(
     lr: float = 0.1,
     epochs: int = 300,
     width: int = 64,
+    norm: Literal["batch", "group"] = "batch",
     limit: int = 0,
     seed: int = 0,
     workers: int = 2,
@@ -87,7 +88,7 @@ def job(
 
     def model() -> nn.Module:
         torch.manual_seed(seed)
-        return resnet18(10, width=width, small=True, mean=MEAN, std=STD)
+        return resnet18(10, width=width, small=True, norm=norm, mean=MEAN, std=STD)
 
     return Job(
         model=model,

@@ -47,6 +47,7 @@ def job(
     epochs: int = 90,
     size: int = 224,
     width: int = 64,
+    norm: Literal["batch", "group"] = "batch",
     micro_batch: int | None = None,
     seed: int = 0,
     workers: int = 8,
@@ -57,7 +58,7 @@ def job(
 
     def build() -> nn.Module:
         torch.manual_seed(seed)
-        return network(len(train.classes), width=width, small=size <= 64)
+        return network(len(train.classes), width=width, small=size <= 64, norm=norm)
 
     return Job(
         model=build,

@@ -13,6 +13,7 @@ from samestep.engines.reference.evaluation import evaluate
 from samestep.engines.reference.fetch import digests, fetch, place, random_state
 from samestep.engines.reference.noise import Noise
 from samestep.engines.reference.schedule import per_epoch, seeded, step_rows, weight
+from samestep.engines.reference.together import outputs_together
 from samestep.errors import NotFinite, not_a_scalar
 from samestep.job import Batch, Job
 
@@ -46,13 +47,14 @@ def play(job: Job, layout: Layout, steps: int, *, noise: Noise | None = None, de
                 before_last = [[None if g is None else g.clone() for g in of] for of in gradients]
             if micro == 0 and layout.buffers == "rank0":
                 buffers = [_copy(buffers[0]) for _ in replicas]
+            of_replica = [rows[::-1] for rows in of_replica] if noise and noise.reverses else of_replica
+            outputs: list[Any] = []
             for replica in replicas:
                 rows, loss_mean = of_replica[replica], 0.0
-                if noise and noise.reverses:
-                    rows = rows[::-1]
                 data, weighs = fetch(job, rows, epoch, device), weight(job, rows)
                 if rows:
-                    _restore(dict(model.named_buffers()), buffers[replica])
+                    if not outputs:
+                        _restore(dict(model.named_buffers()), buffers[replica])
                     for parameter, gradient in zip(parameters, gradients[replica]):
                         parameter.grad = gradient
                     torch.manual_seed(seeded(job.seed, "replica", step, micro, replica).initial_seed())
@@ -60,12 +62,15 @@ def play(job: Job, layout: Layout, steps: int, *, noise: Noise | None = None, de
                         data = noise.shaken(data)
                     before = random_state(device)
                     batch = Batch(data, place(step, micro, rows, epoch, weighs))
-                    loss = job.criterion(job.forward(model, batch), batch)
+                    if job.sync_batchnorm and layout.replicas > 1:
+                        outputs = outputs or outputs_together(job, model, of_replica, step, micro, epoch, noise)
+                    output = outputs[replica] if outputs else job.forward(model, batch)
+                    loss = job.criterion(output, batch)
                     if loss.dim() != 0:
                         raise not_a_scalar(list(loss.shape))
                     draws = draws or not torch.equal(before, random_state(device))
                     share = weighs * layout.replicas / whole
-                    (loss * (share * (noise.scale if noise else 1.0))).backward()
+                    (loss * (share * (noise.scale if noise else 1.0))).backward(retain_graph=bool(outputs))
                     loss_mean = float(loss.detach())
                     if not isfinite(loss_mean):
                         raise NotFinite(

@@ -1,0 +1,76 @@
+"""Statistics over all ranks: the reference plays them, real ranks agree, and what cannot be is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from conformance import jobs_synced
+from ranks import Ranks, prove
+from samestep.engine import Layout
+from samestep.engines import reference
+from samestep.errors import UserError
+from samestep.inspection import inspect_engines, inspect_job
+from samestep.study import refusal
+from samestep.worker import _synced
+from samestep.world import World
+
+JOB = f"{Path(__file__).parent}/jobs_synced.py:job"
+
+
+@pytest.mark.parametrize("settings", [{}, {"micro_batch": "2"}])
+@pytest.mark.parametrize("size", [2, 3])
+def test_ranks_that_share_statistics_take_the_references_step(
+    size: int, settings: dict[str, str], ranks: Callable[[int], Ranks], judge_rank: Ranks
+) -> None:
+    verdict = prove(judge_rank, ranks(size), JOB, "ddp", {"rows": "47", **settings})
+    assert verdict.verdict == "same", verdict
+
+
+def test_and_without_the_setting_they_are_seen_to_differ(ranks: Callable[[int], Ranks], judge_rank: Ranks) -> None:
+    verdict = prove(judge_rank, ranks(2), JOB, "ddp", {"sync_batchnorm": "false"})
+    assert verdict.verdict == "differs"
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_the_reference_of_three_ranks_is_that_of_one(own: bool) -> None:
+    job = jobs_synced.job(own=own)
+    one, three, apart = (
+        reference.play(each, Layout(replicas), 12)
+        for each, replicas in ((job, 1), (job, 3), (jobs_synced.job(own=own, sync_batchnorm=False), 3))
+    )
+    differs = [max(float((one["state"][n] - p["state"][n]).abs().max()) for n in one["state"]) for p in (three, apart)]
+    assert differs[0] < 1e-5 < 1e-2 < differs[1]
+
+
+def test_dropout_is_not_proven_with_it() -> None:
+    with pytest.raises(UserError, match="verify it without dropout"):
+        reference.play(jobs_synced.job(dropout=0.5), Layout(2), 1)
+
+
+@pytest.mark.parametrize(
+    ("engine", "settings", "sentence"),
+    [
+        ("ddp", {}, "torch's SyncBatchNorm runs on GPUs alone"),
+        ("horovod", {}, "SyncBatchNorm does not find the other ranks of horovod"),
+        ("ddp", {"own": "true", "rows": "21", "global_batch": "10"}, "step 2: rank 1 gets no rows, and SyncBatchNorm"),
+    ],
+)
+def test_what_it_cannot_do_is_refused(engine: str, settings: dict[str, str], sentence: str) -> None:
+    job = inspect_job(JOB, {"own": "false", **settings}, 2, 8, "cpu")
+    (facts,) = [row for row in inspect_engines(("cpu",), 2, {}, [engine]) if row["name"] == engine]
+    assert sentence in str(refusal(facts, job))
+
+
+def test_layers_are_converted_where_there_are_other_ranks() -> None:
+    job = jobs_synced.job(own=False)
+    kinds = [{type(m) for m in _synced(job, World(size=size)).model().modules()} for size in (1, 2)]
+    assert nn.BatchNorm2d in kinds[0] and nn.SyncBatchNorm not in kinds[0]
+    assert nn.SyncBatchNorm in kinds[1] and nn.BatchNorm2d not in kinds[1]
+    assert torch.equal(
+        _synced(job, World(size=2)).model().state_dict()["0.weight"], job.model().state_dict()["0.weight"]
+    )
