@@ -43,7 +43,7 @@ SMALL: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
         "charlm",
         "text.txt",
         {"limit": 4000, "epochs": 3},
-        {"limit": 400, "width": 32, "layers": 2, "global_batch": 16},
+        {"limit": 400, "width": 32, "global_batch": 16},
     ),
     "imdb": ("imdb", "imdb", {}, {"width": 64, "layers": 1, "length": 32, "global_batch": 16}),
 }

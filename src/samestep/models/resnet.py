@@ -67,7 +67,7 @@ class Bottleneck(nn.Module):
 def _ending(norm: nn.Module) -> nn.Module:
     """The norm at the end of a block, which starts as the identity: training is steadier, and so are its digits.
 
-    P. Goyal et al., "Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour", 2017; torchvision's zero_init_residual.
+    P. Goyal et al., "Accurate, Large Minibatch SGD", 2017; torchvision's zero_init_residual.
     """
     nn.init.zeros_(norm.weight)  # type: ignore[arg-type]
     return norm
