@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 
-.PHONY: demo test lint horovod mutations conformance overhead input clean
+.PHONY: demo test lint horovod mutations conformance overhead input jobs clean
 
 demo: $(VENV)/.installed
 	$(BIN)/samestep compare digits --rounds 3
@@ -27,6 +27,10 @@ overhead: $(VENV)/.tested
 # How fast a step is fed, against torch's DataLoader. IMAGES=FOLDER: from JPEGs in class folders, too.
 input: $(VENV)/.tested
 	$(BIN)/python benchmarks/input.py $(if $(IMAGES),--images $(IMAGES))
+
+# Trains each built-in job on 1, 2 and 3 ranks and verifies it under every engine. DATA=FOLDER: see the script.
+jobs: $(VENV)/.tested
+	$(BIN)/python benchmarks/jobs.py --data $(DATA)
 
 # Measures the table of docs/conformance.md again.
 conformance: $(VENV)/.tested

@@ -40,6 +40,7 @@ BEHAVIOURS: dict[str, tuple[dict[str, str], tuple[int, ...]]] = {
     "tied weights": ({"arch": "tied"}, (2,)),
     "frozen parameter": ({"frozen": "true"}, (2,)),
     "unused parameter": ({"arch": "unused"}, (2,)),
+    "a stream": ({"stream": "true", "rows": "29"}, (2,)),
     "weighted rows": ({"weighted": "true", "rows": "29"}, (2,)),
     "clipping": ({"clip_norm": "0.1"}, (2,)),
     "accumulation": ({"rows": "32", "global_batch": "8", "micro_batch": "2"}, (2,)),

@@ -1,14 +1,17 @@
-"""The four jobs on which faults are planted. Small, uneven, and each with what the others lack."""
+"""The five jobs on which faults are planted. Small, uneven, and each with what the others lack."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.lr_scheduler import LambdaLR
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from samestep import Batch, Job, LRSchedule, Recipe
+from samestep.data.stream import Stream
 
 
 def _random(seed: int) -> torch.Generator:
@@ -196,4 +199,38 @@ def sentences(rows: int = 45, global_batch: int = 10, workers: int = 0) -> Job:
         global_batch=global_batch,
         epochs=2,
         workers=workers,
+    )
+
+
+class Endless(IterableDataset[tuple[Tensor, Tensor]]):
+    """Rows without an end, others in each epoch."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        generator = _random(40 + self.epoch)
+        while True:
+            inputs = torch.randn(6, generator=generator)
+            yield inputs, inputs.abs().argmax() % 3
+
+
+def stream(rows: int = 45, global_batch: int = 10) -> Job:
+    """What is read from its beginning, in its own order, which an epoch changes."""
+
+    def model() -> nn.Module:
+        torch.manual_seed(10)
+        return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+
+    return Job(
+        model=model,
+        criterion=lambda output, batch: F.cross_entropy(output, batch.targets),
+        optimizer=Recipe(torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}),
+        train=Stream(Endless(), rows),
+        evaluation=Stream(Endless(), 13),
+        shuffle=False,
+        global_batch=global_batch,
+        epochs=2,
     )

@@ -26,7 +26,7 @@ def references(request: pytest.FixtureRequest) -> Iterator[References]:
 
 def test_there_are_enough_faults() -> None:
     assert len({fault.name for fault in FAULTS}) == len(FAULTS) >= 14
-    assert {job for fault in FAULTS for job in fault.jobs} == {*ALL, "sentences"}
+    assert {job for fault in FAULTS for job in fault.jobs} == {*ALL, "sentences", "stream"}
     assert all(fault.needs for fault in FAULTS if fault.jobs != ALL)
     assert all(f"engines/{fault.engine}.py" == fault.file for fault in FAULTS if fault.engine != "ddp")
 
