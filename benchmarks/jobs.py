@@ -32,7 +32,7 @@ from samestep import machine
 IMAGES = {"epochs": 5, "width": 8, "workers": 1, "lr": 0.02}
 SMALL: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
     "cifar10": ("cifar10", "images", IMAGES | {"norm": "group"}, {"width": 4, "workers": 0, "global_batch": 16}),
-    "cifar10, BatchNorm": ("cifar10", "images", IMAGES, {}),
+    "cifar10 BatchNorm": ("cifar10", "images", IMAGES, {}),
     "imagefolder": (
         "imagefolder",
         "images",
@@ -48,6 +48,7 @@ SMALL: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
     "imdb": ("imdb", "imdb", {}, {"width": 64, "layers": 1, "length": 32, "global_batch": 16}),
 }
 DEADLINE_S = 1800
+WIDTH = 150
 
 
 def samestep(*arguments: str, out: Path) -> dict[str, Any]:
@@ -124,6 +125,17 @@ def figure_of(found: dict[str, Any]) -> Figure:
     return figure
 
 
+def write(found: dict[str, Any], out: Path) -> None:
+    """What there is so far: a job takes minutes, and the next one may fail."""
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "raw.json").write_text(json.dumps({"machine": machine.facts("cpu"), "jobs": found}, indent=1))
+    text = StringIO()
+    for table in (table_of(found), verdicts_of(found)):
+        Console(file=text, width=WIDTH).print(table)
+    (out / "table.txt").write_text(text.getvalue())
+    figure_of(found).savefig(out / "curves.png", dpi=110)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
@@ -146,15 +158,10 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as folder:
             engines = verified(job, data | tiny, Path(folder)) if tiny else {}
         found[name] = {"settings": small, "proof_settings": tiny, "ranks": runs, "engines": engines}
-    text = StringIO()
-    for console in (Console(width=150), Console(file=text, width=150)):
-        console.print(table_of(found))
-        console.print(verdicts_of(found))
-    if asked.out:
-        asked.out.mkdir(parents=True, exist_ok=True)
-        (asked.out / "table.txt").write_text(text.getvalue())
-        (asked.out / "raw.json").write_text(json.dumps({"machine": machine.facts("cpu"), "jobs": found}, indent=1))
-        figure_of(found).savefig(asked.out / "curves.png", dpi=110)
+        if asked.out:
+            write(found, asked.out)
+    for table in (table_of(found), verdicts_of(found)):
+        Console(width=WIDTH).print(table)
     wrong = [row for entry in found.values() for row in entry["engines"].values() if row["verdict"] == "differs"]
     return 1 if wrong or not found else 0
 

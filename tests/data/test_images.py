@@ -51,6 +51,24 @@ def test_a_broken_image_is_named(folder: Path) -> None:
         assert "bad='skip'" in str(raised.value)
 
 
+@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
+@pytest.mark.parametrize("settings", [{}, {"subsampling": 0}, {"progressive": True}, {"quality": 30}])
+def test_pixels_are_pillows(tmp_path: Path, mode: str, settings: dict[str, int]) -> None:
+    for number, (height, width) in enumerate(((33, 47), (1, 1), (8, 200))):
+        path = tmp_path / f"{number}.jpg"
+        Image.fromarray(picture(height, width, number)).convert(mode).save(path, **settings)
+        with Image.open(path) as image:
+            theirs = np.array(image.convert("RGB"))
+        mine = decode(path)
+        assert mine.shape == (height, width, 3) and mine.flags.c_contiguous and mine.flags.writeable
+        assert (mine == theirs).all()
+
+
+def test_a_png_that_is_called_a_jpeg_is_read(tmp_path: Path) -> None:
+    Image.fromarray(picture(5, 6)).save(tmp_path / "0.jpg", format="png")
+    assert (decode(tmp_path / "0.jpg") == picture(5, 6)).all()
+
+
 def test_broken_images_are_left_out_and_counted(folder: Path) -> None:
     bad = spoil(folder)
     with pytest.warns(UserWarning, match=r"left out 2 of the 6 images of .*: cat/2.jpg, dog/3.jpg$"):

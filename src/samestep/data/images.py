@@ -6,6 +6,7 @@ workers, and a model normalises a whole batch in one operation. All arrays retur
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import warnings
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import simplejpeg
 import torch
 from numpy.typing import NDArray
 from PIL import Image
@@ -22,7 +24,8 @@ from torch.utils.data import Dataset
 
 from samestep.errors import UserError
 
-SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm"}
+JPEG = {".jpg", ".jpeg"}
+SUFFIXES = {*JPEG, ".png", ".bmp", ".webp", ".ppm"}
 Pixels = NDArray[np.uint8]  # [height, width, 3]
 
 
@@ -94,6 +97,13 @@ def decode(path: Path, short_side: int | None = None) -> Pixels:
     short_side: a JPEG is decoded at 1/8, 1/4 or 1/2 of its size, several times faster, where its shorter side keeps at
     least so many pixels. Source: Pillow's Image.draft.
     """
+    if short_side is None and path.suffix.lower() in JPEG:
+        with contextlib.suppress(OSError, ValueError):  # whatever is wrong with it, Pillow reads it or says why not
+            file = path.read_bytes()
+            _, _, colours, _ = simplejpeg.decode_jpeg_header(file)
+            if colours in ("YCbCr", "Gray", "RGB"):  # of other colours the two make different pixels
+                pixels: Pixels = simplejpeg.decode_jpeg(file, "RGB")
+                return pixels
     try:
         with Image.open(path) as image:
             if short_side is not None:
