@@ -34,6 +34,7 @@ ABOVE = [
 ]
 BELOW = [
     {"worker"},
+    {"answers"},
     {"inspection", "referee"},
     {"eject", "watch", "fitting"},
     {"probe"},

@@ -32,9 +32,9 @@ import torch
 from torch.multiprocessing.spawn import ProcessException, spawn
 
 from samestep import engine as engines
-from samestep import inspection, machine
+from samestep import machine
+from samestep.answers import eject_main, inspect_main
 from samestep.data.schedule import schedule_of
-from samestep.eject import eject
 from samestep.errors import LoadingFailed, LostPeer, Refused, UserError
 from samestep.evaluate import evaluate, plain_model
 from samestep.fitting import is_out_of_memory, too_large
@@ -256,44 +256,6 @@ def spawn_main(size: int, path: str) -> None:
         for rank, process in enumerate(ranks.processes):
             print(f"rank : {rank} (local_rank: {rank})\nexitcode : {process.exitcode}", file=sys.stderr)
         raise SystemExit(1) from None
-
-
-def inspect_main(path: str) -> None:
-    """Answers a query about a job and the engines, in the file that the query names."""
-    query: Plan = json.loads(Path(path).read_text())
-    answer: dict[str, Any] = {"error": None}
-    try:
-        devices = inspection.find_devices(query["device"])
-        replicas = query["replicas"] or (2 if devices[0] == "cpu" else len(devices))
-        replicas *= query["machines"]
-        answer |= {
-            "devices": devices,
-            "machine": machine.facts(devices[0]),
-            "replicas": replicas,
-            "engines": inspection.inspect_engines(devices, replicas, query["engine_settings"], query["engines"]),
-        }
-        if query["job"] is not None:
-            answer["job"] = inspection.inspect_job(
-                query["job"], query["settings"], replicas, query["steps"], devices[0]
-            )
-    except UserError as error:
-        answer["error"] = str(error)
-    write_json(Path(query["answer"]), answer)
-
-
-def eject_main(path: str) -> None:
-    """Writes the script that a query asks for into its answer."""
-    query: Plan = json.loads(Path(path).read_text())
-    answer: dict[str, Any] = {"error": None}
-    try:
-        name = query["engine"]
-        engines.check(name)
-        facts = inspection.inspect_engines(("cpu",), query["size"], query["engine_settings"], [name])
-        chosen = next(row["settings"] for row in facts if row["name"] == name)
-        answer["script"] = eject(query["job"], query["settings"], name, chosen, query["size"], query["file"])
-    except UserError as error:
-        answer["error"] = str(error)
-    write_json(Path(query["answer"]), answer)
 
 
 def main(arguments: list[str]) -> None:
