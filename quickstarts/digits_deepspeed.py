@@ -151,6 +151,10 @@ def train(job, world):
     module = job.model().to(world.device)
     optimizer = job.optimizer.cls(module.parameters(), **job.optimizer.settings)
     scheduler = job.scheduler.make(optimizer)
+
+    def state() -> dict[str, Any]:
+        with deepspeed.zero.GatheredParameters(list(module.parameters()), enabled=1 == 3):
+            return {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
     micro_batches = 1
     engine, *_ = deepspeed.initialize(
         model=module,
@@ -169,8 +173,7 @@ def train(job, world):
         engine.backward(loss * micro_batches)  # it divides by their number
         engine.step()  # the optimizer's step at the last micro-batch, and zero_grad
         scheduler.step()
-    with deepspeed.zero.GatheredParameters(list(module.parameters()), enabled=1 == 3):
-        return {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
+    return state()
 
 
 def main():

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.optim.lr_scheduler import ExponentialLR
-from torch.utils.data import IterableDataset, TensorDataset, get_worker_info
+from torch.utils.data import Dataset, IterableDataset, TensorDataset, get_worker_info
 
 from samestep import Batch, Job, LRSchedule, Recipe
-from samestep.data.stream import Stream
 
 
 class Masked(nn.Module):
@@ -69,6 +69,12 @@ class Read(IterableDataset[tuple[torch.Tensor, ...]]):
             yield self.rows[index if self.epoch % 2 == 0 else len(self) - 1 - index]
 
 
+def _streamed(rows: TensorDataset) -> Dataset[Any]:
+    # No statement, because a script that is ejected has no samestep to import from.
+    stream: Dataset[Any] = importlib.import_module("samestep.data.stream").Stream(Read(rows))
+    return stream
+
+
 def _groups(model: nn.Module) -> list[dict[str, object]]:
     parameters = [p for p in model.parameters() if p.requires_grad]
     decayed = {"params": [p for p in parameters if p.dim() > 1], "weight_decay": 0.1}
@@ -116,9 +122,7 @@ def job(
     weighted: bool = False,
     frozen: bool = False,
     float32_only: bool = False,
-    shuffle: bool = True,
     stream: bool = False,
-    workers: int = 0,
 ) -> Job:
     generator = torch.Generator().manual_seed(seed)
     inputs = torch.randn(rows, 2, 3, 3, generator=generator)
@@ -148,8 +152,8 @@ def job(
         forward=lambda network, batch: network(batch.data[0]),
         optimizer=OPTIMIZERS[optimizer],
         scheduler=None if every == "never" else LRSchedule(lambda o: ExponentialLR(o, 0.8), every=every),
-        train=Stream(Read(data)) if stream else data,
-        evaluation=Stream(Read(held_out)) if stream else held_out,
+        train=_streamed(data) if stream else data,
+        evaluation=_streamed(held_out) if stream else held_out,
         metrics={"accuracy": lambda output, batch: output.argmax(1) == batch.data[2]},
         global_batch=global_batch,
         seed=seed,
@@ -158,6 +162,5 @@ def job(
         weight=weigh,
         evaluation_weight=weigh,
         last=last,
-        shuffle=shuffle and not stream,
-        workers=workers,
+        shuffle=not stream,
     )
