@@ -155,6 +155,7 @@ def train(job, world):
     def state() -> dict[str, Any]:
         with deepspeed.zero.GatheredParameters(list(module.parameters()), enabled=1 == 3):
             return {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
+
     micro_batches = 1
     engine, *_ = deepspeed.initialize(
         model=module,

@@ -118,7 +118,8 @@ def _tensors(case: Case, at: Divergence) -> str:
         return "right in the first epoch, wrong from the next: the augmentation's key does not know the epoch"
     return (
         "the rows are right, their values are not: normalised or cast twice, "
-        "or a random augmentation that is not keyed by the sample"
+        "a random augmentation that is not keyed by the sample, or data that each process builds for itself and "
+        "differently (a vocabulary, a folder in the system's order)"
     )
 
 

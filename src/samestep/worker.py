@@ -34,6 +34,7 @@ from torch.multiprocessing.spawn import ProcessException, spawn
 from samestep import engine as engines
 from samestep import machine
 from samestep.answers import eject_main, inspect_main
+from samestep.data.alike import check_alike
 from samestep.data.schedule import schedule_of
 from samestep.errors import LoadingFailed, LostPeer, Refused, UserError
 from samestep.evaluate import evaluate, plain_model
@@ -98,6 +99,7 @@ def train(plan: Plan, step: Plan, job: Job, engine: engines.Engine, world: World
 
     A stop that somebody asks for ends it after a step; then too, there are weights and an evaluation.
     """
+    check_alike(job, world)
     whole = schedule_of(job, 1)
     steps = job.epochs * whole.steps_per_epoch
     folder = Path(plan["out"])

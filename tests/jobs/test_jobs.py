@@ -126,3 +126,19 @@ def test_data_that_is_not_there_is_one_sentence(job: str, chosen: str, says: str
     command = [sys.executable, "-m", "samestep", "verify", job, "--set", chosen]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2 and says in done.stderr and "Traceback" not in done.stderr
+
+
+def test_every_process_learns_the_same_words(tmp_path: Path) -> None:
+    """The tokenizer's trainer decides between words that are as frequent as one another, and there are many."""
+    draw = random.Random(0)
+    words = ["".join(draw.choices("abcdefgh", k=draw.randint(2, 7))) for _ in range(300)]
+    for name in ("train", "test"):
+        lines = (f"{' '.join(draw.choices(words, k=9))}\t{row % 2}\n" for row in range(60))
+        (tmp_path / f"{name}.tsv").write_text("".join(lines))
+    script = (
+        "from pathlib import Path; from samestep.jobs.imdb import encoder, read; "
+        f"data = Path({str(tmp_path)!r}); encode, tokens = encoder(data, None, 16, 150); "
+        "print(tokens, encode(read(data / 'train.tsv')[0]).tolist())"
+    )
+    seen = {subprocess.run([sys.executable, "-c", script], capture_output=True, check=True).stdout for _ in range(4)}
+    assert len(seen) == 1

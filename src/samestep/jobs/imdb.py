@@ -24,6 +24,8 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 from samestep import Batch, Job, LRSchedule, Recipe
 from samestep.errors import UserError
 
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+
 
 def read(path: Path) -> tuple[list[str], Tensor]:
     """The reviews, and their labels [rows]."""
@@ -44,11 +46,15 @@ def encoder(data: Path, weights: Path | None, length: int, vocabulary: int) -> t
         return lambda texts: loaded(texts, **settings)["input_ids"], len(loaded)
     from tokenizers import BertWordPieceTokenizer
 
-    trained = BertWordPieceTokenizer(lowercase=True)
-    trained.train_from_iterator(read(data / "train.tsv")[0], vocab_size=vocabulary, show_progress=False)
-    trained.enable_truncation(length)
-    trained.enable_padding(length=length)
-    return lambda texts: torch.tensor([one.ids for one in trained.encode_batch(texts)]), trained.get_vocab_size()
+    texts, trainer = read(data / "train.tsv")[0], BertWordPieceTokenizer(lowercase=True)
+    # The trainer numbers what stands inside words as a hash map has it, and so decides ties otherwise in each process:
+    # every rank would learn other words. Numbered beforehand, they are the same everywhere.
+    inside = sorted({f"##{character}" for text in texts for character in {*trainer.normalize(text)} - {" "}})
+    trainer.train_from_iterator(texts, vocabulary, special_tokens=[*SPECIAL, *inside], show_progress=False)
+    words = BertWordPieceTokenizer(trainer.get_vocab(), lowercase=True)
+    words.enable_truncation(length)
+    words.enable_padding(length=length)
+    return lambda texts: torch.tensor([one.ids for one in words.encode_batch(texts)]), words.get_vocab_size()
 
 
 def job(

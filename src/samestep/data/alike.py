@@ -1,0 +1,66 @@
+"""Whether all ranks read the same data: a job that each process builds for itself may come out differently."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import numpy as np
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from samestep.data.loader import fetch
+from samestep.data.stream import Stream
+from samestep.errors import UserError
+from samestep.job import Job
+from samestep.world import World
+
+
+def check_alike(job: Job, world: World) -> None:
+    """Compares the length and some samples over the ranks. Raises UserError where a rank has others than rank 0.
+
+    Needs an open group when size > 1. Samples that are random each time they are read say nothing, nor does a stream,
+    which would have to be read to where they are.
+    """
+    if world.size == 1 or not dist.is_initialized():
+        return
+    of_rank: list[Any] = [None] * world.size
+    dist.all_gather_object(of_rank, _looked_at(job.train))
+    for rank, (length, found) in enumerate(of_rank):
+        first_length, first = of_rank[0]
+        what = None
+        if length != first_length:
+            what = f"has {length} training samples, and rank 0 {first_length}"
+        for index, digest in found.items():
+            if what is None and digest != first.get(index, digest):
+                what = f"reads other values than rank 0 for training sample {index}"
+        if what:
+            raise UserError(
+                f"rank {rank} {what}: each process builds the job for itself, and must come to the same; sort what a "
+                "folder lists, and seed or save what is random or learnt (a split, a vocabulary)"
+            )
+
+
+def _looked_at(dataset: Any) -> tuple[int, dict[int, str]]:
+    """The length, and a digest of some samples; of those alone that are the same when they are read again."""
+    length = len(dataset)
+    rows = [] if isinstance(dataset, Stream) else sorted({0, length // 3, 2 * length // 3, length - 1})
+    try:
+        first, again = ([_digest(sample) for sample in fetch(dataset, rows)] for _ in range(2))
+    except Exception:  # the training will say where it was and what is wrong
+        return length, {}
+    return length, {index: one for index, one, other in zip(rows, first, again) if one == other}
+
+
+def _digest(sample: Any) -> str:
+    """Of what has values; the text of other objects may hold their address."""
+    state = hashlib.blake2b(digest_size=8)
+    for leaf in tree_leaves(sample):
+        if isinstance(leaf, Tensor):
+            leaf = leaf.detach().cpu().float().numpy() if leaf.is_floating_point() else leaf.detach().cpu().numpy()
+        if isinstance(leaf, np.ndarray | np.generic):
+            state.update(np.ascontiguousarray(leaf).tobytes())
+        elif isinstance(leaf, str | bytes | int | float):
+            state.update(repr(leaf).encode())
+    return state.hexdigest()

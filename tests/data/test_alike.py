@@ -1,0 +1,61 @@
+"""A job that comes out differently on the ranks is not trained."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+JOBS = """
+import os, torch
+from dataclasses import replace
+from torch.utils.data import TensorDataset
+from conformance import jobs_drawn
+
+class Random(TensorDataset):
+    def __getitem__(self, index):
+        inputs, weight, target = super().__getitem__(index)
+        return inputs + torch.rand(()), weight, target
+
+def job(how: str = ""):
+    drawn = jobs_drawn.job(rows=24)
+    rank = int(os.environ.get("RANK", 0))
+    inputs, weights, targets = drawn.train.tensors
+    if how == "values":
+        inputs = inputs + rank
+    if how == "order":
+        generator = torch.Generator().manual_seed(rank)
+        inputs = inputs[torch.randperm(24, generator=generator)]
+    if how == "length":
+        inputs, weights, targets = inputs[rank:], weights[rank:], targets[rank:]
+    return replace(drawn, train=(Random if how == "random" else TensorDataset)(inputs, weights, targets))
+"""
+
+
+def run(tmp_path: Path, how: str) -> tuple[int, str]:
+    (tmp_path / "jobs.py").write_text(JOBS)
+    asked = [f"{tmp_path}/jobs.py", "--engine", "ddp", "--nproc", "2", "--set", f"how={how}", "--deadline", "90"]
+    command = [sys.executable, "-m", "samestep", "run", *asked, "--json", "--out", str(tmp_path / "out")]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    return found.returncode, found.stderr + (json.dumps(json.loads(found.stdout)) if found.stdout else "")
+
+
+@pytest.mark.parametrize(
+    ("how", "sentence"),
+    [
+        ("values", "rank 1 reads other values than rank 0 for training sample 0: each process builds the job for"),
+        ("order", "rank 1 reads other values than rank 0 for training sample"),
+        ("length", "rank 1 has 23 training samples, and rank 0 24: each process builds the job for itself"),
+    ],
+)
+def test_other_data_on_a_rank_is_refused(how: str, sentence: str, tmp_path: Path) -> None:
+    code, said = run(tmp_path, how)
+    assert (code, sentence in said) == (2, True), said
+
+
+def test_samples_that_are_random_themselves_say_nothing(tmp_path: Path) -> None:
+    code, said = run(tmp_path, "random")
+    assert code == 0, said
