@@ -312,7 +312,7 @@ FAULTS = (
         "metric of rank 0 only",
         EVALUATE,
         "        dist.all_reduce(table)  #",
-        "        pass  #",
+        "        dist.broadcast(table, src=0)  #",
         ("evaluation rows",),
         "one rank's counts",
     ),
