@@ -59,13 +59,14 @@ def test_rates() -> None:
     ],
 )
 def test_the_knob_that_helps(changes: dict[str, float], sentence: str) -> None:
-    advice = replace(LOADS_ITSELF, **changes).advice(["workers", "prefetch", "lr"])  # type: ignore[arg-type]
+    advice = replace(LOADS_ITSELF, **changes).advice()  # type: ignore[arg-type]
     assert advice and sentence in advice
 
 
-def test_a_job_without_the_setting_is_told_the_field() -> None:
-    advice = LOADS_ITSELF.advice(["lr"])
-    assert advice and advice.endswith("; Job(workers=3)")
+@pytest.mark.parametrize(("most", "workers", "says"), [(0, 0, "uint8 for pixels"), (1, 1, "read by one worker")])
+def test_workers_that_would_not_help_are_not_advised(most: int, workers: int, says: str) -> None:
+    advice = replace(LOADS_ITSELF, most_workers=most, workers=workers, cores=16).advice()
+    assert advice and says in advice and "--set workers" not in advice
 
 
 def test_little_waiting_is_not_worth_a_word() -> None:

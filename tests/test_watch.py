@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+
+from samestep.errors import TrainingFailed
+from samestep.train import _covered
+from samestep.watch import _better
 
 JOBS = Path(__file__).parent / "jobs" / "watched.py"
 
@@ -60,6 +66,7 @@ def test_the_best_weights_are_kept_and_patience_ends(engine: str, tmp_path: Path
     assert found["stopped"] == "early" and found["steps"] < found["asked_steps"]
     assert found["weights_of_step"] == found["curve"][best]["step"] == 5 * (best + 1)
     assert found["steps"] == 5 * (best + 3) + 1  # the last step that every engine can still agree on
+    assert found["curve"][-1]["step"] == 5 * (best + 3)  # which is not evaluated: its weights are nobody's wish
     scored = samestep("evaluate", f"{JOBS}:job", "--weights", found["weights"], "--nproc", "1", "--json")
     assert json.loads(scored.stdout)["evaluation"]["loss"] == pytest.approx(losses[best], rel=1e-6)
 
@@ -68,7 +75,8 @@ def test_a_training_starts_from_weights(trained: tuple[Path, dict[str, Any]], tm
     weights = trained[0] / "weights.safetensors"
     found = run(tmp_path / "out", "--init", str(weights), "--set", "lr=0.0")
     assert found["evaluation"] == trained[1]["evaluation"]
-    assert found["init"]["file"] == str(weights) and len(found["init"]["sha256"]) == 64
+    digest = hashlib.sha256(weights.read_bytes()).hexdigest()
+    assert found["init"] == {"file": str(weights), "sha256": digest}
 
 
 @pytest.mark.parametrize(
@@ -82,6 +90,10 @@ def test_a_training_starts_from_weights(trained: tuple[Path, dict[str, Any]], tm
         (["--best", "accuracy:up"], "'up' is neither min nor max"),
         (["--patience", "2"], "name a metric with --best"),
         (["--best", "loss", "--evaluate-every", "0"], "need evaluations"),
+        (["--best", "loss", "--set", "evaluated=false"], "the job has no evaluation to find it by"),
+        (["--set", "metric=loss"], "a metric is called 'loss', which the curve has already"),
+        (["--set", "metric=wide"], "the metric 'accuracy' returned a tensor of shape [4, 4] for 4 rows"),
+        (["--set", "metric=matrix"], "the metric 'matrix' is no single number; give it an average"),
     ],
 )
 def test_bad_wishes_are_one_sentence(
@@ -91,6 +103,57 @@ def test_bad_wishes_are_one_sentence(
     done = samestep("run", f"{JOBS}:job", "--nproc", "2", "--out", str(tmp_path / "out"), *words)
     assert done.returncode == 2 and says in done.stderr and "Traceback" not in done.stderr, done.stderr
     assert not (tmp_path / "out/weights.safetensors").exists()
+
+
+def test_an_evaluation_that_fails_does_not_cost_the_training(tmp_path: Path) -> None:
+    words = ["--nproc", "2", "--set", "breaks=true", "--evaluate-every", "0", "--out", str(tmp_path / "out")]
+    done = samestep("run", f"{JOBS}:job", *words)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert "loading the evaluation's rows failed at sample 100: ValueError: a bad shard" in done.stderr, done.stderr
+    assert (tmp_path / "out" / "weights.safetensors").exists()
+
+
+def test_what_cannot_be_evaluated_is_one_sentence(trained: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    weights = str(trained[0] / "weights.safetensors")
+    for words, says in (
+        (["--set", "evaluated=false"], "the job has no evaluation"),
+        (["--predictions", "/proc/out.npy"], "--predictions /proc/out.npy cannot be written"),
+        (["--predictions", weights], "weights.safetensors exists, and would be replaced"),
+    ):
+        done = samestep("evaluate", f"{JOBS}:job", "--weights", weights, "--nproc", "1", *words)
+        assert done.returncode == 2 and says in done.stderr and "Traceback" not in done.stderr, done.stderr
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("new", "old", "way", "better"),
+    [
+        (0.5, 0.4, "max", True),
+        (0.4, 0.5, "max", False),
+        (0.4, 0.5, "min", True),
+        (0.5, 0.5, "min", False),  # of equals the first is kept
+        (0.5, 0.5, "max", False),
+        (0.5, NAN, "max", True),
+        (NAN, 0.5, "min", False),
+        (NAN, NAN, "min", False),
+    ],
+)
+def test_what_is_better(new: float, old: float, way: str, better: bool) -> None:
+    assert _better({"x": new}, {"x": old}, "x", way) is better
+
+
+def test_the_record_must_show_each_row_once(tmp_path: Path) -> None:
+    def record(*of_ranks: list[int]) -> Any:
+        evaluated = [{"evaluation": {"indices": indices}} for indices in of_ranks]
+        ranks = [{"world": {"size": len(of_ranks)}}] * len(of_ranks)
+        return SimpleNamespace(training=lambda name: evaluated, ranks=ranks, folder=tmp_path)
+
+    assert _covered(record([0, 1], [2]), "train", 3) == 3
+    for wrong in (([0, 1], [1]), ([0, 1], [1, 2]), ([0], [1])):
+        with pytest.raises(TrainingFailed, match="not each once"):
+            _covered(record(*wrong), "train", 3)
 
 
 def test_evaluation_is_the_same_to_the_last_digit(trained: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:

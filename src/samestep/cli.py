@@ -130,8 +130,7 @@ def run(
             if value:
                 raise UserError(f"{option} is decided by the manifests that --to writes; leave it out")
         gpus = 0 if device == "cpu" else nproc or 1
-        given = {"--init": init, "--evaluate-every": evaluate_every, "--best": best or None, "--patience": patience}
-        wishes = [word for name, value in given.items() if value is not None for word in (name, str(value))]
+        wishes = _wishes(init, evaluate_every, best, patience)
         training = submit.Training(job, nnodes or 1, nproc or 1, gpus, engine, set_, set_engine, wishes)
         print(manifests(to, training, image, claim), end="")
         return 0
@@ -173,8 +172,9 @@ def evaluate(
     from samestep.train import scoring
 
     given = {**locals(), "engines": "ddp", "launchers": launcher, "set_engine": [], "max_restarts": 0}
-    step = scoring(weights, predictions)
-    return _ended(conduct("evaluate", _asked({**given, "dry_run": False}), lambda found: step), json_, scored)
+    asked = _asked({**given, "dry_run": False})
+    results = conduct("evaluate", asked, lambda found: scoring(weights, predictions, found["job"]["evaluation_rows"]))
+    return _ended(results, json_, scored)
 
 
 @app.command()
@@ -192,6 +192,10 @@ def slurm(
     sbatch: Annotated[
         list[str], typer.Option(metavar="OPTION", help="More for sbatch, as in --sbatch=--partition=gpu; repeatable.")
     ] = [],  # noqa: B006
+    init: options.Init = None,
+    evaluate_every: options.EvaluateEvery = 1,
+    best: options.Best = "",
+    patience: options.Patience = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the batch script, and submit nothing.")] = False,
 ) -> int:
     """Write the batch script of a training, and submit it to Slurm."""
@@ -199,10 +203,12 @@ def slurm(
     from samestep import folder
     from samestep.submit import Training
     from samestep.submit.slurm import script, submit
+    from samestep.train import file_of
 
     engines.check(engine)
     pairs(set_, "--set"), pairs(set_engine, "--set-engine")
-    training = Training(job, nodes, nproc or gpus_per_node or 2, gpus_per_node, engine, set_, set_engine)
+    wishes = _wishes(init and file_of(init, "--init"), evaluate_every, best, patience)
+    training = Training(job, nodes, nproc or gpus_per_node or 2, gpus_per_node, engine, set_, set_engine, wishes)
     results = (out or folder.dated(job)).resolve()
     text = script(training, results, time, sbatch)
     if dry_run:
@@ -270,6 +276,13 @@ def _asked(given: Mapping[str, Any]) -> dict[str, Any]:
     return {**given, **settings, "deadline_s": given["deadline"]}
 
 
+def _wishes(init: Path | str | None, every: int, best: str, patience: int | None) -> list[str]:
+    """A training's options as words, for a command that is typed elsewhere; those that are not the default."""
+    given = {"--init": init, "--evaluate-every": every if every != 1 else None, "--best": best or None}
+    given["--patience"] = patience
+    return [word for name, value in given.items() if value is not None for word in (name, str(value))]
+
+
 def _ended(results: Mapping[str, Any] | None, json_: bool, show: Callable[[Mapping[str, Any]], None]) -> int:
     """Shows what a launch came to; None where there is nothing to show. Its exit code."""
     if results is None:
@@ -305,7 +318,9 @@ def _study(command: str, given: Mapping[str, Any]) -> int:
 
 def _print(value: Any, as_json: bool, show: Callable[[], None]) -> None:
     if as_json:
-        print(json.dumps(value, indent=1))
+        from samestep.record import finite
+
+        print(json.dumps(finite(value), indent=1))
     else:
         show()
 

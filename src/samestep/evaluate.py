@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -18,11 +19,10 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
-from torch.utils.data import default_collate
 
-from samestep.data.loader import fetch, to_device
+from samestep.data.loader import loaded
 from samestep.data.schedule import cut
-from samestep.errors import UserError, not_per_row
+from samestep.errors import LoadingFailed, UserError, not_per_row
 from samestep.job import Batch, Job, Part, counts_by_itself
 from samestep.world import World
 
@@ -89,8 +89,7 @@ def evaluate(job: Job, model: nn.Module, world: World, *, predictions: bool = Fa
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     with torch.no_grad():
-        for number in mine:
-            batch = _batch(job, list(chunks[number]), world.device)
+        for number, batch in zip(mine, _batches(job, [chunks[number] for number in mine], world.device)):
             output = job.forward(model, batch)
             table[number] = _sums(job, by_row, output, batch)
             states.append({name: counted(job.metrics[name], output, batch) for name in whole})
@@ -109,22 +108,27 @@ def evaluate(job: Job, model: nn.Module, world: World, *, predictions: bool = Fa
     return Evaluation(int(rows), weight, {name: sums[name] for name in ("loss", *job.metrics)}, indices, whole, joined)
 
 
-def _batch(job: Job, indices: list[int], device: str) -> Batch:
-    """The evaluation's rows at `indices`, on the device."""
-    weight = float(sum(map(job.evaluation_weight, indices)) if job.evaluation_weight else len(indices))
-    data: Any = (job.collate or default_collate)(fetch(job.evaluation, indices))
-    place = Part(
-        epoch=0,
-        step=0,
-        micro=0,
-        indices=torch.tensor(indices).numpy(),
-        rows=len(indices),
-        weight=weight,
-        share=1.0,
-        completes_step=True,
-        completes_epoch=False,
-    )
-    return Batch(to_device(data, device), place)
+def _batches(job: Job, chunks: list[range], device: str) -> Iterator[Batch]:
+    """The evaluation's rows, a batch for each chunk, loaded ahead as those of the training are."""
+    parts = [
+        Part(
+            epoch=0,
+            step=0,
+            micro=0,
+            indices=torch.tensor(list(chunk)).numpy(),
+            rows=len(chunk),
+            weight=float(sum(map(job.evaluation_weight, chunk)) if job.evaluation_weight else len(chunk)),
+            share=1.0,
+            completes_step=True,
+            completes_epoch=False,
+        )
+        for chunk in chunks
+    ]
+    assert job.evaluation is not None
+    try:
+        yield from loaded(replace(job, train=job.evaluation, augment=None), parts, device)
+    except LoadingFailed as error:
+        raise LoadingFailed(str(error).replace("the rows of step 0", "the evaluation's rows")) from error
 
 
 def _sums(job: Job, by_row: list[str], output: Any, batch: Batch) -> Tensor:
@@ -134,7 +138,7 @@ def _sums(job: Job, by_row: list[str], output: Any, batch: Batch) -> Tensor:
     values = [*torch.tensor([rows, weight], dtype=torch.float64), loss]
     for name in by_row:
         of_rows = job.metrics[name](output, batch)
-        if of_rows.dim() == 0 or len(of_rows) != rows:
+        if list(of_rows.shape) != [rows]:
             raise not_per_row(name, list(of_rows.shape), rows)
         values.append(of_rows.double().sum())
     return torch.stack([value.double().to(loss.device) for value in values])
@@ -175,7 +179,8 @@ def _values(job: Job, names: list[str], states: list[dict[str, Any]]) -> dict[st
 def _array(output: Any, rows: int) -> NDArray[Any]:
     if not isinstance(output, Tensor) or output.dim() == 0 or len(output) != rows:
         raise UserError("predictions can be kept only where the model's output is one tensor, a row for each sample")
-    return output.float().cpu().numpy()
+    whole = output.float() if output.dtype == torch.bfloat16 else output  # which numpy has not
+    return whole.cpu().numpy()
 
 
 def _gathered(mine: list[Any], world: World) -> list[list[Any]]:

@@ -18,13 +18,13 @@ from torch import nn
 from torch.utils.data import IterableDataset
 
 from samestep import engine as engines
-from samestep.data.loader import Rows
+from samestep.data.loader import Rows, most_workers
 from samestep.data.schedule import schedule_of
 from samestep.data.stream import Stream
 from samestep.errors import UserError, nearest
 from samestep.job import Batch, Job
 from samestep.loading import build, find, innermost, settings_of, values_of
-from samestep.probe import probe
+from samestep.probe import probe, probe_evaluation
 from samestep.proof import Training, proof_job
 from samestep.run import digest_state, one_row_sentence
 from samestep.world import World
@@ -49,6 +49,7 @@ def inspect_job(target: str, settings: dict[str, str], replicas: int, steps: int
             "seed it inside: def model(): torch.manual_seed(seed); return Net()"
         )
     unused = probe(job, schedule_of(job, 1), _model(job), device)
+    probe_evaluation(job, _model(job), device)
     training = Training("sgd", steps, "float32", replicas)
     return {
         "settings": settings_of(function),
@@ -56,15 +57,17 @@ def inspect_job(target: str, settings: dict[str, str], replicas: int, steps: int
         "chosen": {name: str(value) for name, value in settings.items()},
         "rows": len(job.train),
         "evaluation_rows": 0 if job.evaluation is None else len(job.evaluation),
-        "metrics": {"loss": "min"} | {name: _better(metric) for name, metric in job.metrics.items()},
+        "metrics": {}
+        if job.evaluation is None
+        else {"loss": "min"} | {name: _better(metric) for name, metric in job.metrics.items()},
         "global_batch": job.global_batch,
         "micro_batches": {str(n): schedule_of(job, n).micro_batches for n in sorted({1, replicas})},
         "steps_per_epoch": schedule_of(job, 1).steps_per_epoch,
         "epochs": job.epochs,
         "parameters": sum(p.numel() for p in parameters),
         "dtype": str(next(p.dtype for p in parameters)).removeprefix("torch."),
-        "workers": job.workers,
-        "stream": isinstance(job.train, Stream),
+        "workers": min(job.workers, most_workers(job)),
+        "most_workers": most_workers(job),
         "prefetch": job.prefetch,
         "last": job.last,
         "sync_batchnorm": job.sync_batchnorm,
@@ -135,6 +138,8 @@ def _check_numbers(job: Job) -> None:
             raise UserError(f"{name} is {value}; it must be above 0")
     if not isinstance(job.workers, int) or job.workers < 0:
         raise UserError(f"workers is {job.workers!r}; it must be a whole number, 0 or above")
+    for name in {"loss", "step"} & {*job.metrics}:
+        raise UserError(f"a metric is called '{name}', which the curve has already; give it another name")
     if job.last not in ("keep", "drop"):
         raise UserError(f"last is '{job.last}'; it must be 'keep' or 'drop'")
     if job.scheduler is not None and job.scheduler.every not in ("step", "epoch"):

@@ -16,7 +16,6 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
-from samestep.data.stream import Stream
 from samestep.errors import UserError, nearest
 from samestep.job import Job
 
@@ -154,9 +153,7 @@ def build(target: str, settings: Mapping[str, str]) -> Job:
         raise UserError(f"the job {target} raised while it was built: {_where(error, target)}{_says(error)}") from error
     if not isinstance(job, Job):
         raise UserError(f"the job {target} returned {type(job).__name__}, not a samestep.Job")
-    job = replace(job, **values_of(of_every_job, general, f"the job {target}", "--set"))
-    # Each loader process of a stream reads all of it: a second one would take as long as the first.
-    return replace(job, workers=min(job.workers, 1)) if isinstance(job.train, Stream) else job
+    return replace(job, **values_of(of_every_job, general, f"the job {target}", "--set"))
 
 
 def of_every_job(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import traceback
+import warnings
 from dataclasses import replace
 from typing import Any
 
@@ -11,14 +12,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
+from torch.utils.data import Subset
 
 from samestep.data.loader import Rows, to_device
 from samestep.data.schedule import Schedule
 from samestep.errors import UserError, not_a_scalar, not_per_row
-from samestep.evaluate import counted
+from samestep.evaluate import counted, evaluate
 from samestep.job import Batch, Job, counts_by_itself
+from samestep.world import World
 
 ROWS = 4
+EVALUATED = 16
 PLAIN = (Tensor, np.ndarray, np.generic, str, bytes, int, float, type(None))
 
 
@@ -74,9 +78,20 @@ def probe(job: Job, schedule: Schedule, model: nn.Module, device: str) -> list[s
             continue
         with torch.no_grad():
             values = _raising(f"metric '{name}'", lambda metric=metric: metric(output, batch), part.rows)
-        if not isinstance(values, Tensor) or values.dim() == 0 or len(values) != part.rows:
+        if not isinstance(values, Tensor) or list(values.shape) != [part.rows]:
             raise not_per_row(name, list(getattr(values, "shape", [])), part.rows)
     return _without_gradient(model)
+
+
+def probe_evaluation(job: Job, model: nn.Module, device: str) -> None:
+    """Two small batches of the job's evaluation, as a run would count them at its end. Raises UserError as probe."""
+    if job.evaluation is None:
+        return
+    few: Any = Subset(job.evaluation, range(min(2 * EVALUATED, len(job.evaluation))))  # type: ignore[arg-type]
+    small = replace(job, evaluation=few, micro_batch=EVALUATED, workers=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of metrics that want more rows than these
+        _raising("evaluation", lambda: evaluate(small, model.to(device), World(devices=(device,))), EVALUATED)
 
 
 def _without_gradient(model: nn.Module) -> list[str]:

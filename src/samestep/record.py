@@ -7,6 +7,7 @@ forced to the disk and renamed.
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,6 +30,15 @@ PREFIX = "tensor "  # so that no tensor's name is one of numpy.savez's own argum
 def write_json(path: Path, value: Any) -> None:
     """Writes `value` to `path`, whole or not at all."""
     _replace(path, json.dumps(value).encode())
+
+
+def finite(value: Any) -> Any:
+    """`value` with None for numbers that JSON does not know: not a number, and infinite."""
+    if isinstance(value, Mapping):
+        return {key: finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def replace_text(path: Path, text: str) -> None:

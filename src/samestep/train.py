@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from samestep.errors import Refused, TrainingFailed, UserError, nearest
 from samestep.launch import Plan
 from samestep.network import check_master
 from samestep.processes import ports, start
-from samestep.record import Record, write_json
+from samestep.record import Record, finite, write_json
 from samestep.study import Row, Study, check_devices, rows_of
 from samestep.surroundings import Started
 
@@ -33,8 +34,11 @@ class Wishes:
     patience: int | None = None
 
     def training(self, metrics: Mapping[str, str]) -> dict[str, Any]:
-        """The plan's training. metrics: name -> 'min' or 'max'. Raises UserError for a metric that there is not."""
+        """The plan's training. metrics: name -> 'min' or 'max', of a job with an evaluation. Raises UserError for a
+        metric that there is not."""
         name, _, way = self.best.partition(":")
+        if name and not metrics:
+            raise UserError(f"--best {self.best}: the job has no evaluation to find it by; give it Job(evaluation=…)")
         if name and name not in metrics:
             raise UserError(f"--best {self.best}: the job has no such metric; {nearest(name, list(metrics))}")
         if way not in ("", "min", "max"):
@@ -45,15 +49,24 @@ class Wishes:
             raise UserError("--patience needs to know what is better; name a metric with --best")
         best = [name, way or metrics[name]] if name else None
         asked = {"every": self.every, "best": best, "patience": self.patience}
-        return {"kind": "train", "as": "train", "init": file_of(self.init, "--init"), **asked}
+        init = file_of(self.init, "--init")
+        digest = _digest(Path(init)) if init else None
+        return {"kind": "train", "as": "train", "init": init, "init_sha256": digest, **asked}
 
 
-def scoring(weights: Path, predictions: Path | None) -> dict[str, Any]:
-    """The plan's part of an evaluation of the weights in a file."""
+def scoring(weights: Path, predictions: Path | None, rows: int) -> dict[str, Any]:
+    """The plan's part of an evaluation of the weights in a file. rows: that the job evaluates."""
+    if not rows:
+        raise UserError("the job has no evaluation; give it one: Job(evaluation=…)")
     if predictions is not None and predictions.exists():
         raise UserError(f"{predictions} exists, and would be replaced; give another name with --predictions")
     if predictions is not None and (predictions.suffix != ".npy" or not predictions.resolve().parent.is_dir()):
         raise UserError(f"--predictions {predictions}: give a file in a folder that there is, as in out.npy")
+    if predictions is not None:
+        try:
+            tempfile.TemporaryFile(dir=predictions.resolve().parent).close()
+        except OSError as error:
+            raise UserError(f"--predictions {predictions} cannot be written: {error.strerror}; name another") from None
     kept = str(predictions.resolve()) if predictions else None
     return {"kind": "score", "as": "score", "init": file_of(weights, "--weights"), "predictions": kept}
 
@@ -147,7 +160,7 @@ def train(
     if record.ranks[0]["rank"] != 0:
         return None
     results = (_trained if "train" in record.ranks[0]["trainings"] else _scored)(study, found, row, record, out)
-    write_json(out / "results.json", results)
+    write_json(out / "results.json", finite(results))
     return results
 
 
@@ -164,7 +177,7 @@ def _trained(study: Study, found: Mapping[str, Any], row: Row, record: Record, o
         "launcher": row.launcher,
         "world_size": row.facts["layout"]["replicas"],
         "global_batch": found["job"]["global_batch"],
-        "init": step["init"] and {"file": step["init"], "sha256": _digest(Path(step["init"]))},
+        "init": step["init"] and {"file": step["init"], "sha256": step["init_sha256"]},
         "steps": len(seen["step_s"]),
         "asked_steps": seen["asked_steps"],
         "stopped": seen["stopped"],
@@ -216,11 +229,11 @@ def _digest(file: Path) -> str:
 def _waiting(job: Mapping[str, Any], record: Record) -> dict[str, Any]:
     """How the data came: the share of the time that was spent waiting, rows per second, and what would help."""
     cores = record.ranks[0]["machine"]["cores"] / record.ranks[0]["world"]["local_size"]
-    loader = (job["global_batch"], job["workers"], job["prefetch"], cores, 1 if job["stream"] else 1_000)
+    loader = (job["global_batch"], job["workers"], job["prefetch"], cores, job["most_workers"])
     found = waiting.measured(record.training("train"), *loader)
     return {
         "wait_share": found and found.share,
         "loader_ceiling": found and found.loader_ceiling,
         "demand": found and found.demand,
-        "advice": found and found.advice(list(job["settings"])),
+        "advice": found and found.advice(),
     }

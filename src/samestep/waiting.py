@@ -50,18 +50,15 @@ class Waiting:
         """Rows per second that the loading processes of all ranks can deliver; None where nothing was measured."""
         return self.rows * max(1, self.workers) / self.fetch_s if self.fetch_s else None
 
-    def advice(self, settings: Sequence[str] = ()) -> str | None:
-        """One sentence: which knob would help. None where waiting takes less than WORTH_A_WORD of the time.
-
-        settings: those that the job has, to be given with --set; others are fields of its Job.
-        """
+    def advice(self) -> str | None:
+        """One sentence: which knob would help. None where waiting takes less than WORTH_A_WORD of the time."""
         if self.share <= WORTH_A_WORD:
             return None
         facts = f"loading a batch takes {_ms(self.fetch_s)} and a step {_ms(self.alone_s)}"
         free = min(int(self.cores) - 1, self.most_workers)  # one trains
         needed = max(ceil(self.fetch_s / self.alone_s), self.workers + 1)
         if self.workers and self.fetch_s * BURSTY <= self.alone_s * self.workers:
-            more = _knob("prefetch", 2 * self.prefetch, settings)
+            more = f"--set prefetch={2 * self.prefetch}"
             keeps = f"{_count(self.workers)} keep{'s' if self.workers == 1 else ''} up on average"
             return f"{facts}: {keeps}, but data comes in bursts; {more} loads further ahead"
         if self.workers < min(needed, free):
@@ -69,7 +66,9 @@ class Waiting:
             enough = (
                 "would keep up" if best == needed else f"would load {best / max(1, self.workers):.1f} times as much"
             )
-            return f"{facts}: {_count(best)} {enough}; {_knob('workers', best, settings)}"
+            return f"{facts}: {_count(best)} {enough}; --set workers={best}"
+        if not self.most_workers:
+            return f"{facts}: rows are indexed in the training process; smaller ones, uint8 for pixels, take less time"
         if self.workers >= self.most_workers:
             return (
                 f"{facts}: a stream is read by one worker; make reading cheaper, or prepare samestep.data.arrays once"
@@ -106,7 +105,3 @@ def _ms(seconds: float) -> str:
 
 def _count(workers: int) -> str:
     return f"{workers} worker{'' if workers == 1 else 's'}"
-
-
-def _knob(name: str, value: int, settings: Sequence[str]) -> str:
-    return f"--set {name}={value}" if name in settings else f"Job({name}={value})"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,6 +35,7 @@ class Watch:
     curve: list[dict[str, Any]] = field(default_factory=list)
     best_at: int = -1  # the place of the best evaluation in the curve
     ended: bool = False  # whether patience has ended the training
+    evaluated: dict[str, Any] | None = None  # the latest evaluation's part of the record
 
     def begin(self, state: Callable[[], dict[str, Any]]) -> None:
         """state: gives the training's whole state dict on rank 0; every rank must call it."""
@@ -51,23 +53,26 @@ class Watch:
         self.ended = self.patience is not None and len(self.curve) - 1 - self.best_at >= self.patience
         return self.ended
 
-    def add(self, done: int, state: dict[str, Any], *, last: bool = False) -> dict[str, Any] | None:
+    def add(self, done: int, state: dict[str, Any], *, last: bool = False) -> None:
         """Evaluates rank 0's `state` after `done` steps, and keeps it if it is the best, or the last and none is
-        sought. Returns the evaluation's part of the record; None for a job without one."""
+        sought."""
         entry: dict[str, Any] = {"step": done}
-        evaluated = None
+        writes = self.world.rank == 0
+        if writes and last and (self.best is None or not self.curve):
+            save(state, self.weights)  # first, because an evaluation that fails must not cost the training
         if self.job.evaluation is not None:
             found = evaluate(self.job, plain_model(self.job, state, self.world), self.world)
             entry |= found.means()
-            evaluated = found.record()
+            self.evaluated = found.record()
         better = not self.curve or self.best is None or _better(entry, self.curve[self.best_at], *self.best)
         self.curve.append(entry)
         if better:
             self.best_at = len(self.curve) - 1
-            if self.world.rank == 0 and (self.best is not None or last):
+            if writes and self.best is not None:
                 save(state, self.weights)
-        return evaluated
 
 
 def _better(new: Mapping[str, Any], old: Mapping[str, Any], name: str, way: str) -> bool:
+    if math.isnan(old[name]):
+        return not math.isnan(new[name])
     return bool(new[name] > old[name] if way == "max" else new[name] < old[name])

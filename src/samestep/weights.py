@@ -45,6 +45,13 @@ def started_from(model: Callable[[], nn.Module], file: Path) -> nn.Module:
         said = [f"it has no {_names(absent)}"] if absent else []
         said += [f"the model has no {_names(odd)}"] if odd else []
         raise UserError(f"{file} is not of this job's model: {' and '.join(said)}; give the settings it was made with")
+    kinds = [n for n in wanted if n in given and wanted[n].dtype != given[n].dtype]
+    if kinds and not shapes:
+        name = kinds[0]
+        raise UserError(
+            f"{file} is not of this job's model: {name} is {given[name].dtype} there and {wanted[name].dtype} here; "
+            "save it as that"
+        )
     if shapes:
         name = shapes[0]
         raise UserError(

@@ -103,29 +103,26 @@ def train(plan: Plan, step: Plan, job: Job, engine: engines.Engine, world: World
     whole = schedule_of(job, 1)
     steps = job.epochs * whole.steps_per_epoch
     folder = Path(plan["out"])
-    if step["init"]:
-        job = replace(job, model=partial(started_from, job.model, Path(step["init"])))
     best = tuple(step["best"]) if step["best"] else None
     every = step["every"] if job.evaluation is not None else 0
     watch = Watch(job, world, steps, Path(plan["weights"]), every, best, step["patience"])
+    if step["init"]:
+        job = replace(job, model=partial(started_from, job.model, Path(step["init"])))
 
     def progress(done: int, loss: float) -> None:
-        tell(world.rank, folder, "train", done=done, steps=steps, samples=seen_by(done), loss=loss, curve=watch.curve)
-
-    def seen_by(done: int) -> int:
-        epochs, more = divmod(done, whole.steps_per_epoch)
-        rows = whole.steps_per_epoch * job.global_batch if job.last == "drop" else len(job.train)
-        return epochs * rows + more * job.global_batch
+        seen = whole.rows_of(done)
+        tell(world.rank, folder, "train", done=done, steps=steps, samples=seen, loss=loss, curve=watch.curve)
 
     stop = Stop(world, meeting_store())
     run = Run(job, world, steps, progress=progress if world.rank == 0 else None, stop=stop, watch=watch)
     state = _train(engine, job, world, run, plan["engine_settings"])
     seen = run.observations()
     tell(world.rank, folder, "evaluate")
-    evaluated = watch.add(len(seen["step_s"]), state, last=True)
+    if not watch.ended:  # else libraries have taken one step more, which nobody asked for
+        watch.add(len(seen["step_s"]), state, last=True)
     facts: Plan = {"peak_memory_bytes": machine.peak_memory_bytes(world.device), "asked_steps": steps}
     facts["stopped"] = "early" if watch.ended else "asked" if len(seen["step_s"]) < steps else None
-    return seen | facts | {"evaluation": evaluated, "curve": watch.curve, "best_at": watch.best_at}
+    return seen | facts | {"evaluation": watch.evaluated, "curve": watch.curve, "best_at": watch.best_at}
 
 
 def score(plan: Plan, step: Plan, job: Job, engine: engines.Engine, world: World) -> dict[str, Any]:

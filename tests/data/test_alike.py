@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+TESTS = Path(__file__).parents[1]
 JOBS = """
 import os, torch
 from dataclasses import replace
@@ -39,7 +41,8 @@ def run(tmp_path: Path, how: str) -> tuple[int, str]:
     (tmp_path / "jobs.py").write_text(JOBS)
     asked = [f"{tmp_path}/jobs.py", "--engine", "ddp", "--nproc", "2", "--set", f"how={how}", "--deadline", "90"]
     command = [sys.executable, "-m", "samestep", "run", *asked, "--json", "--out", str(tmp_path / "out")]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    paths = os.pathsep.join([str(TESTS), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
+    found = subprocess.run(command, capture_output=True, text=True, timeout=120, env=os.environ | {"PYTHONPATH": paths})
     return found.returncode, found.stderr + (json.dumps(json.loads(found.stdout)) if found.stdout else "")
 
 

@@ -157,3 +157,11 @@ def test_what_is_returned_collates_without_a_word(folder: Path) -> None:
         batch = default_collate(made)
         default_collate([center_crop(pixels, 16, 20), random_resized_crop(pixels, 16, generator(0))])
     assert batch.dtype == torch.uint8 and batch.shape == (10, 40, 60, 3)
+
+
+def test_hidden_folders_are_no_classes_and_empty_ones_are_said(folder: Path) -> None:
+    (folder / ".cache").mkdir()
+    assert ImageFolder(folder).classes == ["cat", "dog"]
+    (folder / "eel").mkdir()
+    with pytest.raises(UserError, match="eel holds no images; remove it, or fill it"):
+        ImageFolder(folder)

@@ -141,3 +141,13 @@ def test_last_drop_leaves_whole_batches() -> None:
     schedule = Schedule(length=29, global_batch=8, last="drop")
     assert schedule.steps_per_epoch == 3
     assert Schedule(length=29, global_batch=8).steps_per_epoch == ceil(29 / 8)
+
+
+@given(schedules, st.integers(0, 50), st.sampled_from(["keep", "drop"]))
+def test_rows_are_counted_as_they_are_shared_out(schedule: Schedule, steps: int, last: str) -> None:
+    from dataclasses import replace
+
+    schedule = replace(schedule, last=last)  # type: ignore[arg-type]
+    if schedule.steps_per_epoch:
+        counted = sum(p.rows for r in range(schedule.world_size) for p in schedule.parts(r, steps))
+        assert schedule.rows_of(steps) == counted

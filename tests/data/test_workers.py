@@ -187,3 +187,10 @@ def test_the_command_says_it_in_one_sentence(how: str, code: int, sentence: str,
     if how == "raises":
         assert "failed at sample 37: ValueError: no such thing (its traceback is in" in said
         assert "jobs_failing.py" in next(tmp_path.glob("out/**/rank0.log")).read_text()
+
+
+def test_a_worker_that_dies_in_the_middle_of_handing_over_is_named() -> None:
+    """Again and again: what breaks first, the line or the queue, is a matter of luck."""
+    for _ in range(8):
+        _, error = loaded(jobs_failing.job("killed", workers=1))
+        assert "was ended by SIGKILL" in str(error), error

@@ -8,13 +8,18 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
+from samestep.errors import UserError
+from samestep.jobs.imdb import read
 from samestep.loading import build, builtin_names
+from samestep.models.gpt import GPT
 from samestep.models.resnet import resnet18, resnet50
 
 ROWS, HELD_OUT = 40, 12
@@ -142,3 +147,59 @@ def test_every_process_learns_the_same_words(tmp_path: Path) -> None:
     )
     seen = {subprocess.run([sys.executable, "-c", script], capture_output=True, check=True).stdout for _ in range(4)}
     assert len(seen) == 1
+
+
+def test_gpt_does_not_see_what_follows() -> None:
+    model = GPT(11, 12, layers=2, heads=2, width=16, dropout=0.0).eval()
+    tokens = torch.randint(11, (1, 12), generator=torch.Generator().manual_seed(0))
+    other = tokens.clone()
+    other[0, 7:] = (other[0, 7:] + 1) % 11
+    seen, changed = model(tokens), model(other)
+    assert torch.allclose(seen[0, :7], changed[0, :7]) and not torch.allclose(seen[0, 7:], changed[0, 7:])
+
+
+def test_charlm_is_to_say_what_follows(data: dict[str, Path]) -> None:
+    job = build("charlm", settings("charlm", data))
+    (first, follows), (second, _) = job.train[0], job.train[1]
+    assert follows[:-1].tolist() == first[1:].tolist() and follows[-1] == second[0]
+
+
+@pytest.mark.parametrize("name", ["cifar10", "imagefolder"])
+def test_training_images_are_augmented_and_test_images_are_not(name: str, data: dict[str, Path]) -> None:
+    job = build(name, settings(name, data))
+    assert job.augment and job.evaluation
+    pixels = np.asarray(job.train[0][0])
+    made = [np.asarray(job.augment(job.train[0], torch.Generator().manual_seed(seed))[0]) for seed in range(8)]
+    assert len({image.tobytes() for image in made}) > 4 and all(image.shape == pixels.shape for image in made)
+    assert (np.asarray(job.evaluation[0][0]) == np.asarray(job.evaluation[0][0])).all()
+
+
+def test_top5_takes_five(data: dict[str, Path]) -> None:
+    job = build("imagefolder", settings("imagefolder", data))
+    output, targets = torch.arange(10.0).expand(10, 10), torch.arange(10)
+    batch = SimpleNamespace(targets=targets)
+    assert job.metrics["top1"](output, batch).tolist() == [False] * 9 + [True]
+    assert job.metrics["top5"](output, batch).tolist() == [False] * 5 + [True] * 5
+
+
+def test_imdb_does_not_look_at_what_pads(data: dict[str, Path]) -> None:
+    job = build("imdb", settings("imdb", data))
+    model = job.model().eval()
+    tokens = job.train[0][0][None].clone()  # type: ignore[index]
+    tokens[0, 8:] = 0
+    longer = torch.cat([tokens, torch.zeros(1, 0, dtype=tokens.dtype)], 1)
+    shorter = tokens[:, :8]
+    outputs = [job.forward(model, SimpleNamespace(inputs=each)) for each in (longer, shorter)]  # type: ignore[arg-type]
+    assert torch.allclose(*outputs, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [("a film\t2", "each of its lines is a review, a tab and 0 or 1"), ("a film", "each of its lines")],
+)
+def test_a_line_that_is_no_review_is_said(line: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "train.tsv").write_text(f"a film\x85and more\t1\r\n{line}\n")
+    with pytest.raises(UserError, match=says):
+        read(tmp_path / "train.tsv")
+    (tmp_path / "train.tsv").write_text("a film\x85and more\t1\r\nanother\t0")
+    assert [len(part) for part in read(tmp_path / "train.tsv")] == [2, 2]

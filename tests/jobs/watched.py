@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 from dataclasses import replace
+from typing import Literal
 
 import psutil
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import TensorDataset
-from torchmetrics.classification import MulticlassAUROC, MulticlassF1Score
+from torchmetrics.classification import MulticlassAUROC, MulticlassConfusionMatrix, MulticlassF1Score
 from torchmetrics.text import Perplexity
 
 from samestep import Batch, Job, LRSchedule, Recipe
@@ -25,7 +26,24 @@ class OfRows(Perplexity):
         super().update(output[:, None], targets[:, None])
 
 
-def job(lr: float = 0.1, width: int = 4, bias: bool = True, grows: bool = False) -> Job:
+class Breaking(TensorDataset):
+    """Its row 100 cannot be read."""
+
+    def __getitem__(self, index: int) -> tuple[Tensor, ...]:
+        if index == 100:
+            raise ValueError("a bad shard")
+        return super().__getitem__(index)
+
+
+def job(
+    lr: float = 0.1,
+    width: int = 4,
+    bias: bool = True,
+    grows: bool = False,
+    evaluated: bool = True,
+    breaks: bool = False,
+    metric: Literal["accuracy", "loss", "wide", "matrix"] = "accuracy",
+) -> Job:
     rows = torch.randn(73 + 131, 6, generator=torch.Generator().manual_seed(0))
     labels = torch.cat([torch.arange(73) % 3, torch.arange(131) % 3])
     rows[:, :3] += 0.8 * F.one_hot(labels, 3)
@@ -33,6 +51,12 @@ def job(lr: float = 0.1, width: int = 4, bias: bool = True, grows: bool = False)
     def model() -> nn.Module:
         torch.manual_seed(0)
         return nn.Sequential(nn.Linear(6, width, bias=bias), nn.Tanh(), nn.Linear(width, 3))
+
+    def accuracy(output: Tensor, batch: Batch) -> Tensor:
+        guessed = output.argmax(1)
+        return (guessed[:, None] if metric == "wide" else guessed) == batch.targets
+
+    held_out = (Breaking if breaks else TensorDataset)(rows[73:], labels[73:])
 
     def top2(output: Tensor, batch: Batch) -> Tensor:
         return (output.topk(2).indices == batch.targets[:, None]).any(1)
@@ -43,13 +67,14 @@ def job(lr: float = 0.1, width: int = 4, bias: bool = True, grows: bool = False)
         optimizer=Recipe(torch.optim.SGD, {"lr": lr}),
         scheduler=LRSchedule(lambda optimizer: LambdaLR(optimizer, lambda step: 1.4**step if grows else 1.0)),
         train=TensorDataset(rows[:73], labels[:73]),
-        evaluation=TensorDataset(rows[73:], labels[73:]),
+        evaluation=held_out if evaluated else None,
         metrics={
-            "accuracy": lambda output, batch: output.argmax(1) == batch.targets,
+            "loss" if metric == "loss" else "accuracy": accuracy,
             "top2": top2,
             "f1": MulticlassF1Score(3),
             "auroc": MulticlassAUROC(3),
             "perplexity": OfRows(),
+            **({"matrix": MulticlassConfusionMatrix(3)} if metric == "matrix" else {}),
         },
         global_batch=16,
         epochs=10 if grows else 4,

@@ -52,7 +52,7 @@ class ImageFolder(Dataset[Any]):
     ) -> None:
         if not folder.is_dir():
             raise UserError(f"there is no folder {folder}; give one that holds a folder of images for each class")
-        found = sorted(path.name for path in folder.iterdir() if path.is_dir())
+        found = sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
         if classes is not None and found != classes:
             odd = sorted({*found} ^ {*classes})
             raise UserError(f"{folder} does not hold the training's classes: {', '.join(odd[:5])} is in one alone")
@@ -63,6 +63,8 @@ class ImageFolder(Dataset[Any]):
             for path in sorted((folder / name).iterdir())
             if path.suffix.lower() in SUFFIXES
         ]
+        if empty := sorted({*range(len(found))} - {label for _, label in self.paths}):
+            raise UserError(f"{folder / found[empty[0]]} holds no images; remove it, or fill it: it would be a class")
         self.skipped: list[Path] = []
         if bad == "skip":
             self._leave_out_the_bad(folder)
@@ -116,7 +118,7 @@ def decode(path: Path, short_side: int | None = None) -> Pixels:
         Image.DecompressionBombError,
     ) as error:  # Pillow's own, for what is broken
         raise UserError(
-            f"{path} cannot be read as an image ({error}); mend or remove it, or list the folder with bad='skip'"
+            f"{path} cannot be read as an image ({error}); mend or remove it, or leave out what is broken: bad='skip'"
         ) from error
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -13,12 +13,15 @@ from samestep.data.arrays import Arrays
 from samestep.data.gather import Gather, to_device
 from samestep.data.pipeline import Pipeline, Span
 from samestep.data.schedule import Schedule, key
+from samestep.data.stream import Stream
 from samestep.data.workers import Fetched, failed, fetched
 from samestep.errors import UserError, add_note
 from samestep.job import Batch, Job, Part
 from samestep.world import World
 
-__all__ = ["Rows", "batches", "fetch", "to_device"]
+__all__ = ["Rows", "batches", "fetch", "loaded", "most_workers", "to_device"]
+
+MANY = 1_000
 
 
 class Rows(Dataset[Any]):
@@ -79,26 +82,35 @@ def batches(
     trace: where the pipeline notes what its stages do when. Raises UserError as the dataset raises it, LoadingFailed
     for its other errors and for a loader process that dies.
     """
-    rows = Rows(job)
-    parts = schedule.parts(world.rank, steps)
-    # One indexing takes less than handing its result over from another process.
-    workers = 0 if rows.by_array else job.workers
-    if workers == 0 and world.device == "cpu":  # no other process and no copy that a thread could wait for
+    return loaded(job, schedule.parts(world.rank, steps), world.device, trace=trace)
+
+
+def most_workers(job: Job) -> int:
+    """How many loader processes can be of use to a job's training data."""
+    if Rows(job).by_array:
+        return 0  # one indexing takes less than handing its result over from another process
+    return 1 if isinstance(job.train, Stream) else MANY  # each would read all of a stream
+
+
+def loaded(job: Job, parts: Iterable[Part], device: str, *, trace: list[Span] | None = None) -> Iterator[Batch]:
+    """The training data of `parts`, on a device: see batches."""
+    rows, workers = Rows(job), min(job.workers, most_workers(job))
+    if workers == 0 and device == "cpu":  # no other process and no copy that a thread could wait for
         for part in parts:
             yield Batch(_data(rows, part), part)
         return
     source = fetched(rows, parts, workers, job.prefetch) if workers else _fetched_here(rows, parts)
-    gather = Gather(world.device)
+    gather = Gather(device)
 
     def gathered(item: Fetched) -> Fetched:
         return item._replace(data=gather(item.data))
 
-    stages = {} if world.device == "cpu" else {"gather": gathered}
+    stages = {} if device == "cpu" else {"gather": gathered}
     for part, data, seconds in Pipeline(source, stages, depth=job.prefetch, trace=trace):
         yield Batch(data.arrive() if stages else data, part, seconds)
 
 
-def _fetched_here(rows: Rows, parts: Iterator[Part]) -> Iterator[Fetched]:
+def _fetched_here(rows: Rows, parts: Iterable[Part]) -> Iterator[Fetched]:
     """In the pipeline's thread of this process."""
     for part in parts:
         start = time.perf_counter()

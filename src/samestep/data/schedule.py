@@ -102,6 +102,11 @@ class Schedule:
             )
         return parts
 
+    def rows_of(self, steps: int) -> int:
+        """How many rows the first `steps` steps see, on all ranks."""
+        epochs, more = divmod(steps, self.steps_per_epoch)
+        return epochs * min(self.length, self.steps_per_epoch * self.global_batch) + more * self.global_batch
+
     def parts(self, rank: int, steps: int) -> Iterator[Part]:
         """Rank's parts of the first `steps` steps, epoch after epoch."""
         for step in range(steps):

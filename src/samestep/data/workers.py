@@ -10,6 +10,7 @@ import time
 import traceback
 from collections.abc import Iterable, Iterator
 from multiprocessing import get_all_start_methods
+from multiprocessing.connection import wait
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ from samestep.lifeline import die_with_parent
 
 FULL = "No space left|unable to (write|allocate|resize|open).*shared memory|unable to write to file </torch_"
 SHARED = "/dev/shm"
+GONE_S = 1.0
 
 
 class Fetched(NamedTuple):
@@ -117,6 +119,10 @@ def failed(error: Exception, part: Part) -> LoadingFailed:
 
 def _said(error: BaseException, workers: list[Any]) -> Exception:
     """The sentence about a worker that is no more, or else the error itself."""
+    # A process that dies closes its lines before the system counts it as dead.
+    ended = wait([worker.sentinel for worker in workers], timeout=GONE_S)
+    for worker in workers:
+        worker.join(GONE_S if worker.sentinel in ended else 0)
     dead = [worker for worker in workers if not worker.is_alive()]
     if not dead:
         return LoadingFailed(f"a batch did not come over from a loader worker: {type(error).__name__}: {error}")

@@ -26,6 +26,7 @@ from samestep.data.images import ImageFolder, Pixels, flipped, padded_crop
 from samestep.errors import UserError
 from samestep.models.resnet import resnet18
 
+Bad = Literal["fail", "skip"]  # what happens to images that cannot be read
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)  # of the 50,000 training images
 
 
@@ -49,20 +50,20 @@ def official(folder: Path, names: list[str]) -> tuple[Pixels, list[int]]:
     return np.ascontiguousarray(images), [label for part in parts for label in part["labels"]]
 
 
-def datasets(data: Path, limit: int) -> tuple[Any, Any]:
+def datasets(data: Path, limit: int, bad: Bad) -> tuple[Any, Any]:
     """The training's images, at most `limit` (0: all), and the test's: pixels in 0..255."""
     if (data / "data_batch_1").exists():
         images, labels = official(data, [f"data_batch_{number}" for number in range(1, 6)])
         train: Any = InMemory(images, labels)
         test: Any = InMemory(*official(data, ["test_batch"]))
     elif (data / "train").is_dir():
-        train = ImageFolder(data / "train")
-        test = ImageFolder(data / "test", classes=train.classes)
+        train = ImageFolder(data / "train", bad=bad)
+        test = ImageFolder(data / "test", classes=train.classes, bad=bad)
     else:
         raise UserError(
             f"{data} holds neither data_batch_1 nor train/; name CIFAR-10's folder: --set data=cifar-10-batches-py"
         )
-    if limit:
+    if limit > 0:
         chosen = torch.randperm(len(train), generator=Generator().manual_seed(0))[:limit].tolist()
         train = torch.utils.data.Subset(train, chosen)
     return train, test
@@ -81,10 +82,11 @@ def job(
     width: int = 64,
     norm: Literal["batch", "group"] = "batch",
     limit: int = 0,
+    bad: Bad = "fail",
     seed: int = 0,
     workers: int = 2,
 ) -> Job:
-    train, test = datasets(data, limit)
+    train, test = datasets(data, limit, bad)
 
     def model() -> nn.Module:
         torch.manual_seed(seed)

@@ -48,11 +48,12 @@ def job(
     size: int = 224,
     width: int = 64,
     norm: Literal["batch", "group"] = "batch",
+    bad: Literal["fail", "skip"] = "fail",
     micro_batch: int | None = None,
     seed: int = 0,
     workers: int = 8,
 ) -> Job:
-    train = ImageFolder(data / "train")
+    train = ImageFolder(data / "train", bad=bad)
     held_out = data / "val" if (data / "val").is_dir() else data / "test"
     network = {"resnet18": resnet18, "resnet50": resnet50}[model]
 
@@ -67,7 +68,7 @@ def job(
         scheduler=LRSchedule(lambda optimizer: StepLR(optimizer, 30, 0.1), every="epoch"),
         train=train,
         augment=partial(augmented, size=size),
-        evaluation=ImageFolder(held_out, partial(prepared, size=size), train.classes),
+        evaluation=ImageFolder(held_out, partial(prepared, size=size), train.classes, bad=bad),
         metrics={"top1": partial(among, 1), "top5": partial(among, 5)},
         global_batch=global_batch,
         micro_batch=micro_batch,

@@ -1,6 +1,6 @@
 """imdb: BERT tells good reviews from bad ones. A. Maas et al., "Learning Word Vectors for Sentiment Analysis", 2011.
 
-    samestep run imdb --set data=FOLDER --set weights=bert-base-uncased --engine fsdp --nproc 4
+    samestep run imdb --set data=FOLDER --set weights=BERT --engine fsdp --nproc 4
 
 FOLDER holds train.tsv and test.tsv, a review a line: text<TAB>label. `weights` is a local folder that transformers can
 load, tokenizer and all; without one, a small BERT starts from scratch with a WordPiece tokenizer that is trained on
@@ -30,8 +30,8 @@ SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 def read(path: Path) -> tuple[list[str], Tensor]:
     """The reviews, and their labels [rows]."""
     try:
-        lines = [line.rpartition("\t") for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-        return [text for text, _, _ in lines], torch.tensor([int(label) for _, _, label in lines])
+        lines = [line.rpartition("\t") for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
+        return [text for text, _, _ in lines], torch.tensor([("0", "1").index(label.strip()) for _, _, label in lines])
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read ({error}); each of its lines is a review, a tab and 0 or 1") from None
 

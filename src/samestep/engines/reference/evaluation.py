@@ -57,7 +57,7 @@ def _sums(job: Job, model: torch.nn.Module, device: str, weighs: list[float], ba
                 if name in whole:
                     continue
                 values = metric(output, batch)
-                if values.dim() == 0 or len(values) != len(rows):
+                if list(values.shape) != [len(rows)]:
                     raise not_per_row(name, list(values.shape), len(rows))
                 sums[name] += float(values.double().sum())
     for name, metric in whole.items():
