@@ -204,7 +204,7 @@ def trained(data: ImageFolder, workers: int, width: int, steps: int) -> dict[str
         "wait_share": found.share,
         "ceiling_in_training": found.loader_ceiling,
         "demand": found.demand,
-        "advice": found.advice(["workers", "prefetch"]),
+        "advice": found.advice(),
     }
 
 

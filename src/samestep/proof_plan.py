@@ -25,6 +25,7 @@ def plain_layout() -> dict[str, Any]:
         "split": "even",
         "buffers": "rank0",
         "rounds_to": None,
+        "rounds_weights": False,
         "exact_steps": 0,
         "dtype": "float64",
         "trainings": TRAININGS,
@@ -36,7 +37,9 @@ def loop_layout(facts: Facts) -> dict[str, Any]:
     rounds_to = None if facts["numerics"]["lossy"] else facts["numerics"]["rounds_to"]
     shape = {key: facts["layout"][key] for key in ("replicas", "split", "buffers")}
     layout = plain_layout() if shape["replicas"] == 1 else {**plain_layout(), **shape}
-    return {**layout, "rounds_to": rounds_to, "dtype": facts["numerics"]["widest"]}
+    # What is inexact in an exact loop is that it keeps its weights in another dtype.
+    rounding = {"rounds_to": rounds_to, "rounds_weights": rounds_to is not None}
+    return {**layout, **rounding, "dtype": facts["numerics"]["widest"]}
 
 
 def numerics_layout(facts: Facts) -> dict[str, Any] | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,7 @@ class Referee:
         layout = Layout(planned["replicas"], planned["split"], planned["buffers"])
         dtype = planned["dtype"] if self.dtype == "float64" else self.dtype
         try:
-            played = self._trainings(number, layout, planned["rounds_to"], dtype, planned["trainings"])
+            played = self._trainings(number, layout, planned, dtype)
         except UserError:
             raise
         except Exception as error:
@@ -62,18 +62,16 @@ class Referee:
             text = str(error).strip()
             self.dtype = dtype = "float32"
             self.float64_failed = f"{type(error).__name__}: {text.splitlines()[0] if text else ''}"
-            played = self._trainings(number, layout, planned["rounds_to"], dtype, planned["trainings"])
+            played = self._trainings(number, layout, planned, dtype)
         why = self.float64_failed or (None if dtype == "float64" else "the engine takes no float64")
         facts = {"layout": asdict(layout), "dtype": dtype, "float64_failed": why}
         facts |= {"exact_steps": planned["exact_steps"], "clip_norm": self.job.clip_norm}
         return played | facts | {"sgd_lr": self.sgd_lr, "sgd_lr_usual": SGD_LR}
 
-    def _trainings(
-        self, number: int, layout: Layout, rounds_to: str | None, dtype: str, names: Sequence[str]
-    ) -> dict[str, Any]:
-        facts: dict[str, Any] = {"rounds_to": rounds_to}
+    def _trainings(self, number: int, layout: Layout, planned: Mapping[str, Any], dtype: str) -> dict[str, Any]:
+        facts: dict[str, Any] = {"rounds_to": planned["rounds_to"]}
         device = self.world.device
-        for name in names:
+        for name in planned["trainings"]:
             tell(self.world.rank, Path(self.plan["out"]), f"reference {name}, {layout.replicas} replicas")
             training = Training(name, self.plan["steps"], dtype, self.plan["replicas"], self.sgd_lr or SGD_LR)
             if name == "sgd" and self.sgd_lr is None:
@@ -85,7 +83,7 @@ class Referee:
             if name == "gradient":
                 _check_reading(small, device)
                 _check_repeats(base, self._play(training, layout), device)
-            for variant, played in enumerate([base, *self._shaken(training, layout, base, rounds_to)]):
+            for variant, played in enumerate([base, *self._shaken(training, layout, base, planned)]):
                 self._write(f"{number}.{name}.{variant}", played, whole=variant == 0)
                 facts[f"{name}.{variant}"] = played
             base["start_digest"] = digest_state(small.model())
@@ -94,17 +92,18 @@ class Referee:
         return facts
 
     def _shaken(
-        self, training: Training, layout: Layout, base: Mapping[str, Any], rounds_to: str | None
+        self, training: Training, layout: Layout, base: Mapping[str, Any], planned: Mapping[str, Any]
     ) -> list[dict[str, Any]]:
         """The training twice more, with rounding shaken and the rows reversed where their order means nothing."""
-        dtype = getattr(torch, rounds_to or training.dtype)
+        dtype = getattr(torch, planned["rounds_to"] or training.dtype)
         reverses = self.reverses and not base["draws"]
-        played = [self._play(training, layout, reference.Noise(dtype, seed, reverses)) for seed in (1, 2)]
+        noises = [reference.Noise(dtype, seed, reverses, planned["rounds_weights"]) for seed in (1, 2)]
+        played = [self._play(training, layout, noise) for noise in noises]
         first = base["seen"][0][0]["loss"]
         visible = max(ORDERED, 100 * torch.finfo(dtype).eps) * abs(first)
         if reverses and any(abs(other["seen"][0][0]["loss"] - first) > visible for other in played):
             self.reverses = False
-            return self._shaken(training, layout, base, rounds_to)
+            return self._shaken(training, layout, base, planned)
         return played
 
     def _play(self, training: Training, layout: Layout, noise: reference.Noise | None = None) -> dict[str, Any]:

@@ -53,6 +53,12 @@ class Rows(Dataset[Any]):
         return part, self.collate(samples)
 
 
+def _streams(dataset: Any) -> bool:
+    """Whether a dataset is a stream, or a subset of one."""
+    inside = getattr(dataset, "dataset", None)
+    return isinstance(dataset, Stream) or (inside is not None and _streams(inside))
+
+
 def _set_epoch(dataset: Any) -> Callable[[int], None] | None:
     """The `set_epoch` of a dataset that has one, such as a stream, also where it is inside of subsets."""
     inside = getattr(dataset, "dataset", None)
@@ -89,7 +95,7 @@ def most_workers(job: Job) -> int:
     """How many loader processes can be of use to a job's training data."""
     if Rows(job).by_array:
         return 0  # one indexing takes less than handing its result over from another process
-    return 1 if isinstance(job.train, Stream) else MANY  # each would read all of a stream
+    return 1 if _streams(job.train) else MANY  # each would read all of a stream
 
 
 def loaded(job: Job, parts: Iterable[Part], device: str, *, trace: list[Span] | None = None) -> Iterator[Batch]:

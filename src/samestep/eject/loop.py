@@ -65,6 +65,7 @@ class Loop:
     def _statements(self, statements: Sequence[ast.stmt], dedent: int, *, certain: bool = False) -> list[str]:
         """The lines of `statements`. certain: they run in every training, so that a refusal there is eject's own."""
         out: list[str] = []
+        above: ast.stmt | None = None
         for node in statements:
             if isinstance(node, ast.Raise) and (refusal := self._refusal(node)):
                 if certain:
@@ -73,8 +74,10 @@ class Loop:
             if self._unused(node) or self._settled(node):
                 continue
             before = len(out)
-            if out and not self.lines[_first(node) - 2 - len(self._comments(node))].strip():
+            alone = isinstance(above, ast.FunctionDef | ast.ClassDef)  # what stood below it may be left out
+            if out and (alone or not self.lines[_first(node) - 2 - len(self._comments(node))].strip()):
                 out.append("")
+            above = node
             if isinstance(node, ast.If) and (known := self._known(node.test)) is not None:
                 out += self._body(node, dedent + 4, certain) if known else self._otherwise(node, dedent, certain)
             elif isinstance(node, ast.With) and self._plain(node):

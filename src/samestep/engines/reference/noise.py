@@ -14,10 +14,11 @@ class Noise:
 
     reverses: whether the rows come in reverse. Not where the model draws random numbers, because dropout would hit
     others, nor where the criterion depends on the rows' order.
+    rounds_weights: whether weights are shaken after each step too, as those are that are kept in `dtype`.
     """
 
-    def __init__(self, dtype: torch.dtype, seed: int, reverses: bool) -> None:
-        self.eps, self.reverses = torch.finfo(dtype).eps, reverses
+    def __init__(self, dtype: torch.dtype, seed: int, reverses: bool, rounds_weights: bool = False) -> None:
+        self.eps, self.reverses, self.rounds_weights = torch.finfo(dtype).eps, reverses, rounds_weights
         self.scale = 1.0 + 2 * seed  # 3 or 5: engines scale losses by the ranks and gradients back, which rounds
         self.generator = torch.Generator().manual_seed(seed)
 

@@ -101,6 +101,8 @@ def play(job: Job, layout: Layout, steps: int, *, noise: Noise | None = None, de
         norms.append(float(norm))
         rates.append([float(group["lr"]) for group in optimizer.param_groups if group["params"]])
         optimizer.step()
+        if noise and noise.rounds_weights:
+            noise.shake(parameters)
         ends_epoch = (step + 1) % per_epoch(job) == 0
         if scheduler and (job.scheduler.every == "step" or ends_epoch):  # type: ignore[union-attr]
             scheduler.step()
