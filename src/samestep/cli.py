@@ -16,6 +16,7 @@ from samestep import options
 from samestep.ending import say, told
 from samestep.errors import UserError
 from samestep.options import pairs
+from samestep.record import finite, write_json
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -126,11 +127,9 @@ def run(
         engines.check(engine)
         elsewhere = {"--out": out, "--launcher": launcher, "--hosts": hosts, "--node-rank": node_rank}
         elsewhere |= {"--master-addr": master_addr, "--port": port, "--dry-run": dry_run, "--json": json_}
-        for option, value in elsewhere.items():
-            if value:
-                raise UserError(f"{option} is decided by the manifests that --to writes; leave it out")
+        options.refuse(elsewhere, "is decided by the manifests that --to writes; leave it out")
         gpus = 0 if device == "cpu" else nproc or 1
-        wishes = _wishes(init, evaluate_every, best, patience)
+        wishes = options.wishes(init, evaluate_every, best, patience)
         training = submit.Training(job, nnodes or 1, nproc or 1, gpus, engine, set_, set_engine, wishes)
         print(manifests(to, training, image, claim), end="")
         return 0
@@ -207,7 +206,7 @@ def slurm(
 
     engines.check(engine)
     pairs(set_, "--set"), pairs(set_engine, "--set-engine")
-    wishes = _wishes(init and file_of(init, "--init"), evaluate_every, best, patience)
+    wishes = options.wishes(init and file_of(init, "--init"), evaluate_every, best, patience)
     training = Training(job, nodes, nproc or gpus_per_node or 2, gpus_per_node, engine, set_, set_engine, wishes)
     results = (out or folder.dated(job)).resolve()
     text = script(training, results, time, sbatch)
@@ -216,9 +215,7 @@ def slurm(
         return 0
     path = folder.beside(results, "slurm.sh", text)
     number = submit(path)
-    print(
-        f"job {number} is in the queue; its script is {path}, it will say what it does in {results}/slurm-{number}.out"
-    )
+    print(f"job {number} is in the queue; its script is {path}, its words are in {results}/slurm-{number}.out")
     return 0
 
 
@@ -276,13 +273,6 @@ def _asked(given: Mapping[str, Any]) -> dict[str, Any]:
     return {**given, **settings, "deadline_s": given["deadline"]}
 
 
-def _wishes(init: Path | str | None, every: int, best: str, patience: int | None) -> list[str]:
-    """A training's options as words, for a command that is typed elsewhere; those that are not the default."""
-    given = {"--init": init, "--evaluate-every": every if every != 1 else None, "--best": best or None}
-    given["--patience"] = patience
-    return [word for name, value in given.items() if value is not None for word in (name, str(value))]
-
-
 def _ended(results: Mapping[str, Any] | None, json_: bool, show: Callable[[Mapping[str, Any]], None]) -> int:
     """Shows what a launch came to; None where there is nothing to show. Its exit code."""
     if results is None:
@@ -294,7 +284,6 @@ def _ended(results: Mapping[str, Any] | None, json_: bool, show: Callable[[Mappi
 def _study(command: str, given: Mapping[str, Any]) -> int:
     from samestep import begin, follow, report
     from samestep.compare import conduct
-    from samestep.record import write_json
     from samestep.show import Launches, studied
 
     asked = _asked(given)
@@ -318,8 +307,6 @@ def _study(command: str, given: Mapping[str, Any]) -> int:
 
 def _print(value: Any, as_json: bool, show: Callable[[], None]) -> None:
     if as_json:
-        from samestep.record import finite
-
         print(json.dumps(finite(value), indent=1))
     else:
         show()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -118,3 +119,17 @@ def pairs(given: list[str], flag: str) -> dict[str, str]:
     if wrong:
         raise UserError(f"{flag} {wrong[0]}: write it as key=value")
     return dict(pair.split("=", 1) for pair in given)
+
+
+def wishes(init: Path | str | None, every: int, best: str, patience: int | None) -> list[str]:
+    """A training's options as words, for a command that is typed elsewhere; those that are not the default."""
+    given = {"--init": init, "--evaluate-every": every if every != 1 else None, "--best": best or None}
+    given["--patience"] = patience
+    return [word for name, value in given.items() if value is not None for word in (name, str(value))]
+
+
+def refuse(given: Mapping[str, object], why: str) -> None:
+    """Raises UserError for the first option that has a value."""
+    for option, value in given.items():
+        if value:
+            raise UserError(f"{option} {why}")
