@@ -115,6 +115,7 @@ def train(job, world):
     @functools.cache
     def inner(mode_of):
         return "é", f"{depth}", 1, "a"
+
     for batch in batches(job, world):
         loss_of(job, world, model, batch)BY_MICRO
 WHEN
