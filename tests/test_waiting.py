@@ -38,8 +38,15 @@ def test_rates() -> None:
             {"cores": 2, "workers": 1, "fetch_s": 0.027, "step_s": 0.032, "wait_s": 0.004},
             "step 28 ms: 2 workers would keep up, and each rank has 1 core beside the one that trains",
         ),
-        ({"cores": 3}, "2 workers would load 2.0 times as much; --set workers=2"),
-        ({"cores": 3, "workers": 1, "step_s": 0.034, "wait_s": 0.022}, "2 workers would load 2.0 times as much"),
+        ({"cores": 3}, "2 workers would make training 2.7 times as fast; --set workers=2"),
+        (
+            {"cores": 3, "workers": 1, "step_s": 0.034, "wait_s": 0.022},
+            "2 workers would make training 2.0 times as fast; --set workers=2",
+        ),
+        (  # one worker beside a short step: loading takes as long as before
+            {"cores": 2, "step_s": 0.037, "wait_s": 0.034},
+            "12 workers would keep up, and each rank has 1 core beside the one that trains; make loading cheaper",
+        ),
         (
             {"cores": 1},
             "3 workers would keep up, and each rank has 0 cores beside the one that trains; make loading cheaper",
@@ -63,9 +70,11 @@ def test_the_knob_that_helps(changes: dict[str, float], sentence: str) -> None:
     assert advice and sentence in advice
 
 
-@pytest.mark.parametrize(("most", "workers", "says"), [(0, 0, "uint8 for pixels"), (1, 1, "read by one worker")])
+@pytest.mark.parametrize(
+    ("most", "workers", "says"), [(0, 0, "uint8 for pixels"), (1, 1, "by one worker"), (1, 0, "by one worker")]
+)
 def test_workers_that_would_not_help_are_not_advised(most: int, workers: int, says: str) -> None:
-    advice = replace(LOADS_ITSELF, most_workers=most, workers=workers, cores=16).advice()
+    advice = replace(LOADS_ITSELF, step_s=0.037, most_workers=most, workers=workers, cores=16).advice()
     assert advice and says in advice and "--set workers" not in advice
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 WORTH_A_WORD = 0.05  # of the time
 BURSTY = 1.1  # workers that could load this many times what is trained on, and yet it waits
+WORTH_A_KNOB = 1.1  # times as fast
 
 
 @dataclass(frozen=True)
@@ -61,15 +62,14 @@ class Waiting:
             more = f"--set prefetch={2 * self.prefetch}"
             keeps = f"{_count(self.workers)} keep{'s' if self.workers == 1 else ''} up on average"
             return f"{facts}: {keeps}, but data comes in bursts; {more} loads further ahead"
-        if self.workers < min(needed, free):
-            best = min(needed, free)
-            enough = (
-                "would keep up" if best == needed else f"would load {best / max(1, self.workers):.1f} times as much"
-            )
-            return f"{facts}: {_count(best)} {enough}; --set workers={best}"
+        best = min(needed, free)
+        faster = self.step_s / max(self.alone_s, self.fetch_s / max(1, best))
+        if self.workers < best and (best == needed or faster >= WORTH_A_KNOB):
+            gain = "would keep up" if best == needed else f"would make training {faster:.1f} times as fast"
+            return f"{facts}: {_count(best)} {gain}; --set workers={best}"
         if not self.most_workers:
             return f"{facts}: rows are indexed in the training process; smaller ones, uint8 for pixels, take less time"
-        if self.workers >= self.most_workers:
+        if needed > self.most_workers:
             return (
                 f"{facts}: a stream is read by one worker; make reading cheaper, or prepare samestep.data.arrays once"
             )

@@ -411,8 +411,8 @@ FAULTS = (
     Fault(
         "the evaluation's weights ignored",
         EVALUATE,
-        "if job.evaluation_weight else len(indices)",
-        "if False else len(indices)",
+        "if job.evaluation_weight else len(chunk)",
+        "if False else len(chunk)",
         ("evaluation rows",),
         "their weights in the evaluation's loss",
         ("sentences",),
