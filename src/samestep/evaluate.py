@@ -24,6 +24,7 @@ from samestep.data.loader import loaded
 from samestep.data.schedule import cut
 from samestep.errors import LoadingFailed, UserError, not_per_row
 from samestep.job import Batch, Job, Part, counts_by_itself
+from samestep.process_group import of_every_rank
 from samestep.world import World
 
 ROWS_AT_ONCE = 128  # at most; fewer where the job's micro-batch or global batch is smaller
@@ -102,8 +103,8 @@ def evaluate(job: Job, model: nn.Module, world: World, *, predictions: bool = Fa
     rows, weight, *totals = (math.fsum(column) for column in table.T.tolist())
     sums = dict(zip(["loss", *by_row], totals))
     if whole:
-        sums |= _values(job, whole, [state for of_rank in _gathered(states, world) for state in of_rank])
-    every = [array for of_rank in _gathered(outputs, world) for array in of_rank] if predictions else []
+        sums |= _values(job, whole, [state for of_rank in of_every_rank(states, world) for state in of_rank])
+    every = [array for of_rank in of_every_rank(outputs, world) for array in of_rank] if predictions else []
     joined = np.concatenate(every) if every and world.rank == 0 else None
     return Evaluation(int(rows), weight, {name: sums[name] for name in ("loss", *job.metrics)}, indices, whole, joined)
 
@@ -181,12 +182,3 @@ def _array(output: Any, rows: int) -> NDArray[Any]:
         raise UserError("predictions can be kept only where the model's output is one tensor, a row for each sample")
     whole = output.float() if output.dtype == torch.bfloat16 else output  # which numpy has not
     return whole.cpu().numpy()
-
-
-def _gathered(mine: list[Any], world: World) -> list[list[Any]]:
-    """Every rank's list, in the order of the ranks, on every rank."""
-    if world.size == 1:
-        return [mine]
-    of_rank: list[Any] = [None] * world.size
-    dist.all_gather_object(of_rank, mine)
-    return of_rank

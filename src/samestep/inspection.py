@@ -18,9 +18,9 @@ from torch import nn
 from torch.utils.data import IterableDataset
 
 from samestep import engine as engines
-from samestep.data.loader import Rows, most_workers
+from samestep.data.loader import Rows, most_workers, workers_of
 from samestep.data.schedule import schedule_of
-from samestep.data.stream import Stream
+from samestep.data.stream import is_stream
 from samestep.errors import UserError, nearest
 from samestep.job import Batch, Job
 from samestep.loading import build, find, innermost, settings_of, values_of
@@ -66,7 +66,7 @@ def inspect_job(target: str, settings: dict[str, str], replicas: int, steps: int
         "epochs": job.epochs,
         "parameters": sum(p.numel() for p in parameters),
         "dtype": str(next(p.dtype for p in parameters)).removeprefix("torch."),
-        "workers": min(job.workers, most_workers(job)),
+        "workers": workers_of(job),
         "most_workers": most_workers(job),
         "prefetch": job.prefetch,
         "last": job.last,
@@ -126,7 +126,7 @@ def _check_numbers(job: Job) -> None:
                 "dataset with __len__ and __getitem__, or wrap what is read from its beginning: "
                 "samestep.data.stream.Stream(dataset, length=…), with Job(shuffle=False)"
             )
-        if name == "train" and isinstance(dataset, Stream) and job.shuffle:
+        if name == "train" and is_stream(dataset) and job.shuffle:
             raise UserError("a Stream has one order, its own; say that it is not to be shuffled: Job(shuffle=False)")
         if len(cast(Sized, dataset)) == 0:
             raise UserError(f"the {name} dataset has no rows" + ("; leave it out (None)" if name != "train" else ""))

@@ -141,8 +141,7 @@ def build(target: str, settings: Mapping[str, str]) -> Job:
     general = {name: text for name, text in settings.items() if name not in own and name in GENERAL}
     mine = {name: text for name, text in settings.items() if name not in general}
     values = values_of(function, mine, f"the job {target}", "--set")
-    parameters = inspect.signature(function).parameters
-    absent = [n for n, p in parameters.items() if p.default is inspect.Parameter.empty and n not in values]
+    absent = [n for n, p in own.items() if p.default is inspect.Parameter.empty and n not in values]
     if absent:
         raise UserError(f"the job {target} needs a value for '{absent[0]}': give --set {absent[0]}=…")
     try:

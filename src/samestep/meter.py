@@ -60,25 +60,27 @@ class Meter:
 
     def step(self) -> None:
         """Marks the end of a step."""
-        if self._cuda:
-            event = torch.cuda.Event(enable_timing=True)
-            event.record()
-            self._events.append(event)
-        self._stamps.append(time.perf_counter())
+        self._stamp()
         self.wait_s.append(self._waited)
         self._waited = 0.0
 
     def begin(self) -> None:
         """Marks the start of the first step."""
-        self.step()
-        self.wait_s.clear()
+        self._stamp()
+        self._waited = 0.0
 
     def resume(self) -> None:
         """Marks the end of a pause: what has passed since the last step belongs to none."""
         self._pauses.add(len(self._stamps))
-        waited = list(self.wait_s)
-        self.step()
-        self.wait_s = waited
+        self._stamp()
+        self._waited = 0.0
+
+    def _stamp(self) -> None:
+        if self._cuda:
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+            self._events.append(event)
+        self._stamps.append(time.perf_counter())
 
     def finish(self) -> list[float]:
         """Reads what is left. Returns the seconds of every step."""

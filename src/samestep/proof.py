@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 from torch.utils.data import Subset, TensorDataset
 
-from samestep.data.stream import Stream
+from samestep.data.stream import is_stream
 from samestep.job import Job, Recipe
 
 SGD_LR = 0.05  # where the training stands it; the reference finds the rate at which it does
@@ -91,7 +91,7 @@ def evaluated_rows(job: Job, replicas: int) -> int:
 
 def _some(dataset: Any, rows: int) -> list[int]:
     """`rows` indices: a stream's first, else spread evenly, because many datasets are sorted by class."""
-    return list(range(rows)) if isinstance(dataset, Stream) else [i * len(dataset) // rows for i in range(rows)]
+    return list(range(rows)) if is_stream(dataset) else [i * len(dataset) // rows for i in range(rows)]
 
 
 def _thinned(dataset: Any, rows: list[int], dtype: torch.dtype | None) -> Any:

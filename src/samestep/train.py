@@ -159,24 +159,29 @@ def train(
     )
     if record.ranks[0]["rank"] != 0:
         return None
-    results = (_trained if "train" in record.ranks[0]["trainings"] else _scored)(study, found, row, record, out)
+    results = {
+        "schema": 1,
+        "job": study.job,
+        "settings": dict(study.settings),
+        "launcher": row.launcher,
+        "world_size": row.facts["layout"]["replicas"],
+    }
+    if "train" in record.ranks[0]["trainings"]:
+        results |= _trained(found["job"], row, record, out)
+    else:
+        results |= _scored(found["job"], record)
     write_json(out / "results.json", finite(results))
     return results
 
 
-def _trained(study: Study, found: Mapping[str, Any], row: Row, record: Record, out: Path) -> dict[str, Any]:
+def _trained(job: Mapping[str, Any], row: Row, record: Record, out: Path) -> dict[str, Any]:
     seen = record.training("train")[0]
     best = seen["curve"][seen["best_at"]] if seen["best_at"] >= 0 else {}
     (step,) = record.plan()["trainings"]
     return {
-        "schema": 1,
-        "job": study.job,
-        "settings": dict(study.settings),
         "engine": row.engine,
         "engine_settings": row.facts["chosen"],
-        "launcher": row.launcher,
-        "world_size": row.facts["layout"]["replicas"],
-        "global_batch": found["job"]["global_batch"],
+        "global_batch": job["global_batch"],
         "init": step["init"] and {"file": step["init"], "sha256": step["init_sha256"]},
         "steps": len(seen["step_s"]),
         "asked_steps": seen["asked_steps"],
@@ -187,23 +192,18 @@ def _trained(study: Study, found: Mapping[str, Any], row: Row, record: Record, o
         "curve": seen["curve"],
         "weights_of_step": best.get("step"),
         "evaluation": {name: value for name, value in best.items() if name != "step"} or None,
-        "evaluation_rows": _covered(record, "train", found["job"]["evaluation_rows"]),
+        "evaluation_rows": _covered(record, "train", job["evaluation_rows"]),
         "weights": str(out / "weights.safetensors"),
-    } | _waiting(found["job"], record)
+    } | _waiting(job, record)
 
 
-def _scored(study: Study, found: Mapping[str, Any], row: Row, record: Record, out: Path) -> dict[str, Any]:
+def _scored(job: Mapping[str, Any], record: Record) -> dict[str, Any]:
     (step,) = record.plan()["trainings"]
     return {
-        "schema": 1,
-        "job": study.job,
-        "settings": dict(study.settings),
-        "launcher": row.launcher,
-        "world_size": row.facts["layout"]["replicas"],
         "weights": step["init"],
         "sha256": _digest(Path(step["init"])),
         "evaluation": record.training("score")[0]["evaluation"]["means"],
-        "evaluation_rows": _covered(record, "score", found["job"]["evaluation_rows"]),
+        "evaluation_rows": _covered(record, "score", job["evaluation_rows"]),
         "predictions": step["predictions"],
     }
 

@@ -9,9 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from samestep.errors import UserError
-
-SHOWN = 4  # names in a sentence
+from samestep.errors import UserError, first_few
 
 
 def save(state: Mapping[str, Any], file: Path) -> None:
@@ -40,28 +38,22 @@ def started_from(model: Callable[[], nn.Module], file: Path) -> nn.Module:
     built = model()
     wanted = {name: value for name, value in built.state_dict().items() if isinstance(value, Tensor)}
     absent, odd = sorted({*wanted} - {*given}), sorted({*given} - {*wanted})
-    shapes = [n for n in wanted if n in given and wanted[n].shape != given[n].shape]
     if absent or odd:
-        said = [f"it has no {_names(absent)}"] if absent else []
-        said += [f"the model has no {_names(odd)}"] if odd else []
+        said = [f"it has no {first_few(absent)}"] if absent else []
+        said += [f"the model has no {first_few(odd)}"] if odd else []
         raise UserError(f"{file} is not of this job's model: {' and '.join(said)}; give the settings it was made with")
-    kinds = [n for n in wanted if n in given and wanted[n].dtype != given[n].dtype]
-    if kinds and not shapes:
-        name = kinds[0]
-        raise UserError(
-            f"{file} is not of this job's model: {name} is {given[name].dtype} there and {wanted[name].dtype} here; "
-            "save it as that"
-        )
-    if shapes:
-        name = shapes[0]
-        raise UserError(
-            f"{file} is not of this job's model: {name} is {list(given[name].shape)} there and "
-            f"{list(wanted[name].shape)} here; give the settings it was made with"
-        )
+    for name, value in wanted.items():
+        if value.shape != given[name].shape:
+            there, here = list(given[name].shape), list(value.shape)
+            raise UserError(
+                f"{file} is not of this job's model: {name} is {there} there and {here} here; give the settings it was "
+                "made with"
+            )
+    for name, value in wanted.items():
+        if value.dtype != given[name].dtype:
+            raise UserError(
+                f"{file} is not of this job's model: {name} is {given[name].dtype} there and {value.dtype} here; save "
+                "it as that"
+            )
     built.load_state_dict({**built.state_dict(), **given})
     return built
-
-
-def _names(names: list[str]) -> str:
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + more

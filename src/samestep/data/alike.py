@@ -11,9 +11,10 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from samestep.data.loader import fetch
-from samestep.data.stream import Stream
+from samestep.data.stream import is_stream
 from samestep.errors import UserError
 from samestep.job import Job
+from samestep.process_group import of_every_rank
 from samestep.world import World
 
 
@@ -25,8 +26,7 @@ def check_alike(job: Job, world: World) -> None:
     """
     if world.size == 1 or not dist.is_initialized():
         return
-    of_rank: list[Any] = [None] * world.size
-    dist.all_gather_object(of_rank, _looked_at(job.train))
+    of_rank = of_every_rank(_looked_at(job.train), world)
     for rank, (length, found) in enumerate(of_rank):
         first_length, first = of_rank[0]
         what = None
@@ -45,7 +45,7 @@ def check_alike(job: Job, world: World) -> None:
 def _looked_at(dataset: Any) -> tuple[int, dict[int, str]]:
     """The length, and a digest of some samples; of those alone that are the same when they are read again."""
     length = len(dataset)
-    rows = [] if isinstance(dataset, Stream) else sorted({0, length // 3, 2 * length // 3, length - 1})
+    rows = [] if is_stream(dataset) else sorted({0, length // 3, 2 * length // 3, length - 1})
     try:
         first, again = ([_digest(sample) for sample in fetch(dataset, rows)] for _ in range(2))
     except Exception:  # the training will say where it was and what is wrong

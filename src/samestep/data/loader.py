@@ -13,13 +13,13 @@ from samestep.data.arrays import Arrays
 from samestep.data.gather import Gather, to_device
 from samestep.data.pipeline import Pipeline, Span
 from samestep.data.schedule import Schedule, key
-from samestep.data.stream import Stream
+from samestep.data.stream import is_stream, nested
 from samestep.data.workers import Fetched, failed, fetched
 from samestep.errors import UserError, add_note
 from samestep.job import Batch, Job, Part
 from samestep.world import World
 
-__all__ = ["Rows", "batches", "fetch", "loaded", "most_workers", "to_device"]
+__all__ = ["Rows", "batches", "fetch", "loaded", "most_workers", "to_device", "workers_of"]
 
 MANY = 1_000
 
@@ -34,7 +34,8 @@ class Rows(Dataset[Any]):
         self.seed, self.augment, self.collate = job.seed, job.augment, job.collate or default_collate
         self.by_array = type(self.dataset) is TensorDataset and not job.collate and not job.augment
         self.by_take = type(self.dataset) is Arrays and not job.collate and not job.augment
-        self.set_epoch = _set_epoch(self.dataset)
+        told = (getattr(each, "set_epoch", None) for each in nested(self.dataset))
+        self.set_epoch: Callable[[int], None] | None = next(filter(None, told), None)
         self.generator = torch.Generator()  # one for all samples: making it anew costs as much as a small augmentation
 
     def __getitem__(self, part: Part) -> tuple[Part, Any]:
@@ -51,18 +52,6 @@ class Rows(Dataset[Any]):
             keys = [key(self.seed, "augment", part.epoch, index) for index in part.indices.tolist()]
             samples = [self.augment(s, self.generator.manual_seed(k)) for s, k in zip(samples, keys)]
         return part, self.collate(samples)
-
-
-def _streams(dataset: Any) -> bool:
-    """Whether a dataset is a stream, or a subset of one."""
-    inside = getattr(dataset, "dataset", None)
-    return isinstance(dataset, Stream) or (inside is not None and _streams(inside))
-
-
-def _set_epoch(dataset: Any) -> Callable[[int], None] | None:
-    """The `set_epoch` of a dataset that has one, such as a stream, also where it is inside of subsets."""
-    inside = getattr(dataset, "dataset", None)
-    return getattr(dataset, "set_epoch", None) or (None if inside is None else _set_epoch(inside))
 
 
 def fetch(dataset: Any, indices: list[int]) -> list[Any]:
@@ -95,12 +84,17 @@ def most_workers(job: Job) -> int:
     """How many loader processes can be of use to a job's training data."""
     if Rows(job).by_array:
         return 0  # one indexing takes less than handing its result over from another process
-    return 1 if _streams(job.train) else MANY  # each would read all of a stream
+    return 1 if is_stream(job.train) else MANY  # each would read all of a stream
+
+
+def workers_of(job: Job) -> int:
+    """How many loader processes a rank has: as many as the job asks for, where they are of use."""
+    return min(job.workers, most_workers(job))
 
 
 def loaded(job: Job, parts: Iterable[Part], device: str, *, trace: list[Span] | None = None) -> Iterator[Batch]:
     """The training data of `parts`, on a device: see batches."""
-    rows, workers = Rows(job), min(job.workers, most_workers(job))
+    rows, workers = Rows(job), workers_of(job)
     if workers == 0 and device == "cpu":  # no other process and no copy that a thread could wait for
         for part in parts:
             yield Batch(_data(rows, part), part)

@@ -13,6 +13,18 @@ from samestep.errors import UserError
 NOTHING = object()
 
 
+def nested(dataset: Any) -> Iterator[Any]:
+    """A dataset, what it is a subset of, what that is a subset of, …: each next one's `dataset`."""
+    while dataset is not None:
+        yield dataset
+        dataset = getattr(dataset, "dataset", None)
+
+
+def is_stream(dataset: Any) -> bool:
+    """Whether a dataset is a Stream, or a subset of one: it is read from its beginning."""
+    return any(isinstance(each, Stream) for each in nested(dataset))
+
+
 class Stream(Dataset[Any]):
     """`Stream(dataset, length=100_000)`, for a job with `shuffle=False`: rows in the order in which they come.
 
