@@ -186,7 +186,9 @@ def test_the_command_says_it_in_one_sentence(how: str, code: int, sentence: str,
     assert "Traceback" not in done.stderr
     if how == "raises":
         assert "failed at sample 37: ValueError: no such thing (its traceback is in" in said
-        assert "jobs_failing.py" in next(tmp_path.glob("out/**/rank0.log")).read_text()
+        log = next(tmp_path.glob("out/**/rank0.log")).read_text()
+        assert "jobs_failing.py" in log
+        assert log.startswith("Traceback"), log  # what is held back until the run has failed begins there
 
 
 def test_a_worker_that_dies_in_the_middle_of_handing_over_is_named() -> None:

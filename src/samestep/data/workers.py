@@ -101,7 +101,10 @@ class _Failure(NamedTuple):
 
     def error(self) -> Exception:
         error: Exception = UserError(self.sentence) if self.users else LoadingFailed(self.sentence)
-        error.__cause__ = _Told(f"in a loader worker:\n{self.text}")  # as concurrent.futures does it
+        try:  # raised, so that what is printed of it begins as every traceback does
+            raise _Told(f"in a loader worker:\n{self.text}")
+        except _Told as told:  # as concurrent.futures does it
+            error.__cause__ = told
         return error
 
 
