@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.data import IterableDataset, TensorDataset
+from torch.utils.data import IterableDataset, Subset, TensorDataset
 
 from samestep import Job, LRSchedule, Recipe
 from samestep.data.stream import Stream
@@ -47,6 +47,10 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "no length": ({"train": Endless()}, "train is a Endless, which has no length or no rows by index"),
     "a stream that is shuffled": (
         {"train": Stream(Endless(), 3)},
+        "a Stream has one order, its own; say that it is not to be shuffled: Job(shuffle=False)",
+    ),
+    "a part of a stream that is shuffled": (
+        {"train": Subset(Stream(Endless(), 3), [0, 2])},
         "a Stream has one order, its own; say that it is not to be shuffled: Job(shuffle=False)",
     ),
     "no rows to evaluate": ({"evaluation": TensorDataset(X[:0], Y[:0])}, "the evaluation dataset has no rows"),
