@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from samestep.data.alike import of_every_rank
 from samestep.data.loader import loaded
 from samestep.data.schedule import cut
 from samestep.errors import LoadingFailed, UserError, not_per_row
 from samestep.job import Batch, Job, Part, counts_by_itself
-from samestep.process_group import of_every_rank
 from samestep.world import World
 
 ROWS_AT_ONCE = 128  # at most; fewer where the job's micro-batch or global batch is smaller

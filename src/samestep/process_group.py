@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import torch
@@ -29,15 +28,6 @@ RUN = "SAMESTEP_RUN"  # the environment's name for what tells this run from othe
 SETTLE_S = 2.0  # after the timeout, for whoever waits to end by itself
 
 _meeting: list[Store] = []  # of the open group; what graceful stops agree in
-
-
-def of_every_rank(mine: Any, world: World) -> list[Any]:
-    """What every rank gives, in the order of the ranks, on every rank. Needs an open group when size > 1."""
-    if world.size == 1:
-        return [mine]
-    of_rank: list[Any] = [None] * world.size
-    dist.all_gather_object(of_rank, mine)
-    return of_rank
 
 
 @contextmanager

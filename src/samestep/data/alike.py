@@ -14,7 +14,6 @@ from samestep.data.loader import fetch
 from samestep.data.stream import is_stream
 from samestep.errors import UserError
 from samestep.job import Job
-from samestep.process_group import of_every_rank
 from samestep.world import World
 
 
@@ -40,6 +39,15 @@ def check_alike(job: Job, world: World) -> None:
                 f"rank {rank} {what}: each process builds the job for itself, and must come to the same; sort what a "
                 "folder lists, and seed or save what is random or learnt (a split, a vocabulary)"
             )
+
+
+def of_every_rank(mine: Any, world: World) -> list[Any]:
+    """What every rank gives, in the order of the ranks, on every rank. Needs an open group when size > 1."""
+    if world.size == 1:
+        return [mine]
+    of_rank: list[Any] = [None] * world.size
+    dist.all_gather_object(of_rank, mine)
+    return of_rank
 
 
 def _looked_at(dataset: Any) -> tuple[int, dict[int, str]]:
