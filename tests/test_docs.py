@@ -86,14 +86,15 @@ def test_the_pipelines_scripts_run(name: str, tmp_path: Path) -> None:
     assert not done.stderr
 
 
-def test_the_readmes_training_command_runs(tmp_path: Path) -> None:
-    file = tmp_path / "my_job.py"
-    file.write_text(next(block for page, block in JOBS if page.name == "README.md"))
-    (command,) = [line for line in _commands(ROOT / "README.md") if line.startswith("samestep run my_job.py --engine")]
-    arguments = command.replace("my_job.py", str(file)).split()[1:]
-    done = samestep(*arguments, out=tmp_path / "out")
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "out" / "weights.safetensors").exists()
+def test_the_readmes_job_is_trained_and_evaluated_as_shown(tmp_path: Path) -> None:
+    (tmp_path / "my_job.py").write_text(next(block for page, block in JOBS if page.name == "README.md"))
+    for begin in ("samestep run my_job.py --engine", "samestep evaluate"):
+        (command,) = [line for line in _commands(ROOT / "README.md") if line.startswith(begin)]
+        line = [sys.executable, "-m", *command.split()]
+        done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        assert "evaluation over 200 rows, each once: " in done.stdout
+    assert (tmp_path / "runs" / "a" / "weights.safetensors").exists()
 
 
 @pytest.mark.parametrize("command", sorted({c for page in PAGES for c in _commands(page) if c.startswith("samestep")}))
