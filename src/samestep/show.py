@@ -129,9 +129,12 @@ def trained(results: Mapping[str, Any]) -> None:
     if results["stopped"]:
         why = "as asked" if results["stopped"] == "asked" else "because the evaluations get no better"
         print(f"stopped after step {results['steps']} of {results['asked_steps']}, {why}")
+    ranks, steps = (
+        f"{n} {what}{'' if n == 1 else 's'}"
+        for n, what in ((results["world_size"], "rank"), (results["steps"], "step"))
+    )
     print(
-        f"{results['engine']} on {results['world_size']} ranks: {results['steps']} steps "
-        f"in {results['seconds']:.1f} s, final loss {results['final_loss']:.4f}"
+        f"{results['engine']} on {ranks}: {steps} in {results['seconds']:.1f} s, final loss {results['final_loss']:.4f}"
     )
     if results["evaluation"]:
         print(f"evaluation over {results['evaluation_rows']} rows, each once: {_means(results['evaluation'])}")
