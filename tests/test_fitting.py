@@ -29,4 +29,4 @@ def test_it_names_a_micro_batch_that_fits(tmp_path: Path) -> None:
 def test_a_model_that_does_not_fit_with_one_row(tmp_path: Path) -> None:
     done = run(tmp_path / "out", "--set", "mib_a_row=1200")
     assert done.returncode == 2
-    assert "nor for 1; the model itself is too large for it: shard it" in done.stderr
+    assert "nor for 1 when it was tried with the whole model here" in done.stderr

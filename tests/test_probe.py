@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import IterableDataset, Subset, TensorDataset
+from torchmetrics.classification import MulticlassAccuracy
 
 from samestep import Job, LRSchedule, Recipe
 from samestep.data.stream import Stream
@@ -27,6 +28,14 @@ def _raise(*_: Any) -> Any:
 class Endless(IterableDataset[Any]):
     def __iter__(self) -> Any:
         return iter(range(3))
+
+
+class Unread(TensorDataset):
+    def __init__(self) -> None:
+        super().__init__(X, Y)
+
+    def __len__(self) -> int:
+        raise FileNotFoundError("gone")
 
 
 class Half(nn.Linear):
@@ -64,8 +73,31 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "model that is none": ({"model": lambda: print}, "the job's model() returned builtin_function_or_method"),
     "loss without gradient": ({"criterion": lambda *_: torch.tensor(1.0)}, "does not depend on any parameter"),
     "metric that is a mean": (
-        {"metrics": {"mean": lambda output, batch: output.mean()}},
+        {"metrics": {"mean": lambda output, batch: output.mean()}, "evaluation": TensorDataset(X, Y)},
         "the metric 'mean' returned a tensor of shape [] for 4 rows",
+    ),
+    "metric that raises": (
+        {"metrics": {"right": lambda output, batch: batch["y"]}, "evaluation": TensorDataset(X, Y)},
+        "the job's metric 'right' raised on 4 rows: TypeError",
+    ),
+    "metric without targets": (
+        {
+            "metrics": {"accuracy": MulticlassAccuracy(2)},
+            "evaluation": TensorDataset(X, Y),
+            "collate": lambda samples: {"x": torch.stack([x for x, _ in samples])},
+            "forward": lambda model, batch: model(batch.data["x"]),
+            "criterion": lambda output, batch: output.mean(),
+        },
+        "the metric 'accuracy' is given (output, batch.targets), and a batch that is a dict has none",
+    ),
+    "weights of zero in the evaluation": (
+        {"evaluation": TensorDataset(X, Y), "evaluation_weight": lambda index: 0.0},
+        "the evaluation's rows all weigh 0",
+    ),
+    "clipping at no number": ({"clip_norm": float("nan")}, "clip_norm is nan; it must be above 0"),
+    "a length that raises": (
+        {"train": Unread()},
+        "the length of train, a Unread, cannot be had: FileNotFoundError: gone",
     ),
     "sparse gradient": (
         {
@@ -103,6 +135,16 @@ def test_one_sentence(case: str) -> None:
         inspect_job(f"{__file__}:changed", {"case": case}, 2, 8, "cpu")
     assert CHANGES[case][1] in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+def twofold() -> Job:
+    """Trained on soft labels, and evaluated on hard ones, which the metric wants."""
+    train = TensorDataset(X, F.one_hot(Y, 2).float())
+    return _job(train=train, evaluation=TensorDataset(X, Y), metrics={"accuracy": MulticlassAccuracy(2)})
+
+
+def test_metrics_are_tried_on_the_evaluation_alone() -> None:
+    assert inspect_job(f"{__file__}:twofold", {}, 2, 8, "cpu")["metrics"] == {"loss": "min", "accuracy": "max"}
 
 
 def test_a_parameter_without_gradient_is_named() -> None:

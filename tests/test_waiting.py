@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -59,6 +60,15 @@ def test_rates() -> None:
             {"workers": 4, "step_s": 0.014, "wait_s": 0.002},
             "4 workers keep up on average, but data comes in bursts; --set prefetch=4 loads further ahead",
         ),
+        (  # what waits needs no core
+            {"cores": 1, "fetch_cpu_s": 0.001},
+            "most of it waiting for a disk or a network (1.00 ms of work), and a step 12 ms: 3 workers would keep up",
+        ),
+        (
+            {"cores": 1, "fetch_cpu_s": 0.001, "workers": 2, "step_s": 0.201, "wait_s": 0.200, "fetch_s": 0.4},
+            "8 workers would make training 4.0 times as fast; --set workers=8",
+        ),
+        ({"cores": 1, "fetch_cpu_s": 0.02}, "3 workers would keep up, and each rank has 0 cores"),
         (
             {"fetch_s": 0.0005, "step_s": 0.0012, "wait_s": 0.0005},
             "loading a batch takes 0.50 ms and a step 0.70 ms: 1 worker",
@@ -85,11 +95,13 @@ def test_little_waiting_is_not_worth_a_word() -> None:
 
 def test_the_first_step_waits_for_the_loader_to_start_and_does_not_count() -> None:
     ranks = [
-        {"step_s": [9.0, 0.03, 0.05], "wait_s": [8.9, 0.01, 0.02], "fetch_s": 0.06},
-        {"step_s": [9.0, 0.03, 0.05], "wait_s": [8.9, 0.02, 0.03], "fetch_s": 0.12},
+        {"step_s": [9.0, 0.03, 0.05], "wait_s": [8.9, 0.01, 0.02], "fetch_s": 0.06, "fetch_cpu_s": 0.03},
+        {"step_s": [9.0, 0.03, 0.05], "wait_s": [8.9, 0.02, 0.03], "fetch_s": 0.12, "fetch_cpu_s": 0.03},
     ]
     found = measured(ranks, 64, 1, 2, 4.0)
-    assert found == Waiting(pytest.approx(0.04), pytest.approx(0.02), pytest.approx(0.03), 64, 1, 2, 4.0)  # type: ignore[arg-type]
+    near = pytest.approx
+    wanted: Any = (near(0.04), near(0.02), near(0.03), 64, 1, 2, 4.0, 1_000, near(0.01))
+    assert found == Waiting(*wanted)
     assert measured([{"step_s": [], "wait_s": [], "fetch_s": 0.0}], 64, 1, 2, 4.0) is None
     one = measured([{"step_s": [2.0], "wait_s": [1.0], "fetch_s": 1.0}], 64, 0, 2, 4.0)
     assert one and one.share == 0.5
@@ -105,5 +117,5 @@ def test_a_training_that_waits_is_told_why(workers: int, tmp_path: Path) -> None
     assert results["wait_share"] > 0.5
     assert results["loader_ceiling"] < 1 / 0.02 * max(1, workers)  # rows per second: what the sleeps allow
     assert results["demand"] > results["loader_ceiling"]
-    assert "loading a batch takes" in results["advice"]
+    assert "waiting for a disk or a network" in results["advice"] and "--set workers=" in results["advice"]
     assert f"of the time: {results['advice']}" in done.stdout

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -25,6 +26,7 @@ from samestep.data.loader import loaded
 from samestep.data.schedule import cut
 from samestep.errors import LoadingFailed, UserError, not_per_row
 from samestep.job import Batch, Job, Part, counts_by_itself
+from samestep.machine import is_out_of_memory
 from samestep.world import World
 
 ROWS_AT_ONCE = 128  # at most; fewer where the job's micro-batch or global batch is smaller
@@ -60,13 +62,28 @@ class Evaluation:
 
 def plain_model(job: Job, state: dict[str, Tensor], world: World) -> nn.Module:
     """The job's plain model with rank 0's trained `state`, on every rank. Needs an open group when size > 1."""
-    model = job.model().to(world.device)
+    with _in_memory("for the whole model, which evaluation builds beside the training", 0, world):
+        model = job.model().to(world.device)
     if world.rank == 0:
         model.load_state_dict(state)
     if world.size > 1:  # all ranks evaluate rank 0's weights and buffers; after training the ranks' buffers differ
         for tensor in (value for value in model.state_dict().values() if isinstance(value, Tensor)):
             dist.broadcast(tensor, src=0)
     return model
+
+
+@contextmanager
+def _in_memory(what: str, rows: int, world: World) -> Iterator[None]:
+    """Raises UserError where there is no memory inside, with what needs less of it."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        less = f"--set micro_batch={rows // 2} takes fewer, in training too, whose steps stay the same"
+        other = "evaluate its weights by themselves, with samestep evaluate, where there is more"
+        error.__traceback__ = None  # whose frames hold what fills the memory
+        raise UserError(f"rank {world.rank} has no memory {what}; {less if rows > 1 else other}") from None
 
 
 def evaluate(job: Job, model: nn.Module, world: World, *, predictions: bool = False) -> Evaluation:
@@ -89,7 +106,7 @@ def evaluate(job: Job, model: nn.Module, world: World, *, predictions: bool = Fa
     states: list[dict[str, Any]] = []
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
-    with torch.no_grad():
+    with torch.no_grad(), _in_memory(f"to evaluate {at_once} rows at once", at_once, world):
         for number, batch in zip(mine, _batches(job, [chunks[number] for number in mine], world.device)):
             output = job.forward(model, batch)
             table[number] = _sums(job, by_row, output, batch)
@@ -135,7 +152,8 @@ def _batches(job: Job, chunks: list[range], device: str) -> Iterator[Batch]:
 def _sums(job: Job, by_row: list[str], output: Any, batch: Batch) -> Tensor:
     """[rows, weight, loss, each metric by row], summed over the rows of a batch. float64"""
     rows, weight = batch.part.rows, batch.part.weight
-    loss = job.criterion(output, batch) * weight
+    # Rows that all weigh 0 may have no mean: 0 / 0.
+    loss = job.criterion(output, batch) * weight if weight else torch.zeros((), dtype=torch.float64)
     values = [*torch.tensor([rows, weight], dtype=torch.float64), loss]
     for name in by_row:
         of_rows = job.metrics[name](output, batch)

@@ -13,11 +13,6 @@ from samestep.job import Batch, Job, Part
 from samestep.world import World
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether torch found no memory, on a GPU or on the CPU."""
-    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator: can't allocate memory" in str(error)
-
-
 def too_large(job: Job, part: Part, world: World) -> UserError:
     """The mistake of a micro-batch `part` that does not fit, with one that does, which is tried out here."""
     rows = len(part.indices)
@@ -26,7 +21,10 @@ def too_large(job: Job, part: Part, world: World) -> UserError:
     while fits and not _fits(job, part, fits, world):
         fits //= 2
     if not fits:
-        return UserError(f"{at}, nor for 1; the model itself is too large for it: shard it (--engine fsdp)")
+        return UserError(
+            f"{at}, nor for 1 when it was tried with the whole model here; smaller rows need less, and so does an "
+            "engine that shards the model, such as --engine fsdp"
+        )
     return UserError(
         f"{at}; {fits} fit{'s' * (fits == 1)}: --set micro_batch={fits} takes the same step, in more parts"
     )

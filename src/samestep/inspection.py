@@ -66,6 +66,7 @@ def inspect_job(target: str, settings: dict[str, str], replicas: int, steps: int
         "epochs": job.epochs,
         "parameters": sum(p.numel() for p in parameters),
         "dtype": str(next(p.dtype for p in parameters)).removeprefix("torch."),
+        "optimizer": job.optimizer.cls.__name__,
         "workers": workers_of(job),
         "most_workers": most_workers(job),
         "prefetch": job.prefetch,
@@ -128,14 +129,24 @@ def _check_numbers(job: Job) -> None:
             )
         if name == "train" and is_stream(dataset) and job.shuffle:
             raise UserError("a Stream has one order, its own; say that it is not to be shuffled: Job(shuffle=False)")
-        if len(cast(Sized, dataset)) == 0:
+        try:
+            rows = len(cast(Sized, dataset))
+        except Exception as error:
+            kind = type(dataset).__name__
+            raise UserError(
+                f"the length of {name}, a {kind}, cannot be had: {type(error).__name__}: {error}"
+            ) from error
+        if rows == 0:
             raise UserError(f"the {name} dataset has no rows" + ("; leave it out (None)" if name != "train" else ""))
     for name in ("global_batch", "epochs", "micro_batch", "clip_norm", "prefetch"):
         value = getattr(job, name)
         if name != "clip_norm" and value is not None and not isinstance(value, int):
             raise UserError(f"{name} is {value!r}, a {type(value).__name__}; it must be a whole number")
-        if value is not None and value <= 0:
+        if value is not None and not value > 0:
             raise UserError(f"{name} is {value}; it must be above 0")
+    weigh, evaluation = job.evaluation_weight, job.evaluation
+    if weigh and evaluation is not None and not any(weigh(index) > 0 for index in range(len(evaluation))):
+        raise UserError("the evaluation's rows all weigh 0; its loss is a mean, which needs a weight above 0")
     if not isinstance(job.workers, int) or job.workers < 0:
         raise UserError(f"workers is {job.workers!r}; it must be a whole number, 0 or above")
     for name in {"loss", "step"} & {*job.metrics}:

@@ -51,11 +51,13 @@ class Batch:
     otherwise `inputs` is all of it and `targets` is None.
     part: where these rows stand in the training: step, micro-batch, sample indices, share of the step.
     fetch_s: seconds that fetching them took beside the training; None where the training itself fetched them.
+    fetch_cpu_s: of these, how long a processor worked; the rest waited for a disk, a network or a processor.
     """
 
     data: Any
     part: Part
     fetch_s: float | None = None
+    fetch_cpu_s: float = 0.0
 
     @property
     def inputs(self) -> Any:

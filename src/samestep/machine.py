@@ -1,4 +1,4 @@
-"""What a rank runs on: the facts that every record carries."""
+"""What a rank runs on: the facts that every record carries, and its memory."""
 
 from __future__ import annotations
 
@@ -33,6 +33,11 @@ def _processor() -> str:
     except OSError:
         names = []
     return names[0] if names else platform.machine()
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether torch found no memory, on a GPU or on the CPU."""
+    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator: can't allocate memory" in str(error)
 
 
 def peak_memory_bytes(device: str) -> int:

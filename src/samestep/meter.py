@@ -28,6 +28,7 @@ class Meter:
     losses: list[float] = field(default_factory=list)  # the mean over the rows of each micro-batch, in order
     wait_s: list[float] = field(default_factory=list)  # per step: how long the loop waited for its data
     fetch_s: float = 0.0  # of all batches: how long fetching them took, beside the training or in it
+    fetch_cpu_s: float = 0.0  # of these: how long a processor worked
     step_of: list[int] = field(default_factory=list)  # the step of each micro-batch that `loss` was told of
     weight_of: list[float] = field(default_factory=list)  # and what its rows weigh
 
@@ -53,10 +54,12 @@ class Meter:
                 self._arrived[self._told // HALF % 2].record()
             self._read(self._told - HALF)
 
-    def waited(self, seconds: float, fetch_s: float | None = None) -> None:
-        """Notes time that the loop spent waiting for its next batch. fetch_s: what fetching it took elsewhere."""
+    def waited(self, seconds: float, fetch_s: float | None = None, fetch_cpu_s: float = 0.0) -> None:
+        """Notes time that the loop spent waiting for its next batch. fetch_s: what fetching it took elsewhere, None for
+        not elsewhere. fetch_cpu_s: how long a processor worked for it."""
         self._waited += seconds
         self.fetch_s += seconds if fetch_s is None else fetch_s
+        self.fetch_cpu_s += fetch_cpu_s
 
     def step(self) -> None:
         """Marks the end of a step."""

@@ -32,7 +32,7 @@ def conduct(
         ranks = row.facts["layout"]["replicas"]
         parts = found["job"]["micro_batches"].get(str(ranks), 1)
         say(scaling.one_step(found["job"]["global_batch"], ranks, parts))
-        advice = scaling.advice(found["job"]["settings"], found["job"]["chosen"])
+        advice = scaling.advice(found["job"]["settings"], found["job"]["chosen"], found["job"]["optimizer"])
         if advice:
             say(advice)
     with Training(f"{asked['job']} on {asked['engines']}", folder, first=first) as progress:

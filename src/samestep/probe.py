@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import Subset
 
 from samestep.data.loader import Rows, to_device
-from samestep.data.schedule import Schedule
+from samestep.data.schedule import Schedule, schedule_of
 from samestep.errors import UserError, not_a_scalar, not_per_row
 from samestep.evaluate import counted, evaluate
 from samestep.job import Batch, Job, counts_by_itself
@@ -72,14 +72,6 @@ def probe(job: Job, schedule: Schedule, model: nn.Module, device: str) -> list[s
     if not loss.requires_grad:
         raise UserError("the criterion's loss does not depend on any parameter; compute it from the model's output")
     _raising("backward", loss.backward, part.rows)
-    for name, metric in job.metrics.items():
-        if counts_by_itself(metric):
-            _raising(f"metric '{name}'", lambda metric=metric: counted(metric, output, batch), part.rows)
-            continue
-        with torch.no_grad():
-            values = _raising(f"metric '{name}'", lambda metric=metric: metric(output, batch), part.rows)
-        if not isinstance(values, Tensor) or list(values.shape) != [part.rows]:
-            raise not_per_row(name, list(getattr(values, "shape", [])), part.rows)
     return _without_gradient(model)
 
 
@@ -89,9 +81,31 @@ def probe_evaluation(job: Job, model: nn.Module, device: str) -> None:
         return
     few: Any = Subset(job.evaluation, range(min(2 * EVALUATED, len(job.evaluation))))  # type: ignore[arg-type]
     small = replace(job, evaluation=few, micro_batch=EVALUATED, workers=0)
+    _check_metrics(replace(small, train=few, augment=None, weight=None, shuffle=False), model, device)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of metrics that want more rows than these
         _raising("evaluation", lambda: evaluate(small, model.to(device), World(devices=(device,))), EVALUATED)
+
+
+def _check_metrics(job: Job, model: nn.Module, device: str) -> None:
+    """On some rows of `job.train`, which stands for the evaluation's."""
+    part = replace(schedule_of(job, 1), global_batch=min(ROWS, len(job.train))).step(0, 0, 0)[0]
+    model = model.to(device).eval()
+    batch = Batch(to_device(_raising("reading", lambda: Rows(job)[part][1], part.rows), device), part)
+    with torch.no_grad():
+        output = _raising("forward", lambda: job.forward(model, batch), part.rows)
+        for name, metric in job.metrics.items():
+            if counts_by_itself(metric):
+                if batch.targets is None:
+                    raise UserError(
+                        f"the metric '{name}' is given (output, batch.targets), and a batch that is a dict has none; "
+                        "give (inputs, targets), or a metric of a class of your own whose update reads the batch"
+                    )
+                _raising(f"metric '{name}'", lambda metric=metric: counted(metric, output, batch), part.rows)
+                continue
+            values = _raising(f"metric '{name}'", lambda metric=metric: metric(output, batch), part.rows)
+            if not isinstance(values, Tensor) or list(values.shape) != [part.rows]:
+                raise not_per_row(name, list(getattr(values, "shape", [])), part.rows)
 
 
 def _without_gradient(model: nn.Module) -> list[str]:

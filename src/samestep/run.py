@@ -110,9 +110,12 @@ class Run:
         self.began_at = time.time()
         self.meter.begin()
         while True:
-            asked = time.perf_counter()
+            asked, worked = time.perf_counter(), time.thread_time()
             batch = next(ahead, None)
-            self.meter.waited(time.perf_counter() - asked, batch.fetch_s if batch else None)
+            if batch is None or batch.fetch_s is None:
+                self.meter.waited(time.perf_counter() - asked, None, time.thread_time() - worked)
+            else:
+                self.meter.waited(time.perf_counter() - asked, batch.fetch_s, batch.fetch_cpu_s)
             if batch is None or (self._stop and batch.part.micro == 0 and self._stop.ends_before(batch.part.step)):
                 return
             yield batch
@@ -171,6 +174,7 @@ class Run:
             "step_s": step_s,
             "wait_s": self.meter.wait_s,
             "fetch_s": self.meter.fetch_s,
+            "fetch_cpu_s": self.meter.fetch_cpu_s,
             "began_at": self.began_at,
             "start_digest": self._start_digest,
             "autocast": self._autocast,

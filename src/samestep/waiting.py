@@ -10,6 +10,8 @@ from typing import Any
 WORTH_A_WORD = 0.05  # of the time
 BURSTY = 1.1  # workers that could load this many times what is trained on, and yet it waits
 WORTH_A_KNOB = 1.1  # times as fast
+IDLE = 0.25  # loading that works for less of its time than this waits itself; more may be for want of a core
+MOST_A_CORE = 8  # such workers on each core
 
 
 @dataclass(frozen=True)
@@ -17,9 +19,9 @@ class Waiting:
     """What was measured, per rank and step, in means over the training.
 
     step_s: seconds of a step, waiting included. wait_s: of these, waiting for data. fetch_s: what loading the step's
-    rows took, in the one process that did it. rows: of a step, on all ranks. workers: loader processes per rank; 0:
-    the training process loads. prefetch: batches that each loads ahead. cores: of the machine, per rank. most_workers:
-    that would load more than fewer do.
+    rows took, in the one process that did it; fetch_cpu_s: of these, how long a processor worked. rows: of a step, on
+    all ranks. workers: loader processes per rank; 0: the training process loads. prefetch: batches that each loads
+    ahead. cores: of the machine, per rank. most_workers: that would load more than fewer do.
     """
 
     step_s: float
@@ -30,6 +32,7 @@ class Waiting:
     prefetch: int
     cores: float
     most_workers: int = 1_000
+    fetch_cpu_s: float | None = None  # None: all of fetch_s
 
     @property
     def share(self) -> float:
@@ -55,8 +58,12 @@ class Waiting:
         """One sentence: which knob would help. None where waiting takes less than WORTH_A_WORD of the time."""
         if self.share <= WORTH_A_WORD:
             return None
-        facts = f"loading a batch takes {_ms(self.fetch_s)} and a step {_ms(self.alone_s)}"
-        free = min(int(self.cores) - 1, self.most_workers)  # one trains
+        works = self.fetch_s if self.fetch_cpu_s is None else self.fetch_cpu_s
+        idle = works < IDLE * self.fetch_s
+        for_what = f", most of it waiting for a disk or a network ({_ms(works)} of work)," if idle else ""
+        facts = f"loading a batch takes {_ms(self.fetch_s)}{for_what} and a step {_ms(self.alone_s)}"
+        # One core trains, and a worker that only waits needs none of its own.
+        free = min(int(self.cores * MOST_A_CORE) if idle else int(self.cores) - 1, self.most_workers)
         needed = max(ceil(self.fetch_s / self.alone_s), self.workers + 1)
         if self.workers and self.fetch_s * BURSTY <= self.alone_s * self.workers:
             more = f"--set prefetch={2 * self.prefetch}"
@@ -73,6 +80,9 @@ class Waiting:
             return (
                 f"{facts}: a stream is read by one worker; make reading cheaper, or prepare samestep.data.arrays once"
             )
+        if idle:
+            more = f"{_count(needed)} would keep up, more than this machine bears"
+            return f"{facts}: {more}; read from nearer, or in larger pieces"
         cores = f"{max(0, free)} core{'' if free == 1 else 's'}"
         why = f"{_count(needed)} would keep up, and each rank has {cores} beside the one that trains"
         return f"{facts}: {why}; make loading cheaper: smaller images, fewer augmentations, or arrays prepared once"
@@ -95,8 +105,10 @@ def measured(
     if not steps:
         return None
     fetched = sum(seen.get("fetch_s", 0.0) for seen in ranks) / sum(len(seen["step_s"]) for seen in ranks)
+    worked = sum(seen.get("fetch_cpu_s", seen.get("fetch_s", 0.0)) for seen in ranks)
+    worked /= sum(len(seen["step_s"]) for seen in ranks)
     step_s, wait_s = (sum(times) / len(steps) for times in zip(*steps))
-    return Waiting(step_s, wait_s, fetched, rows_per_step, workers, prefetch, cores_per_rank, most_workers)
+    return Waiting(step_s, wait_s, fetched, rows_per_step, workers, prefetch, cores_per_rank, most_workers, worked)
 
 
 def _ms(seconds: float) -> str:

@@ -38,7 +38,7 @@ from samestep.data.alike import check_alike
 from samestep.data.schedule import schedule_of
 from samestep.errors import LoadingFailed, LostPeer, Refused, UserError
 from samestep.evaluate import evaluate, plain_model
-from samestep.fitting import is_out_of_memory, too_large
+from samestep.fitting import too_large
 from samestep.job import Job
 from samestep.lifeline import die_with_parent
 from samestep.loading import build
@@ -127,6 +127,7 @@ def train(plan: Plan, step: Plan, job: Job, engine: engines.Engine, world: World
 
 def score(plan: Plan, step: Plan, job: Job, engine: engines.Engine, world: World) -> dict[str, Any]:
     """What the weights in a file come to on the job's evaluation, and the outputs for each of its rows."""
+    check_alike(job, world, training=False)
     model = started_from(job.model, Path(step["init"])).to(world.device)
     found = evaluate(job, model, world, predictions=bool(step["predictions"]))
     if found.predictions is not None:
@@ -145,7 +146,7 @@ def _train(engine: engines.Engine, job: Job, world: World, run: Run, settings: M
     try:
         return engine.train(_synced(job, world), world, run, **settings)
     except RuntimeError as error:
-        if is_out_of_memory(error) and run.part:
+        if machine.is_out_of_memory(error) and run.part:
             error.__traceback__ = None  # whose frames hold what fills the memory
             raise too_large(job, run.part, world) from None
         if "got mixed torch.Tensor and DTensor" in str(error):

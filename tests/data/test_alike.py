@@ -22,6 +22,13 @@ class Random(TensorDataset):
         inputs, weight, target = super().__getitem__(index)
         return inputs + torch.rand(()), weight, target
 
+class Opened(TensorDataset):
+    opened = None  # as of a file that is opened when it is first read
+    def __getitem__(self, index):
+        self.opened = self.opened or os.getpid()
+        assert self.opened == os.getpid(), "this process reads through what another has opened"
+        return super().__getitem__(index)
+
 def job(how: str = ""):
     drawn = jobs_drawn.job(rows=24)
     rank = int(os.environ.get("RANK", 0))
@@ -33,14 +40,19 @@ def job(how: str = ""):
         inputs = inputs[torch.randperm(24, generator=generator)]
     if how == "length":
         inputs, weights, targets = inputs[rank:], weights[rank:], targets[rank:]
-    return replace(drawn, train=(Random if how == "random" else TensorDataset)(inputs, weights, targets))
+    if how == "evaluation":
+        of_rank = [tensor[rank:] for tensor in drawn.evaluation.tensors]
+        return replace(drawn, evaluation=TensorDataset(*of_rank))
+    kind = {"random": Random, "opened": Opened}.get(how, TensorDataset)
+    return replace(drawn, train=kind(inputs, weights, targets), workers=2 * (how == "opened"))
 """
 
 
-def run(tmp_path: Path, how: str) -> tuple[int, str]:
+def run(tmp_path: Path, how: str, *words: str, nproc: int = 2) -> tuple[int, str]:
     (tmp_path / "jobs.py").write_text(JOBS)
-    asked = [f"{tmp_path}/jobs.py", "--engine", "ddp", "--nproc", "2", "--set", f"how={how}", "--deadline", "90"]
-    command = [sys.executable, "-m", "samestep", "run", *asked, "--json", "--out", str(tmp_path / "out")]
+    asked = [f"{tmp_path}/jobs.py", "--nproc", str(nproc), "--set", f"how={how}", "--deadline", "90", "--json"]
+    command = [sys.executable, "-m", "samestep", *(words or ("run", "--engine", "ddp", "--out", f"{tmp_path}/out"))]
+    command += asked
     paths = os.pathsep.join([str(TESTS), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
     found = subprocess.run(command, capture_output=True, text=True, timeout=120, env=os.environ | {"PYTHONPATH": paths})
     return found.returncode, found.stderr + (json.dumps(json.loads(found.stdout)) if found.stdout else "")
@@ -52,11 +64,24 @@ def run(tmp_path: Path, how: str) -> tuple[int, str]:
         ("values", "rank 1 reads other values than rank 0 for training sample 0: each process builds the job for"),
         ("order", "rank 1 reads other values than rank 0 for training sample"),
         ("length", "rank 1 has 23 training samples, and rank 0 24: each process builds the job for itself"),
+        ("evaluation", "evaluation samples, and rank 0"),
     ],
 )
 def test_other_data_on_a_rank_is_refused(how: str, sentence: str, tmp_path: Path) -> None:
     code, said = run(tmp_path, how)
     assert (code, sentence in said) == (2, True), said
+
+
+def test_an_evaluation_of_other_data_on_a_rank_is_refused(tmp_path: Path) -> None:
+    assert run(tmp_path, "evaluation", nproc=1)[0] == 0
+    weights = str(tmp_path / "out" / "weights.safetensors")
+    code, said = run(tmp_path, "evaluation", "evaluate", "--weights", weights, "--out", f"{tmp_path}/score")
+    assert (code, "rank 1 has 12 evaluation samples, and rank 0 13" in said) == (2, True), said
+
+
+def test_looking_leaves_a_file_closed_that_loader_workers_will_open(tmp_path: Path) -> None:
+    code, said = run(tmp_path, "opened")
+    assert code == 0, said
 
 
 def test_samples_that_are_random_themselves_say_nothing(tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ class Rows(Dataset[Any]):
         self.by_take = type(self.dataset) is Arrays and not job.collate and not job.augment
         told = (getattr(each, "set_epoch", None) for each in nested(self.dataset))
         self.set_epoch: Callable[[int], None] | None = next(filter(None, told), None)
+        self.epoch = -1  # that the dataset knows of
         self.generator = torch.Generator()  # one for all samples: making it anew costs as much as a small augmentation
 
     def __getitem__(self, part: Part) -> tuple[Part, Any]:
@@ -44,20 +45,32 @@ class Rows(Dataset[Any]):
             return part, [tensor.index_select(0, indices) for tensor in self.dataset.tensors]
         if self.by_take:
             return part, self.dataset.take(part.indices)
-        if self.set_epoch:
+        if self.set_epoch and part.epoch != self.epoch:
+            self.epoch = part.epoch
             self.set_epoch(part.epoch)
-        samples = fetch(self.dataset, part.indices.tolist())
+        indices = part.indices.tolist()
+        samples = fetch(self.dataset, indices)
         if self.augment:
-            # Keyed by the sample, so that an image is cropped alike on any number of ranks and loader workers.
-            keys = [key(self.seed, "augment", part.epoch, index) for index in part.indices.tolist()]
-            samples = [self.augment(s, self.generator.manual_seed(k)) for s, k in zip(samples, keys)]
+            samples = [self._augmented(*found, part.epoch) for found in zip(samples, indices)]
         return part, self.collate(samples)
+
+    def _augmented(self, sample: Any, index: int, epoch: int) -> Any:
+        """Keyed by the sample, so that an image is cropped alike on any number of ranks and loader workers."""
+        assert self.augment
+        try:
+            return self.augment(sample, self.generator.manual_seed(key(self.seed, "augment", epoch, index)))
+        except Exception as error:
+            add_note(error, f"sample {index}")
+            raise
 
 
 def fetch(dataset: Any, indices: list[int]) -> list[Any]:
     """Samples at `indices`, by the batch where the dataset has torch's `__getitems__`; an error names its sample."""
     if hasattr(dataset, "__getitems__"):
-        samples: list[Any] = dataset.__getitems__(indices)
+        samples: list[Any] = list(dataset.__getitems__(indices))
+        if len(samples) != len(indices):
+            kind, found = type(dataset).__name__, len(samples)
+            raise UserError(f"{kind}.__getitems__ gave {found} samples for {len(indices)} indices; give one for each")
         return samples
     samples = []
     try:
@@ -106,15 +119,16 @@ def loaded(job: Job, parts: Iterable[Part], device: str, *, trace: list[Span] | 
         return item._replace(data=gather(item.data))
 
     stages = {} if device == "cpu" else {"gather": gathered}
-    for part, data, seconds in Pipeline(source, stages, depth=job.prefetch, trace=trace):
-        yield Batch(data.arrive() if stages else data, part, seconds)
+    for part, data, seconds, cpu_s in Pipeline(source, stages, depth=job.prefetch, trace=trace):
+        yield Batch(data.arrive() if stages else data, part, seconds, cpu_s)
 
 
 def _fetched_here(rows: Rows, parts: Iterable[Part]) -> Iterator[Fetched]:
     """In the pipeline's thread of this process."""
     for part in parts:
-        start = time.perf_counter()
-        yield Fetched(part, _data(rows, part), time.perf_counter() - start)
+        start, worked = time.perf_counter(), time.thread_time()
+        data = _data(rows, part)
+        yield Fetched(part, data, time.perf_counter() - start, time.thread_time() - worked)
 
 
 def _data(rows: Rows, part: Part) -> Any:

@@ -15,7 +15,9 @@ NOTHING = object()
 
 def nested(dataset: Any) -> Iterator[Any]:
     """A dataset, what it is a subset of, what that is a subset of, …: each next one's `dataset`."""
-    while dataset is not None:
+    met: set[int] = set()  # one that names itself has no end
+    while dataset is not None and id(dataset) not in met:
+        met.add(id(dataset))
         yield dataset
         dataset = getattr(dataset, "dataset", None)
 
@@ -50,6 +52,8 @@ class Stream(Dataset[Any]):
                     f"a {type(dataset).__name__} does not say how long it is; give the rows of an epoch: "
                     "Stream(dataset, length=…)"
                 ) from None
+        if length < 0:
+            raise UserError(f"Stream(length={length}): the rows of an epoch cannot be fewer than none")
         self.dataset, self.length = dataset, length
         self._rewind()
 

@@ -8,7 +8,7 @@ import re
 import signal
 import time
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from multiprocessing import get_all_start_methods
 from multiprocessing.connection import wait
 from multiprocessing.reduction import ForkingPickler
@@ -27,14 +27,16 @@ GONE_S = 1.0
 
 
 class Fetched(NamedTuple):
-    """A part and its data. seconds: what fetching took in the process that did it."""
+    """A part and its data. seconds: what fetching took in the process that did it; cpu_s: how long a processor worked
+    for it."""
 
     part: Part
     data: Any
     seconds: float
+    cpu_s: float
 
 
-def fetched(rows: Any, parts: Iterable[Part], workers: int, prefetch: int) -> Iterator[Fetched]:
+def fetched(rows: Any, parts: Iterable[Part], workers: int, prefetch: int) -> Generator[Fetched, None, None]:
     """rows[part] of each of `parts`, in order, by `workers` processes that work on `prefetch` parts ahead, each.
 
     Iterate it in one thread: where the system can, the processes end with the thread that started them.
@@ -55,11 +57,11 @@ def fetched(rows: Any, parts: Iterable[Part], workers: int, prefetch: int) -> It
     iterator = iter(loader)
     try:
         while (answer := next(iterator, None)) is not None:
-            part, seconds, pickled, failure = answer
+            part, seconds, cpu_s, pickled, failure = answer
             if failure is not None:
                 raise failure.error()
             # Opens the shared memory, for which the worker that made it must be alive.
-            yield Fetched(part, pickle.loads(pickled), seconds)
+            yield Fetched(part, pickle.loads(pickled), seconds, cpu_s)
     except (RuntimeError, OSError, EOFError) as error:
         raise _said(error, getattr(iterator, "_workers", [])) from error
     finally:
@@ -73,15 +75,15 @@ class _InWorker(Dataset[Any]):
     def __init__(self, rows: Any) -> None:
         self.rows = rows
 
-    def __getitem__(self, part: Part) -> tuple[Part, float, bytes, _Failure | None]:
-        start = time.perf_counter()
+    def __getitem__(self, part: Part) -> tuple[Part, float, float, bytes, _Failure | None]:
+        start, worked = time.perf_counter(), time.process_time()
         try:
             _, data = self.rows[part]
             # Here, and not in the queue's own thread: what fails there is lost, and training would wait for ever.
             pickled = bytes(ForkingPickler.dumps(data))
         except Exception as error:
-            return part, 0.0, b"", _Failure.of(error, part)
-        return part, time.perf_counter() - start, pickled, None
+            return part, 0.0, 0.0, b"", _Failure.of(error, part)
+        return part, time.perf_counter() - start, time.process_time() - worked, pickled, None
 
 
 class _Failure(NamedTuple):
