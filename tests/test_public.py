@@ -14,7 +14,8 @@ PACKAGE = Path(samestep.__file__).parent
 
 
 def test_exports() -> None:
-    assert samestep.__all__ == ["Batch", "Job", "LRSchedule", "Pipeline", "Recipe"]
+    assert samestep.__all__ == ["Arrays", "Batch", "ImageFolder", "Job", "LRSchedule", "Pipeline", "Recipe", "Stream"]
+    assert all(getattr(samestep, name).__name__ == name for name in samestep.__all__)
 
 
 def test_a_run_has_few_verbs() -> None:

@@ -184,9 +184,16 @@ def shared_folder(out: Path | None) -> Path:
 
 
 def folder_of(
-    command: str, study: Study, found: Mapping[str, Any], out: Path | None, inside: Started | None = None
+    command: str,
+    study: Study,
+    found: Mapping[str, Any],
+    out: Path | None,
+    inside: Started | None = None,
+    weights: str | None = None,
 ) -> Path:
-    """The folder of a command's results: made, locked by its one writer, and recognised when it is resumed."""
+    """The folder of a command's results: made, locked by its one writer, and recognised when it is resumed.
+
+    weights: a digest of those that are evaluated."""
     if study.machines.nnodes > 1 and not study.machines.reached and command != "run":
         out = shared_folder(out)
     name = f"{inside.launcher}-{inside.id}" if inside else ""
@@ -195,6 +202,8 @@ def folder_of(
     identity = {"command": command, "file": found["job"]["source"], "package": folder.package_digest()} | versions
     kept = {key: value for key, value in vars(study).items() if key not in ("deadline_s", "machines")}
     kept["nnodes"] = study.machines.nnodes
+    if weights:
+        kept["weights"] = weights
     return folder.prepare(out, study.job, identity | kept, name, writes=writes)
 
 

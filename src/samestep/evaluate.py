@@ -121,8 +121,7 @@ def evaluate(job: Job, model: nn.Module, world: World, *, predictions: bool = Fa
     sums = dict(zip(["loss", *by_row], totals))
     if whole:
         sums |= _values(job, whole, [state for of_rank in of_every_rank(states, world) for state in of_rank])
-    every = [array for of_rank in of_every_rank(outputs, world) for array in of_rank] if predictions else []
-    joined = np.concatenate(every) if every and world.rank == 0 else None
+    joined = _joined(outputs, world) if predictions else None
     return Evaluation(int(rows), weight, {name: sums[name] for name in ("loss", *job.metrics)}, indices, whole, joined)
 
 
@@ -193,6 +192,14 @@ def _values(job: Job, names: list[str], states: list[dict[str, Any]]) -> dict[st
         values[name] = float(value)
         metric.reset()
     return values
+
+
+def _joined(mine: list[NDArray[Any]], world: World) -> NDArray[Any] | None:
+    """The arrays of all ranks in one, on rank 0, in the order of the ranks."""
+    of_rank: list[Any] = [mine] * world.size
+    if world.size > 1:
+        dist.gather_object(mine, of_rank if world.rank == 0 else None)
+    return np.concatenate([array for arrays in of_rank for array in arrays]) if world.rank == 0 else None
 
 
 def _array(output: Any, rows: int) -> NDArray[Any]:

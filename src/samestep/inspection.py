@@ -125,7 +125,7 @@ def _check_numbers(job: Job) -> None:
             raise UserError(
                 f"{name} is a {type(dataset).__name__}, which has no length or no rows by index; give a map-style "
                 "dataset with __len__ and __getitem__, or wrap what is read from its beginning: "
-                "samestep.data.stream.Stream(dataset, length=…), with Job(shuffle=False)"
+                "samestep.Stream(dataset, length=…), with Job(shuffle=False)"
             )
         if name == "train" and is_stream(dataset) and job.shuffle:
             raise UserError("a Stream has one order, its own; say that it is not to be shuffled: Job(shuffle=False)")

@@ -21,7 +21,8 @@ def conduct(
     inside = begin.started_already(os.environ, asked)
     study, found = begin.study_of(asked["job"], asked["settings"], asked, inside)
     step = step_of(found)
-    results_in = begin.folder_of(command, study, found, asked["out"], inside)
+    scored = step["init_sha256"] if command == "evaluate" else None
+    results_in = begin.folder_of(command, study, found, asked["out"], inside, scored)
     folder = begin.launch_folder(results_in, study, inside)
     row, plan = prepare(study, found, step, results_in, folder, inside)
     if asked["dry_run"]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -59,6 +60,7 @@ class Launches(_Live):
 class Training(_Live):
     """Progress of a training, by steps, and what its ranks print: equal lines of many ranks once."""
 
+    SAYS_EVERY_S = 30.0  # where there is no terminal, and so no bar
     COLORS = ("cyan", "magenta", "green", "yellow", "blue", "red")
 
     def __init__(self, title: str, folder: Path, *, first: bool = True) -> None:
@@ -68,6 +70,7 @@ class Training(_Live):
         self.lines = Lines(folder, self._line)
         self.phase: str | None = "" if first else None
         self.attempt = self.evaluated = 0
+        self.said_at = time.monotonic()
         self.progress.update(self.task, facts="")
 
     def tell(self, told: Mapping[str, Any]) -> None:
@@ -87,6 +90,10 @@ class Training(_Live):
         if "steps" in told:
             facts = f"{told['samples']:,} samples  loss {told['loss']:.4f}"
             self.progress.update(self.task, completed=told["done"], total=told["steps"], facts=facts)
+            late = time.monotonic() - self.said_at > self.SAYS_EVERY_S
+            if self.phase is not None and self.progress.disable and late:
+                self.said_at = time.monotonic()
+                self._event(f"step {told['done']} of {told['steps']}  {facts}")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

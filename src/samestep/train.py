@@ -37,6 +37,8 @@ class Wishes:
         """The plan's training. metrics: name -> 'min' or 'max', of a job with an evaluation. Raises UserError for a
         metric that there is not."""
         name, _, way = self.best.partition(":")
+        if self.best and not name:
+            raise UserError(f"--best {self.best}: no metric is named; give its name, as in --best accuracy")
         if name and not metrics:
             raise UserError(f"--best {self.best}: the job has no evaluation to find it by; give it Job(evaluation=…)")
         if name and name not in metrics:
@@ -61,14 +63,15 @@ def scoring(weights: Path, predictions: Path | None, rows: int) -> dict[str, Any
     if predictions is not None and predictions.exists():
         raise UserError(f"{predictions} exists, and would be replaced; give another name with --predictions")
     if predictions is not None and (predictions.suffix != ".npy" or not predictions.resolve().parent.is_dir()):
-        raise UserError(f"--predictions {predictions}: give a file in a folder that there is, as in out.npy")
+        raise UserError(f"--predictions {predictions}: give a file that ends in .npy, in a folder that there is")
     if predictions is not None:
         try:
             tempfile.TemporaryFile(dir=predictions.resolve().parent).close()
         except OSError as error:
             raise UserError(f"--predictions {predictions} cannot be written: {error.strerror}; name another") from None
     kept = str(predictions.resolve()) if predictions else None
-    return {"kind": "score", "as": "score", "init": file_of(weights, "--weights"), "predictions": kept}
+    init = file_of(weights, "--weights")
+    return {"kind": "score", "as": "score", "init": init, "init_sha256": _digest(weights), "predictions": kept}
 
 
 def file_of(path: Path | None, flag: str) -> str | None:
@@ -201,7 +204,7 @@ def _scored(job: Mapping[str, Any], record: Record) -> dict[str, Any]:
     (step,) = record.plan()["trainings"]
     return {
         "weights": step["init"],
-        "sha256": _digest(Path(step["init"])),
+        "sha256": step["init_sha256"],
         "evaluation": record.training("score")[0]["evaluation"]["means"],
         "evaluation_rows": _covered(record, "score", job["evaluation_rows"]),
         "predictions": step["predictions"],

@@ -32,7 +32,9 @@ SMALL = {
 
 
 def _pixels(draw: np.random.Generator, label: int) -> Any:
-    return (draw.integers(0, 60, (32, 32, 3)) + 19 * label).astype(np.uint8)
+    """Brighter for a higher label, and darker downwards and in blue, so that a turned picture is another."""
+    down, colour = np.arange(32)[:, None, None], np.arange(3)
+    return (draw.integers(0, 30, (32, 32, 3)) + 19 * label + 31 - down - 10 * colour + 20).astype(np.uint8)
 
 
 def write_images(folder: Path) -> None:
@@ -60,12 +62,13 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     write_images(folder / "images")
     write_official(folder / "official")
     draw = random.Random(0)
-    words = ["dull", "awful", "fine", "great", "the", "a", "film", "was", "and"]
+    words = ["dull", "fine", "the", "a", "film", "was", "and"]
     (folder / "reviews").mkdir()
     for name, rows in (("train", ROWS), ("test", HELD_OUT)):
-        lines = [f"{' '.join(draw.choices(words, k=9))}\t{row % 2}" for row in range(rows)]
+        telling = ("awful", "great")  # which of them a review holds is its label
+        lines = [f"{' '.join([*draw.choices(words, k=5), *[telling[row % 2]] * 4])}\t{row % 2}" for row in range(rows)]
         (folder / "reviews" / f"{name}.tsv").write_text("\n".join(lines) + "\n")
-    (folder / "text.txt").write_text("".join(draw.choices("abcdefgh ", k=900)))
+    (folder / "text.txt").write_text("".join(draw.choice(["abc ", "defgh "]) for _ in range(180)))
     return {
         "cifar10": folder / "official",
         "imagefolder": folder / "images",
@@ -109,7 +112,8 @@ def test_both_formats_of_cifar10_are_read(data: dict[str, Path]) -> None:
     for job in (official, folders):
         pixels, label = job.train[7]
         assert np.asarray(pixels).shape == (32, 32, 3) and np.asarray(pixels).dtype == np.uint8
-        assert abs(int(np.asarray(pixels).mean()) - 30 - 19 * label) < 8  # what was written for this label
+        assert abs(int(np.asarray(pixels).mean()) - 40 - 19 * label) < 8  # what was written for this label
+        assert pixels[:8].mean() > pixels[-8:].mean() + 15 and pixels[..., 0].mean() > pixels[..., 2].mean() + 15
 
 
 @pytest.mark.parametrize(("make", "millions"), [(resnet18, 11.69), (resnet50, 25.56)])

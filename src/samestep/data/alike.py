@@ -54,10 +54,9 @@ def _check(name: str, job: Job, world: World) -> None:
 
 def of_every_rank(mine: Any, world: World) -> list[Any]:
     """What every rank gives, in the order of the ranks, on every rank. Needs an open group when size > 1."""
-    if world.size == 1:
-        return [mine]
-    of_rank: list[Any] = [None] * world.size
-    dist.all_gather_object(of_rank, mine)
+    of_rank: list[Any] = [mine] * world.size
+    if world.size > 1:
+        dist.all_gather_object(of_rank, mine)
     return of_rank
 
 

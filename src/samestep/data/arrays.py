@@ -28,6 +28,10 @@ class Arrays(Dataset[Any]):
     """
 
     def __init__(self, *columns: Sequence[Path]) -> None:
+        if not columns:
+            raise UserError(
+                "Arrays() has no columns; give a list of .npy files for each, as in Arrays(inputs, targets)"
+            )
         self.columns = [list(map(Path, files)) for files in columns]
         self._open()
 

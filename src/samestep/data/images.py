@@ -43,13 +43,14 @@ class ImageFolder(Dataset[Any]):
 
     def __init__(
         self,
-        folder: Path,
+        folder: Path | str,
         transform: Callable[[Pixels], Any] | None = None,
         classes: list[str] | None = None,
         *,
         bad: Literal["fail", "skip"] = "fail",
         short_side: int | None = None,
     ) -> None:
+        folder = Path(folder)
         if not folder.is_dir():
             raise UserError(f"there is no folder {folder}; give one that holds a folder of images for each class")
         found = sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))

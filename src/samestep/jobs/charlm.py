@@ -46,6 +46,8 @@ def read(data: Path) -> tuple[Tensor, int]:
     """A text as the numbers of its characters, and how many there are."""
     try:
         text = data.read_text(encoding="utf-8")
+        if not text:
+            raise OSError("it is empty")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{data} cannot be read as a text ({error}); give one with --set data=FILE.txt") from None
     characters = sorted(set(text))
@@ -74,6 +76,8 @@ def job(
     held_out = Windows(text[len(text) * 9 // 10 :], length, -(-limit // 4))
     if len(held_out) < 1:
         raise UserError(f"{data} has {len(text)} characters; {20 * length} are the least, or --set length=…")
+    if heads < 1 or width % heads:
+        raise UserError(f"width is {width}, which {heads} heads cannot share evenly; give another width or heads")
     steps = epochs * -(-len(train) // global_batch)
 
     def model() -> nn.Module:

@@ -4,7 +4,8 @@
 
 FOLDER is the official python version (data_batch_1 … test_batch), or holds train/CLASS/*.jpg and test/CLASS/*.jpg.
 Full scale: the defaults, 300 epochs of 128; https://github.com/kuangliu/pytorch-cifar comes to 93.02 % with its own
-schedule. Small: --set epochs=5 --set width=8 --set lr=0.02, some two minutes on 2 cores with 10,000 images.
+schedule. Small: --set epochs=5 --set width=8 --set lr=0.02 --set workers=1, some two minutes on 2 cores with 10,000
+images.
 """
 
 from __future__ import annotations
@@ -58,11 +59,15 @@ def datasets(data: Path, limit: int, bad: Bad) -> tuple[Any, Any]:
     elif (data / "train").is_dir():
         train = ImageFolder(data / "train", bad=bad)
         test = ImageFolder(data / "test", classes=train.classes, bad=bad)
+        if len(train.classes) != 10:
+            raise UserError(f"{data / 'train'} has {len(train.classes)} classes, not 10; imagefolder takes any number")
     else:
         raise UserError(
             f"{data} holds neither data_batch_1 nor train/; name CIFAR-10's folder: --set data=cifar-10-batches-py"
         )
-    if limit > 0:
+    if limit < 0:
+        raise UserError(f"limit is {limit}; give how many images to train on, 0 for all")
+    if limit:
         chosen = torch.randperm(len(train), generator=Generator().manual_seed(0))[:limit].tolist()
         train = torch.utils.data.Subset(train, chosen)
     return train, test

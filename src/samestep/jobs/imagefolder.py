@@ -5,7 +5,8 @@
 FOLDER holds train/CLASS/*.jpg, and val/CLASS/*.jpg or test/CLASS/*.jpg. Full scale: the defaults, 90 epochs of 256 at
 lr 0.1, divided by 10 every 30 epochs: 69.76 % top-1 for resnet18 and 76.13 % for resnet50 on ImageNet-1k
 (https://docs.pytorch.org/vision/stable/models.html, weights IMAGENET1K_V1).
-Small: --set epochs=5 --set size=32 --set width=8 --set lr=0.02, some two minutes on 2 cores with 10,000 small images.
+Small: --set epochs=5 --set size=32 --set width=8 --set lr=0.02 --set workers=1, some two minutes on 2 cores with 10,000
+small images.
 """
 
 from __future__ import annotations

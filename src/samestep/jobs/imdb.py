@@ -30,15 +30,21 @@ SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 def read(path: Path) -> tuple[list[str], Tensor]:
     """The reviews, and their labels [rows]."""
     try:
-        lines = [line.rpartition("\t") for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
-        return [text for text, _, _ in lines], torch.tensor([("0", "1").index(label.strip()) for _, _, label in lines])
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read ({error}); each of its lines is a review, a tab and 0 or 1") from None
+        found = [line.rpartition("\t") for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read ({error}); name the folder that holds it: --set data=FOLDER") from None
+    if odd := [number for number, (_, _, label) in enumerate(found, 1) if label.strip() not in ("0", "1")]:
+        raise UserError(f"{path}: review {odd[0]} has no label; each of its lines is a review, a tab and 0 or 1")
+    return [text for text, _, _ in found], torch.tensor([int(label) for _, _, label in found])
 
 
 def encoder(data: Path, weights: Path | None, length: int, vocabulary: int) -> tuple[Callable[..., Tensor], int]:
     """A function of texts that gives tokens [rows, length], zeros after the end; and how many tokens there are."""
+    if length < 3:
+        raise UserError(f"length is {length}; a review needs a word between [CLS] and [SEP]: give 3 or more")
     if weights is not None:
+        if not (weights / "config.json").is_file():
+            raise UserError(f"weights={weights} is no folder with a config.json; give one that transformers can load")
         from transformers import AutoTokenizer
 
         loaded = AutoTokenizer.from_pretrained(weights, local_files_only=True)
