@@ -14,6 +14,7 @@ from torch.utils.data import Subset
 from torchmetrics import Metric
 
 from conformance import jobs_drawn
+from samestep.errors import UserError
 from samestep.evaluate import evaluate
 from samestep.inspection import inspect_job
 from samestep.job import Batch
@@ -100,3 +101,38 @@ def test_evaluating_between_steps_is_no_step() -> None:
     for batch in run.batches():
         run.step(run.loss(model, batch))
     assert len(run.observations()["step_s"]) == 4 and max(run.observations()["step_s"]) < 1
+
+
+def test_as_many_rows_at_once_as_the_micro_batch_and_nothing_is_kept_for_a_gradient() -> None:
+    seen = []
+
+    def forward(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+        seen.append((batch.part.rows, torch.is_grad_enabled()))
+        return jobs_drawn.job().forward(model, batch)  # type: ignore[no-any-return]
+
+    job = replace(jobs_drawn.job(rows=40, global_batch=8), micro_batch=5, forward=forward)
+    evaluate(job, job.model(), World())
+    rows = len(job.evaluation)  # type: ignore[arg-type]
+    assert seen == [(5, False)] * (rows // 5) + [(rows % 5, False)] * bool(rows % 5)
+
+
+def test_rows_that_weigh_nothing_may_have_no_mean() -> None:
+    job = jobs_drawn.job(rows=40, global_batch=8)
+
+    def mean(output: torch.Tensor, batch: Batch) -> torch.Tensor:
+        weight = batch.part.weight
+        return torch.tensor(weight / weight if weight else float("nan"))
+
+    job = replace(job, criterion=mean, micro_batch=1, evaluation_weight=lambda index: float(index % 2))
+    assert evaluate(job, job.model(), World()).means()["loss"] == 1.0
+
+
+def test_memory_that_evaluation_lacks_is_told_as_its_own() -> None:
+    def greedy(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+        return torch.empty(batch.part.rows, 1 << 50)
+
+    job = replace(jobs_drawn.job(rows=40, global_batch=8), forward=greedy)
+    with pytest.raises(UserError, match=r"no memory to evaluate 8 rows at once; --set micro_batch=4 takes fewer"):
+        evaluate(job, job.model(), World())
+    with pytest.raises(UserError, match="to evaluate 1 rows at once; evaluate its weights by themselves"):
+        evaluate(replace(job, micro_batch=1), job.model(), World())

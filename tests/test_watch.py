@@ -12,10 +12,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.torch import load_file
 
 from samestep.errors import TrainingFailed
+from samestep.show import Training
 from samestep.train import _covered
-from samestep.watch import _better
+from samestep.watch import Watch, _better
+from samestep.weights import save
+from samestep.world import World
 
 JOBS = Path(__file__).parent / "jobs" / "watched.py"
 
@@ -87,6 +91,7 @@ def test_a_training_starts_from_weights(trained: tuple[Path, dict[str, Any]], tm
         (["--init", "WEIGHTS", "--set", "bias=false"], "the model has no 0.bias"),
         (["--init", str(JOBS)], "cannot be read as safetensors"),
         (["--best", "acuracy"], "the job has no such metric; did you mean 'accuracy'?"),
+        (["--best", ":min"], "--best :min: no metric is named"),
         (["--best", "accuracy:up"], "'up' is neither min nor max"),
         (["--patience", "2"], "name a metric with --best"),
         (["--best", "loss", "--evaluate-every", "0"], "need evaluations"),
@@ -119,6 +124,7 @@ def test_what_cannot_be_evaluated_is_one_sentence(trained: tuple[Path, dict[str,
         (["--set", "evaluated=false"], "the job has no evaluation"),
         (["--predictions", "/proc/out.npy"], "--predictions /proc/out.npy cannot be written"),
         (["--predictions", weights], "weights.safetensors exists, and would be replaced"),
+        (["--predictions", "out.txt"], "--predictions out.txt: give a file that ends in .npy"),
     ):
         done = samestep("evaluate", f"{JOBS}:job", "--weights", weights, "--nproc", "1", *words)
         assert done.returncode == 2 and says in done.stderr and "Traceback" not in done.stderr, done.stderr
@@ -180,3 +186,35 @@ def test_evaluation_is_the_same_to_the_last_digit(trained: tuple[Path, dict[str,
     assert found[0]["evaluation"]["accuracy"] == float((whole.argmax(1) == labels).double().mean())
     assert found[0]["evaluation"]["f1"] == float(multiclass_f1_score(whole, labels, 3))
     assert found[0]["evaluation"]["auroc"] == float(multiclass_auroc(whole, labels, 3))
+
+
+def test_a_folder_of_one_evaluation_is_not_anothers(trained: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    weights = trained[0] / "weights.safetensors"
+    other = tmp_path / "other.safetensors"
+    save({name: tensor + 1 for name, tensor in load_file(weights).items()}, other)
+    words = ["evaluate", f"{JOBS}:job", "--nproc", "1", "--out", str(tmp_path / "out"), "--weights"]
+    assert samestep(*words, str(weights)).returncode == 0
+    before = (tmp_path / "out" / "results.json").read_bytes()
+    again = samestep(*words, str(other))
+    assert again.returncode == 2 and "holds other results: weights was" in again.stderr
+    assert (tmp_path / "out" / "results.json").read_bytes() == before
+
+
+def test_an_evaluation_is_due_after_every_so_many_epochs_but_not_at_the_end() -> None:
+    def due(every: int) -> list[int]:
+        watch = Watch(None, World(), 30, Path(), every)  # type: ignore[arg-type]
+        return [done for done in range(1, 31) if watch.is_due(done, 5)]
+
+    assert (due(0), due(1), due(2), due(4)) == ([], [5, 10, 15, 20, 25], [10, 20], [20])
+
+
+def test_without_a_terminal_a_line_tells_now_and_then_how_far_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = {"phase": "train", "done": 12, "steps": 40, "samples": 1536, "loss": 0.25}
+    for every_s, lines in ((0.0, 1), (60.0, 0)):
+        monkeypatch.setattr(Training, "SAYS_EVERY_S", every_s)
+        with Training("digits on ddp", tmp_path) as progress:
+            progress.tell(told)
+        said = capsys.readouterr().err
+        assert said.count("samestep: digits on ddp: step 12 of 40  1,536 samples  loss 0.2500") == lines

@@ -75,7 +75,7 @@ def test_broken_images_are_left_out_and_counted(folder: Path) -> None:
         dataset = ImageFolder(folder, bad="skip")
     assert dataset.skipped == bad
     assert [path.name for path, _ in dataset.paths] == ["0.jpg", "4.jpg", "1.jpg", "5.jpg"]
-    assert len([dataset[index] for index in range(len(dataset))]) == 4
+    assert [label for _, label in (dataset[index] for index in range(len(dataset)))] == [0, 0, 1, 1]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         ImageFolder(folder)
@@ -126,6 +126,18 @@ def test_half_of_the_images_are_mirrored() -> None:
     mirrored = [(image == pixels[:, ::-1]).all() for image in seen]
     assert all((image == (pixels[:, ::-1] if other else pixels)).all() for image, other in zip(seen, mirrored))
     assert 70 < sum(mirrored) < 130
+
+
+def test_a_resized_crop_may_be_from_anywhere_in_the_image() -> None:
+    """Pixels that tell their row in red and their column in green."""
+    pixels = np.zeros((40, 200, 3), np.uint8)
+    pixels[..., 0], pixels[..., 1] = np.arange(40)[:, None], np.arange(200)
+    crops = [random_resized_crop(pixels, 16, generator(seed)) for seed in range(300)]
+    assert min(crop[..., 0].min() for crop in crops) <= 2 and max(crop[..., 0].max() for crop in crops) >= 37
+    assert min(crop[..., 1].min() for crop in crops) <= 5 and max(crop[..., 1].max() for crop in crops) >= 194
+    for crop in crops:
+        assert (np.diff(crop[..., 0].astype(int), axis=0) >= 0).all()  # neither turned nor mirrored
+        assert (np.diff(crop[..., 1].astype(int), axis=1) >= 0).all()
 
 
 def test_a_resized_crop_has_its_size_and_differs_by_seed() -> None:

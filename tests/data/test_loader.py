@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import psutil
 import pytest
 import torch
-from torch.utils.data import Subset, default_collate
+from torch.utils.data import Dataset, Subset, default_collate
 
 from conformance import jobs_drawn
-from samestep.data.loader import batches
+from samestep.data.loader import Rows, batches
 from samestep.data.pipeline import Span
+from samestep.data.stream import is_stream, nested
+from samestep.data.workers import fetched
+from samestep.errors import LoadingFailed, UserError
 from samestep.inspection import schedule_of
-from samestep.job import Job
+from samestep.job import Job, Part
 from samestep.world import World
 
 
@@ -83,3 +87,64 @@ def test_workers_tell_how_long_they_took_and_the_trace_shows_who_did_what() -> N
     assert all(batch.fetch_s and batch.fetch_s >= 0.001 * len(batch.part.indices) for batch in seen)
     assert [span.item for span in trace if span.stage == "train"] == list(range(9))
     assert {span.stage for span in trace} == {"sample", "train"}  # nothing is gathered on a CPU
+
+
+class ByBatch(Dataset[Any]):
+    """Gives samples by the batch alone, and `more` too many."""
+
+    def __init__(self, more: int = 0) -> None:
+        self.more = more
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> Any:
+        raise AssertionError("one by one")
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        return [torch.tensor(float(index)) for index in [*indices, *indices[: self.more]]]
+
+
+def test_samples_are_fetched_by_the_batch_and_must_be_as_many() -> None:
+    job = replace(jobs_drawn.job(), train=ByBatch(), collate=default_collate, augment=None)
+    first = next(batches(job, World(), schedule_of(job, 1), 1))
+    assert first.data.tolist() == first.part.indices.tolist()
+    with pytest.raises(UserError, match=r"ByBatch.__getitems__ gave 10 samples for 8 indices"):
+        list(batches(replace(job, train=ByBatch(2)), World(), schedule_of(job, 1), 1))
+
+
+def test_an_error_of_augment_names_its_sample() -> None:
+    def augment(sample: Any, generator: torch.Generator) -> Any:
+        if sample == 5:
+            raise ValueError("no such colour")
+        return sample
+
+    job = replace(jobs_drawn.job(), train=ByBatch(), collate=default_collate, augment=augment)
+    with pytest.raises(LoadingFailed, match="failed at sample 5: ValueError: no such colour"):
+        list(batches(job, World(), schedule_of(job, 1), 1))
+
+
+def test_prefetch_is_how_far_workers_read_ahead() -> None:
+    job = jobs_drawn.job(rows=64)
+    rows = Rows(replace(job, train=Subset(job.train, range(64)), collate=default_collate))
+
+    def asked_for(prefetch: int) -> int:
+        seen = []
+
+        def parts() -> Iterator[Part]:
+            for part in schedule_of(job, 1).parts(0, 8):
+                seen.append(part)
+                yield part
+
+        found = fetched(rows, parts(), 1, prefetch)
+        next(found)
+        found.close()
+        return len(seen)
+
+    assert asked_for(5) - asked_for(2) == 3
+
+
+def test_a_dataset_that_names_itself_has_an_end() -> None:
+    dataset: Any = Subset(range(4), range(4))  # type: ignore[arg-type]
+    dataset.dataset = dataset
+    assert list(nested(dataset)) == [dataset] and not is_stream(dataset)

@@ -13,7 +13,7 @@ import pytest
 from torch.utils.data import IterableDataset, Subset
 
 from conformance import jobs_drawn
-from samestep.data.loader import batches
+from samestep.data.loader import batches, workers_of
 from samestep.data.schedule import schedule_of
 from samestep.data.stream import Stream
 from samestep.errors import UserError
@@ -110,3 +110,40 @@ def test_an_epoch_is_told_also_to_what_is_inside_of_a_subset() -> None:
     inside = Subset(job.train, range(20))  # type: ignore[arg-type]
     list(batches(replace(job, train=inside), World(), schedule_of(job, 1), schedule_of(job, 1).steps_per_epoch + 1))
     assert job.train.dataset.epoch == 1  # type: ignore[attr-defined]
+
+
+class Turned(Numbers):
+    """Each epoch begins elsewhere."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(count)
+        self.told: list[int] = []
+
+    def set_epoch(self, epoch: int) -> None:
+        self.told.append(epoch)
+
+    def __iter__(self) -> Iterator[int]:
+        first = 1000 * self.told[-1]
+        return iter(range(first, first + self.count))
+
+
+def test_a_new_epoch_is_read_anew_and_told_once() -> None:
+    turned = Turned(6)
+    job = replace(jobs_drawn.job(), train=Stream(turned, 6), shuffle=False, global_batch=6, augment=None, collate=list)
+    (first, second) = batches(job, World(), schedule_of(job, 1), 2)  # an epoch of one step: the same indices again
+    assert (first.data, second.data) == ([*range(6)], [*range(1000, 1006)])
+    small = replace(job, global_batch=2)
+    turned.told.clear()
+    assert len(list(batches(small, World(), schedule_of(small, 1), 6))) == 6
+    assert turned.told == [0, 1]
+
+
+def test_one_worker_reads_a_stream() -> None:
+    job = replace(jobs_drawn.job(), train=Subset(Stream(Numbers(9), 9), range(3)), workers=4)
+    assert workers_of(job) == 1
+    assert workers_of(replace(job, train=Subset(range(9), range(3)))) == 4  # type: ignore[arg-type]
+
+
+def test_a_length_below_zero_is_said() -> None:
+    with pytest.raises(UserError, match="length=-1"):
+        Stream(Numbers(3), length=-1)
