@@ -70,6 +70,10 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "collate that raises": ({"collate": _raise}, "the job's reading raised on 4 rows: KeyError"),
     "model that raises": ({"model": _raise}, "the job's model() raised: KeyError"),
     "model that ends the process": ({"model": lambda: sys.exit(3)}, "the job's model() raised: SystemExit: 3"),
+    "model without sizes": (
+        {"model": lambda: nn.Sequential(nn.LazyLinear(2))},
+        "the size of 0.weight is not known until rows come",
+    ),
     "model that is none": ({"model": lambda: print}, "the job's model() returned builtin_function_or_method"),
     "loss without gradient": ({"criterion": lambda *_: torch.tensor(1.0)}, "does not depend on any parameter"),
     "metric that is a mean": (

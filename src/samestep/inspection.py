@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.utils.data import IterableDataset
 
 from samestep import engine as engines
@@ -113,6 +114,11 @@ def _model(job: Job) -> nn.Module:
         raise UserError(f"the job's model() raised: {type(error).__name__}: {error}") from error
     if not isinstance(model, nn.Module):
         raise UserError(f"the job's model() returned {type(model).__name__}, not a torch.nn.Module")
+    for name, parameter in [*model.named_parameters(), *model.named_buffers()]:
+        if is_lazy(parameter):
+            raise UserError(
+                f"the size of {name} is not known until rows come; give its layer its input size, not Lazy…"
+            )
     return model
 
 

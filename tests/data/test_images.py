@@ -81,6 +81,13 @@ def test_broken_images_are_left_out_and_counted(folder: Path) -> None:
         ImageFolder(folder)
 
 
+def test_a_class_of_which_nothing_is_left_is_said(folder: Path) -> None:
+    for path in (folder / "cat").iterdir():
+        path.write_text("no image")
+    with pytest.raises(UserError, match="cat holds no image that can be read"):
+        ImageFolder(folder, bad="skip")
+
+
 def test_a_folder_where_all_is_broken_holds_no_images(folder: Path) -> None:
     for path in folder.glob("*/*"):
         path.write_text("no image")

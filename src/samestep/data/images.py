@@ -79,6 +79,9 @@ class ImageFolder(Dataset[Any]):
         self.paths = [entry for entry, fine in zip(self.paths, good) if fine]
         if self.skipped:
             some = ", ".join(str(path.relative_to(folder)) for path in self.skipped[:3])
+            gone = sorted({*range(len(self.classes))} - {label for _, label in self.paths})
+            if gone and self.paths:
+                raise UserError(f"{folder / self.classes[gone[0]]} holds no image that can be read; mend or remove it")
             warnings.warn(
                 f"left out {len(self.skipped)} of the {len(good)} images of {folder}, which cannot be read: {some}"
                 + (", …" if len(self.skipped) > 3 else ""),
