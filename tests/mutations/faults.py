@@ -351,8 +351,8 @@ FAULTS = (
     Fault(
         "augmentation keyed by the place in the batch",
         LOADER,
-        'key(self.seed, "augment", part.epoch, index) for index in part.indices.tolist()',
-        'key(self.seed, "augment", part.epoch, place) for place in range(part.rows)',
+        "for found in zip(samples, indices)",
+        "for found in zip(samples, range(len(indices)))",
         ("tensors received",),
         "not keyed by the sample",
         ("sentences",),
@@ -361,7 +361,7 @@ FAULTS = (
     Fault(
         "augmentation alike in every epoch",
         LOADER,
-        'key(self.seed, "augment", part.epoch, index)',
+        'key(self.seed, "augment", epoch, index)',
         'key(self.seed, "augment", 0, index)',
         ("tensors received",),
         "does not know the epoch",

@@ -10,7 +10,7 @@ import pytest
 
 from mutations.faults import ALL, FAULTS, Fault
 from mutations.plant import References, patched, planted
-from ranks import Ranks, engine_facts
+from ranks import SOURCE, Ranks, engine_facts
 
 SIZES = (2, 3)
 NOTHING = Fault("nothing", "engines/ddp.py", "import torch\n", "import torch\n", named=(), cause="")
@@ -29,6 +29,12 @@ def test_there_are_enough_faults() -> None:
     assert {job for fault in FAULTS for job in fault.jobs} == {*ALL, "sentences", "stream"}
     assert all(fault.needs for fault in FAULTS if fault.jobs != ALL)
     assert all(f"engines/{fault.engine}.py" == fault.file for fault in FAULTS if fault.engine != "ddp")
+
+
+def test_every_fault_applies() -> None:
+    """In a moment, where planting them takes minutes."""
+    texts = {fault.name: (SOURCE / "samestep" / fault.file).read_text().count(fault.old) for fault in FAULTS}
+    assert {name: count for name, count in texts.items() if count != 1} == {}
 
 
 @pytest.mark.parametrize("references", SIZES, indirect=True)
