@@ -81,7 +81,8 @@ def test_the_knob_that_helps(changes: dict[str, float], sentence: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("most", "workers", "says"), [(0, 0, "uint8 for pixels"), (1, 1, "by one worker"), (1, 0, "by one worker")]
+    ("most", "workers", "says"),
+    [(0, 0, "uint8 for pixels"), (1, 1, "read by one worker"), (1, 0, "read by one worker")],
 )
 def test_workers_that_would_not_help_are_not_advised(most: int, workers: int, says: str) -> None:
     advice = replace(LOADS_ITSELF, step_s=0.037, most_workers=most, workers=workers, cores=16).advice()
@@ -117,5 +118,6 @@ def test_a_training_that_waits_is_told_why(workers: int, tmp_path: Path) -> None
     assert results["wait_share"] > 0.5
     assert results["loader_ceiling"] < 1 / 0.02 * max(1, workers)  # rows per second: what the sleeps allow
     assert results["demand"] > results["loader_ceiling"]
-    assert "waiting for a disk or a network" in results["advice"] and "--set workers=" in results["advice"]
+    assert "loading a batch takes" in results["advice"] and "--set workers=" in results["advice"]
+    assert "waiting for a disk or a network" in results["advice"]
     assert f"of the time: {results['advice']}" in done.stdout

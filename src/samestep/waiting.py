@@ -104,9 +104,9 @@ def measured(
     steps = steps or [(step, wait) for seen in ranks for step, wait in zip(seen["step_s"], seen["wait_s"])]
     if not steps:
         return None
-    fetched = sum(seen.get("fetch_s", 0.0) for seen in ranks) / sum(len(seen["step_s"]) for seen in ranks)
-    worked = sum(seen.get("fetch_cpu_s", seen.get("fetch_s", 0.0)) for seen in ranks)
-    worked /= sum(len(seen["step_s"]) for seen in ranks)
+    all_steps = sum(len(seen["step_s"]) for seen in ranks)
+    fetched = sum(seen.get("fetch_s", 0.0) for seen in ranks) / all_steps
+    worked = sum(seen.get("fetch_cpu_s", seen.get("fetch_s", 0.0)) for seen in ranks) / all_steps
     step_s, wait_s = (sum(times) / len(steps) for times in zip(*steps))
     return Waiting(step_s, wait_s, fetched, rows_per_step, workers, prefetch, cores_per_rank, most_workers, worked)
 

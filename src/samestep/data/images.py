@@ -64,13 +64,17 @@ class ImageFolder(Dataset[Any]):
             for path in sorted((folder / name).iterdir())
             if path.suffix.lower() in SUFFIXES
         ]
-        if empty := sorted({*range(len(found))} - {label for _, label in self.paths}):
-            raise UserError(f"{folder / found[empty[0]]} holds no images; remove it, or fill it: it would be a class")
+        if empty := self._empty_classes():
+            raise UserError(f"{folder / empty[0]} holds no images; remove it, or fill it: it would be a class")
         self.skipped: list[Path] = []
         if bad == "skip":
             self._leave_out_the_bad(folder)
         if not self.paths:
             raise UserError(f"{folder} holds no images; put them in a folder for each class, as in {folder}/cat/1.jpg")
+
+    def _empty_classes(self) -> list[str]:
+        filled = {label for _, label in self.paths}
+        return [name for label, name in enumerate(self.classes) if label not in filled]
 
     def _leave_out_the_bad(self, folder: Path) -> None:
         with ThreadPoolExecutor(os.cpu_count()) as threads:  # Pillow decodes outside of Python's lock
@@ -79,9 +83,8 @@ class ImageFolder(Dataset[Any]):
         self.paths = [entry for entry, fine in zip(self.paths, good) if fine]
         if self.skipped:
             some = ", ".join(str(path.relative_to(folder)) for path in self.skipped[:3])
-            gone = sorted({*range(len(self.classes))} - {label for _, label in self.paths})
-            if gone and self.paths:
-                raise UserError(f"{folder / self.classes[gone[0]]} holds no image that can be read; mend or remove it")
+            if self.paths and (empty := self._empty_classes()):
+                raise UserError(f"{folder / empty[0]} holds no image that can be read; mend or remove it")
             warnings.warn(
                 f"left out {len(self.skipped)} of the {len(good)} images of {folder}, which cannot be read: {some}"
                 + (", …" if len(self.skipped) > 3 else ""),
