@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import signal
@@ -10,8 +11,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+
+import psutil
 
 from samestep.proof_plan import loop_layout, numerics_layout, trainings
 from samestep.record import Record
@@ -33,7 +38,7 @@ class Ranks:
     def __init__(self, size: int, source: Path = SOURCE, *, horovod: bool = False) -> None:
         self.size, self.source, self.horovod = size, source, horovod
         self._folder = tempfile.TemporaryDirectory(prefix="samestep-ranks-")
-        self._ranks: list[subprocess.Popen[str]] = []
+        self._ranks: list[tuple[psutil.Process, IO[str]]] = []
         self._count = 0
 
     def __enter__(self) -> Ranks:
@@ -52,15 +57,14 @@ class Ranks:
         folder.mkdir()
         path = folder / "plan.json"
         path.write_text(json.dumps({"out": str(folder), **plan}))
-        for rank in self._ranks:
-            assert rank.stdin
-            rank.stdin.write(f"{path}\n")
-            rank.stdin.flush()
+        for _, plans in self._ranks:
+            plans.write(f"{path}\n")
+            plans.flush()
         record, until = Record(folder), time.monotonic() + DEADLINE_S
         while not all((folder / f"rank{r}.json").exists() for r in range(self.size)):
             error = record.error()
             late = time.monotonic() > until
-            gone = [r for r, process in enumerate(self._ranks) if process.poll() is not None]
+            gone = [r for r, (process, _) in enumerate(self._ranks) if not process.is_running()]
             if error or late or gone:
                 said = self._end()
                 raise RanksFailed(error["traceback"] if error else f"late: {late}, gone: {gone}\n{said}")
@@ -70,9 +74,10 @@ class Ranks:
     def _start(self) -> None:
         meeting = Path(self._folder.name) / f"meeting{self._count}"
         address = _horovod_server(self.size) if self.horovod else {}
+        path = [str(self.source), str(HERE), str(HERE / "mutations")]
         for rank in range(self.size):
             environment = os.environ | {
-                "PYTHONPATH": f"{self.source}:{HERE}:{HERE / 'mutations'}",
+                "PYTHONPATH": ":".join(path),
                 "RANK": str(rank),
                 "LOCAL_RANK": str(rank),
                 "WORLD_SIZE": str(self.size),
@@ -81,23 +86,50 @@ class Ranks:
                 "OMP_NUM_THREADS": "1",
                 **{key: text.format(rank=rank) for key, text in address.items()},
             }
-            said = open(Path(self._folder.name) / f"said{rank}", "a")  # noqa: SIM115 - the rank's own
-            command = [sys.executable, str(HERE / "serve.py")]
-            self._ranks.append(
-                subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stderr=said, text=True)
-            )
+            plans, said = (str(Path(self._folder.name) / f"{name}{rank}") for name in ("plans", "said"))
+            if not os.path.exists(plans):
+                os.mkfifo(plans)
+            pipe = os.open(plans, os.O_RDWR)  # both ends: opening waits for nobody, and a write finds a reader
+            pid = _forked({"environment": environment, "path": path, "plans": plans, "said": said})
+            self._ranks.append((psutil.Process(pid), os.fdopen(pipe, "w")))
 
     def _end(self) -> str:
         """Asks each rank for its stack, kills it, returns what all said."""
-        for process in self._ranks:
-            if process.poll() is None:
-                process.send_signal(signal.SIGUSR1)
-        time.sleep(0.2 if self._ranks else 0)
-        for process in self._ranks:
-            process.kill()
+        here = [process for process, _ in self._ranks if process.is_running()]
+        for process in here:
+            _signalled(process, signal.SIGUSR1)
+        time.sleep(0.2 if here else 0)
+        for process in here:
+            _signalled(process, signal.SIGKILL)
             process.wait()
+        for _, plans in self._ranks:
+            plans.close()
         self._ranks = []
         return "\n".join(path.read_text() for path in sorted(Path(self._folder.name).glob("said*")))
+
+
+def _signalled(process: psutil.Process, number: int) -> None:
+    with suppress(psutil.NoSuchProcess):
+        process.send_signal(number)
+
+
+@lru_cache(None)
+def _nursery() -> subprocess.Popen[str]:
+    """The process that forks ranks. It ends when this one does, and then its stdin."""
+    command = [sys.executable, str(HERE / "serve.py")]
+    alone = os.environ | {"OMP_NUM_THREADS": "1"}
+    nursery = subprocess.Popen(command, env=alone, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    atexit.register(nursery.kill)
+    return nursery
+
+
+def _forked(rank: Mapping[str, Any]) -> int:
+    """The pid of a new rank."""
+    nursery = _nursery()
+    assert nursery.stdin and nursery.stdout
+    nursery.stdin.write(f"{json.dumps(rank)}\n")
+    nursery.stdin.flush()
+    return int(nursery.stdout.readline())
 
 
 def _horovod_server(size: int) -> dict[str, str]:

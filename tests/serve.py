@@ -1,37 +1,100 @@
-"""A rank that stays: reads the path of a plan from each line of its stdin, works on it, writes its record.
+"""A nursery of ranks: it imports torch once, and forks every rank that a test asks for.
 
-Starting a rank costs seconds and proving a small job a fraction of one; tests that prove hundreds keep their ranks.
+Starting a rank costs seconds and proving a small job a fraction of one. So tests that prove hundreds of jobs keep
+their ranks, and tests that plant a fault, whose ranks must be new, fork them from a process that has torch already.
+samestep itself is imported after the fork, from the folder that the test names.
+
+A rank reads the path of a plan from each line of its pipe, works on it, and writes its record.
 """
 
 from __future__ import annotations
 
 import faulthandler
+import importlib
 import json
 import os
+import random
 import signal
 import sys
 import time
 import traceback
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-import torch
+PRELOADED = (
+    "numpy",
+    "torch",
+    "torch._dynamo",  # torch's optimizers import it when the first is made
+    "torch.distributed.checkpoint.state_dict",
+    "torch.distributed.fsdp",
+    "torch.distributed.optim",
+    "torchmetrics",
+    "psutil",
+    "pydantic",
+)
 
-from samestep import worker
-from samestep.lifeline import die_with_parent
-from samestep.process_group import process_group
-from samestep.record import SCHEMA, write_json
-from samestep.world import World
+
+def nursery() -> None:
+    """Forks one rank for each line of stdin, and answers with its pid. It ends, and its ranks with it, when stdin does.
+
+    A line is JSON: 'environment' of the rank, 'path' to import from, 'plans' and 'said' (its pipe and its log).
+    """
+    for name in PRELOADED:
+        importlib.import_module(name)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "samestep"]:
+        del sys.modules[name]  # torch has loaded the rendezvous of the installed samestep
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # ranks that have ended leave no zombies
+    while line := sys.stdin.readline():
+        asked = json.loads(line)
+        pid = os.fork()
+        if pid == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            _be_a_rank(**asked)
+        print(pid, flush=True)
 
 
-def main() -> None:
+def _be_a_rank(environment: dict[str, str], path: list[str], plans: str, said: str) -> None:
+    """Never returns."""
+    code = 1
+    try:
+        log = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.environ.clear()
+        os.environ |= environment
+        sys.path[:0] = path
+        import numpy
+
+        random.seed()
+        numpy.random.seed()  # else every rank would draw the same
+        serve(plans)
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def serve(plans: str) -> None:
+    """Works on one plan after the other, as a rank of one process group."""
+    import torch
+
+    import samestep
+    from samestep import worker
+    from samestep.lifeline import die_with_parent
+    from samestep.process_group import process_group
+    from samestep.record import SCHEMA, write_json
+    from samestep.world import World
+
+    assert str(samestep.__file__).startswith(sys.path[0]), f"samestep comes from {samestep.__file__}"
     die_with_parent()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     torch.set_num_threads(1)
     world = World.from_env(os.environ)
-    with process_group(world):
-        for line in sys.stdin:
-            plan = json.loads(Path(line.strip()).read_text())
+    with process_group(world), open(plans) as lines:
+        for line in lines:
+            plan: dict[str, Any] = json.loads(Path(line.strip()).read_text())
             folder = Path(plan["out"])
             try:
                 done = worker.play_reference(plan, world) if "layouts" in plan else worker.work(plan, world)
@@ -42,8 +105,7 @@ def main() -> None:
                 said |= {"message": f"{error!r}", "lost_peer": worker.says_lost(error)}
                 write_json(folder / f"error-rank{world.rank}.json", said)
                 break
-    os._exit(0)
 
 
 if __name__ == "__main__":
-    main()
+    nursery()
