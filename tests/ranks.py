@@ -148,9 +148,14 @@ def _horovod_server(size: int) -> dict[str, str]:
 
 def engine_facts(engine: str, size: int, settings: Mapping[str, str] | None = None) -> dict[str, Any]:
     """What the inspection says about an engine on `size` ranks."""
+    return _facts(engine, size, tuple((settings or {}).items()))
+
+
+@lru_cache(None)
+def _facts(engine: str, size: int, settings: tuple[tuple[str, str], ...]) -> dict[str, Any]:
     from samestep.inspection import inspect_engines
 
-    rows = inspect_engines(("cpu",), size, settings or {}, [engine] if settings else [])
+    rows = inspect_engines(("cpu",), size, dict(settings), [engine] if settings else [])
     return next(row for row in rows if row["name"] == engine)
 
 

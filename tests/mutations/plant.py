@@ -26,7 +26,7 @@ from samestep.record import Record
 def patched(fault: Fault, folder: Path) -> Path:
     """A copy of the package with the fault in it. Raises ValueError when the patch does not apply."""
     source = folder / "src"
-    shutil.copytree(SOURCE, source, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(SOURCE, source)
     file = source / "samestep" / fault.file
     text = file.read_text()
     if text.count(fault.old) != 1:

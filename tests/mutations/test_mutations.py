@@ -19,9 +19,10 @@ AT = [(size, fault) for size in SIZES for fault in FAULTS if size == 2 or fault.
 
 
 @pytest.fixture(scope="module")
-def references(request: pytest.FixtureRequest) -> Iterator[References]:
+def references() -> Iterator[dict[int, References]]:
+    """By the number of ranks; each reference is played once for all faults."""
     with Ranks(1) as judge_rank:
-        yield References(judge_rank, request.param)
+        yield {size: References(judge_rank, size) for size in SIZES}
 
 
 def test_there_are_enough_faults() -> None:
@@ -37,17 +38,17 @@ def test_every_fault_applies() -> None:
     assert {name: count for name, count in texts.items() if count != 1} == {}
 
 
-@pytest.mark.parametrize("references", SIZES, indirect=True)
-def test_without_a_fault_the_copy_is_the_same_training(references: References) -> None:
-    assert [row["verdict"] for row in planted(NOTHING, references)] == ["same"] * len(ALL)
+@pytest.mark.parametrize("size", SIZES)
+def test_without_a_fault_the_copy_is_the_same_training(size: int, references: dict[int, References]) -> None:
+    assert [row["verdict"] for row in planted(NOTHING, references[size])] == ["same"] * len(ALL)
 
 
-@pytest.mark.parametrize(("references", "fault"), AT, indirect=["references"], ids=lambda x: getattr(x, "name", str(x)))
-def test_a_fault_is_caught_named_and_explained(fault: Fault, references: References) -> None:
-    facts = engine_facts(fault.engine, references.size)
+@pytest.mark.parametrize(("size", "fault"), AT, ids=lambda x: getattr(x, "name", str(x)))
+def test_a_fault_is_caught_named_and_explained(size: int, fault: Fault, references: dict[int, References]) -> None:
+    facts = engine_facts(fault.engine, size)
     if not facts["available"] and "CI" not in os.environ:
         pytest.skip(f"{facts['reason']}: {facts['install']}")
-    for row in planted(fault, references):
+    for row in planted(fault, references[size]):
         assert row["verdict"] == "differs", row
         assert row["named"], row
         assert row["explained"], row
