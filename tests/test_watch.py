@@ -22,6 +22,7 @@ from samestep.weights import save
 from samestep.world import World
 
 JOBS = Path(__file__).parent / "jobs" / "watched.py"
+MANY = ["--set", "many=true"]  # metrics of torchmetrics'
 
 
 def samestep(*words: str) -> subprocess.CompletedProcess[str]:
@@ -39,14 +40,14 @@ def run(out: Path, *words: str, engine: str = "ddp", nproc: int = 2) -> dict[str
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     out = tmp_path_factory.mktemp("trained") / "out"
-    return out, run(out)
+    return out, run(out, *MANY)
 
 
 def test_the_curve_is_the_same_on_any_number_of_ranks(trained: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     curve = trained[1]["curve"]
     assert [entry["step"] for entry in curve] == [5, 10, 15, 20]
     for nproc in (1, 3):
-        other = run(tmp_path / str(nproc), nproc=nproc)["curve"]
+        other = run(tmp_path / str(nproc), *MANY, nproc=nproc)["curve"]
         for entry, twin in zip(curve, other, strict=True):
             assert twin == pytest.approx(entry, rel=1e-5)
 
@@ -77,7 +78,7 @@ def test_the_best_weights_are_kept_and_patience_ends(engine: str, tmp_path: Path
 
 def test_a_training_starts_from_weights(trained: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     weights = trained[0] / "weights.safetensors"
-    found = run(tmp_path / "out", "--init", str(weights), "--set", "lr=0.0")
+    found = run(tmp_path / "out", "--init", str(weights), *MANY, "--set", "lr=0.0")
     assert found["evaluation"] == trained[1]["evaluation"]
     digest = hashlib.sha256(weights.read_bytes()).hexdigest()
     assert found["init"] == {"file": str(weights), "sha256": digest}
@@ -98,7 +99,7 @@ def test_a_training_starts_from_weights(trained: tuple[Path, dict[str, Any]], tm
         (["--best", "loss", "--set", "evaluated=false"], "the job has no evaluation to find it by"),
         (["--set", "metric=loss"], "a metric is called 'loss', which the curve has already"),
         (["--set", "metric=wide"], "the metric 'accuracy' returned a tensor of shape [4, 4] for 4 rows"),
-        (["--set", "metric=matrix"], "the metric 'matrix' is no single number; give it an average"),
+        ([*MANY, "--set", "metric=matrix"], "the metric 'matrix' is no single number; give it an average"),
     ],
 )
 def test_bad_wishes_are_one_sentence(
@@ -167,7 +168,7 @@ def test_evaluation_is_the_same_to_the_last_digit(trained: tuple[Path, dict[str,
     weights, found = str(trained[0] / "weights.safetensors"), []
     for nproc in (1, 2, 3):
         kept = ["--predictions", str(tmp_path / f"{nproc}.npy"), "--out", str(tmp_path / str(nproc))]
-        done = samestep("evaluate", f"{JOBS}:job", "--weights", weights, "--nproc", str(nproc), "--json", *kept)
+        done = samestep("evaluate", f"{JOBS}:job", "--weights", weights, "--nproc", str(nproc), "--json", *MANY, *kept)
         assert done.returncode == 0, done.stderr
         found.append(json.loads(done.stdout))
     names = {"loss", "accuracy", "top2", "f1", "auroc", "perplexity"}

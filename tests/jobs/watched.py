@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import resource
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import psutil
 import torch
@@ -13,17 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import TensorDataset
-from torchmetrics.classification import MulticlassAUROC, MulticlassConfusionMatrix, MulticlassF1Score
-from torchmetrics.text import Perplexity
 
 from samestep import Batch, Job, LRSchedule, Recipe
-
-
-class OfRows(Perplexity):
-    """Each row as a text of one word."""
-
-    def update(self, output: Tensor, targets: Tensor) -> None:
-        super().update(output[:, None], targets[:, None])
 
 
 class Breaking(TensorDataset):
@@ -35,6 +26,21 @@ class Breaking(TensorDataset):
         return super().__getitem__(index)
 
 
+def counted(metric: str) -> dict[str, Any]:
+    """Metrics of torchmetrics, which is imported here alone: that takes seconds."""
+    from torchmetrics.classification import MulticlassAUROC, MulticlassConfusionMatrix, MulticlassF1Score
+    from torchmetrics.text import Perplexity
+
+    class OfRows(Perplexity):
+        """Each row as a text of one word."""
+
+        def update(self, output: Tensor, targets: Tensor) -> None:
+            super().update(output[:, None], targets[:, None])
+
+    found = {"f1": MulticlassF1Score(3), "auroc": MulticlassAUROC(3), "perplexity": OfRows()}
+    return found | ({"matrix": MulticlassConfusionMatrix(3)} if metric == "matrix" else {})
+
+
 def job(
     lr: float = 0.1,
     width: int = 4,
@@ -43,6 +49,7 @@ def job(
     evaluated: bool = True,
     breaks: bool = False,
     metric: Literal["accuracy", "loss", "wide", "matrix"] = "accuracy",
+    many: bool = False,
 ) -> Job:
     rows = torch.randn(73 + 131, 6, generator=torch.Generator().manual_seed(0))
     labels = torch.cat([torch.arange(73) % 3, torch.arange(131) % 3])
@@ -71,10 +78,7 @@ def job(
         metrics={
             "loss" if metric == "loss" else "accuracy": accuracy,
             "top2": top2,
-            "f1": MulticlassF1Score(3),
-            "auroc": MulticlassAUROC(3),
-            "perplexity": OfRows(),
-            **({"matrix": MulticlassConfusionMatrix(3)} if metric == "matrix" else {}),
+            **(counted(metric) if many else {}),
         },
         global_batch=16,
         epochs=10 if grows else 4,
@@ -94,7 +98,7 @@ def greedy(mib_a_row: int = 128, spare_mib: int = 1000) -> Job:
 
     def forward(network: nn.Module, batch: Batch) -> Tensor:
         if "RANK" in os.environ:
-            torch.ones(len(batch.inputs), mib_a_row * 2**18)
+            torch.empty(len(batch.inputs), mib_a_row * 2**18)
         output: Tensor = network(batch.inputs)
         return output
 
