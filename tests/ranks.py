@@ -26,6 +26,8 @@ from samestep.verify import Verdict, judge
 HERE = Path(__file__).parent
 SOURCE = HERE.parent / "src"
 DEADLINE_S = 120
+# What a nursery imports for an engine. Not Horovod, which is to be imported where its place is known.
+LIBRARIES = {"accelerate": "accelerate", "deepspeed": "deepspeed", "fabric": "lightning", "lightning": "lightning"}
 
 
 class RanksFailed(Exception):
@@ -33,10 +35,11 @@ class RanksFailed(Exception):
 
 
 class Ranks:
-    """`size` ranks that import samestep from `source`. A context manager; they have ended when it ends."""
+    """`size` ranks that import samestep from `source`, with the library of `engine` imported. A context
+    manager; they have ended when it ends."""
 
-    def __init__(self, size: int, source: Path = SOURCE, *, horovod: bool = False) -> None:
-        self.size, self.source, self.horovod = size, source, horovod
+    def __init__(self, size: int, source: Path = SOURCE, *, engine: str = "") -> None:
+        self.size, self.source, self.engine = size, source, engine
         self._folder = tempfile.TemporaryDirectory(prefix="samestep-ranks-")
         self._ranks: list[tuple[psutil.Process, IO[str]]] = []
         self._count = 0
@@ -73,7 +76,7 @@ class Ranks:
 
     def _start(self) -> None:
         meeting = Path(self._folder.name) / f"meeting{self._count}"
-        address = _horovod_server(self.size) if self.horovod else {}
+        address = _horovod_server(self.size) if self.engine == "horovod" else {}
         path = [str(self.source), str(HERE), str(HERE / "mutations")]
         for rank in range(self.size):
             environment = os.environ | {
@@ -90,7 +93,8 @@ class Ranks:
             if not os.path.exists(plans):
                 os.mkfifo(plans)
             pipe = os.open(plans, os.O_RDWR)  # both ends: opening waits for nobody, and a write finds a reader
-            pid = _forked({"environment": environment, "path": path, "plans": plans, "said": said})
+            asked = {"environment": environment, "path": path, "plans": plans, "said": said}
+            pid = _forked(LIBRARIES.get(self.engine, ""), asked)
             self._ranks.append((psutil.Process(pid), os.fdopen(pipe, "w")))
 
     def _end(self) -> str:
@@ -114,22 +118,25 @@ def _signalled(process: psutil.Process, number: int) -> None:
 
 
 @lru_cache(None)
-def _nursery() -> subprocess.Popen[str]:
-    """The process that forks ranks. It ends when this one does, and then its stdin."""
-    command = [sys.executable, str(HERE / "serve.py")]
+def _nursery(library: str) -> subprocess.Popen[str]:
+    """The process that forks the ranks of a library's engines. It ends when this one does, and then its stdin."""
+    command = [sys.executable, str(HERE / "serve.py"), *library.split()]
     alone = os.environ | {"OMP_NUM_THREADS": "1"}
     nursery = subprocess.Popen(command, env=alone, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     atexit.register(nursery.kill)
     return nursery
 
 
-def _forked(rank: Mapping[str, Any]) -> int:
+def _forked(library: str, rank: Mapping[str, Any]) -> int:
     """The pid of a new rank."""
-    nursery = _nursery()
+    nursery = _nursery(library)
     assert nursery.stdin and nursery.stdout
     nursery.stdin.write(f"{json.dumps(rank)}\n")
     nursery.stdin.flush()
-    return int(nursery.stdout.readline())
+    answer = nursery.stdout.readline()
+    if not answer:
+        raise RanksFailed("the process that forks ranks has ended; what it said is on stderr")
+    return int(answer)
 
 
 def _horovod_server(size: int) -> dict[str, str]:

@@ -35,12 +35,15 @@ PRELOADED = (
 )
 
 
-def nursery() -> None:
+def nursery(libraries: list[str]) -> None:
     """Forks one rank for each line of stdin, and answers with its pid. It ends, and its ranks with it, when stdin does.
 
+    libraries: what else it imports; it may change torch for the whole process, which then serves no other.
     A line is JSON: 'environment' of the rank, 'path' to import from, 'plans' and 'said' (its pipe and its log).
     """
-    for name in PRELOADED:
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # a library may print while it is imported
+    for name in (*PRELOADED, *libraries):
         importlib.import_module(name)
     for name in [name for name in sys.modules if name.partition(".")[0] == "samestep"]:
         del sys.modules[name]  # torch has loaded the rendezvous of the installed samestep
@@ -51,7 +54,7 @@ def nursery() -> None:
         if pid == 0:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             _be_a_rank(**asked)
-        print(pid, flush=True)
+        print(pid, file=answers, flush=True)
 
 
 def _be_a_rank(environment: dict[str, str], path: list[str], plans: str, said: str) -> None:
@@ -108,4 +111,4 @@ def serve(plans: str) -> None:
 
 
 if __name__ == "__main__":
-    nursery()
+    nursery(sys.argv[1:])

@@ -107,7 +107,7 @@ class Bench(ExitStack):
         """Libraries that change torch for the whole process, or settle their precision, get ranks of their own."""
         library = {"horovod": "horovod", "deepspeed": "deepspeed", "accelerate": f"accelerate {given}"}.get(engine, "")
         if (size, library) not in self.ranks:
-            self.ranks[size, library] = self.enter_context(Ranks(size, horovod=engine == "horovod"))
+            self.ranks[size, library] = self.enter_context(Ranks(size, engine=engine if library else ""))
         return self.ranks[size, library]
 
 

@@ -57,7 +57,7 @@ def planted(fault: Fault, references: References) -> Iterator[dict[str, Any]]:
     facts = engine_facts(fault.engine, size, fault.settings)
     with (
         tempfile.TemporaryDirectory() as folder,
-        Ranks(size, patched(fault, Path(folder)), horovod=fault.engine == "horovod") as ranks,
+        Ranks(size, patched(fault, Path(folder)), engine=fault.engine) as ranks,
     ):
         for job in fault.jobs:
             row: dict[str, Any] = {"fault": fault.name, "file": fault.file, "job": job, "ranks": size}
