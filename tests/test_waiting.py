@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from samestep.train import _waiting
 from samestep.waiting import Waiting, measured
 from test_bad_input import samestep
 
@@ -106,6 +108,18 @@ def test_the_first_step_waits_for_the_loader_to_start_and_does_not_count() -> No
     assert measured([{"step_s": [], "wait_s": [], "fetch_s": 0.0}], 64, 1, 2, 4.0) is None
     one = measured([{"step_s": [2.0], "wait_s": [1.0], "fetch_s": 1.0}], 64, 0, 2, 4.0)
     assert one and one.share == 0.5
+
+
+@pytest.mark.parametrize(
+    ("local_ranks", "sentence"),
+    [(1, "3 workers would keep up; --set workers=3"), (4, "1 worker would make training 1.4 times")],
+)
+def test_the_ranks_of_a_machine_share_its_cores(local_ranks: int, sentence: str) -> None:
+    job = {"global_batch": 64, "workers": 0, "prefetch": 2, "most_workers": 1_000}
+    seen = {"step_s": [0.046] * 3, "wait_s": [0.034] * 3, "fetch_s": 0.102, "fetch_cpu_s": 0.102}
+    rank = {"machine": {"cores": 8}, "world": {"local_size": local_ranks}}
+    record: Any = SimpleNamespace(ranks=[rank] * local_ranks, training=lambda name: [seen] * local_ranks)
+    assert sentence in _waiting(job, record)["advice"]
 
 
 @pytest.mark.parametrize("workers", [0, 1])

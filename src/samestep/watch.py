@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 
 from samestep.evaluate import evaluate, plain_model
 from samestep.job import Job
@@ -47,9 +46,7 @@ class Watch:
 
     def look(self, done: int) -> bool:
         """Evaluates; every rank must call it after the same step. Returns whether the training is to end."""
-        devices = [] if self.world.device == "cpu" else [self.world.device]
-        with torch.random.fork_rng(devices):  # building a model draws from the training's random streams
-            self.add(done, self._state())
+        self.add(done, self._state())  # which draws random numbers, but each micro-batch has a stream of its own
         self.ended = self.patience is not None and len(self.curve) - 1 - self.best_at >= self.patience
         return self.ended
 

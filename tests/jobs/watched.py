@@ -50,6 +50,7 @@ def job(
     breaks: bool = False,
     metric: Literal["accuracy", "loss", "wide", "matrix"] = "accuracy",
     many: bool = False,
+    dropout: float = 0.0,
 ) -> Job:
     rows = torch.randn(73 + 131, 6, generator=torch.Generator().manual_seed(0))
     labels = torch.cat([torch.arange(73) % 3, torch.arange(131) % 3])
@@ -57,7 +58,7 @@ def job(
 
     def model() -> nn.Module:
         torch.manual_seed(0)
-        return nn.Sequential(nn.Linear(6, width, bias=bias), nn.Tanh(), nn.Linear(width, 3))
+        return nn.Sequential(nn.Linear(6, width, bias=bias), nn.Tanh(), nn.Dropout(dropout), nn.Linear(width, 3))
 
     def accuracy(output: Tensor, batch: Batch) -> Tensor:
         guessed = output.argmax(1)
