@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-
 from samestep.evaluate import evaluate, plain_model
 from samestep.job import Job
 from samestep.weights import save

@@ -85,7 +85,7 @@ DRAWS = {
 }
 
 
-@settings(max_examples=80, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(drawn=st.fixed_dictionaries(DRAWS), size=st.sampled_from([1, 2, 3]))
 def test_no_false_alarm(drawn: dict[str, object], size: int, ranks: Callable[[int], Ranks], judge_rank: Ranks) -> None:
     chosen = {key: str(value) for key, value in drawn.items()}

@@ -193,6 +193,6 @@ def test_the_command_says_it_in_one_sentence(how: str, code: int, sentence: str,
 
 def test_a_worker_that_dies_in_the_middle_of_handing_over_is_named() -> None:
     """Again and again: what breaks first, the line or the queue, is a matter of luck."""
-    for _ in range(5):
+    for _ in range(3):
         _, error = loaded(jobs_failing.job("killed", workers=1))
         assert "was ended by SIGKILL" in str(error), error

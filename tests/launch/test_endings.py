@@ -202,7 +202,7 @@ def test_what_a_killed_rank_had_started_ends_too(launcher: str, tmp_path: Path) 
 
 @pytest.mark.parametrize("launcher", ["torchrun", "spawn"])
 def test_the_interface_reaches_the_ranks(launcher: str, tmp_path: Path) -> None:
-    for name in list(psutil.net_if_addrs())[:2]:
+    for name in list(psutil.net_if_addrs())[: 2 if launcher == "torchrun" else 1]:
         out = tmp_path / name
         done = run_to_its_end(f"{JOBS}:quick", "--launcher", launcher, "--interface", name, "--out", str(out))
         if done.returncode == 0:  # one without an address cannot be used
@@ -223,7 +223,7 @@ def test_a_hang_ends_at_its_deadline_with_every_stack(tmp_path: Path) -> None:
 
 def test_healthy_launches_end_well_every_time(tmp_path: Path) -> None:
     """gloo's threads abort one in three healthy processes in the interpreter's own exit, so ranks do not take it."""
-    for number in range(8):
+    for number in range(5):
         folder = tmp_path / str(number)
         folder.mkdir()
         asked = {"job": f"{JOBS}:quick", "settings": {}, "engine": "ddp", "engine_settings": {}}

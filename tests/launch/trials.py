@@ -18,6 +18,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -198,7 +199,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     asked = parser.parse_args()
     asked.out.mkdir(parents=True, exist_ok=True)
-    results = run(asked.count, asked.seed, asked.out)
+    results = run(range(asked.count), asked.seed, asked.out)
     hit = [result for result in results if result["hit"]]
     well = [result for result in results if good(result)]
     summary = f"{len(results)} trials, {len(hit)} hit their victim; {len(well)} left no process, no port, no traceback"
@@ -207,15 +208,15 @@ def main() -> None:
     raise SystemExit(0 if len(well) == len(results) else 1)
 
 
-def run(count: int, seed: int, out: Path) -> list[dict[str, Any]]:
-    """The first `count` trials of `seed`, then one training that must end well."""
+def run(numbers: Iterable[int], seed: int, out: Path) -> list[dict[str, Any]]:
+    """These trials of `seed`, then one training that must end well."""
     import tempfile
 
     from samestep.processes.ports import any_free
 
     results = []
     with Hosts(2) as hosts, tempfile.TemporaryDirectory() as folder, open(out / "trials.jsonl", "w") as lines:
-        for number in range(count):
+        for number in numbers:
             trial = drawn(number, seed)
             result = conduct(trial, Path(folder) / str(number), any_free("127.0.0.1"), hosts)
             results.append(result | {"seed": seed})

@@ -1,18 +1,20 @@
 """Plants every fault, one at a time, and prints which of them the proof rejects and names rightly.
 
-    python tests/mutations/plant.py [--json FILE] [--ranks 2 3] [--only WORDS]
+    python tests/mutations/plant.py [--out FOLDER] [--ranks 2 3] [--only WORDS]
 
 Exit 0 when every fault is rejected and rightly named on every job that it can act on, at every number of ranks.
+`--out` keeps every row in rows.json, and writes the table of docs/proof.md again.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from mutations.faults import FAULTS, Fault
 from ranks import SOURCE, Ranks, RanksFailed, engine_facts, judged, proof_plan, reference_plan
 from samestep.record import Record
+
+DOCS = Path(__file__).parents[2] / "docs" / "proof.md"
 
 
 def patched(fault: Fault, folder: Path) -> Path:
@@ -86,9 +90,38 @@ def planted(fault: Fault, references: References) -> Iterator[dict[str, Any]]:
             }
 
 
+def summary(rows: Sequence[Mapping[str, Any]]) -> str:
+    caught = sum(row["verdict"] == "differs" for row in rows)
+    named, explained = (sum(row[what] for row in rows) for what in ("named", "explained"))
+    return f"{len(rows)} plantings: {caught} caught, {named} rightly named, {explained} with the right cause"
+
+
+def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
+    """A row a fault: where it is planted, on how many jobs, how often it was caught and named, and as what."""
+    lines = ["| fault | planted in | on jobs | caught | named | as | cause |", "|---" * 7 + "|"]
+    for name in dict.fromkeys(row["fault"] for row in rows):
+        of = [row for row in rows if row["fault"] == name]
+        sizes = " and ".join(str(size) for size in sorted({row["ranks"] for row in of}))
+        counts = [sum(row["verdict"] == "differs" for row in of)]
+        counts += [sum(row[what] for row in of) for what in ("named", "explained")]
+        caught, named, explained = (f"{count}/{len(of)}" for count in counts)
+        seen = ", ".join(dict.fromkeys(str(row.get("quantity")) for row in of))
+        jobs = f"{len({row['job'] for row in of})} at {sizes} ranks"
+        lines.append(f"| {name} | `{of[0]['file']}` | {jobs} | {caught} | {named} | {seen} | {explained} |")
+    return "\n".join(lines)
+
+
+def told(docs: str, rows: Sequence[Mapping[str, Any]]) -> str:
+    """The text `docs`, with its table and its counts made those of `rows`."""
+    faults = len({row["fault"] for row in rows})
+    docs = re.sub(r"plants \d+ faults", f"plants {faults} faults", docs)
+    docs = re.sub(r"\*\*\d+ plantings: .*?\*\*", f"**{summary(rows)}.**", docs)
+    return re.sub(r"\| fault \| planted in .*?\n(?=\n)", lambda _: markdown(rows) + "\n", docs, flags=re.DOTALL)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", type=Path, help="write every row to this file")
+    parser.add_argument("--out", type=Path, help="keep every row in this folder, and write the table of the docs")
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 3])
     parser.add_argument("--only", default="", help="faults with these words in their name")
     options = parser.parse_args()
@@ -109,14 +142,12 @@ def main() -> int:
                     )
                     if not row["explained"]:
                         print(f"          another cause: {row.get('cause') or row.get('reason')}", flush=True)
-    caught = sum(row["verdict"] == "differs" for row in rows)
-    named = sum(row["named"] for row in rows)
-    explained = sum(row["explained"] for row in rows)
-    print(f"{len(faults)} faults, {len(rows)} plantings: {caught} caught, {named} rightly named, ", end="")
-    print(f"{explained} with the right cause")
-    if options.json:
-        options.json.write_text(json.dumps(rows, indent=1))
-    return 0 if named == len(rows) else 1
+    print(f"{len(faults)} faults, {summary(rows)}")
+    if options.out:
+        options.out.mkdir(parents=True, exist_ok=True)
+        (options.out / "rows.json").write_text(json.dumps(rows, indent=1))
+        DOCS.write_text(told(DOCS.read_text(), rows))
+    return 0 if all(row["named"] for row in rows) else 1
 
 
 if __name__ == "__main__":

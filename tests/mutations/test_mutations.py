@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from mutations.faults import ALL, FAULTS, Fault
-from mutations.plant import References, patched, planted
+from mutations.plant import DOCS, References, patched, planted, told
 from ranks import SOURCE, Ranks, engine_facts
 
-SIZES = (2, 3)
+SIZE = 2  # `make mutations` plants at 3 ranks too
 NOTHING = Fault("nothing", "engines/ddp.py", "import torch\n", "import torch\n", named=(), cause="")
-# Other engines than ddp are slow to start, and what they do alike is planted in ddp: 2 ranks.
-AT = [(size, fault) for size in SIZES for fault in FAULTS if size == 2 or fault.engine == "ddp"]
 
 
 @pytest.fixture(scope="module")
-def references() -> Iterator[dict[int, References]]:
-    """By the number of ranks; each reference is played once for all faults."""
+def references() -> Iterator[References]:
+    """Each is played once, for all faults."""
     with Ranks(1) as judge_rank:
-        yield {size: References(judge_rank, size) for size in SIZES}
+        yield References(judge_rank, SIZE)
 
 
 def test_there_are_enough_faults() -> None:
@@ -32,23 +32,32 @@ def test_there_are_enough_faults() -> None:
     assert all(f"engines/{fault.engine}.py" == fault.file for fault in FAULTS if fault.engine != "ddp")
 
 
+def test_the_docs_tell_what_the_record_holds_of_every_fault() -> None:
+    rows = json.loads(max((SOURCE.parent / "results").glob("mutations_*/rows.json")).read_text())
+    assert {row["fault"] for row in rows} == {fault.name for fault in FAULTS}
+    assert {(row["fault"], row["job"]) for row in rows} == {(fault.name, job) for fault in FAULTS for job in fault.jobs}
+    assert DOCS.read_text() == told(DOCS.read_text(), rows)
+    for readme in ("README.md", "README.zh.md"):
+        counts = re.findall(r"\d+", (SOURCE.parent / readme).read_text().partition("results/mutations")[0][-300:])
+        assert {str(len(FAULTS)), str(len(rows))} <= {*counts}, readme
+
+
 def test_every_fault_applies() -> None:
     """In a moment, where planting them takes minutes."""
     texts = {fault.name: (SOURCE / "samestep" / fault.file).read_text().count(fault.old) for fault in FAULTS}
     assert {name: count for name, count in texts.items() if count != 1} == {}
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_without_a_fault_the_copy_is_the_same_training(size: int, references: dict[int, References]) -> None:
-    assert [row["verdict"] for row in planted(NOTHING, references[size])] == ["same"] * len(ALL)
+def test_without_a_fault_the_copy_is_the_same_training(references: References) -> None:
+    assert [row["verdict"] for row in planted(NOTHING, references)] == ["same"] * len(ALL)
 
 
-@pytest.mark.parametrize(("size", "fault"), AT, ids=lambda x: getattr(x, "name", str(x)))
-def test_a_fault_is_caught_named_and_explained(size: int, fault: Fault, references: dict[int, References]) -> None:
-    facts = engine_facts(fault.engine, size)
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_a_fault_is_caught_named_and_explained(fault: Fault, references: References) -> None:
+    facts = engine_facts(fault.engine, SIZE)
     if not facts["available"] and "CI" not in os.environ:
         pytest.skip(f"{facts['reason']}: {facts['install']}")
-    for row in planted(fault, references[size]):
+    for row in planted(fault, references):
         assert row["verdict"] == "differs", row
         assert row["named"], row
         assert row["explained"], row
