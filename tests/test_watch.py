@@ -15,8 +15,8 @@ import pytest
 from safetensors.torch import load_file
 from torch.nn import functional as F
 
-from jobs import watched
 from samestep.errors import TrainingFailed
+from samestep.loading import build
 from samestep.show import Training
 from samestep.train import _covered
 from samestep.watch import Watch, _better
@@ -41,7 +41,7 @@ def run(out: Path, *words: str, engine: str = "ddp", nproc: int = 2) -> dict[str
 
 def loss_of(weights: str) -> float:
     """What torch alone makes of a weights file on the job's evaluation rows."""
-    job = watched.job()
+    job = build(f"{JOBS}:job", {})
     model = job.model().eval()
     model.load_state_dict(load_file(weights))
     rows, labels = job.evaluation.tensors  # type: ignore[union-attr]
