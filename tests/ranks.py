@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
@@ -117,7 +117,7 @@ def _signalled(process: psutil.Process, number: int) -> None:
         process.send_signal(number)
 
 
-@lru_cache(None)
+@cache
 def _nursery(library: str) -> subprocess.Popen[str]:
     """The process that forks the ranks of a library's engines. It ends when this one does, and then its stdin."""
     command = [sys.executable, str(HERE / "serve.py"), *library.split()]
@@ -158,7 +158,7 @@ def engine_facts(engine: str, size: int, settings: Mapping[str, str] | None = No
     return _facts(engine, size, tuple((settings or {}).items()))
 
 
-@lru_cache(None)
+@cache
 def _facts(engine: str, size: int, settings: tuple[tuple[str, str], ...]) -> dict[str, Any]:
     from samestep.inspection import inspect_engines
 

@@ -29,7 +29,6 @@ PRELOADED = (
     "torch.distributed.checkpoint.state_dict",
     "torch.distributed.fsdp",
     "torch.distributed.optim",
-    "torchmetrics",
     "psutil",
     "pydantic",
 )

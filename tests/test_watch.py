@@ -13,10 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.torch import load_file
-from torch.nn import functional as F
 
 from samestep.errors import TrainingFailed
-from samestep.loading import build
 from samestep.show import Training
 from samestep.train import _covered
 from samestep.watch import Watch, _better
@@ -37,15 +35,6 @@ def run(out: Path, *words: str, engine: str = "ddp", nproc: int = 2) -> dict[str
     done = samestep("run", f"{JOBS}:job", "--engine", engine, *launched, "--json", "--out", str(out), *words)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
-
-
-def loss_of(weights: str) -> float:
-    """What torch alone makes of a weights file on the job's evaluation rows."""
-    job = build(f"{JOBS}:job", {})
-    model = job.model().eval()
-    model.load_state_dict(load_file(weights))
-    rows, labels = job.evaluation.tensors  # type: ignore[union-attr]
-    return float(F.cross_entropy(model(rows), labels))
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +75,8 @@ def test_the_best_weights_are_kept_and_patience_ends(engine: str, tmp_path: Path
     assert found["weights_of_step"] == found["curve"][best]["step"] == 5 * (best + 1)
     assert found["steps"] == 5 * (best + 3) + 1  # the last step that every engine can still agree on
     assert found["curve"][-1]["step"] == 5 * (best + 3)  # which is not evaluated: its weights are nobody's wish
-    assert loss_of(found["weights"]) == pytest.approx(losses[best], rel=1e-6)
+    scored = samestep("evaluate", f"{JOBS}:job", "--weights", found["weights"], "--nproc", "1", "--json")
+    assert json.loads(scored.stdout)["evaluation"]["loss"] == pytest.approx(losses[best], rel=1e-6)
 
 
 def test_a_training_starts_from_weights(trained: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
