@@ -32,10 +32,10 @@ from samestep.data.images import ImageFolder, Pixels, flipped, padded_crop
 from samestep.data.loader import batches
 from samestep.data.schedule import schedule_of
 from samestep.engines import single
-from samestep.lifeline import die_with_parent
+from samestep.report.figures.data_wait import measured
 from samestep.run import Run
-from samestep.waiting import measured
 from samestep.world import World
+from samestep.world.orphans import die_with_parent
 
 BATCH = 64  # rows of a batch, per rank
 DRAINED = 16  # batches at the start of a block that are not timed: more than any arm has ready from its pause

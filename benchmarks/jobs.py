@@ -26,7 +26,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
-from samestep import machine
+from samestep.rank import hardware
 
 # name -> (job, its data, its settings for some two minutes on 2 cores, those for a proof). BatchNorm takes its
 # statistics from a rank's own rows, so that with it a training does depend on the ranks; with GroupNorm it does not.
@@ -133,7 +133,7 @@ def write(found: dict[str, Any], out: Path) -> None:
     raw = out / "raw.json"
     before = json.loads(raw.read_text())["jobs"] if raw.exists() else {}
     found = {name: (before | found)[name] for name in SMALL if name in before | found}
-    raw.write_text(json.dumps({"machine": machine.facts("cpu"), "jobs": found}, indent=1))
+    raw.write_text(json.dumps({"machine": hardware.facts("cpu"), "jobs": found}, indent=1))
     text = StringIO()
     for table in (table_of(found), verdicts_of(found)):
         Console(file=text, width=WIDTH).print(table)

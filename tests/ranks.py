@@ -18,10 +18,10 @@ from typing import IO, Any
 
 import psutil
 
-from samestep.proof_plan import loop_layout, numerics_layout, trainings
-from samestep.record import Record
-from samestep.trace import Expectation
-from samestep.verify import Verdict, judge
+from samestep.proof.judge import Verdict, judge
+from samestep.proof.plan import loop_layout, numerics_layout, trainings
+from samestep.proof.trace import Expectation
+from samestep.records.record import Record
 
 HERE = Path(__file__).parent
 SOURCE = HERE.parent / "src"
@@ -160,7 +160,7 @@ def engine_facts(engine: str, size: int, settings: Mapping[str, str] | None = No
 
 @cache
 def _facts(engine: str, size: int, settings: tuple[tuple[str, str], ...]) -> dict[str, Any]:
-    from samestep.inspection import inspect_engines
+    from samestep.tasks.inspect.job import inspect_engines
 
     rows = inspect_engines(("cpu",), size, dict(settings), [engine] if settings else [])
     return next(row for row in rows if row["name"] == engine)

@@ -84,10 +84,10 @@ def serve(plans: str) -> None:
 
     import samestep
     from samestep import worker
-    from samestep.lifeline import die_with_parent
-    from samestep.process_group import process_group
-    from samestep.record import SCHEMA, write_json
+    from samestep.rank.group import process_group
+    from samestep.records.record import SCHEMA, write_json
     from samestep.world import World
+    from samestep.world.orphans import die_with_parent
 
     assert str(samestep.__file__).startswith(sys.path[0]), f"samestep comes from {samestep.__file__}"
     die_with_parent()

@@ -10,17 +10,17 @@ import pytest
 import torch
 from torch.utils.data import Subset
 
+from command import samestep
 from conformance import jobs_drawn
-from samestep.data.gather import Gather
 from samestep.data.loader import batches
 from samestep.data.pipeline import Span
 from samestep.data.schedule import schedule_of
+from samestep.data.to_device import Gather
 from samestep.engines import single
 from samestep.errors import UserError
-from samestep.meter import Meter
+from samestep.rank.meter import Meter
 from samestep.run import Run
 from samestep.world import World
-from test_bad_input import samestep
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device here")
 

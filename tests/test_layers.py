@@ -1,116 +1,195 @@
-"""The arrows between the rooms: imports run downward only, and nothing above the process boundary imports torch."""
+"""The house: which room may import which, on which side of the process boundary it is, and how large its files are."""
 
 from __future__ import annotations
 
 import ast
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "src" / "samestep"
+Sources = Mapping[str, str]  # 'room/file.py' -> its text
 
-# From the top. A module may import those below its own line, and none of its own line unless it is in a folder of it.
-ABOVE = [
-    {"__main__"},
-    {"cli"},
-    {"one_launch"},
-    {"begin", "train"},
-    {"compare"},
-    {"follow"},
-    {"measurement", "inquiry", "folder", "show"},
-    {"study"},
-    {"processes"},
-    {"ending"},
-    {"submit", "options", "surroundings"},
-    {"verify", "report", "stats", "scaling", "waiting"},
-    {"rounding"},
-    {"comparison"},
-    {"causes", "proof_plan"},
-    {"gradient_causes"},
-    {"trace"},
-    {"launch"},
-]
-BELOW = [
-    {"worker"},
-    {"answers"},
-    {"inspection", "referee"},
-    {"eject", "watch", "fitting"},
-    {"probe"},
-    {"proof", "loading", "evaluate"},
-    {"engines"},
-    {"run", "process_group", "rendezvous"},
-    {"rollcall", "stopping"},
-    {"jobs"},
-    {"data", "meter", "machine", "weights", "models"},
-]
-VALUES = [{"engine"}, {"record", "lifeline", "world", "network", "__init__"}, {"job"}, {"errors"}]
-LINES = {name: number for number, line in enumerate(ABOVE + BELOW + VALUES) for name in line}
-BOUNDARY = len(ABOVE)
+# room -> the rooms it may import. 'errors' and 'job' are free to all. A room that is not here may import nothing.
+ARROWS = {
+    # the parent: the process that the user types
+    "__main__": {"commands"},
+    "commands": {"__init__", "engine", "launch", "proof", "report", "records", "world"},
+    "launch": {"records", "world"},
+    "proof": {"records"},
+    "report": {"records"},
+    # both sides
+    "__init__": {"data"},
+    "engine": {"world"},
+    "records": set(),
+    "world": set(),
+    "job": set(),
+    "errors": set(),
+    # the child: where torch is
+    "worker": {"tasks", "run", "rank", "data", "records", "world", "engine"},
+    "tasks": {"reference", "run", "rank", "data", "records", "world", "engine", "jobs"},
+    "run": {"rank", "data", "world"},
+    "reference": {"engine"},
+    "engines": {"engine", "run", "rank", "world"},
+    "rank": {"data", "world", "records"},
+    "data": {"world"},
+    "jobs": {"__init__", "data"},
+}
+PARENT = {"__main__", "commands", "launch", "proof", "report"}
+BOTH = {"__init__", "engine", "records", "world", "job", "errors"}
+HEAVY = {"torch", "sklearn", "lightning", "accelerate", "deepspeed", "horovod", "transformers", "torchmetrics"}
+PUBLIC = {"Arrays", "Batch", "ImageFolder", "Job", "LRSchedule", "Pipeline", "Recipe", "Stream", "__version__"}
+ROOT_MODULES, FILE_LINES, FUNCTION_LINES = 8, 350, 60
 
 
-def _modules() -> dict[Path, str]:
-    """Each file and the room it belongs to: its own name, or its folder's."""
-    return {path: path.relative_to(PACKAGE).parts[0].removesuffix(".py") for path in PACKAGE.rglob("*.py")}
+def room(file: str) -> str:
+    return file.partition("/")[0].removesuffix(".py")
 
 
-def _imports(path: Path, *, also_for_types: bool = True) -> set[str]:
-    found: set[str] = set()
-    tree = ast.parse(path.read_text())
-    for_types = {
+@cache
+def tree(text: str) -> ast.Module:
+    return ast.parse(text)
+
+
+@cache
+def imports(text: str, lazy: bool = True) -> frozenset[str]:
+    """The modules that a file imports, those that only the type checker sees left out; lazy: inside functions too."""
+    module = tree(text)
+    skipped = {
         id(inner)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for node in ast.walk(module)
+        if (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
+        or (not lazy and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
         for inner in ast.walk(node)
     }
-    for node in ast.walk(tree):
-        if not also_for_types and id(node) in for_types:
-            continue
+    found: set[str] = set()
+    for node in (node for node in ast.walk(module) if id(node) not in skipped):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
-    return found
+    return frozenset(found)
 
 
-def _rooms(imported: set[str]) -> set[str]:
-    return {name.split(".")[1] for name in imported if name.startswith("samestep.")} & set(LINES)
+def rooms_of(imported: frozenset[str]) -> set[str]:
+    found = {name.split(".")[1] for name in imported if name.startswith("samestep.")}
+    return {"__init__" if name in PUBLIC else name for name in found} - {"errors", "job"}
 
 
-@pytest.mark.parametrize("path", _modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_imports_run_downward(path: Path) -> None:
-    room = _modules()[path]
-    assert room in LINES, f"{room} has no line in this test: decide who may import it"
-    for other in _rooms(_imports(path, also_for_types=False)) - {room}:
-        assert LINES[other] > LINES[room], f"{room} imports {other}, which stands above or beside it"
-        crosses = LINES[room] < BOUNDARY <= LINES[other] < BOUNDARY + len(BELOW)
-        assert not crosses, f"{room} imports {other} across the process boundary"
+def breaches(sources: Sources) -> Iterator[str]:
+    """What is against the table, a sentence each."""
+    for file, text in sources.items():
+        here = room(file)
+        if here not in ARROWS:
+            yield f"{here} has no row in the table: decide which side of the boundary it is on"
+            continue
+        for other in sorted(rooms_of(imports(text)) - {here} - ARROWS[here]):
+            yield f"{file}: {here} must not import {other}"
+        heavy = {name.split(".")[0] for name in imports(text, here in PARENT)} & HEAVY
+        if here in PARENT | BOTH and heavy:
+            yield f"{file}: {here} must not import {min(heavy)}"
+        if here == "engines" and file != "engines/__init__.py":
+            others = {f"samestep.engines.{room(name.partition('/')[2])}" for name in sources if room(name) == "engines"}
+            for other in sorted((others - {f"samestep.engines.{Path(file).stem}"}) & imports(text)):
+                yield f"{file}: an engine must not import another, {other}"
+    yield from circles(sources)
 
 
-@pytest.mark.parametrize("path", _modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_no_torch_above_the_boundary(path: Path) -> None:
-    room = _modules()[path]
-    if BOUNDARY <= LINES[room] < BOUNDARY + len(BELOW) or room == "jobs":
-        return
-    top_level = {node for node in ast.parse(path.read_text()).body if isinstance(node, ast.Import | ast.ImportFrom)}
-    names = {alias.name for node in top_level if isinstance(node, ast.Import) for alias in node.names}
-    names |= {node.module or "" for node in top_level if isinstance(node, ast.ImportFrom)}
-    assert not any(name.split(".")[0] in ("torch", "sklearn") for name in names)
+def circles(sources: Sources) -> Iterator[str]:
+    """Modules that import one another; a package's own name counts only where no module of it is meant."""
+    names = {dotted(file): file for file in sources}
+    edges = {
+        name: {found for found in map(lambda other: nearest(other, names), imports(sources[file])) if found} - {name}
+        for name, file in names.items()
+    }
+    for name in edges:
+        packages = {other for other in edges[name] if any(inner.startswith(f"{other}.") for inner in edges[name])}
+        edges[name] -= packages
+    done: set[str] = set()
+
+    def visit(name: str, path: tuple[str, ...]) -> Iterator[str]:
+        if name in path:
+            yield f"a circle: {' -> '.join([*path[path.index(name) :], name])}"
+        elif name not in done:
+            for other in sorted(edges[name]):
+                yield from visit(other, (*path, name))
+            done.add(name)
+
+    for name in sorted(names):
+        yield from visit(name, ())
 
 
-def test_engines_never_import_each_other() -> None:
-    names = {path.stem for path in (PACKAGE / "engines").glob("*.py")} - {"__init__"}
-    for path in (PACKAGE / "engines").glob("*.py"):
-        assert not {f"samestep.engines.{name}" for name in names} & _imports(path), path
+def dotted(file: str) -> str:
+    return "samestep." + file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
-def test_the_reference_imports_plain_values_only() -> None:
-    allowed = {"samestep.engine", "samestep.errors", "samestep.job"}
-    for path in (PACKAGE / "engines" / "reference").glob("*.py"):
-        imported = {name for name in _imports(path) if name.startswith("samestep.")}
-        others = {name for name in imported if not name.startswith("samestep.engines.reference")}
-        assert {".".join(name.split(".")[:2]) for name in others} - {"samestep.engines"} <= allowed, path
+def nearest(name: str, names: Mapping[str, str]) -> str:
+    """The module that is imported with a name: itself, or the one that holds it."""
+    while name and name not in names:
+        name = name.rpartition(".")[0]
+    return name
+
+
+@pytest.fixture(scope="module")
+def sources() -> Sources:
+    return {str(path.relative_to(PACKAGE)): path.read_text() for path in PACKAGE.rglob("*.py")}
+
+
+def test_every_arrow_is_in_the_table(sources: Sources) -> None:
+    assert list(breaches(sources)) == []
+
+
+@pytest.mark.parametrize("here", ARROWS)
+def test_a_planted_arrow_is_found(here: str, sources: Sources) -> None:
+    """For each row: every room that is not in it, in a function where it could hide."""
+    file = next(file for file in sources if room(file) == here)
+    for other in sorted(set(ARROWS) - ARROWS[here] - {here, "errors", "job", "__init__"}):
+        planted = sources[file] + f"\n\ndef planted() -> None:\n    import samestep.{other}\n"
+        assert f"{file}: {here} must not import {other}" in list(breaches({file: planted})), other
+
+
+@pytest.mark.parametrize("here", sorted(PARENT | BOTH))
+def test_planted_torch_is_found(here: str, sources: Sources) -> None:
+    file = next(file for file in sources if room(file) == here)
+    line = "def planted() -> None:\n    import torch\n" if here in PARENT else "import torch\n"
+    found = list(breaches({file: f"{sources[file]}\n\n{line}"}))
+    assert f"{file}: {here} must not import torch" in found
+
+
+@pytest.mark.parametrize(
+    ("file", "line", "says"),
+    [
+        (
+            "engines/amp.py",
+            "from samestep.engines import ddp",
+            "an engine must not import another, samestep.engines.ddp",
+        ),
+        ("newroom/x.py", "", "newroom has no row in the table"),
+        ("world/orphans.py", "import samestep.world.network as n", None),
+        ("world/network.py", "import samestep.world.launched_by", "a circle: samestep.world.launched_by"),
+    ],
+)
+def test_other_breaches_are_found(file: str, line: str, says: str | None, sources: Sources) -> None:
+    more = {"world/launched_by.py": sources["world/launched_by.py"] + "\nimport samestep.world.network\n"}
+    planted = {**sources, **more, file: f"{sources.get(file, '')}\n{line}\n"}
+    found = list(breaches(planted))
+    assert any(says in sentence for sentence in found) if says else found == []
+
+
+def test_the_house_is_of_a_readable_size(sources: Sources) -> None:
+    assert sum("/" not in file for file in sources) <= ROOT_MODULES
+    assert {file: n for file, text in sources.items() if (n := text.count("\n")) > FILE_LINES} == {}
+    functions = {
+        f"{file}:{node.name}": node.end_lineno - node.lineno + 1
+        for file, text in sources.items()
+        for node in ast.walk(tree(text))
+        if isinstance(node, ast.FunctionDef) and node.end_lineno
+    }
+    assert {name: lines for name, lines in functions.items() if lines > FUNCTION_LINES} == {}
 
 
 def test_the_parent_never_imports_torch(tmp_path: Path) -> None:
@@ -121,7 +200,7 @@ def test_the_parent_never_imports_torch(tmp_path: Path) -> None:
         "    def find_spec(self, name, *_):\n"
         "        assert name.split('.')[0] not in ('torch', 'sklearn'), 'the parent imports ' + name\n"
         "sys.meta_path.insert(0, NoTorch())\n"
-        "from samestep.cli import main\n"
+        "from samestep.commands.cli import main\n"
         f"sys.argv = ['samestep', 'compare', '--nproc', '1', '--engines', 'single', '--rounds', '1', "
         f"'--measured-steps', '5', '--deadline', '120', '--out', {str(tmp_path / 'out')!r}]\n"
         "main()\n"

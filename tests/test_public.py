@@ -7,7 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import samestep
-from samestep import cli
+from samestep.commands import cli
 from samestep.run import Run
 
 PACKAGE = Path(samestep.__file__).parent

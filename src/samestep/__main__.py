@@ -1,5 +1,5 @@
 """python -m samestep, and so torchrun -m samestep: the command `samestep`."""
 
-from samestep.cli import main
+from samestep.commands.cli import main
 
 main()

@@ -92,7 +92,7 @@ class Engine(Protocol):
 
 def names() -> list[str]:
     """The engines there are, without importing them: the files in engines/, and those that other packages bring with
-    an entry point in the group `samestep.engines`. The reference is none: it is the judge."""
+    an entry point in the group `samestep.engines`."""
     return sorted(_ours() | {point.name for point in _others()})
 
 
@@ -111,7 +111,7 @@ def _others() -> tuple[EntryPoint, ...]:
 @cache
 def _ours() -> set[str]:
     folder = str(Path(__file__).with_name("engines"))
-    return {m.name for m in pkgutil.iter_modules([folder]) if m.name != "reference"}
+    return {m.name for m in pkgutil.iter_modules([folder])}
 
 
 def check(name: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 
@@ -70,3 +71,8 @@ def nearest(word: str, known: list[str]) -> str:
 
     close = get_close_matches(word, known, n=1)
     return f"did you mean '{close[0]}'?" if close else f"known are: {', '.join(known)}"
+
+
+def say(sentence: str) -> None:
+    """Prints one sentence of ours on stderr."""
+    print(f"samestep: {sentence}", file=sys.stderr)

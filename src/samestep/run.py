@@ -17,8 +17,8 @@ from samestep.data.loader import batches
 from samestep.data.schedule import key, schedule_of
 from samestep.errors import Refused, not_a_scalar
 from samestep.job import Batch, Job, Part
-from samestep.meter import Meter
-from samestep.stopping import Stop
+from samestep.rank.graceful_stop import Stop
+from samestep.rank.meter import Meter
 from samestep.world import World
 
 LATER = (2, 3, 97)  # epochs that the proof's steps do not reach: their order is a promise, noted untrained

@@ -32,26 +32,26 @@ import torch
 from torch.multiprocessing.spawn import ProcessException, spawn
 
 from samestep import engine as engines
-from samestep import machine
-from samestep.answers import eject_main, inspect_main
-from samestep.data.alike import check_alike
+from samestep.data.same_data import check_alike
 from samestep.data.schedule import schedule_of
 from samestep.errors import LoadingFailed, LostPeer, Refused, UserError
-from samestep.evaluate import evaluate, plain_model
-from samestep.fitting import too_large
 from samestep.job import Job
-from samestep.lifeline import die_with_parent
-from samestep.loading import build
-from samestep.process_group import meeting_store, process_group
-from samestep.proof import Training, proof_job, steps_of
-from samestep.record import SCHEMA, replace_text, tell, write_array, write_json, write_state
-from samestep.referee import play_reference
-from samestep.rollcall import hostname, says_lost
+from samestep.rank import hardware
+from samestep.rank.best_weights import Watch
+from samestep.rank.evaluate import evaluate, plain_model
+from samestep.rank.graceful_stop import Stop
+from samestep.rank.group import meeting_store, process_group
+from samestep.rank.membership import hostname, says_lost
+from samestep.rank.weights import started_from
+from samestep.records.record import SCHEMA, replace_text, tell, write_array, write_json, write_state
 from samestep.run import Run
-from samestep.stopping import Stop
-from samestep.watch import Watch
-from samestep.weights import started_from
+from samestep.tasks.answer import eject_main, inspect_main
+from samestep.tasks.inspect.load import build
+from samestep.tasks.largest_batch import too_large
+from samestep.tasks.play_reference import play_reference
+from samestep.tasks.proof_job import Training, proof_job, steps_of
 from samestep.world import STARTED_BY, World, places
+from samestep.world.orphans import die_with_parent
 
 Plan = dict[str, Any]
 
@@ -80,7 +80,7 @@ def measure(plan: Plan, step: Plan, job: Job, engine: engines.Engine, world: Wor
     """The job as it is, for some steps, with nothing of ours between them. Comes first: memory only ever peaks."""
     run = Run(job, world, step["steps"])
     _train(engine, job, world, run, plan["engine_settings"])
-    return run.observations() | {"peak_memory_bytes": machine.peak_memory_bytes(world.device)}
+    return run.observations() | {"peak_memory_bytes": hardware.peak_memory_bytes(world.device)}
 
 
 def prove(plan: Plan, step: Plan, job: Job, engine: engines.Engine, world: World) -> dict[str, Any]:
@@ -120,7 +120,7 @@ def train(plan: Plan, step: Plan, job: Job, engine: engines.Engine, world: World
     tell(world.rank, folder, "evaluate")
     if not watch.ended:  # else libraries have taken one step more, which nobody asked for
         watch.add(len(seen["step_s"]), state, last=True)
-    facts: Plan = {"peak_memory_bytes": machine.peak_memory_bytes(world.device), "asked_steps": steps}
+    facts: Plan = {"peak_memory_bytes": hardware.peak_memory_bytes(world.device), "asked_steps": steps}
     facts["stopped"] = "early" if watch.ended else "asked" if len(seen["step_s"]) < steps else None
     return seen | facts | {"evaluation": watch.evaluated, "curve": watch.curve, "best_at": watch.best_at}
 
@@ -146,7 +146,7 @@ def _train(engine: engines.Engine, job: Job, world: World, run: Run, settings: M
     try:
         return engine.train(_synced(job, world), world, run, **settings)
     except RuntimeError as error:
-        if machine.is_out_of_memory(error) and run.part:
+        if hardware.is_out_of_memory(error) and run.part:
             error.__traceback__ = None  # whose frames hold what fills the memory
             raise too_large(job, run.part, world) from None
         if "got mixed torch.Tensor and DTensor" in str(error):
@@ -195,7 +195,7 @@ def rank_main(path: str, do: Callable[[Plan, World], dict[str, Any]]) -> None:
         os.environ |= {"RANK": str(world.rank), "WORLD_SIZE": str(world.size)}  # libraries know torchrun's names alone
         os.environ |= {"LOCAL_RANK": str(world.local_rank), "LOCAL_WORLD_SIZE": str(world.local_size)}
         record = {"schema": SCHEMA, "rank": world.rank, "world": asdict(world), "threads": torch.get_num_threads()}
-        facts = {"host": hostname(), "interface": os.environ.get("GLOO_SOCKET_IFNAME")} | machine.facts(world.device)
+        facts = {"host": hostname(), "interface": os.environ.get("GLOO_SOCKET_IFNAME")} | hardware.facts(world.device)
         record |= {"started_at": plan["started_at"], "machine": facts} | do(plan, world)
         close(plan)
         write_json(folder / f"rank{rank}.json", record)

@@ -19,10 +19,10 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from ranks import Ranks, RanksFailed, engine_facts, judged, proof_plan, reference_plan
-from samestep.inspection import inspect_job
-from samestep.record import Record
-from samestep.study import refusal
-from samestep.verify import Verdict
+from samestep.commands.study import refusal
+from samestep.proof.judge import Verdict
+from samestep.records.record import Record
+from samestep.tasks.inspect.job import inspect_job
 
 DOCS = Path(__file__).parents[2] / "docs" / "conformance.md"
 DRAWN = f"{Path(__file__).parent}/jobs_drawn.py:job"

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from ranks import Ranks, RanksFailed, engine_facts, proof_plan, prove, reference_plan
-from samestep.inspection import inspect_job
-from samestep.study import refusal
-from samestep.trace import Expectation
+from samestep.commands.study import refusal
+from samestep.proof.trace import Expectation
+from samestep.tasks.inspect.job import inspect_job
 
 ODD = f"{Path(__file__).parent}/jobs_odd.py"
 

@@ -11,11 +11,11 @@ from torch import nn
 
 from conformance import jobs_synced
 from ranks import Ranks, prove
+from samestep import reference
+from samestep.commands.study import refusal
 from samestep.engine import Layout
-from samestep.engines import reference
 from samestep.errors import UserError
-from samestep.inspection import inspect_engines, inspect_job
-from samestep.study import refusal
+from samestep.tasks.inspect.job import inspect_engines, inspect_job
 from samestep.worker import _synced
 from samestep.world import World
 

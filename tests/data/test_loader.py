@@ -18,8 +18,8 @@ from samestep.data.pipeline import Span
 from samestep.data.stream import is_stream, nested
 from samestep.data.workers import fetched
 from samestep.errors import LoadingFailed, UserError
-from samestep.inspection import schedule_of
 from samestep.job import Job, Part
+from samestep.tasks.inspect.job import schedule_of
 from samestep.world import World
 
 

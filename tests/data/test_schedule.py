@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from samestep.data.schedule import Schedule, cut
 from samestep.engine import Layout
-from samestep.engines.reference.schedule import step_rows
 from samestep.job import Job, Recipe
+from samestep.reference.schedule import step_rows
 
 schedules = st.builds(
     Schedule,

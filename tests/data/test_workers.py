@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from command import samestep
 from data import jobs_failing
 from data.test_pipeline import in_time
 from samestep.data.loader import Rows, batches
@@ -24,7 +25,6 @@ from samestep.data.workers import fetched
 from samestep.errors import LoadingFailed, UserError
 from samestep.job import Batch, Job
 from samestep.world import World
-from test_bad_input import samestep
 
 FAILING = f"{Path(jobs_failing.__file__)}:job"
 DEADLINE_S = 30

@@ -18,9 +18,9 @@ from PIL import Image
 
 from samestep.errors import UserError
 from samestep.jobs.imdb import read
-from samestep.loading import build, builtin_names
-from samestep.models.gpt import GPT
-from samestep.models.resnet import resnet18, resnet50
+from samestep.jobs.models.gpt import GPT
+from samestep.jobs.models.resnet import resnet18, resnet50
+from samestep.tasks.inspect.load import build, builtin_names
 
 ROWS, HELD_OUT = 40, 12
 SMALL = {

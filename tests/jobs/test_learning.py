@@ -13,11 +13,11 @@ from test_jobs import HELD_OUT, ROWS, data, settings
 
 from samestep import engine
 from samestep.data.schedule import schedule_of
-from samestep.evaluate import evaluate, plain_model
 from samestep.job import Job
 from samestep.jobs.imagefolder import prepared
-from samestep.loading import build
+from samestep.rank.evaluate import evaluate, plain_model
 from samestep.run import Run
+from samestep.tasks.inspect.load import build
 from samestep.world import World
 
 __all__ = ["data"]  # the fixture

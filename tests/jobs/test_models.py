@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from samestep.models.gpt import GPT
-from samestep.models.resnet import resnet18, resnet50
+from samestep.jobs.models.gpt import GPT
+from samestep.jobs.models.resnet import resnet18, resnet50
 
 
 def shaken(model: nn.Module) -> nn.Module:

@@ -16,8 +16,7 @@ from shutil import which
 import psutil
 import pytest
 
-from samestep.launch import Machines
-from samestep.processes import start
+from samestep.launch import Machines, supervise
 
 JOBS = Path(__file__).parent / "jobs.py"
 LAUNCHERS = ["torchrun", "spawn", "mpirun"] if which("mpirun") or "CI" in os.environ else ["torchrun", "spawn"]
@@ -26,7 +25,7 @@ LAUNCHERS = ["torchrun", "spawn", "mpirun"] if which("mpirun") or "CI" in os.env
 @contextmanager
 def training(job: str, out: Path, launcher: str, *more: str) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
     """A real `samestep run` on two ranks that has begun to train, and the pids of all that it started."""
-    command = [sys.executable, "-m", "samestep.cli", "run", f"{JOBS}:{job}", "--nproc", "2", "--launcher", launcher]
+    command = [sys.executable, "-m", "samestep", "run", f"{JOBS}:{job}", "--nproc", "2", "--launcher", launcher]
     parent = subprocess.Popen(
         [*command, "--out", str(out), *more],
         stderr=subprocess.PIPE,
@@ -63,7 +62,7 @@ def assert_gone(pids: list[int], within_s: float = 8.0) -> None:
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_a_command_killed_while_its_ranks_still_import(launcher: str, tmp_path: Path) -> None:
     """Before a rank can tie itself to its parent, that parent may have gone."""
-    command = [sys.executable, "-m", "samestep.cli", "run", "digits", "--nproc", "2", "--launcher", launcher]
+    command = [sys.executable, "-m", "samestep", "run", "digits", "--nproc", "2", "--launcher", launcher]
     parent = subprocess.Popen([*command, "--out", str(tmp_path / "out")], stderr=subprocess.DEVNULL)
     pids: list[int] = []
     try:
@@ -158,7 +157,7 @@ def test_a_second_interrupt_ends_at_once(tmp_path: Path) -> None:
 
 
 def run_to_its_end(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "samestep.cli", "run", "--nproc", "2", *arguments]
+    command = [sys.executable, "-m", "samestep", "run", "--nproc", "2", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 
@@ -228,8 +227,8 @@ def test_healthy_launches_end_well_every_time(tmp_path: Path) -> None:
         folder.mkdir()
         asked = {"job": f"{JOBS}:quick", "settings": {}, "engine": "ddp", "engine_settings": {}}
         asked["trainings"] = [{"kind": "measure", "as": "measure", "steps": 3}]
-        plan = start.planned(asked, "spawn", 2, ["cpu"], folder, Machines())
-        record = start.run(plan, folder, 2, deadline_s=60)
+        plan = supervise.planned(asked, "spawn", 2, ["cpu"], folder, Machines())
+        record = supervise.run(plan, folder, 2, deadline_s=60)
         assert record.complete(2)
         assert not any("terminate" in path.read_text() for path in folder.glob("*log*"))
         assert json.loads((folder / "rank1.json").read_text())["rank"] == 1

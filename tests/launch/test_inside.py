@@ -93,7 +93,7 @@ def test_two_commands_in_one_mpirun(weights: bytes, tmp_path: Path) -> None:
 
 
 def test_two_ranks_with_one_local_rank(tmp_path: Path) -> None:
-    from samestep.processes.ports import any_free
+    from samestep.launch.ports import any_free
 
     port, out = str(any_free("127.0.0.1")), str(tmp_path / "out")
     command = [sys.executable, "-m", "samestep", "run", f"{JOBS}:quick", "--out", out, "--timeout", "60"]

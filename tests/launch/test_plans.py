@@ -11,7 +11,7 @@ import pytest
 from samestep import launch
 from samestep.errors import UserError
 from samestep.launch import Machines, Shape
-from samestep.processes.start import shell_line
+from samestep.launch.supervise import shell_line
 
 PROGRAM = ("-m", "samestep.worker", "plan.json")
 GOLDEN = Path(__file__).parent / "golden"

@@ -212,7 +212,7 @@ def run(numbers: Iterable[int], seed: int, out: Path) -> list[dict[str, Any]]:
     """These trials of `seed`, then one training that must end well."""
     import tempfile
 
-    from samestep.processes.ports import any_free
+    from samestep.launch.ports import any_free
 
     results = []
     with Hosts(2) as hosts, tempfile.TemporaryDirectory() as folder, open(out / "trials.jsonl", "w") as lines:

@@ -28,7 +28,7 @@ class Fault:
 
 
 DDP, RUN, SCHEDULE = "engines/ddp.py", "run.py", "data/schedule.py"
-LOADER, EVALUATE = "data/loader.py", "evaluate.py"
+LOADER, EVALUATE = "data/loader.py", "rank/evaluate.py"
 WRAPPED = "        optimizer = job.optimizer.build(module)\n"
 BACKWARD = "                loss.backward()\n"
 COMPLETED = "            if batch.completes_step:\n"

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from mutations.faults import FAULTS, Fault
 from ranks import SOURCE, Ranks, RanksFailed, engine_facts, judged, proof_plan, reference_plan
-from samestep.record import Record
+from samestep.records.record import Record
 
 DOCS = Path(__file__).parents[2] / "docs" / "proof.md"
 

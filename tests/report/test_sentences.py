@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from samestep.report.answer import answer
+from samestep.report.headline import answer
 from samestep.report.sentences import notes, verdict_text
 
 Results = dict[str, Any]

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from samestep.errors import LoadingFailed, UserError, notes
 from samestep.job import Part
-from samestep.lifeline import die_with_parent
+from samestep.world.orphans import die_with_parent
 
 FULL = "No space left|unable to (write|allocate|resize|open).*shared memory|unable to write to file </torch_"
 SHARED = "/dev/shm"

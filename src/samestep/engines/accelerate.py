@@ -13,7 +13,7 @@ from typing import Any, Literal
 from samestep.engine import Layout, Numerics
 from samestep.errors import Refused
 from samestep.job import Job
-from samestep.process_group import process_group
+from samestep.rank.group import process_group
 from samestep.run import Run
 from samestep.world import World
 

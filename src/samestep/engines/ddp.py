@@ -22,7 +22,7 @@ from torch.nn.utils import clip_grad_norm_
 from samestep.engine import Layout, Numerics
 from samestep.errors import Refused, UserError
 from samestep.job import Job
-from samestep.process_group import process_group
+from samestep.rank.group import process_group
 from samestep.run import Run
 from samestep.world import World
 

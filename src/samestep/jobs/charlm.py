@@ -23,7 +23,7 @@ from torchmetrics.text import Perplexity
 
 from samestep import Job, LRSchedule, Recipe
 from samestep.errors import UserError
-from samestep.models.gpt import GPT
+from samestep.jobs.models.gpt import GPT
 
 
 class Windows(Dataset[Any]):

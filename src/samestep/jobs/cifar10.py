@@ -24,7 +24,7 @@ from torch.utils.data import Dataset
 from samestep import Job, LRSchedule, Recipe
 from samestep.data.images import ImageFolder, Pixels, flipped, padded_crop
 from samestep.errors import UserError
-from samestep.models.resnet import resnet18
+from samestep.jobs.models.resnet import resnet18
 
 Bad = Literal["fail", "skip"]  # what happens to images that cannot be read
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)  # of the 50,000 training images

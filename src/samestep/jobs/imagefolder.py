@@ -22,7 +22,7 @@ from torch.optim.lr_scheduler import StepLR
 
 from samestep import Batch, Job, LRSchedule, Recipe
 from samestep.data.images import ImageFolder, Pixels, center_crop, flipped, random_resized_crop
-from samestep.models.resnet import resnet18, resnet50
+from samestep.jobs.models.resnet import resnet18, resnet50
 
 
 def augmented(sample: tuple[Pixels, int], generator: Generator, size: int) -> tuple[Pixels, int]:

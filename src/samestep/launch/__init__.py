@@ -7,6 +7,7 @@ import pkgutil
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from shutil import which
 from typing import Protocol, cast
 
@@ -74,15 +75,15 @@ class Launcher(Protocol):
 
 
 def names() -> list[str]:
-    """The launchers there are: the files in launch/."""
-    return sorted(m.name for m in pkgutil.iter_modules(__path__))
+    """The launchers there are: the files in launchers/."""
+    return sorted(m.name for m in pkgutil.iter_modules([str(Path(__file__).with_name("launchers"))]))
 
 
 def load(name: str) -> Launcher:
     """Raises UserError, with the nearest name, when there is no such launcher."""
     if name not in names():
         raise UserError(f"there is no launcher '{name}'; {nearest(name, names())}")
-    return cast(Launcher, importlib.import_module(f"samestep.launch.{name}"))
+    return cast(Launcher, importlib.import_module(f"samestep.launch.launchers.{name}"))
 
 
 def missing(name: str, machines: Machines, env: Mapping[str, str]) -> str | None:

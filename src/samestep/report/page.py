@@ -6,7 +6,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from samestep.report import numbers, sentences
-from samestep.report.answer import answer
+from samestep.report.headline import answer
 from samestep.report.sentences import TRAININGS, Results, label, measured, racing
 
 MARKS = {"same": "✓", "approximate": "≈", "differs": "✗", "failed": "✗", "refused": "–", "unavailable": "–"}

@@ -1,0 +1,48 @@
+"""How a command ends: its exit code, and one sentence where something was wrong."""
+
+from __future__ import annotations
+
+import errno
+import functools
+import signal
+import sys
+from collections.abc import Callable
+from typing import NoReturn, ParamSpec
+
+import typer
+
+from samestep.errors import TrainingFailed, UserError, say
+
+P = ParamSpec("P")
+
+
+def told(command: Callable[P, int]) -> Callable[P, NoReturn]:
+    """Ends a command with its exit code; a user's mistake is one sentence and 2, a 'no' is 1."""
+
+    @functools.wraps(command)
+    def ended(*args: P.args, **kwargs: P.kwargs) -> NoReturn:
+        if hasattr(signal, "SIGUSR1"):
+            signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # a scheduler's wish to stop; a training heeds it
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what we started is ended on the way out
+        if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup's
+            signal.signal(signal.SIGHUP, lambda *_: sys.exit(129))
+        try:
+            code = command(*args, **kwargs)
+        except UserError as error:
+            say(str(error))
+            code = 2
+        except TrainingFailed as error:
+            say(str(error))
+            code = 1
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+                raise
+            name = error.filename or "a file"
+            say(f"{name} cannot be written ({error.strerror}); make room, or choose another --out")
+            code = 2
+        except KeyboardInterrupt:
+            say("interrupted; everything that was started has ended")
+            code = 130
+        raise typer.Exit(code)
+
+    return ended

@@ -1,0 +1,134 @@
+"""Whose fault it was: the first failing rank's own sentence, not the launcher's."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+from pathlib import Path
+
+from samestep.errors import Refused, TrainingFailed, UserError
+from samestep.launch import Machines, oom_kills
+from samestep.records.record import Record
+
+# How launchers report a rank that a signal ended: torchrun and our spawn, Open MPI, Slurm.
+REPORTS = (
+    r"rank +: (?P<rank>\d+) \(local_rank: \d+\)\s+exitcode +: -(?P<number>\d+)",
+    r"process rank (?P<rank>\d+) with PID \d+ on node \S+ exited on signal (?P<number>\d+)",
+    r"srun: error: \S+: tasks? (?P<rank>\d+)[\d,-]*: (?P<word>Killed|Segmentation fault|Aborted|Bus error)",
+)
+EXITS = (
+    r"rank +: (?P<rank>\d+) \(local_rank: \d+\)\s+exitcode +: (?P<code>\d+)",
+    r"Process name: \[\[.*\],(?P<rank>\d+)\]\s+Exit code: +(?P<code>\d+)",
+    r"srun: error: \S+: tasks? (?P<rank>\d+)[\d,-]*: Exited with exit code (?P<code>\d+)",
+)
+WORDS = {"Killed": 9, "Segmentation fault": 11, "Aborted": 6, "Bus error": 7}
+
+
+def raise_if_failed(
+    record: Record, tree: subprocess.Popen[bytes], size: int, machines: Machines, memory_kills: int
+) -> None:
+    """Raises with the cause that came first, unless all `size` ranks have written their records.
+
+    A rank that lost its peer only tells of another's end. memory_kills: the kernel's, for memory, meanwhile.
+    """
+    if record.complete(size):
+        return
+    error = record.error()
+    log = "\n".join(log.read_text(errors="replace") for log in record.folder.glob("log*.txt"))
+    killed = killed_rank(log)
+    if error and error["kind"] in ("user", "refused"):
+        raise (Refused if error["kind"] == "refused" else UserError)(error["message"])
+    if error and not error["lost_peer"]:
+        raise TrainingFailed(
+            f"rank {error['rank']} failed: {error['message']} (its traceback is in {_said(record, error['rank'])})"
+        )
+    if killed:
+        rank, name = killed
+        raise TrainingFailed(
+            f"rank {rank} was ended by {name}{_why(name, memory_kills)}; what it last said is in {_said(record, rank)}"
+        )
+    if error:
+        raise TrainingFailed(error["message"])
+    if machines.nnodes > 1 and not list(record.folder.glob("pid-rank*")):
+        where = f"{machines.endpoint} within {machines.timeout_s:.0f} s"
+        raise TrainingFailed(
+            f"the {machines.nnodes} machines did not all come to {where}, or could not agree there"
+            f"{_last_word(record)}; "
+            f"type the same line on each, and see that they can reach {machines.master}"
+        )
+    exited = exited_rank(log)
+    if exited:
+        rank, code = exited
+        raise TrainingFailed(
+            f"rank {rank} left by itself with exit code {code}, before it was done (os._exit in the job, or in a "
+            f"library?); what it last said is in {_said(record, rank)}"
+        )
+    code = tree.returncode
+    how = f"was ended by {signal_name(-code)}" if code < 0 else f"exited with {code}"
+    why = _why("SIGKILL", memory_kills) if memory_kills else ""
+    raise TrainingFailed(
+        f"the launcher {how}{why}{_last_word(record)} and {_silent(record, size)} left no record; what it said is in "
+        f"{record.folder}/log*.txt"
+    )
+
+
+def killed_rank(log: str) -> tuple[int, str] | None:
+    """(rank, signal) of a rank that a signal ended, as the launcher reports it; it ends the others with SIGTERM."""
+    for report in REPORTS:
+        for found in re.finditer(report, log):
+            words = found.groupdict()
+            name = signal_name(int(words.get("number") or WORDS[words["word"]]))
+            if name != "SIGTERM":
+                return int(words["rank"]), name
+    return None
+
+
+def signal_name(number: int) -> str:
+    """'SIGKILL', or 'signal 40' for one of those without a name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def exited_rank(log: str) -> tuple[int, int] | None:
+    """(rank, exit code) of a rank that ended itself, as the launcher reports it."""
+    found = (re.search(report, log) for report in EXITS)
+    first = next((match for match in found if match), None)
+    return (int(first["rank"]), int(first["code"])) if first else None
+
+
+def _said(record: Record, rank: int) -> Path:
+    path = record.folder / f"rank{rank}.log"
+    return path if path.exists() else record.folder
+
+
+def _last_word(record: Record) -> str:
+    """What a launcher said last, which is its reason: srun's 'More processors requested than permitted', say."""
+    logs = record.folder.glob("log*.txt")
+    lines = [
+        line.strip() for log in logs for line in log.read_text(errors="replace").splitlines() if line.strip(" -*=")
+    ]
+    return f" ({lines[-1][:200]})" if lines else ""
+
+
+def _silent(record: Record, size: int) -> str:
+    """The ranks without a record, as far as this machine can tell."""
+    written = {rank["rank"] for rank in record.ranks}
+    started = {int(path.name.removeprefix("pid-rank")) for path in record.folder.glob("pid-rank*")}
+    silent = sorted((started or set(range(size))) - written)
+    return f"rank{'s' if len(silent) > 1 else ''} {', '.join(map(str, silent))}"
+
+
+def _why(name: str, memory_kills: int) -> str:
+    if name != "SIGKILL":
+        return ""
+    if not memory_kills:
+        return " (by hand or by a scheduler: the kernel counts no kill for memory)"
+    limit = oom_kills.limit_bytes()
+    where = f", whose limit is {limit / 2**20:.0f} MiB" if limit else ""
+    return (
+        f": the kernel killed {memory_kills} process{'es' if memory_kills > 1 else ''} for memory in this control group"
+        f"{where}; use fewer ranks or loader workers, a smaller micro_batch, or ask the scheduler for more memory"
+    )

@@ -1,0 +1,54 @@
+"""torchrun: python -m torch.distributed.run, the launcher that comes with PyTorch.
+
+`python -m torch.distributed.launch` is its deprecated spelling: it warns, and passes --local-rank as an argument.
+Source: https://docs.pytorch.org/docs/stable/elastic/run.html
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+
+from samestep.errors import UserError
+from samestep.launch import Plan, Shape
+
+
+def plan(program: Sequence[str], shape: Shape) -> Plan:
+    """One machine, or this one's part of several.
+
+    With a node rank (or one machine) the rendezvous is static, and its store listens on the master's address alone
+    (samestep.rank.rendezvous); without, it is torch's c10d, which numbers the machines and listens on all of them.
+    Raises UserError when several machines have no port to meet at.
+    """
+    machines = shape.machines
+    wait_s = math.ceil(machines.timeout_s)
+    if machines.nnodes > 1 and not machines.port:
+        raise UserError("several machines must know the port where they meet; give the same --port on each")
+    if machines.nnodes == 1 or machines.node_rank is not None:
+        meeting = ["--rdzv-backend=samestep", f"--rdzv-conf=rank={machines.node_rank or 0},timeout={wait_s}"]
+    else:
+        meeting = [
+            "--rdzv-backend=c10d",
+            "--rdzv-id=samestep",
+            f"--rdzv-conf=join_timeout={wait_s},read_timeout={wait_s},is_host={str(machines.leads).lower()}",
+            *([f"--local-addr={machines.own}"] if machines.own else []),
+        ]
+    return Plan(
+        (
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            f"--nnodes={machines.nnodes}",
+            f"--nproc-per-node={shape.nproc}",
+            *meeting,
+            f"--rdzv-endpoint={machines.endpoint}",
+            f"--max-restarts={machines.max_restarts}",
+            "--monitor-interval=0.05",
+            f"--log-dir={shape.folder}/torchrun",
+            "--no-python",
+            sys.executable,
+            *program,
+        ),
+        {"SAMESTEP_STARTED_BY": "torchrun"},
+    )

@@ -1,0 +1,26 @@
+"""The manifests of a training under Kubernetes: an Indexed Job with a headless Service, or Kubeflow's PyTorchJob.
+
+Sources: https://kubernetes.io/docs/concepts/workloads/controllers/job/#completion-mode
+https://www.kubeflow.org/docs/components/trainer/legacy-v1/user-guides/pytorch/
+"""
+
+from __future__ import annotations
+
+from samestep.errors import UserError
+from samestep.launch.submit import Training, render
+
+KINDS = {"k8s": "kubernetes.yaml.j2", "kubeflow": "kubeflow.yaml.j2"}
+PORT = 29500
+
+
+def manifests(kind: str, training: Training, image: str, claim: str = "") -> str:
+    """YAML for `kubectl apply -f -`. kind: 'k8s' or 'kubeflow'. image: holds samestep and the job.
+
+    claim: a PersistentVolumeClaim for the results; without one they go with the pods. Raises UserError for another
+    kind, or without an image.
+    """
+    if kind not in KINDS:
+        raise UserError(f"--to {kind}: manifests are written for {' and '.join(KINDS)}")
+    if not image:
+        raise UserError("name the container image that holds samestep and the job, as in --image registry/samestep:1")
+    return render(KINDS[kind], training=training, image=image, claim=claim, port=PORT)

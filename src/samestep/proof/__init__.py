@@ -1,0 +1,1 @@
+"""Is it the same training? Pure functions of two records."""

@@ -1,0 +1,68 @@
+"""Rounding: is an engine that was asked for a lower precision exact after all?
+
+A hook that was never registered, or an autocast that is not in force, trains in float32 and says nothing. What is
+rounded cannot be that exact: the reference's first gradient has elements that the lower precision cannot hold.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from samestep.proof.causes import Divergence
+from samestep.proof.differences import BOUND, distance
+from samestep.proof.plan import AS_NUMERICS
+from samestep.proof.trace import Expectation
+from samestep.records.record import Record
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Values = NDArray[np.float64]
+
+DIGITS = {"float16": 11, "bfloat16": 8}  # binary digits of what is below float32
+FACTOR = 8  # times float32's own rounding and the ranks: an element whose loss of digits is larger must show it
+ENOUGH = 16  # such elements: one alone may come out right by chance
+
+
+def too_exact(loop: Expectation, numerics: Expectation, record: Record) -> Divergence | None:
+    """What is wrong with an engine that was asked for float16 or bfloat16, and whose first gradient is float32's.
+
+    None wherever a healthy engine could look so: float32's rounding is not known (no float64), one rank alone sends
+    nothing, autocast was in force (not every model has something that it lowers), or the gradient has too few
+    elements in which the rounding would show.
+    """
+    asked = numerics.facts["rounds_to"]
+    replicas = numerics.facts["layout"]["replicas"]
+    if asked not in DIGITS or numerics.facts["exact_steps"] or loop.facts["dtype"] != "float64" or replicas == 1:
+        return None
+    name = AS_NUMERICS.format("gradient")
+    if any(rank["autocast"] for rank in record.training(name)):
+        return None
+    start, end, found = numerics.arrays("gradient", what=".start"), numerics.arrays("gradient"), record.arrays(name)
+    alone, exact = (of.arrays("gradient", what=".rank0_gradient") for of in (numerics, loop))
+    telling = 0
+    for tensor, own in alone.items():
+        want, got = (_float64(start[tensor]) - _float64(state[tensor]) for state in (end, found))
+        # Rounding of the gradient, measured on rank 0's own, and that of the weights from which it is read.
+        read = np.spacing(np.maximum(np.abs(start[tensor]), np.abs(end[tensor])).astype(np.float32))
+        float32 = BOUND * distance(own, exact[tensor]) + 2 * _float64(read)
+        if not (np.abs(want - got) <= float32).all():
+            return None
+        lost = np.minimum(*(np.abs(values - _rounded(values, DIGITS[asked])) for values in (want, _float64(own))))
+        telling += int((lost > FACTOR * replicas * float32).sum())
+    if telling < ENOUGH:
+        return None
+    cause = f"asked for {asked} numerics, but computed in float32: the hook or the autocast is not in force"
+    return Divergence("gradient", 0, "precision", None, None, asked, "float32", cause)
+
+
+def _float64(values: Any) -> Values:
+    return np.asarray(values, dtype=np.float64)
+
+
+def _rounded(values: Values, digits: int) -> Values:
+    """To so many binary digits. The tiniest, which float16 holds with fewer, lose more than this."""
+    mantissa, exponent = np.frexp(values)
+    return np.asarray(np.ldexp(np.round(np.ldexp(mantissa, digits)), exponent - digits))

@@ -1,0 +1,39 @@
+"""One forward pass over the rows of all replicas: BatchNorm then sees what SyncBatchNorm sees on many ranks."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from samestep.errors import UserError
+from samestep.job import Batch, Job
+from samestep.reference.fetch import fetch, place, random_state
+from samestep.reference.noise import Noise
+from samestep.reference.schedule import weight
+
+
+def outputs_together(
+    job: Job, model: nn.Module, of_replica: list[list[int]], step: int, micro: int, epoch: int, noise: Noise | None
+) -> list[Any]:
+    """Each replica's output. Raises UserError for a model that draws random numbers, which would fall on other rows."""
+    device = str(next(model.parameters()).device)
+    rows = [row for rows in of_replica for row in rows]
+    data = fetch(job, rows, epoch, device)
+    before = random_state(device)
+    batch = Batch(noise.shaken(data) if noise else data, place(step, micro, rows, epoch, weight(job, rows)))
+    output = job.forward(model, batch)
+    if not torch.equal(before, random_state(device)):
+        raise UserError(
+            "the proof of sync_batchnorm runs all ranks' rows at once, and dropout would fall on others than on the "
+            "ranks; verify it without dropout, or without sync_batchnorm"
+        )
+    ends = list(accumulate(map(len, of_replica)))
+    return [_rows(output, first, last, len(rows)) for first, last in zip([0, *ends], ends)]
+
+
+def _rows(output: Any, first: int, last: int, rows: int) -> Any:
+    return tree_map_only(Tensor, lambda t: t[first:last] if t.dim() and len(t) == rows else t, output)

@@ -1,0 +1,1 @@
+"""The figures of the report: pure functions of measured numbers."""

@@ -1,0 +1,1 @@
+"""What is asked about a job and the engines before any launch."""

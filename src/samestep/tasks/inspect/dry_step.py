@@ -1,0 +1,154 @@
+"""One small batch through the job, forward and back: what no engine could train is said before any launch."""
+
+from __future__ import annotations
+
+import inspect
+import traceback
+import warnings
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+from torch.utils.data import Subset
+
+from samestep.data.loader import Rows, to_device
+from samestep.data.schedule import Schedule, schedule_of
+from samestep.errors import UserError, not_a_scalar, not_per_row
+from samestep.job import Batch, Job, counts_by_itself
+from samestep.rank.evaluate import counted, evaluate
+from samestep.world import World
+
+ROWS = 4
+EVALUATED = 16
+PLAIN = (Tensor, np.ndarray, np.generic, str, bytes, int, float, type(None))
+
+
+def probe(job: Job, schedule: Schedule, model: nn.Module, device: str) -> list[str]:
+    """The names of the parameters that get no gradient. `model` is used up: its gradients and buffers change.
+
+    Raises UserError, with the job's own line, where the job's functions raise or return what cannot be trained.
+    """
+    _check_optimizer(job, model)
+    for name, parameter in model.named_parameters():
+        if parameter.is_complex():
+            raise UserError(
+                f"{name} is complex, which the proof's float64 would make real; store it as two real numbers"
+            )
+    part = schedule.step(0, 0, 0)[0]
+    rows = min(part.rows, ROWS)
+    part = replace(part, indices=part.indices[:rows], rows=rows)
+    model = model.to(device)
+    data: Any = _raising("reading", lambda: Rows(job)[part][1], part.rows)
+    for leaf in tree_leaves(data):
+        if not isinstance(leaf, PLAIN):
+            raise UserError(
+                f"a batch holds a {type(leaf).__name__}, which cannot be looked into; let collate return tensors in "
+                "tuples, lists or dicts"
+            )
+    batch = Batch(to_device(data, device), part)
+    called: list[bool] = []
+    model.register_forward_hook(lambda *_: called.append(True))
+    try:
+        output = _raising("forward", lambda: job.forward(model, batch), part.rows)
+    except UserError as error:
+        if "more than 1 value per channel" in str(error):
+            return []  # one row and BatchNorm: who gets one row is looked at elsewhere
+        raise
+    if not called:
+        raise UserError(
+            "the job's forward does not call the model itself, but a part or a method of it; engines wrap the model, "
+            "and only a call of it goes through the wrapper: call model(...), and let its forward do the rest"
+        )
+    loss = _raising("criterion", lambda: job.criterion(output, batch), part.rows)
+    if not isinstance(loss, Tensor):
+        raise UserError(
+            f"the criterion returned {type(loss).__name__}, not a scalar tensor that backward() can start from"
+        )
+    if loss.dim() != 0:
+        raise not_a_scalar(list(loss.shape))
+    if not loss.requires_grad:
+        raise UserError("the criterion's loss does not depend on any parameter; compute it from the model's output")
+    _raising("backward", loss.backward, part.rows)
+    return _without_gradient(model)
+
+
+def probe_evaluation(job: Job, model: nn.Module, device: str) -> None:
+    """Two small batches of the job's evaluation, as a run would count them at its end. Raises UserError as probe."""
+    if job.evaluation is None:
+        return
+    few: Any = Subset(job.evaluation, range(min(2 * EVALUATED, len(job.evaluation))))  # type: ignore[arg-type]
+    small = replace(job, evaluation=few, micro_batch=EVALUATED, workers=0)
+    _check_metrics(replace(small, train=few, augment=None, weight=None, shuffle=False), model, device)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of metrics that want more rows than these
+        _raising("evaluation", lambda: evaluate(small, model.to(device), World(devices=(device,))), EVALUATED)
+
+
+def _check_metrics(job: Job, model: nn.Module, device: str) -> None:
+    """On some rows of `job.train`, which stands for the evaluation's."""
+    part = replace(schedule_of(job, 1), global_batch=min(ROWS, len(job.train))).step(0, 0, 0)[0]
+    model = model.to(device).eval()
+    batch = Batch(to_device(_raising("reading", lambda: Rows(job)[part][1], part.rows), device), part)
+    with torch.no_grad():
+        output = _raising("forward", lambda: job.forward(model, batch), part.rows)
+        for name, metric in job.metrics.items():
+            if counts_by_itself(metric):
+                if batch.targets is None:
+                    raise UserError(
+                        f"the metric '{name}' is given (output, batch.targets), and a batch that is a dict has none; "
+                        "give (inputs, targets), or a metric of a class of your own whose update reads the batch"
+                    )
+                _raising(f"metric '{name}'", lambda metric=metric: counted(metric, output, batch), part.rows)
+                continue
+            values = _raising(f"metric '{name}'", lambda metric=metric: metric(output, batch), part.rows)
+            if not isinstance(values, Tensor) or list(values.shape) != [part.rows]:
+                raise not_per_row(name, list(getattr(values, "shape", [])), part.rows)
+
+
+def _without_gradient(model: nn.Module) -> list[str]:
+    trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    for name, parameter in trained:
+        if parameter.grad is not None and parameter.grad.is_sparse:
+            raise UserError(
+                f"the gradient of {name} is sparse, which is not supported; build its layer with sparse=False"
+            )
+    return [name for name, parameter in trained if parameter.grad is None]
+
+
+def _check_optimizer(job: Job, model: nn.Module) -> None:
+    closure = inspect.signature(job.optimizer.cls.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise UserError(
+            f"{job.optimizer.cls.__name__} needs a closure that computes the loss again, which distributed engines do "
+            "not offer; use an optimizer that steps from gradients, such as AdamW"
+        )
+    optimizer = _raising("optimizer", lambda: job.optimizer.build(model), None)
+    if job.scheduler is None:
+        return
+    make = job.scheduler.make
+    scheduler = _raising("scheduler", lambda: make(optimizer), None)
+    if "metrics" in inspect.signature(scheduler.step).parameters:
+        raise UserError(
+            f"{type(scheduler).__name__} needs a metric at each step, which is not supported; use a scheduler of the "
+            "step or epoch count, such as CosineAnnealingLR"
+        )
+
+
+def _raising(what: str, do: Any, rows: int | None) -> Any:
+    """do(), its exception told as a sentence with the line of the job's own code that raised."""
+    try:
+        return do()
+    except UserError:
+        raise
+    except (Exception, SystemExit) as error:
+        text = str(error).strip().splitlines()
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if "site-packages" not in f.filename]
+        own = [f for f in frames if f.filename != __file__]
+        at = f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
+        on = f" on {rows} rows" if rows else ""
+        raise UserError(
+            f"the job's {what} raised{on}: {type(error).__name__}{': ' + text[0] if text else ''}{at}"
+        ) from error

@@ -1,0 +1,156 @@
+"""Bad input: one sentence that names what was wrong and what to do, exit 2, and never a traceback."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from command import JOBS, samestep
+
+CASES = {
+    "unknown engine": (["verify", "--engines", "dpp"], "there is no engine 'dpp'; did you mean 'ddp'?"),
+    "unknown job": (["verify", "digit"], "there is no job 'digit'; did you mean 'digits'?"),
+    "unknown launcher": (["verify", "--launchers", "slurmm"], "there is no launcher 'slurmm'"),
+    "no such job file": (["verify", "nowhere.py"], "there is no job file nowhere.py"),
+    "no such function": (["verify", f"{JOBS}:quik"], "has no function 'quik'; did you mean 'quick'?"),
+    "no such setting": (["verify", "--set", "learning_rate=1"], "the job digits has no setting 'learning_rate'"),
+    "setting of the wrong type": (["verify", "--set", "lr=fast"], "--set lr=fast: 'lr' takes float, not 'fast'"),
+    "setting without a value": (["verify", "--set", "lr"], "--set lr: write it as key=value"),
+    "setting that the job needs": (["verify", f"{JOBS}:needs_data"], "needs a value for 'data': give --set data="),
+    "nproc 0": (["verify", "--nproc", "0"], "--nproc 0: at least one rank must train"),
+    "global batch 0": (["verify", "--set", "global_batch=0"], "global_batch is 0; it must be above 0"),
+    "workers below 0": (["verify", "--set", "workers=-1"], "workers is -1; it must be a whole number, 0 or above"),
+    "no CUDA device": (["verify", "--device", "cuda"], "--device cuda: this machine shows no CUDA device"),
+    "no such device": (["verify", "--device", "tpu:0"], "there is no device 'tpu:0' here"),
+    "job that raises": (["verify", f"{JOBS}:raises_when_built"], "raised while it was built: line"),
+    "job that is none": (["verify", f"{JOBS}:returns_a_model"], "returned Linear, not a samestep.Job"),
+    "model without parameters": (["verify", f"{JOBS}:no_parameters"], "has no parameters to train"),
+    "loss that is not a scalar": (["verify", f"{JOBS}:not_a_scalar"], "returned a tensor of shape [4], not a scalar"),
+    "unseeded model": (["verify", f"{JOBS}:unseeded"], "differs from call to call"),
+    "one row for BatchNorm": (
+        ["run", f"{JOBS}:one_row", "--engine", "single", "--nproc", "1"],
+        "step 2: rank 0 gets 1 row, BatchNorm needs 2; set global_batch=… so that every rank gets more, or last=drop",
+    ),
+    "loss not finite": (
+        ["run", f"{JOBS}:becomes_nan", "--engine", "single", "--nproc", "1"],
+        "the loss is not finite at step 37 on rank 0: nan",
+    ),
+    "no such engine setting": (
+        ["verify", "--engine", "ddp", "--set-engine", "compres=fp16"],
+        "--set-engine compres: none of the engines asked for has this setting; did you mean 'ddp.compress'?",
+    ),
+    "engine setting of the wrong type": (
+        ["verify", "--engine", "ddp", "--set-engine", "compress=zip"],
+        "--set-engine compress=zip: 'compress' takes none or fp16 or bf16 or powersgd, not 'zip'",
+    ),
+    "no engine to run": (["run", "--engine", " "], "run trains on one engine under one launcher; give one name each"),
+    "no engine to verify": (["verify", "--engines", " , "], "--engines ' , ' names none; leave it out for all of them"),
+    "a bucket of no number": (
+        ["verify", "--engine", "ddp", "--set-engine", "bucket_mb=nan"],
+        "--set-engine bucket_mb=nan: it must be above 0",
+    ),
+    "a bucket below nothing": (
+        ["verify", "--engine", "ddp", "--set-engine", "bucket_mb=-5"],
+        "--set-engine bucket_mb=-5: it must be above 0",
+    ),
+    "an empty bucket": (
+        ["verify", "--engine", "ddp", "--set-engine", "bucket_mb=0"],
+        "--set-engine bucket_mb=0: it must be above 0",
+    ),
+    "launcher that starts no engine asked for": (
+        ["verify", "--engine", "single", "--launcher", "spawn"],
+        "--launchers spawn starts none of the engines asked for: single starts as process",
+    ),
+    "engine that cannot run here": (
+        ["run", "--engine", "dataparallel", "--device", "cpu"],
+        "the engine dataparallel cannot run here: no-op on CPU",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_one_sentence_and_exit_2(case: str, tmp_path: Path) -> None:
+    arguments, sentence = CASES[case]
+    done = samestep(*arguments, out=tmp_path / "out")
+    assert sentence in done.stderr
+    assert done.returncode == 2, done.stderr
+    events = f"samestep: {arguments[1]} on "  # of a training that had begun
+    said = [line for line in done.stderr.strip().splitlines() if not line.startswith(events)]
+    assert len([line for line in said if not line.endswith("samples a step")]) == 1
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [("import no_such_package", "line 1: ModuleNotFoundError"), ("def job(:", "line 1: SyntaxError")],
+)
+def test_job_file_that_does_not_import(content: str, says: str, tmp_path: Path) -> None:
+    file = tmp_path / "my_job.py"
+    file.write_text(content)
+    done = samestep("verify", str(file), out=tmp_path / "out")
+    assert done.returncode == 2
+    assert "my_job.py does not import" in done.stderr
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_folder_that_is_a_file(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("mine")
+    done = samestep("verify", out=tmp_path / "out" / "here")
+    assert done.returncode == 2
+    assert "is not writable" in done.stderr
+    assert (tmp_path / "out").read_text() == "mine"
+
+
+def test_folder_that_holds_other_files(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("mine")
+    done = samestep("verify", out=tmp_path)
+    assert done.returncode == 2
+    assert "holds files that are not samestep's" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "spawn"])
+def test_port_taken(launcher: str, tmp_path: Path) -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = str(holder.getsockname()[1])
+        arguments = ["run", f"{JOBS}:quick", "--engine", "ddp", "--launcher", launcher, "--port", port]
+        done = samestep(*arguments, out=tmp_path / "out")
+    assert done.returncode == 2
+    assert f"port {port} is taken by process {os.getpid()}" in done.stderr
+
+
+def test_a_port_that_is_free_is_used(tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    done = samestep("run", f"{JOBS}:quick", "--port", port, "--deadline", "60", "--json", out=tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+
+
+def test_more_ranks_than_cores_only_warns(tmp_path: Path) -> None:
+    ranks = (os.cpu_count() or 1) + 1
+    done = samestep(
+        "run", f"{JOBS}:quick", "--nproc", str(ranks), "--deadline", "90", "--device", "cpu", out=tmp_path / "out"
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"{ranks} ranks share {ranks - 1} cores" in done.stderr
+
+
+def test_more_ranks_than_gpus() -> None:
+    """The rule itself, on the facts that a machine with one GPU reports."""
+    from samestep.commands.study import check_devices
+    from samestep.errors import UserError
+
+    engines = [{"name": "ddp", "launchers": ["torchrun"]}, {"name": "single", "launchers": ["process"]}]
+    found = {"devices": ["cuda:0"], "engines": engines}
+    with pytest.raises(UserError, match="--nproc 2 needs 2 GPUs, one for each rank, and this machine has 1"):
+        check_devices(2, found, ("ddp",))
+    check_devices(1, found, ("ddp",))
+    check_devices(2, found, ("single",))
+    check_devices(2, found | {"devices": ["cpu"]}, ("ddp",))

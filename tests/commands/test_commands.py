@@ -1,0 +1,181 @@
+"""The commands and their JSON: what scripts build on."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from command import JOBS, TESTS, samestep
+from samestep import engine as engines
+
+ROW = {
+    "engine",
+    "launcher",
+    "verdict",
+    "bitwise",
+    "replicas",
+    "max_difference",
+    "bound",
+    "first_divergence",
+    "reason",
+}
+
+
+def test_engines() -> None:
+    done = samestep("engines", "--device", "cpu", "--json")
+    rows = {row["name"]: row for row in json.loads(done.stdout)}
+    assert {"dataparallel", "ddp", "single", "fsdp", "zero", "amp", "horovod", "lightning"} < set(rows)
+    assert all({"name", "available", "reason", "install", "version"} <= set(row) for row in rows.values())
+    assert rows["ddp"]["available"]
+    assert rows["dataparallel"]["reason"] == "no-op on CPU"
+    assert "no-op on CPU" in samestep("engines", "--device", "cpu").stdout
+
+
+def test_verify(tmp_path: Path) -> None:
+    arguments = ["verify", "digits", "--engines", "single,ddp,dataparallel", "--nproc", "2", "--device", "cpu"]
+    done = samestep(*arguments, "--json", out=tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["job"], found["world_size"]) == ("digits", 2)
+    rows = {row["engine"]: row for row in found["engines"]}
+    assert all(set(row) >= ROW for row in rows.values())
+    assert (rows["ddp"]["verdict"], rows["ddp"]["bitwise"], rows["ddp"]["replicas"]) == ("same", True, 2)
+    assert rows["dataparallel"]["verdict"] == "unavailable"
+    assert "samples_per_second" not in rows["ddp"]
+    alike = found["same_as_one_process"]
+    assert not alike["same"]
+    assert "BatchNorm (1)" in alike["reason"]
+    assert "dropout (7)" in alike["reason"]
+
+
+def test_verify_every_engine(tmp_path: Path) -> None:
+    """None is silently absent: each is the same, approximate by design, or says why it cannot run here."""
+    arguments = ["verify", "digits", "--engines", "all", "--nproc", "2", "--device", "cpu", "--json"]
+    done = samestep(*arguments, out=tmp_path / "out", timeout=600)
+    assert done.returncode == 0, done.stderr
+    verdicts = {row["engine"]: row["verdict"] for row in json.loads(done.stdout)["engines"]}
+    expected = {name: "same" for name in engines.names()} | {"amp": "approximate", "dataparallel": "unavailable"}
+    missing = {name for name, verdict in verdicts.items() if verdict == "unavailable"} - {"dataparallel"}
+    assert not missing or "CI" not in os.environ
+    assert {**verdicts, **dict.fromkeys(missing, "same")} == expected
+
+
+def test_verify_says_when_n_ranks_are_plain_training(tmp_path: Path) -> None:
+    done = samestep("verify", f"{JOBS}:quick", "--engines", "ddp", "--json", out=tmp_path / "out")
+    assert json.loads(done.stdout)["same_as_one_process"]["same"]
+
+
+def test_verify_in_float32_where_float64_does_not_fit(tmp_path: Path) -> None:
+    done = samestep("verify", f"{JOBS}:float32_only", "--engines", "ddp", "--json", out=tmp_path / "out")
+    found = json.loads(done.stdout)
+    (row,) = found["engines"]
+    assert row["verdict"] == "same"
+    assert found["proof"]["dtype"] == "float32"
+    assert any("proven in float32, because float64 failed: RuntimeError" in note for note in row["notes"])
+
+
+def test_verify_refuses_what_a_layer_cannot_do(tmp_path: Path) -> None:
+    done = samestep("verify", f"{JOBS}:one_row", "--engines", "ddp", "--json", out=tmp_path / "out")
+    (row,) = json.loads(done.stdout)["engines"]
+    assert row["verdict"] == "refused"
+    assert done.returncode == 1  # nothing was proven
+    assert "rank 0 gets 1 row, BatchNorm needs 2" in row["reason"]
+
+
+COMPARE = ["compare", "digits", "--engines", "ddp", "--nproc", "2", "--measured-steps", "10", "--device", "cpu"]
+
+
+def test_compare_measures_and_resumes(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    done = samestep(*COMPARE, "--launchers", "all", "--rounds", "2", "--json", out=out)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    launchers = [("single", "process"), *(("ddp", name) for name in ("torchrun", "spawn", "srun", "mpirun"))]
+    assert [(row["engine"], row["launcher"]) for row in found["engines"]] == launchers
+    absent = {row["launcher"]: row["reason"] for row in found["engines"] if row["verdict"] == "unavailable"}
+    assert set(absent) <= ({"srun"} if "CI" in os.environ else {"srun", "mpirun"})
+    assert "no Slurm job here" in absent["srun"] or "srun is not installed" in absent["srun"]
+    for row in (row for row in found["engines"] if row["verdict"] != "unavailable"):
+        assert row["verdict"] == "same"
+        assert row["samples_per_second"]["n"] == 2
+        assert (
+            row["samples_per_second"]["low"] <= row["samples_per_second"]["median"] <= row["samples_per_second"]["high"]
+        )
+        assert all(len(launched["step_ms"]) == 10 for launched in row["launches"])
+        assert row["peak_memory_mib"] > 50
+    assert found["engines"][0]["efficiency"]["median"] == 1.0
+    ddp = found["engines"][1]
+    assert ddp["efficiency"]["median"] == pytest.approx(ddp["ratio"]["median"] / 2)
+    losses = [row["launches"][0]["losses"] for row in found["engines"] if row["launches"]]
+    assert losses[1] == pytest.approx(losses[2], rel=1e-6)  # the launcher does not change the training
+    assert Path(found["report"]).resolve() == (out / "report.html").resolve()
+    assert "<html" in (out / "report.html").read_text()
+    assert json.loads((out / "results.json").read_text()) == found
+
+    # What is there is not measured again: only the launch that is missing.
+    kept = {path: path.stat().st_mtime_ns for path in out.glob("launches/*/rank0.json")}
+    lost = out / "launches" / "ddp-spawn-1" / "rank0.json"
+    lost.unlink()
+    again = samestep(*COMPARE, "--launchers", "all", "--rounds", "2", "--json", out=out)
+    assert again.returncode == 0, again.stderr
+    assert lost.exists()
+    changed = [path for path, written in kept.items() if path.stat().st_mtime_ns != written]
+    assert changed == [lost]
+
+
+def test_compare_does_not_mix_two_questions(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert samestep("verify", f"{JOBS}:quick", "--engines", "single", out=out).returncode == 0
+    done = samestep("verify", f"{JOBS}:quick", "--engines", "single", "--steps", "4", out=out)
+    assert done.returncode == 2
+    assert "holds other results: steps was 8 there and is 4 now" in done.stderr
+
+
+def test_two_commands_do_not_share_a_folder(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "samestep", "verify", f"{JOBS}:slow", "--engines", "single", "--out", str(out)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as first:
+        try:
+            until = time.monotonic() + 60
+            while not (out / "reference").exists():
+                assert time.monotonic() < until
+                time.sleep(0.05)
+            second = samestep(*command[3:7], out=out)
+            assert second.returncode == 2
+            assert "another samestep is writing to" in second.stderr
+        finally:
+            first.kill()
+
+
+def test_run_trains_evaluates_and_leaves_weights(tmp_path: Path) -> None:
+    from safetensors.numpy import load_file
+
+    out = tmp_path / "out"
+    arguments = ["run", "digits", "--engine", "ddp", "--nproc", "2", "--set", "epochs=3", "--device", "cpu"]
+    done = samestep(*arguments, "--deadline", "120", "--json", out=out)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["evaluation_rows"] == 297
+    assert found["evaluation"]["accuracy"] > 0.9
+    assert load_file(out / "weights.safetensors")["0.weight"].shape == (16, 1, 3, 3)
+
+    again = samestep(*arguments, out=out)
+    assert again.returncode == 2
+    assert "weights.safetensors exists" in again.stderr
+
+
+@pytest.mark.parametrize("job", ["tied"])
+def test_run_saves_tied_weights(job: str, tmp_path: Path) -> None:
+    from safetensors.numpy import load_file
+
+    jobs = TESTS / "mutations" / "jobs.py"
+    done = samestep("run", f"{jobs}:{job}", "--deadline", "60", out=tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    weights = load_file(tmp_path / "out" / "weights.safetensors")
+    assert (weights["embedding.weight"] == weights["output.weight"]).all()

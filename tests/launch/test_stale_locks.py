@@ -1,0 +1,34 @@
+"""A lock that a killed build left is removed; one that is held stays."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from samestep.launch.stale_locks import clear_stale_locks
+
+HOLD = """
+import sys, time
+from torch.utils.file_baton import FileBaton
+baton = FileBaton(sys.argv[1])
+assert baton.try_acquire()
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_lock_that_a_killed_build_left(tmp_path: Path) -> None:
+    lock = tmp_path / "py3_cpu" / "operator" / "lock"
+    lock.parent.mkdir(parents=True)
+    env = {"TORCH_EXTENSIONS_DIR": str(tmp_path)}
+    builder = subprocess.Popen([sys.executable, "-c", HOLD, str(lock)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert builder.stdout and builder.stdout.readline() == "held\n"
+        assert clear_stale_locks(env) == []
+    finally:
+        builder.kill()
+        builder.wait()
+    assert lock.exists()  # torch's own, left by its killed holder: whoever builds next would wait for ever
+    assert clear_stale_locks(env) == [lock]
+    assert clear_stale_locks(env) == []

@@ -1,0 +1,138 @@
+"""Evaluation inside a training leaves no trace: the mode, the random stream and the buffers are as they were."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+from torch.utils.data import Subset
+from torchmetrics import Metric
+
+from command import WATCHED
+from conformance import jobs_drawn
+from samestep.errors import UserError
+from samestep.job import Batch
+from samestep.rank.evaluate import evaluate
+from samestep.run import Run
+from samestep.tasks.inspect.job import inspect_job
+from samestep.tasks.inspect.load import build
+from samestep.world import World
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_it_leaves_mode_random_stream_and_buffers_as_they_were(training: bool) -> None:
+    job = build("digits", {})
+    model = job.model().train(training)
+    frozen = model[0].eval()  # a part that its owner keeps in evaluation mode
+    torch.manual_seed(5)
+    before = torch.get_rng_state(), {name: buffer.clone() for name, buffer in model.named_buffers()}
+    evaluate(job, model, World())
+    assert model.training is training
+    assert not frozen.training
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert all(torch.equal(buffer, before[1][name]) for name, buffer in model.named_buffers())
+
+
+class Last(Metric):
+    """The target of the last row: it shows in which order the chunks are put together."""
+
+    full_state_update = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("seen", [], dist_reduce_fx="cat")
+        self.seen: list[torch.Tensor]
+
+    def update(self, output: torch.Tensor, targets: torch.Tensor) -> None:
+        self.seen.append(targets)
+
+    def compute(self) -> torch.Tensor:
+        return torch.cat(list(self.seen))[-1].float()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_chunks_are_put_together_in_their_order(workers: int) -> None:
+    job = jobs_drawn.job(rows=40, global_batch=4)
+    targets = [int(target) for _, _, target in job.evaluation]  # type: ignore[union-attr, attr-defined]
+    rows = Subset(job.evaluation, range(21))  # type: ignore[arg-type]  # which is read by workers, where there are some
+    job = replace(job, evaluation=rows, metrics={"last": Last()}, workers=workers)
+
+    def pairs(samples: list[Any]) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.stack([inputs for inputs, _, _ in samples]), torch.stack([target for _, _, target in samples])
+
+    def criterion(output: torch.Tensor, batch: Batch) -> torch.Tensor:
+        return F.cross_entropy(output, batch.targets)
+
+    paired = replace(job, collate=pairs, forward=lambda model, batch: model(batch.inputs), criterion=criterion)
+    found = evaluate(paired, paired.model(), World())
+    assert (found.rows, found.sums["last"], found.indices) == (21, targets[20], list(range(21)))
+
+
+def test_what_torchmetrics_says_is_better_is_known() -> None:
+    found = inspect_job(f"{WATCHED}:job", {"many": "true"}, 2, 8, "cpu")["metrics"]
+    assert {name: found[name] for name in ("loss", "perplexity", "f1", "accuracy")} == {
+        "loss": "min",
+        "perplexity": "min",
+        "f1": "max",
+        "accuracy": "max",
+    }
+
+
+def test_evaluating_between_steps_is_no_step() -> None:
+    job = jobs_drawn.job(rows=16, global_batch=4)
+
+    class Looks:
+        def begin(self, state: object) -> None: ...
+
+        def is_due(self, done: int, steps_per_epoch: int) -> bool:
+            return done == 2
+
+        def look(self, done: int) -> bool:
+            time.sleep(1)
+            return False
+
+    run = Run(job, World(), 4, watch=Looks())
+    model = job.model()
+    run.begin(model, torch.optim.SGD(model.parameters()))
+    for batch in run.batches():
+        run.step(run.loss(model, batch))
+    assert len(run.observations()["step_s"]) == 4 and max(run.observations()["step_s"]) < 1
+
+
+def test_as_many_rows_at_once_as_the_micro_batch_and_nothing_is_kept_for_a_gradient() -> None:
+    seen = []
+
+    def forward(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+        seen.append((batch.part.rows, torch.is_grad_enabled()))
+        return jobs_drawn.job().forward(model, batch)  # type: ignore[no-any-return]
+
+    job = replace(jobs_drawn.job(rows=40, global_batch=8), micro_batch=5, forward=forward)
+    evaluate(job, job.model(), World())
+    rows = len(job.evaluation)  # type: ignore[arg-type]
+    assert seen == [(5, False)] * (rows // 5) + [(rows % 5, False)] * bool(rows % 5)
+
+
+def test_rows_that_weigh_nothing_may_have_no_mean() -> None:
+    job = jobs_drawn.job(rows=40, global_batch=8)
+
+    def mean(output: torch.Tensor, batch: Batch) -> torch.Tensor:
+        weight = batch.part.weight
+        return torch.tensor(weight / weight if weight else float("nan"))
+
+    job = replace(job, criterion=mean, micro_batch=1, evaluation_weight=lambda index: float(index % 2))
+    assert evaluate(job, job.model(), World()).means()["loss"] == 1.0
+
+
+def test_memory_that_evaluation_lacks_is_told_as_its_own() -> None:
+    def greedy(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+        return torch.empty(batch.part.rows, 1 << 50)
+
+    job = replace(jobs_drawn.job(rows=40, global_batch=8), forward=greedy)
+    with pytest.raises(UserError, match=r"no memory to evaluate 8 rows at once; --set micro_batch=4 takes fewer"):
+        evaluate(job, job.model(), World())
+    with pytest.raises(UserError, match="to evaluate 1 rows at once; evaluate its weights by themselves"):
+        evaluate(replace(job, micro_batch=1), job.model(), World())

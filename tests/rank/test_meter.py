@@ -1,0 +1,61 @@
+"""Step times, waits and losses; a loss that is not finite is named with its true step."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+
+from samestep.errors import UserError
+from samestep.rank.meter import HALF, Meter
+
+
+@pytest.mark.parametrize("count", [1, HALF - 1, HALF, HALF + 1, 3 * HALF, 101])
+def test_losses_come_whole_and_in_order(count: int) -> None:
+    meter = Meter(0, "cpu")
+    meter.begin()
+    for step in range(count):
+        meter.loss(torch.tensor(step + 0.1, dtype=torch.float64), step, 1.0)
+        meter.step()
+    assert len(meter.finish()) == count
+    assert meter.losses == [step + 0.1 for step in range(count)]
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("at", [0, 5, 37, 63])
+def test_a_loss_that_is_not_finite_is_noticed_a_few_steps_late(bad: float, at: int) -> None:
+    meter = Meter(1, "cpu")
+    noticed = None
+    for step in range(64):
+        try:
+            meter.loss(torch.tensor(bad if step == at else 1.0), step, 1.0)
+        except UserError as error:
+            noticed = step
+            assert f"not finite at step {at} on rank 1" in str(error)  # noqa: PT017 - where it is raised is the question
+            break
+    if noticed is None:
+        with pytest.raises(UserError, match=f"at step {at} on rank 1"):
+            meter.finish()
+    else:
+        assert at < noticed <= at + 2 * HALF
+
+
+def test_waiting_is_told_apart_and_part_of_the_step() -> None:
+    meter = Meter(0, "cpu")
+    meter.begin()
+    for _ in range(3):
+        time.sleep(0.02)
+        meter.waited(0.02)
+        meter.step()
+    assert meter.wait_s == [0.02] * 3
+    assert all(step >= 0.02 for step in meter.finish())
+
+
+def test_fetching_beside_the_training_and_in_it_are_added_up_apart_from_waiting() -> None:
+    meter = Meter(0, "cpu")
+    meter.begin()
+    meter.waited(0.5, 2.0)  # a worker took 2 s, of which the training noticed half a second
+    meter.waited(0.25)  # it fetched by itself
+    meter.step()
+    assert (meter.wait_s, meter.fetch_s) == ([0.75], 2.25)

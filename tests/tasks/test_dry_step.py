@@ -1,0 +1,156 @@
+"""What no engine could train is said in one sentence, before anything is launched."""
+
+from __future__ import annotations
+
+import sys
+from collections import UserDict
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import IterableDataset, Subset, TensorDataset
+from torchmetrics.classification import MulticlassAccuracy
+
+from samestep import Job, LRSchedule, Recipe
+from samestep.data.stream import Stream
+from samestep.errors import UserError
+from samestep.tasks.inspect.job import inspect_job
+
+X, Y = torch.ones(12, 3), torch.zeros(12, dtype=torch.int64)
+
+
+def _raise(*_: Any) -> Any:
+    raise KeyError("no such column")
+
+
+class Endless(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        return iter(range(3))
+
+
+class Unread(TensorDataset):
+    def __init__(self) -> None:
+        super().__init__(X, Y)
+
+    def __len__(self) -> int:
+        raise FileNotFoundError("gone")
+
+
+class Half(nn.Linear):
+    """One of its layers gets no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 2)
+        self.spare = nn.Linear(1, 1)
+
+
+CHANGES: dict[str, tuple[dict[str, Any], str]] = {
+    "optimizer with a closure": ({"optimizer": Recipe(torch.optim.LBFGS, {})}, "LBFGS needs a closure"),
+    "optimizer's setting": ({"optimizer": Recipe(torch.optim.SGD, {"speed": 1})}, "the job's optimizer raised"),
+    "scheduler with a metric": (
+        {"scheduler": LRSchedule(torch.optim.lr_scheduler.ReduceLROnPlateau)},
+        "ReduceLROnPlateau needs a metric",
+    ),
+    "no length": ({"train": Endless()}, "train is a Endless, which has no length or no rows by index"),
+    "a stream that is shuffled": (
+        {"train": Stream(Endless(), 3)},
+        "a Stream has one order, its own; say that it is not to be shuffled: Job(shuffle=False)",
+    ),
+    "a part of a stream that is shuffled": (
+        {"train": Subset(Stream(Endless(), 3), [0, 2])},
+        "a Stream has one order, its own; say that it is not to be shuffled: Job(shuffle=False)",
+    ),
+    "no rows to evaluate": ({"evaluation": TensorDataset(X[:0], Y[:0])}, "the evaluation dataset has no rows"),
+    "batch of another kind": ({"collate": lambda samples: UserDict(x=samples)}, "a batch holds a UserDict"),
+    "batch that is no number": ({"global_batch": 4.0}, "global_batch is 4.0, a float; it must be a whole number"),
+    "weights of zero": ({"weight": lambda index: 0.0}, "the weights of the rows of step 0 add up to 0.0"),
+    "forward that raises": ({"forward": _raise}, "the job's forward raised on 4 rows: KeyError: 'no such column'"),
+    "collate that raises": ({"collate": _raise}, "the job's reading raised on 4 rows: KeyError"),
+    "model that raises": ({"model": _raise}, "the job's model() raised: KeyError"),
+    "model that ends the process": ({"model": lambda: sys.exit(3)}, "the job's model() raised: SystemExit: 3"),
+    "model without sizes": (
+        {"model": lambda: nn.Sequential(nn.LazyLinear(2))},
+        "the size of 0.weight is not known until rows come",
+    ),
+    "model that is none": ({"model": lambda: print}, "the job's model() returned builtin_function_or_method"),
+    "loss without gradient": ({"criterion": lambda *_: torch.tensor(1.0)}, "does not depend on any parameter"),
+    "metric that is a mean": (
+        {"metrics": {"mean": lambda output, batch: output.mean()}, "evaluation": TensorDataset(X, Y)},
+        "the metric 'mean' returned a tensor of shape [] for 4 rows",
+    ),
+    "metric that raises": (
+        {"metrics": {"right": lambda output, batch: batch["y"]}, "evaluation": TensorDataset(X, Y)},
+        "the job's metric 'right' raised on 4 rows: TypeError",
+    ),
+    "metric without targets": (
+        {
+            "metrics": {"accuracy": MulticlassAccuracy(2)},
+            "evaluation": TensorDataset(X, Y),
+            "collate": lambda samples: {"x": torch.stack([x for x, _ in samples])},
+            "forward": lambda model, batch: model(batch.data["x"]),
+            "criterion": lambda output, batch: output.mean(),
+        },
+        "the metric 'accuracy' is given (output, batch.targets), and a batch that is a dict has none",
+    ),
+    "weights of zero in the evaluation": (
+        {"evaluation": TensorDataset(X, Y), "evaluation_weight": lambda index: 0.0},
+        "the evaluation's rows all weigh 0",
+    ),
+    "clipping at no number": ({"clip_norm": float("nan")}, "clip_norm is nan; it must be above 0"),
+    "a length that raises": (
+        {"train": Unread()},
+        "the length of train, a Unread, cannot be had: FileNotFoundError: gone",
+    ),
+    "sparse gradient": (
+        {
+            "model": lambda: nn.EmbeddingBag.from_pretrained(torch.ones(5, 2), freeze=False, sparse=True),
+            "forward": lambda model, batch: model(batch.inputs.long()),
+        },
+        "is sparse",
+    ),
+}
+
+
+def _job(**changed: Any) -> Job:
+    def model() -> nn.Module:
+        torch.manual_seed(0)
+        return Half()
+
+    usual: dict[str, Any] = {
+        "model": model,
+        "criterion": lambda output, batch: F.cross_entropy(output, batch.targets),
+        "optimizer": Recipe(torch.optim.SGD, {"lr": 0.1}),
+        "train": TensorDataset(X, Y),
+        "global_batch": 8,
+    }
+    return Job(**(usual | changed))
+
+
+def changed(case: str = "") -> Job:
+    """The job that the inspection is asked about."""
+    return _job(**CHANGES[case][0]) if case else _job()
+
+
+@pytest.mark.parametrize("case", CHANGES)
+def test_one_sentence(case: str) -> None:
+    with pytest.raises(UserError) as raised:
+        inspect_job(f"{__file__}:changed", {"case": case}, 2, 8, "cpu")
+    assert CHANGES[case][1] in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def twofold() -> Job:
+    """Trained on soft labels, and evaluated on hard ones, which the metric wants."""
+    train = TensorDataset(X, F.one_hot(Y, 2).float())
+    return _job(train=train, evaluation=TensorDataset(X, Y), metrics={"accuracy": MulticlassAccuracy(2)})
+
+
+def test_metrics_are_tried_on_the_evaluation_alone() -> None:
+    assert inspect_job(f"{__file__}:twofold", {}, 2, 8, "cpu")["metrics"] == {"loss": "min", "accuracy": "max"}
+
+
+def test_a_parameter_without_gradient_is_named() -> None:
+    found = inspect_job(f"{__file__}:changed", {}, 2, 8, "cpu")
+    assert found["unused"] == ["spare.weight", "spare.bias"]

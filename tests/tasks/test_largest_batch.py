@@ -1,0 +1,32 @@
+"""A batch that does not fit into memory, which is really limited here: the sentence names one that does."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from command import WATCHED as JOBS
+
+
+def run(out: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "samestep", "run", f"{JOBS}:greedy", "--nproc", "2", "--json", "--out", str(out)]
+    return subprocess.run([*command, *words], capture_output=True, text=True, timeout=200)
+
+
+def test_it_names_a_micro_batch_that_fits(tmp_path: Path) -> None:
+    done = run(tmp_path / "whole")
+    assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
+    assert "has no memory for 8 rows at once; 4 fit: --set micro_batch=4 takes the same step" in done.stderr
+    parts = run(tmp_path / "parts", "--set", "micro_batch=4")
+    assert parts.returncode == 0, parts.stderr
+    roomy = run(tmp_path / "roomy", "--set", "spare_mib=4000")
+    losses = [[entry["loss"] for entry in json.loads(each.stdout)["curve"]] for each in (parts, roomy)]
+    assert [round(loss, 5) for loss in losses[0]] == [round(loss, 5) for loss in losses[1]]
+
+
+def test_a_model_that_does_not_fit_with_one_row(tmp_path: Path) -> None:
+    done = run(tmp_path / "out", "--set", "mib_a_row=1200")
+    assert done.returncode == 2
+    assert "nor for 1 when it was tried with the whole model here" in done.stderr

@@ -1,0 +1,96 @@
+"""Whose rank this command is, and what contradicts itself: each a sentence with the line to type."""
+
+from __future__ import annotations
+
+import pytest
+
+from samestep.errors import UserError
+from samestep.world.launched_by import launcher_around, slurm_port, started
+
+TORCHRUN = {
+    "TORCHELASTIC_RUN_ID": "b7",
+    "RANK": "3",
+    "WORLD_SIZE": "4",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "2",
+    "GROUP_RANK": "1",
+    "GROUP_WORLD_SIZE": "2",
+    "MASTER_ADDR": "h1",
+    "MASTER_PORT": "29500",
+}
+SRUN = {
+    "SLURM_JOB_ID": "71234",
+    "SLURM_STEP_ID": "0",
+    "SLURM_PROCID": "2",
+    "SLURM_NTASKS": "3",
+    "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "1",
+    "SLURM_STEP_TASKS_PER_NODE": "2,1",
+}
+MPIRUN = {
+    "OMPI_COMM_WORLD_RANK": "1",
+    "OMPI_COMM_WORLD_SIZE": "2",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+    "PMIX_NAMESPACE": "123",
+}
+HOROVODRUN = {
+    "HOROVOD_RANK": "1",
+    "HOROVOD_SIZE": "2",
+    "HOROVOD_LOCAL_RANK": "0",
+    "HOROVOD_LOCAL_SIZE": "1",
+    "HOROVOD_GLOO_RENDEZVOUS_PORT": "4711",
+}
+BY_HAND = {key: TORCHRUN[key] for key in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")}
+
+
+@pytest.mark.parametrize(
+    ("env", "found"),
+    [
+        ({}, None),
+        (TORCHRUN, ("torchrun", 3, 4, 1, 2, "b7", "")),
+        (TORCHRUN | {"TORCHELASTIC_RUN_ID": "none"}, ("torchrun", 3, 4, 1, 2, "h1-29500", "")),
+        (BY_HAND, ("torchrun", 3, 4, 1, 1, "h1-29500", "")),
+        (SRUN, ("srun", 2, 3, 0, 1, "71234.0", "tcp://n1:21234")),
+        (SRUN | {"MASTER_ADDR": "fd77::1", "MASTER_PORT": "5"}, ("srun", 2, 3, 0, 1, "71234.0", "tcp://[fd77::1]:5")),
+        (MPIRUN, ("mpirun", 1, 2, 1, 2, "123", "")),
+        (
+            HOROVODRUN | {"MASTER_ADDR": "h1", "MASTER_PORT": "29500"},
+            ("horovodrun", 1, 2, 0, 1, "4711", "tcp://h1:29500"),
+        ),
+        # Alone, though a launcher is there: one task; a batch script; salloc's shell; our own children.
+        (SRUN | {"SLURM_NTASKS": "1"}, None),
+        ({key: value for key, value in SRUN.items() if key != "SLURM_STEP_ID"}, None),
+        (SRUN | {"SLURM_STEP_ID": "4294967290"}, None),
+        (TORCHRUN | {"SAMESTEP_COMMAND": "1@h1"}, None),
+    ],
+)
+def test_whose_rank(env: dict[str, str], found: tuple[object, ...] | None) -> None:
+    place = started(env, "n1", slurm_port(env.get("SLURM_JOB_ID", "0")))
+    assert (
+        place and (place.launcher, place.rank, place.size, place.local_rank, place.local_size, place.id, place.meeting)
+    ) == found
+
+
+@pytest.mark.parametrize(
+    ("env", "sentence"),
+    [
+        (SRUN | {"WORLD_SIZE": "8"}, "WORLD_SIZE=8 contradicts srun's SLURM_NTASKS=3; type `unset RANK WORLD_SIZE"),
+        (SRUN | {"RANK": "0"}, "RANK=0 contradicts srun's SLURM_PROCID=2"),
+        (SRUN | {"LOCAL_RANK": "1"}, "LOCAL_RANK=1 contradicts srun's SLURM_LOCALID=0"),
+        (SRUN | TORCHRUN | {"GROUP_WORLD_SIZE": "1"}, "srun started 3 tasks and each its own torchrun of 1 machine,"),
+        ({"WORLD_SIZE": "2", "RANK": "0"}, "has no LOCAL_RANK and no MASTER_ADDR and no MASTER_PORT"),
+        (BY_HAND | {"RANK": "4"}, "RANK=4 is not below WORLD_SIZE=4; ranks count from 0, so set RANK=0 to RANK=3"),
+        (BY_HAND | {"WORLD_SIZE": "two"}, "WORLD_SIZE='two', which is no number"),
+        (HOROVODRUN, "MASTER_ADDR=h1 MASTER_PORT=29500 horovodrun"),
+        (MPIRUN | {"OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, "mpirun -x MASTER_ADDR=h1 -x MASTER_PORT=29500"),
+    ],
+)
+def test_contradictions(env: dict[str, str], sentence: str) -> None:
+    with pytest.raises(UserError) as raised:
+        started(env, "n1", 20000)
+    assert sentence in str(raised.value)
+
+
+def test_torchrun_in_srun_on_as_many_machines_is_right() -> None:
+    assert launcher_around(SRUN | TORCHRUN | {"GROUP_WORLD_SIZE": "3"}) == "torchrun"

@@ -1,0 +1,68 @@
+"""Interfaces and addresses of this machine, as they are."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+
+import pytest
+
+from samestep.errors import UserError
+from samestep.launch import Machines, ports
+from samestep.world import network
+
+
+def test_the_way_to_this_machine_is_its_loopback() -> None:
+    assert network.towards("127.0.0.1") == ("lo", "127.0.0.1")
+    assert network.is_here("localhost") and not network.is_here("203.0.113.7")
+
+
+def test_gloo_is_told_and_what_the_user_set_stays() -> None:
+    env: dict[str, str] = {}
+    assert network.choose(env, "127.0.0.1") is None
+    assert env == {"GLOO_SOCKET_IFNAME": "lo"}
+    mine = {"GLOO_SOCKET_IFNAME": "eth7"}
+    assert network.choose(mine, "127.0.0.1") is None
+    assert mine == {"GLOO_SOCKET_IFNAME": "eth7"}
+
+
+def test_nccl_is_told_where_the_way_leads_outside() -> None:
+    env: dict[str, str] = {}
+    every = [ipaddress.ip_address(address) for entries in network.interfaces().values() for address in entries]
+    outside = [str(address) for address in every if not (address.is_loopback or address.is_link_local)]
+    if not outside:
+        assert "CI" not in os.environ, "this machine has no address but its loopback's"
+        pytest.skip("this machine has no address but its loopback's")
+    said = network.choose(env, outside[0])
+    assert said is not None
+    assert env["GLOO_SOCKET_IFNAME"] == env["NCCL_SOCKET_IFNAME"] in said
+
+
+def test_loopback_is_here_and_no_master_of_many() -> None:
+    assert network.is_here("127.0.0.1") and network.is_here("127.0.1.1")
+    with pytest.raises(UserError, match=r"0\.0\.0\.0 names no machine"):
+        network.check_master("0.0.0.0", 2)
+    with pytest.raises(UserError, match=r"the name a\.\.b is unknown"):
+        network.addresses("a..b")
+
+
+def test_bad_names_are_one_sentence() -> None:
+    with pytest.raises(UserError, match=r"--interface eth99: this machine has .*lo"):
+        network.check_interface("eth99")
+    with pytest.raises(UserError, match=r"the name no-such-host\.invalid is unknown on"):
+        network.addresses("no-such-host.invalid")
+    with pytest.raises(UserError, match=r"localhost is (127\.0\.0\.1|::1) on .*no other machine can reach .*--master"):
+        network.check_master("localhost", 2)
+    network.check_master("localhost", 1)
+
+
+def test_a_taken_port_names_its_holder() -> None:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(
+            UserError, match=rf"port {port} is taken by process \d+ \(.+\); choose another, or --port 0"
+        ):
+            ports.check(Machines(port=port))
+    ports.check(Machines(port=ports.any_free("127.0.0.1")))
