@@ -1,8 +1,12 @@
-"""Ranks that are kept between tests, and the folder of jobs on the path."""
+"""Processes that are kept between tests: those that fork workers, and ranks."""
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,6 +16,25 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from ranks import Ranks
+from samestep.launch.fork_client import SOCKETS
+
+
+@pytest.fixture(scope="session", autouse=True)
+def fork_servers() -> Iterator[None]:
+    """Every command of the tests asks these for its workers, which then need not import torch again."""
+    with tempfile.TemporaryDirectory(prefix="samestep-") as folder:
+        command = [sys.executable, "-m", "samestep.worker", "--fork-server"]
+        alone = os.environ | {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+        sockets = [Path(folder) / of for of in ("ranks", "reference")]
+        servers = [subprocess.Popen([*command, path.name, str(path)], env=alone) for path in sockets]
+        while not all(path.exists() for path in sockets):
+            assert all(server.poll() is None for server in servers), "a fork server has ended"
+            time.sleep(0.05)
+        os.environ[SOCKETS] = folder
+        yield
+        for server in servers:
+            server.kill()
+            server.wait()
 
 
 @pytest.fixture(scope="session")

@@ -93,12 +93,12 @@ class Engine(Protocol):
 def names() -> list[str]:
     """The engines there are, without importing them: the files in engines/, and those that other packages bring with
     an entry point in the group `samestep.engines`."""
-    return sorted(_ours() | {point.name for point in _others()})
+    return sorted(builtin_names() | {point.name for point in _others()})
 
 
 def impostors() -> list[str]:
     """Engines of other packages that are named as one of ours, which they must not replace: 'package.name'."""
-    points = [point for point in _others() if point.name in _ours()]
+    points = [point for point in _others() if point.name in builtin_names()]
     return sorted(f"{point.dist.name if point.dist else point.value}.{point.name}" for point in points)
 
 
@@ -109,7 +109,8 @@ def _others() -> tuple[EntryPoint, ...]:
 
 
 @cache
-def _ours() -> set[str]:
+def builtin_names() -> set[str]:
+    """The engines that come with samestep: the files in engines/."""
     folder = str(Path(__file__).with_name("engines"))
     return {m.name for m in pkgutil.iter_modules([folder])}
 
@@ -123,7 +124,7 @@ def check(name: str) -> None:
 def load(name: str) -> Engine:
     """Imports one engine's file. Raises UserError when there is no such engine."""
     check(name)
-    if name in _ours():
+    if name in builtin_names():
         return cast(Engine, importlib.import_module(f"samestep.engines.{name}"))
     point = next(point for point in _others() if point.name == name)
     return cast(Engine, point.load())

@@ -1,10 +1,12 @@
-"""python -m samestep.worker PLAN.json: trains what the plan says and writes files. Here engine, run and record meet.
+"""python -m samestep.worker PLAN.json: trains what the plan says and writes files. The life of a rank; see tasks/.
 
     python -m samestep.worker PLAN.json               one rank; its place comes from torchrun's environment
     python -m samestep.worker --spawn 2 PLAN.json     starts the ranks itself, with torch.multiprocessing.spawn
+    python -m samestep.worker --fork 2 PLAN.json      the same, by forking this process
     python -m samestep.worker --inspect QUERY.json    a job's sizes and faults, and which engines run here, as JSON
     python -m samestep.worker --eject QUERY.json      a stand-alone script of a job on an engine
     python -m samestep.worker --reference PLAN.json   the reference, for every layout in the plan
+    python -m samestep.worker --fork-server ranks     forks workers that do one of these, as they are asked for
 
 A rank leaves `rankR.json` and `rankR.NAME.npz` in the plan's folder, or `error-rankR.json` and an exit code of 1
 (2 when the mistake is the user's).
@@ -15,166 +17,31 @@ from __future__ import annotations
 import faulthandler
 import json
 import os
-import re
 import signal
 import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
-from dataclasses import asdict, fields, replace
-from functools import partial
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.multiprocessing.spawn import ProcessException, spawn
+from torch.multiprocessing.spawn import ProcessException, start_processes
 
-from samestep import engine as engines
-from samestep.data.same_data import check_alike
-from samestep.data.schedule import schedule_of
 from samestep.errors import LoadingFailed, LostPeer, Refused, UserError
-from samestep.job import Job
 from samestep.rank import hardware
-from samestep.rank.best_weights import Watch
-from samestep.rank.evaluate import evaluate, plain_model
-from samestep.rank.graceful_stop import Stop
-from samestep.rank.group import meeting_store, process_group
 from samestep.rank.membership import hostname, says_lost
-from samestep.rank.weights import started_from
-from samestep.records.record import SCHEMA, replace_text, tell, write_array, write_json, write_state
-from samestep.run import Run
+from samestep.records.record import SCHEMA, replace_text, write_json
+from samestep.tasks import fork_server
 from samestep.tasks.answer import eject_main, inspect_main
-from samestep.tasks.inspect.load import build
-from samestep.tasks.largest_batch import too_large
 from samestep.tasks.play_reference import play_reference
-from samestep.tasks.proof_job import Training, proof_job, steps_of
+from samestep.tasks.trainings import close, work
 from samestep.world import STARTED_BY, World, places
 from samestep.world.orphans import die_with_parent
 
 Plan = dict[str, Any]
-
-
-def work(plan: Plan, world: World) -> dict[str, Any]:
-    """Runs the plan's trainings, one after the other, in one process group. Returns this rank's record."""
-    job = build(plan["job"], plan["settings"])
-    engine = engines.load(plan["engine"])
-    trainings = {}
-    # Opened even for one rank, so that no engine's model outlives its group: DDP's destructor can then wait for ever.
-    with nullcontext() if engine.LAUNCHERS == ("process",) else process_group(world):
-        for step in plan["trainings"]:
-            tell(world.rank, Path(plan["out"]), step["as"])
-            trainings[step["as"]] = KINDS[step["kind"]](plan, step, job, engine, world)
-    return {"trainings": trainings}
-
-
-def close(plan: Plan) -> None:
-    """Lets the plan's engine end what it keeps between trainings."""
-    ends: Any = getattr(engines.load(plan["engine"]), "close", None) if "engine" in plan else None
-    if ends:
-        ends()
-
-
-def measure(plan: Plan, step: Plan, job: Job, engine: engines.Engine, world: World) -> dict[str, Any]:
-    """The job as it is, for some steps, with nothing of ours between them. Comes first: memory only ever peaks."""
-    run = Run(job, world, step["steps"])
-    _train(engine, job, world, run, plan["engine_settings"])
-    return run.observations() | {"peak_memory_bytes": hardware.peak_memory_bytes(world.device)}
-
-
-def prove(plan: Plan, step: Plan, job: Job, engine: engines.Engine, world: World) -> dict[str, Any]:
-    """One training of the proof, observed, with the weights that rank 0 ends with."""
-    training = Training(**{field.name: step[field.name] for field in fields(Training)})
-    small = proof_job(job, training)
-    run = Run(small, world, steps_of(training), observe=True)
-    state = _train(engine, small, world, run, step["engine_settings"])
-    if world.rank == 0:
-        write_state(Path(plan["out"]), world.rank, step["as"], state)
-    return run.observations() | _evaluated(small, state, world)
-
-
-def train(plan: Plan, step: Plan, job: Job, engine: engines.Engine, world: World) -> dict[str, Any]:
-    """The whole job, for the user: progress, a final evaluation, and weights.safetensors from rank 0.
-
-    A stop that somebody asks for ends it after a step; then too, there are weights and an evaluation.
-    """
-    check_alike(job, world)
-    whole = schedule_of(job, 1)
-    steps = job.epochs * whole.steps_per_epoch
-    folder = Path(plan["out"])
-    best = tuple(step["best"]) if step["best"] else None
-    every = step["every"] if job.evaluation is not None else 0
-    watch = Watch(job, world, steps, Path(plan["weights"]), every, best, step["patience"])
-    if step["init"]:
-        job = replace(job, model=partial(started_from, job.model, Path(step["init"])))
-
-    def progress(done: int, loss: float) -> None:
-        seen = whole.rows_of(done)
-        tell(world.rank, folder, "train", done=done, steps=steps, samples=seen, loss=loss, curve=watch.curve)
-
-    stop = Stop(world, meeting_store())
-    run = Run(job, world, steps, progress=progress if world.rank == 0 else None, stop=stop, watch=watch)
-    state = _train(engine, job, world, run, plan["engine_settings"])
-    seen = run.observations()
-    tell(world.rank, folder, "evaluate")
-    if not watch.ended:  # else libraries have taken one step more, which nobody asked for
-        watch.add(len(seen["step_s"]), state, last=True)
-    facts: Plan = {"peak_memory_bytes": hardware.peak_memory_bytes(world.device), "asked_steps": steps}
-    facts["stopped"] = "early" if watch.ended else "asked" if len(seen["step_s"]) < steps else None
-    return seen | facts | {"evaluation": watch.evaluated, "curve": watch.curve, "best_at": watch.best_at}
-
-
-def score(plan: Plan, step: Plan, job: Job, engine: engines.Engine, world: World) -> dict[str, Any]:
-    """What the weights in a file come to on the job's evaluation, and the outputs for each of its rows."""
-    check_alike(job, world, training=False)
-    model = started_from(job.model, Path(step["init"])).to(world.device)
-    found = evaluate(job, model, world, predictions=bool(step["predictions"]))
-    if found.predictions is not None:
-        write_array(Path(step["predictions"]), found.predictions)
-    return {"evaluation": found.record()}
-
-
-def _synced(job: Job, world: World) -> Job:
-    """`job`, its BatchNorm layers made torch's SyncBatchNorm where it asks for that and there are others."""
-    if not job.sync_batchnorm or world.size == 1:
-        return job
-    return replace(job, model=lambda: torch.nn.SyncBatchNorm.convert_sync_batchnorm(job.model()))
-
-
-def _train(engine: engines.Engine, job: Job, world: World, run: Run, settings: Mapping[str, Any]) -> dict[str, Any]:
-    try:
-        return engine.train(_synced(job, world), world, run, **settings)
-    except RuntimeError as error:
-        if hardware.is_out_of_memory(error) and run.part:
-            error.__traceback__ = None  # whose frames hold what fills the memory
-            raise too_large(job, run.part, world) from None
-        if "got mixed torch.Tensor and DTensor" in str(error):
-            raise Refused(
-                "the model calls a part of a sharded unit by itself, so that its parameters are not gathered; shard "
-                "the model as one, as in --set-engine units=root"
-            ) from error
-        # DDP's, and Lightning's word for it:
-        if not re.search("finished reduction in the prior iteration|not used in producing the loss", str(error)):
-            raise
-        names = [name for name, p in job.model().named_parameters() if p.requires_grad]
-        numbers = re.search(r"did not receive grad for rank \d+: ([\d ]+)", str(error))
-        unused = ", ".join(names[int(number)] for number in numbers[1].split()[:4]) if numbers else "some parameters"
-        raise Refused(f"{unused}: no gradient in a step; freeze such parameters, or leave them out") from error
-
-
-KINDS: dict[str, Callable[[Plan, Plan, Job, engines.Engine, World], dict[str, Any]]] = {
-    "measure": measure,
-    "prove": prove,
-    "train": train,
-    "score": score,
-}
-
-
-def _evaluated(job: Job, state: dict[str, torch.Tensor], world: World) -> dict[str, Any]:
-    if job.evaluation is None:
-        return {"evaluation": None}
-    return {"evaluation": evaluate(job, plain_model(job, state, world), world).record()}
 
 
 def rank_main(path: str, do: Callable[[Plan, World], dict[str, Any]]) -> None:
@@ -245,9 +112,9 @@ def _spawned(local_rank: int, size: int, path: str) -> None:
     rank_main(path, work)
 
 
-def spawn_main(size: int, path: str) -> None:
+def spawn_main(size: int, path: str, start_method: str) -> None:
     """Starts the ranks and waits for them. Reports how each ended as torchrun does, when one failed."""
-    ranks = spawn(_spawned, args=(size, path), nprocs=size, join=False)
+    ranks = start_processes(_spawned, args=(size, path), nprocs=size, join=False, start_method=start_method)
     try:
         while not ranks.join():
             pass
@@ -272,7 +139,14 @@ def main(arguments: list[str]) -> None:
             rank_main(path, play_reference)
         case ["--spawn", size, path]:
             die_with_parent()
-            spawn_main(int(size), path)
+            spawn_main(int(size), path, "spawn")
+        case ["--fork", size, path]:
+            die_with_parent()
+            spawn_main(int(size), path, "fork")
+        case ["--fork-server", of]:
+            fork_server.serve(of, main)
+        case ["--fork-server", of, path]:
+            fork_server.listen(of, path, main)
         case [path]:
             rank_main(path, work)
         case _:

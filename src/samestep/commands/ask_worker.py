@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from samestep.errors import TrainingFailed, UserError
+from samestep.launch import fork_client
+from samestep.launch.fork_client import ForkedWorker
 from samestep.world.orphans import COMMAND, die_with_parent, this_command
 
 
@@ -59,22 +61,18 @@ def _answer(flag: str, query: Mapping[str, Any], subject: str, deadline_s: float
     with tempfile.TemporaryDirectory(prefix="samestep-") as folder:
         asks, answer, log = (Path(folder) / name for name in ("query.json", "answer.json", "log.txt"))
         asks.write_text(json.dumps({**query, "answer": str(answer)}))
+        worker = _started([flag, str(asks)], log)
         try:
-            with open(log, "wb") as output:  # no pipe: what the job has started would keep it open
-                subprocess.run(
-                    [sys.executable, "-m", "samestep.worker", flag, str(asks)],
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    timeout=deadline_s,
-                    env=os.environ | {"OMP_NUM_THREADS": "1", COMMAND: this_command()},
-                    preexec_fn=die_with_parent if sys.platform != "win32" else None,
-                )
+            worker.wait(deadline_s)
         except subprocess.TimeoutExpired:
             raise TrainingFailed(
                 f"asking {subject} for its sizes did not end within {deadline_s:.0f} s; "
                 "see what the job does when it is built, or give more with --deadline"
             ) from None
+        finally:
+            if worker.poll() is None:
+                worker.kill()
+                worker.wait()
         if not answer.exists():
             said = log.read_text(errors="replace").strip().splitlines()
             raise TrainingFailed(f"the inspection of {subject} ended: {said[-1] if said else 'no word'}")
@@ -82,3 +80,20 @@ def _answer(flag: str, query: Mapping[str, Any], subject: str, deadline_s: float
     if found["error"]:
         raise UserError(found["error"])
     return found
+
+
+def _started(arguments: Sequence[str], log: Path) -> subprocess.Popen[bytes] | ForkedWorker:
+    """A worker, what it prints in `log`: forked where a server runs, else started afresh."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1", COMMAND: this_command()}
+    server = fork_client.server("ranks") or fork_client.server("reference")
+    if server:
+        return server.fork(arguments, environment, log)
+    with open(log, "wb") as output:  # no pipe: what the job has started would keep it open
+        return subprocess.Popen(
+            [sys.executable, "-m", "samestep.worker", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=environment,
+            preexec_fn=die_with_parent if sys.platform != "win32" else None,
+        )

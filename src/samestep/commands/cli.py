@@ -282,13 +282,22 @@ def _ended(results: Mapping[str, Any] | None, json_: bool, show: Callable[[Mappi
 
 
 def _study(command: str, given: Mapping[str, Any]) -> int:
+    from samestep.commands import setup
+    from samestep.launch import fork_client
+
+    asked = _asked(given)
+    setup.refuse_inside(command, os.environ, asked["launchers"])
+    servers: tuple[fork_client.Of, ...] = ("ranks", "reference") if command == "verify" else ("reference",)
+    with fork_client.started(*servers):
+        return _studied(command, asked)
+
+
+def _studied(command: str, asked: Mapping[str, Any]) -> int:
     from samestep import report
     from samestep.commands import other_machines, setup
     from samestep.commands.compare import conduct
     from samestep.commands.progress import Launches, studied
 
-    asked = _asked(given)
-    setup.refuse_inside(command, os.environ, asked["launchers"])
     study, found = setup.study_of(asked["job"], asked["settings"], asked)
     if not setup.is_first(study.machines):
         count = other_machines.follow(study, setup.shared_folder(asked["out"]))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from samestep.commands import other_machines
 from samestep.commands.results_folder import package_digest
 from samestep.commands.study import Row, Study, check_devices, rows_of
 from samestep.errors import Refused, TrainingFailed, UserError
-from samestep.launch import Machines, ports, supervise
+from samestep.launch import Machines, command, fork_client, ports, supervise
 from samestep.proof.judge import Verdict, judge, one_process
 from samestep.proof.plan import loop_layout, numerics_layout, plain_layout
 from samestep.proof.plan import trainings as proof_trainings
@@ -33,11 +33,13 @@ def conduct(study: Study, found: Mapping[str, Any], folder: Path, tell: Tell) ->
     """Runs the study, its launches' records under `folder`. Returns its results, described in docs/results.md."""
     check_devices(study.nproc, found, study.engines)
     ports.check(study.machines)
-    rows = rows_of(study, found)
+    rows = rows_of(study, found, forks=study.rounds == 0)
     planned = [row for row in rows if row.open]
     total = 1 + len(planned) * max(1, study.rounds)
     began = time.localtime()
     reference = _reference(study, found, planned, folder, lambda phase: tell(phase, 0, total)) if planned else None
+    if study.rounds:
+        fork_client.close()  # nothing else is to run beside what is measured
     done = 1
     for number in range(max(1, study.rounds)):
         for row in _rotated(planned, number):
@@ -120,7 +122,9 @@ def _start(
     asked = {"job": study.job, "settings": dict(study.settings), **plan}
     machines = Machines() if launcher == "process" else study.machines  # one process is one machine's
     nproc = size // machines.nnodes
-    planned = supervise.planned(asked, launcher, nproc, devices, folder, machines, flags)
+    planned = command.planned(asked, launcher, nproc, devices, folder, machines, flags)
+    if flags and devices[0] == "cpu":
+        planned = replace(planned, fork="reference")
     if machines.nnodes > 1 and not machines.reached:
         join = {"launcher": launcher, "nproc": nproc, "size": size, "devices": devices}
         other_machines.tell(

@@ -10,7 +10,7 @@ from samestep.commands import setup
 from samestep.commands.progress import Training
 from samestep.commands.train import prepare, train
 from samestep.errors import say
-from samestep.launch.supervise import shell_line
+from samestep.launch.command import shell_line
 from samestep.report.figures import batch_size
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from samestep.commands.study import Study
 from samestep.errors import TrainingFailed, UserError
-from samestep.launch import supervise
+from samestep.launch import command, supervise
 from samestep.records.record import write_json
 
 WORD = "first-machine.json"
@@ -79,6 +79,6 @@ def _word(folder: Path) -> dict[str, Any] | None:
 def _join(study: Study, folder: Path, asked: dict[str, Any]) -> None:
     """This machine's part of one launch. A failure is the first machine's to judge: it shows in the shared records."""
     where = folder / asked["folder"]
-    plan = supervise.plan_for(where / "plan.json", asked["launcher"], asked["nproc"], asked["devices"], study.machines)
+    plan = command.plan_for(where / "plan.json", asked["launcher"], asked["nproc"], asked["devices"], study.machines)
     with suppress(TrainingFailed, UserError):
         supervise.run(plan, where, asked["size"], deadline_s=study.deadline_s, machines=study.machines)

@@ -9,7 +9,7 @@ from typing import Any
 
 from samestep import launch
 from samestep.errors import UserError, first_few, nearest
-from samestep.launch import Machines
+from samestep.launch import Machines, fork_client
 from samestep.proof.judge import Verdict
 from samestep.records.record import Record
 
@@ -69,8 +69,11 @@ class Row:
         return self.verdict.verdict in ("", "same", "approximate")
 
 
-def rows_of(study: Study, found: Mapping[str, Any]) -> list[Row]:
-    """The rows of a study; those that cannot run here have their verdict already. Raises UserError for bad names."""
+def rows_of(study: Study, found: Mapping[str, Any], *, forks: bool = False) -> list[Row]:
+    """The rows of a study; those that cannot run here have their verdict already. Raises UserError for bad names.
+
+    forks: whether ranks may be forked where nobody has named a launcher.
+    """
     known = {facts["name"]: facts for facts in found["engines"]}
     for name in study.engines:
         if name not in known:
@@ -80,7 +83,7 @@ def rows_of(study: Study, found: Mapping[str, Any]) -> list[Row]:
         chosen = ("single", *chosen)  # what the others' speed is compared with
     rows = []
     for name in dict.fromkeys(chosen):
-        for launcher in _launchers(study, known[name]):
+        for launcher in _launchers(study, known[name], forks):
             verdict = _verdict_before(known[name], found["job"], launcher, study.machines)
             rows.append(Row(name, launcher, known[name], verdict))
     started = {row.launcher for row in rows}
@@ -90,13 +93,21 @@ def rows_of(study: Study, found: Mapping[str, Any]) -> list[Row]:
     return sorted(rows, key=lambda row: row.engine != "single")
 
 
-def _launchers(study: Study, facts: Mapping[str, Any]) -> list[str]:
+def _launchers(study: Study, facts: Mapping[str, Any], forks: bool) -> list[str]:
     able: list[str] = facts["launchers"] or ["-"]
+    if study.launchers == ("fork",) or (forks and not study.launchers):
+        return ["fork"] if _may_fork(study, facts) else able[:1]
     if "all" in study.launchers:
         return able
     for name in study.launchers:
         launch.load(name)
     return [name for name in able if name in study.launchers] or able[:1]
+
+
+def _may_fork(study: Study, facts: Mapping[str, Any]) -> bool:
+    """Whether an engine's ranks may be forked: on the CPU of one machine, where it needs no launcher of its own."""
+    here = study.machines.nnodes == 1 and not study.machines.port and fork_client.is_possible()
+    return here and facts["available"] and facts["devices"][0] == "cpu" and facts["launchers"] != ["horovodrun"]
 
 
 def _verdict_before(

@@ -12,7 +12,7 @@ from typing import Any
 
 from samestep.commands.study import Row, Study, check_devices, rows_of
 from samestep.errors import Refused, TrainingFailed, UserError, nearest
-from samestep.launch import Plan, ports, supervise
+from samestep.launch import Plan, command, ports, supervise
 from samestep.records.record import Record, finite, write_json
 from samestep.report.figures import data_wait
 from samestep.world.launched_by import Started
@@ -126,9 +126,9 @@ def prepare(
     if inside:
         row.launcher = inside.launcher
         write_json(folder / "plan.json", {"out": str(folder), "started_at": time.time(), **asked})
-        return row, supervise.inside(folder / "plan.json", inside, row.facts["devices"], study.machines)
+        return row, command.inside(folder / "plan.json", inside, row.facts["devices"], study.machines)
     nproc = row.facts["processes"] // study.machines.nnodes
-    return row, supervise.planned(asked, row.launcher, nproc, row.facts["devices"], folder, study.machines)
+    return row, command.planned(asked, row.launcher, nproc, row.facts["devices"], folder, study.machines)
 
 
 def train(

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from shutil import which
-from typing import Protocol, cast
+from typing import Literal, Protocol, cast
 
 from samestep.errors import UserError, nearest
 
@@ -59,11 +59,13 @@ class Plan:
     """What to start: the command line, and what it adds to the environment.
 
     ends_by: the signal that ends it when we are killed; one that it can pass on, if its ranks are not its children.
+    fork: the fork server that may start it, where there is one; None: it must start afresh.
     """
 
     argv: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
     ends_by: signal.Signals = signal.SIGKILL
+    fork: Literal["ranks", "reference"] | None = None
 
 
 class Launcher(Protocol):
@@ -88,7 +90,7 @@ def load(name: str) -> Launcher:
 
 def missing(name: str, machines: Machines, env: Mapping[str, str]) -> str | None:
     """Why the launcher cannot be used here and now, or None."""
-    if name in ("spawn", "horovodrun") and machines.nnodes > 1:
+    if name in ("spawn", "horovodrun", "fork") and machines.nnodes > 1:
         return f"{name} starts ranks on one machine; for {machines.nnodes} use torchrun, srun or mpirun"
     if name in ("srun", "mpirun") and which(name) is None:
         package = {"srun": "Slurm", "mpirun": "Open MPI (apt install openmpi-bin)"}[name]

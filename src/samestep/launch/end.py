@@ -11,13 +11,15 @@ from pathlib import Path
 
 import psutil
 
+from samestep.launch import fork_client
+from samestep.launch.fork_client import ForkedWorker
 from samestep.world.orphans import COMMAND, this_command
 
 GRACE_S = 3.0  # between asking a tree to end and killing it
 ALONE_S = 0.5  # the same, where no rank lives that could have something to save
 
 
-def end(tree: subprocess.Popen[bytes], folder: Path) -> None:
+def end(tree: subprocess.Popen[bytes] | ForkedWorker, folder: Path) -> None:
     """Ends a process and all that it started: asks, waits, kills. folder: of the ranks, whose pids are there."""
     if tree.poll() is None:
         root = psutil.Process(tree.pid)
@@ -49,6 +51,8 @@ def _signal(process: psutil.Process, number: int) -> None:
 
 def _is_ours(process: psutil.Process) -> bool:
     """Whether it was started by this very command: a pid may be another's by now."""
+    if process.pid in fork_client.pids():
+        return False
     with suppress(psutil.Error):
         return bool(process.environ().get(COMMAND) == this_command())
     return False

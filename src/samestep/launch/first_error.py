@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import signal
-import subprocess
 from pathlib import Path
 
 from samestep.errors import Refused, TrainingFailed, UserError
@@ -25,9 +24,7 @@ EXITS = (
 WORDS = {"Killed": 9, "Segmentation fault": 11, "Aborted": 6, "Bus error": 7}
 
 
-def raise_if_failed(
-    record: Record, tree: subprocess.Popen[bytes], size: int, machines: Machines, memory_kills: int
-) -> None:
+def raise_if_failed(record: Record, code: int, size: int, machines: Machines, memory_kills: int) -> None:
     """Raises with the cause that came first, unless all `size` ranks have written their records.
 
     A rank that lost its peer only tells of another's end. memory_kills: the kernel's, for memory, meanwhile.
@@ -64,7 +61,6 @@ def raise_if_failed(
             f"rank {rank} left by itself with exit code {code}, before it was done (os._exit in the job, or in a "
             f"library?); what it last said is in {_said(record, rank)}"
         )
-    code = tree.returncode
     how = f"was ended by {signal_name(-code)}" if code < 0 else f"exited with {code}"
     why = _why("SIGKILL", memory_kills) if memory_kills else ""
     raise TrainingFailed(

@@ -1,0 +1,71 @@
+"""The command that starts a plan's workers, and what every rank is told by its environment."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from samestep import launch
+from samestep.launch import Machines, Plan
+from samestep.records.record import write_json
+from samestep.world import STARTED_BY, network
+from samestep.world.launched_by import Started
+
+
+def planned(
+    asked: Mapping[str, Any],
+    launcher: str,
+    nproc: int,
+    devices: Sequence[str],
+    folder: Path,
+    machines: Machines,
+    flags: Sequence[str] = (),
+) -> Plan:
+    """Writes plan.json into `folder`, and returns the command that has `nproc` workers here do what is `asked`."""
+    path = folder / "plan.json"
+    write_json(path, {"out": str(folder), "started_at": time.time(), **asked})
+    return plan_for(path, launcher, nproc, devices, machines, flags)
+
+
+def plan_for(
+    path: Path, launcher: str, nproc: int, devices: Sequence[str], machines: Machines, flags: Sequence[str] = ()
+) -> Plan:
+    """The command that has `nproc` workers here do what the file `path` asks."""
+    shape = launch.Shape(nproc, str(path.parent), machines)
+    plan = launch.load(launcher).plan(("-m", "samestep.worker", *flags, str(path)), shape)
+    return replace(plan, env={**_environment(devices, machines), **plan.env})
+
+
+def _environment(devices: Sequence[str], machines: Machines) -> dict[str, str]:
+    """What every rank is told, whoever starts it."""
+    env = {
+        "OMP_NUM_THREADS": "1",
+        "SAMESTEP_TIMEOUT_S": f"{machines.timeout_s:g}",
+        "SAMESTEP_DEVICES": ",".join(devices),
+    }
+    if machines.interface:
+        env |= network.check_interface(machines.interface)
+    return env
+
+
+def inside(path: Path, started: Started, devices: Sequence[str], machines: Machines) -> Plan:
+    """The command that becomes one rank of those that somebody's launcher has started, whose variables it keeps."""
+    env = _environment(devices, machines) | {STARTED_BY: started.launcher, "SAMESTEP_RUN": started.id}
+    if started.launcher != "torchrun":  # the store of a run with its own name: all ranks of one machine can find it
+        meeting = (
+            f"file://{Path(tempfile.gettempdir()).resolve()}/samestep-{os.getuid()}-{started.launcher}-{started.id}"
+        )
+        env["SAMESTEP_INIT_METHOD"] = started.meeting or meeting
+    return Plan((sys.executable, "-m", "samestep.worker", str(path)), env)
+
+
+def shell_line(plan: Plan) -> str:
+    """`plan` as one line that works when pasted into a shell."""
+    return shlex.join(["env", *(f"{key}={value}" for key, value in plan.env.items()), *plan.argv])

@@ -1,0 +1,46 @@
+"""Runs an engine's `train`, and tells what its errors mean."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from samestep.engine import Engine
+from samestep.errors import Refused
+from samestep.job import Job
+from samestep.rank.hardware import is_out_of_memory
+from samestep.run import Run
+from samestep.tasks.largest_batch import too_large
+from samestep.world import World
+
+
+def _synced(job: Job, world: World) -> Job:
+    """`job`, its BatchNorm layers made torch's SyncBatchNorm where it asks for that and there are others."""
+    if not job.sync_batchnorm or world.size == 1:
+        return job
+    return replace(job, model=lambda: torch.nn.SyncBatchNorm.convert_sync_batchnorm(job.model()))
+
+
+def run_engine(engine: Engine, job: Job, world: World, run: Run, settings: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        return engine.train(_synced(job, world), world, run, **settings)
+    except RuntimeError as error:
+        if is_out_of_memory(error) and run.part:
+            error.__traceback__ = None  # whose frames hold what fills the memory
+            raise too_large(job, run.part, world) from None
+        if "got mixed torch.Tensor and DTensor" in str(error):
+            raise Refused(
+                "the model calls a part of a sharded unit by itself, so that its parameters are not gathered; shard "
+                "the model as one, as in --set-engine units=root"
+            ) from error
+        # DDP's, and Lightning's word for it:
+        if not re.search("finished reduction in the prior iteration|not used in producing the loss", str(error)):
+            raise
+        names = [name for name, p in job.model().named_parameters() if p.requires_grad]
+        numbers = re.search(r"did not receive grad for rank \d+: ([\d ]+)", str(error))
+        unused = ", ".join(names[int(number)] for number in numbers[1].split()[:4]) if numbers else "some parameters"
+        raise Refused(f"{unused}: no gradient in a step; freeze such parameters, or leave them out") from error
