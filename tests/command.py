@@ -13,8 +13,13 @@ WATCHED = TESTS / "jobs" / "watched.py"
 DRAWN = f"{TESTS}/conformance/jobs_drawn.py:job"
 
 
-def samestep(*arguments: str, out: Path | None = None, timeout: float = 180) -> subprocess.CompletedProcess[str]:
-    """What a command has come to, in a wide terminal."""
-    place = ["--out", str(out)] if out else []
-    command = [sys.executable, "-m", "samestep", *arguments, *place]
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=os.environ | {"COLUMNS": "200"})
+def samestep(
+    *arguments: str, out: Path | None = None, timeout: float = 180, cwd: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Runs a command to its end, in a wide terminal. Its workers are forked, where it names no launcher."""
+    given = [*arguments, *(["--out", str(out)] if out else [])]
+    if arguments[0] in ("run", "evaluate") and not {"--launcher", "--dry-run", "--to", "--help"} & {*arguments}:
+        given += ["--launcher", "fork"]
+    command = [sys.executable, "-m", "samestep", *given]
+    wide = os.environ | {"COLUMNS": "200"}
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=wide, cwd=cwd)

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
+from command import TESTS
 from ranks import Ranks
 from samestep.launch.fork_client import SOCKETS
 
@@ -24,7 +23,8 @@ def fork_servers() -> Iterator[None]:
     """Every command of the tests asks these for its workers, which then need not import torch again."""
     with tempfile.TemporaryDirectory(prefix="samestep-") as folder:
         command = [sys.executable, "-m", "samestep.worker", "--fork-server"]
-        alone = os.environ | {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+        paths = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
+        alone = os.environ | {"PYTHONPATH": paths} | {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
         sockets = [Path(folder) / of for of in ("ranks", "reference")]
         servers = [subprocess.Popen([*command, path.name, str(path)], env=alone) for path in sockets]
         while not all(path.exists() for path in sockets):

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from command import samestep
 
 TESTS = Path(__file__).parents[1]
 JOBS = """
 import os, torch
 from dataclasses import replace
 from torch.utils.data import TensorDataset
+from command import samestep
 from conformance import jobs_drawn
 
 class Random(TensorDataset):
@@ -51,10 +51,7 @@ def job(how: str = ""):
 def run(tmp_path: Path, how: str, *words: str, nproc: int = 2) -> tuple[int, str]:
     (tmp_path / "jobs.py").write_text(JOBS)
     asked = [f"{tmp_path}/jobs.py", "--nproc", str(nproc), "--set", f"how={how}", "--deadline", "90", "--json"]
-    command = [sys.executable, "-m", "samestep", *(words or ("run", "--engine", "ddp", "--out", f"{tmp_path}/out"))]
-    command += asked
-    paths = os.pathsep.join([str(TESTS), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
-    found = subprocess.run(command, capture_output=True, text=True, timeout=120, env=os.environ | {"PYTHONPATH": paths})
+    found = samestep(*(words or ("run", "--engine", "ddp", "--out", f"{tmp_path}/out")), *asked)
     return found.returncode, found.stderr + (json.dumps(json.loads(found.stdout)) if found.stdout else "")
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from samestep.launch.fork_client import SOCKETS
+
 SOURCE = Path(__file__).parents[2] / "src" / "samestep" / "engines" / "single.py"
 SETUP = """
 from setuptools import setup
@@ -34,7 +36,8 @@ def environment(tmp_path: Path) -> dict[str, str]:
     target = tmp_path / "installed"
     options = ["--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--target", str(target)]
     subprocess.run([sys.executable, "-m", "pip", "install", *options, str(package)], check=True, timeout=120)
-    return {**os.environ, "PYTHONPATH": f"{target}:{SOURCE.parents[2]}"}
+    fresh = {name: value for name, value in os.environ.items() if name != SOCKETS}  # processes that see the package
+    return {**fresh, "PYTHONPATH": f"{target}:{SOURCE.parents[2]}"}
 
 
 def test_another_packages_engine(environment: dict[str, str], tmp_path: Path) -> None:

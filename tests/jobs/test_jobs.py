@@ -16,6 +16,7 @@ import pytest
 import torch
 from PIL import Image
 
+from command import samestep
 from samestep.errors import UserError
 from samestep.jobs.imdb import read
 from samestep.jobs.models.gpt import GPT
@@ -88,10 +89,8 @@ def test_every_built_in_job_is_here() -> None:
 @pytest.mark.parametrize("job", SMALL)
 def test_a_job_is_the_same_training_on_several_ranks(job: str, data: dict[str, Path], tmp_path: Path) -> None:
     chosen = [word for pair in settings(job, data).items() for word in ("--set", "=".join(pair))]
-    command = [sys.executable, "-m", "samestep", "verify", job, *chosen, "--engines", "ddp,fsdp", "--nproc", "2"]
-    done = subprocess.run(
-        [*command, "--steps", "4", "--json", "--out", str(tmp_path)], capture_output=True, text=True, timeout=300
-    )
+    asked = ["--engines", "ddp,fsdp", "--nproc", "2", "--steps", "4", "--json"]
+    done = samestep("verify", job, *chosen, *asked, out=tmp_path)
     assert done.returncode == 0, done.stderr
     assert {row["engine"]: row["verdict"] for row in json.loads(done.stdout)["engines"]} == {
         "ddp": "same",
@@ -132,8 +131,7 @@ def test_a_resnet_has_torchvisions_size(make: Any, millions: float) -> None:
     ],
 )
 def test_data_that_is_not_there_is_one_sentence(job: str, chosen: str, says: str) -> None:
-    command = [sys.executable, "-m", "samestep", "verify", job, "--set", chosen]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = samestep("verify", job, "--set", chosen)
     assert done.returncode == 2 and says in done.stderr and "Traceback" not in done.stderr
 
 

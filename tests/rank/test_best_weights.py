@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +13,7 @@ import pytest
 from safetensors.torch import load_file
 
 from command import WATCHED as JOBS
+from command import samestep
 from samestep.commands.progress import Training
 from samestep.commands.train import _covered
 from samestep.errors import TrainingFailed
@@ -23,11 +22,6 @@ from samestep.rank.weights import save
 from samestep.world import World
 
 MANY = ["--set", "many=true"]  # metrics of torchmetrics'
-
-
-def samestep(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "samestep", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=200)
 
 
 def run(out: Path, *words: str, engine: str = "ddp", nproc: int = 2) -> dict[str, Any]:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 from command import WATCHED as JOBS
+from command import samestep
 
 
 def run(out: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "samestep", "run", f"{JOBS}:greedy", "--nproc", "2", "--json", "--out", str(out)]
-    return subprocess.run([*command, *words], capture_output=True, text=True, timeout=200)
+    return samestep("run", f"{JOBS}:greedy", "--nproc", "2", "--json", *words, out=out)
 
 
 def test_it_names_a_micro_batch_that_fits(tmp_path: Path) -> None:
