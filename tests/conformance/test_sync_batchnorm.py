@@ -16,7 +16,7 @@ from samestep.commands.study import refusal
 from samestep.engine import Layout
 from samestep.errors import UserError
 from samestep.tasks.inspect.job import inspect_engines, inspect_job
-from samestep.worker import _synced
+from samestep.tasks.run_engine import _synced
 from samestep.world import World
 
 JOB = f"{Path(__file__).parent}/jobs_synced.py:job"

@@ -16,7 +16,7 @@ from shutil import which
 import psutil
 import pytest
 
-from samestep.launch import Machines, supervise
+from samestep.launch import Machines, command, supervise
 
 JOBS = Path(__file__).parent / "jobs.py"
 LAUNCHERS = ["torchrun", "spawn", "mpirun"] if which("mpirun") or "CI" in os.environ else ["torchrun", "spawn"]
@@ -227,7 +227,7 @@ def test_healthy_launches_end_well_every_time(tmp_path: Path) -> None:
         folder.mkdir()
         asked = {"job": f"{JOBS}:quick", "settings": {}, "engine": "ddp", "engine_settings": {}}
         asked["trainings"] = [{"kind": "measure", "as": "measure", "steps": 3}]
-        plan = supervise.planned(asked, "spawn", 2, ["cpu"], folder, Machines())
+        plan = command.planned(asked, "spawn", 2, ["cpu"], folder, Machines())
         record = supervise.run(plan, folder, 2, deadline_s=60)
         assert record.complete(2)
         assert not any("terminate" in path.read_text() for path in folder.glob("*log*"))

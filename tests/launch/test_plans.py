@@ -11,12 +11,13 @@ import pytest
 from samestep import launch
 from samestep.errors import UserError
 from samestep.launch import Machines, Shape
-from samestep.launch.supervise import shell_line
+from samestep.launch.command import shell_line
 
 PROGRAM = ("-m", "samestep.worker", "plan.json")
 GOLDEN = Path(__file__).parent / "golden"
 ONE = Shape(2, "/runs/a")
 SHAPES = {
+    "fork": ONE,
     "horovodrun": ONE,
     "mpirun": ONE,
     "mpirun-two-hosts": Shape(4, "/runs/a", Machines(2, master="h1", port=29500, hosts=("h1", "h2"), interface="eth0")),
