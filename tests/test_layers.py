@@ -170,11 +170,11 @@ def test_planted_torch_is_found(here: str, sources: Sources) -> None:
         ),
         ("newroom/x.py", "", "newroom has no row in the table"),
         ("world/orphans.py", "import samestep.world.network as n", None),
-        ("world/network.py", "import samestep.world.launched_by", "a circle: samestep.world.launched_by"),
+        ("world/network.py", "import samestep.world.slurm", "a circle: samestep.world.network"),
     ],
 )
 def test_other_breaches_are_found(file: str, line: str, says: str | None, sources: Sources) -> None:
-    more = {"world/launched_by.py": sources["world/launched_by.py"] + "\nimport samestep.world.network\n"}
+    more = {"world/slurm.py": sources["world/slurm.py"] + "\nimport samestep.world.network\n"}
     planted = {**sources, **more, file: f"{sources.get(file, '')}\n{line}\n"}
     found = list(breaches(planted))
     assert any(says in sentence for sentence in found) if says else found == []

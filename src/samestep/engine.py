@@ -68,7 +68,9 @@ class Engine(Protocol):
     """What a module in engines/ holds.
 
     PURPOSE: six words for `samestep engines`. NEEDS: the modules it imports, beyond torch.
-    LAUNCHERS: the ways it can be started, the default first; 'process' is one plain process.
+    PROCESSES: what it needs started: 'group', a process for each device, which can form torch's process group; 'one',
+        one process that drives all its devices; or a name that a launcher has in its STARTS (Horovod's ranks are
+        started by its own).
     missing(devices): why it cannot run here with these devices, or None.
     layout(world, **settings): how it lays out a step. numerics(**settings): how it rounds.
     train(job, world, run, **settings): trains, returns the full state dict on rank 0. Its keyword arguments are the
@@ -79,7 +81,7 @@ class Engine(Protocol):
 
     PURPOSE: str
     NEEDS: tuple[str, ...]
-    LAUNCHERS: tuple[str, ...]
+    PROCESSES: str
 
     def missing(self, devices: tuple[str, ...]) -> str | None: ...
 

@@ -33,12 +33,12 @@ from torch.multiprocessing.spawn import ProcessException, start_processes
 from samestep.errors import LoadingFailed, LostPeer, Refused, UserError
 from samestep.rank import hardware
 from samestep.rank.membership import hostname, says_lost
-from samestep.records.record import SCHEMA, replace_text, write_json
+from samestep.records.record import ENVIRONMENT, SCHEMA, TOLD, replace_text, write_json
 from samestep.tasks import fork_server
 from samestep.tasks.answer import eject_main, inspect_main
 from samestep.tasks.play_reference import play_reference
 from samestep.tasks.trainings import close, work
-from samestep.world import STARTED_BY, World, places
+from samestep.world import RANK_VARIABLES, World, places
 from samestep.world.orphans import die_with_parent
 
 Plan = dict[str, Any]
@@ -92,8 +92,8 @@ def _settle_in(folder: Path, rank: int) -> None:
     log = os.open(folder / f"rank{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)
-    if rank == 0 and os.environ.get(STARTED_BY) == "srun":
-        (folder / "slurm-step").write_text(f"{os.environ['SLURM_JOB_ID']}.{os.environ['SLURM_STEP_ID']}")
+    if rank == 0 and TOLD in os.environ:
+        write_json(folder / ENVIRONMENT, {name: os.environ[name] for name in os.environ[TOLD].split(",")})
     replace_text(folder / f"pid-rank{rank}", f"{os.getpid()}@{socket.gethostname()}")
     if hasattr(signal, "SIGUSR1"):  # whoever waits in vain for this rank can ask where it stands
         stacks = open(folder / f"stack-rank{rank}.txt", "w")  # noqa: SIM115 - open as long as the process lives
@@ -107,8 +107,8 @@ def _spawned(local_rank: int, size: int, path: str) -> None:
         "LOCAL_RANK": str(local_rank),
         "WORLD_SIZE": str(size),
         "LOCAL_WORLD_SIZE": str(size),
-        STARTED_BY: "torchrun",
     }
+    os.environ.pop(RANK_VARIABLES, None)  # these are torchrun's
     rank_main(path, work)
 
 

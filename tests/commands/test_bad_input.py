@@ -147,7 +147,7 @@ def test_more_ranks_than_gpus() -> None:
     from samestep.commands.study import check_devices
     from samestep.errors import UserError
 
-    engines = [{"name": "ddp", "launchers": ["torchrun"]}, {"name": "single", "launchers": ["process"]}]
+    engines = [{"name": "ddp", "process_kind": "group"}, {"name": "single", "process_kind": "one"}]
     found = {"devices": ["cuda:0"], "engines": engines}
     with pytest.raises(UserError, match="--nproc 2 needs 2 GPUs, one for each rank, and this machine has 1"):
         check_devices(2, found, ("ddp",))

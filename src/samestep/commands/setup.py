@@ -17,8 +17,8 @@ from samestep.commands.options import split
 from samestep.commands.study import Study
 from samestep.errors import UserError, say
 from samestep.launch import Machines, ports
+from samestep.launch.started_by import Started, launcher_around, refuse_to_start_more, started
 from samestep.world import slurm, tasks_per_node
-from samestep.world.launched_by import Started, launcher_around, refuse_to_start_more, slurm_port, started
 from samestep.world.network import check_interface, check_master, is_here, towards
 
 LOCAL = Machines().master
@@ -35,7 +35,7 @@ def started_already(env: Mapping[str, str], asked: Mapping[str, Any]) -> Started
     in_job = "SLURM_JOB_ID" in env and "SLURM_STEP_ID" in env and "MASTER_ADDR" not in env
     with launchers_variables():
         host = slurm.first_host(env) if in_job else None
-        found = started(env, host, slurm_port(env.get("SLURM_JOB_ID", "0"), env.get("SLURM_STEP_ID", "0")))
+        found = started(env, host, slurm.port_of(env.get("SLURM_JOB_ID", "0"), env.get("SLURM_STEP_ID", "0")))
     for option in ("port", "hosts", "node_rank", "master_addr", "max_restarts"):
         if found and asked[option]:
             raise UserError(
@@ -69,7 +69,7 @@ def machines_of(asked: Mapping[str, Any], env: Mapping[str, str]) -> Machines:
     if in_job:
         with launchers_variables():
             nnodes = nnodes or int(env["SLURM_JOB_NUM_NODES"])
-            master, port = master or slurm.first_host(env), port or slurm_port(env["SLURM_JOB_ID"])
+            master, port = master or slurm.first_host(env), port or slurm.port_of(env["SLURM_JOB_ID"])
     if hosts:
         nnodes, master = len(hosts), master or hosts[0]
         port = port or (ports.any_free(master) if len(hosts) > 1 and is_here(master) else 0)

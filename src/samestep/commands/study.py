@@ -88,13 +88,15 @@ def rows_of(study: Study, found: Mapping[str, Any], *, forks: bool = False) -> l
             rows.append(Row(name, launcher, known[name], verdict))
     started = {row.launcher for row in rows}
     if study.engines and study.launchers and "all" not in study.launchers and not started & {*study.launchers, "-"}:
-        starts = "; ".join(f"{name} starts as {' or '.join(known[name]['launchers'])}" for name in study.engines)
+        starts = "; ".join(
+            f"{name} starts as {' or '.join(launch.able(known[name]['process_kind']))}" for name in study.engines
+        )
         raise UserError(f"--launchers {','.join(study.launchers)} starts none of the engines asked for: {starts}")
     return sorted(rows, key=lambda row: row.engine != "single")
 
 
 def _launchers(study: Study, facts: Mapping[str, Any], forks: bool) -> list[str]:
-    able: list[str] = facts["launchers"] or ["-"]
+    able = launch.able(facts["process_kind"]) or ["-"]
     if study.launchers == ("fork",) or (forks and not study.launchers):
         return ["fork"] if _may_fork(study, facts) else able[:1]
     if "all" in study.launchers:
@@ -107,14 +109,19 @@ def _launchers(study: Study, facts: Mapping[str, Any], forks: bool) -> list[str]
 def _may_fork(study: Study, facts: Mapping[str, Any]) -> bool:
     """Whether an engine's ranks may be forked: on the CPU of one machine, where it needs no launcher of its own."""
     here = study.machines.nnodes == 1 and not study.machines.port and fork_client.is_possible()
-    return here and facts["available"] and facts["devices"][0] == "cpu" and facts["launchers"] != ["horovodrun"]
+    return (
+        here
+        and facts["available"]
+        and facts["devices"][0] == "cpu"
+        and facts["process_kind"] in launch.load(launch.FORK).STARTS
+    )
 
 
 def _verdict_before(
     facts: Mapping[str, Any], job: Mapping[str, Any], launcher: str, machines: launch.Machines
 ) -> Verdict:
     absent = None if facts["available"] else facts["reason"]
-    absent = absent or launch.missing(launcher, machines, os.environ)
+    absent = absent or launch.load(launcher).missing(machines, os.environ)
     if absent:
         return Verdict("unavailable", reason=absent)
     refused = refusal(facts, job)
@@ -149,7 +156,7 @@ def check_devices(nproc: int, found: Mapping[str, Any], engines: tuple[str, ...]
     """Raises UserError when a rank would have no GPU of its own."""
     devices = found["devices"]
     wanted = [facts for facts in found["engines"] if not engines or facts["name"] in engines]
-    if devices[0] != "cpu" and nproc > len(devices) and any(facts["launchers"] != ["process"] for facts in wanted):
+    if devices[0] != "cpu" and nproc > len(devices) and any(facts["process_kind"] != "one" for facts in wanted):
         raise UserError(
             f"--nproc {nproc} needs {nproc} GPUs, one for each rank, and this machine has {len(devices)}; "
             f"use --nproc {len(devices)}, or --device cpu to try it without"

@@ -13,9 +13,9 @@ from typing import Any
 from samestep.commands.study import Row, Study, check_devices, rows_of
 from samestep.errors import Refused, TrainingFailed, UserError, nearest
 from samestep.launch import Plan, command, ports, supervise
-from samestep.records.record import Record, finite, write_json
+from samestep.launch.started_by import Started
+from samestep.records.record import ENVIRONMENT, Record, finite, write_json
 from samestep.report.figures import data_wait
-from samestep.world.launched_by import Started
 from samestep.world.network import check_master
 
 
@@ -109,10 +109,10 @@ def prepare(
         raise UserError(f"--max-restarts is torchrun's, and {row.launcher} starts this training; leave it out")
     if study.machines.hosts and row.launcher != "mpirun":
         raise UserError(f"--hosts is mpirun's, and {row.launcher} starts this training; add --launcher mpirun")
-    if inside and inside.launcher not in row.facts["launchers"]:
-        able = " or ".join(row.facts["launchers"])
+    able = launch.able(row.facts["process_kind"])
+    if inside and inside.launcher not in able:
         raise UserError(
-            f"{inside.launcher} has started {inside.size} processes, and {row.engine} starts as {able}; type it "
+            f"{inside.launcher} has started {inside.size} processes, and {row.engine} starts as {' or '.join(able)}; type it "
             f"without {inside.launcher}"
         )
     asked: dict[str, Any] = {
@@ -146,7 +146,7 @@ def train(
 
     watch: given {phase, done, steps, loss} while it trains. alone: this command is one rank of somebody's launcher.
     """
-    files = ("rendezvous", "progress.json", "slurm-step")
+    files = ("rendezvous", "progress.json", ENVIRONMENT)
     for left in [*folder.glob("*rank[0-9]*"), *folder.glob("log*.txt"), *(folder / name for name in files)]:
         left.unlink(missing_ok=True)  # of a try that did not end well
     apart = 1 if study.machines.reached else study.machines.nnodes  # machines that write into folders of their own

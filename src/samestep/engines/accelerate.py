@@ -19,7 +19,7 @@ from samestep.world import World
 
 PURPOSE = "Hugging Face's wrapper, your own loop"
 NEEDS = ("accelerate",)
-LAUNCHERS = ("torchrun", "spawn", "srun", "mpirun")
+PROCESSES = "group"
 
 
 def missing(devices: tuple[str, ...]) -> str | None:

@@ -22,7 +22,7 @@ from samestep.world import World
 
 PURPOSE = "DDP in mixed precision, formerly Apex"
 NEEDS: tuple[str, ...] = ()
-LAUNCHERS = ("torchrun", "spawn", "srun", "mpirun")
+PROCESSES = "group"
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 

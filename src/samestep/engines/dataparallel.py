@@ -20,7 +20,7 @@ from samestep.world import World
 
 PURPOSE = "one process, a thread per GPU"
 NEEDS: tuple[str, ...] = ()
-LAUNCHERS = ("process",)
+PROCESSES = "one"
 
 
 def missing(devices: tuple[str, ...]) -> str | None:

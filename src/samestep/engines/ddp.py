@@ -28,7 +28,7 @@ from samestep.world import World
 
 PURPOSE = "data parallel, one process per device"
 NEEDS: tuple[str, ...] = ()
-LAUNCHERS = ("torchrun", "spawn", "srun", "mpirun")
+PROCESSES = "group"
 EXACT = 2  # steps before PowerSGD compresses: the fewest that DDP allows
 
 

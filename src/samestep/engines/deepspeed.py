@@ -16,7 +16,7 @@ from samestep.world import World
 
 PURPOSE = "ZeRO stages 1, 2 and 3"
 NEEDS = ("deepspeed",)
-LAUNCHERS = ("torchrun", "spawn", "srun", "mpirun")
+PROCESSES = "group"
 
 
 def missing(devices: tuple[str, ...]) -> str | None:

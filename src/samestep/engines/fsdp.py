@@ -29,7 +29,7 @@ from samestep.world import World
 
 PURPOSE = "parameters and gradients sharded over ranks"
 NEEDS: tuple[str, ...] = ()
-LAUNCHERS = ("torchrun", "spawn", "srun", "mpirun")
+PROCESSES = "group"
 
 
 def missing(devices: tuple[str, ...]) -> str | None:

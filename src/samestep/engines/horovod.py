@@ -19,7 +19,7 @@ from samestep.world import World
 PURPOSE = "Horovod's ring all-reduce in the optimizer"
 NEEDS = ("horovod",)
 INSTALL = "scripts/install-horovod"
-LAUNCHERS = ("horovodrun",)
+PROCESSES = "horovod"
 
 
 def missing(devices: tuple[str, ...]) -> str | None:

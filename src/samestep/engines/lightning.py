@@ -17,7 +17,7 @@ from samestep.world import World
 
 PURPOSE = "Lightning's Trainer, which owns the loop"
 NEEDS = ("lightning",)
-LAUNCHERS = ("torchrun", "spawn", "srun", "mpirun")
+PROCESSES = "group"
 
 
 def missing(devices: tuple[str, ...]) -> str | None:

@@ -16,7 +16,7 @@ from samestep.world import World
 
 PURPOSE = "plain training in one process"
 NEEDS: tuple[str, ...] = ()
-LAUNCHERS = ("process",)
+PROCESSES = "one"
 
 
 def missing(devices: tuple[str, ...]) -> str | None:

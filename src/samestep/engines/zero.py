@@ -21,7 +21,7 @@ from samestep.world import World
 
 PURPOSE = "DDP with the optimizer's state sharded"
 NEEDS: tuple[str, ...] = ()
-LAUNCHERS = ("torchrun", "spawn", "srun", "mpirun")
+PROCESSES = "group"
 
 
 def missing(devices: tuple[str, ...]) -> str | None:

@@ -1,4 +1,4 @@
-"""How processes start. A launcher is one file with one pure function, `plan(program, shape)`: text in, text out."""
+"""How processes start. A launcher is a module: one file in launchers/, whose `plan` is pure: text in, text out."""
 
 from __future__ import annotations
 
@@ -7,11 +7,17 @@ import pkgutil
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from shutil import which
 from typing import Literal, Protocol, cast
 
 from samestep.errors import UserError, nearest
+from samestep.world import RankVariables
+
+GROUP = "samestep.launchers"  # of the entry points with which other packages bring launchers
+DEFAULT = "torchrun"
+FORK = "fork"  # for proofs; nobody trains so
 
 
 @dataclass(frozen=True)
@@ -69,34 +75,61 @@ class Plan:
 
 
 class Launcher(Protocol):
+    """What a module in launchers/ holds.
+
+    STARTS: the kinds of processes it starts: 'group' (a process for each device, which can form a process group), 'one'
+        (one process that drives all devices), or a name that an engine asks for in its PROCESSES.
+    VARIABLES: how it tells ranks their place.
+    KILLED, EXITED: how its log reports a rank that a signal ended, and one that left by itself: regular expressions
+        with the groups `rank`, and `number` or `word` of the signal, or `code`.
+    plan(program, shape): what to start. missing(machines, env): why it cannot be used here and now, or None.
+
+    One that people type themselves, around this command, also has:
+    size_around(env): how many ranks it has started around this process; None where it has started none.
+    identity(env): what tells this start from others. meeting(env, first_host, port): where its ranks meet.
+    One whose ranks are no children of its own may have end(folder), which ends those that write into `folder`; and
+    TELL, the environment's variables that it needs for that, which rank 0 writes there.
+    """
+
+    STARTS: tuple[str, ...]
+    VARIABLES: RankVariables
+    KILLED: tuple[str, ...]
+    EXITED: tuple[str, ...]
+
     def plan(self, program: Sequence[str], shape: Shape) -> Plan:
         """program: the arguments after `python`, as in ('-m', 'samestep.worker', 'plan.json').
 
         Raises UserError for a shape that this launcher cannot start.
         """
 
+    def missing(self, machines: Machines, env: Mapping[str, str]) -> str | None: ...
+
 
 def names() -> list[str]:
-    """The launchers there are: the files in launchers/."""
-    return sorted(m.name for m in pkgutil.iter_modules([str(Path(__file__).with_name("launchers"))]))
+    """The launchers there are, the default first: the files in launchers/, and those that other packages bring with an
+    entry point in the group `samestep.launchers`."""
+    return sorted(_builtin_names() | {*_others()}, key=lambda name: (name != DEFAULT, name))
 
 
 def load(name: str) -> Launcher:
-    """Raises UserError, with the nearest name, when there is no such launcher."""
-    if name not in names():
+    """Imports one launcher's file. Raises UserError, with the nearest name, when there is no such launcher."""
+    if name in _builtin_names():
+        return cast(Launcher, importlib.import_module(f"samestep.launch.launchers.{name}"))
+    if name not in _others():
         raise UserError(f"there is no launcher '{name}'; {nearest(name, names())}")
-    return cast(Launcher, importlib.import_module(f"samestep.launch.launchers.{name}"))
+    return cast(Launcher, _others()[name].load())
 
 
-def missing(name: str, machines: Machines, env: Mapping[str, str]) -> str | None:
-    """Why the launcher cannot be used here and now, or None."""
-    if name in ("spawn", "horovodrun", "fork") and machines.nnodes > 1:
-        return f"{name} starts ranks on one machine; for {machines.nnodes} use torchrun, srun or mpirun"
-    if name in ("srun", "mpirun") and which(name) is None:
-        package = {"srun": "Slurm", "mpirun": "Open MPI (apt install openmpi-bin)"}[name]
-        return f"{name} is not installed; it comes with {package}"
-    if name == "srun" and "SLURM_JOB_ID" not in env:
-        return "no Slurm job here; run inside salloc or sbatch, or write a batch script with samestep slurm"
-    if name == "torchrun" and machines.reached and machines.nnodes > 1:
-        return "torchrun must be started on each machine; srun and mpirun reach them all"
-    return None
+def able(kind: str) -> list[str]:
+    """The launchers that users start processes of this kind with, the default first."""
+    return [name for name in names() if kind in load(name).STARTS and name != FORK]
+
+
+@cache
+def _builtin_names() -> set[str]:
+    return {m.name for m in pkgutil.iter_modules([str(Path(__file__).with_name("launchers"))])}
+
+
+@cache
+def _others() -> dict[str, EntryPoint]:
+    return {point.name: point for point in entry_points(group=GROUP)}

@@ -14,9 +14,9 @@ from typing import Any
 
 from samestep import launch
 from samestep.launch import Machines, Plan
-from samestep.records.record import write_json
-from samestep.world import STARTED_BY, network
-from samestep.world.launched_by import Started
+from samestep.launch.started_by import Started
+from samestep.records.record import TOLD, write_json
+from samestep.world import network
 
 
 def planned(
@@ -39,8 +39,15 @@ def plan_for(
 ) -> Plan:
     """The command that has `nproc` workers here do what the file `path` asks."""
     shape = launch.Shape(nproc, str(path.parent), machines)
-    plan = launch.load(launcher).plan(("-m", "samestep.worker", *flags, str(path)), shape)
-    return replace(plan, env={**_environment(devices, machines), **plan.env})
+    module = launch.load(launcher)
+    plan = module.plan(("-m", "samestep.worker", *flags, str(path)), shape)
+    return replace(plan, env={**_environment(devices, machines), **_tells(module), **plan.env})
+
+
+def _tells(module: launch.Launcher) -> dict[str, str]:
+    """The variables whose values rank 0 writes into its folder, for a launcher that has to know them at the end."""
+    names = getattr(module, "TELL", ())
+    return {TOLD: ",".join(names)} if names else {}
 
 
 def _environment(devices: Sequence[str], machines: Machines) -> dict[str, str]:
@@ -57,7 +64,9 @@ def _environment(devices: Sequence[str], machines: Machines) -> dict[str, str]:
 
 def inside(path: Path, started: Started, devices: Sequence[str], machines: Machines) -> Plan:
     """The command that becomes one rank of those that somebody's launcher has started, whose variables it keeps."""
-    env = _environment(devices, machines) | {STARTED_BY: started.launcher, "SAMESTEP_RUN": started.id}
+    module = launch.load(started.launcher)
+    env = _environment(devices, machines) | _tells(module) | module.VARIABLES.told()
+    env |= {"SAMESTEP_RUN": started.id}
     if started.launcher != "torchrun":  # the store of a run with its own name: all ranks of one machine can find it
         meeting = (
             f"file://{Path(tempfile.gettempdir()).resolve()}/samestep-{os.getuid()}-{started.launcher}-{started.id}"

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 
+from samestep import launch
 from samestep.launch import fork_client
 from samestep.launch.fork_client import ForkedWorker
 from samestep.world.orphans import COMMAND, this_command
@@ -29,10 +30,10 @@ def end(tree: subprocess.Popen[bytes] | ForkedWorker, folder: Path) -> None:
     # A launcher that was killed may leave ranks that are not its children (Slurm's are its daemon's).
     # Nor is what a rank had started, when that rank was killed.
     _end([process for process in psutil.process_iter() if process.pid != os.getpid() and _is_ours(process)], GRACE_S)
-    step = folder / "slurm-step"
-    if step.exists() and tree.returncode != 0:
-        with suppress(OSError, subprocess.TimeoutExpired):
-            subprocess.run(["scancel", "--signal=KILL", step.read_text()], capture_output=True, timeout=10)
+    if tree.returncode != 0:
+        for end_ranks in (getattr(launch.load(name), "end", None) for name in launch.names()):
+            if end_ranks:
+                end_ranks(folder)
 
 
 def _end(members: list[psutil.Process], grace_s: float) -> None:

@@ -6,21 +6,11 @@ import re
 import signal
 from pathlib import Path
 
+from samestep import launch
 from samestep.errors import Refused, TrainingFailed, UserError
 from samestep.launch import Machines, oom_kills
 from samestep.records.record import Record
 
-# How launchers report a rank that a signal ended: torchrun and our spawn, Open MPI, Slurm.
-REPORTS = (
-    r"rank +: (?P<rank>\d+) \(local_rank: \d+\)\s+exitcode +: -(?P<number>\d+)",
-    r"process rank (?P<rank>\d+) with PID \d+ on node \S+ exited on signal (?P<number>\d+)",
-    r"srun: error: \S+: tasks? (?P<rank>\d+)[\d,-]*: (?P<word>Killed|Segmentation fault|Aborted|Bus error)",
-)
-EXITS = (
-    r"rank +: (?P<rank>\d+) \(local_rank: \d+\)\s+exitcode +: (?P<code>\d+)",
-    r"Process name: \[\[.*\],(?P<rank>\d+)\]\s+Exit code: +(?P<code>\d+)",
-    r"srun: error: \S+: tasks? (?P<rank>\d+)[\d,-]*: Exited with exit code (?P<code>\d+)",
-)
 WORDS = {"Killed": 9, "Segmentation fault": 11, "Aborted": 6, "Bus error": 7}
 
 
@@ -71,7 +61,7 @@ def raise_if_failed(record: Record, code: int, size: int, machines: Machines, me
 
 def killed_rank(log: str) -> tuple[int, str] | None:
     """(rank, signal) of a rank that a signal ended, as the launcher reports it; it ends the others with SIGTERM."""
-    for report in REPORTS:
+    for report in (report for name in launch.names() for report in launch.load(name).KILLED):
         for found in re.finditer(report, log):
             words = found.groupdict()
             name = signal_name(int(words.get("number") or WORDS[words["word"]]))
@@ -90,7 +80,7 @@ def signal_name(number: int) -> str:
 
 def exited_rank(log: str) -> tuple[int, int] | None:
     """(rank, exit code) of a rank that ended itself, as the launcher reports it."""
-    found = (re.search(report, log) for report in EXITS)
+    found = (re.search(report, log) for name in launch.names() for report in launch.load(name).EXITED)
     first = next((match for match in found if match), None)
     return (int(first["rank"]), int(first["code"])) if first else None
 

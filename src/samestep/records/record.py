@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 PROGRESS = "progress.json"
+ENVIRONMENT = "environment-of-rank0.json"  # the values of the variables that a launcher wants to know
+TOLD = "SAMESTEP_TELL"  # the environment's name for their names
 PREFIX = "tensor "  # so that no tensor's name is one of numpy.savez's own arguments
 
 

@@ -34,7 +34,7 @@ def work(plan: Plan, world: World) -> dict[str, Any]:
     engine = engines.load(plan["engine"])
     trainings = {}
     # Opened even for one rank, so that no engine's model outlives its group: DDP's destructor can then wait for ever.
-    with nullcontext() if engine.LAUNCHERS == ("process",) else process_group(world):
+    with nullcontext() if engine.PROCESSES == "one" else process_group(world):
         for step in plan["trainings"]:
             tell(world.rank, Path(plan["out"]), step["as"])
             trainings[step["as"]] = KINDS[step["kind"]](plan, step, job, engine, world)

@@ -5,28 +5,26 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from samestep.errors import UserError
 
-STARTED_BY = "SAMESTEP_STARTED_BY"  # the environment's name for whose variables to read
-LAUNCHERS = {  # rank, world size, local rank, local world size, node: what each launcher calls them
-    "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"),
-    "horovodrun": (
-        "HOROVOD_RANK",
-        "HOROVOD_SIZE",
-        "HOROVOD_LOCAL_RANK",
-        "HOROVOD_LOCAL_SIZE",
-        "HOROVOD_CROSS_RANK",
-    ),
-    "mpirun": (
-        "OMPI_COMM_WORLD_RANK",
-        "OMPI_COMM_WORLD_SIZE",
-        "OMPI_COMM_WORLD_LOCAL_RANK",
-        "OMPI_COMM_WORLD_LOCAL_SIZE",
-        "OMPI_COMM_WORLD_NODE_RANK",
-    ),
-    "srun": ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE", "SLURM_NODEID"),
-}
+RANK_VARIABLES = "SAMESTEP_RANK_VARIABLES"  # the environment's name for the names below, where they are not torchrun's
+
+
+class RankVariables(NamedTuple):
+    """What a launcher calls a rank's number, the world's size, the rank's number on its machine, how many ranks that
+    machine has, and the machine's number. The defaults are torchrun's."""
+
+    rank: str = "RANK"
+    size: str = "WORLD_SIZE"
+    local_rank: str = "LOCAL_RANK"
+    local_size: str = "LOCAL_WORLD_SIZE"
+    node: str = "GROUP_RANK"
+
+    def told(self) -> dict[str, str]:
+        """The environment that has World.from_env read these."""
+        return {RANK_VARIABLES: ",".join(self)}
 
 
 @dataclass(frozen=True)
@@ -54,8 +52,9 @@ class World:
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> World:
-        """Reads what the launcher in SAMESTEP_STARTED_BY sets (torchrun where none is named), and SAMESTEP_DEVICES:
-        the devices here, one for each local rank.
+        """Reads the variables that SAMESTEP_RANK_VARIABLES names (torchrun's where it is not set).
+
+        SAMESTEP_DEVICES holds the devices here, one for each local rank.
 
         A process that is alone drives all of them (DataParallel does; other engines take the first).
         """
@@ -72,13 +71,13 @@ class World:
 
 def places(env: Mapping[str, str]) -> tuple[int, int, int, int, int]:
     """Rank, world size, local rank, local world size and node, as the launcher tells them; a lone process without."""
-    rank, size, local_rank, local_size, node = LAUNCHERS[env.get(STARTED_BY, "torchrun")]
-    number = int(env.get(node, "0"))
+    names = RankVariables(*env[RANK_VARIABLES].split(",")) if RANK_VARIABLES in env else RankVariables()
+    number = int(env.get(names.node, "0"))
     return (
-        int(env.get(rank, "0")),
-        int(env.get(size, "1")),
-        int(env.get(local_rank, "0")),
-        tasks_per_node(env.get(local_size, "1"), number),
+        int(env.get(names.rank, "0")),
+        int(env.get(names.size, "1")),
+        int(env.get(names.local_rank, "0")),
+        tasks_per_node(env.get(names.local_size, "1"), number),
         number,
     )
 

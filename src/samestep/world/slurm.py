@@ -7,6 +7,14 @@ from collections.abc import Mapping
 
 from samestep.errors import UserError
 
+INTERACTIVE_STEP = 2**31  # Slurm numbers the steps of salloc's shell and of batch scripts from here
+
+
+def port_of(job_id: str, step_id: str = "0") -> int:
+    """A port that follows from the numbers of a job and its step, so that two on one machine seldom share one."""
+    step = int(step_id) if int(step_id) < INTERACTIVE_STEP else 0
+    return 20000 + (int(job_id) + 97 * step) % 10000
+
 
 def first_host(env: Mapping[str, str]) -> str:
     """The first machine of the job that `env` tells of. Raises UserError when Slurm does not answer."""

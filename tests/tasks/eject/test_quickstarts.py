@@ -48,11 +48,11 @@ def _lines(text: str) -> int:
 
 
 def _command(engine: str, script: Path, size: int) -> list[str]:
-    launcher = engines.load(engine).LAUNCHERS[0]
+    processes = engines.load(engine).PROCESSES
     python = [sys.executable, str(script)]
-    if launcher == "process":
+    if processes == "one":
         return python
-    if launcher == "horovodrun":
+    if processes == "horovod":
         return [str(Path(sys.executable).with_name("horovodrun")), "-np", str(size), *python]
     return [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={size}", str(script)]
 

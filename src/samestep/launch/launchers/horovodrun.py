@@ -6,11 +6,20 @@ Source: https://horovod.readthedocs.io/en/stable/running_include.html
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from samestep.errors import UserError
-from samestep.launch import Plan, Shape
+from samestep.launch import Machines, Plan, Shape
+from samestep.launch.meeting import named_meeting
+from samestep.world import RankVariables
+
+STARTS = ("horovod",)
+VARIABLES = RankVariables(
+    "HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE", "HOROVOD_CROSS_RANK"
+)
+KILLED: tuple[str, ...] = ()
+EXITED: tuple[str, ...] = ()
 
 
 def plan(program: Sequence[str], shape: Shape) -> Plan:
@@ -30,5 +39,24 @@ def plan(program: Sequence[str], shape: Shape) -> Plan:
         sys.executable,
         *program,
     )
-    meeting = f"file://{shape.folder}/rendezvous"
-    return Plan(command, {"SAMESTEP_INIT_METHOD": meeting, "SAMESTEP_STARTED_BY": "horovodrun"})
+    at = f"file://{shape.folder}/rendezvous"
+    return Plan(command, {"SAMESTEP_INIT_METHOD": at} | VARIABLES.told())
+
+
+def missing(machines: Machines, env: Mapping[str, str]) -> str | None:
+    if machines.nnodes > 1:
+        return f"horovodrun starts ranks on one machine; for {machines.nnodes} use torchrun, srun or mpirun"
+    return None
+
+
+def size_around(env: Mapping[str, str]) -> int | None:
+    return int(env[VARIABLES.size]) if VARIABLES.rank in env else None
+
+
+def identity(env: Mapping[str, str]) -> str:
+    return env.get("HOROVOD_GLOO_RENDEZVOUS_PORT") or "0"
+
+
+def meeting(env: Mapping[str, str], first_host: str | None, port: int) -> str:
+    """Raises UserError where the ranks are on several machines and nobody has named rank 0's."""
+    return named_meeting("horovodrun", env, VARIABLES, "MASTER_ADDR=h1 MASTER_PORT=29500 horovodrun …")

@@ -6,10 +6,24 @@ Source: https://docs.open-mpi.org/en/main/man-openmpi/man1/mpirun.1.html
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from shutil import which
 
 from samestep.errors import UserError
-from samestep.launch import Plan, Shape
+from samestep.launch import Machines, Plan, Shape
+from samestep.launch.meeting import named_meeting
+from samestep.world import RankVariables
+
+STARTS = ("group",)
+VARIABLES = RankVariables(
+    "OMPI_COMM_WORLD_RANK",
+    "OMPI_COMM_WORLD_SIZE",
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+    "OMPI_COMM_WORLD_NODE_RANK",
+)
+KILLED = (r"process rank (?P<rank>\d+) with PID \d+ on node \S+ exited on signal (?P<number>\d+)",)
+EXITED = (r"Process name: \[\[.*\],(?P<rank>\d+)\]\s+Exit code: +(?P<code>\d+)",)
 
 
 def plan(program: Sequence[str], shape: Shape) -> Plan:
@@ -23,8 +37,8 @@ def plan(program: Sequence[str], shape: Shape) -> Plan:
         raise UserError(f"mpirun starts on machines that it is told: give {machines.nnodes} with --hosts h1,h2")
     if len(hosts) > 1 and not machines.port:
         raise UserError("several machines must know the port where they meet; give one with --port")
-    meeting = f"tcp://{machines.endpoint}" if machines.port else f"file://{shape.folder}/rendezvous"
-    env = {"SAMESTEP_INIT_METHOD": meeting, "SAMESTEP_STARTED_BY": "mpirun"}
+    at = f"tcp://{machines.endpoint}" if machines.port else f"file://{shape.folder}/rendezvous"
+    env = {"SAMESTEP_INIT_METHOD": at} | VARIABLES.told()
     exported = [*env, "SAMESTEP_TIMEOUT_S", "SAMESTEP_DEVICES", "OMP_NUM_THREADS"]
     if machines.interface:
         exported += ["GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"]
@@ -44,3 +58,20 @@ def plan(program: Sequence[str], shape: Shape) -> Plan:
         *program,
     )
     return Plan(command, env)
+
+
+def missing(machines: Machines, env: Mapping[str, str]) -> str | None:
+    return None if which("mpirun") else "mpirun is not installed; it comes with Open MPI (apt install openmpi-bin)"
+
+
+def size_around(env: Mapping[str, str]) -> int | None:
+    return int(env[VARIABLES.size]) if VARIABLES.rank in env else None
+
+
+def identity(env: Mapping[str, str]) -> str:
+    return env.get("PMIX_NAMESPACE") or "0"
+
+
+def meeting(env: Mapping[str, str], first_host: str | None, port: int) -> str:
+    """Raises UserError where the ranks are on several machines and nobody has named rank 0's."""
+    return named_meeting("mpirun", env, VARIABLES, "mpirun -x MASTER_ADDR=h1 -x MASTER_PORT=29500 …")

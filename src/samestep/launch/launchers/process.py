@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from samestep.launch import Plan, Shape
+from samestep.launch import Machines, Plan, Shape
+from samestep.world import RankVariables
+
+STARTS = ("one",)
+VARIABLES = RankVariables()
+KILLED: tuple[str, ...] = ()
+EXITED: tuple[str, ...] = ()
 
 
 def plan(program: Sequence[str], shape: Shape) -> Plan:
     # Said outright: the user's shell may still hold another launcher's RANK.
     alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-    return Plan((sys.executable, *program), {"SAMESTEP_STARTED_BY": "torchrun", **alone})
+    return Plan((sys.executable, *program), VARIABLES.told() | alone)
+
+
+def missing(machines: Machines, env: Mapping[str, str]) -> str | None:
+    return None

@@ -6,9 +6,16 @@ Source: https://docs.pytorch.org/docs/stable/multiprocessing.html#spawning-subpr
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from samestep.launch import Plan, Shape
+from samestep.launch import Machines, Plan, Shape
+from samestep.world import RankVariables
+
+STARTS = ("group",)
+VARIABLES = RankVariables()
+# worker.py reports as torchrun does.
+KILLED = (r"rank +: (?P<rank>\d+) \(local_rank: \d+\)\s+exitcode +: -(?P<number>\d+)",)
+EXITED = (r"rank +: (?P<rank>\d+) \(local_rank: \d+\)\s+exitcode +: (?P<code>\d+)",)
 
 
 def plan(program: Sequence[str], shape: Shape) -> Plan:
@@ -17,3 +24,9 @@ def plan(program: Sequence[str], shape: Shape) -> Plan:
     machines = shape.machines
     meeting = f"tcp://{machines.endpoint}" if machines.port else f"file://{shape.folder}/rendezvous"
     return Plan((sys.executable, *head, "--spawn", str(shape.nproc), path), {"SAMESTEP_INIT_METHOD": meeting})
+
+
+def missing(machines: Machines, env: Mapping[str, str]) -> str | None:
+    if machines.nnodes > 1:
+        return f"spawn starts ranks on one machine; for {machines.nnodes} use torchrun, srun or mpirun"
+    return None

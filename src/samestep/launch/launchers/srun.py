@@ -5,12 +5,28 @@ Source: https://slurm.schedmd.com/srun.html
 
 from __future__ import annotations
 
+import json
 import signal
+import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from shutil import which
 
 from samestep.errors import UserError
-from samestep.launch import Plan, Shape
+from samestep.launch import Machines, Plan, Shape
+from samestep.launch.meeting import address
+from samestep.records.record import ENVIRONMENT
+from samestep.world import RankVariables
+from samestep.world.slurm import INTERACTIVE_STEP
+
+STARTS = ("group",)
+VARIABLES = RankVariables("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE", "SLURM_NODEID")
+REPORT = r"srun: error: \S+: tasks? (?P<rank>\d+)[\d,-]*: "
+KILLED = (REPORT + "(?P<word>Killed|Segmentation fault|Aborted|Bus error)",)
+EXITED = (REPORT + r"Exited with exit code (?P<code>\d+)",)
+TELL = ("SLURM_JOB_ID", "SLURM_STEP_ID")
 
 
 def plan(program: Sequence[str], shape: Shape) -> Plan:
@@ -31,5 +47,38 @@ def plan(program: Sequence[str], shape: Shape) -> Plan:
         sys.executable,
         *program,
     )
-    env = {"SAMESTEP_INIT_METHOD": f"tcp://{machines.endpoint}", "SAMESTEP_STARTED_BY": "srun"}
+    env = {"SAMESTEP_INIT_METHOD": f"tcp://{machines.endpoint}"} | VARIABLES.told()
     return Plan(command, env, signal.SIGTERM)  # which it passes on to its tasks
+
+
+def missing(machines: Machines, env: Mapping[str, str]) -> str | None:
+    if which("srun") is None:
+        return "srun is not installed; it comes with Slurm"
+    if "SLURM_JOB_ID" not in env:
+        return "no Slurm job here; run inside salloc or sbatch, or write a batch script with samestep slurm"
+    return None
+
+
+def size_around(env: Mapping[str, str]) -> int | None:
+    """Not of salloc's shell, nor of a batch script, which are steps of their own."""
+    step = env.get("SLURM_STEP_ID", "")
+    in_step = step.isdigit() and int(step) < INTERACTIVE_STEP
+    return int(env.get("SLURM_NTASKS", "1")) if in_step and int(env.get("SLURM_NTASKS", "1")) > 1 else None
+
+
+def identity(env: Mapping[str, str]) -> str:
+    return ".".join(env[name] for name in TELL)
+
+
+def meeting(env: Mapping[str, str], first_host: str | None, port: int) -> str:
+    """At the job's first machine, unless the user has named another."""
+    return address(env.get("MASTER_ADDR") or str(first_host), env.get("MASTER_PORT", port))
+
+
+def end(folder: Path) -> None:
+    """Ends the tasks of a step, which are children of Slurm's daemons."""
+    told = folder / ENVIRONMENT
+    if told.exists():
+        step = identity(json.loads(told.read_text()))
+        with suppress(OSError, subprocess.TimeoutExpired):
+            subprocess.run(["scancel", "--signal=KILL", step], capture_output=True, timeout=10)

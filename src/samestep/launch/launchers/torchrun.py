@@ -8,10 +8,16 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from samestep.errors import UserError
-from samestep.launch import Plan, Shape
+from samestep.launch import Machines, Plan, Shape
+from samestep.world import RankVariables
+
+STARTS = ("group",)
+VARIABLES = RankVariables()
+KILLED = (r"rank +: (?P<rank>\d+) \(local_rank: \d+\)\s+exitcode +: -(?P<number>\d+)",)
+EXITED = (r"rank +: (?P<rank>\d+) \(local_rank: \d+\)\s+exitcode +: (?P<code>\d+)",)
 
 
 def plan(program: Sequence[str], shape: Shape) -> Plan:
@@ -50,5 +56,24 @@ def plan(program: Sequence[str], shape: Shape) -> Plan:
             sys.executable,
             *program,
         ),
-        {"SAMESTEP_STARTED_BY": "torchrun"},
+        VARIABLES.told(),
     )
+
+
+def missing(machines: Machines, env: Mapping[str, str]) -> str | None:
+    if machines.reached and machines.nnodes > 1:
+        return "torchrun must be started on each machine; srun and mpirun reach them all"
+    return None
+
+
+def size_around(env: Mapping[str, str]) -> int | None:
+    return int(env.get("WORLD_SIZE", "1")) if "TORCHELASTIC_RUN_ID" in env else None
+
+
+def identity(env: Mapping[str, str]) -> str:
+    name = env.get("TORCHELASTIC_RUN_ID", "none")
+    return name if name != "none" else f"{env['MASTER_ADDR']}-{env['MASTER_PORT']}"
+
+
+def meeting(env: Mapping[str, str], first_host: str | None, port: int) -> str:
+    return ""  # its own store

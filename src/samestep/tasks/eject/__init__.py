@@ -49,9 +49,9 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.data import default_collate
 """
 LAUNCH = {
-    "process": "python {file}",
-    "torchrun": "python -m torch.distributed.run --nproc-per-node={size} {file}",
-    "horovodrun": "horovodrun -np {size} python {file}",
+    "one": "python {file}",
+    "group": "python -m torch.distributed.run --nproc-per-node={size} {file}",
+    "horovod": "horovodrun -np {size} python {file}",
 }
 
 
@@ -61,7 +61,7 @@ def eject(target: str, texts: Mapping[str, str], name: str, settings: Mapping[st
     Raises UserError for a job that cannot be built, and for one that the script would not train as it is.
     """
     job, function, engine = build(target, texts), find(target), engines.load(name)
-    size = 1 if "process" in engine.LAUNCHERS else size
+    size = 1 if engine.PROCESSES == "one" else size
     what = f"{target.rpartition('/')[2]} on {name}"
     if job.sync_batchnorm and engine.layout(World(size=size), **settings).lone_batchnorm:
         raise UserError(f"SyncBatchNorm does not find the other ranks of {name}; leave sync_batchnorm out")
@@ -71,11 +71,11 @@ def eject(target: str, texts: Mapping[str, str], name: str, settings: Mapping[st
     values = values_of(function, texts, f"the job {target}", "--set")
     facts = {
         "title": what,
-        "launch_line": LAUNCH[engine.LAUNCHERS[0]].format(size=size, file=file),
+        "launch_line": LAUNCH[engine.PROCESSES].format(size=size, file=file),
         "size": size,
         "source": f"samestep/engines/{name}.py",
         "engine": loop.text(),
-        "launcher": engine.LAUNCHERS[0],
+        "processes": engine.PROCESSES,
         "closes": hasattr(engine, "close"),
         "function": called,
         "arguments": ", ".join(f"{key}={literal(value)}" for key, value in values.items()),

@@ -241,7 +241,15 @@ def _settings(engine: engines.Engine) -> dict[str, Any]:
 
 def _broken(name: str, reason: str) -> dict[str, Any]:
     row = dict.fromkeys(("install", "version", "layout", "numerics"))
-    return {"name": name, "available": False, "reason": reason, "purpose": "", "launchers": [], "settings": {}, **row}
+    return {
+        "name": name,
+        "available": False,
+        "reason": reason,
+        "purpose": "",
+        "process_kind": "",
+        "settings": {},
+        **row,
+    }
 
 
 def _engine(
@@ -253,7 +261,7 @@ def _engine(
     chosen: Mapping[str, Any],
 ) -> dict[str, Any]:
     reason = engines.missing(engine, devices)
-    alone = engine.LAUNCHERS == ("process",)
+    alone = engine.PROCESSES == "one"
     world = World(devices=devices[:nproc]) if alone else World(size=nproc, devices=devices[:1])
     package = engine.NEEDS[0] if engine.NEEDS else "torch"
     try:
@@ -268,7 +276,7 @@ def _engine(
         "install": getattr(engine, "INSTALL", None) or f"pip install {_requirements(name, engine.NEEDS)}",
         "version": found,
         "purpose": engine.PURPOSE,
-        "launchers": list(engine.LAUNCHERS),
+        "process_kind": engine.PROCESSES,
         "processes": world.size,
         "devices": list(devices[:nproc] if alone else devices),
         "settings": settings,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from samestep.errors import UserError
-from samestep.world.launched_by import launcher_around, slurm_port, started
+from samestep.launch.started_by import launcher_around, started
+from samestep.world.slurm import port_of
 
 TORCHRUN = {
     "TORCHELASTIC_RUN_ID": "b7",
@@ -66,7 +67,7 @@ BY_HAND = {key: TORCHRUN[key] for key in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "M
     ],
 )
 def test_whose_rank(env: dict[str, str], found: tuple[object, ...] | None) -> None:
-    place = started(env, "n1", slurm_port(env.get("SLURM_JOB_ID", "0")))
+    place = started(env, "n1", port_of(env.get("SLURM_JOB_ID", "0")))
     assert (
         place and (place.launcher, place.rank, place.size, place.local_rank, place.local_size, place.id, place.meeting)
     ) == found

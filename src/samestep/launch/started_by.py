@@ -1,15 +1,15 @@
-"""Whether somebody's launcher has started this command already: torchrun, srun, mpirun or horovodrun. Pure."""
+"""Whether somebody's launcher has started this command already, as one rank of several. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
+from samestep import launch
 from samestep.errors import UserError
-from samestep.world import LAUNCHERS, STARTED_BY, places
+from samestep.world import RankVariables, places
 from samestep.world.orphans import COMMAND
-
-INTERACTIVE_STEP = 2**31  # Slurm numbers the steps of salloc's shell and of batch scripts from here
 
 
 @dataclass(frozen=True)
@@ -35,19 +35,15 @@ def launcher_around(env: Mapping[str, str]) -> str | None:
     """
     if COMMAND in env:
         return None  # ours has
-    in_step = _in_step(env) and int(env.get("SLURM_NTASKS", "1")) > 1
-    by_hand = [name for name in LAUNCHERS["torchrun"][:3] if name in env]
-    numbers = ["SLURM_NTASKS", "SLURM_PROCID", "MASTER_PORT", "LOCAL_WORLD_SIZE", "GROUP_RANK"]
-    _check_numbers(env, [*by_hand, *numbers])
-    if "TORCHELASTIC_RUN_ID" in env:
-        _check_torchrun_in_srun(env, in_step)
-        return "torchrun" if int(env.get("WORLD_SIZE", "1")) > 1 else None
-    for launcher in ("horovodrun", "mpirun"):
-        if LAUNCHERS[launcher][0] in env:
-            return launcher if int(env[LAUNCHERS[launcher][1]]) > 1 else None
-    if in_step:
-        _check_by_hand(env)
-        return "srun"
+    by_hand = [name for name in RankVariables()[:3] if name in env]
+    _check_numbers(env, [*by_hand, "SLURM_PROCID", "MASTER_PORT", "LOCAL_WORLD_SIZE", "GROUP_RANK"])
+    sizes = _sizes_around(env)
+    if "torchrun" in sizes:
+        _check_torchrun_in_srun(env, "srun" in sizes)
+    for launcher, size in sizes.items():
+        if launcher == "srun":
+            _check_by_hand(env)
+        return launcher if size > 1 else None
     if by_hand and int(env.get("WORLD_SIZE", "1")) > 1:
         absent = [
             name for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT") if name not in env
@@ -67,10 +63,16 @@ def launcher_around(env: Mapping[str, str]) -> str | None:
     return None
 
 
-def _in_step(env: Mapping[str, str]) -> bool:
-    """Whether srun has started this process, rather than salloc's shell or a batch script."""
-    step = env.get("SLURM_STEP_ID", "")
-    return step.isdigit() and int(step) < INTERACTIVE_STEP
+def _sizes_around(env: Mapping[str, str]) -> dict[str, int]:
+    """How many ranks each launcher around has started: the innermost first, because torchrun runs inside others."""
+    _check_numbers(env, ["SLURM_NTASKS", *(launch.load(name).VARIABLES.size for name in launch.names())])
+    found = {}
+    for name in launch.names():
+        around = getattr(launch.load(name), "size_around", None)
+        size = around(env) if around else None
+        if size is not None:
+            found[name] = size
+    return found
 
 
 def refuse_to_start_more(env: Mapping[str, str], nnodes: int | None) -> None:
@@ -78,13 +80,9 @@ def refuse_to_start_more(env: Mapping[str, str], nnodes: int | None) -> None:
     ranks of its own. nnodes: machines, where this command is typed once on each; srun may be what types it."""
     if COMMAND in env:
         return
-    _check_numbers(env, ["WORLD_SIZE", "SLURM_NTASKS", *(LAUNCHERS[name][1] for name in ("mpirun", "horovodrun"))])
-    tasks = int(env.get("SLURM_NTASKS", "1"))
-    sizes = {"torchrun": int(env.get("WORLD_SIZE", "1")) if "TORCHELASTIC_RUN_ID" in env else 1}
-    sizes |= {name: int(env.get(LAUNCHERS[name][1], "1")) for name in ("mpirun", "horovodrun")}
-    if _in_step(env) and nnodes != tasks:
-        sizes["srun"] = tasks
-    for launcher, size in sizes.items():
+    for launcher, size in _sizes_around(env).items():
+        if launcher == "srun" and size == nnodes:
+            continue
         if size > 1:
             raise UserError(
                 f"{launcher} has started {size} of these commands, and --nproc, --nnodes or --launcher would have each "
@@ -127,35 +125,7 @@ def started(env: Mapping[str, str], first_host: str | None, port: int) -> Starte
     launcher = launcher_around(env)
     if launcher is None:
         return None
-    rank, size, local_rank, local_size, _ = places({**env, STARTED_BY: launcher})
-    meeting = ""
-    if launcher == "torchrun":
-        name = env.get("TORCHELASTIC_RUN_ID", "none")
-        identity = name if name != "none" else f"{env['MASTER_ADDR']}-{env['MASTER_PORT']}"
-    elif launcher == "srun":
-        identity = f"{env['SLURM_JOB_ID']}.{env['SLURM_STEP_ID']}"
-        master = env.get("MASTER_ADDR") or first_host
-        meeting = f"tcp://{_bracketed(str(master))}:{env.get('MASTER_PORT', port)}"
-    else:
-        identity = env.get("PMIX_NAMESPACE") or env.get("HOROVOD_GLOO_RENDEZVOUS_PORT") or "0"
-        if "MASTER_ADDR" in env and "MASTER_PORT" in env:
-            meeting = f"tcp://{_bracketed(env['MASTER_ADDR'])}:{env['MASTER_PORT']}"
-        elif local_size < size:
-            example = "mpirun -x MASTER_ADDR=h1 -x MASTER_PORT=29500 …"
-            if launcher == "horovodrun":
-                example = "MASTER_ADDR=h1 MASTER_PORT=29500 horovodrun …"
-            raise UserError(
-                f"{launcher} tells its ranks on several machines of no place where torch's could meet; name rank 0's "
-                f"machine, as in {example}"
-            )
-    return Started(launcher, rank, size, local_rank, local_size, identity, meeting)
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
-
-
-def slurm_port(job_id: str, step_id: str = "0") -> int:
-    """A port that follows from the numbers of the job and its step, so that two on one machine seldom share one."""
-    step = int(step_id) if int(step_id) < INTERACTIVE_STEP else 0
-    return 20000 + (int(job_id) + 97 * step) % 10000
+    module: Any = launch.load(launcher)
+    rank, size, local_rank, local_size, _ = places({**env, **module.VARIABLES.told()})
+    at = module.meeting(env, first_host, port)
+    return Started(launcher, rank, size, local_rank, local_size, module.identity(env), at)

@@ -1,0 +1,154 @@
+"""What the parent asks a worker before any launch, and what it is answered."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from samestep.engine import Layout, Numerics
+
+Values = Mapping[str, Any]  # of settings: an engine's keyword arguments, or a job's
+
+
+@dataclass(frozen=True)
+class Question:
+    """About a job and the engines.
+
+    job: its name or path; None: about the engines alone. settings: texts of --set. device: as --device gives it.
+    replicas: how many an engine would lay out on each of `machines`; None: one for each GPU, or 2 on a CPU.
+    steps: of the proof, whose subset is inspected too. engines: those asked for, all where none. engine_settings:
+    texts of --set-engine, checked against them.
+    """
+
+    job: str | None = None
+    settings: Mapping[str, str] = field(default_factory=dict)
+    device: str = "auto"
+    replicas: int | None = None
+    machines: int = 1
+    steps: int = 8
+    engines: tuple[str, ...] = ()
+    engine_settings: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class MachineFacts:
+    """What figures were measured on. host: its name. interface: that gloo uses, where that was chosen."""
+
+    python: str
+    torch: str
+    host: str
+    processor: str
+    cores: int
+    gpu: str | None = None
+    interface: str | None = None
+
+
+@dataclass(frozen=True)
+class EngineFacts:
+    """An engine on this machine.
+
+    reason: why it is not available. install: the line that installs it. version: of its package. process_kind: its
+    PROCESSES. processes: how many it is started with; devices: of them all. settings: its settings and their values;
+    chosen: those of them that --set-engine has changed. layout, numerics: with these settings; None where it is broken.
+    """
+
+    name: str
+    available: bool
+    reason: str | None = None
+    install: str | None = None
+    version: str | None = None
+    purpose: str = ""
+    process_kind: str = ""
+    processes: int = 0
+    devices: tuple[str, ...] = ()
+    settings: Values = field(default_factory=dict)
+    chosen: Values = field(default_factory=dict)
+    layout: Layout | None = None
+    numerics: Numerics | None = None
+
+    @property
+    def replicas(self) -> int:
+        """How many replicas it lays out; 0 where it is broken."""
+        return self.layout.replicas if self.layout else 0
+
+
+@dataclass(frozen=True)
+class JobFacts:
+    """A job's sizes, and what its layers refuse.
+
+    settings: name -> its type and default, as text. chosen: those that --set has changed. source: a digest of its file
+    and neighbours. rows, evaluation_rows: of its datasets. metrics: name -> 'min' or 'max'. micro_batches: replicas ->
+    how many a step has. unused: parameters without a gradient; scalars: those without dimensions. batch_layers,
+    random_layers: the names of its BatchNorm and dropout layers. refused: replicas -> why it cannot be trained so.
+    """
+
+    settings: Mapping[str, str]
+    chosen: Mapping[str, str]
+    source: str
+    rows: int
+    evaluation_rows: int
+    metrics: Mapping[str, Literal["min", "max"]]
+    global_batch: int
+    micro_batches: Mapping[int, int]
+    steps_per_epoch: int
+    epochs: int
+    parameters: int
+    dtype: str
+    optimizer: str
+    workers: int
+    most_workers: int
+    prefetch: int
+    last: str
+    sync_batchnorm: bool
+    batch_layers: tuple[str, ...]
+    random_layers: tuple[str, ...]
+    unused: tuple[str, ...]
+    scalars: tuple[str, ...]
+    refused: Mapping[int, str | None]
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """The answer to a Question. devices: of this machine. replicas: on all machines."""
+
+    devices: tuple[str, ...]
+    machine: MachineFacts
+    replicas: int
+    engines: tuple[EngineFacts, ...]
+    job: JobFacts | None = None
+
+    def engine(self, name: str) -> EngineFacts | None:
+        return next((facts for facts in self.engines if facts.name == name), None)
+
+    @property
+    def the_job(self) -> JobFacts:
+        """The job's facts, where the question named one."""
+        assert self.job is not None
+        return self.job
+
+
+@dataclass(frozen=True)
+class EjectQuestion:
+    """About a job's stand-alone script on an engine with `size` ranks; file: its name, for the line that starts it."""
+
+    job: str
+    settings: Mapping[str, str]
+    engine: str
+    engine_settings: Mapping[str, str]
+    size: int
+    file: str
+
+
+@dataclass(frozen=True)
+class Script:
+    """The answer to an EjectQuestion."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A user's mistake, which the worker has found: one sentence."""
+
+    error: str

@@ -1,0 +1,114 @@
+"""What a launch is asked to do: plan.json, which every rank reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+TRAININGS = ("gradient", "sgd", "user")  # of a proof
+
+
+@dataclass(frozen=True)
+class Measure:
+    """Train the job as it is for `steps` steps, with nothing of ours between them."""
+
+    steps: int
+    name: str = "measure"
+    kind: Literal["measure"] = "measure"
+
+
+@dataclass(frozen=True)
+class Prove:
+    """One training of the proof. training: one of TRAININGS. replicas: for which the subset is cut. name: in the record.
+
+    dtype: 'float64', or 'float32' for a model or an engine that float64 does not fit. sgd_lr: the rate of 'sgd'.
+    """
+
+    training: str
+    steps: int
+    dtype: str
+    replicas: int
+    sgd_lr: float
+    engine_settings: Mapping[str, Any]
+    name: str
+    kind: Literal["prove"] = "prove"
+
+
+@dataclass(frozen=True)
+class Train:
+    """Train the whole job.
+
+    weights: the file for the trained weights. init, init_sha256: the file to start from. every: epochs from one
+    evaluation to the next, 0: only the last. best: the metric and 'min' or 'max', whose best weights are kept; None
+    keeps the last. patience: evaluations without a better one after which the training ends.
+    """
+
+    weights: str
+    init: str | None = None
+    init_sha256: str | None = None
+    every: int = 1
+    best: tuple[str, str] | None = None
+    patience: int | None = None
+    name: str = "train"
+    kind: Literal["train"] = "train"
+
+
+@dataclass(frozen=True)
+class Score:
+    """Evaluate the weights in the file `init`. predictions: the file for the model's outputs."""
+
+    init: str
+    init_sha256: str
+    predictions: str | None = None
+    name: str = "score"
+    kind: Literal["score"] = "score"
+
+
+Training = Annotated[Measure | Prove | Train | Score, Field(discriminator="kind")]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What each rank of a launch does. out: the folder for its files. started_at: in seconds since 1970."""
+
+    out: str
+    started_at: float
+    job: str
+    settings: Mapping[str, str]
+    engine: str
+    engine_settings: Mapping[str, Any] = field(default_factory=dict)
+    trainings: tuple[Training, ...] = ()
+
+
+@dataclass(frozen=True)
+class LayoutPlan:
+    """A layout that the reference plays, and how it rounds there.
+
+    replicas, split, buffers: as in engine.Layout. rounds_to: the dtype that gradients pass through. rounds_weights:
+    whether the weights are kept in it, too. exact_steps: so many first steps are exact. dtype: the widest to play in.
+    """
+
+    replicas: int = 1
+    split: Literal["even", "chunk"] = "even"
+    buffers: Literal["rank0", "local"] = "rank0"
+    rounds_to: str | None = None
+    rounds_weights: bool = False
+    exact_steps: int = 0
+    dtype: str = "float64"
+    trainings: tuple[str, ...] = TRAININGS
+
+
+@dataclass(frozen=True)
+class ReferencePlan:
+    """What the reference plays. replicas: of the study, for which the subset is cut. steps: of each training."""
+
+    out: str
+    started_at: float
+    job: str
+    settings: Mapping[str, str]
+    layouts: tuple[LayoutPlan, ...]
+    steps: int
+    replicas: int
