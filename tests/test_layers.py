@@ -25,7 +25,7 @@ ARROWS = {
     # both sides
     "__init__": {"data"},
     "engine": {"world"},
-    "records": set(),
+    "records": {"engine", "world"},
     "world": set(),
     "job": set(),
     "errors": set(),

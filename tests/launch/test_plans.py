@@ -84,5 +84,5 @@ def test_an_unknown_launcher_is_named_with_the_nearest() -> None:
 def test_why_a_launcher_is_unavailable(name: str, machines: Machines, env: dict[str, str], reason: str) -> None:
     import re
 
-    assert re.search(reason, launch.missing(name, machines, env) or "")
-    assert launch.missing("torchrun", Machines(), {}) is None
+    assert re.search(reason, launch.load(name).missing(machines, env) or "")
+    assert launch.load("torchrun").missing(Machines(), {}) is None

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from samestep import launch
 from samestep.commands.study import Row, Study, check_devices, rows_of
 from samestep.errors import Refused, TrainingFailed, UserError, nearest
 from samestep.launch import Plan, command, ports, supervise
@@ -112,8 +113,8 @@ def prepare(
     able = launch.able(row.facts["process_kind"])
     if inside and inside.launcher not in able:
         raise UserError(
-            f"{inside.launcher} has started {inside.size} processes, and {row.engine} starts as {' or '.join(able)}; type it "
-            f"without {inside.launcher}"
+            f"{inside.launcher} has started {inside.size} processes, and {row.engine} starts as {' or '.join(able)}; "
+            f"type it without {inside.launcher}"
         )
     asked: dict[str, Any] = {
         "job": study.job,

@@ -6,7 +6,6 @@ import json
 import math
 import os
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -48,7 +47,8 @@ def read(kind: type[T], path: Path) -> T:
 def from_json(kind: type[T], value: Any, what: str = "a record") -> T:
     """The dataclass that plain values describe. Raises UserError, which calls them `what`, where they do not."""
     try:
-        return _adapter(kind).validate_python(value)
+        found: T = _adapter(kind).validate_python(value)
+        return found
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
@@ -61,9 +61,13 @@ def as_json(record: Any) -> dict[str, Any]:
     return found
 
 
-@cache
-def _adapter(kind: type[T]) -> TypeAdapter[T]:
-    return TypeAdapter(kind)
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    if kind not in _adapters:
+        _adapters[kind] = TypeAdapter(kind)
+    return _adapters[kind]
+
+
+_adapters: dict[Any, TypeAdapter[Any]] = {}  # making one takes milliseconds
 
 
 def finite(value: Any) -> Any:

@@ -22,9 +22,10 @@ class Measure:
 
 @dataclass(frozen=True)
 class Prove:
-    """One training of the proof. training: one of TRAININGS. replicas: for which the subset is cut. name: in the record.
+    """One training of the proof.
 
-    dtype: 'float64', or 'float32' for a model or an engine that float64 does not fit. sgd_lr: the rate of 'sgd'.
+    training: one of TRAININGS. replicas: for which the subset is cut. name: in the record. sgd_lr: the rate of 'sgd'.
+    dtype: 'float64', or 'float32' for a model or an engine that float64 does not fit.
     """
 
     training: str

@@ -1,0 +1,256 @@
+"""What a command has found: results.json, what --json prints, and what the Python API returns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from samestep.records.files import as_json, finite
+from samestep.records.inspection import MachineFacts
+
+PROVEN = ("same", "approximate")  # the verdicts of an engine that takes the step that is timed
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """Where two trainings first part. training: which of the proof's; step counts from 0 over all epochs.
+
+    expected: the reference's value, found: the engine's. Both are None-free and short enough to show.
+    """
+
+    training: str
+    step: int | None
+    quantity: str
+    tensor: str | None
+    rank: int | None
+    expected: Any
+    found: Any
+    cause: str = ""
+
+
+@dataclass(frozen=True)
+class Inexactness:
+    """How far an engine that is inexact by design is from the exact training after the proof's steps in float32.
+
+    distance, bound: of the weight that is furthest off. loss_gap: of the last step, relative. skipped_steps: after an
+    overflow.
+    """
+
+    distance: float | None
+    bound: float | None
+    loss_gap: float | None
+    skipped_steps: int
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """verdict: same | approximate | differs | failed | refused | unavailable. bitwise: every weight, to the last bit.
+
+    max_difference: the greatest difference of any weight or buffer at the end; bound: what was allowed for it.
+    """
+
+    verdict: str
+    bitwise: bool = False
+    max_difference: float | None = None
+    bound: float | None = None
+    first_divergence: Divergence | None = None
+    reason: str | None = None
+    notes: tuple[str, ...] = ()
+    numerics: Inexactness | None = None
+
+    @property
+    def proven(self) -> bool:
+        return self.verdict in PROVEN
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A median over n launches, with its 95 % interval."""
+
+    median: float
+    low: float
+    high: float
+    n: int
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Milliseconds of a step, and those of them that it waited for data: medians over all measured steps."""
+
+    wait: float
+    step: float
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch's figures, warm-up left out. losses: the global batch's mean at every step, warm-up included."""
+
+    repeat: int
+    samples_per_second: float
+    step_ms: list[float]
+    wait_ms: list[float]
+    losses: list[float]
+    peak_memory_mib: float = 0.0
+    startup_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What a proven engine's launches measured. ratio: samples/s over those of one process, in the same round.
+
+    efficiency: the ratio divided by the replicas. peak_memory_mib: of the rank that needs most. startup_s: until the
+    first batch.
+    """
+
+    samples_per_second: Summary
+    ratio: Summary | None
+    efficiency: Summary | None
+    step_ms: StepTime
+    peak_memory_mib: float
+    startup_s: float
+    launches: list[Launch]
+
+
+@dataclass(frozen=True)
+class EngineResult(Verdict):
+    """A row of the table: an engine under a launcher. settings: those that --set-engine has changed. replicas: None
+    where it is broken. Below them its Measurement, None where nothing was measured."""
+
+    engine: str = ""
+    launcher: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    replicas: int | None = None
+    samples_per_second: Summary | None = None
+    ratio: Summary | None = None
+    efficiency: Summary | None = None
+    step_ms: StepTime | None = None
+    peak_memory_mib: float | None = None
+    startup_s: float | None = None
+    launches: list[Launch] = field(default_factory=list)
+
+
+MEASURED = ("samples_per_second", "ratio", "efficiency", "step_ms", "peak_memory_mib", "startup_s", "launches")
+
+
+@dataclass(frozen=True)
+class Proof:
+    """How it was proven: optimizer steps of each training, in which dtype, and why not in float64."""
+
+    steps: int
+    dtype: str
+    float64_failed: str | None = None
+
+
+@dataclass(frozen=True)
+class OneProcess:
+    """Whether the ranks together train what one process alone would, and why not."""
+
+    same: bool
+    max_difference: float
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class StudyResults:
+    """What verify or compare found. package: a digest of samestep's own files. repeats: launches of each engine; None
+    where nothing was measured."""
+
+    samestep: str
+    package: str
+    job: str
+    settings: Mapping[str, str]
+    world_size: int
+    global_batch: int
+    rows: int
+    device: str
+    machine: MachineFacts
+    threads_per_rank: int
+    workers: int
+    dtype: str
+    started: str
+    proof: Proof
+    engines: list[EngineResult]
+    same_as_one_process: OneProcess | None = None
+    repeats: int | None = None
+    warmup_steps: int | None = None
+    measured_steps: int | None = None
+    command: str = ""
+    report: str = ""
+
+    @property
+    def measured(self) -> bool:
+        """Whether these are results of a measurement, and not of a proof alone."""
+        return self.repeats is not None
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values that JSON knows; a proof alone has none of the measurement's."""
+        found: dict[str, Any] = finite(as_json(self))
+        if not self.measured:
+            left_out = ("repeats", "warmup_steps", "measured_steps")
+            found = {key: value for key, value in found.items() if key not in left_out}
+            rows = found["engines"]
+            found["engines"] = [{key: row[key] for key in row if key not in MEASURED} for row in rows]
+        return found
+
+
+@dataclass(frozen=True)
+class InitialWeights:
+    """The file that a training started from."""
+
+    file: str
+    sha256: str
+
+
+@dataclass(frozen=True)
+class TrainResults:
+    """What a training came to. curve: the evaluations, each {step, loss, …}. weights: the file; weights_of_step: whose
+    they are; evaluation: what they come to. stopped: 'asked' or 'early'. wait_share: of the time that it waited for
+    data; loader_ceiling, demand: rows per second that loading could deliver, and that training could take."""
+
+    job: str
+    settings: Mapping[str, str]
+    launcher: str
+    world_size: int
+    engine: str
+    engine_settings: Mapping[str, Any]
+    global_batch: int
+    init: InitialWeights | None
+    steps: int
+    asked_steps: int
+    stopped: str | None
+    seconds: float
+    skipped_steps: int
+    final_loss: float | None
+    curve: list[dict[str, float]]
+    weights_of_step: int | None
+    evaluation: Mapping[str, float] | None
+    evaluation_rows: int
+    weights: str
+    wait_share: float | None
+    loader_ceiling: float | None
+    demand: float | None
+    advice: str | None
+
+    def as_json(self) -> dict[str, Any]:
+        found: dict[str, Any] = finite(as_json(self))
+        return found
+
+
+@dataclass(frozen=True)
+class ScoreResults:
+    """What the weights of a file come to. sha256: of that file. predictions: the file with the model's outputs."""
+
+    job: str
+    settings: Mapping[str, str]
+    launcher: str
+    world_size: int
+    weights: str
+    sha256: str
+    evaluation: Mapping[str, float]
+    evaluation_rows: int
+    predictions: str | None
+
+    def as_json(self) -> dict[str, Any]:
+        found: dict[str, Any] = finite(as_json(self))
+        return found
