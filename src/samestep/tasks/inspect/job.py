@@ -86,7 +86,12 @@ def _layers(model: nn.Module, kind: type[nn.Module]) -> tuple[str, ...]:
 
 def _source_digest(function: Callable[..., Any]) -> str:
     """A digest of the job's file and of the neighbours that it imports: a changed job is another question."""
-    home = Path(inspect.getfile(innermost(function))).resolve().parent
+    try:
+        home = Path(inspect.getfile(innermost(function))).resolve().parent
+    except (OSError, TypeError):
+        home = Path()
+    if not home.is_dir():  # a function of a notebook
+        return hashlib.blake2b(inspect.getsource(function).encode(), digest_size=8).hexdigest()
     files = {
         Path(str(module.__file__)).resolve()
         for module in list(sys.modules.values())
