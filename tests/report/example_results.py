@@ -64,6 +64,7 @@ def measured(
     return row(engine, launcher, verdict, replicas, **vars(figures), **rest)
 
 
+MACHINE = MachineFacts(python="3.11.9", torch="2.13.0", host="workstation", processor="x86_64", cores=8)
 DIVERGENCE = Divergence(
     training="sgd",
     step=3,
@@ -89,7 +90,7 @@ def compared() -> StudyResults:
         global_batch=64,
         rows=1500,
         device="cpu",
-        machine=MachineFacts(python="3.11.9", torch="2.13.0", host="workstation", processor="x86_64", cores=8),
+        machine=MACHINE,
         started="2026-11-20T23:59:00",
         command="samestep compare digits --set lr=0.05 --set width=64",
         repeats=5,

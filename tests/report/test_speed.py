@@ -5,15 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from example_results import MACHINE
 
 from samestep.records.files import write
-from samestep.records.inspection import MachineFacts
 from samestep.records.record import Observations, RankRecord, Record
 from samestep.records.results import StepTime, Summary
 from samestep.report.figures.speed import Measured, measurement
 from samestep.world import World
 
-MACHINE = MachineFacts(python="3.11.9", torch="2.13.0", host="workstation", processor="x86_64", cores=8)
 MIB = 2**20
 # An epoch has 3 steps of 8, 8 and 4 rows. Steps 2 to 5 are measured: 4 + 8 + 8 + 4 = 24 rows.
 MEASURED = Measured(warmup_steps=2, measured_steps=4, global_batch=8, rows=20, steps_per_epoch=3)
