@@ -32,7 +32,7 @@ ARROWS = {
     # the child: where torch is
     "worker": {"tasks", "run", "rank", "data", "records", "world", "engine"},
     "tasks": {"reference", "run", "rank", "data", "records", "world", "engine", "jobs"},
-    "run": {"rank", "data", "world"},
+    "run": {"rank", "data", "records", "world"},
     "reference": {"engine"},
     "engines": {"engine", "run", "rank", "world"},
     "rank": {"data", "world", "records"},

@@ -19,6 +19,7 @@ from samestep.errors import Refused, not_a_scalar
 from samestep.job import Batch, Job, Part
 from samestep.rank.graceful_stop import Stop
 from samestep.rank.meter import Meter
+from samestep.records.record import Observations, PartSeen
 from samestep.world import World
 
 LATER = (2, 3, 97)  # epochs that the proof's steps do not reach: their order is a promise, noted untrained
@@ -61,7 +62,7 @@ class Run:
         self.began_at: float | None = None
         self.part: Part | None = None  # the latest whose loss was asked for
         self._observe = observe
-        self._notes: list[dict[str, Any]] = []
+        self._parts: list[PartSeen] = []
         self._start_digest: str | None = None
         self._autocast = False
         self._rates: list[list[float]] = []
@@ -164,44 +165,36 @@ class Run:
             self._told_at = time.monotonic()
             self._progress(self._done, self.meter.losses[-1] if self.meter.losses else float("nan"))
 
-    def observations(self) -> dict[str, Any]:
-        """What this rank saw, as JSON: for every micro-batch, every step and every optimizer step."""
+    def observations(self) -> Observations:
+        """What this rank saw of every micro-batch, every step and every optimizer step."""
         step_s = self.meter.finish()
-        return {
-            "losses": self.meter.losses,
-            "step_of": self.meter.step_of,
-            "weight_of": self.meter.weight_of,
-            "step_s": step_s,
-            "wait_s": self.meter.wait_s,
-            "fetch_s": self.meter.fetch_s,
-            "fetch_cpu_s": self.meter.fetch_cpu_s,
-            "began_at": self.began_at,
-            "start_digest": self._start_digest,
-            "autocast": self._autocast,
-            "parts": self._notes,
-            "later": self._later() if self._observe else {},
-            "rates": self._rates,
-            "skipped_steps": self._skipped,
-        }
+        return Observations(
+            losses=self.meter.losses,
+            step_of=self.meter.step_of,
+            weight_of=self.meter.weight_of,
+            step_s=step_s,
+            wait_s=self.meter.wait_s,
+            fetch_s=self.meter.fetch_s,
+            fetch_cpu_s=self.meter.fetch_cpu_s,
+            began_at=self.began_at,
+            start_digest=self._start_digest,
+            autocast=self._autocast,
+            parts=self._parts,
+            later=self._later() if self._observe else {},
+            rates=self._rates,
+            skipped_steps=self._skipped,
+        )
 
-    def _later(self) -> dict[str, list[int]]:
+    def _later(self) -> dict[int, list[int]]:
         """Epoch -> this rank's rows of its first step."""
         rows = replace(self.schedule, weight=None)  # rows that all weigh 0 must not end a proof that stops before them
         parts = {epoch: rows.step(self.world.rank, epoch, 0) for epoch in LATER}
-        return {str(epoch): [i for p in of for i in p.indices[: p.rows].tolist()] for epoch, of in parts.items()}
+        return {epoch: [i for p in of for i in p.indices[: p.rows].tolist()] for epoch, of in parts.items()}
 
     def _note(self, batch: Batch) -> None:
         part = batch.part
-        self._notes.append(
-            {
-                "epoch": part.epoch,
-                "step": part.step,
-                "micro": part.micro,
-                "indices": part.indices[: part.rows].tolist(),
-                "weight": part.weight,
-                "digests": digest_rows(batch.data, part.rows),
-            }
-        )
+        rows, digests = part.indices[: part.rows].tolist(), digest_rows(batch.data, part.rows)
+        self._parts.append(PartSeen(part.epoch, part.step, part.micro, rows, part.weight, digests))
 
 
 def one_row_sentence(step: int, rank: int) -> str:

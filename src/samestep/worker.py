@@ -15,7 +15,6 @@ A rank leaves `rankR.json` and `rankR.NAME.npz` in the plan's folder, or `error-
 from __future__ import annotations
 
 import faulthandler
-import json
 import os
 import signal
 import socket
@@ -23,9 +22,8 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.multiprocessing.spawn import ProcessException, start_processes
@@ -33,7 +31,9 @@ from torch.multiprocessing.spawn import ProcessException, start_processes
 from samestep.errors import LoadingFailed, LostPeer, Refused, UserError
 from samestep.rank import hardware
 from samestep.rank.membership import hostname, says_lost
-from samestep.records.record import ENVIRONMENT, SCHEMA, TOLD, replace_text, write_json
+from samestep.records.files import read, replace_text, write, write_json
+from samestep.records.plan import Plan, ReferencePlan
+from samestep.records.record import ENVIRONMENT, TOLD, RankError, RankRecord
 from samestep.tasks import fork_server
 from samestep.tasks.answer import eject_main, inspect_main
 from samestep.tasks.play_reference import play_reference
@@ -41,18 +41,18 @@ from samestep.tasks.trainings import close, work
 from samestep.world import RANK_VARIABLES, World, places
 from samestep.world.orphans import die_with_parent
 
-Plan = dict[str, Any]
+AnyPlan = TypeVar("AnyPlan", Plan, ReferencePlan)
 
 
-def rank_main(path: str, do: Callable[[Plan, World], dict[str, Any]]) -> None:
-    """The life of one rank. Never returns.
+def rank_main(path: str, kind: type[AnyPlan], do: Callable[[AnyPlan, World], dict[str, Any]]) -> None:
+    """Lives the life of one rank: reads a plan, does what it asks, writes what `do` returns as fields of the record.
 
-    It ends with os._exit once its record is on the disk and the group is closed: gloo's threads abort about one in
-    three healthy processes in the interpreter's own exit.
+    Never returns. It ends with os._exit once its record is on the disk and the group is closed: gloo's threads abort
+    about one in three healthy processes in the interpreter's own exit.
     """
     die_with_parent()
-    plan: Plan = json.loads(Path(path).read_text())
-    folder = Path(plan["out"])
+    plan = read(kind, Path(path))
+    folder = Path(plan.out)
     rank = places(os.environ)[0]
     _settle_in(folder, rank)
     torch.set_num_threads(1)
@@ -61,26 +61,35 @@ def rank_main(path: str, do: Callable[[Plan, World], dict[str, Any]]) -> None:
         world = World.from_env(os.environ)
         os.environ |= {"RANK": str(world.rank), "WORLD_SIZE": str(world.size)}  # libraries know torchrun's names alone
         os.environ |= {"LOCAL_RANK": str(world.local_rank), "LOCAL_WORLD_SIZE": str(world.local_size)}
-        record = {"schema": SCHEMA, "rank": world.rank, "world": asdict(world), "threads": torch.get_num_threads()}
-        facts = {"host": hostname(), "interface": os.environ.get("GLOO_SOCKET_IFNAME")} | hardware.facts(world.device)
-        record |= {"started_at": plan["started_at"], "machine": facts} | do(plan, world)
-        close(plan)
-        write_json(folder / f"rank{rank}.json", record)
+        machine = hardware.facts(world.device, hostname(), os.environ.get("GLOO_SOCKET_IFNAME"))
+        about = (world.rank, world, torch.get_num_threads(), plan.started_at, machine)
+        write(folder / f"rank{rank}.json", RankRecord(*about, **do(plan, world)))
     except BaseException as error:
+        write(folder / f"error-rank{rank}.json", described(error, rank))
         code = 2 if isinstance(error, UserError) else 1
-        kind = "refused" if isinstance(error, Refused) else "user" if code == 2 else "crash"
-        text = str(error).strip()
-        told = isinstance(error, (UserError, LostPeer, LoadingFailed))
-        message = text if told else f"{type(error).__name__}: {text.splitlines()[0] if text else ''}"
-        write_json(
-            folder / f"error-rank{rank}.json",
-            {"rank": rank, "kind": kind, "message": message, "time": time.time(), "traceback": traceback.format_exc()}
-            | {"lost_peer": says_lost(error)},
-        )
         traceback.print_exc()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def described(error: BaseException, rank: int) -> RankError:
+    """An error that ends a rank, as its record holds it."""
+    kind = "refused" if isinstance(error, Refused) else "user" if isinstance(error, UserError) else "crash"
+    text = str(error).strip()
+    told = isinstance(error, (UserError, LostPeer, LoadingFailed))
+    message = text if told else f"{type(error).__name__}: {text.splitlines()[0] if text else ''}"
+    return RankError(rank, kind, message, time.time(), traceback.format_exc(), says_lost(error))
+
+
+def run_trainings(plan: Plan, world: World) -> dict[str, Any]:
+    trainings = work(plan, world)
+    close(plan)
+    return {"trainings": trainings}
+
+
+def run_reference(plan: ReferencePlan, world: World) -> dict[str, Any]:
+    return {"layouts": play_reference(plan, world)}
 
 
 def _settle_in(folder: Path, rank: int) -> None:
@@ -109,7 +118,7 @@ def _spawned(local_rank: int, size: int, path: str) -> None:
         "LOCAL_WORLD_SIZE": str(size),
     }
     os.environ.pop(RANK_VARIABLES, None)  # these are torchrun's
-    rank_main(path, work)
+    rank_main(path, Plan, run_trainings)
 
 
 def spawn_main(size: int, path: str, start_method: str) -> None:
@@ -136,7 +145,7 @@ def main(arguments: list[str]) -> None:
             eject_main(path)
             os._exit(0)
         case ["--reference", path]:
-            rank_main(path, play_reference)
+            rank_main(path, ReferencePlan, run_reference)
         case ["--spawn", size, path]:
             die_with_parent()
             spawn_main(int(size), path, "spawn")
@@ -148,7 +157,7 @@ def main(arguments: list[str]) -> None:
         case ["--fork-server", of, path]:
             fork_server.listen(of, path, main)
         case [path]:
-            rank_main(path, work)
+            rank_main(path, Plan, run_trainings)
         case _:
             raise SystemExit(__doc__)
 

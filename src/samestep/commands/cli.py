@@ -1,12 +1,12 @@
-"""The command `samestep`. One short function a command: each is one call into one room."""
+"""The command `samestep`. One short function a command: it turns the options into a Setup and calls the Python API."""
 
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,14 +14,15 @@ import typer
 
 from samestep.commands import options
 from samestep.commands.exit_codes import told
-from samestep.commands.options import pairs
+from samestep.commands.options import engine_names, names, pairs
+from samestep.commands.setup import MachineOptions, Setup
 from samestep.errors import UserError, say
-from samestep.records.record import finite, write_json
 
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
     help="Write the training job once. Run it on every PyTorch distributed engine, prove that each takes the same "
     "step, and measure which is fastest here.",
 )
@@ -54,7 +55,25 @@ def compare(
     timeout: options.Timeout = 120.0,
 ) -> int:
     """Prove, then measure: a table and a report with plots. Exit 1 if an engine differs or none is proven."""
-    return _study("compare", locals())
+    setup = Setup(
+        job=job,
+        engines=engine_names(engines),
+        nproc=nproc,
+        settings=pairs(set_, "--set"),
+        engine_settings=pairs(set_engine, "--set-engine"),
+        out=out,
+        launchers=names(launchers, "--launchers"),
+        device=device,
+        rounds=rounds,
+        measured_steps=measured_steps,
+        warmup_steps=warmup_steps,
+        steps=steps,
+        deadline_s=deadline,
+        machines=MachineOptions(
+            nnodes, node_rank, master_addr, port, names(hosts, "--hosts"), interface, max_restarts, timeout
+        ),
+    )
+    return _study("compare", setup, json_)
 
 
 @app.command()
@@ -81,7 +100,22 @@ def verify(
     timeout: options.Timeout = 120.0,
 ) -> int:
     """The proof alone: is it still the same training? Names the first divergence; exit codes as compare's."""
-    return _study("verify", locals())
+    setup = Setup(
+        job=job,
+        engines=engine_names(engines),
+        nproc=nproc,
+        settings=pairs(set_, "--set"),
+        engine_settings=pairs(set_engine, "--set-engine"),
+        out=out,
+        launchers=names(launchers, "--launchers"),
+        device=device,
+        steps=steps,
+        deadline_s=deadline,
+        machines=MachineOptions(
+            nnodes, node_rank, master_addr, port, names(hosts, "--hosts"), interface, max_restarts, timeout
+        ),
+    )
+    return _study("verify", setup, json_)
 
 
 @app.command()
@@ -116,30 +150,38 @@ def run(
 ) -> int:
     """Train for real: progress, a final evaluation, and weights.safetensors. Inside torchrun, srun, mpirun or
     horovodrun, this command is one of their ranks."""
+    from samestep.commands import train
+    from samestep.commands.progress import show_training
+
     if not engine.strip() or "," in engine + launcher or "all" in (engine, launcher):
         raise UserError("run trains on one engine under one launcher; give one name each, as in --engine ddp")
-    asked = _asked({**locals(), "engines": engine, "launchers": launcher})
+    setup = Setup(
+        job=job,
+        engines=engine_names(engine),
+        nproc=nproc,
+        settings=pairs(set_, "--set"),
+        engine_settings=pairs(set_engine, "--set-engine"),
+        out=out,
+        launchers=names(launcher, "--launcher"),
+        device=device,
+        deadline_s=deadline,
+        machines=MachineOptions(
+            nnodes, node_rank, master_addr, port, names(hosts, "--hosts"), interface, max_restarts, timeout
+        ),
+    )
+    training = train.TrainOptions(init, evaluate_every, best, patience)
     if to:
-        from samestep import engine as engines
-        from samestep.launch import submit
-        from samestep.launch.submit.kubernetes import manifests
+        from samestep.commands.submit import kubernetes
 
-        engines.check(engine)
-        elsewhere = {"--out": out, "--launcher": launcher, "--hosts": hosts, "--node-rank": node_rank}
-        elsewhere |= {"--master-addr": master_addr, "--port": port, "--dry-run": dry_run, "--json": json_}
+        elsewhere = {"--dry-run": dry_run, "--json": json_}
         options.refuse(elsewhere, "is decided by the manifests that --to writes; leave it out")
-        gpus = 0 if device == "cpu" else nproc or 1
-        wishes = options.wishes(init, evaluate_every, best, patience)
-        training = submit.Training(job, nnodes or 1, nproc or 1, gpus, engine, set_, set_engine, wishes)
-        print(manifests(to, training, image, claim), end="")
+        print(kubernetes(setup, training, to, image, claim), end="")
         return 0
-    from samestep.commands.one_launch import conduct
-    from samestep.commands.progress import trained
-    from samestep.commands.train import Wishes
-
-    wished = Wishes(init, evaluate_every, best, patience)
-    results = conduct("run", asked, lambda found: wished.training(found["job"]["metrics"]))
-    return _ended(results, json_, trained)
+    results = train.run(setup, training, dry_run=dry_run)
+    if results is None:
+        return 0
+    _print(results, json_, show_training)
+    return 130 if results.stopped == "asked" else 0
 
 
 @app.command()
@@ -166,14 +208,26 @@ def evaluate(
     timeout: options.Timeout = 120.0,
 ) -> int:
     """What trained weights come to: each row of the job's evaluation once, the same figures on any number of ranks."""
-    from samestep.commands.one_launch import conduct
-    from samestep.commands.progress import scored
-    from samestep.commands.train import scoring
+    from samestep.commands import train
+    from samestep.commands.progress import show_scores
 
-    given = {**locals(), "engines": "ddp", "launchers": launcher, "set_engine": [], "max_restarts": 0}
-    asked = _asked({**given, "dry_run": False})
-    results = conduct("evaluate", asked, lambda found: scoring(weights, predictions, found["job"]["evaluation_rows"]))
-    return _ended(results, json_, scored)
+    setup = Setup(
+        job=job,
+        engines=("ddp",),
+        nproc=nproc,
+        settings=pairs(set_, "--set"),
+        out=out,
+        launchers=names(launcher, "--launcher"),
+        device=device,
+        deadline_s=deadline,
+        machines=MachineOptions(
+            nnodes, node_rank, master_addr, port, names(hosts, "--hosts"), interface, timeout_s=timeout
+        ),
+    )
+    results = train.evaluate(setup, train.ScoreOptions(weights, predictions))
+    if results is not None:
+        _print(results, json_, show_scores)
+    return 0
 
 
 @app.command()
@@ -198,24 +252,21 @@ def slurm(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the batch script, and submit nothing.")] = False,
 ) -> int:
     """Write the batch script of a training, and submit it to Slurm."""
-    from samestep import engine as engines
-    from samestep.commands import results_folder
-    from samestep.commands.train import file_of
-    from samestep.launch.submit import Training
-    from samestep.launch.submit.slurm import script, submit
+    from samestep.commands.submit import slurm_script, submit_to_slurm
+    from samestep.commands.train import TrainOptions
 
-    engines.check(engine)
-    pairs(set_, "--set"), pairs(set_engine, "--set-engine")
-    wishes = options.wishes(init and file_of(init, "--init"), evaluate_every, best, patience)
-    training = Training(job, nodes, nproc or gpus_per_node or 2, gpus_per_node, engine, set_, set_engine, wishes)
-    results = (out or results_folder.dated(job)).resolve()
-    text = script(training, results, time, sbatch)
-    if dry_run:
-        print(text, end="")
-        return 0
-    path = results_folder.beside(results, "slurm.sh", text)
-    number = submit(path)
-    print(f"job {number} is in the queue; its script is {path}, its words are in {results}/slurm-{number}.out")
+    setup = Setup(
+        job=job,
+        engines=engine_names(engine),
+        settings=pairs(set_, "--set"),
+        engine_settings=pairs(set_engine, "--set-engine"),
+        out=out,
+        machines=MachineOptions(nnodes=nodes),
+        nproc=nproc or gpus_per_node or 2,
+    )
+    training = TrainOptions(init, evaluate_every, best, patience)
+    results, text = slurm_script(setup, training, gpus_per_node, time, sbatch)
+    print(text if dry_run else submit_to_slurm(results, text), end="")
     return 0
 
 
@@ -224,12 +275,15 @@ def slurm(
 def engines(device: options.Device = "auto", json_: options.Json = False) -> int:
     """What runs here, what is missing, and the line that installs it."""
     from samestep.commands.ask_worker import ask
-    from samestep.commands.progress import engine_table
+    from samestep.commands.progress import show_engines
+    from samestep.records.inspection import Question
 
-    rows = ask(device=device)["engines"]
+    found = ask(Question(device=device)).engines
+    if not json_:
+        show_engines(found)
+        return 0
     keys = ("name", "available", "reason", "install", "version", "purpose")
-    listed = [{key: row[key] for key in keys} for row in rows]
-    _print(listed, json_, lambda: engine_table(listed))
+    print(json.dumps([{key: getattr(facts, key) for key in keys} for facts in found], indent=1))
     return 0
 
 
@@ -246,13 +300,14 @@ def eject(
     ] = None,
 ) -> int:
     """Write one stand-alone script of the job on an engine, with no samestep in it."""
-    from samestep.commands.ask_worker import script
+    from samestep.commands.ask_worker import ask_script
+    from samestep.records.inspection import EjectQuestion
 
     if to is not None and to.exists():
         raise UserError(f"{to} exists, and would be replaced; give another name with --to")
     file = to.name if to else "train.py"
     settings = pairs(set_, "--set"), pairs(set_engine, "--set-engine")
-    text = script(job, settings[0], engine, settings[1], nproc, file)
+    text = ask_script(EjectQuestion(job, settings[0], engine, settings[1], nproc, file))
     if to is None:
         print(text, end="")
         return 0
@@ -264,62 +319,28 @@ def eject(
     return 0
 
 
-def _asked(given: Mapping[str, Any]) -> dict[str, Any]:
-    """A command's options by the names that rooms know."""
-    settings = {
-        "settings": pairs(given["set_"], "--set"),
-        "engine_settings": pairs(given["set_engine"], "--set-engine"),
-    }
-    return {**given, **settings, "deadline_s": given["deadline"]}
+def _study(command: str, setup: Setup, json_: bool) -> int:
+    from samestep.commands.compare import save, study
+    from samestep.commands.progress import Launches, show_study
 
-
-def _ended(results: Mapping[str, Any] | None, json_: bool, show: Callable[[Mapping[str, Any]], None]) -> int:
-    """Shows what a launch came to; None where there is nothing to show. Its exit code."""
-    if results is None:
+    with Launches() as progress:
+        found = study(command, setup, progress.tell)
+    if found is None:
         return 0
-    _print(results, json_, lambda: show(results))
-    return 130 if results.get("stopped") == "asked" else 0
-
-
-def _study(command: str, given: Mapping[str, Any]) -> int:
-    from samestep.commands import setup
-    from samestep.launch import fork_client
-
-    asked = _asked(given)
-    setup.refuse_inside(command, os.environ, asked["launchers"])
-    servers: tuple[fork_client.Of, ...] = ("ranks", "reference") if command == "verify" else ("reference",)
-    with fork_client.started(*servers):
-        return _studied(command, asked)
-
-
-def _studied(command: str, asked: Mapping[str, Any]) -> int:
-    from samestep import report
-    from samestep.commands import other_machines, setup
-    from samestep.commands.compare import conduct
-    from samestep.commands.progress import Launches, studied
-
-    study, found = setup.study_of(asked["job"], asked["settings"], asked)
-    if not setup.is_first(study.machines):
-        count = other_machines.follow(study, setup.shared_folder(asked["out"]))
-        say(f"this machine took part in {count} launches; the results are on {study.machines.master}")
-        return 0
-    folder = setup.folder_of(command, study, found, asked["out"])
-    with Launches() as progress, other_machines.ending(study, folder):
-        results = conduct(study, found, folder, progress.tell)
-    results |= {"command": shlex.join(["samestep", *sys.argv[1:]]), "report": os.path.relpath(folder / "report.html")}
-    write_json(folder / "results.json", results)
-    (folder / "report.html").write_text(report.html(results), encoding="utf-8")
-    _print(results, asked["json_"], lambda: studied(results))
-    verdicts = {row["verdict"] for row in results["engines"]}
+    results, folder = found
+    results = replace(results, command=shlex.join(["samestep", *sys.argv[1:]]))
+    save(results, folder)
+    _print(results, json_, show_study)
+    verdicts = {row.verdict for row in results.engines}
     # Nothing proven is no success either: a script that asks for one engine must not read 'unavailable' as 'same'.
-    return 1 if verdicts & {"differs", "failed"} or not verdicts & {"same", "approximate"} else 0
+    return 1 if verdicts & {"differs", "failed"} or not any(row.proven for row in results.engines) else 0
 
 
-def _print(value: Any, as_json: bool, show: Callable[[], None]) -> None:
+def _print(results: Any, as_json: bool, show: Callable[[Any], None]) -> None:
     if as_json:
-        print(json.dumps(finite(value), indent=1))
+        print(json.dumps(results.as_json(), indent=1))
     else:
-        show()
+        show(results)
 
 
 def main() -> None:

@@ -2,54 +2,85 @@
 
 One launch both measures and proves: the measured training comes first, so that the proof adds nothing to its memory
 or time. Later rounds only measure. A launch that left its records is not repeated when the same study is resumed.
+verify is a comparison without rounds.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, replace
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from samestep import __version__
 from samestep.commands import other_machines
-from samestep.commands.results_folder import package_digest
-from samestep.commands.study import Row, Study, check_devices, rows_of
-from samestep.errors import Refused, TrainingFailed, UserError
-from samestep.launch import Machines, command, fork_client, ports, supervise
-from samestep.proof.judge import Verdict, judge, one_process
+from samestep.commands.machines import is_first, refuse_inside
+from samestep.commands.results_folder import folder_of, package_digest, shared_folder
+from samestep.commands.setup import Setup
+from samestep.commands.study import Row, Study, check_devices, result_of, rows_of, study_of
+from samestep.errors import Refused, TrainingFailed, UserError, say
+from samestep.launch import Machines, fork_client, ports, supervise
+from samestep.launch.command import command_for
+from samestep.proof.judge import judge, one_process
 from samestep.proof.plan import loop_layout, numerics_layout, plain_layout
 from samestep.proof.plan import trainings as proof_trainings
 from samestep.proof.trace import Expectation
-from samestep.records.record import Record
-from samestep.report.figures.speed import Measured, measurement, without_measurement
+from samestep.records.files import write, write_json
+from samestep.records.plan import Measure, Plan, ReferencePlan, Training
+from samestep.records.record import Progress, Record
+from samestep.records.results import EngineResult, OneProcess, Proof, StudyResults, Verdict
+from samestep.report.figures.speed import Measured, measurement
 
 Tell = Callable[[str, int, int], None]  # (what runs, launches done, launches in all)
+Phases = Callable[[str], None]  # what a launch does now
 
 
-def conduct(study: Study, found: Mapping[str, Any], folder: Path, tell: Tell) -> dict[str, Any]:
-    """Runs the study, its launches' records under `folder`. Returns its results, described in docs/results.md."""
-    check_devices(study.nproc, found, study.engines)
+def study(command: str, setup: Setup, tell: Tell) -> tuple[StudyResults, Path] | None:
+    """Runs verify or compare on this machine. Returns what it found and the folder, with results.json and report.html;
+    None on a machine that is not the first, whose part is done."""
+    refuse_inside(command, os.environ, setup)
+    with fork_client.started(*(("ranks", "reference") if setup.rounds == 0 else ("reference",))):
+        asked = study_of(setup)
+        if not is_first(asked.machines):
+            count = other_machines.follow(asked, shared_folder(setup.out))
+            say(f"this machine took part in {count} launches; the results are on {asked.machines.master}")
+            return None
+        folder = folder_of(command, asked)
+        with other_machines.ending(asked, folder):
+            results = conduct(asked, folder, tell)
+    return replace(results, report=os.path.relpath(folder / "report.html")), folder
+
+
+def save(results: StudyResults, folder: Path) -> None:
+    """Writes results.json and report.html."""
+    from samestep import report
+
+    write_json(folder / "results.json", results.as_json())
+    (folder / "report.html").write_text(report.html(results), encoding="utf-8")
+
+
+def conduct(study: Study, folder: Path, tell: Tell) -> StudyResults:
+    """Runs the study, its launches' records under `folder`."""
+    setup = study.setup
+    check_devices(study.nproc, study.inspection, setup.engines)
     ports.check(study.machines)
-    rows = rows_of(study, found, forks=study.rounds == 0)
+    rows = rows_of(study, forks=setup.rounds == 0)
     planned = [row for row in rows if row.open]
-    total = 1 + len(planned) * max(1, study.rounds)
-    began = time.localtime()
-    reference = _reference(study, found, planned, folder, lambda phase: tell(phase, 0, total)) if planned else None
-    if study.rounds:
+    total = 1 + len(planned) * max(1, setup.rounds)
+    began = time.strftime("%Y-%m-%dT%H:%M:%S")
+    reference = _reference(study, planned, folder, lambda phase: tell(phase, 0, total)) if planned else None
+    if setup.rounds:
         fork_client.close()  # nothing else is to run beside what is measured
     done = 1
-    for number in range(max(1, study.rounds)):
+    for number in range(max(1, setup.rounds)):
         for row in _rotated(planned, number):
             if row.open and reference:
-                phases = _teller(tell, row, done, total)
-                _launch(study, row, number, folder, reference, phases)
+                _launch(study, row, number, folder, reference, _teller(tell, row, done, total))
             done += 1
             tell(row.name, done, total)
-    results = {"started": time.strftime("%Y-%m-%dT%H:%M:%S", began)} | _question(study, found)
-    return results | _answers(study, found, rows, reference)
+    return _results(study, rows, reference, began)
 
 
 def _rotated(rows: list[Row], by: int) -> Iterator[Row]:
@@ -58,42 +89,38 @@ def _rotated(rows: list[Row], by: int) -> Iterator[Row]:
     yield from rows[shift:] + rows[:shift]
 
 
-def _teller(tell: Tell, row: Row, done: int, total: int) -> Callable[[str], None]:
+def _teller(tell: Tell, row: Row, done: int, total: int) -> Phases:
     return lambda phase: tell(f"{row.name}: {phase}", done, total)
 
 
-def _reference(
-    study: Study, found: Mapping[str, Any], rows: list[Row], folder: Path, phases: Callable[[str], None]
-) -> Record:
+def _reference(study: Study, rows: list[Row], folder: Path, phases: Phases) -> Record:
     """Plays every layout that a row needs, and plain one-process training, in one process."""
-    layouts = [] if found["job"]["refused"]["1"] else [plain_layout()]
+    layouts = [] if study.job.refused[1] else [plain_layout()]
     for row in rows:
-        for layout in (loop_layout(row.facts), numerics_layout(row.facts)):
-            if layout is not None and layout not in layouts:
-                layouts.append(layout)
-        row.loop_number = layouts.index(loop_layout(row.facts))
-        inexact = numerics_layout(row.facts)
+        loop, inexact = loop_layout(row.facts), numerics_layout(row.facts)
+        layouts += [layout for layout in (loop, inexact) if layout and layout not in layouts]
+        row.loop_number = layouts.index(loop)
         row.numerics_number = layouts.index(inexact) if inexact else None
-    plan = {"layouts": layouts, "steps": study.steps, "replicas": study.size}
-    return _start(study, folder, "process", 1, found["devices"], folder / "reference", plan, phases, "--reference")
+    where, setup = folder / "reference", study.setup
+    about = (str(where), time.time(), setup.job, setup.settings)
+    plan = ReferencePlan(*about, layouts=tuple(layouts), steps=setup.steps, replicas=study.size)
+    return _start(study, folder, "process", 1, study.inspection.devices, where, plan, phases)
 
 
-def _launch(
-    study: Study, row: Row, number: int, folder: Path, reference: Record, phases: Callable[[str], None]
-) -> None:
-    trainings: list[dict[str, Any]] = []
-    if study.rounds:
-        steps = study.warmup_steps + study.measured_steps
-        trainings.append({"kind": "measure", "as": "measure", "steps": steps})
+def _launch(study: Study, row: Row, number: int, folder: Path, reference: Record, phases: Phases) -> None:
+    setup = study.setup
+    trainings: list[Training] = []
+    if setup.rounds:
+        trainings.append(Measure(setup.warmup_steps + setup.measured_steps))
     loop = Expectation(reference, row.loop_number)
     numerics = None if row.numerics_number is None else Expectation(reference, row.numerics_number)
     if number == 0:
-        trainings += proof_trainings(row.facts, loop, study.steps, study.size)
-    plan = {"engine": row.engine, "engine_settings": row.facts["settings"], "trainings": trainings}
-    devices = row.facts["devices"]
+        trainings += proof_trainings(row.facts, loop, setup.steps, study.size)
     where = folder / "launches" / f"{row.name}-{number}"
+    about = (str(where), time.time(), setup.job, setup.settings)
+    plan = Plan(*about, row.engine, row.facts.settings, tuple(trainings))
     try:
-        record = _start(study, folder, row.launcher, row.facts["processes"], devices, where, plan, phases)
+        record = _start(study, folder, row.launcher, row.facts.processes, row.facts.devices, where, plan, phases)
     except Refused as error:
         row.verdict = Verdict("refused", reason=str(error))
     except (UserError, TrainingFailed) as error:
@@ -109,82 +136,80 @@ def _start(
     root: Path,
     launcher: str,
     size: int,
-    devices: list[str],
+    devices: tuple[str, ...],
     folder: Path,
-    plan: Mapping[str, Any],
-    phases: Callable[[str], None],
-    *flags: str,
+    plan: Plan | ReferencePlan,
+    phases: Phases,
 ) -> Record:
+    """Starts one launch of `size` ranks and waits for its record, unless that is there already."""
     if Record(folder).complete(size):
         return Record(folder)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    asked = {"job": study.job, "settings": dict(study.settings), **plan}
+    write(folder / "plan.json", plan)
+    plays_reference = isinstance(plan, ReferencePlan)
     machines = Machines() if launcher == "process" else study.machines  # one process is one machine's
     nproc = size // machines.nnodes
-    planned = command.planned(asked, launcher, nproc, devices, folder, machines, flags)
-    if flags and devices[0] == "cpu":
-        planned = replace(planned, fork="reference")
+    flags = ("--reference",) if plays_reference else ()
+    command = command_for(folder / "plan.json", launcher, nproc, devices, machines, flags)
+    if plays_reference and devices[0] == "cpu":
+        command = replace(command, fork="reference")
     if machines.nnodes > 1 and not machines.reached:
-        join = {"launcher": launcher, "nproc": nproc, "size": size, "devices": devices}
-        other_machines.tell(
-            root, launch=join | {"folder": str(folder.relative_to(root)), "id": f"{folder.name} {time.time()}"}
-        )
+        place = str(folder.relative_to(root))
+        other_machines.tell(root, other_machines.Launch(place, launcher, nproc, size, devices, time.time()))
 
-    def watch(told: Mapping[str, Any]) -> None:
-        phases(told["phase"])
+    def watch(progress: Progress) -> None:
+        phases(progress.phase)
         if study.machines.nnodes > 1:
             other_machines.tell(root)
 
-    return supervise.run(planned, folder, size, deadline_s=study.deadline_s, watch=watch, machines=machines)
+    return supervise.run(command, folder, size, deadline_s=study.setup.deadline_s, watch=watch, machines=machines)
 
 
-def _question(study: Study, found: Mapping[str, Any]) -> dict[str, Any]:
-    """What was asked, of what, where."""
-    job = found["job"]
-    question = {
-        "schema": 1,
-        "samestep": __version__,
-        "package": package_digest(),
-        "job": study.job,
-        "settings": dict(study.settings),
-        "world_size": study.size,
-        "global_batch": job["global_batch"],
-        "rows": job["rows"],
-        "device": found["devices"][0],
-        "machine": found["machine"],
-        "threads_per_rank": 1,
-        "workers": job["workers"],
-        "dtype": job["dtype"],
-    }
-    if study.rounds:
-        figures = {"warmup_steps": study.warmup_steps, "measured_steps": study.measured_steps}
-        question |= {"repeats": study.rounds} | figures
-    return question
+def _results(study: Study, rows: list[Row], reference: Record | None, started: str) -> StudyResults:
+    """What was asked, of what, where; what the proof found; what the launches measured."""
+    setup, job = study.setup, study.job
+    played = [Expectation(reference, n) for n in range(len(reference.ranks[0].layouts))] if reference else []
+    proof = Proof(setup.steps, "float64")
+    if played:
+        proof = Proof(setup.steps, played[0].facts.dtype, played[0].facts.float64_failed)
+    return StudyResults(
+        samestep=__version__,
+        package=package_digest(),
+        job=setup.job,
+        settings=setup.settings,
+        world_size=study.size,
+        global_batch=job.global_batch,
+        rows=job.rows,
+        device=study.inspection.devices[0],
+        machine=study.inspection.machine,
+        threads_per_rank=1,
+        workers=job.workers,
+        dtype=job.dtype,
+        started=started,
+        proof=proof,
+        engines=list(_engine_results(study, rows)),
+        same_as_one_process=_one_process(study, played),
+        repeats=setup.rounds or None,
+        warmup_steps=setup.warmup_steps if setup.rounds else None,
+        measured_steps=setup.measured_steps if setup.rounds else None,
+    )
 
 
-def _answers(study: Study, found: Mapping[str, Any], rows: list[Row], reference: Record | None) -> dict[str, Any]:
-    """What the proof found and what the launches measured, a row each."""
-    played = [Expectation(reference, n) for n in range(len(reference.ranks[0]["layouts"]))] if reference else []
-    alone = next((e for e in played if e.facts["layout"]["replicas"] == 1 and "gradient.0" in e.facts), None)
-    many = next((e for e in played if e.facts["layout"]["replicas"] > 1 and "gradient.0" in e.facts), None)
-    proof = played[0].facts if played else {"dtype": "float64", "float64_failed": None}
+def _one_process(study: Study, played: list[Expectation]) -> OneProcess | None:
+    proven = [expectation for expectation in played if "gradient" in expectation.facts.trainings]
+    alone = next((each for each in proven if each.facts.layout.replicas == 1), None)
+    many = next((each for each in proven if each.facts.layout.replicas > 1), None)
+    return one_process(many, alone, study.job) if many and alone else None
+
+
+def _engine_results(study: Study, rows: list[Row]) -> Iterator[EngineResult]:
+    setup, job = study.setup, study.job
     baseline = next((row.launches for row in rows if row.engine == "single" and row.launches), [])
-    sizes = {key: found["job"][key] for key in ("global_batch", "rows", "steps_per_epoch")}
-    measured = Measured(study.warmup_steps, study.measured_steps, **sizes)
-    shown = []
+    sizes = (job.global_batch, job.rows, job.steps_per_epoch)
+    measured = Measured(setup.warmup_steps, setup.measured_steps, *sizes)
     for row in rows:
-        judged = {"engine": row.engine, "launcher": row.launcher, **asdict(row.verdict)}
-        judged["settings"] = row.facts.get("chosen", {})
-        judged["replicas"] = row.facts["layout"]["replicas"] if row.facts.get("layout") else None
-        if study.rounds:
-            proven = row.verdict.verdict in ("same", "approximate") and row.launches
-            judged |= (
-                measurement(row.launches, baseline, judged["replicas"], measured) if proven else without_measurement()
-            )
-        shown.append(judged)
-    return {
-        "proof": {"steps": study.steps, "dtype": proof["dtype"], "float64_failed": proof["float64_failed"]},
-        "same_as_one_process": one_process(many, alone, found["job"]) if many and alone else None,
-        "engines": shown,
-    }
+        result = result_of(row)
+        if setup.rounds and result.proven and row.launches:
+            result = replace(result, **vars(measurement(row.launches, baseline, row.facts.replicas, measured)))
+        yield result

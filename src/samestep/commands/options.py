@@ -108,9 +108,18 @@ Image = Annotated[
 Claim = Annotated[str, typer.Option(help="The PersistentVolumeClaim for the results.", rich_help_panel=KUBERNETES)]
 
 
-def split(names: str) -> tuple[str, ...]:
-    """'a, b' as ('a', 'b')."""
-    return tuple(name.strip() for name in names.split(",") if name.strip())
+def names(given: str, flag: str) -> tuple[str, ...]:
+    """'a, b' as ('a', 'b'). Raises UserError for a text that names none."""
+    found = tuple(name.strip() for name in given.split(",") if name.strip())
+    if given and not found:
+        raise UserError(f"{flag} {given!r} names none; leave it out for all of them")
+    return found
+
+
+def engine_names(given: str) -> tuple[str, ...]:
+    """The engines that --engines names; none where it names all."""
+    found = names(given, "--engines")
+    return () if "all" in found else found
 
 
 def pairs(given: list[str], flag: str) -> dict[str, str]:
@@ -119,13 +128,6 @@ def pairs(given: list[str], flag: str) -> dict[str, str]:
     if wrong:
         raise UserError(f"{flag} {wrong[0]}: write it as key=value")
     return dict(pair.split("=", 1) for pair in given)
-
-
-def wishes(init: Path | str | None, every: int, best: str, patience: int | None) -> list[str]:
-    """A training's options as words, for a command that is typed elsewhere; those that are not the default."""
-    given = {"--init": init, "--evaluate-every": every if every != 1 else None, "--best": best or None}
-    given["--patience"] = patience
-    return [word for name, value in given.items() if value is not None for word in (name, str(value))]
 
 
 def refuse(given: Mapping[str, object], why: str) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -15,6 +15,9 @@ from rich.table import Table
 from rich.text import Text
 
 from samestep.launch.rank_output import Lines, name
+from samestep.records.inspection import EngineFacts
+from samestep.records.record import Progress as Told
+from samestep.records.results import ScoreResults, StudyResults, TrainResults
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -73,27 +76,27 @@ class Training(_Live):
         self.said_at = time.monotonic()
         self.progress.update(self.task, facts="")
 
-    def tell(self, told: Mapping[str, Any]) -> None:
+    def tell(self, told: Told) -> None:
         self.lines.look()
-        if told.get("attempt", 0) != self.attempt:
-            self.attempt, self.evaluated = told["attempt"], 0
+        if told.attempt != self.attempt:
+            self.attempt, self.evaluated = told.attempt, 0
             self._event(f"a rank has died, and torchrun has started all again (restart {self.attempt})")
-        phase = told["phase"]
+        phase = told.phase
         if self.phase is not None and phase != self.phase:
             self.phase = phase
             self._event(PHASES.get(phase, phase))
         self.progress.update(self.task, description=f"{self.title}: {phase}")
-        for entry in told.get("curve", [])[self.evaluated :]:
+        for entry in told.curve[self.evaluated :]:
             self.evaluated += 1
             if self.phase is not None:
-                self._event(f"after step {entry['step']}: {_means(entry)}")
-        if "steps" in told:
-            facts = f"{told['samples']:,} samples  loss {told['loss']:.4f}"
-            self.progress.update(self.task, completed=told["done"], total=told["steps"], facts=facts)
+                self._event(f"after step {entry['step']:.0f}: {_means(entry)}")
+        if told.done is not None:
+            facts = f"{told.samples:,} samples  loss {told.loss:.4f}"
+            self.progress.update(self.task, completed=told.done, total=told.steps, facts=facts)
             late = time.monotonic() - self.said_at > self.SAYS_EVERY_S
             if self.phase is not None and self.progress.disable and late:
                 self.said_at = time.monotonic()
-                self._event(f"step {told['done']} of {told['steps']}  {facts}")
+                self._event(f"step {told.done} of {told.steps}  {facts}")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -120,54 +123,52 @@ def _console() -> Console:
     return console if console.is_terminal or "COLUMNS" in os.environ else Console(width=120)
 
 
-def studied(results: dict[str, Any]) -> None:
-    """The table of a study, its notes and where the report is."""
+def show_study(results: StudyResults) -> None:
+    """Prints the table of a study, its notes and where the report is."""
     from samestep import report
 
     console = _console()
     console.print(report.table(results))
     for note in report.notes(results):
         console.print(f"  {note}", markup=False, highlight=False)
-    console.print(f"report: {results['report']}", markup=False, highlight=False, soft_wrap=True)
+    console.print(f"report: {results.report}", markup=False, highlight=False, soft_wrap=True)
 
 
-def trained(results: Mapping[str, Any]) -> None:
-    """What a training came to."""
-    if results["stopped"]:
-        why = "as asked" if results["stopped"] == "asked" else "because the evaluations get no better"
-        print(f"stopped after step {results['steps']} of {results['asked_steps']}, {why}")
+def show_training(results: TrainResults) -> None:
+    """Prints what a training came to."""
+    if results.stopped:
+        why = "as asked" if results.stopped == "asked" else "because the evaluations get no better"
+        print(f"stopped after step {results.steps} of {results.asked_steps}, {why}")
     ranks, steps = (
-        f"{n} {what}{'' if n == 1 else 's'}"
-        for n, what in ((results["world_size"], "rank"), (results["steps"], "step"))
+        f"{n} {what}{'' if n == 1 else 's'}" for n, what in ((results.world_size, "rank"), (results.steps, "step"))
     )
-    print(
-        f"{results['engine']} on {ranks}: {steps} in {results['seconds']:.1f} s, final loss {results['final_loss']:.4f}"
-    )
-    if results["evaluation"]:
-        print(f"evaluation over {results['evaluation_rows']} rows, each once: {_means(results['evaluation'])}")
-    if results.get("advice"):
-        print(f"waited for data in {results['wait_share']:.0%} of the time: {results['advice']}")
-    print(f"weights: {results['weights']}, of step {results['weights_of_step']}")
+    loss = "none" if results.final_loss is None else f"{results.final_loss:.4f}"
+    print(f"{results.engine} on {ranks}: {steps} in {results.seconds:.1f} s, final loss {loss}")
+    if results.evaluation:
+        print(f"evaluation over {results.evaluation_rows} rows, each once: {_means(results.evaluation)}")
+    if results.advice:
+        print(f"waited for data in {results.wait_share:.0%} of the time: {results.advice}")
+    print(f"weights: {results.weights}, of step {results.weights_of_step}")
 
 
-def scored(results: Mapping[str, Any]) -> None:
-    """What weights came to."""
-    print(f"evaluation over {results['evaluation_rows']} rows, each once: {_means(results['evaluation'])}")
-    if results["predictions"]:
-        print(f"predictions: {results['predictions']}")
+def show_scores(results: ScoreResults) -> None:
+    """Prints what weights come to."""
+    print(f"evaluation over {results.evaluation_rows} rows, each once: {_means(results.evaluation)}")
+    if results.predictions:
+        print(f"predictions: {results.predictions}")
 
 
 def _means(values: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {value:.4f}" for name, value in values.items() if name != "step")
 
 
-def engine_table(rows: list[dict[str, Any]]) -> None:
-    """What runs here."""
+def show_engines(engines: Sequence[EngineFacts]) -> None:
+    """Prints what runs here."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("engine", "runs here", "version", "what for", "to install"):
         table.add_column(column)
-    for row in rows:
-        state = "yes" if row["available"] else f"no: {row['reason']}"
-        cells = (row["name"], state, row["version"] or "", row["purpose"], row["install"] or "")
+    for facts in engines:
+        state = "yes" if facts.available else f"no: {facts.reason}"
+        cells = (facts.name, state, facts.version or "", facts.purpose, facts.install or "")
         table.add_row(*map(Text, cells))  # Text: rich would read [accelerate] as its markup
     _console().print(table)

@@ -6,13 +6,18 @@ import fcntl
 import json
 import os
 import re
+import socket
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
+from samestep import __version__
+from samestep.commands.machines import is_first
+from samestep.commands.study import Study
 from samestep.errors import UserError
-from samestep.records.record import write_json
+from samestep.launch.started_by import Started
+from samestep.records.files import SCHEMA, write_json
 
 IDENTITY = "study.json"
 LOCK = ".lock"
@@ -21,7 +26,47 @@ OURS = re.compile(
 )  # what other ranks and machines may leave first
 
 
-def prepare(out: Path | None, job: str, identity: Mapping[str, Any], name: str = "", *, writes: bool = True) -> Path:
+def folder_of(command: str, study: Study, inside: Started | None = None, weights: str | None = None) -> Path:
+    """The folder of a command's results: made, locked by its one writer, and recognised when it is resumed.
+
+    inside: this command is one rank of somebody's launcher. weights: a digest of those that are evaluated.
+    """
+    setup, out = study.setup, study.setup.out
+    if study.machines.nnodes > 1 and not study.machines.reached and command != "run":
+        out = shared_folder(out)
+    name = f"{inside.launcher}-{inside.id}" if inside else ""
+    writes = inside.rank == 0 if inside else is_first(study.machines)
+    identity: dict[str, object] = {"schema": SCHEMA, "command": command, "file": study.job.source}
+    identity |= {"samestep": __version__, "torch": study.inspection.machine.torch, "package": package_digest()}
+    kept = ["job", "settings", "engines", "launchers", "engine_settings", "device", "steps", "rounds"]
+    kept += ["warmup_steps", "measured_steps"]
+    identity |= {name: getattr(setup, name) for name in kept}
+    identity |= {"nproc": study.nproc, "nnodes": study.machines.nnodes}
+    if weights:
+        identity["weights"] = weights
+    return prepare(out, setup.job, identity, name, writes=writes)
+
+
+def launch_folder(out: Path, study: Study, inside: Started | None) -> Path:
+    """Where the launch of this machine writes: `out`, or a folder of its own in it, since `out` may be shared."""
+    if inside:
+        own = out / f"rank-{inside.rank}"
+    elif study.machines.nnodes > 1 and not study.machines.reached:
+        own = out / f"machine-{socket.gethostname()}"
+    else:
+        return out
+    own.mkdir(exist_ok=True)
+    return own
+
+
+def shared_folder(out: Path | None) -> Path:
+    """The folder that several machines share. Raises UserError when none is named."""
+    if out is None:
+        raise UserError("several machines prove together in one folder that they share; name it with --out")
+    return out.resolve()
+
+
+def prepare(out: Path | None, job: str, identity: Mapping[str, object], name: str = "", *, writes: bool = True) -> Path:
     """The folder to write in: `out`, or a dated one under runs/. `identity` is what a resumed study must share.
 
     name: used in place of the date, where several processes must find the same folder. writes: whether this command

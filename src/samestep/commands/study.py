@@ -1,45 +1,41 @@
-"""Study: what to ask of a job, and the rows that come of it: one for each engine under each launcher."""
+"""Study: what is asked, of a job and engines that have been inspected, and the rows that come of it."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 from samestep import launch
-from samestep.errors import UserError, first_few, nearest
+from samestep.commands.ask_worker import ask
+from samestep.commands.machines import launchers_variables, machines_of
+from samestep.commands.setup import Setup
+from samestep.errors import UserError, first_few, nearest, say
 from samestep.launch import Machines, fork_client
-from samestep.proof.judge import Verdict
+from samestep.launch.started_by import Started
+from samestep.records.inspection import EngineFacts, Inspection, JobFacts, Question
 from samestep.records.record import Record
+from samestep.records.results import EngineResult, Verdict
+from samestep.world import tasks_per_node
+from samestep.world.network import check_interface
 
 
 @dataclass(frozen=True)
 class Study:
-    """What to ask. rounds: launches of each engine that are measured; 0 only proves.
+    """What to ask of a job. nproc: ranks on each machine. inspection: of the job, the engines and this machine."""
 
-    nproc: ranks on each machine. steps: optimizer steps of each training of the proof. warmup_steps are run before
-    measured_steps and left out.
-    """
-
-    job: str
-    settings: Mapping[str, str]
+    setup: Setup
     nproc: int
-    engines: tuple[str, ...] = ()  # none: all
-    launchers: tuple[str, ...] = ()  # none: each engine's first; 'all': all of them
-    engine_settings: Mapping[str, str] = field(default_factory=dict)
-    device: str = "auto"
-    machines: Machines = Machines()  # noqa: RUF009 - frozen
-    steps: int = 8
-    rounds: int = 0
-    warmup_steps: int = 20
-    measured_steps: int = 100
-    deadline_s: float | None = None
+    machines: Machines
+    inspection: Inspection
 
     @property
     def size(self) -> int:
         """Ranks in all."""
         return self.nproc * self.machines.nnodes
+
+    @property
+    def job(self) -> JobFacts:
+        return self.inspection.the_job
 
 
 @dataclass
@@ -48,8 +44,8 @@ class Row:
 
     engine: str
     launcher: str
-    facts: Mapping[str, Any]
-    verdict: Verdict
+    facts: EngineFacts
+    verdict: Verdict | None = None  # None: not yet judged
     launches: list[Record] = field(default_factory=list)
     loop_number: int = -1  # of the reference's layouts, the one that proves the loop
     numerics_number: int | None = None  # and the one that measures the numerics, where they are inexact
@@ -59,105 +55,127 @@ class Row:
         return f"{self.engine}-{self.launcher}"
 
     @property
-    def title(self) -> str:
-        """The engine and the settings that it was given."""
-        return " ".join([self.engine, *(f"{key}={value}" for key, value in self.facts.get("chosen", {}).items())])
-
-    @property
     def open(self) -> bool:
         """Not yet judged, or judged good: worth another launch."""
-        return self.verdict.verdict in ("", "same", "approximate")
+        return self.verdict is None or self.verdict.proven
 
 
-def rows_of(study: Study, found: Mapping[str, Any], *, forks: bool = False) -> list[Row]:
+def study_of(setup: Setup, inside: Started | None = None) -> Study:
+    """Asks a worker about the job and the engines. inside: this command is one rank of somebody's launcher."""
+    inherited = Machines(timeout_s=setup.machines.timeout_s, interface=setup.machines.interface)
+    machines = inherited if inside else machines_of(setup, os.environ)
+    if setup.machines.interface:
+        check_interface(setup.machines.interface)
+    nproc = setup.nproc
+    if nproc is None and machines.reached and "SLURM_TASKS_PER_NODE" in os.environ:
+        with launchers_variables():
+            nproc = tasks_per_node(os.environ["SLURM_TASKS_PER_NODE"], 0)
+    question = Question(
+        job=setup.job,
+        settings=setup.settings,
+        device=setup.device,
+        replicas=inside.size if inside else nproc,
+        machines=machines.nnodes,
+        steps=setup.steps,
+        engines=setup.engines,
+        engine_settings=setup.engine_settings,
+    )
+    inspection = ask(question, setup.deadline_s)
+    here = inside.local_size if inside else inspection.replicas // machines.nnodes
+    cores = os.cpu_count() or 1
+    if inspection.devices[0] == "cpu" and here > cores and (inside is None or inside.local_rank == 0):
+        say(f"{here} ranks share {cores} cores: the proof holds, the speed says little")
+    return Study(setup, here, machines, inspection)
+
+
+def rows_of(study: Study, *, forks: bool = False) -> list[Row]:
     """The rows of a study; those that cannot run here have their verdict already. Raises UserError for bad names.
 
     forks: whether ranks may be forked where nobody has named a launcher.
     """
-    known = {facts["name"]: facts for facts in found["engines"]}
-    for name in study.engines:
+    setup = study.setup
+    known = {facts.name: facts for facts in study.inspection.engines}
+    for name in setup.engines:
         if name not in known:
             raise UserError(f"there is no engine '{name}'; {nearest(name, list(known))}")
-    chosen = study.engines or tuple(known)
-    if study.rounds and "single" not in chosen:
+    chosen = setup.engines or tuple(known)
+    if setup.rounds and "single" not in chosen:
         chosen = ("single", *chosen)  # what the others' speed is compared with
-    rows = []
-    for name in dict.fromkeys(chosen):
-        for launcher in _launchers(study, known[name], forks):
-            verdict = _verdict_before(known[name], found["job"], launcher, study.machines)
-            rows.append(Row(name, launcher, known[name], verdict))
+    rows = [
+        Row(name, launcher, known[name], _verdict_before(study, known[name], launcher))
+        for name in dict.fromkeys(chosen)
+        for launcher in _launchers(study, known[name], forks)
+    ]
     started = {row.launcher for row in rows}
-    if study.engines and study.launchers and "all" not in study.launchers and not started & {*study.launchers, "-"}:
-        starts = "; ".join(
-            f"{name} starts as {' or '.join(launch.able(known[name]['process_kind']))}" for name in study.engines
-        )
-        raise UserError(f"--launchers {','.join(study.launchers)} starts none of the engines asked for: {starts}")
+    if setup.engines and setup.launchers and "all" not in setup.launchers and not started & {*setup.launchers, "-"}:
+        able = {name: " or ".join(launch.able(known[name].process_kind)) for name in setup.engines}
+        starts = "; ".join(f"{name} starts as {launchers}" for name, launchers in able.items())
+        raise UserError(f"--launchers {','.join(setup.launchers)} starts none of the engines asked for: {starts}")
     return sorted(rows, key=lambda row: row.engine != "single")
 
 
-def _launchers(study: Study, facts: Mapping[str, Any], forks: bool) -> list[str]:
-    able = launch.able(facts["process_kind"]) or ["-"]
-    if study.launchers == ("fork",) or (forks and not study.launchers):
-        return ["fork"] if _may_fork(study, facts) else able[:1]
-    if "all" in study.launchers:
+def _launchers(study: Study, facts: EngineFacts, forks: bool) -> list[str]:
+    able, asked = launch.able(facts.process_kind) or ["-"], study.setup.launchers
+    if asked == (launch.FORK,) or (forks and not asked):
+        return [launch.FORK] if _may_fork(study, facts) else able[:1]
+    if "all" in asked:
         return able
-    for name in study.launchers:
-        launch.load(name)
-    return [name for name in able if name in study.launchers] or able[:1]
+    return [name for name in able if name in asked] or able[:1]
 
 
-def _may_fork(study: Study, facts: Mapping[str, Any]) -> bool:
+def _may_fork(study: Study, facts: EngineFacts) -> bool:
     """Whether an engine's ranks may be forked: on the CPU of one machine, where it needs no launcher of its own."""
     here = study.machines.nnodes == 1 and not study.machines.port and fork_client.is_possible()
-    return (
-        here
-        and facts["available"]
-        and facts["devices"][0] == "cpu"
-        and facts["process_kind"] in launch.load(launch.FORK).STARTS
-    )
+    forkable = facts.process_kind in launch.load(launch.FORK).STARTS
+    return here and forkable and facts.available and facts.devices[0] == "cpu"
 
 
-def _verdict_before(
-    facts: Mapping[str, Any], job: Mapping[str, Any], launcher: str, machines: launch.Machines
-) -> Verdict:
-    absent = None if facts["available"] else facts["reason"]
-    absent = absent or launch.load(launcher).missing(machines, os.environ)
+def _verdict_before(study: Study, facts: EngineFacts, launcher: str) -> Verdict | None:
+    absent = None if facts.available else facts.reason
+    if facts.available:
+        absent = launch.load(launcher).missing(study.machines, os.environ)
     if absent:
         return Verdict("unavailable", reason=absent)
-    refused = refusal(facts, job)
-    return Verdict("refused", reason=refused) if refused else Verdict("")
+    refused = refusal(facts, study.job)
+    return Verdict("refused", reason=refused) if refused else None
 
 
-def refusal(facts: Mapping[str, Any], job: Mapping[str, Any]) -> str | None:
+def refusal(facts: EngineFacts, job: JobFacts) -> str | None:
     """Why an engine cannot train a job that its inspection has looked at, or None."""
-    layout = facts["layout"]
-    if layout["every_gradient"] and job["unused"]:
-        names = first_few(job["unused"])
-        setting = ", or --set-engine find_unused=true" if "find_unused" in facts["settings"] else ""
+    layout = facts.layout
+    assert layout is not None
+    if layout.every_gradient and job.unused:
+        names = first_few(job.unused)
+        setting = ", or --set-engine find_unused=true" if "find_unused" in facts.settings else ""
         return (
-            f"{names}: no gradient, which {facts['name']} cannot train with; "
+            f"{names}: no gradient, which {facts.name} cannot train with; "
             f"freeze such parameters, leave them out of the model{setting}"
         )
-    if layout["no_scalars"] and job["scalars"]:
-        names = first_few(job["scalars"])
-        return f"{facts['name']} takes no scalar parameter: {names}; make it of shape [1], as in torch.ones(1)"
-    if job["sync_batchnorm"] and job["batch_layers"] and layout["replicas"] > 1:
-        if layout["lone_batchnorm"]:
-            return (
-                f"SyncBatchNorm does not find the other ranks of {facts['name']}; use ddp, or leave sync_batchnorm out"
-            )
-        if facts["devices"][0] == "cpu":
+    if layout.no_scalars and job.scalars:
+        names = first_few(job.scalars)
+        return f"{facts.name} takes no scalar parameter: {names}; make it of shape [1], as in torch.ones(1)"
+    if job.sync_batchnorm and job.batch_layers and layout.replicas > 1:
+        if layout.lone_batchnorm:
+            return f"SyncBatchNorm does not find the other ranks of {facts.name}; use ddp, or leave sync_batchnorm out"
+        if facts.devices[0] == "cpu":
             return "torch's SyncBatchNorm runs on GPUs alone; leave sync_batchnorm out where there are none"
-    refused: str | None = job["refused"][str(layout["replicas"])]
-    return refused
+    return job.refused[layout.replicas]
 
 
-def check_devices(nproc: int, found: Mapping[str, Any], engines: tuple[str, ...] = ()) -> None:
+def check_devices(nproc: int, inspection: Inspection, engines: tuple[str, ...] = ()) -> None:
     """Raises UserError when a rank would have no GPU of its own."""
-    devices = found["devices"]
-    wanted = [facts for facts in found["engines"] if not engines or facts["name"] in engines]
-    if devices[0] != "cpu" and nproc > len(devices) and any(facts["process_kind"] != "one" for facts in wanted):
+    devices = inspection.devices
+    wanted = [facts for facts in inspection.engines if not engines or facts.name in engines]
+    if devices[0] != "cpu" and nproc > len(devices) and any(facts.process_kind != "one" for facts in wanted):
         raise UserError(
             f"--nproc {nproc} needs {nproc} GPUs, one for each rank, and this machine has {len(devices)}; "
             f"use --nproc {len(devices)}, or --device cpu to try it without"
         )
+
+
+def result_of(row: Row) -> EngineResult:
+    """A judged row as it stands in the results, without a measurement."""
+    assert row.verdict is not None
+    replicas = row.facts.replicas or None
+    result = EngineResult(**vars(row.verdict), engine=row.engine, launcher=row.launcher, replicas=replicas)
+    return replace(result, settings=row.facts.chosen)

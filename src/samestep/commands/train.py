@@ -3,25 +3,37 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from samestep import launch
-from samestep.commands.study import Row, Study, check_devices, rows_of
-from samestep.errors import Refused, TrainingFailed, UserError, nearest
-from samestep.launch import Plan, command, ports, supervise
+from samestep.commands.machines import started_already
+from samestep.commands.progress import Training
+from samestep.commands.results_folder import folder_of, launch_folder
+from samestep.commands.setup import Setup
+from samestep.commands.study import Row, Study, check_devices, rows_of, study_of
+from samestep.errors import Refused, TrainingFailed, UserError, nearest, say
+from samestep.launch import Command, ports, supervise
+from samestep.launch.command import command_for, inside_command, shell_line
 from samestep.launch.started_by import Started
-from samestep.records.record import ENVIRONMENT, Record, finite, write_json
-from samestep.report.figures import data_wait
+from samestep.records.files import write, write_json
+from samestep.records.inspection import JobFacts
+from samestep.records.plan import Plan, Score, Train
+from samestep.records.record import ENVIRONMENT, PROGRESS, Progress, Record
+from samestep.records.results import InitialWeights, ScoreResults, TrainResults
+from samestep.report.figures import batch_size, data_wait
 from samestep.world.network import check_master
+
+WEIGHTS = "weights.safetensors"
+Watch = Callable[[Progress], None]
 
 
 @dataclass(frozen=True)
-class Wishes:
+class TrainOptions:
     """How to train. init: weights to start from. every: epochs from one evaluation to the next; 0: only the last.
 
     best: the metric, as 'accuracy' or 'error:min', whose best weights are kept; '' keeps the last. patience:
@@ -33,45 +45,61 @@ class Wishes:
     best: str = ""
     patience: int | None = None
 
-    def training(self, metrics: Mapping[str, str]) -> dict[str, Any]:
-        """The plan's training. metrics: name -> 'min' or 'max', of a job with an evaluation. Raises UserError for a
-        metric that there is not."""
+    def words(self) -> list[str]:
+        """The options that are not the default, for a command that is typed elsewhere."""
+        given: dict[str, object] = {"--init": self.init, "--evaluate-every": self.every if self.every != 1 else None}
+        given |= {"--best": self.best or None, "--patience": self.patience}
+        return [word for name, value in given.items() if value is not None for word in (name, str(value))]
+
+    def plan(self, job: JobFacts) -> Train:
+        """The training to plan, but for the file of its weights. Raises UserError for a metric that there is not."""
         name, _, way = self.best.partition(":")
         if self.best and not name:
             raise UserError(f"--best {self.best}: no metric is named; give its name, as in --best accuracy")
-        if name and not metrics:
+        if name and not job.metrics:
             raise UserError(f"--best {self.best}: the job has no evaluation to find it by; give it Job(evaluation=…)")
-        if name and name not in metrics:
-            raise UserError(f"--best {self.best}: the job has no such metric; {nearest(name, list(metrics))}")
+        if name and name not in job.metrics:
+            raise UserError(f"--best {self.best}: the job has no such metric; {nearest(name, list(job.metrics))}")
         if way not in ("", "min", "max"):
             raise UserError(f"--best {self.best}: '{way}' is neither min nor max")
         if (name or self.patience) and not self.every:
             raise UserError("--best and --patience need evaluations; give --evaluate-every 1 or more")
         if self.patience and not name:
             raise UserError("--patience needs to know what is better; name a metric with --best")
-        best = [name, way or metrics[name]] if name else None
-        asked = {"every": self.every, "best": best, "patience": self.patience}
+        best = (name, way or job.metrics[name]) if name else None
         init = file_of(self.init, "--init")
-        digest = _digest(Path(init)) if init else None
-        return {"kind": "train", "as": "train", "init": init, "init_sha256": digest, **asked}
+        digest = digest_of(Path(init)) if init else None
+        return Train("", init, digest, self.every, best, self.patience)
 
 
-def scoring(weights: Path, predictions: Path | None, rows: int) -> dict[str, Any]:
-    """The plan's part of an evaluation of the weights in a file. rows: that the job evaluates."""
-    if not rows:
-        raise UserError("the job has no evaluation; give it one: Job(evaluation=…)")
-    if predictions is not None and predictions.exists():
-        raise UserError(f"{predictions} exists, and would be replaced; give another name with --predictions")
-    if predictions is not None and (predictions.suffix != ".npy" or not predictions.resolve().parent.is_dir()):
-        raise UserError(f"--predictions {predictions}: give a file that ends in .npy, in a folder that there is")
-    if predictions is not None:
-        try:
-            tempfile.TemporaryFile(dir=predictions.resolve().parent).close()
-        except OSError as error:
-            raise UserError(f"--predictions {predictions} cannot be written: {error.strerror}; name another") from None
-    kept = str(predictions.resolve()) if predictions else None
-    init = file_of(weights, "--weights")
-    return {"kind": "score", "as": "score", "init": init, "init_sha256": _digest(weights), "predictions": kept}
+@dataclass(frozen=True)
+class ScoreOptions:
+    """What to evaluate. weights: a safetensors file. predictions: the .npy file for the model's outputs."""
+
+    weights: Path
+    predictions: Path | None = None
+
+    def plan(self, job: JobFacts) -> Score:
+        """The evaluation to plan. Raises UserError where it cannot be made, or its file not be written."""
+        predictions = self.predictions
+        if not job.evaluation_rows:
+            raise UserError("the job has no evaluation; give it one: Job(evaluation=…)")
+        if predictions is not None:
+            _check_predictions(predictions)
+        kept = str(predictions.resolve()) if predictions else None
+        init = file_of(self.weights, "--weights")
+        return Score(str(init), digest_of(self.weights), kept)
+
+
+def _check_predictions(file: Path) -> None:
+    if file.exists():
+        raise UserError(f"{file} exists, and would be replaced; give another name with --predictions")
+    if file.suffix != ".npy" or not file.resolve().parent.is_dir():
+        raise UserError(f"--predictions {file}: give a file that ends in .npy, in a folder that there is")
+    try:
+        tempfile.TemporaryFile(dir=file.resolve().parent).close()
+    except OSError as error:
+        raise UserError(f"--predictions {file} cannot be written: {error.strerror}; name another") from None
 
 
 def file_of(path: Path | None, flag: str) -> str | None:
@@ -81,147 +109,8 @@ def file_of(path: Path | None, flag: str) -> str | None:
     return str(path.resolve()) if path else None
 
 
-def prepare(
-    study: Study,
-    found: Mapping[str, Any],
-    step: Mapping[str, Any],
-    out: Path,
-    folder: Path,
-    inside: Started | None = None,
-) -> tuple[Row, Plan]:
-    """What to start for one training or evaluation, whose results go to `out` and whose launch has `folder`; starts
-    nothing.
-
-    inside: this command is one rank that somebody's launcher has started: it becomes that rank. Raises UserError when
-    the engine cannot run here, or `out` holds weights already.
-    """
-    weights = out / "weights.safetensors"
-    if weights.exists() and step["kind"] == "train":
-        raise UserError(f"{weights} exists, and a new training would replace it; give another folder with --out")
-    check_devices(study.nproc, found, study.engines)
-    check_master(study.machines.master, study.machines.nnodes)
-    ports.check(study.machines)
-    (row,) = rows_of(study, found)
-    if row.verdict.verdict == "unavailable":
-        raise UserError(f"the engine {row.engine} cannot run here: {row.verdict.reason}")
-    if row.verdict.verdict == "refused":
-        raise Refused(str(row.verdict.reason))
-    if study.machines.max_restarts and row.launcher != "torchrun":
-        raise UserError(f"--max-restarts is torchrun's, and {row.launcher} starts this training; leave it out")
-    if study.machines.hosts and row.launcher != "mpirun":
-        raise UserError(f"--hosts is mpirun's, and {row.launcher} starts this training; add --launcher mpirun")
-    able = launch.able(row.facts["process_kind"])
-    if inside and inside.launcher not in able:
-        raise UserError(
-            f"{inside.launcher} has started {inside.size} processes, and {row.engine} starts as {' or '.join(able)}; "
-            f"type it without {inside.launcher}"
-        )
-    asked: dict[str, Any] = {
-        "job": study.job,
-        "settings": dict(study.settings),
-        "engine": row.engine,
-        "weights": str(weights),
-    }
-    asked["engine_settings"] = row.facts["settings"]
-    asked["trainings"] = [step]
-    if inside:
-        row.launcher = inside.launcher
-        write_json(folder / "plan.json", {"out": str(folder), "started_at": time.time(), **asked})
-        return row, command.inside(folder / "plan.json", inside, row.facts["devices"], study.machines)
-    nproc = row.facts["processes"] // study.machines.nnodes
-    return row, command.planned(asked, row.launcher, nproc, row.facts["devices"], folder, study.machines)
-
-
-def train(
-    study: Study,
-    found: Mapping[str, Any],
-    row: Row,
-    plan: Plan,
-    out: Path,
-    folder: Path,
-    watch: Callable[[Mapping[str, Any]], None],
-    *,
-    alone: bool = False,
-) -> dict[str, Any] | None:
-    """Trains, or evaluates. Returns what it came to; None where rank 0 is not.
-
-    watch: given {phase, done, steps, loss} while it trains. alone: this command is one rank of somebody's launcher.
-    """
-    files = ("rendezvous", "progress.json", ENVIRONMENT)
-    for left in [*folder.glob("*rank[0-9]*"), *folder.glob("log*.txt"), *(folder / name for name in files)]:
-        left.unlink(missing_ok=True)  # of a try that did not end well
-    apart = 1 if study.machines.reached else study.machines.nnodes  # machines that write into folders of their own
-    record = supervise.run(
-        plan,
-        folder,
-        1 if alone else row.facts["processes"] // apart,
-        deadline_s=study.deadline_s,
-        watch=watch,
-        machines=study.machines,
-        graceful=True,
-    )
-    if record.ranks[0]["rank"] != 0:
-        return None
-    results = {
-        "schema": 1,
-        "job": study.job,
-        "settings": dict(study.settings),
-        "launcher": row.launcher,
-        "world_size": row.facts["layout"]["replicas"],
-    }
-    if "train" in record.ranks[0]["trainings"]:
-        results |= _trained(found["job"], row, record, out)
-    else:
-        results |= _scored(found["job"], record)
-    write_json(out / "results.json", finite(results))
-    return results
-
-
-def _trained(job: Mapping[str, Any], row: Row, record: Record, out: Path) -> dict[str, Any]:
-    seen = record.training("train")[0]
-    best = seen["curve"][seen["best_at"]] if seen["best_at"] >= 0 else {}
-    (step,) = record.plan()["trainings"]
-    return {
-        "engine": row.engine,
-        "engine_settings": row.facts["chosen"],
-        "global_batch": job["global_batch"],
-        "init": step["init"] and {"file": step["init"], "sha256": step["init_sha256"]},
-        "steps": len(seen["step_s"]),
-        "asked_steps": seen["asked_steps"],
-        "stopped": seen["stopped"],
-        "seconds": sum(seen["step_s"]),
-        "skipped_steps": seen["skipped_steps"],
-        "final_loss": seen["losses"][-1] if seen["losses"] else None,
-        "curve": seen["curve"],
-        "weights_of_step": best.get("step"),
-        "evaluation": {name: value for name, value in best.items() if name != "step"} or None,
-        "evaluation_rows": _covered(record, "train", job["evaluation_rows"]),
-        "weights": str(out / "weights.safetensors"),
-    } | _waiting(job, record)
-
-
-def _scored(job: Mapping[str, Any], record: Record) -> dict[str, Any]:
-    (step,) = record.plan()["trainings"]
-    return {
-        "weights": step["init"],
-        "sha256": step["init_sha256"],
-        "evaluation": record.training("score")[0]["evaluation"]["means"],
-        "evaluation_rows": _covered(record, "score", job["evaluation_rows"]),
-        "predictions": step["predictions"],
-    }
-
-
-def _covered(record: Record, training: str, rows: int) -> int:
-    """How many rows were evaluated, each once. Raises TrainingFailed when that is not what the record says."""
-    ranks = [rank["evaluation"] for rank in record.training(training)]
-    seen = sorted(index for of_rank in ranks if of_rank for index in of_rank["indices"])
-    here = len(ranks) == record.ranks[0]["world"]["size"]  # other machines' records may be in folders of their own
-    if rows and here and seen != list(range(rows)):
-        raise TrainingFailed(f"the evaluation saw {len(seen)} rows of {rows}, not each once: {record.folder}")
-    return rows
-
-
-def _digest(file: Path) -> str:
+def digest_of(file: Path) -> str:
+    """The SHA-256 of a file."""
     state = hashlib.sha256()
     with open(file, "rb") as content:
         while block := content.read(1 << 20):
@@ -229,14 +118,179 @@ def _digest(file: Path) -> str:
     return state.hexdigest()
 
 
-def _waiting(job: Mapping[str, Any], record: Record) -> dict[str, Any]:
+def run(setup: Setup, options: TrainOptions, *, dry_run: bool = False) -> TrainResults | None:
+    """Trains the whole job. Returns what it came to; None on a machine or a rank where rank 0 is not, and after a dry
+    run, which prints the shell line that would start it."""
+    launched = _launched("run", setup, options, dry_run)
+    if launched is None:
+        return None
+    study, row, record, out = launched
+    results = _train_results(study, row, record, out)
+    write_json(out / "results.json", results.as_json())
+    return results
+
+
+def evaluate(setup: Setup, options: ScoreOptions) -> ScoreResults | None:
+    """Evaluates weights. Returns what they come to; None on a machine or a rank where rank 0 is not."""
+    launched = _launched("evaluate", setup, options, False)
+    if launched is None:
+        return None
+    study, row, record, out = launched
+    results = _score_results(study, row, record)
+    write_json(out / "results.json", results.as_json())
+    return results
+
+
+def _launched(
+    command: str, setup: Setup, options: TrainOptions | ScoreOptions, dry_run: bool
+) -> tuple[Study, Row, Record, Path] | None:
+    """Launches a training or an evaluation. Returns its record and the folder of its results."""
+    inside = started_already(os.environ, setup)
+    study = study_of(setup, inside)
+    training = options.plan(study.job)
+    out = folder_of(command, study, inside, training.init_sha256 if isinstance(training, Score) else None)
+    if isinstance(training, Train):
+        training = replace(training, weights=str(out / WEIGHTS))
+    folder = launch_folder(out, study, inside)
+    row, started = prepare(study, training, folder, inside)
+    if dry_run:
+        print(shell_line(started))
+        return None
+    first = inside is None or inside.rank == 0
+    if command == "run" and first:
+        _say_batch_size(study, row)
+    with Training(f"{setup.job} on {row.engine}", folder, first=first) as progress:
+        record = _supervised(study, row, started, folder, progress.tell, alone=inside is not None)
+    if record.ranks[0].rank == 0:
+        return study, row, record, out
+    if inside is None:
+        say(f"this machine's ranks have ended well; their logs are in {folder}, the results where rank 0 is")
+    return None
+
+
+def _say_batch_size(study: Study, row: Row) -> None:
+    job, ranks = study.job, row.facts.replicas
+    say(batch_size.one_step(job.global_batch, ranks, job.micro_batches.get(ranks, 1)))
+    advice = batch_size.advice(job.settings, job.chosen, job.optimizer)
+    if advice:
+        say(advice)
+
+
+def prepare(study: Study, training: Train | Score, folder: Path, inside: Started | None = None) -> tuple[Row, Command]:
+    """What to start for one training or evaluation, whose launch has `folder`; starts nothing.
+
+    inside: this command is one rank that somebody's launcher has started: it becomes that rank. Raises UserError when
+    the engine cannot run here, or there are weights already.
+    """
+    if isinstance(training, Train) and Path(training.weights).exists():
+        raise UserError(
+            f"{training.weights} exists, and a new training would replace it; give another folder with --out"
+        )
+    setup, machines = study.setup, study.machines
+    check_devices(study.nproc, study.inspection, setup.engines)
+    check_master(machines.master, machines.nnodes)
+    ports.check(machines)
+    (row,) = rows_of(study)
+    if row.verdict and row.verdict.verdict == "unavailable":
+        raise UserError(f"the engine {row.engine} cannot run here: {row.verdict.reason}")
+    if row.verdict and row.verdict.verdict == "refused":
+        raise Refused(str(row.verdict.reason))
+    if machines.max_restarts and row.launcher != "torchrun":
+        raise UserError(f"--max-restarts is torchrun's, and {row.launcher} starts this training; leave it out")
+    if machines.hosts and row.launcher != "mpirun":
+        raise UserError(f"--hosts is mpirun's, and {row.launcher} starts this training; add --launcher mpirun")
+    able = launch.able(row.facts.process_kind)
+    if inside and inside.launcher not in able:
+        raise UserError(
+            f"{inside.launcher} has started {inside.size} processes, and {row.engine} starts as {' or '.join(able)}; "
+            f"type it without {inside.launcher}"
+        )
+    about = (str(folder), time.time(), setup.job, setup.settings)
+    write(folder / "plan.json", Plan(*about, row.engine, row.facts.settings, (training,)))
+    if inside:
+        row.launcher = inside.launcher
+        return row, inside_command(folder / "plan.json", inside, row.facts.devices, machines)
+    nproc = row.facts.processes // machines.nnodes
+    return row, command_for(folder / "plan.json", row.launcher, nproc, row.facts.devices, machines)
+
+
+def _supervised(study: Study, row: Row, command: Command, folder: Path, watch: Watch, *, alone: bool) -> Record:
+    """The record of a launch. alone: this command is one rank of somebody's launcher."""
+    files = ("rendezvous", PROGRESS, ENVIRONMENT)
+    for left in [*folder.glob("*rank[0-9]*"), *folder.glob("log*.txt"), *(folder / name for name in files)]:
+        left.unlink(missing_ok=True)  # of a try that did not end well
+    machines = study.machines
+    apart = 1 if machines.reached else machines.nnodes  # machines that write into folders of their own
+    size = 1 if alone else row.facts.processes // apart
+    deadline_s = study.setup.deadline_s
+    return supervise.run(command, folder, size, deadline_s=deadline_s, watch=watch, machines=machines, graceful=True)
+
+
+def _train_results(study: Study, row: Row, record: Record, out: Path) -> TrainResults:
+    seen = record.training("train")[0]
+    best: Mapping[str, float] = seen.curve[seen.best_at] if seen.best_at >= 0 else {}
+    (step,) = record.plan().trainings
+    assert isinstance(step, Train)
+    wait = waited(study.job, record)
+    at_step = best.get("step")
+    return TrainResults(
+        job=study.setup.job,
+        settings=study.setup.settings,
+        launcher=row.launcher,
+        world_size=row.facts.replicas,
+        engine=row.engine,
+        engine_settings=row.facts.chosen,
+        global_batch=study.job.global_batch,
+        init=InitialWeights(step.init, str(step.init_sha256)) if step.init else None,
+        steps=len(seen.step_s),
+        asked_steps=seen.asked_steps or 0,
+        stopped=seen.stopped,
+        seconds=sum(seen.step_s),
+        skipped_steps=seen.skipped_steps,
+        final_loss=seen.losses[-1] if seen.losses else None,
+        curve=seen.curve,
+        weights_of_step=None if at_step is None else int(at_step),
+        evaluation={name: value for name, value in best.items() if name != "step"} or None,
+        evaluation_rows=covered(record, "train", study.job.evaluation_rows),
+        weights=str(out / WEIGHTS),
+        wait_share=wait.share if wait else None,
+        loader_ceiling=wait.loader_ceiling if wait else None,
+        demand=wait.demand if wait else None,
+        advice=wait.advice() if wait else None,
+    )
+
+
+def _score_results(study: Study, row: Row, record: Record) -> ScoreResults:
+    (step,) = record.plan().trainings
+    evaluation = record.training("score")[0].evaluation
+    assert isinstance(step, Score) and evaluation is not None
+    return ScoreResults(
+        job=study.setup.job,
+        settings=study.setup.settings,
+        launcher=row.launcher,
+        world_size=row.facts.replicas,
+        weights=step.init,
+        sha256=step.init_sha256,
+        evaluation=evaluation.means,
+        evaluation_rows=covered(record, "score", study.job.evaluation_rows),
+        predictions=step.predictions,
+    )
+
+
+def covered(record: Record, training: str, rows: int) -> int:
+    """How many rows were evaluated, each once. Raises TrainingFailed when that is not what the record says."""
+    ranks = [rank.evaluation for rank in record.training(training)]
+    seen = sorted(index for of_rank in ranks if of_rank for index in of_rank.indices)
+    here = len(ranks) == record.ranks[0].world.size  # other machines' records may be in folders of their own
+    if rows and here and seen != list(range(rows)):
+        raise TrainingFailed(f"the evaluation saw {len(seen)} rows of {rows}, not each once: {record.folder}")
+    return rows
+
+
+def waited(job: JobFacts, record: Record) -> data_wait.Waiting | None:
     """How the data came: the share of the time that was spent waiting, rows per second, and what would help."""
-    cores = record.ranks[0]["machine"]["cores"] / record.ranks[0]["world"]["local_size"]
-    loader = (job["global_batch"], job["workers"], job["prefetch"], cores, job["most_workers"])
-    found = data_wait.measured(record.training("train"), *loader)
-    return {
-        "wait_share": found and found.share,
-        "loader_ceiling": found and found.loader_ceiling,
-        "demand": found and found.demand,
-        "advice": found and found.advice(),
-    }
+    first = record.ranks[0]
+    cores = first.machine.cores / first.world.local_size
+    return data_wait.measured(
+        record.training("train"), job.global_batch, job.workers, job.prefetch, cores, job.most_workers
+    )

@@ -12,11 +12,11 @@ from torch.utils.data import Dataset, TensorDataset, default_collate
 from samestep.data.arrays import Arrays
 from samestep.data.pipeline import Pipeline, Span
 from samestep.data.schedule import Schedule, key
-from samestep.data.stream import is_stream, nested
+from samestep.data.stream import is_stream
 from samestep.data.to_device import Gather, to_device
 from samestep.data.workers import Fetched, failed, fetched
 from samestep.errors import UserError, add_note
-from samestep.job import Batch, Job, Part
+from samestep.job import Batch, Job, Part, nested
 from samestep.world import World
 
 __all__ = ["Rows", "batches", "fetch", "loaded", "most_workers", "to_device", "workers_of"]

@@ -9,17 +9,9 @@ from typing import Any
 from torch.utils.data import Dataset
 
 from samestep.errors import UserError
+from samestep.job import nested
 
 NOTHING = object()
-
-
-def nested(dataset: Any) -> Iterator[Any]:
-    """A dataset, what it is a subset of, what that is a subset of, …: each next one's `dataset`."""
-    met: set[int] = set()  # one that names itself has no end
-    while dataset is not None and id(dataset) not in met:
-        met.add(id(dataset))
-        yield dataset
-        dataset = getattr(dataset, "dataset", None)
 
 
 def is_stream(dataset: Any) -> bool:
@@ -36,6 +28,8 @@ class Stream(Dataset[Any]):
     length: rows of an epoch; the stream may have more. None: as many as `len(dataset)` says, neither more nor less.
     Raises UserError, here for what has no length or is read only once, later for a stream that ends too early.
     """
+
+    one_order = True  # which Job looks for
 
     def __init__(self, dataset: Iterable[Any], length: int | None = None) -> None:
         if isinstance(dataset, Iterator):

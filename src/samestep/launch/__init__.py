@@ -61,7 +61,7 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Command:
     """What to start: the command line, and what it adds to the environment.
 
     ends_by: the signal that ends it when we are killed; one that it can pass on, if its ranks are not its children.
@@ -96,7 +96,7 @@ class Launcher(Protocol):
     KILLED: tuple[str, ...]
     EXITED: tuple[str, ...]
 
-    def plan(self, program: Sequence[str], shape: Shape) -> Plan:
+    def plan(self, program: Sequence[str], shape: Shape) -> Command:
         """program: the arguments after `python`, as in ('-m', 'samestep.worker', 'plan.json').
 
         Raises UserError for a shape that this launcher cannot start.

@@ -6,42 +6,25 @@ import os
 import shlex
 import sys
 import tempfile
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from samestep import launch
-from samestep.launch import Machines, Plan
+from samestep.launch import Command, Machines
 from samestep.launch.started_by import Started
-from samestep.records.record import TOLD, write_json
+from samestep.records.record import TOLD
 from samestep.world import network
 
 
-def planned(
-    asked: Mapping[str, Any],
-    launcher: str,
-    nproc: int,
-    devices: Sequence[str],
-    folder: Path,
-    machines: Machines,
-    flags: Sequence[str] = (),
-) -> Plan:
-    """Writes plan.json into `folder`, and returns the command that has `nproc` workers here do what is `asked`."""
-    path = folder / "plan.json"
-    write_json(path, {"out": str(folder), "started_at": time.time(), **asked})
-    return plan_for(path, launcher, nproc, devices, machines, flags)
-
-
-def plan_for(
+def command_for(
     path: Path, launcher: str, nproc: int, devices: Sequence[str], machines: Machines, flags: Sequence[str] = ()
-) -> Plan:
+) -> Command:
     """The command that has `nproc` workers here do what the file `path` asks."""
     shape = launch.Shape(nproc, str(path.parent), machines)
     module = launch.load(launcher)
-    plan = module.plan(("-m", "samestep.worker", *flags, str(path)), shape)
-    return replace(plan, env={**_environment(devices, machines), **_tells(module), **plan.env})
+    command = module.plan(("-m", "samestep.worker", *flags, str(path)), shape)
+    return replace(command, env={**_environment(devices, machines), **_tells(module), **command.env})
 
 
 def _tells(module: launch.Launcher) -> dict[str, str]:
@@ -62,7 +45,7 @@ def _environment(devices: Sequence[str], machines: Machines) -> dict[str, str]:
     return env
 
 
-def inside(path: Path, started: Started, devices: Sequence[str], machines: Machines) -> Plan:
+def inside_command(path: Path, started: Started, devices: Sequence[str], machines: Machines) -> Command:
     """The command that becomes one rank of those that somebody's launcher has started, whose variables it keeps."""
     module = launch.load(started.launcher)
     env = _environment(devices, machines) | _tells(module) | module.VARIABLES.told()
@@ -72,9 +55,9 @@ def inside(path: Path, started: Started, devices: Sequence[str], machines: Machi
             f"file://{Path(tempfile.gettempdir()).resolve()}/samestep-{os.getuid()}-{started.launcher}-{started.id}"
         )
         env["SAMESTEP_INIT_METHOD"] = started.meeting or meeting
-    return Plan((sys.executable, "-m", "samestep.worker", str(path)), env)
+    return Command((sys.executable, "-m", "samestep.worker", str(path)), env)
 
 
-def shell_line(plan: Plan) -> str:
-    """`plan` as one line that works when pasted into a shell."""
-    return shlex.join(["env", *(f"{key}={value}" for key, value in plan.env.items()), *plan.argv])
+def shell_line(command: Command) -> str:
+    """`command` as one line that works when pasted into a shell."""
+    return shlex.join(["env", *(f"{key}={value}" for key, value in command.env.items()), *command.argv])

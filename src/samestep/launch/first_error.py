@@ -24,11 +24,11 @@ def raise_if_failed(record: Record, code: int, size: int, machines: Machines, me
     error = record.error()
     log = "\n".join(log.read_text(errors="replace") for log in record.folder.glob("log*.txt"))
     killed = killed_rank(log)
-    if error and error["kind"] in ("user", "refused"):
-        raise (Refused if error["kind"] == "refused" else UserError)(error["message"])
-    if error and not error["lost_peer"]:
+    if error and error.kind in ("user", "refused"):
+        raise (Refused if error.kind == "refused" else UserError)(error.message)
+    if error and not error.lost_peer:
         raise TrainingFailed(
-            f"rank {error['rank']} failed: {error['message']} (its traceback is in {_said(record, error['rank'])})"
+            f"rank {error.rank} failed: {error.message} (its traceback is in {_said(record, error.rank)})"
         )
     if killed:
         rank, name = killed
@@ -36,7 +36,7 @@ def raise_if_failed(record: Record, code: int, size: int, machines: Machines, me
             f"rank {rank} was ended by {name}{_why(name, memory_kills)}; what it last said is in {_said(record, rank)}"
         )
     if error:
-        raise TrainingFailed(error["message"])
+        raise TrainingFailed(error.message)
     if machines.nnodes > 1 and not list(record.folder.glob("pid-rank*")):
         where = f"{machines.endpoint} within {machines.timeout_s:.0f} s"
         raise TrainingFailed(
@@ -101,7 +101,7 @@ def _last_word(record: Record) -> str:
 
 def _silent(record: Record, size: int) -> str:
     """The ranks without a record, as far as this machine can tell."""
-    written = {rank["rank"] for rank in record.ranks}
+    written = {rank.rank for rank in record.ranks}
     started = {int(path.name.removeprefix("pid-rank")) for path in record.folder.glob("pid-rank*")}
     silent = sorted((started or set(range(size))) - written)
     return f"rank{'s' if len(silent) > 1 else ''} {', '.join(map(str, silent))}"

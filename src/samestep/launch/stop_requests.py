@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from samestep.errors import say
 from samestep.launch.end import signal_ranks
+from samestep.records.record import Progress
 
 
 class StopRequests:
@@ -22,21 +21,21 @@ class StopRequests:
         if accepted and hasattr(signal, "SIGUSR1"):
             signal.signal(signal.SIGUSR1, lambda number, _: self._signals.append(number))
 
-    def interrupted(self, progress: Mapping[str, Any]) -> bool:
+    def interrupted(self, progress: Progress) -> bool:
         """Whether an interrupt is a request to stop after a step. A second one is not, nor one before the training."""
-        if not self._accepted or self._stopping or "done" not in progress:
+        if not self._accepted or self._stopping or progress.done is None:
             return False
         self._stop("interrupt again to end at once")
         return True
 
-    def pass_on(self, progress: Mapping[str, Any]) -> None:
+    def pass_on(self, progress: Progress) -> None:
         """Tells the ranks; those that torchrun has started again are told again."""
-        if "done" not in progress:
+        if progress.done is None:
             return
         if self._signals and not self._stopping:
             self._stop("asked by SIGUSR1")
-        if self._stopping and progress["attempt"] != self._told_attempt:
-            self._told_attempt = progress["attempt"]
+        if self._stopping and progress.attempt != self._told_attempt:
+            self._told_attempt = progress.attempt
             signal_ranks(self._folder, signal.SIGUSR2)
 
     def _stop(self, why: str) -> None:

@@ -11,31 +11,30 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from samestep.errors import say
-from samestep.launch import Machines, Plan, first_error, fork_client, oom_kills
+from samestep.launch import Command, Machines, first_error, fork_client, oom_kills
 from samestep.launch.deadline import Deadline
 from samestep.launch.end import end
 from samestep.launch.fork_client import ForkedWorker
 from samestep.launch.idle_launcher import ENDING_S, IdleLauncher
 from samestep.launch.stale_locks import clear_stale_locks
 from samestep.launch.stop_requests import StopRequests
-from samestep.records.record import Record, told
+from samestep.records.record import Progress, Record, told
 from samestep.world.orphans import COMMAND, die_with_parent, this_command
 
 
 def run(
-    plan: Plan,
+    command: Command,
     folder: Path,
     size: int,
     *,
     deadline_s: float | None = None,
-    watch: Callable[[dict[str, Any]], None] | None = None,
+    watch: Callable[[Progress], None] | None = None,
     machines: Machines = Machines(),  # noqa: B008 - frozen
     graceful: bool = False,
 ) -> Record:
-    """Starts `plan`, waits for its end, returns the record of the `size` ranks that write into `folder`.
+    """Starts `command`, waits for its end, returns the record of the `size` ranks that write into `folder`.
 
     watch: given what they tell, about ten times a second. deadline_s: after it, each rank's stack goes to
     stack-rankR.txt in `folder` and the tree is killed. graceful: an interrupt asks the ranks to stop after a step; a
@@ -46,12 +45,12 @@ def run(
         say(f"removed {lock}, which a killed build had left")
     killed_before = oom_kills.kills()
     deadline, idle = Deadline(deadline_s, folder), IdleLauncher(folder, machines)
-    tree = start(plan, folder, machines)
+    tree = start(command, folder, machines)
     requests = StopRequests(folder, accepted=graceful)
     try:
         while tree.poll() is None and not idle.waits_in_vain():
             try:
-                progress = told(folder) if watch or graceful else {}
+                progress = told(folder) if watch or graceful else Progress()
                 if watch:
                     watch(progress)
                 requests.pass_on(progress)
@@ -71,24 +70,24 @@ def run(
     return record
 
 
-def start(plan: Plan, folder: Path, machines: Machines) -> subprocess.Popen[bytes] | ForkedWorker:
-    """Starts the launcher of a plan, what it prints appended to log.txt in `folder`."""
+def start(command: Command, folder: Path, machines: Machines) -> subprocess.Popen[bytes] | ForkedWorker:
+    """Starts a launch's command, what it prints appended to log.txt in `folder`."""
     quiet = {"TORCH_CPP_LOG_LEVEL": "ERROR"}  # it warns that addresses have no names
-    environment = quiet | os.environ | {"PYTHONUNBUFFERED": "1", COMMAND: this_command()} | dict(plan.env)
+    environment = quiet | os.environ | {"PYTHONUNBUFFERED": "1", COMMAND: this_command()} | dict(command.env)
     own = f"-{socket.gethostname()}" if machines.nnodes > 1 else ""  # the folder may be shared
     log = folder / f"log{own}.txt"
-    server = fork_client.server(plan.fork) if plan.fork else None
+    server = fork_client.server(command.fork) if command.fork else None
     if server:
-        return server.fork(plan.argv[3:], environment, log)  # after python -m samestep.worker
+        return server.fork(command.argv[3:], environment, log)  # after python -m samestep.worker
     with open(log, "ab") as output:
         return subprocess.Popen(
-            plan.argv,
+            command.argv,
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
             start_new_session=True,  # Ctrl-C reaches us alone; we end the tree
-            preexec_fn=partial(_born, plan.ends_by) if sys.platform != "win32" else None,
+            preexec_fn=partial(_born, command.ends_by) if sys.platform != "win32" else None,
         )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from samestep.job import Job
 from samestep.rank.evaluate import evaluate, plain_model
 from samestep.rank.weights import save
+from samestep.records.record import EvaluationSeen
 from samestep.world import World
 
 
@@ -30,10 +31,10 @@ class Watch:
     every: int = 1
     best: tuple[str, str] | None = None
     patience: int | None = None
-    curve: list[dict[str, Any]] = field(default_factory=list)
+    curve: list[dict[str, float]] = field(default_factory=list)
     best_at: int = -1  # the place of the best evaluation in the curve
     ended: bool = False  # whether patience has ended the training
-    evaluated: dict[str, Any] | None = None  # the latest evaluation's part of the record
+    evaluated: EvaluationSeen | None = None  # the latest evaluation's part of the record
 
     def begin(self, state: Callable[[], dict[str, Any]]) -> None:
         """state: gives the training's whole state dict on rank 0; every rank must call it."""
@@ -52,7 +53,7 @@ class Watch:
     def add(self, done: int, state: dict[str, Any], *, last: bool = False) -> None:
         """Evaluates rank 0's `state` after `done` steps, and keeps it if it is the best, or the last and none is
         sought."""
-        entry: dict[str, Any] = {"step": done}
+        entry: dict[str, float] = {"step": done}
         writes = self.world.rank == 0
         if writes and last and (self.best is None or not self.curve):
             save(state, self.weights)  # first, because an evaluation that fails must not cost the training
@@ -68,7 +69,7 @@ class Watch:
                 save(state, self.weights)
 
 
-def _better(new: Mapping[str, Any], old: Mapping[str, Any], name: str, way: str) -> bool:
+def _better(new: Mapping[str, float], old: Mapping[str, float], name: str, way: str) -> bool:
     if math.isnan(old[name]):
         return not math.isnan(new[name])
     return bool(new[name] > old[name] if way == "max" else new[name] < old[name])

@@ -27,6 +27,7 @@ from samestep.data.schedule import cut
 from samestep.errors import LoadingFailed, UserError, not_per_row
 from samestep.job import Batch, Job, Part, counts_by_itself
 from samestep.rank.hardware import is_out_of_memory
+from samestep.records.record import EvaluationSeen
 from samestep.world import World
 
 ROWS_AT_ONCE = 128  # at most; fewer where the job's micro-batch or global batch is smaller
@@ -54,10 +55,9 @@ class Evaluation:
         by = dict.fromkeys(self.sums, float(self.rows)) | {"loss": self.weight} | dict.fromkeys(self.whole, 1.0)
         return {name: total / by[name] for name, total in self.sums.items()}
 
-    def record(self) -> dict[str, Any]:
-        """What the record keeps of it, as JSON."""
-        kept = ("rows", "weight", "sums", "indices", "whole")
-        return {name: getattr(self, name) for name in kept} | {"means": self.means()}
+    def record(self) -> EvaluationSeen:
+        """What the record keeps of it."""
+        return EvaluationSeen(self.rows, self.weight, self.sums, tuple(self.whole), self.means(), self.indices)
 
 
 def plain_model(job: Job, state: dict[str, Tensor], world: World) -> nn.Module:

@@ -8,22 +8,45 @@ import re
 import resource
 import sys
 from pathlib import Path
-from typing import Any
 
 import torch
 
+from samestep.errors import UserError
+from samestep.records.inspection import MachineFacts
 
-def facts(device: str) -> dict[str, Any]:
+
+def facts(device: str, host: str | None = None, interface: str | None = None) -> MachineFacts:
     """What the figures were measured on."""
-    gpu = None if device == "cpu" else torch.cuda.get_device_name(device)
-    return {
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "host": platform.node(),
-        "processor": _processor(),
-        "cores": os.cpu_count(),
-        "gpu": gpu,
-    }
+    return MachineFacts(
+        python=platform.python_version(),
+        torch=torch.__version__,
+        host=host or platform.node(),
+        processor=_processor(),
+        cores=os.cpu_count() or 1,
+        gpu=None if device == "cpu" else torch.cuda.get_device_name(device),
+        interface=interface,
+    )
+
+
+def find_devices(wanted: str) -> tuple[str, ...]:
+    """'auto', 'cpu', 'cuda' or a list such as 'cuda:0,cuda:1' as the devices of this machine."""
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if wanted == "cpu" or (wanted == "auto" and gpus == 0):
+        return ("cpu",)
+    if wanted in ("auto", "cuda"):
+        if gpus == 0:
+            raise UserError("--device cuda: this machine shows no CUDA device to torch; use --device cpu")
+        return tuple(f"cuda:{i}" for i in range(gpus))
+    devices = tuple(wanted.split(","))
+    for device in devices:
+        try:
+            index = torch.device(device).index
+            known = device == "cpu" or (device.startswith("cuda:") and index is not None and index < gpus)
+        except RuntimeError:
+            known = False
+        if not known:
+            raise UserError(f"--device {wanted}: there is no device '{device}' here; torch sees {gpus} CUDA devices")
+    return devices
 
 
 def _processor() -> str:

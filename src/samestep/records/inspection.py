@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 from samestep.engine import Layout, Numerics
 
+ANSWER, MISTAKE = "answer.json", "mistake.json"  # the answer's file, or the mistake's
+
 Values = Mapping[str, Any]  # of settings: an engine's keyword arguments, or a job's
 
 

@@ -1,50 +1,56 @@
-"""Answers to what the parent asks before any launch: a query's file names the file that the answer goes to."""
+"""Answers what the parent asks before any launch: a question is a file, its answer another one beside it."""
 
 from __future__ import annotations
 
-import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from samestep import engine as engines
 from samestep.errors import UserError
 from samestep.rank import hardware
-from samestep.records.record import write_json
+from samestep.records.files import read, write
+from samestep.records.inspection import (
+    ANSWER,
+    MISTAKE,
+    EjectQuestion,
+    Inspection,
+    Mistake,
+    Question,
+    Script,
+)
 from samestep.tasks.eject import eject
-from samestep.tasks.inspect.job import find_devices, inspect_engines, inspect_job
+from samestep.tasks.inspect.engines import inspect_engines
+from samestep.tasks.inspect.job import inspect_job
 
 
 def inspect_main(path: str) -> None:
-    """Answers a query about a job and the engines, in the file that the query names."""
-    query: dict[str, Any] = json.loads(Path(path).read_text())
-    answer: dict[str, Any] = {"error": None}
-    try:
-        devices = find_devices(query["device"])
-        replicas = query["replicas"] or (2 if devices[0] == "cpu" else len(devices))
-        replicas *= query["machines"]
-        answer |= {
-            "devices": devices,
-            "machine": hardware.facts(devices[0]),
-            "replicas": replicas,
-            "engines": inspect_engines(devices, replicas, query["engine_settings"], query["engines"]),
-        }
-        if query["job"] is not None:
-            answer["job"] = inspect_job(query["job"], query["settings"], replicas, query["steps"], devices[0])
-    except UserError as error:
-        answer["error"] = str(error)
-    write_json(Path(query["answer"]), answer)
+    """Answers a Question."""
+    _answer(Path(path), Question, _inspection)
 
 
 def eject_main(path: str) -> None:
-    """Writes the script that a query asks for into its answer."""
-    query: dict[str, Any] = json.loads(Path(path).read_text())
-    answer: dict[str, Any] = {"error": None}
+    """Answers an EjectQuestion."""
+    _answer(Path(path), EjectQuestion, _script)
+
+
+def _answer(path: Path, kind: Any, answer: Callable[[Any], Inspection | Script]) -> None:
     try:
-        name = query["engine"]
-        engines.check(name)
-        facts = inspect_engines(("cpu",), query["size"], query["engine_settings"], [name])
-        chosen = next(row["settings"] for row in facts if row["name"] == name)
-        answer["script"] = eject(query["job"], query["settings"], name, chosen, query["size"], query["file"])
+        write(path.with_name(ANSWER), answer(read(kind, path)))
     except UserError as error:
-        answer["error"] = str(error)
-    write_json(Path(query["answer"]), answer)
+        write(path.with_name(MISTAKE), Mistake(str(error)))
+
+
+def _inspection(asked: Question) -> Inspection:
+    devices = hardware.find_devices(asked.device)
+    replicas = (asked.replicas or (2 if devices[0] == "cpu" else len(devices))) * asked.machines
+    found = inspect_engines(devices, replicas, asked.engine_settings, asked.engines)
+    job = asked.job and inspect_job(asked.job, asked.settings, replicas, asked.steps, devices[0])
+    return Inspection(devices, hardware.facts(devices[0]), replicas, tuple(found), job or None)
+
+
+def _script(asked: EjectQuestion) -> Script:
+    engines.check(asked.engine)
+    rows = inspect_engines(("cpu",), asked.size, asked.engine_settings, [asked.engine])
+    settings = next(row.settings for row in rows if row.name == asked.engine)
+    return Script(eject(asked.job, asked.settings, asked.engine, settings, asked.size, asked.file))

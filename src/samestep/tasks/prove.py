@@ -2,36 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
-
-import torch
 
 from samestep.engine import Engine
 from samestep.job import Job
 from samestep.rank.evaluate import evaluate, plain_model
-from samestep.records.record import write_state
+from samestep.records.plan import Plan, Prove
+from samestep.records.record import Observations, write_state
 from samestep.run import Run
-from samestep.tasks.proof_job import Training, proof_job, steps_of
+from samestep.tasks.proof_job import proof_job, steps_of
 from samestep.tasks.run_engine import run_engine
 from samestep.world import World
 
-Plan = dict[str, Any]
 
-
-def prove(plan: Plan, step: Plan, job: Job, engine: Engine, world: World) -> dict[str, Any]:
-    """One training of the proof, observed, with the weights that rank 0 ends with."""
-    training = Training(**{field.name: step[field.name] for field in fields(Training)})
+def prove(plan: Plan, training: Prove, job: Job, engine: Engine, world: World) -> Observations:
+    """Runs one training of the proof, observed; rank 0 writes the weights that it ends with."""
     small = proof_job(job, training)
     run = Run(small, world, steps_of(training), observe=True)
-    state = run_engine(engine, small, world, run, step["engine_settings"])
+    state = run_engine(engine, small, world, run, training.engine_settings)
     if world.rank == 0:
-        write_state(Path(plan["out"]), world.rank, step["as"], state)
-    return run.observations() | _evaluated(small, state, world)
-
-
-def _evaluated(job: Job, state: dict[str, torch.Tensor], world: World) -> dict[str, Any]:
-    if job.evaluation is None:
-        return {"evaluation": None}
-    return {"evaluation": evaluate(job, plain_model(job, state, world), world).record()}
+        write_state(Path(plan.out), world.rank, training.name, state)
+    if small.evaluation is None:
+        return run.observations()
+    evaluation = evaluate(small, plain_model(small, state, world), world).record()
+    return replace(run.observations(), evaluation=evaluation)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 
-from samestep.launch import Machines, Plan, Shape
+from samestep.launch import Command, Machines, Shape
 from samestep.world import RankVariables
 
 STARTS = ("group", "one")
@@ -15,12 +15,12 @@ KILLED = (r"rank +: (?P<rank>\d+) \(local_rank: \d+\)\s+exitcode +: -(?P<number>
 EXITED = (r"rank +: (?P<rank>\d+) \(local_rank: \d+\)\s+exitcode +: (?P<code>\d+)",)
 
 
-def plan(program: Sequence[str], shape: Shape) -> Plan:
+def plan(program: Sequence[str], shape: Shape) -> Command:
     """The ranks meet at a file, so that no port can be taken."""
     *head, path = program
     meeting = f"file://{shape.folder}/rendezvous"
     line = (sys.executable, *head, "--fork", str(shape.nproc), path)
-    return Plan(line, {"SAMESTEP_INIT_METHOD": meeting}, fork="ranks")
+    return Command(line, {"SAMESTEP_INIT_METHOD": meeting}, fork="ranks")
 
 
 def missing(machines: Machines, env: Mapping[str, str]) -> str | None:

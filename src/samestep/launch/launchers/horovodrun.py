@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from samestep.errors import UserError
-from samestep.launch import Machines, Plan, Shape
+from samestep.launch import Command, Machines, Shape
 from samestep.launch.meeting import named_meeting
 from samestep.world import RankVariables
 
@@ -22,7 +22,7 @@ KILLED: tuple[str, ...] = ()
 EXITED: tuple[str, ...] = ()
 
 
-def plan(program: Sequence[str], shape: Shape) -> Plan:
+def plan(program: Sequence[str], shape: Shape) -> Command:
     """One machine, over gloo. Horovod's ranks meet at a server of horovodrun's; torch's, for the evaluation, at a file.
 
     Raises UserError for a port: horovodrun takes none.
@@ -40,7 +40,7 @@ def plan(program: Sequence[str], shape: Shape) -> Plan:
         *program,
     )
     at = f"file://{shape.folder}/rendezvous"
-    return Plan(command, {"SAMESTEP_INIT_METHOD": at} | VARIABLES.told())
+    return Command(command, {"SAMESTEP_INIT_METHOD": at} | VARIABLES.told())
 
 
 def missing(machines: Machines, env: Mapping[str, str]) -> str | None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from shutil import which
 
 from samestep.errors import UserError
-from samestep.launch import Machines, Plan, Shape
+from samestep.launch import Command, Machines, Shape
 from samestep.launch.meeting import named_meeting
 from samestep.world import RankVariables
 
@@ -26,7 +26,7 @@ KILLED = (r"process rank (?P<rank>\d+) with PID \d+ on node \S+ exited on signal
 EXITED = (r"Process name: \[\[.*\],(?P<rank>\d+)\]\s+Exit code: +(?P<code>\d+)",)
 
 
-def plan(program: Sequence[str], shape: Shape) -> Plan:
+def plan(program: Sequence[str], shape: Shape) -> Command:
     """nproc ranks on this machine, or on each of `machines.hosts`; mpirun reaches those as it does anything: by ssh.
 
     Raises UserError when several machines have no port to meet at.
@@ -57,7 +57,7 @@ def plan(program: Sequence[str], shape: Shape) -> Plan:
         sys.executable,
         *program,
     )
-    return Plan(command, env)
+    return Command(command, env)
 
 
 def missing(machines: Machines, env: Mapping[str, str]) -> str | None:

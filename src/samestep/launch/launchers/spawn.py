@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 
-from samestep.launch import Machines, Plan, Shape
+from samestep.launch import Command, Machines, Shape
 from samestep.world import RankVariables
 
 STARTS = ("group",)
@@ -18,12 +18,12 @@ KILLED = (r"rank +: (?P<rank>\d+) \(local_rank: \d+\)\s+exitcode +: -(?P<number>
 EXITED = (r"rank +: (?P<rank>\d+) \(local_rank: \d+\)\s+exitcode +: (?P<code>\d+)",)
 
 
-def plan(program: Sequence[str], shape: Shape) -> Plan:
+def plan(program: Sequence[str], shape: Shape) -> Command:
     """The ranks meet at a file, so that no port can be taken; with a port, at tcp://."""
     *head, path = program
     machines = shape.machines
     meeting = f"tcp://{machines.endpoint}" if machines.port else f"file://{shape.folder}/rendezvous"
-    return Plan((sys.executable, *head, "--spawn", str(shape.nproc), path), {"SAMESTEP_INIT_METHOD": meeting})
+    return Command((sys.executable, *head, "--spawn", str(shape.nproc), path), {"SAMESTEP_INIT_METHOD": meeting})
 
 
 def missing(machines: Machines, env: Mapping[str, str]) -> str | None:

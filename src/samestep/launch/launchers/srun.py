@@ -15,7 +15,7 @@ from pathlib import Path
 from shutil import which
 
 from samestep.errors import UserError
-from samestep.launch import Machines, Plan, Shape
+from samestep.launch import Command, Machines, Shape
 from samestep.launch.meeting import address
 from samestep.records.record import ENVIRONMENT
 from samestep.world import RankVariables
@@ -29,7 +29,7 @@ EXITED = (REPORT + r"Exited with exit code (?P<code>\d+)",)
 TELL = ("SLURM_JOB_ID", "SLURM_STEP_ID")
 
 
-def plan(program: Sequence[str], shape: Shape) -> Plan:
+def plan(program: Sequence[str], shape: Shape) -> Command:
     """nproc tasks on each of the allocation's machines; they meet at the first one.
 
     Raises UserError without a port: the tasks must know it before they start.
@@ -48,7 +48,7 @@ def plan(program: Sequence[str], shape: Shape) -> Plan:
         *program,
     )
     env = {"SAMESTEP_INIT_METHOD": f"tcp://{machines.endpoint}"} | VARIABLES.told()
-    return Plan(command, env, signal.SIGTERM)  # which it passes on to its tasks
+    return Command(command, env, signal.SIGTERM)  # which it passes on to its tasks
 
 
 def missing(machines: Machines, env: Mapping[str, str]) -> str | None:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from samestep.errors import UserError
-from samestep.launch import Machines, Plan, Shape
+from samestep.launch import Command, Machines, Shape
 from samestep.world import RankVariables
 
 STARTS = ("group",)
@@ -20,7 +20,7 @@ KILLED = (r"rank +: (?P<rank>\d+) \(local_rank: \d+\)\s+exitcode +: -(?P<number>
 EXITED = (r"rank +: (?P<rank>\d+) \(local_rank: \d+\)\s+exitcode +: (?P<code>\d+)",)
 
 
-def plan(program: Sequence[str], shape: Shape) -> Plan:
+def plan(program: Sequence[str], shape: Shape) -> Command:
     """One machine, or this one's part of several.
 
     With a node rank (or one machine) the rendezvous is static, and its store listens on the master's address alone
@@ -40,7 +40,7 @@ def plan(program: Sequence[str], shape: Shape) -> Plan:
             f"--rdzv-conf=join_timeout={wait_s},read_timeout={wait_s},is_host={str(machines.leads).lower()}",
             *([f"--local-addr={machines.own}"] if machines.own else []),
         ]
-    return Plan(
+    return Command(
         (
             sys.executable,
             "-m",

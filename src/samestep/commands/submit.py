@@ -1,0 +1,58 @@
+"""Writes what others start: a training's manifests for Kubernetes, and its batch script for Slurm."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from samestep.commands import options, results_folder
+from samestep.commands.setup import Setup
+from samestep.commands.train import TrainOptions, file_of
+from samestep.launch.submit import Training
+from samestep.launch.submit import kubernetes as templates
+from samestep.launch.submit import slurm as batch
+
+
+def kubernetes(setup: Setup, training: TrainOptions, kind: str, image: str, claim: str) -> str:
+    """The manifests of a training, for `kubectl apply -f -`. Raises UserError for options that they decide."""
+    elsewhere: dict[str, object] = {
+        "--out": setup.out,
+        "--launcher": setup.launchers,
+        "--hosts": setup.machines.hosts,
+        "--port": setup.machines.port,
+    }
+    elsewhere |= {"--node-rank": setup.machines.node_rank, "--master-addr": setup.machines.master_addr}
+    options.refuse(elsewhere, "is decided by the manifests that --to writes; leave it out")
+    gpus = 0 if setup.device == "cpu" else setup.nproc or 1
+    return templates.manifests(kind, _training(setup, training, gpus), image, claim)
+
+
+def slurm_script(
+    setup: Setup, training: TrainOptions, gpus_per_node: int, time: str, sbatch: Sequence[str]
+) -> tuple[Path, str]:
+    """The folder for the results of a training under Slurm, and its batch script."""
+    init = file_of(training.init, "--init")
+    training = replace(training, init=Path(init) if init else None)
+    results = (setup.out or results_folder.dated(setup.job)).resolve()
+    return results, batch.script(_training(setup, training, gpus_per_node), results, time, sbatch)
+
+
+def submit_to_slurm(results: Path, script: str) -> str:
+    """Hands a batch script to sbatch. Returns a sentence about the job."""
+    path = results_folder.beside(results, "slurm.sh", script)
+    number = batch.submit(path)
+    return f"job {number} is in the queue; its script is {path}, its words are in {results}/slurm-{number}.out\n"
+
+
+def _training(setup: Setup, training: TrainOptions, gpus: int) -> Training:
+    return Training(
+        job=setup.job,
+        nnodes=setup.machines.nnodes or 1,
+        nproc=setup.nproc or 1,
+        gpus=gpus,
+        engine=setup.engines[0],
+        settings=[f"{key}={value}" for key, value in setup.settings.items()],
+        engine_settings=[f"{key}={value}" for key, value in setup.engine_settings.items()],
+        options=training.words(),
+    )

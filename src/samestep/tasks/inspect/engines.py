@@ -1,0 +1,112 @@
+"""Inspects the engines before any launch: which run here, what is missing, and how they would lay a step out."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, requires, version
+from typing import Any
+
+from samestep import engine as engines
+from samestep.errors import UserError, nearest
+from samestep.records.files import as_json
+from samestep.records.inspection import EngineFacts
+from samestep.tasks.inspect.load import values_of
+from samestep.world import World
+
+
+def inspect_engines(
+    devices: tuple[str, ...], nproc: int, given: Mapping[str, str], asked: Sequence[str]
+) -> list[EngineFacts]:
+    """Every engine: whether it runs on these devices, the reason when not, the line that installs it, its settings, and
+    how it would lay `nproc` replicas out.
+
+    given: texts of --set-engine; 'key' is for every engine that has it, 'engine.key' for one. Raises UserError for a
+    key that none of the engines `asked` has (all where none is asked), and for a value that does not fit.
+    """
+    rows, had = [], set()
+    for name in engines.names():
+        said = "does not import"
+        try:
+            engine = engines.load(name)
+            said = "does not answer"
+            known = _settings(engine)
+            texts = {}
+            for place, text in given.items():
+                whose, _, key = place.rpartition(".")
+                if (whose == name or not whose) and key in known and (name in asked or not asked):
+                    texts[key] = text
+                    had.add(place)
+            chosen = values_of(engine.train, texts, f"the engine {name}", "--set-engine") if texts else {}
+            row = _facts(name, engine, devices, nproc, known, chosen)
+            json.dumps(as_json(row))  # what it says must reach the parent
+        except UserError:
+            raise  # about a value of --set-engine
+        except (Exception, SystemExit) as error:  # a broken engine of another package must not break the rest
+            words = (str(error).strip().splitlines() or [""])[0]
+            row = _broken(name, f"{said}: {type(error).__name__}: {words}")
+        rows.append(row)
+    rows += [_broken(name, "its name is that of an engine of samestep's") for name in engines.impostors()]
+    for place in given:
+        if place not in had:
+            every = {f"{row.name}.{key}" for row in rows for key in row.settings}
+            listed = sorted(key for key in every if not asked or key.partition(".")[0] in asked)
+            known_keys = nearest(place, listed) if listed else "they have no settings"
+            raise UserError(f"--set-engine {place}: none of the engines asked for has this setting; {known_keys}")
+    return rows
+
+
+def _settings(engine: engines.Engine) -> dict[str, Any]:
+    """The settings of an engine and their defaults: the keyword arguments of its train()."""
+    parameters = inspect.signature(engine.train).parameters.values()
+    return {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
+
+
+def _broken(name: str, reason: str) -> EngineFacts:
+    return EngineFacts(name, available=False, reason=reason)
+
+
+def _facts(
+    name: str,
+    engine: engines.Engine,
+    devices: tuple[str, ...],
+    nproc: int,
+    known: Mapping[str, Any],
+    chosen: Mapping[str, Any],
+) -> EngineFacts:
+    reason = engines.missing(engine, devices)
+    alone = engine.PROCESSES == "one"
+    world = World(devices=devices[:nproc]) if alone else World(size=nproc, devices=devices[:1])
+    package = engine.NEEDS[0] if engine.NEEDS else "torch"
+    try:
+        installed: str | None = version(package)
+    except PackageNotFoundError:
+        installed = None
+    settings = {**known, **chosen}
+    return EngineFacts(
+        name=name,
+        available=reason is None,
+        reason=reason,
+        install=getattr(engine, "INSTALL", None) or f"pip install {_requirements(name, engine.NEEDS)}",
+        version=installed,
+        purpose=engine.PURPOSE,
+        process_kind=engine.PROCESSES,
+        processes=world.size,
+        devices=devices[:nproc] if alone else devices,
+        settings=settings,
+        chosen={key: value for key, value in chosen.items() if value != known[key]},
+        layout=engine.layout(world, **settings),
+        numerics=engine.numerics(**settings),
+    )
+
+
+def _requirements(extra: str, needs: Sequence[str]) -> str:
+    """What samestep's own metadata ask for under `extra`, quoted; of another package's engine, the modules it needs."""
+    try:
+        asked = [text.partition(";") for text in requires("samestep") or []]
+    except PackageNotFoundError:
+        asked = []
+    wanted = [what.strip() for what, _, marker in asked if re.search(rf"extra == ['\"]{extra}['\"]", marker)]
+    return " ".join(f"'{what}'" if re.search("[<>=]", what) else what for what in wanted or needs or ["torch"])
