@@ -1,1 +1,1 @@
-"""Is it the same training? Pure functions of two records."""
+"""Judges whether two records are of the same training: pure functions."""

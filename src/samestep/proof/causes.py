@@ -1,4 +1,4 @@
-"""What usually causes a difference: each quantity's signatures, told in one sentence.
+"""Names the usual cause of a difference, in one sentence for each quantity.
 
 A cause is a hint, drawn from the numbers of both sides; the difference itself is the proof.
 """
@@ -13,67 +13,57 @@ import numpy as np
 
 from samestep.proof import gradient_causes
 from samestep.proof.trace import Expectation, Trace
-
-
-@dataclass(frozen=True)
-class Divergence:
-    """Where two trainings first part. training: which of the proof's; step counts from 0 over all epochs.
-
-    expected: the reference's value, found: the engine's. Both are None-free and short enough to show.
-    """
-
-    training: str
-    step: int | None
-    quantity: str
-    tensor: str | None
-    rank: int | None
-    expected: Any
-    found: Any
-    cause: str = ""
+from samestep.records.inspection import JobFacts
+from samestep.records.results import Divergence
 
 
 @dataclass(frozen=True)
 class Case:
-    """One training of an engine beside the reference's."""
+    """One training, as the reference and as an engine took it."""
 
     expectation: Expectation
     training: str
     expected: Trace
-    found: Trace
+    observed: Trace
 
     def divergence(
         self,
         quantity: str,
         expected: Any,
-        found: Any,
+        observed: Any,
         *,
         step: int | None = None,
         tensor: str | None = None,
         rank: int | None = None,
     ) -> Divergence:
-        at = Divergence(self.training, step, quantity, tensor, rank, expected, found)
-        cause = CAUSES[quantity](self, at)
-        return replace(at, expected=_short(expected), found=_short(found), cause=cause)
+        """The divergence of one quantity, with its cause."""
+        at = Divergence(self.training, step, quantity, tensor, rank, expected, observed)
+        return replace(at, expected=_short(expected), found=_short(observed), cause=CAUSES[quantity](self, at))
 
     @property
     def replicas(self) -> int:
-        return int(self.expectation.facts["layout"]["replicas"])
+        return self.expectation.facts.layout.replicas
+
+    def begins_epoch(self, step: int) -> bool:
+        """Whether a step is the first of an epoch, and not of the first one."""
+        epochs = self.expected.epochs
+        return epochs[step] > 0 and step == min(s for s, epoch in epochs.items() if epoch == epochs[step])
 
     @property
     def uneven(self) -> set[int]:
         """The steps in which the ranks' parts weigh differently."""
         weights: dict[int, set[float]] = {}
-        for process in self.expectation.of(self.training)["seen"]:
+        for process in self.expectation.of(self.training).seen:
             of_step: dict[int, float] = {}
             for part in process:
-                of_step[part["step"]] = of_step.get(part["step"], 0.0) + part["weight"]
+                of_step[part.step] = of_step.get(part.step, 0.0) + part.weight
             for step, weight in of_step.items():
                 weights.setdefault(step, set()).add(weight)
-        return {step for step, seen in weights.items() if len(seen) > 1}
+        return {step for step, of_ranks in weights.items() if len(of_ranks) > 1}
 
 
 def _short(value: Any) -> Any:
-    """Nested lists without their brackets' depth, and no more of them than a person reads."""
+    """A value to print: no list of one element, and no more than a few elements of a long one."""
     while isinstance(value, list) and len(value) == 1:
         value = value[0]
     if isinstance(value, float) and not math.isfinite(value):
@@ -84,7 +74,7 @@ def _short(value: Any) -> Any:
 
 
 def _start(case: Case, at: Divergence) -> str:
-    if len(set(case.found.start)) == 1:
+    if len(set(case.observed.start)) == 1:
         return "every rank starts from weights that are not the job's: something moved them before the first batch"
     return f"rank {at.rank} starts from other weights: seed the model alike on every rank, or broadcast rank 0's first"
 
@@ -93,7 +83,7 @@ def _indices(case: Case, at: Divergence) -> str:
     if at.step is None:
         return "right in the proof's steps, wrong in a later epoch: the order freezes, or comes again"
     step = at.step
-    read = [[i for part in process if part.step == step for i in part.indices] for process in case.found.parts]
+    read = [[i for part in process if part.step == step for i in part.indices] for process in case.observed.parts]
     wanted = [i for process in case.expected.parts for part in process if part.step == step for i in part.indices]
     if len(read) > 1 and any(read) and all(rows == max(read, key=len)[: len(rows)] for rows in read):
         return "every rank reads the same rows: the sampler does not know its rank"
@@ -102,9 +92,7 @@ def _indices(case: Case, at: Divergence) -> str:
         return "the batch is padded: rows are repeated so that every rank gets as many"
     if len(everything) != len(wanted):
         return "a batch of another size: the incomplete last batch is dropped, or the batch size is per rank"
-    epochs = {part.step: part.epoch for part in case.expected.parts[0]}
-    first_of_epoch = min(s for s, epoch in epochs.items() if epoch == epochs[step])
-    if step == first_of_epoch and epochs[step] > 0:
+    if case.begins_epoch(step):
         return "right in the first epoch, wrong from the next: the order does not change with the epoch (set_epoch)"
     if sorted(everything) == sorted(wanted):
         return "the step's rows are right together, but shared out over the ranks in another way"
@@ -112,9 +100,7 @@ def _indices(case: Case, at: Divergence) -> str:
 
 
 def _tensors(case: Case, at: Divergence) -> str:
-    step = at.step or 0
-    epochs = {part.step: part.epoch for part in case.expected.parts[0]}
-    if epochs[step] > 0 and step == min(s for s, epoch in epochs.items() if epoch == epochs[step]):
+    if case.begins_epoch(at.step or 0):
         return "right in the first epoch, wrong from the next: the augmentation's key does not know the epoch"
     return (
         "the rows are right, their values are not: normalised or cast twice, "
@@ -128,9 +114,9 @@ def _weight(case: Case, at: Divergence) -> str:
 
 
 def _loss(case: Case, at: Divergence) -> str:
-    step, facts = at.step or 0, case.expectation.of(case.training)
+    step, played = at.step or 0, case.expectation.of(case.training)
     if step == 0:
-        if at.rank and facts["draws"]:
+        if at.rank and played.draws:
             return f"rank {at.rank} draws other random numbers, such as another rank's dropout mask"
         return "the same rows and weights give another loss: another input, precision, mode (eval) or random stream"
     if case.training == "user":
@@ -141,19 +127,18 @@ def _loss(case: Case, at: Divergence) -> str:
             f"the update of step {before} is wrong, the first whose ranks have unequal rows: "
             "averaged per rank instead of per row"
         )
-    clipped = [s for s, norm in enumerate(facts["norms"]) if facts["clip_norm"] and norm > facts["clip_norm"]]
+    clipped = [s for s, norm in enumerate(played.norms) if played.clip_norm and norm > played.clip_norm]
     if before == min(clipped, default=None):
         return (
             f"the update of step {before} is wrong, the first that is clipped, and its gradient is right unclipped: "
             "clipped before the reduction, by another norm, or not at all"
         )
-    epochs = {part.step: part.epoch for part in case.expected.parts[0]}
-    if epochs[step] > epochs[before]:
+    if case.begins_epoch(step):
         return (
             f"right until the epoch's end after step {before}: the mode (eval), the rate or the buffers are not as "
             "before, or its last update is wrong"
         )
-    if before == 0 and facts["draws"]:
+    if before == 0 and played.draws:
         return "the first step is right: the second draws other random numbers, such as the same dropout mask again"
     if before == 1:
         return (
@@ -170,7 +155,7 @@ def _rate(case: Case, at: Divergence) -> str:
         if case.replicas > 1 and np.isclose(ratio, case.replicas):
             return f"the learning rate is multiplied by the {case.replicas} ranks"
         return f"the learning rate is {ratio:.3g} times the job's from the start"
-    later = case.expectation.of(case.training)["rates"]
+    later = case.expectation.of(case.training).rates
     if case.replicas > 1 and case.replicas * step < len(later) and np.allclose(at.found, later[case.replicas * step]):
         return f"the scheduler stepped {case.replicas} times a step, once for each rank"
     return "right at first, wrong later: the scheduler steps at other times than once every step or epoch"
@@ -185,7 +170,7 @@ def _groups(case: Case, at: Divergence) -> str:
 
 
 def _gradient(case: Case, at: Divergence) -> str:
-    return gradient_causes.cause(case.expectation, case.expected, case.found)
+    return gradient_causes.cause(case.expectation, case.expected, case.observed)
 
 
 def _parameter(case: Case, at: Divergence) -> str:
@@ -201,7 +186,7 @@ def _buffer(case: Case, at: Divergence) -> str:
         return f"every batch is {times}: a forward pass with BatchNorm is computed again, as checkpointing does"
     for replica in range(case.replicas):
         theirs = case.expectation.arrays(case.training, what=f".buffers{replica}").get(tensor)
-        if theirs is not None and np.allclose(theirs, case.found.state[tensor], rtol=1e-9, atol=0) and replica:
+        if theirs is not None and np.allclose(theirs, case.observed.state[tensor], rtol=1e-9, atol=0) and replica:
             return f"these are rank {replica}'s buffers; the training's are rank 0's"
     return "the buffers are synchronised in another way, or averaged over the ranks"
 
@@ -251,13 +236,13 @@ CAUSES = {
 }
 
 
-def not_one_process(many: Expectation, facts: dict[str, Any]) -> str:
-    """Why N-replica training is not plain one-process training of a job."""
+def not_one_process(many: Expectation, job: JobFacts) -> str:
+    """Why N-replica training of a job is not plain training in one process."""
     reasons = []
-    if facts["batch_layers"]:
-        reasons.append(f"BatchNorm ({facts['batch_layers'][0]}) normalises over each replica's own rows")
-    if many.of("sgd")["draws"]:
-        layer = f" ({facts['random_layers'][0]})" if facts["random_layers"] else ""
+    if job.batch_layers:
+        reasons.append(f"BatchNorm ({job.batch_layers[0]}) normalises over each replica's own rows")
+    if many.of("sgd").draws:
+        layer = f" ({job.random_layers[0]})" if job.random_layers else ""
         reasons.append(f"dropout{layer} draws another mask on each replica")
     if not reasons:
         reasons.append(

@@ -1,4 +1,4 @@
-"""Comparison: an engine's record against the reference, quantity by quantity, within measured bounds."""
+"""Compares an engine's record with the reference, quantity by quantity, within measured bounds."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import numpy as np
 
 from samestep.errors import first_few
 from samestep.proof import causes
-from samestep.proof.causes import Divergence
 from samestep.proof.trace import EPS, Expectation, Part, Trace, of_engine
 from samestep.records.record import Record
+from samestep.records.results import Divergence
 
 BOUND = 10  # times the distance that rounding alone makes
 FLOOR_ULPS = 8  # and never tighter than this many units in the last place of the tensor's largest value
@@ -22,27 +22,28 @@ _OPTIMIZER = {"gradient": "SGD", "sgd": "SGD", "user": "the job's optimizer"}
 
 
 class Comparison:
-    """One engine's record against the reference, with what was found on the way."""
+    """An engine's record beside the reference, and what the comparison says of both so far.
 
-    def __init__(
-        self, expectation: Expectation, record: Record, recorded_as: str = "{}", *, inexact: bool = False
-    ) -> None:
-        self.expectation, self.record, self.recorded_as = expectation, record, recorded_as
+    names: of the record's trainings, '{}' being the proof's. inexact: whether the engine is inexact by design.
+    """
+
+    def __init__(self, expectation: Expectation, record: Record, names: str = "{}", *, inexact: bool = False) -> None:
+        self.expectation, self.record, self.names = expectation, record, names
         self.processes, self.inexact = len(record.ranks), inexact
-        facts = expectation.facts
-        self.eps = EPS[facts["rounds_to"] or facts["dtype"]]
-        self.bitwise, self.compared = True, 0
+        self.eps = expectation.eps
+        self.bitwise = True
+        self.compared = 0  # tensors, under SGD
         self.worst: tuple[float, float] | None = None  # (difference, bound) of the weight that is furthest off
-        self.ill_conditioned: list[str] = []
-        self.unresolved: list[str] = []
+        self.ill_conditioned: list[str] = []  # tensors that rounding alone moves too far to compare
+        self.unresolved: list[str] = []  # tensors that are compared, but move too little to show a fault
         self.reach: dict[str, int] = {}  # training -> the first step whose losses rounding alone moves visibly
 
     def divergences(self, training: str) -> Iterator[Divergence]:
-        """Whatever differs in one training, in causal order. The first is what the user is told."""
+        """The differences in one training, in causal order. The user is shown the first."""
         expected = self.expectation.trace(training, 0, self.processes)
         shaken = [self.expectation.trace(training, variant, self.processes) for variant in (1, 2)]
-        found = of_engine(self.record, self.recorded_as.format(training))
-        case = causes.Case(self.expectation, training, expected, found)
+        observed = of_engine(self.record, self.names.format(training))
+        case = causes.Case(self.expectation, training, expected, observed)
         yield from self._start(case)
         if not self.inexact:
             yield from self._precision(case)
@@ -58,17 +59,18 @@ class Comparison:
             yield from self._evaluation(case, shaken)
 
     def _start(self, case: causes.Case) -> Iterator[Divergence]:
-        for rank, (want, got) in enumerate(zip(case.expected.start, case.found.start)):
+        for rank, (want, got) in enumerate(zip(case.expected.start, case.observed.start)):
             if want != got:
                 yield case.divergence("initial weights", want, got, rank=rank)
 
     def _precision(self, case: causes.Case) -> Iterator[Divergence]:
         """autocast leaves the proof's float64 alone, so that an exact engine's must be seen to be off."""
-        for rank, seen in enumerate(self.record.training(self.recorded_as.format(case.training))):
-            if seen["autocast"]:
+        for rank, seen in enumerate(self.record.training(self.names.format(case.training))):
+            if seen.autocast:
                 yield case.divergence("precision", "float32 as given", "autocast", rank=rank)
 
     def _note_reach(self, case: causes.Case, bounds: list[float]) -> None:
+        """Notes the first step whose losses rounding alone moves visibly."""
         sizes = [0.0] * len(bounds)
         for part in (part for of_process in case.expected.parts for part in of_process):
             sizes[part.step] = max(sizes[part.step], abs(part.loss_sum))
@@ -78,27 +80,27 @@ class Comparison:
 
     def _steps(self, case: causes.Case, bounds: list[float]) -> Iterator[Divergence]:
         """Step by step: for each rank rows, tensors and loss; then what its optimizer did."""
-        for step in range(1 + max(part.step for part in case.expected.parts[0])):
+        for step in range(1 + case.expected.last_step):
             for rank in range(self.processes):
                 yield from self._parts(case, step, rank, bounds[step])
             for rank in range(self.processes):
-                want, got = (trace.rates[rank][step : step + 1] for trace in (case.expected, case.found))
+                want, got = (trace.rates[rank][step : step + 1] for trace in (case.expected, case.observed))
                 if not got:
-                    yield case.divergence(
-                        "optimizer steps", step + 1, len(case.found.rates[rank]), step=step, rank=rank
-                    )
+                    taken = len(case.observed.rates[rank])
+                    yield case.divergence("optimizer steps", step + 1, taken, step=step, rank=rank)
                 elif len(want[0]) != len(got[0]):
                     yield case.divergence("parameter groups", len(want[0]), len(got[0]), step=step, rank=rank)
                 elif want != got:
                     yield case.divergence("learning rate", want[0], got[0], step=step, rank=rank)
         for rank in range(self.processes):
-            want_count, got_count = len(case.expected.rates[rank]), len(case.found.rates[rank])
+            want_count, got_count = len(case.expected.rates[rank]), len(case.observed.rates[rank])
             if want_count != got_count:
                 yield case.divergence("optimizer steps", want_count, got_count, rank=rank)
 
     def _parts(self, case: causes.Case, step: int, rank: int, loss_bound: float) -> Iterator[Divergence]:
+        """One rank's micro-batches of one step: rows, tensors, weights, losses."""
         want = [part for part in case.expected.parts[rank] if part.step == step]
-        got = [part for part in case.found.parts[rank] if part.step == step]
+        got = [part for part in case.observed.parts[rank] if part.step == step]
 
         def differs(quantity: str, of: Any) -> Iterator[Divergence]:
             if list(map(of, want)) != list(map(of, got)):
@@ -130,34 +132,34 @@ class Comparison:
     def _gradient(self, case: causes.Case, shaken: list[Trace]) -> Iterator[Divergence]:
         """One step of SGD at rate 1 moves each weight by minus its gradient."""
         start = self.expectation.arrays("gradient", what=".start")
-        names = self.expectation.of("gradient")["parameters"]
+        names = self.expectation.of("gradient").parameters
         for name, want, got, _ in self._outside(case, shaken, names):
             at = _furthest(want, got)
             pair = (float(start[name][at] - want[at]), float(start[name][at] - got[at]))
             yield case.divergence("first gradient", *pair, step=0, tensor=name)
 
     def _final(self, case: causes.Case, shaken: list[Trace]) -> Iterator[Divergence]:
-        parameters = set(self.expectation.of(case.training)["parameters"])
-        want_names, got_names = sorted(case.expected.state), sorted(case.found.state)
+        """Parameters and buffers after the last step."""
+        parameters = set(self.expectation.of(case.training).parameters)
+        want_names, got_names = sorted(case.expected.state), sorted(case.observed.state)
         if want_names != got_names:
             yield case.divergence("names of the weights", want_names, got_names)
             return
         buffers = [name for name in want_names if name not in parameters]
         for quantity, names in (("parameter", sorted(parameters)), ("buffer", buffers)):
             for name, want, got, _ in self._outside(case, shaken, names):
-                at = _furthest(want, got)
-                last = max(part.step for part in case.expected.parts[0])
+                at, last = _furthest(want, got), case.expected.last_step
                 yield case.divergence(quantity, float(want[at]), float(got[at]), step=last, tensor=name)
 
     def _outside(self, case: causes.Case, shaken: list[Trace], names: list[str]) -> list[tuple[str, Any, Any, float]]:
-        """(name, expected, found, bound) of the tensors that differ by more than rounding explains."""
+        """(name, expected, observed, bound) of the tensors that differ by more than rounding explains."""
         outside = []
         start = self.expectation.arrays(case.training, what=".start")
         largest = min(1.0, max((largest_of(case.expected.state[name]) for name in names), default=0.0))
         # A tensor whose true gradient is zero moves by the rounding of the others' gradients.
         furthest = max((distance(case.expected.state[name], start[name]) for name in names), default=0.0)
         for name in names:
-            want, got = case.expected.state[name], case.found.state.get(name)
+            want, got = case.expected.state[name], case.observed.state.get(name)
             if got is None or got.shape != want.shape:
                 outside.append((name, want, np.full_like(want, np.nan, dtype=np.float64), 0.0))
                 continue
@@ -181,8 +183,8 @@ class Comparison:
 
     def _coverage(self, case: causes.Case) -> Iterator[Divergence]:
         """Every index once in an epoch that ended; needs no reference."""
-        length = self.expectation.of(case.training)["length"]
-        parts = [part for of_process in case.found.parts for part in of_process]
+        length = self.expectation.of(case.training).length
+        parts = [part for of_process in case.observed.parts for part in of_process]
         for epoch in range(max(part.epoch for part in parts)):
             seen = Counter(index for part in parts if part.epoch == epoch for index in part.indices)
             dropped = self._dropped(case, epoch)
@@ -191,71 +193,69 @@ class Comparison:
 
     def _later(self, case: causes.Case) -> Iterator[Divergence]:
         """The rows of epochs that no training of the proof reaches, as each side would share them out."""
-        noted = [rank["later"] for rank in self.record.training(self.recorded_as.format(case.training))]
-        for epoch, plan in self.expectation.of(case.training)["later"].items():
+        ranks = self.record.training(self.names.format(case.training))
+        for epoch, plan in self.expectation.of(case.training).later.items():
             each = len(plan[0]) // self.processes
-            for rank, seen in enumerate(noted):
+            for rank, seen in enumerate(ranks):
                 of_rank = slice(rank * each, (rank + 1) * each)
                 want = [index for micro in plan for replica in micro[of_rank] for index in replica]
-                if want != seen[epoch]:
-                    yield case.divergence("indices", want, seen[epoch], rank=rank)
+                if want != seen.later[epoch]:
+                    yield case.divergence("indices", want, seen.later[epoch], rank=rank)
 
     def _dropped(self, case: causes.Case, epoch: int) -> int:
         """Rows that last=drop leaves out, which the reference left out too."""
         parts = [part for of_process in case.expected.parts for part in of_process if part.epoch == epoch]
-        length: int = self.expectation.of(case.training)["length"]
-        return length - sum(len(part.indices) for part in parts)
+        return self.expectation.of(case.training).length - sum(len(part.indices) for part in parts)
 
     def _evaluation(self, case: causes.Case, shaken: list[Trace]) -> Iterator[Divergence]:
+        """The evaluation of the final weights: its rows and their weights, its sums and means."""
         if not case.expected.evaluation:
             return
         want = case.expected.evaluation[0]
-        seen = Counter(index for rank in case.found.evaluation for index in rank["indices"])
-        for rank, got in enumerate(case.found.evaluation):
-            if got["rows"] != want["rows"]:
-                yield case.divergence("evaluation rows", want["rows"], got["rows"], rank=rank)
-            if not math.isclose(got["weight"], want["weight"], rel_tol=64 * EPS["float64"]):
-                yield case.divergence("evaluation rows", want["weight"], got["weight"], tensor="weight", rank=rank)
-            for name, total in want["sums"].items():
-                over = 1 if name in want["whole"] else want["weight" if name == "loss" else "rows"]
-                if name in want["unsteady"]:
+        times_seen = Counter(index for got in case.observed.evaluation for index in got.indices)
+        for rank, got in enumerate(case.observed.evaluation):
+            if got.rows != want.rows:
+                yield case.divergence("evaluation rows", want.rows, got.rows, rank=rank)
+            if not math.isclose(got.weight, want.weight, rel_tol=64 * EPS["float64"]):
+                yield case.divergence("evaluation rows", want.weight, got.weight, tensor="weight", rank=rank)
+            for name, total in want.sums.items():
+                over = 1 if name in want.whole else want.weight if name == "loss" else want.rows
+                if name in want.unsteady:
                     continue
-                apart = max(abs(total - trace.evaluation[0]["sums"][name]) for trace in shaken)
+                apart = max(abs(total - trace.evaluation[0].sums[name]) for trace in shaken)
                 bound = max(BOUND * apart, 64 * self.eps * abs(total))
-                pair = (total / over, got["means"][name])
-                if not (abs(got["sums"][name] - total) <= bound and abs(pair[0] - pair[1]) * over <= bound):
+                pair = (total / over, got.means[name])
+                if not (abs(got.sums[name] - total) <= bound and abs(pair[0] - pair[1]) * over <= bound):
                     yield case.divergence("evaluation", *pair, tensor=name, rank=rank)
-        if seen != Counter(range(want["rows"])):
-            yield case.divergence("evaluation rows", want["rows"], sum(seen.values()))
+        if times_seen != Counter(range(want.rows)):
+            yield case.divergence("evaluation rows", want.rows, sum(times_seen.values()))
 
     def notes(self) -> list[str]:
-        """What the verdict's reader must know."""
-        facts, notes = self.expectation.facts, []
-        if facts["dtype"] != "float64":
-            notes.append(f"proven in {facts['dtype']}, because float64 failed: {facts['float64_failed']}")
+        """Sentences that the verdict's reader must know."""
+        facts, sgd, user = self.expectation.facts, self.expectation.of("sgd"), self.expectation.of("user")
+        notes = []
+        if facts.dtype != "float64":
+            notes.append(f"proven in {facts.dtype}, because float64 failed: {facts.float64_failed}")
         if self.ill_conditioned:
             notes.append(f"ill-conditioned: {', '.join(dict.fromkeys(self.ill_conditioned))}")
         unresolved = [
             name for name in dict.fromkeys(self.unresolved) if f"{name} (" not in " ".join(self.ill_conditioned)
         ]
         if unresolved and not self.inexact:
-            dtype = facts["rounds_to"] or facts["dtype"]
-            notes.append(f"moves too little for {dtype} to resolve: {first_few(unresolved)}")
+            notes.append(f"moves too little for {self.expectation.rounded_to} to resolve: {first_few(unresolved)}")
         for training, step in self.reach.items():
             notes.append(
                 f"with {_OPTIMIZER[training]}, rounding alone moves the loss by more than 0.1 % from step {step} on: "
                 "the proof reaches to there"
             )
-        evaluation = self.expectation.of("sgd")["evaluation"]
-        if evaluation and evaluation["unsteady"]:
+        if sgd.evaluation and sgd.evaluation.unsteady:
             notes.append(
-                f"the evaluation's {' and '.join(evaluation['unsteady'])} depend on how many rows are evaluated at "
+                f"the evaluation's {' and '.join(sgd.evaluation.unsteady)} depend on how many rows are evaluated at "
                 "once, or on random numbers: not compared, because no sum over ranks is exact (docs/job.md, Weights)"
             )
-        if facts["sgd_lr"] != facts["sgd_lr_usual"]:
-            notes.append(f"SGD trains at a rate of {facts['sgd_lr']:.3g}: the loss explodes at {facts['sgd_lr_usual']}")
-        clip = self.expectation.of("sgd").get("clip_norm")
-        largest = max(self.expectation.of("sgd")["norms"] + self.expectation.of("user")["norms"])
+        if facts.sgd_lr != facts.sgd_lr_usual:
+            notes.append(f"SGD trains at a rate of {facts.sgd_lr:.3g}: the loss explodes at {facts.sgd_lr_usual}")
+        clip, largest = sgd.clip_norm, max(sgd.norms + user.norms)
         if clip is not None and largest <= clip:
             notes.append(f"clipping never acted in the proof: the largest gradient norm was {largest:.3g}, not {clip}")
         return notes
@@ -272,6 +272,7 @@ def _gap(a: Any, b: Any) -> Any:
 
 
 def distance(a: Any, b: Any) -> float:
+    """The greatest difference of two arrays."""
     return float(np.max(_gap(a, b), initial=0.0))
 
 
@@ -282,5 +283,6 @@ def largest_of(values: Any) -> float:
 
 
 def _furthest(want: Any, got: Any) -> tuple[int, ...]:
+    """The index at which two arrays differ most."""
     gap = _gap(want, got)
     return tuple(int(i) for i in np.unravel_index(np.nanargmax(np.where(np.isnan(gap), np.inf, gap)), gap.shape))

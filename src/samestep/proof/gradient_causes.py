@@ -1,4 +1,4 @@
-"""What a wrong first gradient looks like, told in one sentence: summed, scaled, clipped, or one rank's own."""
+"""Names the usual cause of a wrong first gradient: summed, scaled, clipped, rounded, or one rank's own."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ ULPS = 8  # or so many units in the last place, of the gradient as it travels an
 CLIPPED_TO = 1.0  # the default of libraries that clip unasked
 
 
-def cause(expectation: Expectation, expected: Trace, found: Trace) -> str:
-    """Drawn from the whole gradient, of which one tensor was seen to differ."""
+def cause(expectation: Expectation, expected: Trace, observed: Trace) -> str:
+    """Names the cause from the whole gradient, once one of its tensors differs."""
     start = expectation.arrays("gradient", what=".start")
     alone = expectation.arrays("gradient", what=".rank0_gradient")
     want = {name: start[name] - expected.state[name] for name in alone}
-    got = {name: start[name] - found.state[name] for name in alone}
+    got = {name: start[name] - observed.state[name] for name in alone}
     size = max(np.abs(values).max() for values in want.values())
     real = [name for name in alone if np.abs(want[name]).max() > 1e-9 * size]  # others are rounding around zero
     slack = {name: _slack(expectation, start[name], want[name]) for name in alone}
@@ -64,9 +64,8 @@ def cause(expectation: Expectation, expected: Trace, found: Trace) -> str:
 
 
 def _slack(expectation: Expectation, start: Any, want: Any) -> float:
-    """What the roundings on the gradient's way, and that of the weights that it is read from, make of one tensor."""
-    facts, largest = expectation.facts, float(np.abs(want).max())
-    of_gradient = EPS[facts["rounds_to"] or facts["dtype"]]
+    """How far rounding may move one tensor: of the gradient on its way, and of the weights that it is read from."""
+    of_gradient, largest = expectation.eps, float(np.abs(want).max())
     of_weights = min(of_gradient, EPS["float32"])  # weights themselves stay float32 or wider
     return max(ALIKE * largest, ULPS * (of_gradient * largest + of_weights * float(np.abs(start).max())))
 
@@ -79,8 +78,8 @@ def _ratio(want: Gradients, got: Gradients, names: list[str]) -> float:
 
 def _scaled(expectation: Expectation, ratio: float, norm: float) -> str:
     """The cause of a gradient that is `ratio` times the right one; norm: what it has become."""
-    replicas = expectation.facts["layout"]["replicas"]
-    close = max(1e-5, ULPS * EPS[expectation.facts["rounds_to"] or expectation.facts["dtype"]])
+    replicas = expectation.facts.layout.replicas
+    close = max(1e-5, ULPS * expectation.eps)
     if math.isclose(ratio, replicas, rel_tol=close):
         return f"every gradient is {replicas} times too large: summed over the ranks, not averaged"
     if math.isclose(ratio, 1 / replicas, rel_tol=close):
@@ -89,7 +88,7 @@ def _scaled(expectation: Expectation, ratio: float, norm: float) -> str:
         return "right but for its last digits: gradients or weights are rounded to a lower precision on their way"
     if abs(ratio) < 1e-8:
         return "the weights do not move: the optimizer holds other parameters than the model that is trained"
-    for limit in (CLIPPED_TO, expectation.facts["clip_norm"]):
+    for limit in (CLIPPED_TO, expectation.facts.clip_norm):
         if limit is not None and ratio < 1 and math.isclose(norm, limit, rel_tol=1e-3):
             return (
                 f"every gradient is {ratio:.6g} times the right one, and their norm is {norm:.4g}: clipped, where this "

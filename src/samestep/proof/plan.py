@@ -1,4 +1,4 @@
-"""What a proof has the reference play and an engine train: plans, as plain values, that workers read.
+"""Plans of a proof: the layouts that the reference plays, and the trainings that an engine's launch runs.
 
 An engine that is inexact by design is proven twice: its loop with the inexact part off, which must be the same, and
 its numerics in float32 with it on, which are measured.
@@ -6,57 +6,62 @@ its numerics in float32 with it on, which are measured.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
 
+from samestep.engine import Layout, Numerics
 from samestep.proof.trace import Expectation
+from samestep.records.inspection import EngineFacts
+from samestep.records.plan import TRAININGS, LayoutPlan, Prove
 
-TRAININGS = ("gradient", "sgd", "user")
 INEXACT = ("gradient", "sgd")  # the trainings that measure an inexact engine's numerics, in float32
-AS_NUMERICS = "numerics of {}"  # how the record names them
-
-Facts = Mapping[str, Any]  # of an engine, as its inspection tells them
+AS_NUMERICS = "numerics of {}"  # their names in the record
 
 
-def plain_layout() -> dict[str, Any]:
-    """One replica: plain training in one process. dtype: the widest in which it is played."""
-    return {
-        "replicas": 1,
-        "split": "even",
-        "buffers": "rank0",
-        "rounds_to": None,
-        "rounds_weights": False,
-        "exact_steps": 0,
-        "dtype": "float64",
-        "trainings": TRAININGS,
-    }
+def plain_layout() -> LayoutPlan:
+    """One replica: plain training in one process."""
+    return LayoutPlan()
 
 
-def loop_layout(facts: Facts) -> dict[str, Any]:
-    """What the reference plays to prove an engine's loop. With one replica, all layouts are one."""
-    rounds_to = None if facts["numerics"]["lossy"] else facts["numerics"]["rounds_to"]
-    shape = {key: facts["layout"][key] for key in ("replicas", "split", "buffers")}
-    layout = plain_layout() if shape["replicas"] == 1 else {**plain_layout(), **shape}
+def loop_layout(facts: EngineFacts) -> LayoutPlan:
+    """The layout that an engine's loop is compared with. With one replica, all layouts are one."""
+    layout, numerics = _working(facts)
     # What is inexact in an exact loop is that it keeps its weights in another dtype.
-    rounding = {"rounds_to": rounds_to, "rounds_weights": rounds_to is not None}
-    return {**layout, **rounding, "dtype": facts["numerics"]["widest"]}
+    rounds_to = None if numerics.lossy else numerics.rounds_to
+    rounded = LayoutPlan(rounds_to=rounds_to, rounds_weights=rounds_to is not None, dtype=numerics.widest)
+    if layout.replicas == 1:
+        return rounded
+    return replace(rounded, replicas=layout.replicas, split=layout.split, buffers=layout.buffers)
 
 
-def numerics_layout(facts: Facts) -> dict[str, Any] | None:
-    """What it plays to measure its numerics; None where they are exact."""
-    if not facts["numerics"]["lossy"]:
+def numerics_layout(facts: EngineFacts) -> LayoutPlan | None:
+    """The layout that an inexact engine's numerics are compared with; None where they are exact."""
+    _, numerics = _working(facts)
+    if not numerics.lossy:
         return None
-    rounding = {key: facts["numerics"][key] for key in ("rounds_to", "exact_steps")}
-    inexact = {**rounding, "dtype": "float32", "trainings": INEXACT}
-    return {**loop_layout(facts), **inexact}
+    return replace(
+        loop_layout(facts),
+        rounds_to=numerics.rounds_to,
+        exact_steps=numerics.exact_steps,
+        dtype="float32",
+        trainings=INEXACT,
+    )
 
 
-def trainings(facts: Facts, loop: Expectation, steps: int, replicas: int) -> list[dict[str, Any]]:
-    """What a launch of the engine trains for its proof. replicas: of the study, for which the subset is cut."""
-    common = {"kind": "prove", "steps": steps, "replicas": replicas, "sgd_lr": loop.facts["sgd_lr"]}
-    exact = {"dtype": loop.facts["dtype"], "engine_settings": {**facts["settings"], **facts["numerics"]["without"]}}
-    asked = [{**common, **exact, "name": name, "as": name} for name in TRAININGS]
-    if facts["numerics"]["lossy"]:
-        inexact = {"dtype": "float32", "engine_settings": dict(facts["settings"])}
-        asked += [{**common, **inexact, "name": name, "as": AS_NUMERICS.format(name)} for name in INEXACT]
-    return asked
+def trainings(facts: EngineFacts, loop: Expectation, steps: int, replicas: int) -> tuple[Prove, ...]:
+    """The trainings of an engine's proof. replicas: of the study, for which the subset is cut."""
+    _, numerics = _working(facts)
+
+    def prove(training: str, name: str, dtype: str, without: bool) -> Prove:
+        settings = {**facts.settings, **(numerics.without if without else {})}
+        return Prove(training, steps, dtype, replicas, loop.facts.sgd_lr, settings, name)
+
+    exact = [prove(name, name, loop.facts.dtype, True) for name in TRAININGS]
+    inexact = [prove(name, AS_NUMERICS.format(name), "float32", False) for name in INEXACT if numerics.lossy]
+    return (*exact, *inexact)
+
+
+def _working(facts: EngineFacts) -> tuple[Layout, Numerics]:
+    """The layout and the numerics of an engine that is not broken."""
+    assert facts.layout is not None
+    assert facts.numerics is not None
+    return facts.layout, facts.numerics

@@ -1,4 +1,4 @@
-"""Rounding: is an engine that was asked for a lower precision exact after all?
+"""Checks whether an engine that was asked for float16 or bfloat16 computed in float32 all the same.
 
 A hook that was never registered, or an autocast that is not in force, trains in float32 and says nothing. What is
 rounded cannot be that exact: the reference's first gradient has elements that the lower precision cannot hold.
@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from samestep.proof.causes import Divergence
 from samestep.proof.differences import BOUND, distance
 from samestep.proof.plan import AS_NUMERICS
 from samestep.proof.trace import Expectation
 from samestep.records.record import Record
+from samestep.records.results import Divergence
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -27,24 +27,23 @@ ENOUGH = 16  # such elements: one alone may come out right by chance
 
 
 def too_exact(loop: Expectation, numerics: Expectation, record: Record) -> Divergence | None:
-    """What is wrong with an engine that was asked for float16 or bfloat16, and whose first gradient is float32's.
+    """The divergence of an engine that was asked for float16 or bfloat16, and whose first gradient is float32's.
 
     None wherever a healthy engine could look so: float32's rounding is not known (no float64), one rank alone sends
     nothing, autocast was in force (not every model has something that it lowers), or the gradient has too few
     elements in which the rounding would show.
     """
-    asked = numerics.facts["rounds_to"]
-    replicas = numerics.facts["layout"]["replicas"]
-    if asked not in DIGITS or numerics.facts["exact_steps"] or loop.facts["dtype"] != "float64" or replicas == 1:
+    asked, replicas = numerics.facts.rounds_to, numerics.facts.layout.replicas
+    if asked not in DIGITS or numerics.facts.exact_steps or loop.facts.dtype != "float64" or replicas == 1:
         return None
     name = AS_NUMERICS.format("gradient")
-    if any(rank["autocast"] for rank in record.training(name)):
+    if any(rank.autocast for rank in record.training(name)):
         return None
-    start, end, found = numerics.arrays("gradient", what=".start"), numerics.arrays("gradient"), record.arrays(name)
+    start, end, observed = numerics.arrays("gradient", what=".start"), numerics.arrays("gradient"), record.arrays(name)
     alone, exact = (of.arrays("gradient", what=".rank0_gradient") for of in (numerics, loop))
     telling = 0
     for tensor, own in alone.items():
-        want, got = (_float64(start[tensor]) - _float64(state[tensor]) for state in (end, found))
+        want, got = (_float64(start[tensor]) - _float64(state[tensor]) for state in (end, observed))
         # Rounding of the gradient, measured on rank 0's own, and that of the weights from which it is read.
         read = np.spacing(np.maximum(np.abs(start[tensor]), np.abs(end[tensor])).astype(np.float32))
         float32 = BOUND * distance(own, exact[tensor]) + 2 * _float64(read)
@@ -63,6 +62,6 @@ def _float64(values: Any) -> Values:
 
 
 def _rounded(values: Values, digits: int) -> Values:
-    """To so many binary digits. The tiniest, which float16 holds with fewer, lose more than this."""
+    """Values rounded to so many binary digits. The tiniest, which float16 holds with fewer, lose more than this."""
     mantissa, exponent = np.frexp(values)
     return np.asarray(np.ldexp(np.round(np.ldexp(mantissa, digits)), exponent - digits))

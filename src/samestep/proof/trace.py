@@ -1,4 +1,4 @@
-"""Trace: one training as the judge reads it, the same whether an engine or the reference was observed."""
+"""Trace: one training as the judge reads it, the same whether an engine trained it or the reference."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from samestep.records.record import Record
+from samestep.records.record import EvaluationSeen, PartSeen, Played, PlayedLayout, Record
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -35,61 +35,77 @@ class Trace:
     """parts: [process][micro-batch in order]. start: per process, a digest of its first weights.
 
     rates: [process][optimizer step][parameter group], the learning rate that each real step used.
-    state: rank 0's final weights and buffers. evaluation: [process] of {rows, sums, indices}; empty without one.
+    state: rank 0's final weights and buffers. evaluation: [process], empty without one.
     """
 
     parts: list[list[Part]]
-    start: list[str]
+    start: list[str | None]
     rates: list[list[list[float]]]
     state: State
-    evaluation: list[dict[str, Any]]
+    evaluation: list[EvaluationSeen]
+
+    @property
+    def epochs(self) -> dict[int, int]:
+        """Step -> its epoch."""
+        return {part.step: part.epoch for part in self.parts[0]}
+
+    @property
+    def last_step(self) -> int:
+        return max(part.step for part in self.parts[0])
 
 
 def of_engine(record: Record, training: str) -> Trace:
-    """The trace of an engine's launch."""
+    """The trace of a training in an engine's record."""
     ranks = record.training(training)
     return Trace(
-        parts=[[_part(note, loss) for note, loss in zip(rank["parts"], rank["losses"])] for rank in ranks],
-        start=[rank["start_digest"] for rank in ranks],
-        rates=[rank["rates"] for rank in ranks],
+        parts=[[_part(part, loss) for part, loss in zip(rank.parts, rank.losses)] for rank in ranks],
+        start=[rank.start_digest for rank in ranks],
+        rates=[rank.rates for rank in ranks],
         state=record.arrays(training),
-        evaluation=[rank["evaluation"] for rank in ranks if rank["evaluation"]],
+        evaluation=[rank.evaluation for rank in ranks if rank.evaluation],
     )
 
 
 @dataclass(frozen=True)
 class Expectation:
-    """What the reference says about one layout: `number` of its record's layouts."""
+    """What the reference played for one layout: `number` of its record's layouts."""
 
     record: Record
     number: int
 
     @property
-    def facts(self) -> dict[str, Any]:
-        """layout, dtype, rounds_to, exact_steps, float64_failed, and each training's observations."""
-        facts: dict[str, Any] = self.record.ranks[0]["layouts"][str(self.number)]
-        return facts
+    def facts(self) -> PlayedLayout:
+        """The layout, how it was played, and each training's observations."""
+        return self.record.ranks[0].layouts[self.number]
 
-    def of(self, training: str) -> dict[str, Any]:
-        """The unshaken observations of one training: norms, draws, parameters, length, …"""
-        observed: dict[str, Any] = self.facts[f"{training}.0"]
-        return observed
+    @property
+    def rounded_to(self) -> str:
+        """The dtype to which gradients are rounded."""
+        return self.facts.rounds_to or self.facts.dtype
+
+    @property
+    def eps(self) -> float:
+        """The distance from 1 to the next number in that dtype."""
+        return EPS[self.rounded_to]
+
+    def of(self, training: str) -> Played:
+        """The observations of one training, its rounding unshaken."""
+        return self.facts.trainings[training][0]
 
     def trace(self, training: str, variant: int, processes: int) -> Trace:
-        """variant 0 is the reference itself, 1 and 2 have their rounding shaken.
+        """The trace of one training. variant: 0 is the reference itself, 1 and 2 have their rounding shaken.
 
-        A process that holds several replicas (DataParallel) is told their rows one after the other.
+        processes: a process that holds several replicas (DataParallel) is given their rows one after the other.
         """
-        played = self.facts[f"{training}.{variant}"]
-        replicas = [[_part(note, note["loss"]) for note in replica] for replica in played["seen"]]
+        played = self.facts.trainings[training][variant]
+        replicas = [[_part(part, part.loss or 0.0) for part in replica] for replica in played.seen]
         each = len(replicas) // processes
-        evaluation = played["evaluation"]
         return Trace(
             parts=[_merged(replicas[first : first + each]) for first in range(0, len(replicas), each)],
-            start=[self.of(training)["start_digest"]] * processes,
-            rates=[played["rates"]] * processes,
+            start=[played.start_digest] * processes,
+            rates=[played.rates] * processes,
             state=self.arrays(training, variant),
-            evaluation=[evaluation] if evaluation else [],
+            evaluation=[played.evaluation] if played.evaluation else [],
         )
 
     def arrays(self, training: str, variant: int = 0, what: str = "") -> State:
@@ -98,16 +114,9 @@ class Expectation:
         return self.record.arrays(f"{self.number}.{training}.{variant}{what}")
 
 
-def _part(note: Mapping[str, Any], loss: float) -> Part:
-    return Part(
-        epoch=note["epoch"],
-        step=note["step"],
-        micro=note["micro"],
-        indices=note["indices"],
-        digests=note["digests"],
-        weight=note["weight"],
-        loss_sum=loss * note["weight"],
-    )
+def _part(seen: PartSeen, mean_loss: float) -> Part:
+    loss_sum = mean_loss * seen.weight
+    return Part(seen.epoch, seen.step, seen.micro, seen.indices, seen.digests, seen.weight, loss_sum)
 
 
 def _merged(replicas: list[list[Part]]) -> list[Part]:

@@ -1,11 +1,12 @@
-"""reference: one process that plays every replica in turn. It defines what N ranks must compute.
+"""The reference: one process that computes what N ranks must compute, one replica after the other.
 
-Slow on purpose and independent on purpose: it has its own schedule, share and evaluation, and imports none of ours,
-because a fault that both sides share is invisible. From samestep it takes plain values only.
+It is slow and independent on purpose. It has its own schedule, shares and evaluation and imports none of the package's,
+because a fault that both sides share would be invisible.
 """
 
 from samestep.reference.fetch import digests, fetch
 from samestep.reference.noise import Noise
 from samestep.reference.play import play
+from samestep.reference.results import Evaluation, MicroBatch, TrainingResult
 
-__all__ = ["Noise", "digests", "fetch", "play"]
+__all__ = ["Evaluation", "MicroBatch", "Noise", "TrainingResult", "digests", "fetch", "play"]

@@ -1,4 +1,4 @@
-"""The reference's evaluation: one process, a few rows at a time."""
+"""The reference's evaluation: in one process, a few rows at a time."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from torch import Tensor
 from samestep.errors import not_per_row
 from samestep.job import Batch, Job
 from samestep.reference.fetch import collate, place, random_state
+from samestep.reference.results import Evaluation, State
 
 ROWS_AT_ONCE = 16
 
 
-def evaluate(job: Job, state: dict[str, Tensor], device: str) -> dict[str, Any] | None:
-    """What the weights in `state`, loaded into a new model, come to: {rows, weight, sums, unsteady, whole}.
+def evaluate(job: Job, state: State, device: str) -> Evaluation | None:
+    """Evaluates the weights in `state`, loaded into a new model; None where the job has no evaluation dataset.
 
-    whole: the metrics of torchmetrics, whose 'sum' is their value.
-    unsteady: the sums that depend on how many rows are evaluated at once, or on random numbers.
+    Twice, with other numbers of rows at once: sums that then differ are `unsteady`.
     """
     if job.evaluation is None:
         return None
@@ -34,12 +34,13 @@ def evaluate(job: Job, state: dict[str, Tensor], device: str) -> dict[str, Any] 
     draws = not torch.equal(before, random_state(device))
     other = _sums(job, model, device, weighs, ceil(length / ROWS_AT_ONCE) + 1) if length > 1 else sums
     precision = 1e-9 if next(model.parameters()).dtype == torch.float64 else 1e-3
-    unsteady = [n for n in sums if draws or not abs(sums[n] - other[n]) <= precision * max(1, abs(sums[n]))]
-    whole = [name for name, metric in job.metrics.items() if hasattr(metric, "compute")]
-    return {"rows": length, "weight": sum(weighs), "sums": sums, "unsteady": unsteady, "whole": whole}
+    unsteady = tuple(n for n in sums if draws or not abs(sums[n] - other[n]) <= precision * max(1, abs(sums[n])))
+    whole = tuple(name for name, metric in job.metrics.items() if hasattr(metric, "compute"))
+    return Evaluation(length, sum(weighs), sums, unsteady, whole)
 
 
 def _sums(job: Job, model: torch.nn.Module, device: str, weighs: list[float], batches: int) -> dict[str, float]:
+    """The sums over all rows, in so many batches."""
     sums = dict.fromkeys(["loss", *job.metrics], 0.0)
     whole: dict[str, Any] = {name: metric for name, metric in job.metrics.items() if hasattr(metric, "compute")}
     for metric in whole.values():

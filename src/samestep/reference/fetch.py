@@ -1,4 +1,4 @@
-"""What the reference reads: rows one by one, collated, and a digest of each row's tensors."""
+"""Reads the reference's rows one by one, collates them, and digests each row's tensors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def fetch(job: Job, rows: list[int], epoch: int, device: str) -> Any:
 
 
 def begin_epoch(dataset: Any, epoch: int) -> None:
-    """Tells a dataset that wants to know, also one inside of subsets."""
+    """Calls the dataset's set_epoch, or that of the dataset inside of subsets, where there is one."""
     while dataset is not None and not hasattr(dataset, "set_epoch"):
         dataset = getattr(dataset, "dataset", None)
     if dataset is not None:
@@ -32,12 +32,13 @@ def begin_epoch(dataset: Any, epoch: int) -> None:
 
 
 def collate(job: Job, samples: list[Any], device: str) -> Any:
+    """The samples as one batch on `device`."""
     data = (job.collate or torch.utils.data.default_collate)(samples)
     return tree_map_only(torch.Tensor, lambda t: t.to(device), data)
 
 
 def place(step: int, micro: int, rows: list[int], epoch: int = 0, weight: float | None = None) -> Part:
-    """Where `rows` stand in the training, for a criterion that asks."""
+    """The `Batch.part` of `rows`, for a criterion that reads it."""
     return Part(
         epoch=epoch,
         step=step,
@@ -52,7 +53,7 @@ def place(step: int, micro: int, rows: list[int], epoch: int = 0, weight: float 
 
 
 def digests(data: Any, rows: int) -> list[str]:
-    """Of each row, the bytes of its tensors in the batch's order.
+    """A digest of each row, from the bytes of its tensors in the batch's order.
 
     What has no first dimension of rows (a time-first sequence, a table, a text) counts whole in each row's digest.
     """
@@ -70,5 +71,5 @@ def digests(data: Any, rows: int) -> list[str]:
 
 
 def random_state(device: str) -> Tensor:
-    """The state of the stream that dropout on `device` draws from."""
+    """The state of the random generator that dropout on `device` draws from."""
     return torch.get_rng_state() if device == "cpu" else torch.cuda.get_rng_state(device)

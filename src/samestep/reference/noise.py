@@ -1,7 +1,8 @@
-"""Rounding, made visible: how far a training moves when every value moves by its last place."""
+"""Noise of the size of rounding: shows how far a training moves when every value moves by its last place."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch.utils._pytree import tree_map_only
 
 
 class Noise:
-    """Every value moves by up to one unit in the last place of `dtype`.
+    """Moves every value by up to one unit in the last place of `dtype`.
 
     reverses: whether the rows come in reverse. Not where the model draws random numbers, because dropout would hit
     others, nor where the criterion depends on the rows' order.
@@ -26,11 +27,12 @@ class Noise:
         unit = torch.rand(tensor.shape, generator=self.generator, dtype=torch.float64) * 2 - 1
         return tensor * (1 + self.eps * unit.to(tensor.device)).to(tensor.dtype)
 
-    def shake(self, tensors: Any) -> None:
+    def shake(self, tensors: Iterable[Tensor]) -> None:
+        """Moves tensors in place."""
         with torch.no_grad():
             for tensor in tensors:
                 tensor.copy_(self._moved(tensor))
 
     def shaken(self, data: Any) -> Any:
-        """`data` with its floating values moved."""
+        """A copy of `data` with its floating-point values moved."""
         return tree_map_only(torch.Tensor, lambda t: self._moved(t) if t.is_floating_point() else t, data)

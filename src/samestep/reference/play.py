@@ -1,7 +1,8 @@
-"""play(job, layout, steps): the training itself, replica after replica."""
+"""The reference's training: one process takes the step that N ranks must take, one replica after the other."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any
 
@@ -14,120 +15,162 @@ from samestep.job import Batch, Job
 from samestep.reference.evaluation import evaluate
 from samestep.reference.fetch import digests, fetch, place, random_state
 from samestep.reference.noise import Noise
+from samestep.reference.results import MicroBatch, TrainingResult
 from samestep.reference.schedule import per_epoch, seeded, step_rows, weight
 from samestep.reference.together import outputs_together
 
 LATER = (2, 3, 97)  # epochs whose rows are told without training on them
 
+Gradient = list[Tensor | None]  # of each trained parameter, in the model's order
 
-def play(job: Job, layout: Layout, steps: int, *, noise: Noise | None = None, device: str = "cpu") -> dict[str, Any]:
-    """Trains `job` for `steps` steps as `layout` lays them out. With `noise`, a second run that differs by rounding.
 
-    Returns what every replica saw and the final state: see docs/proof.md, "What is compared".
+def play(job: Job, layout: Layout, steps: int, *, noise: Noise | None = None, device: str = "cpu") -> TrainingResult:
+    """Trains `job` for `steps` optimizer steps on `layout.replicas` replicas: see docs/proof.md, "What is compared".
+
+    noise: shakes the rounding, for a second training that differs from the first by rounding alone.
     """
-    model = job.model().to(device)
-    start = _copy(model.state_dict())
-    if noise:
-        noise.shake(model.parameters())
-    optimizer = job.optimizer.build(model)
-    scheduler = job.scheduler.make(optimizer) if job.scheduler else None
-    replicas = range(layout.replicas)
-    buffers = [_copy(dict(model.named_buffers())) for _ in replicas]
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    seen: list[list[dict[str, Any]]] = [[] for _ in replicas]
-    rates, norms, alone, draws = [], [], [], False
-    before_last: list[list[Tensor | None]] = []  # of each replica, the first step's without its last micro-batch
-
+    training = ReplicatedTraining(job, layout, noise, device)
     for step in range(steps):
-        epoch, plan = step // per_epoch(job), step_rows(job, layout, step)
-        whole = sum(weight(job, rows) for micro in plan for rows in micro)
-        gradients: list[list[Tensor | None]] = [[None] * len(parameters) for _ in replicas]
+        training.step(step)
+    return training.result()
+
+
+@dataclass
+class Forward:
+    """What the replicas' forward passes of one micro-batch share. rows: each replica's. total: what all rows of the
+    step weigh. outputs: each replica's, where one forward pass serves all of them (SyncBatchNorm)."""
+
+    epoch: int
+    step: int
+    micro: int
+    rows: list[list[int]]
+    total: float
+    outputs: list[Any] = field(default_factory=list)
+
+
+class ReplicatedTraining:
+    """One model and one optimizer, and of each replica its gradient and its buffers."""
+
+    def __init__(self, job: Job, layout: Layout, noise: Noise | None, device: str) -> None:
+        self.job, self.layout, self.noise, self.device = job, layout, noise, device
+        self.replicas = range(layout.replicas)
+        self.model = job.model().to(device)
+        self.start = _copy(self.model.state_dict())
+        if noise:
+            noise.shake(self.model.parameters())
+        self.optimizer = job.optimizer.build(self.model)
+        self.scheduler = job.scheduler.make(self.optimizer) if job.scheduler else None
+        self.buffers = [_copy(dict(self.model.named_buffers())) for _ in self.replicas]
+        self.parameters = [p for p in self.model.parameters() if p.requires_grad]
+        self.gradients: list[Gradient] = []  # [replica], of the step so far
+        self.rank0_gradient: Gradient = []
+        self.before_last: list[Gradient] = []  # [replica], of the first step without its last micro-batch
+        self.micro_batches: list[list[MicroBatch]] = [[] for _ in self.replicas]
+        self.rates: list[list[float]] = []
+        self.norms: list[float] = []
+        self.draws = False
+
+    def step(self, step: int) -> None:
+        """One step: every micro-batch of every replica forward and backward, then the optimizer once."""
+        plan = step_rows(self.job, self.layout, step)
+        total = sum(weight(self.job, rows) for of_replica in plan for rows in of_replica)
+        self.gradients = [[None] * len(self.parameters) for _ in self.replicas]
         for micro, of_replica in enumerate(plan):
             if step == 0 and 0 < micro == len(plan) - 1:
-                before_last = [[None if g is None else g.clone() for g in of] for of in gradients]
-            if micro == 0 and layout.buffers == "rank0":
-                buffers = [_copy(buffers[0]) for _ in replicas]
-            of_replica = [rows[::-1] for rows in of_replica] if noise and noise.reverses else of_replica
-            outputs: list[Any] = []
-            for replica in replicas:
-                rows, loss_mean = of_replica[replica], 0.0
-                data, weighs = fetch(job, rows, epoch, device), weight(job, rows)
-                if rows:
-                    if not outputs:
-                        _restore(dict(model.named_buffers()), buffers[replica])
-                    for parameter, gradient in zip(parameters, gradients[replica]):
-                        parameter.grad = gradient
-                    torch.manual_seed(seeded(job.seed, "replica", step, micro, replica).initial_seed())
-                    if noise:
-                        data = noise.shaken(data)
-                    before = random_state(device)
-                    batch = Batch(data, place(step, micro, rows, epoch, weighs))
-                    if job.sync_batchnorm and layout.replicas > 1:
-                        outputs = outputs or outputs_together(job, model, of_replica, step, micro, epoch, noise)
-                    output = outputs[replica] if outputs else job.forward(model, batch)
-                    loss = job.criterion(output, batch)
-                    if loss.dim() != 0:
-                        raise not_a_scalar(list(loss.shape))
-                    draws = draws or not torch.equal(before, random_state(device))
-                    share = weighs * layout.replicas / whole
-                    (loss * (share * (noise.scale if noise else 1.0))).backward(retain_graph=bool(outputs))
-                    loss_mean = float(loss.detach())
-                    if not isfinite(loss_mean):
-                        raise NotFinite(
-                            f"the loss is not finite at step {step} of the proof: {loss_mean}; "
-                            "look at the data and the criterion, or lower the learning rate"
-                        )
-                    gradients[replica] = [p.grad for p in parameters]
-                    buffers[replica] = _copy(dict(model.named_buffers()))
-                seen[replica].append(
-                    {
-                        "epoch": epoch,
-                        "step": step,
-                        "micro": micro,
-                        "indices": rows,
-                        "weight": weighs,
-                        "digests": [] if noise else digests(data, len(rows)),
-                        "loss": loss_mean,
-                    }
-                )
+                self.before_last = [_cloned(gradient) for gradient in self.gradients]
+            if micro == 0 and self.layout.buffers == "rank0":
+                self.buffers = [_copy(self.buffers[0]) for _ in self.replicas]
+            if self.noise and self.noise.reverses:
+                of_replica = [rows[::-1] for rows in of_replica]
+            forward = Forward(step // per_epoch(self.job), step, micro, of_replica, total)
+            for replica in self.replicas:
+                self.micro_batches[replica].append(self._micro_batch(forward, replica))
         if step == 0:
-            alone = [None if g is None else g.clone() for g in gradients[0]]
-        for parameter, gradient in zip(parameters, _mean(gradients, reverse=noise is not None)):
+            self.rank0_gradient = _cloned(self.gradients[0])
+        self._optimizer_step(step)
+
+    def _micro_batch(self, forward: Forward, replica: int) -> MicroBatch:
+        """One replica's part of a micro-batch; nothing happens where it has no rows."""
+        rows = forward.rows[replica]
+        data, weighs = fetch(self.job, rows, forward.epoch, self.device), weight(self.job, rows)
+        loss = self._forward_and_backward(forward, replica, data, weighs) if rows else 0.0
+        digested = [] if self.noise else digests(data, len(rows))
+        return MicroBatch(forward.epoch, forward.step, forward.micro, rows, weighs, digested, loss)
+
+    def _forward_and_backward(self, forward: Forward, replica: int, data: Any, weighs: float) -> float:
+        """Adds to a replica's gradient, from its own buffers and random numbers. Returns the rows' mean loss."""
+        job, step, micro, rows = self.job, forward.step, forward.micro, forward.rows[replica]
+        if not forward.outputs:
+            _restore(dict(self.model.named_buffers()), self.buffers[replica])
+        for parameter, gradient in zip(self.parameters, self.gradients[replica]):
             parameter.grad = gradient
-        if noise:
-            present = [p.grad for p in parameters if p.grad is not None]
-            noise.shake(gradient.div_(noise.scale) for gradient in present)
-        norm = torch.nn.utils.clip_grad_norm_(parameters, job.clip_norm or float("inf"))
-        norms.append(float(norm))
-        rates.append([float(group["lr"]) for group in optimizer.param_groups if group["params"]])
-        optimizer.step()
-        if noise and noise.rounds_weights:
-            noise.shake(parameters)
-        ends_epoch = (step + 1) % per_epoch(job) == 0
-        if scheduler and (job.scheduler.every == "step" or ends_epoch):  # type: ignore[union-attr]
-            scheduler.step()
+        torch.manual_seed(seeded(job.seed, "replica", step, micro, replica).initial_seed())
+        if self.noise:
+            data = self.noise.shaken(data)
+        before = random_state(self.device)
+        batch = Batch(data, place(step, micro, rows, forward.epoch, weighs))
+        if job.sync_batchnorm and self.layout.replicas > 1 and not forward.outputs:
+            forward.outputs = outputs_together(job, self.model, forward.rows, step, micro, forward.epoch, self.noise)
+        output = forward.outputs[replica] if forward.outputs else job.forward(self.model, batch)
+        loss = job.criterion(output, batch)
+        if loss.dim() != 0:
+            raise not_a_scalar(list(loss.shape))
+        self.draws = self.draws or not torch.equal(before, random_state(self.device))
+        share = weighs * self.layout.replicas / forward.total  # the mean over the replicas is then that over the rows
+        scale = self.noise.scale if self.noise else 1.0
+        (loss * (share * scale)).backward(retain_graph=bool(forward.outputs))
+        mean_loss = float(loss.detach())
+        if not isfinite(mean_loss):
+            raise NotFinite(
+                f"the loss is not finite at step {step} of the proof: {mean_loss}; "
+                "look at the data and the criterion, or lower the learning rate"
+            )
+        self.gradients[replica] = [p.grad for p in self.parameters]
+        self.buffers[replica] = _copy(dict(self.model.named_buffers()))
+        return mean_loss
 
-    _restore(dict(model.named_buffers()), buffers[0])
-    named = [name for name, p in model.named_parameters() if p.requires_grad]
-    return {
-        "seen": seen,
-        "later": {str(epoch): step_rows(job, layout, epoch * per_epoch(job)) for epoch in LATER if not noise},
-        "rates": rates,
-        "norms": norms,
-        "draws": draws,
-        "start": start,
-        "state": _copy(model.state_dict()),
-        "buffers": buffers,
-        "rank0_gradient": _present(named, alone),
-        "before_last": _present(named, _mean(before_last)) if before_last else {},
-        "rank0_before_last": _present(named, before_last[0]) if before_last else {},
-        "evaluation": evaluate(job, _copy(model.state_dict()), device),
-    }
+    def _optimizer_step(self, step: int) -> None:
+        """The mean of the replicas' gradients, clipped; the optimizer; the scheduler where it is due."""
+        for parameter, gradient in zip(self.parameters, _mean(self.gradients, reverse=self.noise is not None)):
+            parameter.grad = gradient
+        if self.noise:
+            present = [p.grad for p in self.parameters if p.grad is not None]
+            self.noise.shake(gradient.div_(self.noise.scale) for gradient in present)
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.job.clip_norm or float("inf"))
+        self.norms.append(float(norm))
+        self.rates.append([float(group["lr"]) for group in self.optimizer.param_groups if group["params"]])
+        self.optimizer.step()
+        if self.noise and self.noise.rounds_weights:
+            self.noise.shake(self.parameters)
+        ends_epoch = (step + 1) % per_epoch(self.job) == 0
+        if self.scheduler and self.job.scheduler and (self.job.scheduler.every == "step" or ends_epoch):
+            self.scheduler.step()
+
+    def result(self) -> TrainingResult:
+        """What was seen, and the weights with replica 0's buffers, evaluated."""
+        _restore(dict(self.model.named_buffers()), self.buffers[0])
+        names = [name for name, p in self.model.named_parameters() if p.requires_grad]
+        later = () if self.noise else LATER
+        state = _copy(self.model.state_dict())
+        return TrainingResult(
+            micro_batches=self.micro_batches,
+            later={epoch: step_rows(self.job, self.layout, epoch * per_epoch(self.job)) for epoch in later},
+            rates=self.rates,
+            norms=self.norms,
+            draws=self.draws,
+            start=self.start,
+            state=state,
+            buffers=[*self.buffers],
+            rank0_gradient=_present(names, self.rank0_gradient),
+            before_last=_present(names, _mean(self.before_last)),
+            rank0_before_last=_present(names, self.before_last[0]) if self.before_last else {},
+            evaluation=evaluate(self.job, state, self.device),
+        )
 
 
-def _mean(gradients: list[list[Tensor | None]], reverse: bool = False) -> list[Tensor | None]:
+def _mean(gradients: list[Gradient], reverse: bool = False) -> Gradient:
     """Over the replicas, whose share of the step their losses hold already: added in order, or in reverse."""
-    means = []
+    means: Gradient = []
     for of_replicas in zip(*gradients):
         present = [g for g in of_replicas if g is not None]
         ordered = present[::-1] if reverse else present
@@ -135,8 +178,12 @@ def _mean(gradients: list[list[Tensor | None]], reverse: bool = False) -> list[T
     return means
 
 
-def _present(names: list[str], gradients: list[Tensor | None]) -> dict[str, Tensor]:
-    return {name: gradient for name, gradient in zip(names, gradients) if gradient is not None}
+def _cloned(gradient: Gradient) -> Gradient:
+    return [None if g is None else g.clone() for g in gradient]
+
+
+def _present(names: list[str], gradient: Gradient) -> dict[str, Tensor]:
+    return {name: g for name, g in zip(names, gradient) if g is not None}
 
 
 def _copy(state: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""The reference's schedule, written a second time and in another way than data/schedule.py."""
+"""The reference's schedule: which rows each replica trains at a step. Written in another way than data/schedule.py."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def step_rows(job: Job, layout: Layout, step: int) -> list[list[list[int]]]:
 
 
 def _deal(rows: list[int], hands: int) -> list[list[int]]:
-    """Counts dealt one by one, as cards are; then each hand takes so many from the top."""
+    """Shares rows out: the counts as if dealt one by one like cards, each hand's rows one after the other."""
     counts = [0] * hands
     for i in range(len(rows)):
         counts[i % hands] += 1
@@ -54,11 +54,11 @@ def _deal(rows: list[int], hands: int) -> list[list[int]]:
 
 
 def weight(job: Job, rows: list[int]) -> float:
-    """What these rows weigh in the mean."""
+    """The rows' weight in the mean."""
     return float(sum(job.weight(i) if job.weight else 1 for i in rows))
 
 
 def seeded(*path: int | str) -> torch.Generator:
-    """The random stream of a path such as (seed, 'order', epoch)."""
+    """A random generator for a path such as (seed, 'order', epoch)."""
     digest = hashlib.blake2b("/".join(str(p) for p in path).encode(), digest_size=8).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest, "big") // 2)

@@ -1,4 +1,4 @@
-"""One forward pass over the rows of all replicas: BatchNorm then sees what SyncBatchNorm sees on many ranks."""
+"""SyncBatchNorm: one forward pass over the rows of all replicas, in which BatchNorm sees them as it does on N ranks."""
 
 from __future__ import annotations
 

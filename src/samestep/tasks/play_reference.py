@@ -1,60 +1,66 @@
-"""The referee: plays the reference for every layout of a plan, and writes what it saw for the judge to read."""
+"""Plays the reference for every layout of a plan, and writes what the judge reads: records, and tensors as files."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
+from torch import nn
 
 from samestep import reference
 from samestep.engine import Layout
 from samestep.errors import NotFinite, UserError
 from samestep.job import Job
-from samestep.records.record import tell, write_state
+from samestep.records.plan import LayoutPlan, ReferencePlan
+from samestep.records.record import (
+    EvaluationSeen,
+    PartSeen,
+    Played,
+    PlayedLayout,
+    Progress,
+    attempt,
+    tell,
+    write_state,
+)
 from samestep.run import digest_state
 from samestep.tasks.inspect.load import build
 from samestep.tasks.proof_job import SGD_LR, Training, proof_job, steps_of
 from samestep.world import World
 
-RATES = 12  # how often the rate of 'sgd' is quartered in search of one that the job stands
+RATES = 12  # how many rates of 'sgd' are tried, each a quarter of the one before
 ORDERED = 1e-6  # a first loss that reversing the rows moves by more than this share depends on their order
 EXPLODES = 10  # times the first loss
 
-Plan = Mapping[str, Any]
+
+def play_reference(plan: ReferencePlan, world: World) -> list[PlayedLayout]:
+    """Plays every training of every layout: as it is, and twice more with rounding shaken."""
+    player = ReferencePlayer(build(plan.job, plan.settings), plan, world)
+    return [player.layout(number, layout) for number, layout in enumerate(plan.layouts)]
 
 
-def play_reference(plan: Plan, world: World) -> dict[str, Any]:
-    """Every training for every layout: as it is, and twice more with rounding shaken. Returns the record's facts."""
-    job = build(plan["job"], plan["settings"])
-    referee = Referee(job, plan, world)
-    return {"layouts": {str(number): referee.layout(number, planned) for number, planned in enumerate(plan["layouts"])}}
+class ReferencePlayer:
+    """Plays one job's reference. The dtype and the learning rate of the first layout hold for all of them."""
 
-
-class Referee:
-    """One job's reference. What is found for the first layout (dtype, learning rate) holds for all of them."""
-
-    def __init__(self, job: Job, plan: Plan, world: World) -> None:
+    def __init__(self, job: Job, plan: ReferencePlan, world: World) -> None:
         self.job, self.plan, self.world = job, plan, world
+        self.folder = Path(plan.out)
         self.dtype = "float64"
         self.float64_failed: str | None = None
         self.sgd_lr: float | None = None
-        self.reverses = True
+        self.reverses = True  # whether a run with noise may reverse the rows
 
-    def layout(self, number: int, planned: Mapping[str, Any]) -> dict[str, Any]:
-        """All trainings of one layout. A model that float64 does not fit is proven in float32, and says so."""
-        layout = Layout(planned["replicas"], planned["split"], planned["buffers"])
-        dtype = planned["dtype"] if self.dtype == "float64" else self.dtype
+    def layout(self, number: int, planned: LayoutPlan) -> PlayedLayout:
+        """Plays all trainings of one layout: in float32, and says so, where a model does not fit float64."""
+        dtype = planned.dtype if self.dtype == "float64" else self.dtype
         try:
-            played = self._trainings(number, layout, planned, dtype)
+            trainings = self._trainings(number, planned, dtype)
         except UserError:
             raise
         except Exception as error:
             if "Tried to step" in str(error):  # OneCycleLR's word for it
                 raise UserError(
-                    f"the job's scheduler ends before the proof's {self.plan['steps']} steps; give fewer with "
+                    f"the job's scheduler ends before the proof's {self.plan.steps} steps; give fewer with "
                     "--steps, or a longer schedule"
                 ) from error
             if dtype == "float32":
@@ -62,84 +68,123 @@ class Referee:
             text = str(error).strip()
             self.dtype = dtype = "float32"
             self.float64_failed = f"{type(error).__name__}: {text.splitlines()[0] if text else ''}"
-            played = self._trainings(number, layout, planned, dtype)
-        why = self.float64_failed or (None if dtype == "float64" else "the engine takes no float64")
-        facts = {"layout": asdict(layout), "dtype": dtype, "float64_failed": why}
-        facts |= {"exact_steps": planned["exact_steps"], "clip_norm": self.job.clip_norm}
-        return played | facts | {"sgd_lr": self.sgd_lr, "sgd_lr_usual": SGD_LR}
+            trainings = self._trainings(number, planned, dtype)
+        return PlayedLayout(
+            layout=_layout(planned),
+            dtype=dtype,
+            float64_failed=self.float64_failed or (None if dtype == "float64" else "the engine takes no float64"),
+            rounds_to=planned.rounds_to,
+            exact_steps=planned.exact_steps,
+            clip_norm=self.job.clip_norm,
+            sgd_lr=self.sgd_lr or SGD_LR,
+            sgd_lr_usual=SGD_LR,
+            trainings=trainings,
+        )
 
-    def _trainings(self, number: int, layout: Layout, planned: Mapping[str, Any], dtype: str) -> dict[str, Any]:
-        facts: dict[str, Any] = {"rounds_to": planned["rounds_to"]}
-        device = self.world.device
-        for name in planned["trainings"]:
-            tell(self.world.rank, Path(self.plan["out"]), f"reference {name}, {layout.replicas} replicas")
-            training = Training(name, self.plan["steps"], dtype, self.plan["replicas"], self.sgd_lr or SGD_LR)
+    def _trainings(self, number: int, planned: LayoutPlan, dtype: str) -> dict[str, list[Played]]:
+        """Name -> the training as it is, and with its rounding shaken. The tensors go to files."""
+        played: dict[str, list[Played]] = {}
+        for name in planned.trainings:
+            phase = f"reference {name}, {planned.replicas} replicas"
+            tell(self.world.rank, self.folder, Progress(phase=phase, attempt=attempt()))
+            training = Training(name, self.plan.steps, dtype, self.plan.replicas, self.sgd_lr or SGD_LR)
             if name == "sgd" and self.sgd_lr is None:
-                training, base = self._at_a_rate_it_stands(training, layout)
+                training, base = self._without_explosion(training, planned)
                 self.sgd_lr = training.sgd_lr
             else:
-                base = self._play(training, layout)
+                base = self._play(training, planned)
             small = proof_job(self.job, training)
             if name == "gradient":
-                _check_reading(small, device)
-                _check_repeats(base, self._play(training, layout), device)
-            for variant, played in enumerate([base, *self._shaken(training, layout, base, planned)]):
-                self._write(f"{number}.{name}.{variant}", played, whole=variant == 0)
-                facts[f"{name}.{variant}"] = played
-            base["start_digest"] = digest_state(small.model())
-            base["parameters"] = [n for n, _ in small.model().named_parameters(remove_duplicate=False)]
-            base["length"], base["clip_norm"] = len(small.train), small.clip_norm
-        return facts
-
-    def _shaken(
-        self, training: Training, layout: Layout, base: Mapping[str, Any], planned: Mapping[str, Any]
-    ) -> list[dict[str, Any]]:
-        """The training twice more, with rounding shaken and the rows reversed where their order means nothing."""
-        dtype = getattr(torch, planned["rounds_to"] or training.dtype)
-        reverses = self.reverses and not base["draws"]
-        noises = [reference.Noise(dtype, seed, reverses, planned["rounds_weights"]) for seed in (1, 2)]
-        played = [self._play(training, layout, noise) for noise in noises]
-        first = base["seen"][0][0]["loss"]
-        visible = max(ORDERED, 100 * torch.finfo(dtype).eps) * abs(first)
-        if reverses and any(abs(other["seen"][0][0]["loss"] - first) > visible for other in played):
-            self.reverses = False
-            return self._shaken(training, layout, base, planned)
+                _check_reading(small, self.world.device)
+                _check_repeats(base, self._play(training, planned), self.world.device)
+            results = [base, *self._shaken(training, planned, base)]
+            for variant, result in enumerate(results):
+                self._write(f"{number}.{name}.{variant}", result, whole=variant == 0)
+            model = small.model()
+            played[name] = [_played(result, small, model) for result in results]
         return played
 
-    def _play(self, training: Training, layout: Layout, noise: reference.Noise | None = None) -> dict[str, Any]:
-        small = proof_job(self.job, training)
-        return reference.play(small, layout, steps_of(training), noise=noise, device=self.world.device)
+    def _shaken(
+        self, training: Training, planned: LayoutPlan, base: reference.TrainingResult
+    ) -> list[reference.TrainingResult]:
+        """Plays a training twice more, with rounding shaken and the rows reversed where their order means nothing."""
+        dtype = getattr(torch, planned.rounds_to or training.dtype)
+        reverses = self.reverses and not base.draws
+        noises = [reference.Noise(dtype, seed, reverses, planned.rounds_weights) for seed in (1, 2)]
+        shaken = [self._play(training, planned, noise) for noise in noises]
+        first = base.micro_batches[0][0].loss
+        visible = max(ORDERED, 100 * torch.finfo(dtype).eps) * abs(first)
+        if reverses and any(abs(other.micro_batches[0][0].loss - first) > visible for other in shaken):
+            self.reverses = False
+            return self._shaken(training, planned, base)
+        return shaken
 
-    def _at_a_rate_it_stands(self, training: Training, layout: Layout) -> tuple[Training, dict[str, Any]]:
-        """The training at the largest rate at which its losses do not explode: what explodes amplifies rounding too."""
-        for attempt in range(RATES):
+    def _play(
+        self, training: Training, planned: LayoutPlan, noise: reference.Noise | None = None
+    ) -> reference.TrainingResult:
+        small = proof_job(self.job, training)
+        return reference.play(small, _layout(planned), steps_of(training), noise=noise, device=self.world.device)
+
+    def _without_explosion(self, training: Training, planned: LayoutPlan) -> tuple[Training, reference.TrainingResult]:
+        """Plays a training at the largest rate at which its losses do not explode, which would amplify rounding too."""
+        for number in range(RATES):
             try:
-                played = self._play(training, layout)
+                result = self._play(training, planned)
             except NotFinite:
-                if attempt == RATES - 1:
+                if number == RATES - 1:
                     raise
             else:
-                if attempt == RATES - 1 or not _explodes(played):
+                if number == RATES - 1 or not _explodes(result):
                     break
             training = replace(training, sgd_lr=training.sgd_lr / 4)
-        return training, played
+        return training, result
 
-    def _write(self, key: str, played: dict[str, Any], whole: bool) -> None:
-        """The tensors go to files; what stays in `played` is JSON."""
-        folder, rank = Path(self.plan["out"]), self.world.rank
-        write_state(folder, rank, key, played.pop("state"))
-        buffers = played.pop("buffers")
-        kept = {what: played.pop(what) for what in ("start", "rank0_gradient", "before_last", "rank0_before_last")}
+    def _write(self, key: str, result: reference.TrainingResult, whole: bool) -> None:
+        """Writes a training's final state to files. whole: also its first gradients, its first weights, its buffers."""
+        tensors = {"": result.state}
         if whole:
-            for what, tensors in kept.items():
-                write_state(folder, rank, f"{key}.{what}", tensors)
-            for replica, of_replica in enumerate(buffers):
-                write_state(folder, rank, f"{key}.buffers{replica}", of_replica)
+            tensors |= {
+                ".start": result.start,
+                ".rank0_gradient": result.rank0_gradient,
+                ".before_last": result.before_last,
+                ".rank0_before_last": result.rank0_before_last,
+            }
+            tensors |= {f".buffers{replica}": buffers for replica, buffers in enumerate(result.buffers)}
+        for what, state in tensors.items():
+            write_state(self.folder, self.world.rank, f"{key}{what}", state)
 
 
-def _explodes(played: Mapping[str, Any]) -> bool:
-    losses = [(part["step"], abs(part["loss"])) for replica in played["seen"] for part in replica]
-    return bool(max(loss for _, loss in losses) > EXPLODES * max(loss for step, loss in losses if step == 0))
+def _layout(planned: LayoutPlan) -> Layout:
+    return Layout(planned.replicas, planned.split, planned.buffers)
+
+
+def _played(result: reference.TrainingResult, job: Job, model: nn.Module) -> Played:
+    """The record of one training of the proof's `job`. model: as it is built, untrained."""
+    return Played(
+        seen=[[_seen(micro_batch) for micro_batch in replica] for replica in result.micro_batches],
+        later=result.later,
+        rates=result.rates,
+        norms=result.norms,
+        draws=result.draws,
+        start_digest=digest_state(model),
+        parameters=[name for name, _ in model.named_parameters(remove_duplicate=False)],
+        length=len(job.train),
+        clip_norm=job.clip_norm,
+        evaluation=_evaluated(result.evaluation) if result.evaluation else None,
+    )
+
+
+def _seen(of: reference.MicroBatch) -> PartSeen:
+    return PartSeen(of.epoch, of.step, of.micro, of.indices, of.weight, of.digests, of.loss)
+
+
+def _evaluated(of: reference.Evaluation) -> EvaluationSeen:
+    return EvaluationSeen(of.rows, of.weight, of.sums, of.whole, unsteady=of.unsteady)
+
+
+def _explodes(result: reference.TrainingResult) -> bool:
+    losses = [(part.step, abs(part.loss)) for replica in result.micro_batches for part in replica]
+    return max(loss for _, loss in losses) > EXPLODES * max(loss for step, loss in losses if step == 0)
 
 
 def _check_reading(job: Job, device: str) -> None:
@@ -153,15 +198,15 @@ def _check_reading(job: Job, device: str) -> None:
         )
 
 
-def _check_repeats(played: Mapping[str, Any], again: Mapping[str, Any], device: str) -> None:
+def _check_repeats(result: reference.TrainingResult, again: reference.TrainingResult, device: str) -> None:
     """Raises UserError when the reference itself is another training the second time: nothing could be proven then."""
-    for first, second in zip(played["seen"][0], again["seen"][0]):
-        close = first["loss"] == second["loss"] or (
-            device != "cpu" and abs(first["loss"] - second["loss"]) <= 1e-6 * abs(first["loss"])
+    for first, second in zip(result.micro_batches[0], again.micro_batches[0]):
+        close = first.loss == second.loss or (
+            device != "cpu" and abs(first.loss - second.loss) <= 1e-6 * abs(first.loss)
         )
         if not close:
             raise UserError(
                 "the job does not repeat itself: the same rows, weights and random seed gave a loss of "
-                f"{first['loss']!r} and then of {second['loss']!r}; draw random numbers from torch alone (not from "
+                f"{first.loss!r} and then of {second.loss!r}; draw random numbers from torch alone (not from "
                 "numpy or random), and keep no counters outside of the model"
             )

@@ -1,4 +1,4 @@
-"""What a proof trains: the user's job, changed as little as the proof needs, for a few steps.
+"""Makes the job that a proof trains: the user's, on a few rows, changed as little as the proof needs.
 
 Three trainings: `gradient` (one step of plain SGD at rate 1, nothing clipped: the weights' change is the first
 gradient), `sgd` (SGD with momentum, which decides) and `user` (the job's own optimizer, which confirms).
@@ -19,14 +19,13 @@ from torch.utils.data import Subset, TensorDataset
 from samestep.data.stream import is_stream
 from samestep.job import Job, Recipe
 
-SGD_LR = 0.05  # where the training stands it; the reference finds the rate at which it does
+SGD_LR = 0.05  # tried first; while the loss explodes, the reference takes a quarter of it
 
 
 @dataclass(frozen=True)
 class Training:
-    """name: 'gradient', 'sgd' or 'user'. dtype: 'float64', or 'float32' for a model that float64 does not fit.
-
-    replicas: at most. sgd_lr: the learning rate of 'sgd'.
+    """One training of the proof. name: 'gradient', 'sgd' or 'user'. dtype: 'float64', or 'float32' for a model that
+    float64 does not fit. replicas: at most. sgd_lr: the learning rate of 'sgd'.
     """
 
     name: str
@@ -37,19 +36,19 @@ class Training:
 
 
 def proof_job(job: Job, training: Training) -> Job:
-    """`job` on a subset that crosses an epoch's end with an uneven batch, in the proof's dtype and optimizer."""
+    """Puts `job` on a subset that crosses an epoch's end with an uneven batch, in the proof's dtype and optimizer."""
     dtype = getattr(torch, training.dtype)
     of_samples = None if job.collate else dtype  # a collate makes its tensors itself, and they are cast after it
-    rows = _some(job.train, subset_length(len(job.train), job.global_batch, training))
-    evaluated = [] if job.evaluation is None else _some(job.evaluation, evaluated_rows(job, training.replicas))
+    rows = _spread(job.train, subset_length(len(job.train), job.global_batch, training))
+    evaluated = [] if job.evaluation is None else _spread(job.evaluation, evaluated_rows(job, training.replicas))
     small = replace(
         job,
         model=lambda: job.model().to(dtype),
-        collate=_after(job.collate, dtype),
-        augment=_after(job.augment, dtype),
-        train=_thinned(job.train, rows, None if job.augment else of_samples),
+        collate=_with_cast(job.collate, dtype),
+        augment=_with_cast(job.augment, dtype),
+        train=_subset(job.train, rows, None if job.augment else of_samples),
         weight=_renumbered(job.weight, rows),
-        evaluation=None if job.evaluation is None else _thinned(job.evaluation, evaluated, of_samples),
+        evaluation=None if job.evaluation is None else _subset(job.evaluation, evaluated, of_samples),
         evaluation_weight=_renumbered(job.evaluation_weight, evaluated),
     )
     if training.name == "gradient":
@@ -89,19 +88,19 @@ def evaluated_rows(job: Job, replicas: int) -> int:
     return min(len(job.evaluation), rows) if job.evaluation is not None else 0
 
 
-def _some(dataset: Any, rows: int) -> list[int]:
-    """`rows` indices: a stream's first, else spread evenly, because many datasets are sorted by class."""
+def _spread(dataset: Any, rows: int) -> list[int]:
+    """Indices of so many rows: a stream's first, else spread evenly, because many datasets are sorted by class."""
     return list(range(rows)) if is_stream(dataset) else [i * len(dataset) // rows for i in range(rows)]
 
 
-def _thinned(dataset: Any, rows: list[int], dtype: torch.dtype | None) -> Any:
+def _subset(dataset: Any, rows: list[int], dtype: torch.dtype | None) -> Any:
     """The samples at `rows`, in `dtype`. A TensorDataset stays one: the loader then takes the path of training."""
     if type(dataset) is not TensorDataset:  # a subclass may have a __getitem__ of its own
-        return Subset(dataset, rows) if dtype is None else _Typed(dataset, rows, dtype)
-    return TensorDataset(*(_typed(tensor[rows], dtype) if dtype else tensor[rows] for tensor in dataset.tensors))
+        return Subset(dataset, rows) if dtype is None else _CastSubset(dataset, rows, dtype)
+    return TensorDataset(*(_cast(tensor[rows], dtype) if dtype else tensor[rows] for tensor in dataset.tensors))
 
 
-class _Typed(Subset[Any]):
+class _CastSubset(Subset[Any]):
     """A subset whose samples are in the proof's dtype."""
 
     def __init__(self, dataset: Any, rows: list[int], dtype: torch.dtype) -> None:
@@ -109,32 +108,33 @@ class _Typed(Subset[Any]):
         self.dtype = dtype
 
     def __getitem__(self, index: Any) -> Any:
-        return _typed(super().__getitem__(index), self.dtype)  # type: ignore[no-untyped-call]
+        return _cast(super().__getitem__(index), self.dtype)  # type: ignore[no-untyped-call]
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
-        return [_typed(sample, self.dtype) for sample in super().__getitems__(indices)]
+        return [_cast(sample, self.dtype) for sample in super().__getitems__(indices)]
 
 
 def _renumbered(weight: Callable[[int], float] | None, rows: list[int]) -> Callable[[int], float] | None:
+    """`weight` by the index in the subset at `rows`."""
     return (lambda index: weight(rows[index])) if weight else None
 
 
-def _typed(data: Any, dtype: torch.dtype) -> Any:
+def _cast(data: Any, dtype: torch.dtype) -> Any:
     """Every floating tensor, array and number in `data` as `dtype`."""
 
-    def typed(leaf: Any) -> Any:
+    def cast(leaf: Any) -> Any:
         if isinstance(leaf, np.ndarray | np.floating) and np.issubdtype(leaf.dtype, np.floating):
             leaf = torch.as_tensor(leaf)
         if isinstance(leaf, float):
             return torch.tensor(leaf, dtype=dtype)
         return leaf.to(dtype) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
 
-    return tree_map(typed, data)
+    return tree_map(cast, data)
 
 
-def _after(function: Callable[..., Any] | None, dtype: torch.dtype) -> Callable[..., Any] | None:
+def _with_cast(function: Callable[..., Any] | None, dtype: torch.dtype) -> Callable[..., Any] | None:
     """`function`, its result in `dtype`."""
-    return (lambda *args: _typed(function(*args), dtype)) if function else None
+    return (lambda *args: _cast(function(*args), dtype)) if function else None
 
 
 def _sgd(recipe: Recipe, lr: float) -> Recipe:

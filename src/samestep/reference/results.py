@@ -1,0 +1,62 @@
+"""What the reference returns, as plain values and tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+State = Mapping[str, Tensor]  # name -> tensor
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """One replica's part of one micro-batch. indices: of its rows. weight: theirs in the step's mean. digests: of each
+    row's tensors, none in a run with noise. loss: their mean, 0 without rows."""
+
+    epoch: int
+    step: int
+    micro: int
+    indices: list[int]
+    weight: float
+    digests: list[str]
+    loss: float
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """rows: of the evaluation dataset; weight: theirs in the loss. sums: of the loss times the weight, and of each
+    metric. whole: the metrics of torchmetrics, whose 'sum' is their value. unsteady: the sums that depend on how many
+    rows are evaluated at once, or on random numbers."""
+
+    rows: int
+    weight: float
+    sums: Mapping[str, float]
+    unsteady: tuple[str, ...]
+    whole: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """A whole training.
+
+    micro_batches: [replica][micro-batch in order]. later: epoch -> [micro-batch][replica] -> the rows of its first
+    step. rates: [step][parameter group], the learning rates. norms: of each step's gradient, before clipping. draws:
+    whether the model draws random numbers. start, state: the model's state dict before and after. buffers: [replica].
+    rank0_gradient: replica 0's own gradient of the first step. before_last, rank0_before_last: the mean over the
+    replicas and replica 0's, without the first step's last micro-batch; empty where there is but one.
+    """
+
+    micro_batches: list[list[MicroBatch]]
+    later: Mapping[int, list[list[list[int]]]]
+    rates: list[list[float]]
+    norms: list[float]
+    draws: bool
+    start: State
+    state: State
+    buffers: list[State]
+    rank0_gradient: State
+    before_last: State
+    rank0_before_last: State
+    evaluation: Evaluation | None
