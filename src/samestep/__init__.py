@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from samestep.errors import TrainingFailed, UserError
 from samestep.job import Batch, Job, LRSchedule, Recipe
+from samestep.version import __version__
 
 if TYPE_CHECKING:
     from samestep.commands.api import compare, evaluate, run, verify
@@ -28,6 +29,7 @@ __all__ = [
     "TrainingFailed",
     "UserError",
     "Verdict",
+    "__version__",
     "compare",
     "evaluate",
     "run",
@@ -45,7 +47,6 @@ LATER = {  # name -> its module, imported when it is asked for: a job needs none
     "run": "commands.api",
     "verify": "commands.api",
 }
-__version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:

@@ -18,10 +18,10 @@ from samestep.data.schedule import schedule_of
 from samestep.errors import UserError
 from samestep.job import Batch, Job
 from samestep.records.inspection import JobFacts
-from samestep.run import digest_state, one_row_sentence
 from samestep.tasks.inspect.dry_step import probe, probe_evaluation
 from samestep.tasks.inspect.load import build, find, innermost, settings_of
 from samestep.tasks.proof_job import Training, proof_job
+from samestep.training import digest_state, one_row_sentence
 
 
 def inspect_job(target: str, settings: Mapping[str, str], replicas: int, steps: int, device: str) -> JobFacts:
