@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from example_results import DIVERGENCE, with_row, with_speed
+from example_results import DIVERGENCE, with_divergence, with_row, with_speed
 
 from samestep.records.results import EngineResult, Inexactness, OneProcess, Proof, StudyResults
 from samestep.report.headline import headline
@@ -37,6 +37,12 @@ def keep(results: StudyResults, *engines: str) -> StudyResults:
 )
 def test_a_divergence_says_where(changes: dict[str, Any], said: str) -> None:
     assert verdict_text(EngineResult("differs", first_divergence=replace(DIVERGENCE, **changes))) == said
+
+
+@pytest.mark.parametrize("rows", [[3, 1], (3, 1)])
+def test_a_divergence_lists_its_values(results: StudyResults, rows: Any) -> None:
+    results = with_divergence(results, expected=[1, 3], found=rows)
+    assert any("expected 1, 3, found 3, 1." in note for note in notes(results))
 
 
 def test_each_verdict_has_its_words(results: StudyResults) -> None:
