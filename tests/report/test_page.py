@@ -52,7 +52,7 @@ class Page(HTMLParser):
         return sum(name == tag for name, _ in self.tags)
 
 
-def test_it_answers_first_and_tells_all(results: StudyResults) -> None:
+def test_the_headline_comes_first_and_nothing_is_left_out(results: StudyResults) -> None:
     html = report.html(results)
     page = Page(html)
     assert html.startswith('<!DOCTYPE html>\n<html lang="en">')
@@ -143,7 +143,12 @@ def test_values_that_are_missing(results: StudyResults) -> None:
     text = Page(report.html(results)).text
     assert "None" not in text and "Usual cause" not in text
     results = replace(results, engines=results.engines[-3:])
-    assert Page(report.html(results)).count("svg") == 1  # no engine to race: the speed figure says why
+    assert Page(report.html(results)).count("svg") == 1  # no engine was measured: the speed figure has the reasons
+
+
+def test_an_engine_is_named_with_its_changed_settings(results: StudyResults) -> None:
+    html = report.html(with_row(results, 3, settings={"reshard": False}))
+    assert "<b>fsdp reshard=False</b>" in html and "<b>ddp</b>" in html
 
 
 def test_a_gpu_is_named_where_there_is_one(results: StudyResults) -> None:

@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from example_results import DIVERGENCE, with_speed
+from example_results import DIVERGENCE, with_divergence, with_row, with_speed
 
-from samestep.records.results import EngineResult, OneProcess, Proof, StudyResults
+from samestep.records.results import EngineResult, Inexactness, OneProcess, Proof, StudyResults
 from samestep.report.headline import headline
 from samestep.report.sentences import notes, verdict_text
 
@@ -37,6 +37,12 @@ def keep(results: StudyResults, *engines: str) -> StudyResults:
 )
 def test_a_divergence_says_where(changes: dict[str, Any], said: str) -> None:
     assert verdict_text(EngineResult("differs", first_divergence=replace(DIVERGENCE, **changes))) == said
+
+
+@pytest.mark.parametrize("rows", [[3, 1], (3, 1)])
+def test_a_divergence_lists_its_values(results: StudyResults, rows: Any) -> None:
+    results = with_divergence(results, expected=[1, 3], found=rows)
+    assert any("expected 1, 3, found 3, 1." in note for note in notes(results))
 
 
 def test_each_verdict_has_its_words(results: StudyResults) -> None:
@@ -134,3 +140,29 @@ def test_one_process_is_answered_both_ways_and_not_when_nobody_asked(results: St
 def test_a_proof_in_float32_says_why(results: StudyResults) -> None:
     results = replace(results, proof=Proof(8, "float32", float64_failed="RuntimeError: expected Float"))
     assert any("Proven in float32" in note and "RuntimeError: expected Float" in note for note in notes(results))
+
+
+@pytest.mark.parametrize(
+    ("inexactness", "said"),
+    [
+        (
+            Inexactness(distance=7.7e-5, bound=2e-4, loss_gap=0.00123, skipped_steps=0),
+            "the weights end 7.7e-05 from the exact ones (its rounding allows 2.0e-04), and the last loss 0.12% off.",
+        ),
+        (
+            Inexactness(distance=7.7e-5, bound=None, loss_gap=None, skipped_steps=1),
+            "7.7e-05 from the exact ones, and the last loss – off; 1 step was skipped after an overflow.",
+        ),
+        (Inexactness(0.0, None, 0.0, skipped_steps=3), "off; 3 steps were skipped after an overflow."),
+    ],
+)
+def test_an_inexact_engine_says_how_far_off_it_is(results: StudyResults, inexactness: Inexactness, said: str) -> None:
+    assert not any("inexact part" in note for note in notes(results))
+    (note,) = [note for note in notes(with_row(results, 4, numerics=inexactness)) if "inexact part" in note]
+    assert note.startswith("amp (torchrun): its loop is the same") and note.endswith(said)
+
+
+def test_an_engine_is_named_with_its_changed_settings(results: StudyResults) -> None:
+    results = with_row(results, 3, settings={"reshard": False, "prefetch": 2})
+    assert "fsdp reshard=False prefetch=2 take" in headline(results)
+    assert any(note.startswith("fsdp reshard=False prefetch=2 (torchrun): clipping") for note in notes(results))

@@ -10,7 +10,7 @@ import pytest
 from samestep.records.results import Summary
 from samestep.report.figures.stats import ratios, summary
 
-VALUES = [float(k**3) for k in range(501)]  # skewed, so that an interval around the mean, or symmetric, is off
+VALUES = [float(k**3) for k in range(501)]  # skewed: a symmetric interval, or one around the mean, is wrong here
 
 
 def test_summary_of_few_launches_reaches_from_the_smallest_to_the_largest() -> None:
@@ -29,7 +29,7 @@ def test_the_interval_leaves_out_a_fortieth_of_the_resampled_medians_on_each_sid
 def share_of_resampled_medians_up_to(value: float) -> float:
     """The exact chance that the median of n values, drawn from VALUES with replacement, is not above `value`.
 
-    It is not where more than half of the draws are not: a binomial distribution.
+    The median is not above it where more than half of the draws are not: a binomial distribution.
     """
     n, not_above = len(VALUES), bisect_right(VALUES, value)
     ways = sum(comb(n, k) * not_above**k * (n - not_above) ** (n - k) for k in range(n // 2 + 1, n + 1))
