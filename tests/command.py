@@ -18,7 +18,9 @@ def samestep(
 ) -> subprocess.CompletedProcess[str]:
     """Runs a command to its end, in a wide terminal. Its workers are forked, where it names no launcher."""
     given = [*arguments, *(["--out", str(out)] if out else [])]
-    if arguments[0] in ("run", "evaluate") and not {"--launcher", "--dry-run", "--to", "--help"} & {*arguments}:
+    if arguments[0] in ("run", "evaluate") and not {"--launcher", "--port", "--dry-run", "--to", "--help"} & {
+        *arguments
+    }:
         given += ["--launcher", "fork"]
     command = [sys.executable, "-m", "samestep", *given]
     wide = os.environ | {"COLUMNS": "200"}

@@ -160,7 +160,7 @@ def engine_facts(engine: str, size: int, settings: Mapping[str, str] | None = No
 
 @cache
 def _facts(engine: str, size: int, settings: tuple[tuple[str, str], ...]) -> dict[str, Any]:
-    from samestep.tasks.inspect.job import inspect_engines
+    from samestep.tasks.inspect.engines import inspect_engines
 
     rows = inspect_engines(("cpu",), size, dict(settings), [engine] if settings else [])
     return next(row for row in rows if row["name"] == engine)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -146,11 +147,12 @@ def test_more_ranks_than_gpus() -> None:
     """The rule itself, on the facts that a machine with one GPU reports."""
     from samestep.commands.study import check_devices
     from samestep.errors import UserError
+    from samestep.records.inspection import EngineFacts, Inspection, MachineFacts
 
-    engines = [{"name": "ddp", "process_kind": "group"}, {"name": "single", "process_kind": "one"}]
-    found = {"devices": ["cuda:0"], "engines": engines}
+    engines = (EngineFacts("ddp", True, process_kind="group"), EngineFacts("single", True, process_kind="one"))
+    found = Inspection(("cuda:0",), MachineFacts("3.11", "2.13", "h1", "x86_64", 2), 1, engines)
     with pytest.raises(UserError, match="--nproc 2 needs 2 GPUs, one for each rank, and this machine has 1"):
         check_devices(2, found, ("ddp",))
     check_devices(1, found, ("ddp",))
     check_devices(2, found, ("single",))
-    check_devices(2, found | {"devices": ["cpu"]}, ("ddp",))
+    check_devices(2, replace(found, devices=("cpu",)), ("ddp",))

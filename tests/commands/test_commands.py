@@ -96,7 +96,7 @@ def test_compare_measures_and_resumes(tmp_path: Path) -> None:
     done = samestep(*COMPARE, "--launchers", "all", "--rounds", "2", "--json", out=out)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    launchers = [("single", "process"), *(("ddp", name) for name in ("torchrun", "spawn", "srun", "mpirun"))]
+    launchers = [("single", "process"), *(("ddp", name) for name in ("torchrun", "mpirun", "spawn", "srun"))]
     assert [(row["engine"], row["launcher"]) for row in found["engines"]] == launchers
     absent = {row["launcher"]: row["reason"] for row in found["engines"] if row["verdict"] == "unavailable"}
     assert set(absent) <= ({"srun"} if "CI" in os.environ else {"srun", "mpirun"})

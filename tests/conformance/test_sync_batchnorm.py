@@ -15,7 +15,8 @@ from samestep import reference
 from samestep.commands.study import refusal
 from samestep.engine import Layout
 from samestep.errors import UserError
-from samestep.tasks.inspect.job import inspect_engines, inspect_job
+from samestep.tasks.inspect.engines import inspect_engines
+from samestep.tasks.inspect.job import inspect_job
 from samestep.tasks.run_engine import _synced
 from samestep.world import World
 

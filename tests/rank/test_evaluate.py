@@ -73,7 +73,7 @@ def test_chunks_are_put_together_in_their_order(workers: int) -> None:
 
 
 def test_what_torchmetrics_says_is_better_is_known() -> None:
-    found = inspect_job(f"{WATCHED}:job", {"many": "true"}, 2, 8, "cpu")["metrics"]
+    found = inspect_job(f"{WATCHED}:job", {"many": "true"}, 2, 8, "cpu").metrics
     assert {name: found[name] for name in ("loss", "perplexity", "f1", "accuracy")} == {
         "loss": "min",
         "perplexity": "min",
@@ -100,7 +100,7 @@ def test_evaluating_between_steps_is_no_step() -> None:
     run.begin(model, torch.optim.SGD(model.parameters()))
     for batch in run.batches():
         run.step(run.loss(model, batch))
-    assert len(run.observations()["step_s"]) == 4 and max(run.observations()["step_s"]) < 1
+    assert len(run.observations().step_s) == 4 and max(run.observations().step_s) < PAUSE_S
 
 
 def test_as_many_rows_at_once_as_the_micro_batch_and_nothing_is_kept_for_a_gradient() -> None:
