@@ -136,9 +136,7 @@ def test_a_port_that_is_free_is_used(tmp_path: Path) -> None:
 
 def test_more_ranks_than_cores_only_warns(tmp_path: Path) -> None:
     ranks = (os.cpu_count() or 1) + 1
-    done = samestep(
-        "run", f"{JOBS}:quick", "--nproc", str(ranks), *deadline(), "--device", "cpu", out=tmp_path / "out"
-    )
+    done = samestep("run", f"{JOBS}:quick", "--nproc", str(ranks), *deadline(), "--device", "cpu", out=tmp_path / "out")
     assert done.returncode == 0, done.stderr
     assert f"{ranks} ranks share {ranks - 1} cores" in done.stderr
 

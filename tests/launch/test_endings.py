@@ -249,9 +249,7 @@ def test_a_hang_ends_at_its_deadline_with_every_stack(tmp_path: Path) -> None:
 
 def test_a_launch_of_a_proof_ends_at_its_deadline(tmp_path: Path) -> None:
     out, limit = tmp_path / "out", deadline(4)
-    done = samestep(
-        "verify", f"{JOBS}:hangs_on_rank_1", "--engine", "ddp", "--nproc", "2", *limit, out=out, imports=30
-    )
+    done = samestep("verify", f"{JOBS}:hangs_on_rank_1", "--engine", "ddp", "--nproc", "2", *limit, out=out, imports=30)
     assert done.returncode == 1, done.stderr
     assert f"nothing ended within {limit[1]} s" in done.stdout
     assert "in criterion" in (out / "launches" / "ddp-fork-0" / "stack-rank1.txt").read_text()

@@ -51,9 +51,7 @@ def test_a_rank_that_left_is_found(alone: str) -> None:
         ("slurmstepd: error: *** STEP 1.0 ON h1 CANCELLED AT 2026-11-22T06:00:00 ***", None, None),
     ],
 )
-def test_sruns_words(
-    alone: str, line: str, killed: tuple[int, str] | None, exited: tuple[int, int] | None
-) -> None:
+def test_sruns_words(alone: str, line: str, killed: tuple[int, str] | None, exited: tuple[int, int] | None) -> None:
     assert (killed_rank(line), exited_rank(line)) == (killed, exited)
 
 
