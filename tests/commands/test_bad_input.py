@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from budget import deadline
 from command import JOBS, samestep
 
 CASES = {
@@ -130,15 +131,13 @@ def test_a_port_that_is_free_is_used(tmp_path: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
-    done = samestep("run", f"{JOBS}:quick", "--port", port, "--deadline", "60", "--json", out=tmp_path / "out")
+    done = samestep("run", f"{JOBS}:quick", "--port", port, *deadline(), "--json", out=tmp_path / "out")
     assert done.returncode == 0, done.stderr
 
 
 def test_more_ranks_than_cores_only_warns(tmp_path: Path) -> None:
     ranks = (os.cpu_count() or 1) + 1
-    done = samestep(
-        "run", f"{JOBS}:quick", "--nproc", str(ranks), "--deadline", "90", "--device", "cpu", out=tmp_path / "out"
-    )
+    done = samestep("run", f"{JOBS}:quick", "--nproc", str(ranks), *deadline(), "--device", "cpu", out=tmp_path / "out")
     assert done.returncode == 0, done.stderr
     assert f"{ranks} ranks share {ranks - 1} cores" in done.stderr
 
