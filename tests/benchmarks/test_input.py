@@ -20,6 +20,8 @@ import feeds  # noqa: E402
 import input as benchmark  # noqa: E402
 from samestep.world import World  # noqa: E402
 
+pytestmark = pytest.mark.check
+
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -22,6 +22,8 @@ import turns  # noqa: E402
 from samestep.jobs import digits  # noqa: E402
 from samestep.world import World  # noqa: E402
 
+pytestmark = pytest.mark.check
+
 DEADLINE_S = 240
 
 

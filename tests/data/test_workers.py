@@ -191,6 +191,7 @@ def test_the_command_says_it_in_one_sentence(how: str, code: int, sentence: str,
         assert log.startswith("Traceback"), log  # what is held back until the run has failed begins there
 
 
+@pytest.mark.check
 def test_a_worker_that_dies_in_the_middle_of_handing_over_is_named() -> None:
     """Again and again: what breaks first, the line or the queue, is a matter of luck."""
     for _ in range(3):

@@ -19,9 +19,13 @@ import pytest
 
 from budget import budget, deadline, wait_until
 from command import JOBS, has_begun, samestep
-from samestep.launch import Machines, command, supervise
+from samestep.launch import Machines, supervise
+from samestep.launch.command import command_for
+from samestep.records.files import write
+from samestep.records.plan import Measure, Plan
 
-LAUNCHERS = ["torchrun", "spawn", "mpirun"] if which("mpirun") or "CI" in os.environ else ["torchrun", "spawn"]
+OTHERS = ["spawn", "mpirun"] if which("mpirun") or "CI" in os.environ else ["spawn"]
+LAUNCHERS = ["torchrun", *(pytest.param(name, marks=pytest.mark.check) for name in OTHERS)]
 
 
 @dataclass
@@ -150,7 +154,13 @@ def test_asked_to_end(tmp_path: Path) -> None:
         assert_gone(run.pids)
 
 
-@pytest.mark.parametrize("engine", ["ddp", "lightning", "deepspeed", "accelerate", "single"])
+@pytest.mark.parametrize(
+    "engine",
+    [
+        "ddp",
+        *(pytest.param(name, marks=pytest.mark.check) for name in ("lightning", "deepspeed", "accelerate", "single")),
+    ],
+)
 def test_an_interrupt_stops_all_ranks_after_the_same_step(engine: str, tmp_path: Path) -> None:
     """Also where the library owns the loop, and has drawn the next batch already."""
     out = tmp_path / "out"
@@ -220,7 +230,7 @@ def test_what_a_killed_rank_had_started_ends_too(launcher: str, tmp_path: Path) 
         assert_gone([*run.pids, *children])
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "spawn"])
+@pytest.mark.parametrize("launcher", ["torchrun", pytest.param("spawn", marks=pytest.mark.check)])
 def test_the_interface_reaches_the_ranks(launcher: str, tmp_path: Path) -> None:
     """NCCL's too, which nobody names for ranks on one machine unless they are told."""
     job, out = f"{JOBS}:prints_its_interfaces", tmp_path / "out"
@@ -256,15 +266,15 @@ def test_a_launch_of_a_proof_ends_at_its_deadline(tmp_path: Path) -> None:
     assert_gone([pid_of(path) for path in out.glob("**/pid-rank*")])
 
 
+@pytest.mark.check
 def test_healthy_launches_end_well_every_time(tmp_path: Path) -> None:
     """gloo's threads abort one in three healthy processes in the interpreter's own exit, so ranks do not take it."""
     for number in range(5):
         folder = tmp_path / str(number)
         folder.mkdir()
-        asked = {"job": f"{JOBS}:quick", "settings": {}, "engine": "ddp", "engine_settings": {}}
-        asked["trainings"] = [{"kind": "measure", "as": "measure", "steps": 3}]
-        plan = command.planned(asked, "spawn", 2, ["cpu"], folder, Machines())
-        record = supervise.run(plan, folder, 2, deadline_s=budget())
+        write(folder / "plan.json", Plan(str(folder), 0.0, f"{JOBS}:quick", {}, "ddp", {}, (Measure(3),)))
+        command = command_for(folder / "plan.json", "spawn", 2, ["cpu"], Machines())
+        record = supervise.run(command, folder, 2, deadline_s=budget())
         assert record.complete(2)
         assert not any("terminate" in path.read_text() for path in folder.glob("*log*"))
         assert json.loads((folder / "rank1.json").read_text())["rank"] == 1

@@ -17,6 +17,8 @@ from cluster import hosts as hosts_module
 from cluster.hosts import Hosts
 from command import JOBS, has_begun
 
+pytestmark = pytest.mark.check
+
 SAMESTEP = [sys.executable, "-m", "samestep"]
 Line = Callable[[int], list[str]]
 

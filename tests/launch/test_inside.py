@@ -47,7 +47,9 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return (out / "weights.safetensors").read_bytes()
 
 
-@pytest.mark.parametrize("around", AROUND)
+@pytest.mark.parametrize(
+    "around", ["torchrun -m", *(pytest.param(name, marks=pytest.mark.check) for name in [*AROUND][1:])]
+)
 def test_it_is_one_of_its_ranks(around: str, weights: bytes, tmp_path: Path) -> None:
     if shutil.which(AROUND[around][0]) is None:
         assert "CI" not in os.environ, f"{AROUND[around][0]} is not installed"
@@ -84,6 +86,7 @@ def test_what_would_train_apart_is_refused(around: str, options: list[str], says
     assert not list(tmp_path.glob("**/weights.safetensors"))
 
 
+@pytest.mark.check
 def test_two_commands_in_one_mpirun(weights: bytes, tmp_path: Path) -> None:
     command = f"{sys.executable} -m samestep run {JOBS}:quick --out {tmp_path}"
     (tmp_path / "tmp").mkdir()
@@ -94,6 +97,7 @@ def test_two_commands_in_one_mpirun(weights: bytes, tmp_path: Path) -> None:
     assert not list((tmp_path / "tmp").glob("samestep-*"))
 
 
+@pytest.mark.check
 def test_two_ranks_with_one_local_rank(tmp_path: Path) -> None:
     from samestep.launch.ports import any_free
 

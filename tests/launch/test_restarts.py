@@ -13,6 +13,8 @@ import pytest
 from budget import budget
 from command import JOBS
 
+pytestmark = pytest.mark.check
+
 CGROUPS = (Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup"))  # version 1, version 2
 
 

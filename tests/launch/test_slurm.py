@@ -17,6 +17,8 @@ from cluster import slurm as slurm_module
 from cluster.slurm import Slurm
 from command import JOBS, has_begun
 
+pytestmark = pytest.mark.check
+
 SAMESTEP = [sys.executable, "-m", "samestep"]
 
 

@@ -10,6 +10,8 @@ import trials
 
 from cluster import hosts
 
+pytestmark = pytest.mark.check
+
 
 def test_whatever_is_killed_nothing_is_left(tmp_path: Path) -> None:
     reason = hosts.missing()

@@ -73,7 +73,7 @@ def test_chunks_are_put_together_in_their_order(workers: int) -> None:
 
 
 def test_what_torchmetrics_says_is_better_is_known() -> None:
-    found = inspect_job(f"{WATCHED}:job", {"many": "true"}, 2, 8, "cpu")["metrics"]
+    found = inspect_job(f"{WATCHED}:job", {"many": "true"}, 2, 8, "cpu").metrics
     assert {name: found[name] for name in ("loss", "perplexity", "f1", "accuracy")} == {
         "loss": "min",
         "perplexity": "min",

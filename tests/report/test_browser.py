@@ -18,6 +18,8 @@ from PIL import Image
 from samestep import report
 from samestep.records.results import StudyResults
 
+pytestmark = pytest.mark.check
+
 FLAGS = [
     "--headless",
     "--no-sandbox",
