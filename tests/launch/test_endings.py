@@ -25,6 +25,8 @@ from samestep.records.files import write
 from samestep.records.plan import Measure, Plan
 
 OTHERS = ["spawn", "mpirun"] if which("mpirun") or "CI" in os.environ else ["spawn"]
+ENGINES = ["ddp", *(pytest.param(name, marks=pytest.mark.check) for name in ("lightning", "deepspeed", "accelerate"))]
+ENGINES.append("single")
 LAUNCHERS = ["torchrun", *(pytest.param(name, marks=pytest.mark.check) for name in OTHERS)]
 
 
