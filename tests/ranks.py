@@ -1,4 +1,4 @@
-"""Ranks that stay between proofs, for tests: each with a deadline, its stack on the way out, killed by its pid."""
+"""Ranks that tests keep between proofs: each has a deadline, prints its stack at its end, and is killed by its pid."""
 
 from __future__ import annotations
 
@@ -12,16 +12,21 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
 import psutil
 
-from samestep.proof.judge import Verdict, judge
+from samestep.proof.judge import judge
 from samestep.proof.plan import loop_layout, numerics_layout, trainings
 from samestep.proof.trace import Expectation
+from samestep.records.files import write
+from samestep.records.inspection import EngineFacts
+from samestep.records.plan import Plan, ReferencePlan
 from samestep.records.record import Record
+from samestep.records.results import Verdict
 
 HERE = Path(__file__).parent
 SOURCE = HERE.parent / "src"
@@ -51,17 +56,17 @@ class Ranks:
         self._end()
         self._folder.cleanup()
 
-    def work(self, plan: Mapping[str, Any]) -> Record:
-        """Sends one plan to all ranks and waits for all their records."""
+    def work(self, plan: Plan | ReferencePlan) -> Record:
+        """Sends one plan to all ranks, which write into a new folder, and waits for all their records."""
         if not self._ranks:
             self._start()
         self._count += 1
         folder = Path(self._folder.name) / f"plan{self._count}"
         folder.mkdir()
         path = folder / "plan.json"
-        path.write_text(json.dumps({"out": str(folder), **plan}))
+        write(path, replace(plan, out=str(folder)))
         for _, plans in self._ranks:
-            plans.write(f"{path}\n")
+            plans.write(f"{type(plan).__name__} {path}\n")
             plans.flush()
         record, until = Record(folder), time.monotonic() + DEADLINE_S
         while not all((folder / f"rank{r}.json").exists() for r in range(self.size)):
@@ -70,7 +75,7 @@ class Ranks:
             gone = [r for r, (process, _) in enumerate(self._ranks) if not process.is_running()]
             if error or late or gone:
                 said = self._end()
-                raise RanksFailed(error["traceback"] if error else f"late: {late}, gone: {gone}\n{said}")
+                raise RanksFailed(error.traceback if error else f"late: {late}, gone: {gone}\n{said}")
             time.sleep(0.005)
         return record
 
@@ -153,27 +158,26 @@ def _horovod_server(size: int) -> dict[str, str]:
     return {f"HOROVOD_{key}": str(value) for key, value in every.items()}
 
 
-def engine_facts(engine: str, size: int, settings: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """What the inspection says about an engine on `size` ranks."""
+def engine_facts(engine: str, size: int, settings: Mapping[str, str] | None = None) -> EngineFacts:
+    """Inspects an engine on `size` ranks."""
     return _facts(engine, size, tuple((settings or {}).items()))
 
 
 @cache
-def _facts(engine: str, size: int, settings: tuple[tuple[str, str], ...]) -> dict[str, Any]:
-    from samestep.tasks.inspect.job import inspect_engines
+def _facts(engine: str, size: int, settings: tuple[tuple[str, str], ...]) -> EngineFacts:
+    from samestep.tasks.inspect.engines import inspect_engines
 
-    rows = inspect_engines(("cpu",), size, dict(settings), [engine] if settings else [])
-    return next(row for row in rows if row["name"] == engine)
+    every = inspect_engines(("cpu",), size, dict(settings), [engine] if settings else [])
+    return next(facts for facts in every if facts.name == engine)
 
 
 def reference_plan(
-    job: str, replicas: int, settings: Mapping[str, str] | None = None, facts: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
+    job: str, replicas: int, settings: Mapping[str, str] | None = None, facts: EngineFacts | None = None
+) -> ReferencePlan:
     """The plan of the reference for an engine's layouts; for DDP's where no facts are given."""
     facts = facts or engine_facts("ddp", replicas)
-    layouts = [layout for layout in (loop_layout(facts), numerics_layout(facts)) if layout]
-    plan = {"job": job, "settings": dict(settings or {}), "steps": 8}
-    return plan | {"replicas": replicas, "layouts": layouts}
+    layouts = tuple(layout for layout in (loop_layout(facts), numerics_layout(facts)) if layout)
+    return ReferencePlan("", 0.0, job, dict(settings or {}), layouts, steps=8, replicas=replicas)
 
 
 def proof_plan(
@@ -182,11 +186,11 @@ def proof_plan(
     engine: str,
     replicas: int,
     settings: Mapping[str, str] | None = None,
-    facts: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
-    """The plan of an engine's proof, as the reference found that it must be."""
+    facts: EngineFacts | None = None,
+) -> Plan:
+    """The plan of an engine's proof, in the dtype and at the rate that the reference took."""
     asked = trainings(facts or engine_facts(engine, replicas), expectation, 8, replicas)
-    return {"job": job, "settings": dict(settings or {}), "engine": engine, "trainings": asked}
+    return Plan("", 0.0, job, dict(settings or {}), engine, trainings=asked)
 
 
 def prove(
@@ -203,8 +207,9 @@ def prove(
     return judged(reference, facts, lambda loop: ranks.work(proof_plan(loop, job, engine, ranks.size, settings, facts)))
 
 
-def judged(reference: Record, facts: Mapping[str, Any], train: Callable[[Expectation], Record]) -> Verdict:
+def judged(reference: Record, facts: EngineFacts, train: Callable[[Expectation], Record]) -> Verdict:
     """The verdict on what `train` records. reference: of the engine's layouts, in their order."""
-    numerics = Expectation(reference, 1) if facts["numerics"]["lossy"] else None
+    assert facts.numerics
+    numerics = Expectation(reference, 1) if facts.numerics.lossy else None
     loop = Expectation(reference, 0)
     return judge(loop, train(loop), numerics)

@@ -14,14 +14,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from ranks import Ranks, RanksFailed, engine_facts, judged, proof_plan, reference_plan
 from samestep.commands.study import refusal
-from samestep.proof.judge import Verdict
+from samestep.records.inspection import JobFacts
 from samestep.records.record import Record
+from samestep.records.results import Verdict
 from samestep.tasks.inspect.job import inspect_job
 
 DOCS = Path(__file__).parents[2] / "docs" / "conformance.md"
@@ -112,7 +112,7 @@ class Bench(ExitStack):
 
 
 @lru_cache
-def _inspected(settings: tuple[tuple[str, str], ...], size: int) -> dict[str, Any]:
+def _inspected(settings: tuple[tuple[str, str], ...], size: int) -> JobFacts:
     return inspect_job(DRAWN, dict(settings), size, 8, "cpu")
 
 
@@ -130,9 +130,8 @@ def cell(bench: Bench, name: str, behaviour: str) -> str:
 
 
 def _told(verdict: Verdict) -> str:
-    if verdict.verdict == "differs":
-        first: dict[str, Any] = verdict.first_divergence or {}
-        return f"differs: {first['quantity']} at step {first['step']}"
+    if first := verdict.first_divergence:
+        return f"differs: {first.quantity} at step {first.step}"
     return f"refused: {verdict.reason}" if verdict.verdict == "refused" else verdict.verdict
 
 

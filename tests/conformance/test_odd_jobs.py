@@ -37,7 +37,7 @@ def test_same(name: str, ranks: Callable[[int], Ranks], judge_rank: Ranks) -> No
     assert verdict.verdict == "same", verdict
     assert verdict.bitwise
     said = SAME[name]
-    assert any(said in note for note in verdict.notes) if said else verdict.notes == []
+    assert any(said in note for note in verdict.notes) if said else verdict.notes == ()
 
 
 def test_what_amplifies_rounding_is_refused(ranks: Callable[[int], Ranks], judge_rank: Ranks) -> None:
@@ -56,8 +56,8 @@ def test_a_scalar_parameter_is_refused_where_it_cannot_train() -> None:
     facts = {name: engine_facts(name, 2) for name in ("ddp", "fsdp", "deepspeed", "horovod")}
     facts["model_parallel"] = engine_facts("fabric", 2, {"strategy": "model_parallel"})
     facts["powersgd"] = engine_facts("ddp", 2, {"compress": "powersgd"})
-    refused = {name for name, of in facts.items() if of["available"] and refusal(of, job)}
-    able = {name for name, of in facts.items() if of["available"]}
+    refused = {name for name, of in facts.items() if of.available and refusal(of, job)}
+    able = {name for name, of in facts.items() if of.available}
     assert refused == able - {"ddp", "horovod"}
     says = "fsdp takes no scalar parameter: logit_scale; make it of shape [1], as in torch.ones(1)"
     assert refusal(facts["fsdp"], job) == says
@@ -68,12 +68,12 @@ def test_a_skipped_last_step_does_not_cost_the_epoch_its_rate(ranks: Callable[[i
     loop = Expectation(judge_rank.work(reference_plan(f"{ODD}:overflows", 2, None, facts)), 0)
     record = ranks(2).work(proof_plan(loop, f"{ODD}:overflows", "amp", 2, None, facts))
     seen = record.training("numerics of sgd")[0]
-    assert seen["skipped_steps"] == 5  # all of the first epoch
-    assert seen["rates"][0] == pytest.approx([0.9 * loop.facts["sgd_lr"]])
+    assert seen.skipped_steps == 5  # all of the first epoch
+    assert seen.rates[0] == pytest.approx([0.9 * loop.facts.sgd_lr])
 
 
 def test_accelerate_refuses_the_fp16_that_it_would_not_compute(judge_rank: Ranks) -> None:
-    if not engine_facts("accelerate", 2)["available"]:
+    if not engine_facts("accelerate", 2).available:
         assert "CI" not in os.environ, "accelerate is not installed"
         pytest.skip("accelerate is not installed")
     with Ranks(2) as own, pytest.raises(RanksFailed, match="on a CPU Accelerate computes in float32 for fp16"):

@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 from conformance import jobs_synced
-from ranks import Ranks, prove
+from ranks import Ranks, engine_facts, prove
 from samestep import reference
 from samestep.commands.study import refusal
 from samestep.engine import Layout
 from samestep.errors import UserError
-from samestep.tasks.inspect.job import inspect_engines, inspect_job
+from samestep.tasks.inspect.job import inspect_job
 from samestep.tasks.run_engine import _synced
 from samestep.world import World
 
@@ -43,7 +43,7 @@ def test_the_reference_of_three_ranks_is_that_of_one(own: bool) -> None:
         reference.play(each, Layout(replicas), 12)
         for each, replicas in ((job, 1), (job, 3), (jobs_synced.job(own=own, sync_batchnorm=False), 3))
     )
-    differs = [max(float((one["state"][n] - p["state"][n]).abs().max()) for n in one["state"]) for p in (three, apart)]
+    differs = [max(float((one.state[n] - p.state[n]).abs().max()) for n in one.state) for p in (three, apart)]
     assert differs[0] < 1e-5 < 1e-2 < differs[1]
 
 
@@ -62,7 +62,7 @@ def test_dropout_is_not_proven_with_it() -> None:
 )
 def test_what_it_cannot_do_is_refused(engine: str, settings: dict[str, str], sentence: str) -> None:
     job = inspect_job(JOB, {"own": "false", **settings}, 2, 8, "cpu")
-    (facts,) = [row for row in inspect_engines(("cpu",), 2, {}, [engine]) if row["name"] == engine]
+    facts = engine_facts(engine, 2)
     assert sentence in str(refusal(facts, job))
 
 

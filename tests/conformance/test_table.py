@@ -28,20 +28,20 @@ def test_the_table_is_whole() -> None:
 @pytest.mark.parametrize("engine", sorted({engine for engine, _ in ENGINES.values()}))
 def test_every_engine_is_here_in_ci(engine: str) -> None:
     facts = engine_facts(engine, 2)
-    assert facts["available"] or "CI" not in os.environ, facts["reason"]
+    assert facts.available or "CI" not in os.environ, facts.reason
 
 
 @pytest.mark.parametrize("name", ENGINES)
 def test_no_cell_is_weaker(name: str, bench: Bench) -> None:
     engine = ENGINES[name][0]
     facts = engine_facts(engine, 2)
-    if not facts["available"]:
-        pytest.skip(f"{facts['reason']}: {facts['install']}")
+    if not facts.available:
+        pytest.skip(f"{facts.reason}: {facts.install}")
     table = written()[name]
     weaker = {}
     for behaviour in BEHAVIOURS:
-        found, was = cell(bench, name, behaviour), table[behaviour]
-        order = [STRENGTH.index(text.partition(":")[0]) for text in (found, was)]
+        now, was = cell(bench, name, behaviour), table[behaviour]
+        order = [STRENGTH.index(text.partition(":")[0]) for text in (now, was)]
         if order[0] < order[1]:
-            weaker[behaviour] = f"{found}, was {was}"
+            weaker[behaviour] = f"{now}, was {was}"
     assert not weaker

@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from mutations.faults import FAULTS, Fault
 from ranks import SOURCE, Ranks, RanksFailed, engine_facts, judged, proof_plan, reference_plan
+from samestep.records.inspection import EngineFacts
 from samestep.records.record import Record
 
 DOCS = Path(__file__).parents[2] / "docs" / "proof.md"
@@ -48,7 +49,7 @@ class References:
         self.judge_rank, self.size = judge_rank, size
         self._played: dict[str, Record] = {}
 
-    def of(self, job: str, facts: Mapping[str, Any]) -> Record:
+    def of(self, job: str, facts: EngineFacts) -> Record:
         plan = reference_plan(f"jobs:{job}", self.size, {}, facts)
         if str(plan) not in self._played:
             self._played[str(plan)] = self.judge_rank.work(plan)
@@ -80,13 +81,16 @@ def planted(fault: Fault, references: References) -> Iterator[dict[str, Any]]:
                     "reason": str(error).splitlines()[-1],
                 }
                 continue
-            first = verdict.first_divergence or {}
+            first = verdict.first_divergence
+            if first is None:
+                yield row | {"verdict": verdict.verdict, "named": False, "explained": False}
+                continue
+            shown = ("training", "quantity", "step", "tensor", "expected", "found", "cause")
             yield row | {
                 "verdict": verdict.verdict,
-                "named": first.get("quantity") in fault.named,
-                "explained": fault.cause in first.get("cause", ""),
-                **{key: first.get(key) for key in ("training", "quantity", "step", "tensor", "expected", "found")},
-                "cause": first.get("cause"),
+                "named": first.quantity in fault.named,
+                "explained": fault.cause in first.cause,
+                **{key: getattr(first, key) for key in shown},
             }
 
 

@@ -55,8 +55,8 @@ def test_without_a_fault_the_copy_is_the_same_training(references: References) -
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_fault_is_caught_named_and_explained(fault: Fault, references: References) -> None:
     facts = engine_facts(fault.engine, SIZE)
-    if not facts["available"] and "CI" not in os.environ:
-        pytest.skip(f"{facts['reason']}: {facts['install']}")
+    if not facts.available and "CI" not in os.environ:
+        pytest.skip(f"{facts.reason}: {facts.install}")
     for row in planted(fault, references):
         assert row["verdict"] == "differs", row
         assert row["named"], row
