@@ -1,20 +1,27 @@
-# make demo: from a clone to a table and a report. make test: every test. Each does all its set-up.
+# make demo: from a clone to a table and a report. make test: the tests; make check: the slower ones, too (all cells, all
+# planted faults, Slurm, hosts, trials, the browser). Each does all its set-up.
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
+CACHE = $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/samestep
+# More for pytest, as in make test PYTEST='-k ddp'.
+PYTEST =
 
-.PHONY: demo test lint horovod mutations conformance overhead input jobs clean
+.PHONY: demo test check lint horovod mutations conformance overhead input jobs clean
 
 demo: $(VENV)/.installed
 	$(BIN)/samestep compare digits --rounds 3
 
 test: $(VENV)/.tested lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m 'not check' $(PYTEST)
+
+check: $(VENV)/.tested
+	$(BIN)/python -m pytest -m check $(PYTEST)
 
 lint: $(VENV)/.tested
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	$(BIN)/mypy --cache-dir $(CACHE)/mypy
 
 # Plants every fault of tests/mutations and prints the share that the proof catches and names.
 mutations: $(VENV)/.tested

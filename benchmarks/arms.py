@@ -31,7 +31,7 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 from samestep import Job
 from samestep.engines import ddp
 from samestep.jobs import digits
-from samestep.run import Run
+from samestep.training import Run
 from samestep.world import World
 from samestep.world.orphans import die_with_parent
 from turns import WARM_UP, ModelState, Train, Turn, check

@@ -33,7 +33,7 @@ from samestep.data.loader import batches
 from samestep.data.schedule import schedule_of
 from samestep.engines import single
 from samestep.report.figures.data_wait import measured
-from samestep.run import Run
+from samestep.training import Run
 from samestep.world import World
 from samestep.world.orphans import die_with_parent
 

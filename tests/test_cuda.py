@@ -19,7 +19,7 @@ from samestep.data.to_device import Gather
 from samestep.engines import single
 from samestep.errors import UserError
 from samestep.rank.meter import Meter
-from samestep.run import Run
+from samestep.training import Run
 from samestep.world import World
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device here")

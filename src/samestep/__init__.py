@@ -3,21 +3,55 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from samestep.errors import TrainingFailed, UserError
 from samestep.job import Batch, Job, LRSchedule, Recipe
+from samestep.version import __version__
 
 if TYPE_CHECKING:
+    from samestep.commands.api import compare, evaluate, run, verify
+    from samestep.commands.setup import MachineOptions
     from samestep.data.arrays import Arrays
     from samestep.data.images import ImageFolder
     from samestep.data.pipeline import Pipeline
     from samestep.data.stream import Stream
+    from samestep.records.results import Verdict
 
-__all__ = ["Arrays", "Batch", "ImageFolder", "Job", "LRSchedule", "Pipeline", "Recipe", "Stream"]
-OF_DATA = {"Arrays": "arrays", "ImageFolder": "images", "Pipeline": "pipeline", "Stream": "stream"}  # name -> its file
-__version__ = "0.1.0"
+__all__ = [
+    "Arrays",
+    "Batch",
+    "ImageFolder",
+    "Job",
+    "LRSchedule",
+    "MachineOptions",
+    "Pipeline",
+    "Recipe",
+    "Stream",
+    "TrainingFailed",
+    "UserError",
+    "Verdict",
+    "__version__",
+    "compare",
+    "evaluate",
+    "run",
+    "verify",
+]
+LATER = {  # name -> its module, imported when it is asked for: a job needs none of them
+    "Arrays": "data.arrays",
+    "ImageFolder": "data.images",
+    "MachineOptions": "commands.setup",
+    "Pipeline": "data.pipeline",
+    "Stream": "data.stream",
+    "Verdict": "records.results",
+    "compare": "commands.api",
+    "evaluate": "commands.api",
+    "run": "commands.api",
+    "verify": "commands.api",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """What is about data, imported when it is asked for: it stands above the plain values of a job."""
-    if name in OF_DATA:
-        return getattr(import_module(f"samestep.data.{OF_DATA[name]}"), name)
+    if name in LATER:
+        found = getattr(import_module(f"samestep.{LATER[name]}"), name)
+        globals()[name] = found
+        return found
     raise AttributeError(f"module 'samestep' has no attribute '{name}'")

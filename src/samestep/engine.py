@@ -10,14 +10,11 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
+from typing import Any, Literal, Protocol, cast
 
 from samestep.errors import UserError, nearest
 from samestep.job import Job
 from samestep.world import World
-
-if TYPE_CHECKING:
-    from samestep.run import Run
 
 GROUP = "samestep.engines"  # of the entry points with which other packages bring engines
 
@@ -73,8 +70,9 @@ class Engine(Protocol):
         started by its own).
     missing(devices): why it cannot run here with these devices, or None.
     layout(world, **settings): how it lays out a step. numerics(**settings): how it rounds.
-    train(job, world, run, **settings): trains, returns the full state dict on rank 0. Its keyword arguments are the
-        engine's settings, with their types and defaults: what --set-engine sets.
+    train(job, world, run, **settings): trains with the four verbs of `run`, a samestep.training.Run, and returns the
+        full state dict on rank 0. Its keyword arguments are the engine's settings, with their types and defaults: what
+        --set-engine sets.
     An engine may also have `INSTALL`, the line that installs it where that is not pip, and `close()`, which each rank
     calls after its last training.
     """
@@ -89,7 +87,7 @@ class Engine(Protocol):
 
     def numerics(self, **settings: Any) -> Numerics: ...
 
-    def train(self, job: Job, world: World, run: Run, **settings: Any) -> dict[str, Any]: ...
+    def train(self, job: Job, world: World, run: Any, **settings: Any) -> dict[str, Any]: ...
 
 
 def names() -> list[str]:

@@ -16,8 +16,8 @@ from samestep.data.schedule import schedule_of
 from samestep.job import Job
 from samestep.jobs.imagefolder import prepared
 from samestep.rank.evaluate import evaluate, plain_model
-from samestep.run import Run
 from samestep.tasks.inspect.load import build
+from samestep.training import Run
 from samestep.world import World
 
 __all__ = ["data"]  # the fixture

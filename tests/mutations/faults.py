@@ -27,7 +27,7 @@ class Fault:
     settings: Mapping[str, str] = field(default_factory=dict)
 
 
-DDP, RUN, SCHEDULE = "engines/ddp.py", "run.py", "data/schedule.py"
+DDP, RUN, SCHEDULE = "engines/ddp.py", "training.py", "data/schedule.py"
 LOADER, EVALUATE = "data/loader.py", "rank/evaluate.py"
 WRAPPED = "        optimizer = job.optimizer.build(module)\n"
 BACKWARD = "                loss.backward()\n"

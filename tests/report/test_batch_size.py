@@ -1,4 +1,4 @@
-"""What one step sees, and the rate that goes with another batch."""
+"""How a global batch is shared among ranks, and the learning rate that goes with another one."""
 
 from __future__ import annotations
 
@@ -25,6 +25,13 @@ def test_one_step(numbers: tuple[int, ...], text: str) -> None:
 def test_the_rate_that_goes_with_a_batch() -> None:
     said = advice(SETTINGS, {"global_batch": "256"})
     assert said is not None and "4 × the job's own 64" in said and "--set lr=0.4" in said
+
+
+def test_adams_rate_goes_with_the_square_root_of_the_batch() -> None:
+    said = advice(SETTINGS, {"global_batch": "16"}, "AdamW")
+    assert said is not None and said.endswith(
+        "with AdamW, scaling by the square root would take 0.1 × 0.5 (--set lr=0.05)"
+    )
 
 
 @pytest.mark.parametrize(

@@ -8,15 +8,16 @@ import re
 import shutil
 import signal
 import subprocess
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
+from example_results import with_row
 from PIL import Image
 
 from samestep import report
+from samestep.records.results import StudyResults
 
-Results = dict[str, Any]
 FLAGS = [
     "--headless",
     "--no-sandbox",
@@ -82,7 +83,7 @@ def browse(chromium: str, folder: Path, html: str, *flags: str, width: int = 128
     return printed
 
 
-def test_the_page_is_drawn(results: Results, chromium: str, tmp_path: Path) -> None:
+def test_the_page_is_drawn(results: StudyResults, chromium: str, tmp_path: Path) -> None:
     dom = browse(chromium, tmp_path, report.html(results), "--dump-dom")
     assert "<title>digits on 2 ranks – samestep</title>" in dom
     assert len(re.findall(r"<svg\b", dom)) == 3
@@ -90,18 +91,16 @@ def test_the_page_is_drawn(results: Results, chromium: str, tmp_path: Path) -> N
     assert "✗ differs at step 3: loss of rank 1" in dom
 
 
-def test_a_script_in_a_name_does_not_run(results: Results, chromium: str, tmp_path: Path) -> None:
+def test_a_script_in_a_name_does_not_run(results: StudyResults, chromium: str, tmp_path: Path) -> None:
     evil = "<script>document.title = 'owned'</script>"
-    results["job"] = evil
-    results["engines"][1]["engine"] = evil
-    results["engines"][8]["reason"] = evil
+    results = with_row(with_row(replace(results, job=evil), 1, engine=evil), 8, reason=evil)
     dom = browse(chromium, tmp_path, report.html(results), "--dump-dom")
     assert "<title>owned</title>" not in dom and "<script" not in dom
     assert "&lt;script&gt;document.title = 'owned'" in dom
 
 
 @pytest.mark.parametrize("width", [1280, 500])
-def test_nothing_sticks_out(results: Results, chromium: str, tmp_path: Path, width: int) -> None:
+def test_nothing_sticks_out(results: StudyResults, chromium: str, tmp_path: Path, width: int) -> None:
     html = report.html(results).replace("</body>", f"{MEASURE}</body>")
     dom = browse(chromium, tmp_path, html, "--dump-dom", width=width)
     seen = dict(re.findall(r'data-(\w+)="([^"]*)"', dom))
@@ -110,7 +109,7 @@ def test_nothing_sticks_out(results: Results, chromium: str, tmp_path: Path, wid
     assert int(seen["overflow"]) <= 0
 
 
-def test_the_screenshot_shows_bars_dots_and_the_odd_line(results: Results, chromium: str, tmp_path: Path) -> None:
+def test_the_screenshot_shows_bars_dots_and_the_odd_line(results: StudyResults, chromium: str, tmp_path: Path) -> None:
     shot = tmp_path / "report.png"
     browse(chromium, tmp_path, report.html(results), f"--screenshot={shot}")
     colours = Image.open(io.BytesIO(shot.read_bytes())).convert("RGB").getcolors(1 << 24)

@@ -1,4 +1,4 @@
-"""What is said about waiting for data: the knob that would help, from the numbers, or nothing."""
+"""What is said about waiting for data: which setting would help, from the numbers, or nothing."""
 
 from __future__ import annotations
 
@@ -9,11 +9,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from example_results import MACHINE
 
 from command import JOBS as SLOW
 from command import samestep
 from samestep.commands.train import _waiting
+from samestep.records.files import write
+from samestep.records.record import Observations, RankRecord, Record
 from samestep.report.figures.data_wait import Waiting, measured
+from samestep.world import World
 
 # A step of 46 ms, 34 of them waiting for the batch that the training process itself loads.
 LOADS_ITSELF = Waiting(step_s=0.046, wait_s=0.034, fetch_s=0.034, rows=64, workers=0, prefetch=2, cores=8)
@@ -61,13 +65,17 @@ def test_rates() -> None:
             {"workers": 4, "step_s": 0.014, "wait_s": 0.002},
             "4 workers keep up on average, but data comes in bursts; --set prefetch=4 loads further ahead",
         ),
-        (  # what waits needs no core
+        (  # a worker that waits for a disk needs no core
             {"cores": 1, "fetch_cpu_s": 0.001},
             "most of it waiting for a disk or a network (1.00 ms of work), and a step 12 ms: 3 workers would keep up",
         ),
         (
             {"cores": 1, "fetch_cpu_s": 0.001, "workers": 2, "step_s": 0.201, "wait_s": 0.200, "fetch_s": 0.4},
             "8 workers would make training 4.0 times as fast; --set workers=8",
+        ),
+        (
+            {"cores": 1, "fetch_cpu_s": 0.001, "workers": 8, "step_s": 0.062, "wait_s": 0.050, "fetch_s": 0.4},
+            "34 workers would keep up, more than this machine can run; keep the data on a local disk",
         ),
         ({"cores": 1, "fetch_cpu_s": 0.02}, "3 workers would keep up, and each rank has 0 cores"),
         (
@@ -76,7 +84,7 @@ def test_rates() -> None:
         ),
     ],
 )
-def test_the_knob_that_helps(changes: dict[str, float], sentence: str) -> None:
+def test_the_setting_that_helps(changes: dict[str, float], sentence: str) -> None:
     advice = replace(LOADS_ITSELF, **changes).advice()  # type: ignore[arg-type]
     assert advice and sentence in advice
 
@@ -97,15 +105,15 @@ def test_little_waiting_is_not_worth_a_word() -> None:
 
 def test_the_first_step_waits_for_the_loader_to_start_and_does_not_count() -> None:
     ranks = [
-        {"step_s": [9.0, 0.03, 0.05], "wait_s": [8.9, 0.01, 0.02], "fetch_s": 0.06, "fetch_cpu_s": 0.03},
-        {"step_s": [9.0, 0.03, 0.05], "wait_s": [8.9, 0.02, 0.03], "fetch_s": 0.12, "fetch_cpu_s": 0.03},
+        Observations(step_s=[9.0, 0.03, 0.05], wait_s=[8.9, 0.01, 0.02], fetch_s=0.06, fetch_cpu_s=0.03),
+        Observations(step_s=[9.0, 0.03, 0.05], wait_s=[8.9, 0.02, 0.03], fetch_s=0.12, fetch_cpu_s=0.03),
     ]
     found = measured(ranks, 64, 1, 2, 4.0)
     near = pytest.approx
     wanted: Any = (near(0.04), near(0.02), near(0.03), 64, 1, 2, 4.0, 1_000, near(0.01))
     assert found == Waiting(*wanted)
-    assert measured([{"step_s": [], "wait_s": [], "fetch_s": 0.0}], 64, 1, 2, 4.0) is None
-    one = measured([{"step_s": [2.0], "wait_s": [1.0], "fetch_s": 1.0}], 64, 0, 2, 4.0)
+    assert measured([Observations()], 64, 1, 2, 4.0) is None
+    one = measured([Observations(step_s=[2.0], wait_s=[1.0], fetch_s=1.0)], 64, 0, 2, 4.0)
     assert one and one.share == 0.5
 
 
@@ -113,12 +121,13 @@ def test_the_first_step_waits_for_the_loader_to_start_and_does_not_count() -> No
     ("local_ranks", "sentence"),
     [(1, "3 workers would keep up; --set workers=3"), (4, "1 worker would make training 1.4 times")],
 )
-def test_the_ranks_of_a_machine_share_its_cores(local_ranks: int, sentence: str) -> None:
-    job = {"global_batch": 64, "workers": 0, "prefetch": 2, "most_workers": 1_000}
-    seen = {"step_s": [0.046] * 3, "wait_s": [0.034] * 3, "fetch_s": 0.102, "fetch_cpu_s": 0.102}
-    rank = {"machine": {"cores": 8}, "world": {"local_size": local_ranks}}
-    record: Any = SimpleNamespace(ranks=[rank] * local_ranks, training=lambda name: [seen] * local_ranks)
-    assert sentence in _waiting(job, record)["advice"]
+def test_the_ranks_of_a_machine_share_its_cores(local_ranks: int, sentence: str, tmp_path: Path) -> None:
+    job: Any = SimpleNamespace(global_batch=64, workers=0, prefetch=2, most_workers=1_000)
+    seen = Observations(step_s=[0.046] * 3, wait_s=[0.034] * 3, fetch_s=0.102, fetch_cpu_s=0.102)
+    for rank in range(local_ranks):
+        world = World(rank=rank, size=local_ranks, local_rank=rank, local_size=local_ranks)
+        write(tmp_path / f"rank{rank}.json", RankRecord(rank, world, 1, 0.0, MACHINE, trainings={"train": seen}))
+    assert sentence in _waiting(job, Record(tmp_path))["advice"]
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -1,4 +1,4 @@
-"""The page: complete, escaped, alone in the world, and the same every time."""
+"""The page: it is complete, escapes what it shows, needs no other file, and has the same bytes every time."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
-from typing import Any
 
 import pytest
+from example_results import with_divergence, with_row
 
 from samestep import report
+from samestep.records.results import OneProcess, Proof, StudyResults
 
-Results = dict[str, Any]
 VOID = {"meta", "br", "link", "img", "hr", "input"}
 
 
@@ -51,7 +52,7 @@ class Page(HTMLParser):
         return sum(name == tag for name, _ in self.tags)
 
 
-def test_it_answers_first_and_tells_all(results: Results) -> None:
+def test_the_headline_comes_first_and_nothing_is_left_out(results: StudyResults) -> None:
     html = report.html(results)
     page = Page(html)
     assert html.startswith('<!DOCTYPE html>\n<html lang="en">')
@@ -81,7 +82,7 @@ def test_it_answers_first_and_tells_all(results: Results) -> None:
     assert "n=5" in captions[0] and "95 % bootstrap interval" in captions[0] and "n=5" in captions[1]
 
 
-def test_a_table_row_has_as_many_cells_as_the_heading(results: Results, proof: Results) -> None:
+def test_a_table_row_has_as_many_cells_as_the_heading(results: StudyResults, proof: StudyResults) -> None:
     for shown in (results, proof):
         table = report.html(shown).split("<table>")[1].split("</table>")[0]
         heading, *rows = table.split("<tr>")[1:]
@@ -90,24 +91,23 @@ def test_a_table_row_has_as_many_cells_as_the_heading(results: Results, proof: R
             assert row.count("<td") + 5 * row.count('colspan="6"') == heading.count("<th ")
 
 
-def test_an_engine_that_differs_shows_no_speed(results: Results) -> None:
+def test_an_engine_that_differs_shows_no_speed(results: StudyResults) -> None:
     assert "7,111" not in report.html(results)
 
 
-def test_what_users_name_is_escaped_everywhere(results: Results) -> None:
+def test_what_users_name_is_escaped_everywhere(results: StudyResults) -> None:
     evil = "<script>alert('1')</script>\"'&"
-    results |= {"job": evil, "command": evil, "settings": {evil: evil}}
-    results["machine"] |= {"host": evil, "processor": evil, "gpu": evil}
-    results["same_as_one_process"]["reason"] = evil
-    results["proof"]["float64_failed"] = evil
-    for row in results["engines"]:
-        row |= {"engine": evil, "reason": evil, "notes": [evil]}
-    results["engines"][5]["first_divergence"] |= {
-        "tensor": evil,
-        "cause": evil,
-        "expected": evil,
-        "found": [evil, evil],
-    }
+    results = with_divergence(results, tensor=evil, cause=evil, expected=evil, found=[evil, evil])
+    results = replace(
+        results,
+        job=evil,
+        command=evil,
+        settings={evil: evil},
+        machine=replace(results.machine, host=evil, processor=evil, gpu=evil),
+        same_as_one_process=OneProcess(same=False, max_difference=0.3, reason=evil),
+        proof=Proof(steps=8, dtype="float64", float64_failed=evil),
+        engines=[replace(row, engine=evil, reason=evil, notes=(evil,)) for row in results.engines],
+    )
     html = report.html(results)
     page = Page(html)
     assert page.count("script") == 0 and "<script" not in html
@@ -115,7 +115,7 @@ def test_what_users_name_is_escaped_everywhere(results: Results) -> None:
     assert page.count("svg") == 3
 
 
-def test_it_needs_no_other_file_and_no_network(results: Results) -> None:
+def test_it_needs_no_other_file_and_no_network(results: StudyResults) -> None:
     html = report.html(results)
     page = Page(html)
     linked = [value for _, of in page.tags for key, value in of.items() if key.split(":")[-1] in ("src", "href")]
@@ -127,7 +127,7 @@ def test_it_needs_no_other_file_and_no_network(results: Results) -> None:
     assert "http:" not in outside and "https:" not in outside
 
 
-def test_a_proof_alone_has_no_figures(proof: Results) -> None:
+def test_a_proof_alone_has_no_figures(proof: StudyResults) -> None:
     page = Page(report.html(proof))
     assert page.count("svg") == 0
     assert "samples/s" not in page.text and "launches" not in page.text
@@ -135,32 +135,37 @@ def test_a_proof_alone_has_no_figures(proof: Results) -> None:
     assert "How this was proven" in page.text and "differs at step 3" in page.text
 
 
-def test_values_that_are_missing(results: Results) -> None:
-    row = results["engines"][1]
-    row |= {"ratio": None, "efficiency": None, "step_ms": None, "peak_memory_mib": None, "startup_s": None}
-    row |= {"max_difference": None, "bound": None}
-    results["same_as_one_process"] = None
-    results["engines"][5]["first_divergence"] |= {"step": None, "rank": None, "cause": ""}
-    del results["engines"][5]["first_divergence"]["training"]
+def test_values_that_are_missing(results: StudyResults) -> None:
+    missing = dict.fromkeys(("ratio", "efficiency", "step_ms", "peak_memory_mib", "startup_s"))
+    results = with_row(results, 1, max_difference=None, bound=None, **missing)
+    results = with_divergence(results, step=None, rank=None, cause="")
+    results = replace(results, same_as_one_process=None)
     text = Page(report.html(results)).text
     assert "None" not in text and "Usual cause" not in text
-    results["engines"] = results["engines"][-3:]
-    assert Page(report.html(results)).count("svg") == 1  # no engine to race: the speed figure says why
+    results = replace(results, engines=results.engines[-3:])
+    assert Page(report.html(results)).count("svg") == 1  # no engine was measured: the speed figure has the reasons
 
 
-def test_a_gpu_is_named_where_there_is_one(results: Results) -> None:
+def test_an_engine_is_named_with_its_changed_settings(results: StudyResults) -> None:
+    html = report.html(with_row(results, 3, settings={"reshard": False}))
+    assert "<b>fsdp reshard=False</b>" in html and "<b>ddp</b>" in html
+
+
+def test_a_gpu_is_named_where_there_is_one(results: StudyResults) -> None:
     assert "GPU" not in Page(report.html(results)).text
-    results["machine"]["gpu"] = "NVIDIA H200"
+    results = replace(results, machine=replace(results.machine, gpu="NVIDIA H200"))
     assert "GPU NVIDIA H200" in Page(report.html(results)).text
 
 
 SCRIPT = """
 import json, sys
 from samestep import report
+from samestep.records.files import from_json
+from samestep.records.results import StudyResults
 early = {"torch", "matplotlib", "jinja2", "rich"} & set(sys.modules)
 assert not early, early
-results = json.load(sys.stdin)
-report.table(results), report.table(results), report.notes(results)
+results = from_json(StudyResults, json.load(sys.stdin))
+report.table(results), report.notes(results)
 late = {"torch", "matplotlib", "jinja2"} & set(sys.modules)
 assert not late, late
 sys.stdout.write(report.html(results))
@@ -169,10 +174,10 @@ assert "torch" not in sys.modules and "matplotlib.pyplot" not in sys.modules
 
 
 @pytest.mark.parametrize("seed", ["1", "2"])
-def test_another_process_writes_the_same_page_without_torch(results: Results, seed: str) -> None:
+def test_another_process_writes_the_same_page_without_torch(results: StudyResults, seed: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT],
-        input=json.dumps(results),
+        input=json.dumps(results.as_json()),
         env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONUTF8": "1"},
         capture_output=True,
         text=True,

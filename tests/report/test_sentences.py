@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from example_results import DIVERGENCE, with_divergence, with_row, with_speed
 
-from samestep.report.headline import answer
+from samestep.records.results import EngineResult, Inexactness, OneProcess, Proof, StudyResults
+from samestep.report.headline import headline
 from samestep.report.sentences import notes, verdict_text
 
-Results = dict[str, Any]
 
-
-def keep(results: Results, *engines: str) -> Results:
-    results["engines"] = [row for row in results["engines"] if row["engine"] in engines]
-    return results
+def keep(results: StudyResults, *engines: str) -> StudyResults:
+    return replace(results, engines=[row for row in results.engines if row.engine in engines])
 
 
 @pytest.mark.parametrize(
-    ("at", "said"),
+    ("changes", "said"),
     [
         ({"step": 3, "quantity": "loss", "tensor": None, "rank": 1}, "differs at step 3: loss of rank 1"),
         (
@@ -35,12 +35,18 @@ def keep(results: Results, *engines: str) -> Results:
         ),
     ],
 )
-def test_a_divergence_says_where(at: dict[str, Any], said: str) -> None:
-    assert verdict_text({"verdict": "differs", "first_divergence": at}) == said
+def test_a_divergence_says_where(changes: dict[str, Any], said: str) -> None:
+    assert verdict_text(EngineResult("differs", first_divergence=replace(DIVERGENCE, **changes))) == said
 
 
-def test_each_verdict_has_its_words(results: Results) -> None:
-    assert [verdict_text(row) for row in results["engines"]] == [
+@pytest.mark.parametrize("rows", [[3, 1], (3, 1)])
+def test_a_divergence_lists_its_values(results: StudyResults, rows: Any) -> None:
+    results = with_divergence(results, expected=[1, 3], found=rows)
+    assert any("expected 1, 3, found 3, 1." in note for note in notes(results))
+
+
+def test_each_verdict_has_its_words(results: StudyResults) -> None:
+    assert [verdict_text(row) for row in results.engines] == [
         "same step (bitwise)",
         "same step (bitwise)",
         "same step (bitwise)",
@@ -61,20 +67,20 @@ def test_each_verdict_has_its_words(results: Results) -> None:
         (64, 1, "1 rank x 64 = 64 samples,"),
     ],
 )
-def test_the_batch_arithmetic_adds_up(results: Results, rows: int, ranks: int, said: str) -> None:
-    results |= {"global_batch": rows, "world_size": ranks}
+def test_the_batch_arithmetic_adds_up(results: StudyResults, rows: int, ranks: int, said: str) -> None:
+    results = replace(results, global_batch=rows, world_size=ranks)
     assert any(said in note for note in notes(results))
 
 
-def test_the_answer_names_proof_and_speed(results: Results) -> None:
-    assert answer(keep(results, "single", "ddp", "dataparallel")) == (
+def test_the_headline_names_proof_and_speed(results: StudyResults) -> None:
+    assert headline(keep(results, "single", "ddp", "dataparallel")) == (
         "ddp takes the same step as one process playing 2 ranks, bit for bit; "
         "fastest here: ddp (torchrun), 5,203 samples/s (1.56 × one process), not told apart from ddp (spawn)."
     )
 
 
-def test_the_answer_names_what_is_wrong(results: Results) -> None:
-    assert answer(results) == (
+def test_the_headline_names_what_is_wrong(results: StudyResults) -> None:
+    assert headline(results) == (
         "ddp and fsdp take the same step as one process playing 2 ranks, ddp bit for bit; amp approximates it; "
         "lightning differs at step 3: loss of rank 1; horovod failed; "
         "fastest here: ddp (torchrun), 5,203 samples/s (1.56 × one process), not told apart from ddp (spawn); "
@@ -82,40 +88,35 @@ def test_the_answer_names_what_is_wrong(results: Results) -> None:
     )
 
 
-def test_one_process_may_be_the_fastest(results: Results) -> None:
-    results["engines"][0]["samples_per_second"] |= {"median": 9000.0, "low": 8900.0, "high": 9100.0}
-    assert "fastest here: single (one process), 9,000 samples/s." in answer(results)
+def test_one_process_may_be_the_fastest(results: StudyResults) -> None:
+    results = with_speed(results, 0, median=9000.0, low=8900.0, high=9100.0)
+    assert "fastest here: single (one process), 9,000 samples/s." in headline(results)
 
 
-def test_an_interval_that_stays_clear_is_no_tie(results: Results) -> None:
-    results["engines"][2]["samples_per_second"]["high"] = 5000.0
-    assert "told apart" not in answer(results)
+def test_an_interval_that_stays_clear_is_no_tie(results: StudyResults) -> None:
+    assert "told apart" not in headline(with_speed(results, 2, high=5000.0))
 
 
-def test_a_faster_engine_that_differs_does_not_win(results: Results) -> None:
-    assert "7,111" not in answer(results)
-    assert "fastest" not in answer(keep(results, "lightning", "horovod"))
+def test_a_faster_engine_that_differs_does_not_win(results: StudyResults) -> None:
+    assert "7,111" not in headline(results)
+    assert "fastest" not in headline(keep(results, "lightning", "horovod"))
 
 
-def test_the_answer_of_a_proof_speaks_of_no_speed(proof: Results) -> None:
-    assert answer(keep(proof, "ddp")) == "ddp takes the same step as one process playing 2 ranks, bit for bit."
-    assert answer(keep(proof, "none")) == "no engine could be proven here."
+def test_the_headline_of_a_proof_speaks_of_no_speed(proof: StudyResults) -> None:
+    assert headline(keep(proof, "ddp")) == "ddp takes the same step as one process playing 2 ranks, bit for bit."
+    assert headline(keep(proof, "none")) == "no engine could be proven here."
 
 
-def test_other_groups_of_engines(proof: Results) -> None:
-    engines = {row["engine"]: row for row in proof["engines"]}
-    proof["engines"] = [engines["fsdp"]]
-    assert answer(proof) == "fsdp takes the same step as one process playing 2 ranks, up to rounding."
-    proof["engines"] = [engines["amp"]]
-    assert answer(proof) == "amp approximates the step of one process playing 2 ranks."
-    proof["engines"] = [engines["single"]]
-    assert answer(proof) == "single takes the same step as one process, bit for bit."
+def test_other_groups_of_engines(proof: StudyResults) -> None:
+    assert headline(keep(proof, "fsdp")) == "fsdp takes the same step as one process playing 2 ranks, up to rounding."
+    assert headline(keep(proof, "amp")) == "amp approximates the step of one process playing 2 ranks."
+    assert headline(keep(proof, "single")) == "single takes the same step as one process, bit for bit."
 
 
-def test_every_reason_divergence_and_remark_is_among_the_notes(results: Results) -> None:
+def test_every_reason_divergence_and_remark_is_among_the_notes(results: StudyResults) -> None:
     text = "\n".join(notes(results))
-    for row in results["engines"]:
-        for said in [row["reason"], *row["notes"]]:
+    for row in results.engines:
+        for said in [row.reason, *row.notes]:
             assert said is None or said in text
     assert "expected 2.302585092994046, found 2.302585092994057" in text
     assert "averaged per rank instead of per row" in text
@@ -124,18 +125,44 @@ def test_every_reason_divergence_and_remark_is_among_the_notes(results: Results)
     assert all(note.endswith(".") and not note.endswith("..") for note in notes(results))
 
 
-def test_the_notes_of_a_proof_speak_of_no_measurement(proof: Results) -> None:
+def test_the_notes_of_a_proof_speak_of_no_measurement(proof: StudyResults) -> None:
     text = "\n".join(notes(proof))
     assert "launches" not in text and "float64 over 8 steps" in text
 
 
-def test_one_process_is_answered_both_ways_and_not_when_nobody_asked(results: Results) -> None:
-    results["same_as_one_process"] = {"same": True, "reason": None}
+def test_one_process_is_answered_both_ways_and_not_when_nobody_asked(results: StudyResults) -> None:
+    results = replace(results, same_as_one_process=OneProcess(same=True, max_difference=0.0))
     assert notes(results)[-1] == "2 ranks compute what one process computes on the whole batch."
-    results["same_as_one_process"] = None
+    results = replace(results, same_as_one_process=None)
     assert not any("whole batch" in note for note in notes(results))
 
 
-def test_a_proof_in_float32_says_why(results: Results) -> None:
-    results["proof"] |= {"dtype": "float32", "float64_failed": "RuntimeError: expected Float"}
+def test_a_proof_in_float32_says_why(results: StudyResults) -> None:
+    results = replace(results, proof=Proof(8, "float32", float64_failed="RuntimeError: expected Float"))
     assert any("Proven in float32" in note and "RuntimeError: expected Float" in note for note in notes(results))
+
+
+@pytest.mark.parametrize(
+    ("inexactness", "said"),
+    [
+        (
+            Inexactness(distance=7.7e-5, bound=2e-4, loss_gap=0.00123, skipped_steps=0),
+            "the weights end 7.7e-05 from the exact ones (its rounding allows 2.0e-04), and the last loss 0.12% off.",
+        ),
+        (
+            Inexactness(distance=7.7e-5, bound=None, loss_gap=None, skipped_steps=1),
+            "7.7e-05 from the exact ones, and the last loss – off; 1 step was skipped after an overflow.",
+        ),
+        (Inexactness(0.0, None, 0.0, skipped_steps=3), "off; 3 steps were skipped after an overflow."),
+    ],
+)
+def test_an_inexact_engine_says_how_far_off_it_is(results: StudyResults, inexactness: Inexactness, said: str) -> None:
+    assert not any("inexact part" in note for note in notes(results))
+    (note,) = [note for note in notes(with_row(results, 4, numerics=inexactness)) if "inexact part" in note]
+    assert note.startswith("amp (torchrun): its loop is the same") and note.endswith(said)
+
+
+def test_an_engine_is_named_with_its_changed_settings(results: StudyResults) -> None:
+    results = with_row(results, 3, settings={"reshard": False, "prefetch": 2})
+    assert "fsdp reshard=False prefetch=2 take" in headline(results)
+    assert any(note.startswith("fsdp reshard=False prefetch=2 (torchrun): clipping") for note in notes(results))

@@ -55,23 +55,27 @@ def compare(
     timeout: options.Timeout = 120.0,
 ) -> int:
     """Prove, then measure: a table and a report with plots. Exit 1 if an engine differs or none is proven."""
+    asked = (
+        job,
+        pairs(set_, "--set"),
+        engine_names(engines),
+        pairs(set_engine, "--set-engine"),
+        names(launchers, "--launchers"),
+    )
+    machines = MachineOptions(
+        nnodes, node_rank, master_addr, port, names(hosts, "--hosts"), interface, max_restarts, timeout
+    )
     setup = Setup(
-        job=job,
-        engines=engine_names(engines),
-        nproc=nproc,
-        settings=pairs(set_, "--set"),
-        engine_settings=pairs(set_engine, "--set-engine"),
-        out=out,
-        launchers=names(launchers, "--launchers"),
-        device=device,
+        *asked,
+        nproc,
+        device,
+        out,
         rounds=rounds,
         measured_steps=measured_steps,
         warmup_steps=warmup_steps,
         steps=steps,
         deadline_s=deadline,
-        machines=MachineOptions(
-            nnodes, node_rank, master_addr, port, names(hosts, "--hosts"), interface, max_restarts, timeout
-        ),
+        machines=machines,
     )
     return _study("compare", setup, json_)
 
@@ -100,21 +104,17 @@ def verify(
     timeout: options.Timeout = 120.0,
 ) -> int:
     """The proof alone: is it still the same training? Names the first divergence; exit codes as compare's."""
-    setup = Setup(
-        job=job,
-        engines=engine_names(engines),
-        nproc=nproc,
-        settings=pairs(set_, "--set"),
-        engine_settings=pairs(set_engine, "--set-engine"),
-        out=out,
-        launchers=names(launchers, "--launchers"),
-        device=device,
-        steps=steps,
-        deadline_s=deadline,
-        machines=MachineOptions(
-            nnodes, node_rank, master_addr, port, names(hosts, "--hosts"), interface, max_restarts, timeout
-        ),
+    asked = (
+        job,
+        pairs(set_, "--set"),
+        engine_names(engines),
+        pairs(set_engine, "--set-engine"),
+        names(launchers, "--launchers"),
     )
+    machines = MachineOptions(
+        nnodes, node_rank, master_addr, port, names(hosts, "--hosts"), interface, max_restarts, timeout
+    )
+    setup = Setup(*asked, nproc, device, out, steps=steps, deadline_s=deadline, machines=machines)
     return _study("verify", setup, json_)
 
 
@@ -155,20 +155,17 @@ def run(
 
     if not engine.strip() or "," in engine + launcher or "all" in (engine, launcher):
         raise UserError("run trains on one engine under one launcher; give one name each, as in --engine ddp")
-    setup = Setup(
-        job=job,
-        engines=engine_names(engine),
-        nproc=nproc,
-        settings=pairs(set_, "--set"),
-        engine_settings=pairs(set_engine, "--set-engine"),
-        out=out,
-        launchers=names(launcher, "--launcher"),
-        device=device,
-        deadline_s=deadline,
-        machines=MachineOptions(
-            nnodes, node_rank, master_addr, port, names(hosts, "--hosts"), interface, max_restarts, timeout
-        ),
+    asked = (
+        job,
+        pairs(set_, "--set"),
+        engine_names(engine),
+        pairs(set_engine, "--set-engine"),
+        names(launcher, "--launcher"),
     )
+    machines = MachineOptions(
+        nnodes, node_rank, master_addr, port, names(hosts, "--hosts"), interface, max_restarts, timeout
+    )
+    setup = Setup(*asked, nproc, device, out, deadline_s=deadline, machines=machines)
     training = train.TrainOptions(init, evaluate_every, best, patience)
     if to:
         from samestep.commands.submit import kubernetes
@@ -211,19 +208,12 @@ def evaluate(
     from samestep.commands import train
     from samestep.commands.progress import show_scores
 
-    setup = Setup(
-        job=job,
-        engines=("ddp",),
-        nproc=nproc,
-        settings=pairs(set_, "--set"),
-        out=out,
-        launchers=names(launcher, "--launcher"),
-        device=device,
-        deadline_s=deadline,
-        machines=MachineOptions(
-            nnodes, node_rank, master_addr, port, names(hosts, "--hosts"), interface, timeout_s=timeout
-        ),
+    none: dict[str, str] = {}
+    asked = (job, pairs(set_, "--set"), ("ddp",), none, names(launcher, "--launcher"))
+    machines = MachineOptions(
+        nnodes, node_rank, master_addr, port, names(hosts, "--hosts"), interface, timeout_s=timeout
     )
+    setup = Setup(*asked, nproc, device, out, deadline_s=deadline, machines=machines)
     results = train.evaluate(setup, train.ScoreOptions(weights, predictions))
     if results is not None:
         _print(results, json_, show_scores)
@@ -255,15 +245,8 @@ def slurm(
     from samestep.commands.submit import slurm_script, submit_to_slurm
     from samestep.commands.train import TrainOptions
 
-    setup = Setup(
-        job=job,
-        engines=engine_names(engine),
-        settings=pairs(set_, "--set"),
-        engine_settings=pairs(set_engine, "--set-engine"),
-        out=out,
-        machines=MachineOptions(nnodes=nodes),
-        nproc=nproc or gpus_per_node or 2,
-    )
+    asked = (job, pairs(set_, "--set"), engine_names(engine), pairs(set_engine, "--set-engine"), ())
+    setup = Setup(*asked, nproc or gpus_per_node or 2, out=out, machines=MachineOptions(nnodes=nodes))
     training = TrainOptions(init, evaluate_every, best, patience)
     results, text = slurm_script(setup, training, gpus_per_node, time, sbatch)
     print(text if dry_run else submit_to_slurm(results, text), end="")

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from samestep import __version__
 from samestep.commands import other_machines
 from samestep.commands.machines import is_first, refuse_inside
 from samestep.commands.results_folder import folder_of, package_digest, shared_folder
@@ -32,6 +31,7 @@ from samestep.records.plan import Measure, Plan, ReferencePlan, Training
 from samestep.records.record import Progress, Record
 from samestep.records.results import EngineResult, OneProcess, Proof, StudyResults, Verdict
 from samestep.report.figures.speed import Measured, measurement
+from samestep.version import __version__
 
 Tell = Callable[[str, int, int], None]  # (what runs, launches done, launches in all)
 Phases = Callable[[str], None]  # what a launch does now

@@ -12,12 +12,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import IO
 
-from samestep import __version__
 from samestep.commands.machines import is_first
 from samestep.commands.study import Study
 from samestep.errors import UserError
 from samestep.launch.started_by import Started
 from samestep.records.files import SCHEMA, write_json
+from samestep.version import __version__
 
 IDENTITY = "study.json"
 LOCK = ".lock"

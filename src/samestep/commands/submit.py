@@ -16,13 +16,9 @@ from samestep.launch.submit import slurm as batch
 
 def kubernetes(setup: Setup, training: TrainOptions, kind: str, image: str, claim: str) -> str:
     """The manifests of a training, for `kubectl apply -f -`. Raises UserError for options that they decide."""
-    elsewhere: dict[str, object] = {
-        "--out": setup.out,
-        "--launcher": setup.launchers,
-        "--hosts": setup.machines.hosts,
-        "--port": setup.machines.port,
-    }
-    elsewhere |= {"--node-rank": setup.machines.node_rank, "--master-addr": setup.machines.master_addr}
+    machines = setup.machines
+    elsewhere: dict[str, object] = {"--out": setup.out, "--launcher": setup.launchers, "--hosts": machines.hosts}
+    elsewhere |= {"--port": machines.port, "--node-rank": machines.node_rank, "--master-addr": machines.master_addr}
     options.refuse(elsewhere, "is decided by the manifests that --to writes; leave it out")
     gpus = 0 if setup.device == "cpu" else setup.nproc or 1
     return templates.manifests(kind, _training(setup, training, gpus), image, claim)

@@ -14,7 +14,7 @@ from samestep.engine import Layout, Numerics
 from samestep.errors import Refused
 from samestep.job import Job
 from samestep.rank.group import process_group
-from samestep.run import Run
+from samestep.training import Run
 from samestep.world import World
 
 PURPOSE = "Hugging Face's wrapper, your own loop"

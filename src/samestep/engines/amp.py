@@ -17,7 +17,7 @@ from torch.nn.utils import clip_grad_norm_
 from samestep.engine import Layout, Numerics
 from samestep.job import Job
 from samestep.rank.group import process_group
-from samestep.run import Run
+from samestep.training import Run
 from samestep.world import World
 
 PURPOSE = "DDP in mixed precision, formerly Apex"

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from samestep.engine import Layout, Numerics
 from samestep.job import Job
 from samestep.rank.group import process_group
-from samestep.run import Run
+from samestep.training import Run
 from samestep.world import World
 
 PURPOSE = "Lightning's Trainer, which owns the loop"

@@ -11,7 +11,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from samestep.engine import Layout, Numerics
 from samestep.job import Job
-from samestep.run import Run
+from samestep.training import Run
 from samestep.world import World
 
 PURPOSE = "plain training in one process"

@@ -1,28 +1,30 @@
-"""report: the `results` of verify or compare (plain JSON) as text. Pure functions; nothing here imports torch.
+"""Shows the results of verify or compare: a terminal table, notes, and an HTML page. Nothing here imports torch.
 
-Drawing is imported when asked for, because `samestep --help` and `--json` need none of it.
+rich, jinja2 and matplotlib are imported when they are needed: `samestep --help` and `--json` need none of them.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from samestep.report.sentences import notes, verdict_text
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from samestep.records.results import StudyResults
+
 __all__ = ["html", "notes", "table", "verdict_text"]
 
 
-def table(results: dict[str, Any]) -> Table:
+def table(results: StudyResults) -> Table:
     """The engines as a terminal table."""
     from samestep.report.terminal import terminal_table
 
     return terminal_table(results)
 
 
-def html(results: dict[str, Any]) -> str:
+def html(results: StudyResults) -> str:
     """The whole report as one HTML page that needs no other file and no network."""
     from samestep.report.page import page
 

@@ -2,33 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from samestep.records.results import EngineResult, StudyResults
 from samestep.report.numbers import amount, factor
-from samestep.report.sentences import PROVEN, Results, Row, label, racing, sentence, title, verdict_text
+from samestep.report.sentences import comparable_rows, label, sentence, speed, title, verdict_text
 
 
-def answer(results: Results) -> str:
-    """One sentence, its clauses from what was proven over what went wrong to what was measured."""
-    rows = results["engines"]
+def headline(results: StudyResults) -> str:
+    """One sentence: what was proven, then what differs or failed, then what is fastest."""
+    rows = results.engines
     clauses = _proofs(rows)
-    clauses += [f"{_names([row], rows)} {verdict_text(row)}" for row in rows if row["verdict"] == "differs"]
-    failed = [row for row in rows if row["verdict"] == "failed"]
+    clauses += [f"{_names([row], rows)} {verdict_text(row)}" for row in rows if row.verdict == "differs"]
+    failed = [row for row in rows if row.verdict == "failed"]
     if failed:
         clauses.append(f"{_names(failed, rows)} failed")
-    if racing(results):
-        clauses.append(_fastest(racing(results), rows))
+    compared = comparable_rows(results)
+    if compared:
+        clauses.append(_fastest(compared, rows))
     return sentence("; ".join(clauses or ["no engine could be proven here"]))
 
 
-def _proofs(rows: list[Row]) -> list[str]:
-    """What was proven, a clause or two for each number of replicas. One process alone is no news beside others."""
-    proven = [row for row in rows if row["verdict"] in PROVEN]
-    proven = [row for row in proven if row["replicas"] > 1] or proven
+def _proofs(rows: Sequence[EngineResult]) -> list[str]:
+    """A clause or two for each number of replicas. One process is named only where nothing else was proven."""
+    proven = [row for row in rows if row.proven]
+    proven = [row for row in proven if row.replicas != 1] or proven
     clauses = []
-    for replicas in dict.fromkeys(row["replicas"] for row in proven):
+    for replicas in dict.fromkeys(row.replicas for row in proven):
         process = "one process" if replicas == 1 else f"one process playing {replicas} ranks"
-        same = [row for row in proven if row["replicas"] == replicas and row["verdict"] == "same"]
-        close = [row for row in proven if row["replicas"] == replicas and row["verdict"] == "approximate"]
-        bitwise = [row for row in same if row["bitwise"]]
+        same = [row for row in proven if row.replicas == replicas and row.verdict == "same"]
+        close = [row for row in proven if row.replicas == replicas and row.verdict == "approximate"]
+        bitwise = [row for row in same if row.bitwise]
         if same:
             verb = "take" if _several(same) else "takes"
             how = "bit for bit" if bitwise == same else "up to rounding"
@@ -41,35 +45,37 @@ def _proofs(rows: list[Row]) -> list[str]:
     return clauses
 
 
-def _fastest(raced: list[Row], rows: list[Row]) -> str:
-    """The highest median of the exact engines, with those whose intervals reach into its own: nothing tells them apart.
+def _fastest(compared: Sequence[EngineResult], rows: Sequence[EngineResult]) -> str:
+    """The exact engine with the highest median, and those whose intervals overlap its own: they may be as fast.
 
-    An approximate engine does less, so it is named beside them, and wins only where it is alone.
+    An approximate engine does less work: it is the fastest only where no exact engine was measured, and is otherwise
+    named after the fastest.
     """
-    exact = [row for row in raced if row["verdict"] == "same"] or raced
-    best = max(exact, key=_speed)
-    alone = " (one process)" if best["replicas"] == 1 else ""
-    said = f"fastest here: {_names([best], rows)}{alone}, {amount(_speed(best))} samples/s"
-    if best["ratio"] and not alone:
-        said += f" ({factor(best['ratio']['median'])} × one process)"
-    low = best["samples_per_second"]["low"]
-    tied = [row for row in exact if row is not best and row["samples_per_second"]["high"] >= low]
+    exact = [row for row in compared if row.verdict == "same"] or compared
+    best = max(exact, key=_median_speed)
+    single = " (one process)" if best.replicas == 1 else ""
+    text = f"fastest here: {_names([best], rows)}{single}, {amount(_median_speed(best))} samples/s"
+    if best.ratio and not single:
+        text += f" ({factor(best.ratio.median)} × one process)"
+    tied = [row for row in exact if row is not best and speed(row).high >= speed(best).low]
     if tied:
-        said += f", not told apart from {_names(tied, rows)}"
-    faster = [row for row in raced if row not in exact and _speed(row) > _speed(best)]
-    return said + "".join(f"; {_names([row], rows)}, approximate, reaches {amount(_speed(row))}" for row in faster)
+        text += f", not told apart from {_names(tied, rows)}"
+    faster = [row for row in compared if row not in exact and _median_speed(row) > _median_speed(best)]
+    return text + "".join(
+        f"; {_names([row], rows)}, approximate, reaches {amount(_median_speed(row))}" for row in faster
+    )
 
 
-def _speed(row: Row) -> float:
-    return float(row["samples_per_second"]["median"])
+def _median_speed(row: EngineResult) -> float:
+    return speed(row).median
 
 
-def _several(rows: list[Row]) -> bool:
-    return len({row["engine"] for row in rows}) > 1
+def _several(rows: Sequence[EngineResult]) -> bool:
+    return len({row.engine for row in rows}) > 1
 
 
-def _names(some: list[Row], rows: list[Row]) -> str:
-    """'ddp and fsdp'; with the launcher where only some of an engine's rows are meant."""
-    names = [title(row) if all(r in some for r in rows if r["engine"] == row["engine"]) else label(row) for row in some]
+def _names(some: Sequence[EngineResult], rows: Sequence[EngineResult]) -> str:
+    """'ddp and fsdp'; with the launcher where `some` has not all rows of an engine."""
+    names = [title(row) if all(r in some for r in rows if r.engine == row.engine) else label(row) for row in some]
     names = list(dict.fromkeys(names))
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

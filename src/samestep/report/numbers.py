@@ -1,23 +1,23 @@
-"""Numbers as people read them: the cells that the terminal, the figures and the page share."""
+"""Formats numbers for the terminal, the figures and the page."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+
+from samestep.records.results import StepTime, Summary
 
 MISSING = "–"
-Summary = dict[str, Any]  # {median, low, high, n}
 
 
 def amount(value: float | None) -> str:
-    """Three digits that mean something: 5210.4 is '5,210', 3.4189 is '3.42'."""
+    """Three significant digits, or all before the point: 5210.4 is '5,210', 3.4189 is '3.42'."""
     if value is None:
         return MISSING
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def difference(value: float | None) -> str:
-    """'2.2e-16'; an exact zero is '0', because rounding never gives one."""
+    """'2.2e-16'; only an exact zero is '0'."""
     if value is None:
         return MISSING
     return "0" if value == 0 else f"{value:.1e}"
@@ -34,14 +34,15 @@ def percent(value: float) -> str:
 
 
 def median(summary: Summary | None, show: Callable[[float], str]) -> str:
-    return show(summary["median"]) if summary else MISSING
+    """The median alone, as `show` formats it."""
+    return show(summary.median) if summary else MISSING
 
 
 def interval(summary: Summary | None, show: Callable[[float], str]) -> str:
-    """'5,100–5,300'; empty where there is none: of a single launch, of one process beside itself."""
-    if summary is None or summary["low"] == summary["high"]:
+    """'5,100–5,300'; empty for an interval without width, such as that of a single launch."""
+    if summary is None or summary.low == summary.high:
         return ""
-    return f"{show(summary['low'])}–{show(summary['high'])}"
+    return f"{show(summary.low)}–{show(summary.high)}"
 
 
 def interval_and_n(summary: Summary | None, show: Callable[[float], str]) -> str:
@@ -49,9 +50,9 @@ def interval_and_n(summary: Summary | None, show: Callable[[float], str]) -> str
     if summary is None:
         return ""
     between = interval(summary, show)
-    return f"{between}, n={summary['n']}" if between else f"n={summary['n']}"
+    return f"{between}, n={summary.n}" if between else f"n={summary.n}"
 
 
-def split(step_ms: dict[str, float] | None) -> str:
-    """'0.1 / 4.2': the milliseconds that a step waited for its data, of those it took."""
-    return f"{amount(step_ms['wait'])} / {amount(step_ms['step'])}" if step_ms else MISSING
+def wait_and_step(step_ms: StepTime | None) -> str:
+    """'0.1 / 4.2': the milliseconds that a step waited for data, and those that it took in all."""
+    return f"{amount(step_ms.wait)} / {amount(step_ms.step)}" if step_ms else MISSING

@@ -1,18 +1,19 @@
-"""The report as one HTML page: no other file, no network, no script; what users named is escaped."""
+"""The report as one HTML page: no other file, no network, no script; all names and texts are escaped."""
 
 from __future__ import annotations
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from samestep.records.results import StudyResults
 from samestep.report import numbers, sentences
-from samestep.report.headline import answer
-from samestep.report.sentences import TRAININGS, Results, label, measured, racing
+from samestep.report.headline import headline
+from samestep.report.sentences import TRAININGS, comparable_rows, label, speed
 
 MARKS = {"same": "✓", "approximate": "≈", "differs": "✗", "failed": "✗", "refused": "–", "unavailable": "–"}
 
 
-def page(results: Results) -> str:
+def page(results: StudyResults) -> str:
     """The whole page. Without a measurement it has no figures and no columns of speed."""
     environment = Environment(
         loader=PackageLoader("samestep.report", ""),
@@ -23,27 +24,27 @@ def page(results: Results) -> str:
     )
     return environment.get_template("page.html.j2").render(
         results=results,
-        answer=answer(results),
+        headline=headline(results),
         numbers=numbers,
-        say=sentences,
+        sentences=sentences,
         trainings=TRAININGS,
         marks=MARKS,
-        raced=racing(results),
-        with_speed=measured(results),
+        compared=comparable_rows(results),
         figures=_figures(results),
         machine=_machine(results),
-        divergences=[(label(row), row["first_divergence"]) for row in results["engines"] if row["first_divergence"]],
+        divergences=[(label(row), row.first_divergence) for row in results.engines if row.first_divergence],
     )
 
 
-def _figures(results: Results) -> list[tuple[Markup, str]]:
+def _figures(results: StudyResults) -> list[tuple[Markup, str]]:
     """(SVG, caption) of each figure that has something to show. The SVG is markup: matplotlib has escaped its text."""
-    if not measured(results):
+    if not results.measured:
         return []
     from samestep.report import plots
 
-    launches = ", ".join(sorted({f"n={row['samples_per_second']['n']}" for row in racing(results)}))
-    timed = f"{results['measured_steps']} steps a launch, after {results['warmup_steps']} that are left out"
+    compared = comparable_rows(results)
+    launches = ", ".join(sorted({f"n={speed(row).n}" for row in compared}))
+    timed = f"{results.measured_steps} steps a launch, after {results.warmup_steps} that are left out"
     figures = [
         (
             Markup(plots.speed(results)),
@@ -51,42 +52,39 @@ def _figures(results: Results) -> list[tuple[Markup, str]]:
             "interval. An engine that was not proven to take the same step has no bar: it runs another training.",
         )
     ]
-    if racing(results):
+    if compared:
         figures.append(
             (
                 Markup(plots.steps(results)),
-                f"Steadiness. A dot is one step, a lane of dots one launch ({launches} launches, {timed}); "
+                f"Step times. A dot is one step, a lane of dots one launch ({launches} launches, {timed}); "
                 "the line is the median that the table shows.",
             )
         )
-    if any(row.get("launches") for row in results["engines"]):
-        asked = results["same_as_one_process"]
-        apart = (
-            ""
-            if asked is None or asked["same"]
-            else " For this job one process alone trains something else: see below."
-        )
+    if any(row.launches for row in results.engines):
+        asked = results.same_as_one_process
+        other = asked is not None and not asked.same
+        apart = " For this job one process alone trains something else: see below." if other else ""
         figures.append(
             (
                 Markup(plots.losses(results)),
-                "Losses, of every launch. Where trainings are the same, the thinner lines lie on the broader: "
-                f"one striped line is what to look for.{apart}",
+                "Losses of every launch. Thinner lines are drawn over broader ones: where trainings are the same, "
+                f"they show as one striped line.{apart}",
             )
         )
     return figures
 
 
-def _machine(results: Results) -> list[tuple[str, str]]:
+def _machine(results: StudyResults) -> list[tuple[str, str]]:
     """(name, value) of where and how it ran; what a machine does not have is left out."""
-    machine = results["machine"]
+    machine = results.machine
     facts = {
-        "Machine": machine["host"],
-        "Processor": f"{machine['processor']}, {machine['cores']} cores",
-        "GPU": machine["gpu"],
-        "Device": results["device"],
-        "Versions": f"samestep {results['samestep']}, Python {machine['python']}, PyTorch {machine['torch']}",
-        "Data": f"{results['rows']:,} rows, global batch {results['global_batch']}",
-        "Settings": ", ".join(f"{name}={value}" for name, value in results["settings"].items()),
-        "Started": results["started"].replace("T", " "),
+        "Machine": machine.host,
+        "Processor": f"{machine.processor}, {machine.cores} cores",
+        "GPU": machine.gpu,
+        "Device": results.device,
+        "Versions": f"samestep {results.samestep}, Python {machine.python}, PyTorch {machine.torch}",
+        "Data": f"{results.rows:,} rows, global batch {results.global_batch}",
+        "Settings": ", ".join(f"{name}={value}" for name, value in results.settings.items()),
+        "Started": results.started.replace("T", " "),
     }
-    return [(name, str(value)) for name, value in facts.items() if value]
+    return [(name, value) for name, value in facts.items() if value]

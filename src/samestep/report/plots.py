@@ -1,4 +1,4 @@
-"""The report's three figures, as SVG: how fast, how steady, and whether the losses lie on one another.
+"""Draws the report's three figures as SVG: speeds, step times and losses.
 
 Text stays text, so that it can be searched and takes the page's font; the same results give the same bytes.
 """
@@ -16,8 +16,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
+from samestep.records.results import EngineResult, StudyResults
+from samestep.report import sentences
 from samestep.report.numbers import amount, interval_and_n
-from samestep.report.sentences import Results, Row, label, racing, verdict_text
+from samestep.report.sentences import comparable_rows, label, verdict_text
 
 STYLE: Any = {
     "svg.fonttype": "none",
@@ -42,15 +44,15 @@ SVG = "http://www.w3.org/2000/svg"
 XLINK = "http://www.w3.org/1999/xlink"
 
 
-def speed(results: Results) -> str:
-    """A bar for each proven engine, with its interval. The others' place says why they have none."""
-    rows, raced = results["engines"], racing(results)
+def speed(results: StudyResults) -> str:
+    """A bar for each proven engine, with its interval. In place of a bar, the others have the reason."""
+    rows, compared = results.engines, comparable_rows(results)
     with matplotlib.rc_context(STYLE):
         figure, axes = _lanes(rows)
-        right = max((row["samples_per_second"]["high"] for row in raced), default=1.0)
+        right = max((sentences.speed(row).high for row in compared), default=1.0)
         for y, row in enumerate(rows):
-            if row not in raced:
-                why = verdict_text(row) + (f": {row['reason']}" if row["reason"] else "")
+            if row not in compared:
+                why = verdict_text(row) + (f": {row.reason}" if row.reason else "")
                 words = shorten(_printable(why), 110, placeholder=" …")
                 axes.text(right * 0.01, y, words, va="center", color=GREY, style="italic")
                 continue
@@ -62,9 +64,9 @@ def speed(results: Results) -> str:
         return _svg(figure, "speed", "Samples per second of each engine")
 
 
-def _bar(axes: Axes, y: int, row: Row) -> None:
-    measured, exact = row["samples_per_second"], row["verdict"] == "same"
-    median, low, high = (measured[key] for key in ("median", "low", "high"))
+def _bar(axes: Axes, y: int, row: EngineResult) -> None:
+    measured, exact = sentences.speed(row), row.verdict == "same"
+    median, low, high = measured.median, measured.low, measured.high
     (bar,) = axes.barh(y, median, height=0.56, color=BLUE if exact else PALE, hatch=None if exact else "//")
     bar.set_edgecolor("white")
     bar.set_gid(f"bar-{y}")
@@ -74,20 +76,20 @@ def _bar(axes: Axes, y: int, row: Row) -> None:
     axes.annotate(words, (high, y), xytext=(8, 0), textcoords="offset points", va="center")
 
 
-def steps(results: Results) -> str:
-    """Every measured step of every launch as a dot: a lane for each launch, so that a slow launch is seen as one."""
-    rows = racing(results)
+def steps(results: StudyResults) -> str:
+    """Every measured step of every launch as a dot: a lane for each launch, so that a slow launch stands out."""
+    rows = comparable_rows(results)
     with matplotlib.rc_context(STYLE):
         figure, axes = _lanes(rows)
         for y, row in enumerate(rows):
-            times = [launch["step_ms"] for launch in row["launches"]]
+            times = [launch.step_ms for launch in row.launches]
             for lane, of_launch in enumerate(times):
                 middle = y + 0.62 * ((lane + 0.5) / len(times) - 0.5)
-                # The golden ratio's multiples fill the lane evenly, and alike every time.
+                # Multiples of the golden ratio fill the lane evenly, the same way every time.
                 scattered = [middle + 0.4 / len(times) * (i * 0.618034 % 1 - 0.5) for i in range(len(of_launch))]
                 axes.plot(of_launch, scattered, "o", color=BLUE, alpha=0.35, markersize=2.8, markeredgewidth=0)
-            if row["step_ms"]:
-                median = row["step_ms"]["step"]
+            if row.step_ms:
+                median = row.step_ms.step
                 axes.plot([median] * 2, [y - 0.38, y + 0.38], color=INK, linewidth=2)
                 axes.text(1.01, y, f"median {amount(median)} ms", transform=axes.get_yaxis_transform(), va="center")
         _logarithmic(axes)
@@ -105,30 +107,30 @@ def _logarithmic(axes: Axes) -> None:
     axes.xaxis.set_minor_locator(NullLocator())
 
 
-def losses(results: Results) -> str:
-    """Every engine's losses, the first as a broad band and each next one thinner: equal ones show as stripes."""
-    rows = [row for row in results["engines"] if row.get("launches")]
-    rows.sort(key=lambda row: row["verdict"] == "differs")  # last, and so on top
+def losses(results: StudyResults) -> str:
+    """Every engine's losses, each drawn thinner than the one before: equal losses show as stripes."""
+    rows = [row for row in results.engines if row.launches]
+    rows.sort(key=lambda row: row.verdict == "differs")  # last, and so on top
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(WIDTH, 4.2), layout="constrained")
         axes = figure.add_subplot()
         for i, row in enumerate(rows):
             look: dict[str, Any] = {
-                "color": VERMILION if row["verdict"] == "differs" else PALETTE[i % len(PALETTE)],
+                "color": VERMILION if row.verdict == "differs" else PALETTE[i % len(PALETTE)],
                 "linewidth": 6.5 - 4.9 * i / max(1, len(rows) - 1),
                 "linestyle": "-" if i % 2 == 0 else (0, (3, 2)),
             }
-            for launch in row["launches"]:
-                first = launch is row["launches"][0]
-                axes.plot(launch["losses"], label=_printable(label(row)) if first else None, **look)
-        axes.set_xlabel(f"step (the first {results['warmup_steps']} are the warm-up)")
+            for launch in row.launches:
+                first = launch is row.launches[0]
+                axes.plot(launch.losses, label=_printable(label(row)) if first else None, **look)
+        axes.set_xlabel(f"step (the first {results.warmup_steps} are the warm-up)")
         axes.set_ylabel("training loss")
         axes.grid()
         axes.legend(frameon=False, handlelength=4)
         return _svg(figure, "losses", "Training loss of each engine over its steps")
 
 
-def _lanes(rows: list[Row]) -> tuple[Figure, Axes]:
+def _lanes(rows: list[EngineResult]) -> tuple[Figure, Axes]:
     """An empty figure with a named lane for each row, the first on top."""
     figure = Figure(figsize=(WIDTH, 0.8 + 0.52 * len(rows)), layout="constrained")
     axes = figure.add_subplot()
@@ -140,15 +142,15 @@ def _lanes(rows: list[Row]) -> tuple[Figure, Axes]:
 
 
 def _printable(text: str) -> str:
-    """XML has no place for control characters, and a reason may hold a terminal's colours."""
+    """`text` with spaces for control characters, which XML forbids: a reason may hold a terminal's colour codes."""
     return "".join(character if character.isprintable() else " " for character in text)
 
 
 def _svg(figure: Figure, name: str, title: str) -> str:
-    """The figure as an <svg> element for a page: scalable, with a title, and with ids that no other figure has."""
+    """The figure as an <svg> element of a page: scalable, with a title, and with ids that no other figure has."""
     buffer = io.BytesIO()
     with matplotlib.rc_context({"svg.hashsalt": name}), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing from")  # the page's font will have it
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")  # the browser's font draws it
         figure.savefig(buffer, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
     ElementTree.register_namespace("", SVG)
     ElementTree.register_namespace("xlink", XLINK)

@@ -9,8 +9,8 @@ from samestep.job import Job
 from samestep.rank import hardware
 from samestep.records.plan import Measure, Plan
 from samestep.records.record import Observations
-from samestep.run import Run
 from samestep.tasks.run_engine import run_engine
+from samestep.training import Run
 from samestep.world import World
 
 

@@ -23,9 +23,9 @@ from samestep.records.record import (
     tell,
     write_state,
 )
-from samestep.run import digest_state
 from samestep.tasks.inspect.load import build
 from samestep.tasks.proof_job import SGD_LR, proof_job, steps_of
+from samestep.training import digest_state
 from samestep.world import World
 
 RATES = 12  # how many rates of 'sgd' are tried, each a quarter of the one before

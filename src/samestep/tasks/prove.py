@@ -10,9 +10,9 @@ from samestep.job import Job
 from samestep.rank.evaluate import evaluate, plain_model
 from samestep.records.plan import Plan, Prove
 from samestep.records.record import Observations, write_state
-from samestep.run import Run
 from samestep.tasks.proof_job import proof_job, steps_of
 from samestep.tasks.run_engine import run_engine
+from samestep.training import Run
 from samestep.world import World
 
 

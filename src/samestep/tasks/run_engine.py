@@ -13,8 +13,8 @@ from samestep.engine import Engine
 from samestep.errors import Refused
 from samestep.job import Job
 from samestep.rank.hardware import is_out_of_memory
-from samestep.run import Run
 from samestep.tasks.largest_batch import too_large
+from samestep.training import Run
 from samestep.world import World
 
 

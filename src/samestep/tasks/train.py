@@ -17,8 +17,8 @@ from samestep.rank.group import meeting_store
 from samestep.rank.weights import started_from
 from samestep.records.plan import Plan, Train
 from samestep.records.record import Observations, Progress, attempt, tell
-from samestep.run import Run
 from samestep.tasks.run_engine import run_engine
+from samestep.training import Run
 from samestep.world import World
 
 

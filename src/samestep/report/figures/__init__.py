@@ -1,1 +1,1 @@
-"""The figures of the report: pure functions of measured numbers."""
+"""Pure functions that turn measured numbers into the report's figures."""

@@ -1,4 +1,4 @@
-"""What one step sees, and the learning rate that goes with another batch. Pure."""
+"""How a step's global batch is shared among ranks, and which learning rate goes with another global batch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 
 def one_step(global_batch: int, ranks: int, micro_batches: int = 1) -> str:
-    """'4 ranks × 64 = 256 samples a step'; with micro-batches, or rows that ranks cannot share evenly, these too."""
+    """'4 ranks × 64 = 256 samples a step', with the micro-batches, and with the uneven shares of ranks, if any."""
     each, more = divmod(global_batch, ranks)
     who = "1 rank" if ranks == 1 else f"{ranks} ranks"
     rows = f"{who} × {each}" if not more else f"{more} × {each + 1} + {ranks - more} × {each} on {who}"
@@ -15,25 +15,25 @@ def one_step(global_batch: int, ranks: int, micro_batches: int = 1) -> str:
 
 
 def advice(settings: Mapping[str, str], chosen: Mapping[str, str], optimizer: str = "SGD") -> str | None:
-    """A word to who changes the global batch and not the learning rate; None where there is nothing to say.
+    """The learning rate to try, where the user has changed global_batch and not lr; None otherwise.
 
-    settings: name -> 'type = default', as the inspection tells; chosen: those given. The rule for SGD: P. Goyal et al.,
-    "Accurate, Large Minibatch SGD", 2017 (arXiv:1706.02677); for Adam and its kin: S. Malladi et al., "On the SDEs and
-    Scaling Rules for Adaptive Gradient Algorithms", 2022 (arXiv:2205.10287).
+    settings: name -> 'type = default', from the inspection. chosen: those that the user has set. The rule for SGD:
+    P. Goyal et al., "Accurate, Large Minibatch SGD", 2017 (arXiv:1706.02677). For Adam and its variants: S. Malladi et
+    al., "On the SDEs and Scaling Rules for Adaptive Gradient Algorithms", 2022 (arXiv:2205.10287).
     """
     if "global_batch" not in chosen or "lr" in chosen or "lr" not in settings:
         return None
     try:
-        usual, rate = (float(settings[name].partition("=")[2]) for name in ("global_batch", "lr"))
-        factor = float(chosen["global_batch"]) / usual
+        default, rate = (float(settings[name].partition("=")[2]) for name in ("global_batch", "lr"))
+        factor = float(chosen["global_batch"]) / default
     except (KeyError, ValueError, ZeroDivisionError):
         return None
     if factor == 1:
         return None
-    changed = f"global_batch is {factor:g} × the job's own {usual:g}, and lr its own {rate:g}"
-    later = ", after some epochs of warm-up" if factor > 1 else ""
+    changed = f"global_batch is {factor:g} × the job's own {default:g}, and lr its own {rate:g}"
+    warmup = ", after some epochs of warm-up" if factor > 1 else ""
     if "Adam" in optimizer:
         rule = f"with {optimizer}, scaling by the square root would take {rate:g} × {factor**0.5:.3g}"
-        return f"{changed}; {rule} (--set lr={rate * factor**0.5:.3g}){later}"
+        return f"{changed}; {rule} (--set lr={rate * factor**0.5:.3g}){warmup}"
     rule = f"with SGD, linear scaling would take {rate:g} × {factor:g} (--set lr={rate * factor:g})"
-    return f"{changed}; {rule}{later}"
+    return f"{changed}; {rule}{warmup}"

@@ -19,10 +19,10 @@ from samestep.errors import UserError
 from samestep.job import Batch, Job
 from samestep.records.inspection import JobFacts
 from samestep.records.plan import Prove
-from samestep.run import digest_state, one_row_sentence
 from samestep.tasks.inspect.dry_step import probe, probe_evaluation
 from samestep.tasks.inspect.load import build, find, innermost, settings_of
 from samestep.tasks.proof_job import SGD_LR, proof_job
+from samestep.training import digest_state, one_row_sentence
 
 
 def inspect_job(target: str, settings: Mapping[str, str], replicas: int, steps: int, device: str) -> JobFacts:
@@ -87,7 +87,12 @@ def _layers(model: nn.Module, kind: type[nn.Module]) -> tuple[str, ...]:
 
 def _source_digest(function: Callable[..., Any]) -> str:
     """A digest of the job's file and of the neighbours that it imports: a changed job is another question."""
-    home = Path(inspect.getfile(innermost(function))).resolve().parent
+    try:
+        home = Path(inspect.getfile(innermost(function))).resolve().parent
+    except (OSError, TypeError):
+        home = Path()
+    if not home.is_dir():  # a function of a notebook
+        return hashlib.blake2b(inspect.getsource(function).encode(), digest_size=8).hexdigest()
     files = {
         Path(str(module.__file__)).resolve()
         for module in list(sys.modules.values())

@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -28,7 +28,10 @@ def builtin_names() -> list[str]:
 
 
 def find(target: str) -> Callable[..., Any]:
-    """The job function behind `target`: a built-in name, `file.py[:function]` or `package.module:function`."""
+    """The job function behind `target`: a built-in name, `file.py[:function]`, `package.module:function`, or a file of
+    the Python API's (job.pkl)."""
+    if target.endswith(".pkl"):
+        return _unpickled(target)
     place, function = _split(target)
     if place is None:
         hint = nearest(target, builtin_names())
@@ -41,6 +44,18 @@ def find(target: str) -> Callable[..., Any]:
         hint = nearest(function, functions[:12]) if functions else "it defines none"
         raise UserError(f"{place} has no function '{function}'; {hint}")
     return found  # type: ignore[no-any-return]
+
+
+def _unpickled(target: str) -> Callable[..., Any]:
+    """What samestep.commands.api has written of a function that no file holds."""
+    import cloudpickle
+
+    try:
+        path, function = cloudpickle.loads(Path(target).read_bytes())
+        sys.path += [place for place in path if place not in sys.path]
+    except Exception as error:
+        raise UserError(f"the job does not load in another process: {_says(error)}") from error
+    return cast(Callable[..., Any], function)
 
 
 def home(target: str, function: Callable[..., Any]) -> tuple[ModuleType, str]:
