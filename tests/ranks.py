@@ -31,12 +31,12 @@ from samestep.records.results import Verdict
 HERE = Path(__file__).parent
 SOURCE = HERE.parent / "src"
 DEADLINE_S = 120
-# What a nursery imports for an engine. Not Horovod, which is to be imported where its place is known.
+# What a fork server imports for an engine. Not Horovod, which is to be imported where its place is known.
 LIBRARIES = {"accelerate": "accelerate", "deepspeed": "deepspeed", "fabric": "lightning", "lightning": "lightning"}
 
 
 class RanksFailed(Exception):
-    """A rank raised, died or overran its deadline; the message holds what it said."""
+    """A rank raised, died or overran its deadline; the message holds what it printed."""
 
 
 class Ranks:
@@ -74,13 +74,13 @@ class Ranks:
             late = time.monotonic() > until
             gone = [r for r, (process, _) in enumerate(self._ranks) if not process.is_running()]
             if error or late or gone:
-                said = self._end()
-                raise RanksFailed(error.traceback if error else f"late: {late}, gone: {gone}\n{said}")
+                output = self._end()
+                raise RanksFailed(error.traceback if error else f"late: {late}, gone: {gone}\n{output}")
             time.sleep(0.005)
         return record
 
     def _start(self) -> None:
-        meeting = Path(self._folder.name) / f"meeting{self._count}"
+        rendezvous = Path(self._folder.name) / f"rendezvous{self._count}"
         address = _horovod_server(self.size) if self.engine == "horovod" else {}
         path = [str(self.source), str(HERE), str(HERE / "mutations")]
         for rank in range(self.size):
@@ -90,57 +90,57 @@ class Ranks:
                 "LOCAL_RANK": str(rank),
                 "WORLD_SIZE": str(self.size),
                 "LOCAL_WORLD_SIZE": str(self.size),
-                "SAMESTEP_INIT_METHOD": f"file://{meeting}",
+                "SAMESTEP_INIT_METHOD": f"file://{rendezvous}",
                 "OMP_NUM_THREADS": "1",
                 **{key: text.format(rank=rank) for key, text in address.items()},
             }
-            plans, said = (str(Path(self._folder.name) / f"{name}{rank}") for name in ("plans", "said"))
+            plans, log = (str(Path(self._folder.name) / f"{name}{rank}") for name in ("plans", "log"))
             if not os.path.exists(plans):
                 os.mkfifo(plans)
             pipe = os.open(plans, os.O_RDWR)  # both ends: opening waits for nobody, and a write finds a reader
-            asked = {"environment": environment, "path": path, "plans": plans, "said": said}
+            asked = {"environment": environment, "path": path, "plans": plans, "log": log}
             pid = _forked(LIBRARIES.get(self.engine, ""), asked)
             self._ranks.append((psutil.Process(pid), os.fdopen(pipe, "w")))
 
     def _end(self) -> str:
-        """Asks each rank for its stack, kills it, returns what all said."""
+        """Asks each rank for its stack and kills it. Returns what all ranks have printed."""
         here = [process for process, _ in self._ranks if process.is_running()]
         for process in here:
-            _signalled(process, signal.SIGUSR1)
+            _send(process, signal.SIGUSR1)
         time.sleep(0.2 if here else 0)
         for process in here:
-            _signalled(process, signal.SIGKILL)
+            _send(process, signal.SIGKILL)
             process.wait()
         for _, plans in self._ranks:
             plans.close()
         self._ranks = []
-        return "\n".join(path.read_text() for path in sorted(Path(self._folder.name).glob("said*")))
+        return "\n".join(path.read_text() for path in sorted(Path(self._folder.name).glob("log*")))
 
 
-def _signalled(process: psutil.Process, number: int) -> None:
+def _send(process: psutil.Process, number: int) -> None:
     with suppress(psutil.NoSuchProcess):
         process.send_signal(number)
 
 
 @cache
-def _nursery(library: str) -> subprocess.Popen[str]:
+def _fork_server(library: str) -> subprocess.Popen[str]:
     """The process that forks the ranks of a library's engines. It ends when this one does, and then its stdin."""
     command = [sys.executable, str(HERE / "serve.py"), *library.split()]
     alone = os.environ | {"OMP_NUM_THREADS": "1"}
-    nursery = subprocess.Popen(command, env=alone, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    atexit.register(nursery.kill)
-    return nursery
+    server = subprocess.Popen(command, env=alone, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    atexit.register(server.kill)
+    return server
 
 
 def _forked(library: str, rank: Mapping[str, Any]) -> int:
-    """The pid of a new rank."""
-    nursery = _nursery(library)
-    assert nursery.stdin and nursery.stdout
-    nursery.stdin.write(f"{json.dumps(rank)}\n")
-    nursery.stdin.flush()
-    answer = nursery.stdout.readline()
+    """Has a new rank forked. Returns its pid."""
+    server = _fork_server(library)
+    assert server.stdin and server.stdout
+    server.stdin.write(f"{json.dumps(rank)}\n")
+    server.stdin.flush()
+    answer = server.stdout.readline()
     if not answer:
-        raise RanksFailed("the process that forks ranks has ended; what it said is on stderr")
+        raise RanksFailed("the process that forks ranks has ended; its output is on stderr")
     return int(answer)
 
 
@@ -194,7 +194,7 @@ def proof_plan(
 
 
 def prove(
-    judge_rank: Ranks,
+    reference_rank: Ranks,
     ranks: Ranks,
     job: str,
     engine: str,
@@ -203,7 +203,7 @@ def prove(
 ) -> Verdict:
     """The verdict on `engine` over all of `ranks`."""
     facts = engine_facts(engine, ranks.size, engine_settings)
-    reference = judge_rank.work(reference_plan(job, ranks.size, settings, facts))
+    reference = reference_rank.work(reference_plan(job, ranks.size, settings, facts))
     return judged(reference, facts, lambda loop: ranks.work(proof_plan(loop, job, engine, ranks.size, settings, facts)))
 
 

@@ -1,4 +1,4 @@
-"""A nursery of ranks: it imports torch once, and forks every rank that a test asks for.
+"""A fork server for the ranks of tests: it imports torch once, and forks every rank that a test asks for.
 
 Starting a rank costs seconds and proving a small job a fraction of one. So tests that prove hundreds of jobs keep
 their ranks, and tests that plant a fault, whose ranks must be new, fork them from a process that has torch already.
@@ -31,11 +31,11 @@ PRELOADED = (
 )
 
 
-def nursery(libraries: list[str]) -> None:
+def fork_ranks(libraries: list[str]) -> None:
     """Forks one rank for each line of stdin, and answers with its pid. It ends, and its ranks with it, when stdin does.
 
     libraries: what else it imports; it may change torch for the whole process, which then serves no other.
-    A line is JSON: 'environment' of the rank, 'path' to import from, 'plans' and 'said' (its pipe and its log).
+    A line is JSON: 'environment' of the rank, 'path' to import from, 'plans' and 'log' (its pipe and its output).
     """
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # a library may print while it is imported
@@ -49,17 +49,17 @@ def nursery(libraries: list[str]) -> None:
         pid = os.fork()
         if pid == 0:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            _be_a_rank(**asked)
+            _rank_main(**asked)
         print(pid, file=answers, flush=True)
 
 
-def _be_a_rank(environment: dict[str, str], path: list[str], plans: str, said: str) -> None:
-    """Never returns."""
+def _rank_main(environment: dict[str, str], path: list[str], plans: str, log: str) -> None:
+    """The process of one rank, whose output goes to the file `log`. Never returns."""
     code = 1
     try:
-        log = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        os.dup2(log, 1)
-        os.dup2(log, 2)
+        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
         os.environ.clear()
         os.environ |= environment
         sys.path[:0] = path
@@ -113,4 +113,4 @@ def serve(plans: str) -> None:
 
 
 if __name__ == "__main__":
-    nursery(sys.argv[1:])
+    fork_ranks(sys.argv[1:])

@@ -1,4 +1,4 @@
-"""Statistics over all ranks: the reference plays them, real ranks agree, and what cannot be is refused."""
+"""SyncBatchNorm: the reference takes statistics over all ranks, real ranks agree, and what cannot be is refused."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ JOB = f"{Path(__file__).parent}/jobs_synced.py:job"
 @pytest.mark.parametrize("settings", [{}, {"micro_batch": "2"}])
 @pytest.mark.parametrize("size", [2, 3])
 def test_ranks_that_share_statistics_take_the_references_step(
-    size: int, settings: dict[str, str], ranks: Callable[[int], Ranks], judge_rank: Ranks
+    size: int, settings: dict[str, str], ranks: Callable[[int], Ranks], reference_rank: Ranks
 ) -> None:
-    verdict = prove(judge_rank, ranks(size), JOB, "ddp", {"rows": "47", **settings})
+    verdict = prove(reference_rank, ranks(size), JOB, "ddp", {"rows": "47", **settings})
     assert verdict.verdict == "same", verdict
 
 
-def test_and_without_the_setting_they_are_seen_to_differ(ranks: Callable[[int], Ranks], judge_rank: Ranks) -> None:
-    verdict = prove(judge_rank, ranks(2), JOB, "ddp", {"sync_batchnorm": "false"})
+def test_and_without_the_setting_they_are_seen_to_differ(ranks: Callable[[int], Ranks], reference_rank: Ranks) -> None:
+    verdict = prove(reference_rank, ranks(2), JOB, "ddp", {"sync_batchnorm": "false"})
     assert verdict.verdict == "differs"
 
 

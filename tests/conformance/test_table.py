@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from conformance.table import BEHAVIOURS, ENGINES, STRENGTH, Bench, cell, written
+from conformance.table import BEHAVIOURS, ENGINES, STRENGTH, Bench, cell, documented
 from ranks import engine_facts
 
 
@@ -18,7 +18,7 @@ def bench() -> Iterator[Bench]:
 
 
 def test_the_table_is_whole() -> None:
-    table = written()
+    table = documented()
     assert list(table) == list(ENGINES)
     assert all(list(row) == list(BEHAVIOURS) for row in table.values())
     words = {cell.partition(":")[0] for row in table.values() for cell in row.values()}
@@ -37,7 +37,7 @@ def test_no_cell_is_weaker(name: str, bench: Bench) -> None:
     facts = engine_facts(engine, 2)
     if not facts.available:
         pytest.skip(f"{facts.reason}: {facts.install}")
-    table = written()[name]
+    table = documented()[name]
     weaker = {}
     for behaviour in BEHAVIOURS:
         now, was = cell(bench, name, behaviour), table[behaviour]

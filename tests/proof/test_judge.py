@@ -1,4 +1,4 @@
-"""The judge itself: it reads every quantity that it claims to, and each verdict means what it says."""
+"""The judge reads every quantity that it claims to, and each verdict means what it says."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def changed(record: Record, change: Change, training: str = "sgd", rank: int = 1
 
 
 @pytest.fixture(scope="module")
-def healthy(ranks: Callable[[int], Ranks], judge_rank: Ranks) -> tuple[Expectation, Record]:
-    reference = judge_rank.work(reference_plan("jobs:conv", 2))
+def healthy(ranks: Callable[[int], Ranks], reference_rank: Ranks) -> tuple[Expectation, Record]:
+    reference = reference_rank.work(reference_plan("jobs:conv", 2))
     expectation = Expectation(reference, 0)
     return expectation, ranks(2).work(proof_plan(expectation, "jobs:conv", "ddp", 2))
 
@@ -152,7 +152,7 @@ def test_last_bits_cost_bitwise_but_not_same(healthy: tuple[Expectation, Record]
 
 @pytest.mark.parametrize(("scale", "expected"), [("1.0", "approximate"), ("2.0", "differs")])
 def test_a_lossy_engine_is_approximate_within_its_rounding(
-    scale: str, expected: str, judge_rank: Ranks, tmp_path: Path
+    scale: str, expected: str, reference_rank: Ranks, tmp_path: Path
 ) -> None:
     """A gradient that only the compressed path doubles: the loop is right, its numerics are not."""
     hook = "            model.register_comm_hook(None, getattr(default_hooks, compress"
@@ -163,7 +163,7 @@ def test_a_lossy_engine_is_approximate_within_its_rounding(
     text = file.read_text().replace("        if compress == ", "        scale = 1.0\n        if compress == ", 1)
     file.write_text(text.replace("loss.backward()", "(loss * scale).backward()"))
     with Ranks(2, source) as ranks:
-        verdict = prove(judge_rank, ranks, "jobs:tied", "ddp", engine_settings={"compress": "fp16"})
+        verdict = prove(reference_rank, ranks, "jobs:tied", "ddp", engine_settings={"compress": "fp16"})
     assert verdict.verdict == expected, verdict
     assert verdict.numerics is not None
     assert verdict.numerics.distance is not None
@@ -171,9 +171,9 @@ def test_a_lossy_engine_is_approximate_within_its_rounding(
     assert (verdict.first_divergence is None) == (expected == "approximate")
 
 
-def test_numerics_that_skip_every_step_prove_nothing(ranks: Callable[[int], Ranks], judge_rank: Ranks) -> None:
+def test_numerics_that_skip_every_step_prove_nothing(ranks: Callable[[int], Ranks], reference_rank: Ranks) -> None:
     facts = engine_facts("amp", 2, {"precision": "fp16"})
-    reference = judge_rank.work(reference_plan("jobs:conv", 2, None, facts))
+    reference = reference_rank.work(reference_plan("jobs:conv", 2, None, facts))
     loop, numerics = Expectation(reference, 0), Expectation(reference, 1)
     record = ranks(2).work(proof_plan(loop, "jobs:conv", "amp", 2, None, facts))
     assert judge(loop, record, numerics).verdict == "approximate"
@@ -182,21 +182,23 @@ def test_numerics_that_skip_every_step_prove_nothing(ranks: Callable[[int], Rank
     assert judge(loop, record, numerics).verdict == "refused"
 
 
-def test_a_tensor_whose_bound_says_nothing_is_named(ranks: Callable[[int], Ranks], judge_rank: Ranks) -> None:
+def test_a_tensor_whose_bound_says_nothing_is_named(ranks: Callable[[int], Ranks], reference_rank: Ranks) -> None:
     """AdamW makes full steps of the rounding noise that is the gradient of a bias before BatchNorm."""
     chosen = {"arch": "batchnorm", "optimizer": "adamw", "float32_only": "true"}
-    verdict = prove(judge_rank, ranks(2), DRAWN, "ddp", chosen)
+    verdict = prove(reference_rank, ranks(2), DRAWN, "ddp", chosen)
     assert verdict.verdict == "same", verdict
     assert any("ill-conditioned: 0.bias (the job's optimizer)" in note for note in verdict.notes), verdict.notes
     assert any("proven in float32, because float64 failed" in note for note in verdict.notes)
 
 
-def test_masks_of_booleans_and_infinities_are_no_difference(ranks: Callable[[int], Ranks], judge_rank: Ranks) -> None:
-    verdict = prove(judge_rank, ranks(2), DRAWN, "ddp", {"arch": "masked"})
+def test_masks_of_booleans_and_infinities_are_no_difference(
+    ranks: Callable[[int], Ranks], reference_rank: Ranks
+) -> None:
+    verdict = prove(reference_rank, ranks(2), DRAWN, "ddp", {"arch": "masked"})
     assert (verdict.verdict, verdict.bitwise) == ("same", True), verdict
 
 
-def test_clipping_that_never_acts_is_said(ranks: Callable[[int], Ranks], judge_rank: Ranks) -> None:
-    verdict = prove(judge_rank, ranks(2), DRAWN, "ddp", {"clip_norm": "1000.0"})
+def test_clipping_that_never_acts_is_said(ranks: Callable[[int], Ranks], reference_rank: Ranks) -> None:
+    verdict = prove(reference_rank, ranks(2), DRAWN, "ddp", {"clip_norm": "1000.0"})
     assert verdict.verdict == "same"
     assert any("clipping never acted" in note for note in verdict.notes)
