@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+
+from budget import budget
 
 TESTS = Path(__file__).parent
 JOBS = TESTS / "launch" / "jobs.py"
@@ -14,12 +17,23 @@ DRAWN = f"{TESTS}/conformance/jobs_drawn.py:job"
 
 
 def samestep(
-    *arguments: str, out: Path | None = None, timeout: float = 180, cwd: Path | None = None
+    *arguments: str, out: Path | None = None, imports: float = 150, cwd: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a command to its end, in a wide terminal. Its workers are forked, where it names no launcher."""
+    """Runs a command to its end, in a wide terminal. Its workers are forked, where it names no launcher.
+
+    imports: its budget.
+    """
     given = [*arguments, *(["--out", str(out)] if out else [])]
-    if arguments[0] in ("run", "evaluate") and not {"--launcher", "--dry-run", "--to", "--help"} & {*arguments}:
+    if arguments[0] in ("run", "evaluate") and not {"--launcher", "--port", "--dry-run", "--to", "--help"} & {
+        *arguments
+    }:
         given += ["--launcher", "fork"]
     command = [sys.executable, "-m", "samestep", *given]
     wide = os.environ | {"COLUMNS": "200"}
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=wide, cwd=cwd)
+    return subprocess.run(command, capture_output=True, text=True, timeout=budget(imports), env=wide, cwd=cwd)
+
+
+def has_begun(folder: Path) -> bool:
+    """Whether the training in `folder` has taken steps."""
+    told = folder / "progress.json"
+    return told.exists() and bool(json.loads(told.read_text()).get("done"))

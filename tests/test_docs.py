@@ -10,10 +10,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from budget import budget
 from rich.console import Console
 
 from command import samestep
 from samestep import report
+from samestep.records.files import from_json
+from samestep.records.results import StudyResults
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -28,6 +31,12 @@ SCRIPTS = {
         r"```python\n(# (\w+\.py)\n.*?)```", (ROOT / "docs" / "pipeline.md").read_text(), re.S
     )
 }
+
+
+LEFT = """
+import psutil
+print("left:", [child.cmdline() for child in psutil.Process().children(recursive=True)])
+"""
 
 
 def _commands(page: Path) -> list[str]:
@@ -52,7 +61,7 @@ def test_the_readmes_table_is_that_of_its_record() -> None:
     (folder,) = set(re.findall(r"results/digits[^/)`]+", (ROOT / "README.md").read_text()))
     results = json.loads((ROOT / folder / "results.json").read_text())
     console = Console(file=io.StringIO(), width=100, color_system=None)
-    console.print(report.table(results))
+    console.print(report.table(from_json(StudyResults, {"package": ""} | results)))
     shown = [line.rstrip() for line in console.file.getvalue().rstrip().splitlines()]  # type: ignore[attr-defined]
     assert "\n".join(shown) in (ROOT / "README.md").read_text()
 
@@ -84,6 +93,23 @@ def test_the_pipelines_scripts_run(name: str, tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, name], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert not done.stderr
+
+
+def test_the_code_of_python_md_runs(tmp_path: Path) -> None:
+    """Its blocks one after the other, as cells of a notebook; and nothing is left running."""
+    page = (ROOT / "docs" / "python.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", page, re.S)
+    assert len(blocks) == 4
+    (tmp_path / "cells.py").write_text("\n".join(blocks) + LEFT)
+    done = subprocess.run(
+        [sys.executable, "cells.py"], cwd=tmp_path, capture_output=True, text=True, timeout=budget(90)
+    )
+    assert done.returncode == 0, done.stderr
+    shown = [
+        line.removeprefix("    ") for line in page.splitlines() if line.startswith("    ddp same") or "'dpp'" in line
+    ]
+    assert all(line in done.stdout for line in shown) and len(shown) == 2
+    assert "left: []" in done.stdout
 
 
 def test_the_readmes_job_is_trained_and_evaluated_as_shown(tmp_path: Path) -> None:

@@ -73,8 +73,11 @@ class Engine(Protocol):
     train(job, world, run, **settings): trains with the four verbs of `run`, a samestep.training.Run, and returns the
         full state dict on rank 0. Its keyword arguments are the engine's settings, with their types and defaults: what
         --set-engine sets.
-    An engine may also have `INSTALL`, the line that installs it where that is not pip, and `close()`, which each rank
-    calls after its last training.
+    An engine may also have
+    INSTALL: the line that installs it, where that is not pip.
+    close(): what each rank calls after its last training.
+    explain(error, job): the sentence about an error of its library that the user can mend, or None.
+    says_lost(error): whether an error of its library only tells that another rank has ended.
     """
 
     PURPOSE: str

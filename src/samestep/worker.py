@@ -30,14 +30,14 @@ from torch.multiprocessing.spawn import ProcessException, start_processes
 
 from samestep.errors import LoadingFailed, LostPeer, Refused, UserError
 from samestep.rank import hardware
-from samestep.rank.membership import hostname, says_lost
+from samestep.rank.membership import hostname
 from samestep.records.files import read, replace_text, write, write_json
 from samestep.records.plan import Plan, ReferencePlan
 from samestep.records.record import ENVIRONMENT, TOLD, RankError, RankRecord
 from samestep.tasks import fork_server
 from samestep.tasks.answer import eject_main, inspect_main
 from samestep.tasks.play_reference import play_reference
-from samestep.tasks.trainings import close, work
+from samestep.tasks.trainings import close, is_lost_peer, work
 from samestep.world import RANK_VARIABLES, World, places
 from samestep.world.orphans import die_with_parent
 
@@ -65,7 +65,7 @@ def rank_main(path: str, kind: type[AnyPlan], do: Callable[[AnyPlan, World], dic
         about = (world.rank, world, torch.get_num_threads(), plan.started_at, machine)
         write(folder / f"rank{rank}.json", RankRecord(*about, **do(plan, world)))
     except BaseException as error:
-        write(folder / f"error-rank{rank}.json", described(error, rank))
+        write(folder / f"error-rank{rank}.json", described(error, plan, rank))
         code = 2 if isinstance(error, UserError) else 1
         traceback.print_exc()
     sys.stdout.flush()
@@ -73,13 +73,14 @@ def rank_main(path: str, kind: type[AnyPlan], do: Callable[[AnyPlan, World], dic
     os._exit(code)
 
 
-def described(error: BaseException, rank: int) -> RankError:
+def described(error: BaseException, plan: Plan | ReferencePlan, rank: int) -> RankError:
     """An error that ends a rank, as its record holds it."""
     kind = "refused" if isinstance(error, Refused) else "user" if isinstance(error, UserError) else "crash"
     text = str(error).strip()
     told = isinstance(error, (UserError, LostPeer, LoadingFailed))
     message = text if told else f"{type(error).__name__}: {text.splitlines()[0] if text else ''}"
-    return RankError(rank, kind, message, time.time(), traceback.format_exc(), says_lost(error))
+    lost = is_lost_peer(plan, error) if isinstance(plan, Plan) else False
+    return RankError(rank, kind, message, time.time(), traceback.format_exc(), lost)
 
 
 def run_trainings(plan: Plan, world: World) -> dict[str, Any]:

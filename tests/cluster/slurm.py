@@ -10,12 +10,12 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import time
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
+from budget import budget, wait_until
 from cluster import hosts as hosts_module
 from cluster.hosts import PATH, Hosts
 
@@ -108,16 +108,15 @@ class Slurm:
             f"--seed-file={folder}/munge/seed",
         ]
         self._daemon(0, munge)
-        until = time.monotonic() + 20
-        while not (folder / "munge.socket").exists():
-            assert time.monotonic() < until, "munged did not start"
-            time.sleep(0.05)
+        wait_until((folder / "munge.socket").exists, "munged did not start")
         self._daemon(0, ["slurmctld", "-D", "-f", f"{folder}/slurm.conf"])
         for i in range(1, self.nodes + 1):
             self._daemon(i, ["slurmd", "-D", "-N", f"h{i}", "-f", f"{folder}/slurm.conf"])
-        while self.run("sinfo", "-h", "-N", "-o", "%t").stdout.split() != ["idle"] * self.nodes:
-            assert time.monotonic() < until + 20, (folder / "slurmctld.log").read_text()[-2000:]
-            time.sleep(0.1)
+        wait_until(
+            lambda: self.run("sinfo", "-h", "-N", "-o", "%t").stdout.split() == ["idle"] * self.nodes,
+            "the nodes are not idle",
+            lambda: (folder / "slurmctld.log").read_text()[-2000:],
+        )
 
     def _daemon(self, host: int, command: list[str]) -> None:
         said = open(self.folder / f"{Path(command[0]).name}-{host}.out", "w")  # noqa: SIM115 - the daemon's own
@@ -129,10 +128,10 @@ class Slurm:
         """The command line that runs `command` where people log in."""
         return self.hosts.line(0, command)
 
-    def run(self, *command: str, timeout: float = 120, **more: str) -> subprocess.CompletedProcess[str]:
+    def run(self, *command: str, imports: float = 100, **more: str) -> subprocess.CompletedProcess[str]:
         """Runs `command` where people log in. more: for its environment."""
         return subprocess.run(
-            self.line(*command), env=self.environment | more, capture_output=True, text=True, timeout=timeout
+            self.line(*command), env=self.environment | more, capture_output=True, text=True, timeout=budget(imports)
         )
 
     def job(self, number: str) -> dict[str, str]:
@@ -140,18 +139,15 @@ class Slurm:
         shown = self.run("scontrol", "show", "job", number, "-o").stdout
         return dict(word.split("=", 1) for word in shown.split() if "=" in word)
 
-    def wait(self, number: str, *states: str, seconds: float = 90) -> dict[str, str]:
+    def wait(self, number: str, *states: str) -> dict[str, str]:
         """Waits until a job is in one of `states`."""
-        until = time.monotonic() + seconds
-        while (job := self.job(number)).get("JobState") not in states:
-            assert time.monotonic() < until, f"job {number} is {job}"
-            time.sleep(0.2)
-        return job
+        wait_until(lambda: self.job(number).get("JobState") in states, f"job {number} is", lambda: self.job(number))
+        return self.job(number)
 
     def __exit__(self, *_: object) -> None:
         with suppress(subprocess.TimeoutExpired):
             if self._daemons:
-                self.run("scancel", "--signal=KILL", "-u", "root", timeout=10)
+                self.run("scancel", "--signal=KILL", "-u", "root", imports=10)
         members = []
         for daemon in self._daemons:
             with suppress(psutil.NoSuchProcess):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from budget import deadline
 from command import JOBS, samestep
 
 CASES = {
@@ -129,15 +131,13 @@ def test_a_port_that_is_free_is_used(tmp_path: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
-    done = samestep("run", f"{JOBS}:quick", "--port", port, "--deadline", "60", "--json", out=tmp_path / "out")
+    done = samestep("run", f"{JOBS}:quick", "--port", port, *deadline(), "--json", out=tmp_path / "out")
     assert done.returncode == 0, done.stderr
 
 
 def test_more_ranks_than_cores_only_warns(tmp_path: Path) -> None:
     ranks = (os.cpu_count() or 1) + 1
-    done = samestep(
-        "run", f"{JOBS}:quick", "--nproc", str(ranks), "--deadline", "90", "--device", "cpu", out=tmp_path / "out"
-    )
+    done = samestep("run", f"{JOBS}:quick", "--nproc", str(ranks), *deadline(), "--device", "cpu", out=tmp_path / "out")
     assert done.returncode == 0, done.stderr
     assert f"{ranks} ranks share {ranks - 1} cores" in done.stderr
 
@@ -146,11 +146,12 @@ def test_more_ranks_than_gpus() -> None:
     """The rule itself, on the facts that a machine with one GPU reports."""
     from samestep.commands.study import check_devices
     from samestep.errors import UserError
+    from samestep.records.inspection import EngineFacts, Inspection, MachineFacts
 
-    engines = [{"name": "ddp", "process_kind": "group"}, {"name": "single", "process_kind": "one"}]
-    found = {"devices": ["cuda:0"], "engines": engines}
+    engines = (EngineFacts("ddp", True, process_kind="group"), EngineFacts("single", True, process_kind="one"))
+    found = Inspection(("cuda:0",), MachineFacts("3.11", "2.13", "h1", "x86_64", 2), 1, engines)
     with pytest.raises(UserError, match="--nproc 2 needs 2 GPUs, one for each rank, and this machine has 1"):
         check_devices(2, found, ("ddp",))
     check_devices(1, found, ("ddp",))
     check_devices(2, found, ("single",))
-    check_devices(2, found | {"devices": ["cpu"]}, ("ddp",))
+    check_devices(2, replace(found, devices=("cpu",)), ("ddp",))

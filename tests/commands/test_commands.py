@@ -6,11 +6,11 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
+from budget import deadline, wait_until
 from command import JOBS, TESTS, samestep
 from samestep import engine as engines
 
@@ -57,7 +57,7 @@ def test_verify(tmp_path: Path) -> None:
 def test_verify_every_engine(tmp_path: Path) -> None:
     """None is silently absent: each is the same, approximate by design, or says why it cannot run here."""
     arguments = ["verify", "digits", "--engines", "all", "--nproc", "2", "--device", "cpu", "--json"]
-    done = samestep(*arguments, out=tmp_path / "out", timeout=600)
+    done = samestep(*arguments, out=tmp_path / "out", imports=450)
     assert done.returncode == 0, done.stderr
     verdicts = {row["engine"]: row["verdict"] for row in json.loads(done.stdout)["engines"]}
     expected = {name: "same" for name in engines.names()} | {"amp": "approximate", "dataparallel": "unavailable"}
@@ -96,7 +96,7 @@ def test_compare_measures_and_resumes(tmp_path: Path) -> None:
     done = samestep(*COMPARE, "--launchers", "all", "--rounds", "2", "--json", out=out)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    launchers = [("single", "process"), *(("ddp", name) for name in ("torchrun", "spawn", "srun", "mpirun"))]
+    launchers = [("single", "process"), *(("ddp", name) for name in ("torchrun", "mpirun", "spawn", "srun"))]
     assert [(row["engine"], row["launcher"]) for row in found["engines"]] == launchers
     absent = {row["launcher"]: row["reason"] for row in found["engines"] if row["verdict"] == "unavailable"}
     assert set(absent) <= ({"srun"} if "CI" in os.environ else {"srun", "mpirun"})
@@ -118,6 +118,13 @@ def test_compare_measures_and_resumes(tmp_path: Path) -> None:
     assert "<html" in (out / "report.html").read_text()
     assert json.loads((out / "results.json").read_text()) == found
 
+    # The second round starts with another engine than the first.
+    plans = {path.parent.name: json.loads(path.read_text()) for path in out.glob("launches/*/plan.json")}
+    order = sorted(plans, key=lambda name: plans[name]["started_at"])
+    rows = [row for row in order if row.endswith("-0")]
+    assert rows[0] == "single-process-0"
+    assert order == rows + [f"{row[:-2]}-1" for row in [*rows[1:], rows[0]]]
+
     # What is there is not measured again: only the launch that is missing.
     kept = {path: path.stat().st_mtime_ns for path in out.glob("launches/*/rank0.json")}
     lost = out / "launches" / "ddp-spawn-1" / "rank0.json"
@@ -128,6 +135,13 @@ def test_compare_measures_and_resumes(tmp_path: Path) -> None:
     changed = [path for path, written in kept.items() if path.stat().st_mtime_ns != written]
     assert changed == [lost]
 
+    # Nor what other code has measured.
+    asked = json.loads((out / "study.json").read_text())
+    (out / "study.json").write_text(json.dumps(asked | {"package": "another"}))
+    other = samestep(*COMPARE, "--launchers", "all", "--rounds", "2", "--json", out=out)
+    assert other.returncode == 2
+    assert "holds other results: package was 'another' there and is" in other.stderr
+
 
 def test_compare_does_not_mix_two_questions(tmp_path: Path) -> None:
     out = tmp_path / "out"
@@ -135,6 +149,12 @@ def test_compare_does_not_mix_two_questions(tmp_path: Path) -> None:
     done = samestep("verify", f"{JOBS}:quick", "--engines", "single", "--steps", "4", out=out)
     assert done.returncode == 2
     assert "holds other results: steps was 8 there and is 4 now" in done.stderr
+    asked = json.loads((out / "study.json").read_text())
+    for key in ("samestep", "package", "torch"):
+        (out / "study.json").write_text(json.dumps(asked | {key: "another"}))
+        done = samestep("verify", f"{JOBS}:quick", "--engines", "single", out=out)
+        assert done.returncode == 2
+        assert f"holds other results: {key} was 'another' there and is" in done.stderr
 
 
 def test_two_commands_do_not_share_a_folder(tmp_path: Path) -> None:
@@ -142,10 +162,7 @@ def test_two_commands_do_not_share_a_folder(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "samestep", "verify", f"{JOBS}:slow", "--engines", "single", "--out", str(out)]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as first:
         try:
-            until = time.monotonic() + 60
-            while not (out / "reference").exists():
-                assert time.monotonic() < until
-                time.sleep(0.05)
+            wait_until((out / "reference").exists, "no launch")
             second = samestep(*command[3:7], out=out)
             assert second.returncode == 2
             assert "another samestep is writing to" in second.stderr
@@ -158,7 +175,7 @@ def test_run_trains_evaluates_and_leaves_weights(tmp_path: Path) -> None:
 
     out = tmp_path / "out"
     arguments = ["run", "digits", "--engine", "ddp", "--nproc", "2", "--set", "epochs=3", "--device", "cpu"]
-    done = samestep(*arguments, "--deadline", "120", "--json", out=out)
+    done = samestep(*arguments, *deadline(), "--json", out=out)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["evaluation_rows"] == 297
@@ -175,7 +192,7 @@ def test_run_saves_tied_weights(job: str, tmp_path: Path) -> None:
     from safetensors.numpy import load_file
 
     jobs = TESTS / "mutations" / "jobs.py"
-    done = samestep("run", f"{jobs}:{job}", "--deadline", "60", out=tmp_path / "out")
+    done = samestep("run", f"{jobs}:{job}", *deadline(), out=tmp_path / "out")
     assert done.returncode == 0, done.stderr
     weights = load_file(tmp_path / "out" / "weights.safetensors")
     assert (weights["embedding.weight"] == weights["output.weight"]).all()

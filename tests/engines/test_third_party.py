@@ -10,40 +10,34 @@ from pathlib import Path
 
 import pytest
 
+from budget import budget
+from other_package import installed
+from samestep import engine
 from samestep.launch.fork_client import SOCKETS
 
-SOURCE = Path(__file__).parents[2] / "src" / "samestep" / "engines" / "single.py"
-SETUP = """
-from setuptools import setup
-setup(name="samestep-tiny", version="1.0",
-      py_modules=["tiny_engine", "broken_engine", "leaving_engine", "empty_engine"],
-      entry_points={"samestep.engines": ["tiny = tiny_engine", "broken = broken_engine", "leaving = leaving_engine",
-                                         "empty = empty_engine", "ddp = broken_engine"]})
-"""
+SOURCE = (Path(engine.__file__).parent / "engines" / "single.py").read_text()
+MODULES = {
+    "tiny_engine": SOURCE,
+    "broken_engine": "import no_such_module\n",
+    "leaving_engine": "raise SystemExit('no licence')\n",
+    "empty_engine": "def train(job, world, run, *, size=1): ...\n",
+}
+POINTS = {name.partition("_")[0]: name for name in MODULES} | {"ddp": "broken_engine"}
 
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
-    """With a tiny package installed that brings engines: a copy of `single`; one that does not import, one that exits,
-    one that holds nothing; and one that is named as one of ours."""
-    package = tmp_path / "package"
-    package.mkdir()
-    (package / "setup.py").write_text(SETUP)
-    (package / "tiny_engine.py").write_text(SOURCE.read_text())
-    (package / "broken_engine.py").write_text("import no_such_module\n")
-    (package / "leaving_engine.py").write_text("raise SystemExit('no licence')\n")
-    (package / "empty_engine.py").write_text("def train(job, world, run, *, size=1): ...\n")
-    target = tmp_path / "installed"
-    options = ["--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--target", str(target)]
-    subprocess.run([sys.executable, "-m", "pip", "install", *options, str(package)], check=True, timeout=120)
+    """With a package installed that brings engines: a copy of `single`; one that does not import, one that exits, one
+    that holds nothing; and one that is named as one of ours."""
     fresh = {name: value for name, value in os.environ.items() if name != SOCKETS}  # processes that see the package
-    return {**fresh, "PYTHONPATH": f"{target}:{SOURCE.parents[2]}"}
+    return {**fresh, "PYTHONPATH": installed(tmp_path, engine.GROUP, MODULES, POINTS)}
 
 
 def test_another_packages_engine(environment: dict[str, str], tmp_path: Path) -> None:
     def samestep(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "samestep", *arguments]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=180, cwd=tmp_path)
+        quiet = {"env": environment, "capture_output": True, "text": True, "cwd": tmp_path}
+        return subprocess.run(command, timeout=budget(150), **quiet)
 
     listed = {row["name"]: row for row in json.loads(samestep("engines", "--json").stdout)}
     assert listed["tiny"]["available"]

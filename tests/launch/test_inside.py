@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-JOBS = Path(__file__).parent / "jobs.py"
+from budget import budget
+from command import JOBS
+
 BIN = Path(sys.executable).parent
 ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 AROUND = {
@@ -33,7 +35,7 @@ AROUND = {
 
 
 def typed(command: list[str], **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, env=os.environ | ROOT | env)
+    return subprocess.run(command, capture_output=True, text=True, timeout=budget(250), env=os.environ | ROOT | env)
 
 
 @pytest.fixture(scope="module")
@@ -96,14 +98,14 @@ def test_two_ranks_with_one_local_rank(tmp_path: Path) -> None:
     from samestep.launch.ports import any_free
 
     port, out = str(any_free("127.0.0.1")), str(tmp_path / "out")
-    command = [sys.executable, "-m", "samestep", "run", f"{JOBS}:quick", "--out", out, "--timeout", "60"]
+    command = [sys.executable, "-m", "samestep", "run", f"{JOBS}:quick", "--out", out, "--timeout", f"{budget():.0f}"]
     place = {"WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     ranks = [
         subprocess.Popen(command, env=os.environ | place | {"RANK": str(rank)}, stderr=subprocess.PIPE, text=True)
         for rank in range(2)
     ]
     try:
-        said = [rank.communicate(timeout=120)[1] for rank in ranks]
+        said = [rank.communicate(timeout=budget(100))[1] for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()

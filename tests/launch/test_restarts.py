@@ -10,13 +10,15 @@ from pathlib import Path
 
 import pytest
 
-JOBS = Path(__file__).parent / "jobs.py"
+from budget import budget
+from command import JOBS
+
 CGROUPS = (Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup"))  # version 1, version 2
 
 
 def run(job: str, out: Path, *more: str, **popen: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "samestep", "run", f"{JOBS}:{job}", "--nproc", "2", "--out", str(out), *more]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, **popen)  # type: ignore[call-overload,no-any-return]
+    return subprocess.run(command, capture_output=True, text=True, timeout=budget(100), **popen)  # type: ignore[call-overload,no-any-return]
 
 
 def test_a_killed_rank_comes_back_and_the_result_is_the_same(tmp_path: Path) -> None:

@@ -7,14 +7,16 @@ import re
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from budget import wait_until
 from cluster import slurm as slurm_module
 from cluster.slurm import Slurm
+from command import JOBS, has_begun
 
-JOBS = Path(__file__).parent / "jobs.py"
 SAMESTEP = [sys.executable, "-m", "samestep"]
 
 
@@ -38,22 +40,27 @@ def submitted(slurm: Slurm, job: str, out: Path) -> str:
 
 def trains(out: Path, since: float = 0.0) -> None:
     """Waits until a training in `out` has taken steps."""
-    until = time.monotonic() + 90
-    while not any(p.stat().st_mtime > since and '"done"' in p.read_text() for p in out.glob("machine-*/progress.json")):
-        assert time.monotonic() < until, [path.read_text() for path in out.glob("slurm-*.out")]
-        time.sleep(0.1)
+
+    def begun() -> bool:
+        told = [path for path in out.glob("machine-*/progress.json") if path.stat().st_mtime > since]
+        return any(has_begun(path.parent) for path in told)
+
+    wait_until(
+        begun, "it did not begin to train", lambda: [path.read_text() for path in out.glob("slurm-*.out")], imports=90
+    )
 
 
-def left(slurm: Slurm) -> list[str]:
-    """Processes of ours on the nodes, given five seconds to go."""
-    until = time.monotonic() + 5
-    while True:
-        lines = [Path(f"/proc/{pid}/cmdline") for node in (1, 2) for pid in slurm.hosts.pids(node)]
-        ours = [text for line in lines if line.exists() and "samestep" in (text := line.read_text())]
-        ours = [text for text in ours if not text.startswith("slurm")]
-        if not ours or time.monotonic() > until:
-            return ours
-        time.sleep(0.1)
+def assert_nothing_left(slurm: Slurm) -> None:
+    """No processes of ours on the nodes."""
+
+    def left() -> list[str]:
+        found = []
+        for pid in (pid for node in (1, 2) for pid in slurm.hosts.pids(node)):
+            with suppress(OSError):  # it has just ended
+                found.append(Path(f"/proc/{pid}/cmdline").read_text())
+        return [text for text in found if "samestep" in text and not text.startswith("slurm")]
+
+    wait_until(lambda: not left(), "still there", left)
 
 
 def test_plain_srun(slurm: Slurm, tmp_path: Path) -> None:
@@ -100,7 +107,7 @@ def test_the_signal_before_the_limit_stops_after_a_step(slurm: Slurm, tmp_path: 
     stopped = re.search(r"stopped after step (\d+) of \d+, as asked", said)
     assert stopped and f"weights.safetensors, of step {stopped[1]}\n" in said
     assert (out / "weights.safetensors").exists()
-    assert left(slurm) == []
+    assert_nothing_left(slurm)
 
 
 def test_a_requeued_job_starts_again_and_a_cancelled_one_leaves_nothing(slurm: Slurm, tmp_path: Path) -> None:
@@ -108,14 +115,12 @@ def test_a_requeued_job_starts_again_and_a_cancelled_one_leaves_nothing(slurm: S
     number = submitted(slurm, "slow", out)
     trains(out)
     assert slurm.run("scontrol", "requeue", number).returncode == 0
-    asked = time.time()
-    while slurm.job(number).get("Restarts") != "1" or slurm.job(number).get("JobState") != "RUNNING":
-        assert time.time() < asked + 60, slurm.job(number)
-        time.sleep(0.2)
+    again = {"Restarts": "1", "JobState": "RUNNING"}
+    wait_until(lambda: again.items() <= slurm.job(number).items(), "not again", lambda: slurm.job(number))
     trains(out, since=time.time())
     assert slurm.run("scancel", number).returncode == 0
     slurm.wait(number, "CANCELLED")
-    assert left(slurm) == []
+    assert_nothing_left(slurm)
 
 
 def test_a_killed_command_takes_its_step_along(slurm: Slurm, tmp_path: Path) -> None:
@@ -124,15 +129,12 @@ def test_a_killed_command_takes_its_step_along(slurm: Slurm, tmp_path: Path) -> 
     line = ["run", f"{JOBS}:slow", "--launcher", "srun", "--nproc", "1", "--out", str(out)]
     command = slurm.hosts.start(0, ["salloc", "-N2", *SAMESTEP, *line], env=slurm.environment, start_new_session=True)
     try:
-        until = time.monotonic() + 60
-        while not (out / "progress.json").exists() or '"done"' not in (out / "progress.json").read_text():
-            assert time.monotonic() < until
-            time.sleep(0.1)
+        wait_until(lambda: has_begun(out), "it did not begin to train")
         import psutil
 
         ours = [p for p in psutil.Process(command.pid).children(recursive=True) if "samestep" in " ".join(p.cmdline())]
         ours[0].kill()
-        assert left(slurm) == []
+        assert_nothing_left(slurm)
     finally:
         command.kill()
         command.wait()

@@ -9,12 +9,12 @@ from pathlib import Path
 from samestep.launch.stale_locks import clear_stale_locks
 
 HOLD = """
-import sys, time
+import sys
 from torch.utils.file_baton import FileBaton
 baton = FileBaton(sys.argv[1])
 assert baton.try_acquire()
 print("held", flush=True)
-time.sleep(60)
+sys.stdin.read()  # until it is killed, or whoever has started it ends
 """
 
 
@@ -22,7 +22,8 @@ def test_a_lock_that_a_killed_build_left(tmp_path: Path) -> None:
     lock = tmp_path / "py3_cpu" / "operator" / "lock"
     lock.parent.mkdir(parents=True)
     env = {"TORCH_EXTENSIONS_DIR": str(tmp_path)}
-    builder = subprocess.Popen([sys.executable, "-c", HOLD, str(lock)], stdout=subprocess.PIPE, text=True)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    builder = subprocess.Popen([sys.executable, "-c", HOLD, str(lock)], text=True, **pipes)
     try:
         assert builder.stdout and builder.stdout.readline() == "held\n"
         assert clear_stale_locks(env) == []

@@ -3,9 +3,9 @@
     python tests/launch/trials.py --count 100 --seed 0 --out results/endings_…      (minutes; root, for the hosts)
 
 Each trial draws a launcher, a victim (a rank, the launcher, the command itself, or a host's link) and a moment (while
-it starts, meets, trains or evaluates, and some milliseconds on). Afterwards: no process of ours is alive 5 s after the
-command has ended, found by session and by pid; no port is held; and in the end a next run starts and ends well. A
-link that is cut ends the ranks after the group's timeout. A line of trials.jsonl is one trial.
+it starts, meets, trains or evaluates, and some milliseconds on). Afterwards: no process of ours is alive some seconds
+after the command has ended, found by session and by pid; no port is held; and in the end a next run starts and ends
+well. A link that is cut ends the ranks after the group's timeout. A line of trials.jsonl is one trial.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ from typing import Any
 import psutil
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from budget import budget
 from cluster.hosts import Hosts
+from command import JOBS
 
-JOBS = Path(__file__).parent / "jobs.py"
 SAMESTEP = [sys.executable, "-m", "samestep"]
 LAUNCHERS = ("torchrun", "spawn", "mpirun")
 MOMENTS = ("start", "meeting", "step", "evaluation")
 VICTIMS = ("rank 0", "rank 1", "launcher", "command")
-LEFT_S, TIMEOUT_S, LONG_S = 5.0, 6.0, 60.0
+TIMEOUT, LEFT, LONG = 5, 5, 50  # imports of torch: of the group; of what is left; of a trial
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,7 @@ def conduct(trial: Trial, out: Path, port: int, hosts: Hosts | None) -> dict[str
     """Runs one trial. {…trial, hit, code, left, port_held, ended_s}: what it came to."""
     began = time.monotonic()
     job = f"{JOBS}:evaluates_slowly"
-    common = ["--out", str(out), "--timeout", f"{TIMEOUT_S:g}"]
+    common = ["--out", str(out), "--timeout", f"{budget(TIMEOUT):.0f}"]
     if trial.victim == "link":
         assert hosts
         shape = ["--nnodes", "2", "--nproc", "1", "--master-addr", "h0", "--port", str(port)]
@@ -132,7 +133,7 @@ def conduct(trial: Trial, out: Path, port: int, hosts: Hosts | None) -> dict[str
         started = [subprocess.Popen(line, text=True, **quiet(out, 0))]
     pids, sessions, hit, hit_at = set[int](), set[int](), False, 0.0
     arrived: float | None = None
-    while any(command.poll() is None for command in started) and time.monotonic() - began < LONG_S:
+    while any(command.poll() is None for command in started) and time.monotonic() - began < budget(LONG):
         for command in started:
             more = sessions_of(command.pid)
             pids, sessions = pids | more[0], sessions | more[1]
@@ -153,7 +154,7 @@ def conduct(trial: Trial, out: Path, port: int, hosts: Hosts | None) -> dict[str
     while True:
         left = alive(pids, sessions - {own})
         held = holding(port, hosts if trial.victim == "link" else None)
-        if not (left or held) or time.monotonic() - ended_at > LEFT_S:
+        if not (left or held) or time.monotonic() - ended_at > budget(LEFT):
             break
         time.sleep(0.1)
     codes = [command.poll() for command in started]
@@ -223,7 +224,7 @@ def run(numbers: Iterable[int], seed: int, out: Path) -> list[dict[str, Any]]:
             lines.write(json.dumps(results[-1]) + "\n")
             lines.flush()
         line = [*SAMESTEP, "run", f"{JOBS}:quick", "--nproc", "2", "--out", f"{folder}/next"]
-        after = subprocess.run(line, capture_output=True, text=True, timeout=120)
+        after = subprocess.run(line, capture_output=True, text=True, timeout=budget(100))
         assert after.returncode == 0, after.stderr
     return results
 

@@ -15,10 +15,11 @@ from safetensors.torch import load_file
 from command import WATCHED as JOBS
 from command import samestep
 from samestep.commands.progress import Training
-from samestep.commands.train import _covered
+from samestep.commands.train import covered
 from samestep.errors import TrainingFailed
 from samestep.rank.best_weights import Watch, _better
 from samestep.rank.weights import save
+from samestep.records.record import EvaluationSeen, Observations, Progress
 from samestep.world import World
 
 MANY = ["--set", "many=true"]  # metrics of torchmetrics'
@@ -150,14 +151,14 @@ def test_what_is_better(new: float, old: float, way: str, better: bool) -> None:
 
 def test_the_record_must_show_each_row_once(tmp_path: Path) -> None:
     def record(*of_ranks: list[int]) -> Any:
-        evaluated = [{"evaluation": {"indices": indices}} for indices in of_ranks]
-        ranks = [{"world": {"size": len(of_ranks)}}] * len(of_ranks)
+        evaluated = [Observations(evaluation=EvaluationSeen(3, 3.0, {}, indices=indices)) for indices in of_ranks]
+        ranks = [SimpleNamespace(world=World(size=len(of_ranks)))] * len(of_ranks)
         return SimpleNamespace(training=lambda name: evaluated, ranks=ranks, folder=tmp_path)
 
-    assert _covered(record([0, 1], [2]), "train", 3) == 3
+    assert covered(record([0, 1], [2]), "train", 3) == 3
     for wrong in (([0, 1], [1]), ([0, 1], [1, 2]), ([0], [1])):
         with pytest.raises(TrainingFailed, match="not each once"):
-            _covered(record(*wrong), "train", 3)
+            covered(record(*wrong), "train", 3)
 
 
 def test_evaluation_is_the_same_to_the_last_digit(trained: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
@@ -209,7 +210,7 @@ def test_an_evaluation_is_due_after_every_so_many_epochs_but_not_at_the_end() ->
 def test_without_a_terminal_a_line_tells_now_and_then_how_far_it_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = {"phase": "train", "done": 12, "steps": 40, "samples": 1536, "loss": 0.25}
+    told = Progress("train", done=12, steps=40, samples=1536, loss=0.25)
     for every_s, lines in ((0.0, 1), (60.0, 0)):
         monkeypatch.setattr(Training, "SAYS_EVERY_S", every_s)
         with Training("digits on ddp", tmp_path) as progress:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from torch.distributed import HashStore
 
+from budget import budget
 from samestep.rank import graceful_stop
 from samestep.rank.graceful_stop import Stop
 from samestep.world import World
@@ -60,7 +61,7 @@ def test_a_wish_reaches_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     store = HashStore()
     ranks = [Stop(World(rank=rank, size=2, local_size=2, local_rank=rank), store) for rank in range(2)]
     ranks[1]._ask()
-    until = time.monotonic() + 20
+    until = time.monotonic() + budget(20)
     step = 0
     while not all(rank.ends_before(step) for rank in ranks):
         step += 1

@@ -1,30 +1,47 @@
-"""Files appear whole or not at all, and the first error is the one that is told."""
+"""Files appear whole or not at all, one schema reads them, and the first error is the one that is told."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from samestep.records.record import SCHEMA, Record, write_arrays, write_json
+from samestep.errors import UserError
+from samestep.records.files import SCHEMA, as_json, finite, from_json, read, write, write_json
+from samestep.records.inspection import MachineFacts
+from samestep.records.plan import Measure, Plan, Prove
+from samestep.records.record import Observations, PartSeen, Progress, RankError, RankRecord, Record, told, write_arrays
+from samestep.world import World
+
+MACHINE = MachineFacts("3.11", "2.13", "h1", "x86_64", 2)
+PARTS = [PartSeen(0, 1, 2, [5, 3], 2.0, ["ab", "cd"])]
 
 
-def _rank(folder: Path, rank: int, **more: object) -> None:
-    write_json(
-        folder / f"rank{rank}.json", {"schema": SCHEMA, "rank": rank, "trainings": {"sgd": {"at": rank}}, **more}
-    )
+def _rank(folder: Path, rank: int) -> RankRecord:
+    trainings = {"sgd": Observations(losses=[float(rank), float("inf")], parts=PARTS, later={2: [1, 0]})}
+    record = RankRecord(rank, World(rank=rank, size=11), 1, 0.5, MACHINE, trainings)
+    write(folder / f"rank{rank}.json", record)
+    return record
 
 
 def test_round_trip(tmp_path: Path) -> None:
-    for rank in (1, 0, 10):
-        _rank(tmp_path, rank)
+    written = [_rank(tmp_path, rank) for rank in (10, 1, 0)]
     write_arrays(tmp_path / "rank0.sgd.npz", {"file": np.arange(3.0), "a.weight": np.eye(2)})
     record = Record(tmp_path)
-    assert record.training("sgd") == [{"at": 0}, {"at": 1}, {"at": 10}]
+    assert record.ranks == written[::-1]
+    assert [seen.losses[0] for seen in record.training("sgd")] == [0, 1, 10]
     assert set(record.arrays("sgd")) == {"file", "a.weight"}
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_a_plan_keeps_the_kinds_of_its_trainings(tmp_path: Path) -> None:
+    proof = Prove("sgd", 8, "float64", 2, 0.05, {"units": "root"}, "sgd")
+    plan = Plan(str(tmp_path), 1.5, "digits", {"lr": "0.1"}, "fsdp", {"reshard": False}, (Measure(20), proof))
+    write(tmp_path / "plan.json", plan)
+    assert Record(tmp_path).plan() == plan
 
 
 def test_complete_needs_all_ranks_in_this_schema(tmp_path: Path) -> None:
@@ -32,8 +49,34 @@ def test_complete_needs_all_ranks_in_this_schema(tmp_path: Path) -> None:
     assert not Record(tmp_path).complete(2)
     _rank(tmp_path, 1)
     assert Record(tmp_path).complete(2)
-    _rank(tmp_path, 1, schema=SCHEMA + 1)
+    other = json.loads((tmp_path / "rank1.json").read_text()) | {"schema": SCHEMA + 1}
+    write_json(tmp_path / "rank1.json", other)
     assert not Record(tmp_path).complete(2)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"schema": SCHEMA - 1}, f"was written by an older samestep (schema {SCHEMA - 1}, this one has {SCHEMA})"),
+        ({"schema": SCHEMA + 1}, f"was written by a newer samestep (schema {SCHEMA + 1}, this one has {SCHEMA})"),
+        ({"schema": None}, "was written by an older samestep"),
+        ({"phase": 3}, "is not as samestep writes it: phase: Input should be a valid string"),
+    ],
+)
+def test_a_file_of_another_schema_is_refused_in_one_sentence(change: dict[str, Any], says: str, tmp_path: Path) -> None:
+    write(tmp_path / "progress.json", Progress("train", done=3))
+    assert told(tmp_path) == Progress("train", done=3)
+    written = json.loads((tmp_path / "progress.json").read_text())
+    write_json(tmp_path / "progress.json", written | change)
+    with pytest.raises(UserError) as refused:
+        told(tmp_path)
+    assert says in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_a_file_that_is_no_json_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "progress.json").write_text("{")
+    with pytest.raises(UserError, match="cannot be read as JSON"):
+        read(Progress, tmp_path / "progress.json")
 
 
 def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
@@ -44,11 +87,18 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
     assert json.loads(path.read_text()) == {"old": 1}
 
 
+def test_plain_values_describe_a_record() -> None:
+    assert from_json(RankRecord, as_json(_plain := RankRecord(0, World(), 1, 0.0, MACHINE))) == _plain
+    assert finite({"a": [float("nan"), 1.0]}) == {"a": [None, 1.0]}
+
+
 def test_the_first_error_is_told(tmp_path: Path) -> None:
     """A rank that lost its peer is not the cause, however early it noticed."""
-    errors = [{"rank": rank, "time": at, "lost_peer": lost} for rank, at, lost in ((0, 5.0, False), (1, 4.0, True))]
-    errors.append({"rank": 2, "time": 6.0, "lost_peer": False})
+    errors = [
+        RankError(rank, "crash", f"error {rank}", at, "", lost)
+        for rank, at, lost in ((0, 5.0, False), (1, 4.0, True), (2, 6.0, False))
+    ]
     for error in errors:
-        (tmp_path / f"error-rank{error['rank']}.json").write_text(json.dumps(error))
+        write(tmp_path / f"error-rank{error.rank}.json", error)
     assert Record(tmp_path).error() == errors[0]
     assert Record(tmp_path / "empty").error() is None

@@ -148,9 +148,9 @@ def twofold() -> Job:
 
 
 def test_metrics_are_tried_on_the_evaluation_alone() -> None:
-    assert inspect_job(f"{__file__}:twofold", {}, 2, 8, "cpu")["metrics"] == {"loss": "min", "accuracy": "max"}
+    assert inspect_job(f"{__file__}:twofold", {}, 2, 8, "cpu").metrics == {"loss": "min", "accuracy": "max"}
 
 
 def test_a_parameter_without_gradient_is_named() -> None:
     found = inspect_job(f"{__file__}:changed", {}, 2, 8, "cpu")
-    assert found["unused"] == ["spare.weight", "spare.bias"]
+    assert found.unused == ("spare.weight", "spare.bias")

@@ -41,10 +41,10 @@ def test_a_job_of_any_kind(name: str, path: Path) -> None:
     assert (Path(str(module.__file__)), called) == (path, name)
     given = {"width": "3"} if "width" in settings_of(function) else {}
     facts = inspect_job(target, given, 1, 1, "cpu")
-    assert facts["rows"] == 1500
-    before = facts["source"]
+    assert facts.rows == 1500
+    before = facts.source
     path.write_text(TEXT + "# changed\n")
-    assert inspect_job(target, given, 1, 1, "cpu")["source"] != before
+    assert inspect_job(target, given, 1, 1, "cpu").source != before
 
 
 def test_a_job_of_another_file_stands_there(path: Path) -> None:

@@ -106,8 +106,8 @@ def rows_of(study: Study, *, forks: bool = False) -> list[Row]:
         for name in dict.fromkeys(chosen)
         for launcher in _launchers(study, known[name], forks)
     ]
-    started = {row.launcher for row in rows}
-    if setup.engines and setup.launchers and "all" not in setup.launchers and not started & {*setup.launchers, "-"}:
+    started, named = {row.launcher for row in rows}, {*setup.launchers} - {"all", launch.FORK}
+    if setup.engines and named == {*setup.launchers} and named and not started & {*named, "-"}:
         able = {name: " or ".join(launch.able(known[name].process_kind)) for name in setup.engines}
         starts = "; ".join(f"{name} starts as {launchers}" for name, launchers in able.items())
         raise UserError(f"--launchers {','.join(setup.launchers)} starts none of the engines asked for: {starts}")

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from samestep.engine import Layout, Numerics
 from samestep.errors import Refused
 from samestep.job import Job
+from samestep.rank.ddp_errors import explain as explain
 from samestep.rank.group import process_group
 from samestep.training import Run
 from samestep.world import World

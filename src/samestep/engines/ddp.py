@@ -22,6 +22,7 @@ from torch.nn.utils import clip_grad_norm_
 from samestep.engine import Layout, Numerics
 from samestep.errors import Refused, UserError
 from samestep.job import Job
+from samestep.rank.ddp_errors import explain as explain
 from samestep.rank.group import process_group
 from samestep.training import Run
 from samestep.world import World

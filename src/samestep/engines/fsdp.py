@@ -89,6 +89,15 @@ def train(
         return get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
 
 
+def explain(error: BaseException, job: Job) -> str | None:
+    if "got mixed torch.Tensor and DTensor" not in str(error):
+        return None
+    return (
+        "the model calls a part of a sharded unit by itself, so that its parameters are not gathered; shard "
+        "the model as one, as in --set-engine units=root"
+    )
+
+
 def sharing_nothing(model: nn.Module) -> list[nn.Module]:
     """The model's parts whose parameters no other part holds: shared ones must stay in one unit, the root. A list of
     layers is no part, because nobody calls it; its layers are."""

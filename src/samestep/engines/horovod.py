@@ -75,3 +75,7 @@ def close() -> None:
     import horovod.torch as hvd
 
     hvd.shutdown()  # together: a rank that leaves first would take those down that still write their record
+
+
+def says_lost(error: BaseException) -> bool:
+    return type(error).__name__ == "HorovodInternalError"  # which another rank's end causes

@@ -7,6 +7,7 @@ Source: https://lightning.ai/docs/pytorch/stable/model/train_model_basic.html
 
 from __future__ import annotations
 
+import re
 from typing import Any, Literal
 
 from samestep.engine import Layout, Numerics
@@ -95,3 +96,9 @@ def train(
         trainer.fit(module, run.batches())
         state = module.model.state_dict()
         return {name: t.full_tensor() if hasattr(t, "full_tensor") else t for name, t in state.items()}
+
+
+def explain(error: BaseException, job: Job) -> str | None:
+    if not re.search("finished reduction in the prior iteration|not used in producing the loss", str(error)):
+        return None
+    return "some parameters: no gradient in a step; freeze such parameters, or leave them out"

@@ -31,7 +31,7 @@ PLACE = re.compile(r"^\[\S+:\d+\] ")  # where in gloo's source an error arose
 def says_lost(error: BaseException) -> bool:
     """Whether an exception tells that another rank has left or answers no more, which is never the first cause."""
     kinds = {kind.__name__ for kind in type(error).__mro__}
-    if {"DistError", "HorovodInternalError", "LostPeer"} & kinds:  # of torch.distributed's stores and NCCL; Horovod's
+    if {"DistError", "LostPeer"} & kinds:  # DistError: of torch.distributed's stores and NCCL
         return True
     return isinstance(error, RuntimeError) and bool(LOST.search(str(error)))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -32,15 +31,8 @@ def run_engine(engine: Engine, job: Job, world: World, run: Run, settings: Mappi
         if is_out_of_memory(error) and run.part:
             error.__traceback__ = None  # whose frames hold what fills the memory
             raise too_large(job, run.part, world) from None
-        if "got mixed torch.Tensor and DTensor" in str(error):
-            raise Refused(
-                "the model calls a part of a sharded unit by itself, so that its parameters are not gathered; shard "
-                "the model as one, as in --set-engine units=root"
-            ) from error
-        # DDP's, and Lightning's word for it:
-        if not re.search("finished reduction in the prior iteration|not used in producing the loss", str(error)):
+        explain: Any = getattr(engine, "explain", None)
+        sentence = explain(error, job) if explain else None
+        if sentence is None:
             raise
-        names = [name for name, p in job.model().named_parameters() if p.requires_grad]
-        numbers = re.search(r"did not receive grad for rank \d+: ([\d ]+)", str(error))
-        unused = ", ".join(names[int(number)] for number in numbers[1].split()[:4]) if numbers else "some parameters"
-        raise Refused(f"{unused}: no gradient in a step; freeze such parameters, or leave them out") from error
+        raise Refused(sentence) from error

@@ -9,6 +9,7 @@ from typing import Any
 
 from samestep import engine as engines
 from samestep.rank.group import process_group
+from samestep.rank.membership import says_lost
 from samestep.records.plan import Plan
 from samestep.records.record import Observations, Progress, attempt, tell
 from samestep.tasks.inspect.load import build
@@ -32,6 +33,12 @@ def work(plan: Plan, world: World) -> dict[str, Observations]:
             tell(world.rank, Path(plan.out), Progress(training.name, attempt()))
             observed[training.name] = KINDS[training.kind](plan, training, job, engine, world)
     return observed
+
+
+def is_lost_peer(plan: Plan, error: BaseException) -> bool:
+    """Whether an error only tells that another rank has ended, as torch or the plan's engine says it."""
+    engine_says: Any = getattr(engines.load(plan.engine), "says_lost", None)
+    return says_lost(error) or bool(engine_says and engine_says(error))
 
 
 def close(plan: Plan) -> None:

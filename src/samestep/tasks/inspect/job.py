@@ -51,7 +51,7 @@ def inspect_job(target: str, settings: Mapping[str, str], replicas: int, steps: 
     return JobFacts(
         settings=settings_of(function),
         chosen={name: str(value) for name, value in settings.items()},
-        source=_source_digest(function),
+        source=_source_digest(target, function),
         rows=len(job.train),
         evaluation_rows=0 if job.evaluation is None else len(job.evaluation),
         metrics={} if job.evaluation is None else metrics,  # type: ignore[arg-type]  # 'min' and 'max' alone
@@ -85,14 +85,15 @@ def _layers(model: nn.Module, kind: type[nn.Module]) -> tuple[str, ...]:
     return tuple(name or type(module).__name__ for name, module in modules if isinstance(module, kind))
 
 
-def _source_digest(function: Callable[..., Any]) -> str:
+def _source_digest(target: str, function: Callable[..., Any]) -> str:
     """A digest of the job's file and of the neighbours that it imports: a changed job is another question."""
-    try:
-        home = Path(inspect.getfile(innermost(function))).resolve().parent
-    except (OSError, TypeError):
-        home = Path()
-    if not home.is_dir():  # a function of a notebook
-        return hashlib.blake2b(inspect.getsource(function).encode(), digest_size=8).hexdigest()
+    if target.endswith(".pkl"):  # a function of a notebook, whose cell has another name each time it runs
+        try:
+            text = inspect.getsource(function).encode()
+        except (OSError, TypeError):
+            text = Path(target).read_bytes()
+        return hashlib.blake2b(text, digest_size=8).hexdigest()
+    home = Path(inspect.getfile(innermost(function))).resolve().parent
     files = {
         Path(str(module.__file__)).resolve()
         for module in list(sys.modules.values())

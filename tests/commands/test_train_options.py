@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from samestep.commands import options
+from pathlib import Path
+
+from samestep.commands.train import TrainOptions
 
 
 def test_options_are_words_again() -> None:
-    words = options.wishes("/w.safetensors", 3, "loss", 2)
+    words = TrainOptions(Path("/w.safetensors"), 3, "loss", 2).words()
     assert words == ["--init", "/w.safetensors", "--evaluate-every", "3", "--best", "loss", "--patience", "2"]
-    assert options.wishes(None, 1, "", None) == []
+    assert TrainOptions().words() == []

@@ -1,0 +1,42 @@
+"""How long tests wait for what must happen, in units of what importing torch takes here. No test measures speed by it:
+a budget only ends what hangs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from functools import cache
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+@cache
+def import_s() -> float:
+    """Seconds that importing torch takes here and now, measured once; at least one."""
+    began = time.monotonic()
+    subprocess.run([sys.executable, "-c", "import torch"], check=True)
+    return max(1.0, time.monotonic() - began)
+
+
+def budget(imports: float = 60) -> float:
+    """Seconds in which torch could be imported so many times."""
+    return imports * import_s()
+
+
+def deadline(imports: float = 60) -> list[str]:
+    """The option --deadline of a command, in the same unit."""
+    return ["--deadline", f"{budget(imports):.0f}"]
+
+
+def wait_until(
+    condition: Callable[[], T], otherwise: str, shown: Callable[[], object] | None = None, imports: float = 60
+) -> T:
+    """Waits until `condition()` is true, and returns it. Fails with `otherwise`, and what `shown()` then is."""
+    until = time.monotonic() + budget(imports)
+    while not (found := condition()):
+        assert time.monotonic() < until, f"{otherwise}: {shown() if shown else ''}"
+        time.sleep(0.02)
+    return found

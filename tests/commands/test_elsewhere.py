@@ -1,0 +1,42 @@
+"""What is written for others to start: the training's line holds all that was asked, each number in its place."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+
+from command import samestep
+
+ASKED = ["--set", "lr=0.1", "--set-engine", "units=root", "--evaluate-every", "3", "--best", "loss", "--patience", "2"]
+
+
+def words(line: str) -> list[str]:
+    """Of the `samestep run` in a line of shell."""
+    return shlex.split(line.partition("-m samestep run ")[2])
+
+
+def test_a_batch_script(tmp_path: Path) -> None:
+    weights = tmp_path / "weights.safetensors"
+    weights.touch()
+    shape = ["--nodes", "3", "--nproc", "2", "--dry-run"]
+    done = samestep("slurm", "digits", "--engine", "fsdp", "--init", str(weights), *ASKED, *shape, out=tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    asked = ["digits", "--engine", "fsdp", *ASKED[:4], "--init", str(weights), *ASKED[4:]]
+    typed = ["--device", "cpu", "--nnodes", "3", "--nproc", "2", "--master-addr", "$master", "--port", "$port"]
+    assert words(done.stdout.replace("\\\n", " ")) == [*asked, *typed, "--out", str(tmp_path / "out")]
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("kind", "pods"), [("k8s", ["completions: 3"]), ("kubeflow", ["replicas: 1", "replicas: 2"])])
+def test_manifests(kind: str, pods: list[str]) -> None:
+    shape = ["--nnodes", "3", "--nproc", "4", "--init", "/data/w.safetensors", "--to", kind, "--image", "x"]
+    done = samestep("run", "digits", "--engine", "fsdp", *ASKED, *shape)
+    assert done.returncode == 0, done.stderr
+    assert [line.strip() for line in done.stdout.splitlines() if line.strip() in pods] == pods
+    asked = ["digits", "--engine", "fsdp", *ASKED[:4], "--init", "/data/w.safetensors", *ASKED[4:]]
+    lines = [json.loads(line.strip(" -")) for line in done.stdout.splitlines() if "-m samestep run" in line]
+    assert [words(line)[: len(asked) + 4] for line in lines] == [[*asked, "--nnodes", "3", "--nproc", "4"]] * len(pods)
+    assert done.stdout.count("nvidia.com/gpu: 4\n") == len(pods)

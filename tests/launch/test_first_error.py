@@ -1,0 +1,60 @@
+"""Whose fault it was, as each launcher reports it: recorded from real launches in which rank 1 was killed, or left."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from samestep import launch
+from samestep.launch.first_error import exited_rank, killed_rank
+
+RECORDED = Path(__file__).parent / "recorded"
+
+
+@pytest.fixture
+def alone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The one launcher that there is: several know the same report, and would hide that one does not."""
+    monkeypatch.setattr(launch, "names", lambda: [request.param])
+    return str(request.param)
+
+
+EVERY = pytest.mark.parametrize("alone", ["fork", "mpirun", "spawn", "srun", "torchrun"], indirect=True)
+
+
+@EVERY
+def test_a_killed_rank_is_found(alone: str) -> None:
+    log = (RECORDED / f"{alone}-killed.txt").read_text()
+    assert killed_rank(log) == (1, "SIGKILL")
+    assert exited_rank(log) is None
+
+
+@EVERY
+def test_a_rank_that_left_is_found(alone: str) -> None:
+    log = (RECORDED / f"{alone}-left.txt").read_text()
+    assert exited_rank(log) == (1, 7)
+    assert killed_rank(log) is None
+
+
+@pytest.mark.parametrize("alone", ["srun"], indirect=True)
+@pytest.mark.parametrize(
+    ("line", "killed", "exited"),
+    [
+        ("srun: error: h1: task 1: Killed", (1, "SIGKILL"), None),
+        ("srun: error: h2: task 12: Segmentation fault (core dumped)", (12, "SIGSEGV"), None),
+        ("srun: error: h2: tasks 2-3: Aborted", (2, "SIGABRT"), None),
+        ("srun: error: h2: task 3: Bus error", (3, "SIGBUS"), None),
+        ("srun: error: h2: tasks 2-3: Exited with exit code 7", None, (2, 7)),
+        ("srun: error: h2: tasks 0,4-6: Exited with exit code 134", None, (0, 134)),
+        ("srun: error: h2: task 2: Terminated", None, None),  # by srun itself, after another
+        ("slurmstepd: error: *** STEP 1.0 ON h1 CANCELLED AT 2026-11-22T06:00:00 ***", None, None),
+    ],
+)
+def test_sruns_words(alone: str, line: str, killed: tuple[int, str] | None, exited: tuple[int, int] | None) -> None:
+    assert (killed_rank(line), exited_rank(line)) == (killed, exited)
+
+
+def test_every_launcher_that_reports_is_recorded() -> None:
+    reporting = {name for name in launch.names() if launch.load(name).KILLED or launch.load(name).EXITED}
+    assert {re.sub("-.*", "", path.stem) for path in RECORDED.iterdir()} == reporting

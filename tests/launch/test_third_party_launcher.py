@@ -1,0 +1,32 @@
+"""A launcher that another package brings: found by its entry point, and used like ours."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from command import samestep
+from other_package import installed
+from samestep.launch import GROUP
+
+LOUD = """
+from dataclasses import replace
+from samestep.launch.launchers import spawn
+from samestep.launch.launchers.spawn import EXITED, KILLED, STARTS, VARIABLES, missing
+
+def plan(program, shape):
+    quiet = spawn.plan(program, shape)
+    return replace(quiet, env={**quiet.env, "LOUD": "very"})
+"""
+
+
+def test_another_packages_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", installed(tmp_path, GROUP, {"loud_launcher": LOUD}, {"loud": "loud_launcher"}))
+    asked = ["digits", "--engine", "ddp", "--launcher", "loud"]
+    assert "LOUD=very " in samestep("run", *asked, "--dry-run", out=tmp_path / "dry").stdout
+    done = samestep("verify", *asked, "--nproc", "2", out=tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    (row,) = [line.split() for line in done.stdout.splitlines() if line.startswith("ddp ")]
+    assert row[1:4] == ["loud", "same", "step"]
+    assert len(list((tmp_path / "out" / "launches" / "ddp-loud-0").glob("rank[01].json"))) == 2
