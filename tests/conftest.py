@@ -52,7 +52,7 @@ def ranks() -> Iterator[Callable[[int], Ranks]]:
 
 
 @pytest.fixture(scope="session")
-def judge_rank() -> Iterator[Ranks]:
+def reference_rank() -> Iterator[Ranks]:
     """The process that plays the reference."""
     with Ranks(1) as rank:
         yield rank

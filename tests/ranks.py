@@ -1,4 +1,4 @@
-"""Ranks that stay between proofs, for tests: each with a deadline, its stack on the way out, killed by its pid."""
+"""Ranks that tests keep between proofs: each has a deadline, prints its stack at its end, and is killed by its pid."""
 
 from __future__ import annotations
 
@@ -12,26 +12,31 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
 import psutil
 
-from samestep.proof.judge import Verdict, judge
+from samestep.proof.judge import judge
 from samestep.proof.plan import loop_layout, numerics_layout, trainings
 from samestep.proof.trace import Expectation
+from samestep.records.files import write
+from samestep.records.inspection import EngineFacts
+from samestep.records.plan import Plan, ReferencePlan
 from samestep.records.record import Record
+from samestep.records.results import Verdict
 
 HERE = Path(__file__).parent
 SOURCE = HERE.parent / "src"
 DEADLINE_S = 120
-# What a nursery imports for an engine. Not Horovod, which is to be imported where its place is known.
+# What a fork server imports for an engine. Not Horovod, which is to be imported where its place is known.
 LIBRARIES = {"accelerate": "accelerate", "deepspeed": "deepspeed", "fabric": "lightning", "lightning": "lightning"}
 
 
 class RanksFailed(Exception):
-    """A rank raised, died or overran its deadline; the message holds what it said."""
+    """A rank raised, died or overran its deadline; the message holds what it printed."""
 
 
 class Ranks:
@@ -51,17 +56,17 @@ class Ranks:
         self._end()
         self._folder.cleanup()
 
-    def work(self, plan: Mapping[str, Any]) -> Record:
-        """Sends one plan to all ranks and waits for all their records."""
+    def work(self, plan: Plan | ReferencePlan) -> Record:
+        """Sends one plan to all ranks, which write into a new folder, and waits for all their records."""
         if not self._ranks:
             self._start()
         self._count += 1
         folder = Path(self._folder.name) / f"plan{self._count}"
         folder.mkdir()
         path = folder / "plan.json"
-        path.write_text(json.dumps({"out": str(folder), **plan}))
+        write(path, replace(plan, out=str(folder)))
         for _, plans in self._ranks:
-            plans.write(f"{path}\n")
+            plans.write(f"{type(plan).__name__} {path}\n")
             plans.flush()
         record, until = Record(folder), time.monotonic() + DEADLINE_S
         while not all((folder / f"rank{r}.json").exists() for r in range(self.size)):
@@ -69,13 +74,13 @@ class Ranks:
             late = time.monotonic() > until
             gone = [r for r, (process, _) in enumerate(self._ranks) if not process.is_running()]
             if error or late or gone:
-                said = self._end()
-                raise RanksFailed(error["traceback"] if error else f"late: {late}, gone: {gone}\n{said}")
+                output = self._end()
+                raise RanksFailed(error.traceback if error else f"late: {late}, gone: {gone}\n{output}")
             time.sleep(0.005)
         return record
 
     def _start(self) -> None:
-        meeting = Path(self._folder.name) / f"meeting{self._count}"
+        rendezvous = Path(self._folder.name) / f"rendezvous{self._count}"
         address = _horovod_server(self.size) if self.engine == "horovod" else {}
         path = [str(self.source), str(HERE), str(HERE / "mutations")]
         for rank in range(self.size):
@@ -85,57 +90,57 @@ class Ranks:
                 "LOCAL_RANK": str(rank),
                 "WORLD_SIZE": str(self.size),
                 "LOCAL_WORLD_SIZE": str(self.size),
-                "SAMESTEP_INIT_METHOD": f"file://{meeting}",
+                "SAMESTEP_INIT_METHOD": f"file://{rendezvous}",
                 "OMP_NUM_THREADS": "1",
                 **{key: text.format(rank=rank) for key, text in address.items()},
             }
-            plans, said = (str(Path(self._folder.name) / f"{name}{rank}") for name in ("plans", "said"))
+            plans, log = (str(Path(self._folder.name) / f"{name}{rank}") for name in ("plans", "log"))
             if not os.path.exists(plans):
                 os.mkfifo(plans)
             pipe = os.open(plans, os.O_RDWR)  # both ends: opening waits for nobody, and a write finds a reader
-            asked = {"environment": environment, "path": path, "plans": plans, "said": said}
+            asked = {"environment": environment, "path": path, "plans": plans, "log": log}
             pid = _forked(LIBRARIES.get(self.engine, ""), asked)
             self._ranks.append((psutil.Process(pid), os.fdopen(pipe, "w")))
 
     def _end(self) -> str:
-        """Asks each rank for its stack, kills it, returns what all said."""
+        """Asks each rank for its stack and kills it. Returns what all ranks have printed."""
         here = [process for process, _ in self._ranks if process.is_running()]
         for process in here:
-            _signalled(process, signal.SIGUSR1)
+            _send(process, signal.SIGUSR1)
         time.sleep(0.2 if here else 0)
         for process in here:
-            _signalled(process, signal.SIGKILL)
+            _send(process, signal.SIGKILL)
             process.wait()
         for _, plans in self._ranks:
             plans.close()
         self._ranks = []
-        return "\n".join(path.read_text() for path in sorted(Path(self._folder.name).glob("said*")))
+        return "\n".join(path.read_text() for path in sorted(Path(self._folder.name).glob("log*")))
 
 
-def _signalled(process: psutil.Process, number: int) -> None:
+def _send(process: psutil.Process, number: int) -> None:
     with suppress(psutil.NoSuchProcess):
         process.send_signal(number)
 
 
 @cache
-def _nursery(library: str) -> subprocess.Popen[str]:
+def _fork_server(library: str) -> subprocess.Popen[str]:
     """The process that forks the ranks of a library's engines. It ends when this one does, and then its stdin."""
     command = [sys.executable, str(HERE / "serve.py"), *library.split()]
     alone = os.environ | {"OMP_NUM_THREADS": "1"}
-    nursery = subprocess.Popen(command, env=alone, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    atexit.register(nursery.kill)
-    return nursery
+    server = subprocess.Popen(command, env=alone, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    atexit.register(server.kill)
+    return server
 
 
 def _forked(library: str, rank: Mapping[str, Any]) -> int:
-    """The pid of a new rank."""
-    nursery = _nursery(library)
-    assert nursery.stdin and nursery.stdout
-    nursery.stdin.write(f"{json.dumps(rank)}\n")
-    nursery.stdin.flush()
-    answer = nursery.stdout.readline()
+    """Has a new rank forked. Returns its pid."""
+    server = _fork_server(library)
+    assert server.stdin and server.stdout
+    server.stdin.write(f"{json.dumps(rank)}\n")
+    server.stdin.flush()
+    answer = server.stdout.readline()
     if not answer:
-        raise RanksFailed("the process that forks ranks has ended; what it said is on stderr")
+        raise RanksFailed("the process that forks ranks has ended; its output is on stderr")
     return int(answer)
 
 
@@ -153,27 +158,26 @@ def _horovod_server(size: int) -> dict[str, str]:
     return {f"HOROVOD_{key}": str(value) for key, value in every.items()}
 
 
-def engine_facts(engine: str, size: int, settings: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """What the inspection says about an engine on `size` ranks."""
+def engine_facts(engine: str, size: int, settings: Mapping[str, str] | None = None) -> EngineFacts:
+    """Inspects an engine on `size` ranks."""
     return _facts(engine, size, tuple((settings or {}).items()))
 
 
 @cache
-def _facts(engine: str, size: int, settings: tuple[tuple[str, str], ...]) -> dict[str, Any]:
+def _facts(engine: str, size: int, settings: tuple[tuple[str, str], ...]) -> EngineFacts:
     from samestep.tasks.inspect.engines import inspect_engines
 
-    rows = inspect_engines(("cpu",), size, dict(settings), [engine] if settings else [])
-    return next(row for row in rows if row["name"] == engine)
+    every = inspect_engines(("cpu",), size, dict(settings), [engine] if settings else [])
+    return next(facts for facts in every if facts.name == engine)
 
 
 def reference_plan(
-    job: str, replicas: int, settings: Mapping[str, str] | None = None, facts: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
+    job: str, replicas: int, settings: Mapping[str, str] | None = None, facts: EngineFacts | None = None
+) -> ReferencePlan:
     """The plan of the reference for an engine's layouts; for DDP's where no facts are given."""
     facts = facts or engine_facts("ddp", replicas)
-    layouts = [layout for layout in (loop_layout(facts), numerics_layout(facts)) if layout]
-    plan = {"job": job, "settings": dict(settings or {}), "steps": 8}
-    return plan | {"replicas": replicas, "layouts": layouts}
+    layouts = tuple(layout for layout in (loop_layout(facts), numerics_layout(facts)) if layout)
+    return ReferencePlan("", 0.0, job, dict(settings or {}), layouts, steps=8, replicas=replicas)
 
 
 def proof_plan(
@@ -182,15 +186,15 @@ def proof_plan(
     engine: str,
     replicas: int,
     settings: Mapping[str, str] | None = None,
-    facts: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
-    """The plan of an engine's proof, as the reference found that it must be."""
+    facts: EngineFacts | None = None,
+) -> Plan:
+    """The plan of an engine's proof, in the dtype and at the rate that the reference took."""
     asked = trainings(facts or engine_facts(engine, replicas), expectation, 8, replicas)
-    return {"job": job, "settings": dict(settings or {}), "engine": engine, "trainings": asked}
+    return Plan("", 0.0, job, dict(settings or {}), engine, trainings=asked)
 
 
 def prove(
-    judge_rank: Ranks,
+    reference_rank: Ranks,
     ranks: Ranks,
     job: str,
     engine: str,
@@ -199,12 +203,13 @@ def prove(
 ) -> Verdict:
     """The verdict on `engine` over all of `ranks`."""
     facts = engine_facts(engine, ranks.size, engine_settings)
-    reference = judge_rank.work(reference_plan(job, ranks.size, settings, facts))
+    reference = reference_rank.work(reference_plan(job, ranks.size, settings, facts))
     return judged(reference, facts, lambda loop: ranks.work(proof_plan(loop, job, engine, ranks.size, settings, facts)))
 
 
-def judged(reference: Record, facts: Mapping[str, Any], train: Callable[[Expectation], Record]) -> Verdict:
+def judged(reference: Record, facts: EngineFacts, train: Callable[[Expectation], Record]) -> Verdict:
     """The verdict on what `train` records. reference: of the engine's layouts, in their order."""
-    numerics = Expectation(reference, 1) if facts["numerics"]["lossy"] else None
+    assert facts.numerics
+    numerics = Expectation(reference, 1) if facts.numerics.lossy else None
     loop = Expectation(reference, 0)
     return judge(loop, train(loop), numerics)

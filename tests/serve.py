@@ -1,10 +1,10 @@
-"""A nursery of ranks: it imports torch once, and forks every rank that a test asks for.
+"""A fork server for the ranks of tests: it imports torch once, and forks every rank that a test asks for.
 
 Starting a rank costs seconds and proving a small job a fraction of one. So tests that prove hundreds of jobs keep
 their ranks, and tests that plant a fault, whose ranks must be new, fork them from a process that has torch already.
 samestep itself is imported after the fork, from the folder that the test names.
 
-A rank reads the path of a plan from each line of its pipe, works on it, and writes its record.
+A rank reads the kind and the path of a plan from each line of its pipe, runs it, and writes its record.
 """
 
 from __future__ import annotations
@@ -16,11 +16,8 @@ import os
 import random
 import signal
 import sys
-import time
 import traceback
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 PRELOADED = (
     "numpy",
@@ -34,11 +31,11 @@ PRELOADED = (
 )
 
 
-def nursery(libraries: list[str]) -> None:
+def fork_ranks(libraries: list[str]) -> None:
     """Forks one rank for each line of stdin, and answers with its pid. It ends, and its ranks with it, when stdin does.
 
     libraries: what else it imports; it may change torch for the whole process, which then serves no other.
-    A line is JSON: 'environment' of the rank, 'path' to import from, 'plans' and 'said' (its pipe and its log).
+    A line is JSON: 'environment' of the rank, 'path' to import from, 'plans' and 'log' (its pipe and its output).
     """
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # a library may print while it is imported
@@ -52,17 +49,17 @@ def nursery(libraries: list[str]) -> None:
         pid = os.fork()
         if pid == 0:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            _be_a_rank(**asked)
+            _rank_main(**asked)
         print(pid, file=answers, flush=True)
 
 
-def _be_a_rank(environment: dict[str, str], path: list[str], plans: str, said: str) -> None:
-    """Never returns."""
+def _rank_main(environment: dict[str, str], path: list[str], plans: str, log: str) -> None:
+    """The process of one rank, whose output goes to the file `log`. Never returns."""
     code = 1
     try:
-        log = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        os.dup2(log, 1)
-        os.dup2(log, 2)
+        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
         os.environ.clear()
         os.environ |= environment
         sys.path[:0] = path
@@ -79,13 +76,18 @@ def _be_a_rank(environment: dict[str, str], path: list[str], plans: str, said: s
 
 
 def serve(plans: str) -> None:
-    """Works on one plan after the other, as a rank of one process group."""
+    """Runs one plan after the other, as a rank of one process group."""
     import torch
 
     import samestep
-    from samestep import worker
+    from samestep.rank import hardware
     from samestep.rank.group import process_group
-    from samestep.records.record import SCHEMA, write_json
+    from samestep.records.files import read, write
+    from samestep.records.plan import Plan, ReferencePlan
+    from samestep.records.record import RankRecord
+    from samestep.tasks.play_reference import play_reference
+    from samestep.tasks.trainings import work
+    from samestep.worker import described
     from samestep.world import World
     from samestep.world.orphans import die_with_parent
 
@@ -95,19 +97,20 @@ def serve(plans: str) -> None:
     torch.set_num_threads(1)
     world = World.from_env(os.environ)
     with process_group(world), open(plans) as lines:
+        about = (world.rank, world, torch.get_num_threads(), 0.0, hardware.facts(world.device))
         for line in lines:
-            plan: dict[str, Any] = json.loads(Path(line.strip()).read_text())
-            folder = Path(plan["out"])
+            kind, _, path = line.strip().partition(" ")
+            folder = Path(path).parent
             try:
-                done = worker.play_reference(plan, world) if "layouts" in plan else worker.work(plan, world)
-                record = {"schema": SCHEMA, "rank": world.rank, "world": asdict(world)} | done
-                write_json(folder / f"rank{world.rank}.json", record)
+                if kind == "ReferencePlan":
+                    record = RankRecord(*about, layouts=play_reference(read(ReferencePlan, Path(path)), world))
+                else:
+                    record = RankRecord(*about, trainings=work(read(Plan, Path(path)), world))
+                write(folder / f"rank{world.rank}.json", record)
             except BaseException as error:
-                said = {"rank": world.rank, "kind": "crash", "time": time.time(), "traceback": traceback.format_exc()}
-                said |= {"message": f"{error!r}", "lost_peer": worker.says_lost(error)}
-                write_json(folder / f"error-rank{world.rank}.json", said)
+                write(folder / f"error-rank{world.rank}.json", described(error, world.rank))
                 break
 
 
 if __name__ == "__main__":
-    nursery(sys.argv[1:])
+    fork_ranks(sys.argv[1:])

@@ -2,7 +2,7 @@
 
     python tests/conformance/table.py [--only WORDS] [--write]
 
-A cell tells the weakest verdict over the behaviour's numbers of ranks. `--write` replaces the table in the docs.
+A cell holds the weakest verdict over the behaviour's numbers of ranks. `--write` replaces the table in the docs.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from ranks import Ranks, RanksFailed, engine_facts, judged, proof_plan, reference_plan
 from samestep.commands.study import refusal
-from samestep.proof.judge import Verdict
+from samestep.records.inspection import JobFacts
 from samestep.records.record import Record
+from samestep.records.results import Verdict
 from samestep.tasks.inspect.job import inspect_job
 
 DOCS = Path(__file__).parents[2] / "docs" / "conformance.md"
@@ -88,7 +88,7 @@ class Bench(ExitStack):
 
     def __init__(self) -> None:
         super().__init__()
-        self.judge_rank = self.enter_context(Ranks(1))
+        self.reference_rank = self.enter_context(Ranks(1))
         self.ranks: dict[tuple[int, str], Ranks] = {}
         self.references: dict[str, Record] = {}
 
@@ -98,13 +98,13 @@ class Bench(ExitStack):
             return Verdict("refused", reason=why)
         plan = reference_plan(DRAWN, size, settings, facts)
         if str(plan) not in self.references:
-            self.references[str(plan)] = self.judge_rank.work(plan)
+            self.references[str(plan)] = self.reference_rank.work(plan)
         reference = self.references[str(plan)]
         ranks = self._ranks(size, engine, str(given))
         return judged(reference, facts, lambda loop: ranks.work(proof_plan(loop, DRAWN, engine, size, settings, facts)))
 
     def _ranks(self, size: int, engine: str, given: str) -> Ranks:
-        """Libraries that change torch for the whole process, or settle their precision, get ranks of their own."""
+        """Ranks to train on; of their own for a library that changes torch, or its precision, for the whole process."""
         library = {"horovod": "horovod", "deepspeed": "deepspeed", "accelerate": f"accelerate {given}"}.get(engine, "")
         if (size, library) not in self.ranks:
             self.ranks[size, library] = self.enter_context(Ranks(size, engine=engine if library else ""))
@@ -112,7 +112,7 @@ class Bench(ExitStack):
 
 
 @lru_cache
-def _inspected(settings: tuple[tuple[str, str], ...], size: int) -> dict[str, Any]:
+def _inspected(settings: tuple[tuple[str, str], ...], size: int) -> JobFacts:
     return inspect_job(DRAWN, dict(settings), size, 8, "cpu")
 
 
@@ -123,16 +123,15 @@ def cell(bench: Bench, name: str, behaviour: str) -> str:
     cells = []
     for size in (1,) if engine == "single" else sizes:
         try:
-            cells.append(_told(bench.prove(engine, given, settings, size)))
+            cells.append(_cell(bench.prove(engine, given, settings, size)))
         except RanksFailed as error:
             cells.append(_failed(str(error)))
-    return min(cells, key=lambda told: STRENGTH.index(told.partition(":")[0]))
+    return min(cells, key=lambda text: STRENGTH.index(text.partition(":")[0]))
 
 
-def _told(verdict: Verdict) -> str:
-    if verdict.verdict == "differs":
-        first: dict[str, Any] = verdict.first_divergence or {}
-        return f"differs: {first['quantity']} at step {first['step']}"
+def _cell(verdict: Verdict) -> str:
+    if first := verdict.first_divergence:
+        return f"differs: {first.quantity} at step {first.step}"
     return f"refused: {verdict.reason}" if verdict.verdict == "refused" else verdict.verdict
 
 
@@ -143,27 +142,27 @@ def _failed(said: str) -> str:
 
 
 def columns(only: str = "") -> Iterator[tuple[str, dict[str, str]]]:
-    """(engine, behaviour -> cell), measured, one engine after the other."""
+    """Measures the table, one engine after the other: (engine, behaviour -> cell)."""
     with Bench() as bench:
         for name in ENGINES:
             if only in name:
                 yield name, {behaviour: cell(bench, name, behaviour) for behaviour in BEHAVIOURS}
 
 
-def written() -> dict[str, dict[str, str]]:
-    """engine -> behaviour -> cell, as the docs have it."""
+def documented() -> dict[str, dict[str, str]]:
+    """Reads the table in the docs: engine -> behaviour -> cell."""
     lines = [line for line in DOCS.read_text().splitlines() if line.startswith("|")]
     notes = dict(re.findall(r"^\[(\d+)\] (.+)$", DOCS.read_text(), re.MULTILINE))
     head, _, *rows = [[text.strip() for text in line.strip("|").split("|")] for line in lines]
     table: dict[str, dict[str, str]] = {}
     for row in rows:
-        told = [re.sub(r" \[(\d+)\]", lambda match: f": {notes[match[1]]}", text) for text in row[1:]]
-        table[row[0]] = dict(zip(head[1:], told))
+        cells = [re.sub(r" \[(\d+)\]", lambda match: f": {notes[match[1]]}", text) for text in row[1:]]
+        table[row[0]] = dict(zip(head[1:], cells))
     return table
 
 
 def markdown(table: Mapping[str, Mapping[str, str]]) -> str:
-    """A row an engine; long cells become notes below."""
+    """The table as Markdown, a row for each engine; long cells become notes below."""
     notes: list[str] = []
 
     def short(text: str) -> str:
@@ -184,7 +183,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="engines with these words in their name")
     parser.add_argument("--write", action="store_true", help="replace the table in the docs")
     options = parser.parse_args()
-    table = {} if not options.write or not options.only else written()
+    table = {} if not options.write or not options.only else documented()
     for name, row in columns(options.only):
         table[name] = row
         print(name, {b: c for b, c in row.items() if c not in ("same", "approximate")} or set(row.values()), flush=True)

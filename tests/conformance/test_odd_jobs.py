@@ -1,4 +1,4 @@
-"""Jobs that are no plain mean over the rows of one tensor: proven where they can be, and told about where not."""
+"""Jobs that are no plain mean over the rows of one tensor: proven where they can be, else refused with the reason."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ SAME = {
 
 
 @pytest.mark.parametrize("name", SAME)
-def test_same(name: str, ranks: Callable[[int], Ranks], judge_rank: Ranks) -> None:
-    verdict = prove(judge_rank, ranks(2), f"{ODD}:{name}", "ddp")
+def test_same(name: str, ranks: Callable[[int], Ranks], reference_rank: Ranks) -> None:
+    verdict = prove(reference_rank, ranks(2), f"{ODD}:{name}", "ddp")
     assert verdict.verdict == "same", verdict
     assert verdict.bitwise
     said = SAME[name]
-    assert any(said in note for note in verdict.notes) if said else verdict.notes == []
+    assert any(said in note for note in verdict.notes) if said else verdict.notes == ()
 
 
-def test_what_amplifies_rounding_is_refused(ranks: Callable[[int], Ranks], judge_rank: Ranks) -> None:
-    verdict = prove(judge_rank, ranks(2), f"{ODD}:chaos", "ddp")
+def test_what_amplifies_rounding_is_refused(ranks: Callable[[int], Ranks], reference_rank: Ranks) -> None:
+    verdict = prove(reference_rank, ranks(2), f"{ODD}:chaos", "ddp")
     assert verdict.verdict == "refused", verdict
     assert "ill-conditioned" in str(verdict.reason)
 
 
-def test_what_does_not_repeat_itself_is_refused(ranks: Callable[[int], Ranks], judge_rank: Ranks) -> None:
+def test_what_does_not_repeat_itself_is_refused(ranks: Callable[[int], Ranks], reference_rank: Ranks) -> None:
     with pytest.raises(RanksFailed, match="the job does not repeat itself"):
-        prove(judge_rank, ranks(2), f"{ODD}:random_numbers_of_python", "ddp")
+        prove(reference_rank, ranks(2), f"{ODD}:random_numbers_of_python", "ddp")
 
 
 def test_a_scalar_parameter_is_refused_where_it_cannot_train() -> None:
@@ -56,25 +56,27 @@ def test_a_scalar_parameter_is_refused_where_it_cannot_train() -> None:
     facts = {name: engine_facts(name, 2) for name in ("ddp", "fsdp", "deepspeed", "horovod")}
     facts["model_parallel"] = engine_facts("fabric", 2, {"strategy": "model_parallel"})
     facts["powersgd"] = engine_facts("ddp", 2, {"compress": "powersgd"})
-    refused = {name for name, of in facts.items() if of["available"] and refusal(of, job)}
-    able = {name for name, of in facts.items() if of["available"]}
+    refused = {name for name, of in facts.items() if of.available and refusal(of, job)}
+    able = {name for name, of in facts.items() if of.available}
     assert refused == able - {"ddp", "horovod"}
     says = "fsdp takes no scalar parameter: logit_scale; make it of shape [1], as in torch.ones(1)"
     assert refusal(facts["fsdp"], job) == says
 
 
-def test_a_skipped_last_step_does_not_cost_the_epoch_its_rate(ranks: Callable[[int], Ranks], judge_rank: Ranks) -> None:
+def test_a_skipped_last_step_does_not_cost_the_epoch_its_rate(
+    ranks: Callable[[int], Ranks], reference_rank: Ranks
+) -> None:
     facts = engine_facts("amp", 2, {"precision": "fp16"})
-    loop = Expectation(judge_rank.work(reference_plan(f"{ODD}:overflows", 2, None, facts)), 0)
+    loop = Expectation(reference_rank.work(reference_plan(f"{ODD}:overflows", 2, None, facts)), 0)
     record = ranks(2).work(proof_plan(loop, f"{ODD}:overflows", "amp", 2, None, facts))
     seen = record.training("numerics of sgd")[0]
-    assert seen["skipped_steps"] == 5  # all of the first epoch
-    assert seen["rates"][0] == pytest.approx([0.9 * loop.facts["sgd_lr"]])
+    assert seen.skipped_steps == 5  # all of the first epoch
+    assert seen.rates[0] == pytest.approx([0.9 * loop.facts.sgd_lr])
 
 
-def test_accelerate_refuses_the_fp16_that_it_would_not_compute(judge_rank: Ranks) -> None:
-    if not engine_facts("accelerate", 2)["available"]:
+def test_accelerate_refuses_the_fp16_that_it_would_not_compute(reference_rank: Ranks) -> None:
+    if not engine_facts("accelerate", 2).available:
         assert "CI" not in os.environ, "accelerate is not installed"
         pytest.skip("accelerate is not installed")
     with Ranks(2) as own, pytest.raises(RanksFailed, match="on a CPU Accelerate computes in float32 for fp16"):
-        prove(judge_rank, own, f"{ODD}:time_first", "accelerate", None, {"precision": "fp16"})
+        prove(reference_rank, own, f"{ODD}:time_first", "accelerate", None, {"precision": "fp16"})

@@ -1,4 +1,4 @@
-"""Every behaviour that a job can have: engines take the reference's step, without padding, at any number of ranks."""
+"""Engines take the reference's step for every behaviour that a job can have, at any number of ranks."""
 
 from __future__ import annotations
 
@@ -39,33 +39,33 @@ CASES = {
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 @pytest.mark.parametrize("case", CASES)
-def test_ddp_takes_the_same_step(case: str, size: int, ranks: Callable[[int], Ranks], judge_rank: Ranks) -> None:
-    verdict = prove(judge_rank, ranks(size), DRAWN, "ddp", CASES[case])
+def test_ddp_takes_the_same_step(case: str, size: int, ranks: Callable[[int], Ranks], reference_rank: Ranks) -> None:
+    verdict = prove(reference_rank, ranks(size), DRAWN, "ddp", CASES[case])
     assert verdict.verdict == "same", verdict
     assert verdict.max_difference is not None  # it compared something
     assert verdict.bitwise or size == 3  # sums of three depend on their order
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_single_takes_the_same_step(case: str, ranks: Callable[[int], Ranks], judge_rank: Ranks) -> None:
-    verdict = prove(judge_rank, ranks(1), DRAWN, "single", CASES[case])
+def test_single_takes_the_same_step(case: str, ranks: Callable[[int], Ranks], reference_rank: Ranks) -> None:
+    verdict = prove(reference_rank, ranks(1), DRAWN, "single", CASES[case])
     assert verdict.verdict == "same", verdict
     assert verdict.bitwise
 
 
 @pytest.mark.parametrize("job", ["conv", "tied", "transformer", "sentences"])
-def test_ddp_is_bitwise_at_two_ranks(job: str, ranks: Callable[[int], Ranks], judge_rank: Ranks) -> None:
-    verdict = prove(judge_rank, ranks(2), f"jobs:{job}", "ddp")
+def test_ddp_is_bitwise_at_two_ranks(job: str, ranks: Callable[[int], Ranks], reference_rank: Ranks) -> None:
+    verdict = prove(reference_rank, ranks(2), f"jobs:{job}", "ddp")
     assert (verdict.verdict, verdict.bitwise) == ("same", True)
 
 
-def test_loader_processes_change_nothing(ranks: Callable[[int], Ranks], judge_rank: Ranks) -> None:
-    verdict = prove(judge_rank, ranks(2), "jobs:sentences", "ddp", {"workers": "1"})
+def test_loader_processes_change_nothing(ranks: Callable[[int], Ranks], reference_rank: Ranks) -> None:
+    verdict = prove(reference_rank, ranks(2), "jobs:sentences", "ddp", {"workers": "1"})
     assert (verdict.verdict, verdict.bitwise) == ("same", True)
 
 
-def test_a_stream_is_read_by_one_worker(ranks: Callable[[int], Ranks], judge_rank: Ranks) -> None:
-    verdict = prove(judge_rank, ranks(2), DRAWN, "ddp", {"stream": "true", "workers": "3", "rows": "29"})
+def test_a_stream_is_read_by_one_worker(ranks: Callable[[int], Ranks], reference_rank: Ranks) -> None:
+    verdict = prove(reference_rank, ranks(2), DRAWN, "ddp", {"stream": "true", "workers": "3", "rows": "29"})
     assert (verdict.verdict, verdict.bitwise) == ("same", True)
 
 
@@ -87,8 +87,10 @@ DRAWS = {
 
 @settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(drawn=st.fixed_dictionaries(DRAWS), size=st.sampled_from([1, 2, 3]))
-def test_no_false_alarm(drawn: dict[str, object], size: int, ranks: Callable[[int], Ranks], judge_rank: Ranks) -> None:
+def test_no_false_alarm(
+    drawn: dict[str, object], size: int, ranks: Callable[[int], Ranks], reference_rank: Ranks
+) -> None:
     chosen = {key: str(value) for key, value in drawn.items()}
     chosen["shuffle"] = str(drawn["shuffle"] and not drawn["stream"])
-    verdict = prove(judge_rank, ranks(size), DRAWN, "ddp", chosen)
+    verdict = prove(reference_rank, ranks(size), DRAWN, "ddp", chosen)
     assert verdict.verdict == "same", (chosen, size, verdict)

@@ -1,4 +1,4 @@
-"""Statistics over all ranks: the reference plays them, real ranks agree, and what cannot be is refused."""
+"""SyncBatchNorm: the reference takes statistics over all ranks, real ranks agree, and what cannot be is refused."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ import torch
 from torch import nn
 
 from conformance import jobs_synced
-from ranks import Ranks, prove
+from ranks import Ranks, engine_facts, prove
 from samestep import reference
 from samestep.commands.study import refusal
 from samestep.engine import Layout
 from samestep.errors import UserError
-from samestep.tasks.inspect.engines import inspect_engines
 from samestep.tasks.inspect.job import inspect_job
 from samestep.tasks.run_engine import _synced
 from samestep.world import World
@@ -26,14 +25,14 @@ JOB = f"{Path(__file__).parent}/jobs_synced.py:job"
 @pytest.mark.parametrize("settings", [{}, {"micro_batch": "2"}])
 @pytest.mark.parametrize("size", [2, 3])
 def test_ranks_that_share_statistics_take_the_references_step(
-    size: int, settings: dict[str, str], ranks: Callable[[int], Ranks], judge_rank: Ranks
+    size: int, settings: dict[str, str], ranks: Callable[[int], Ranks], reference_rank: Ranks
 ) -> None:
-    verdict = prove(judge_rank, ranks(size), JOB, "ddp", {"rows": "47", **settings})
+    verdict = prove(reference_rank, ranks(size), JOB, "ddp", {"rows": "47", **settings})
     assert verdict.verdict == "same", verdict
 
 
-def test_and_without_the_setting_they_are_seen_to_differ(ranks: Callable[[int], Ranks], judge_rank: Ranks) -> None:
-    verdict = prove(judge_rank, ranks(2), JOB, "ddp", {"sync_batchnorm": "false"})
+def test_and_without_the_setting_they_are_seen_to_differ(ranks: Callable[[int], Ranks], reference_rank: Ranks) -> None:
+    verdict = prove(reference_rank, ranks(2), JOB, "ddp", {"sync_batchnorm": "false"})
     assert verdict.verdict == "differs"
 
 
@@ -44,7 +43,7 @@ def test_the_reference_of_three_ranks_is_that_of_one(own: bool) -> None:
         reference.play(each, Layout(replicas), 12)
         for each, replicas in ((job, 1), (job, 3), (jobs_synced.job(own=own, sync_batchnorm=False), 3))
     )
-    differs = [max(float((one["state"][n] - p["state"][n]).abs().max()) for n in one["state"]) for p in (three, apart)]
+    differs = [max(float((one.state[n] - p.state[n]).abs().max()) for n in one.state) for p in (three, apart)]
     assert differs[0] < 1e-5 < 1e-2 < differs[1]
 
 
@@ -63,7 +62,7 @@ def test_dropout_is_not_proven_with_it() -> None:
 )
 def test_what_it_cannot_do_is_refused(engine: str, settings: dict[str, str], sentence: str) -> None:
     job = inspect_job(JOB, {"own": "false", **settings}, 2, 8, "cpu")
-    (facts,) = [row for row in inspect_engines(("cpu",), 2, {}, [engine]) if row["name"] == engine]
+    facts = engine_facts(engine, 2)
     assert sentence in str(refusal(facts, job))
 
 

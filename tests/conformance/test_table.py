@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from conformance.table import BEHAVIOURS, ENGINES, STRENGTH, Bench, cell, written
+from conformance.table import BEHAVIOURS, ENGINES, STRENGTH, Bench, cell, documented
 from ranks import engine_facts
 
 
@@ -18,7 +18,7 @@ def bench() -> Iterator[Bench]:
 
 
 def test_the_table_is_whole() -> None:
-    table = written()
+    table = documented()
     assert list(table) == list(ENGINES)
     assert all(list(row) == list(BEHAVIOURS) for row in table.values())
     words = {cell.partition(":")[0] for row in table.values() for cell in row.values()}
@@ -28,20 +28,20 @@ def test_the_table_is_whole() -> None:
 @pytest.mark.parametrize("engine", sorted({engine for engine, _ in ENGINES.values()}))
 def test_every_engine_is_here_in_ci(engine: str) -> None:
     facts = engine_facts(engine, 2)
-    assert facts["available"] or "CI" not in os.environ, facts["reason"]
+    assert facts.available or "CI" not in os.environ, facts.reason
 
 
 @pytest.mark.parametrize("name", ENGINES)
 def test_no_cell_is_weaker(name: str, bench: Bench) -> None:
     engine = ENGINES[name][0]
     facts = engine_facts(engine, 2)
-    if not facts["available"]:
-        pytest.skip(f"{facts['reason']}: {facts['install']}")
-    table = written()[name]
+    if not facts.available:
+        pytest.skip(f"{facts.reason}: {facts.install}")
+    table = documented()[name]
     weaker = {}
     for behaviour in BEHAVIOURS:
-        found, was = cell(bench, name, behaviour), table[behaviour]
-        order = [STRENGTH.index(text.partition(":")[0]) for text in (found, was)]
+        now, was = cell(bench, name, behaviour), table[behaviour]
+        order = [STRENGTH.index(text.partition(":")[0]) for text in (now, was)]
         if order[0] < order[1]:
-            weaker[behaviour] = f"{found}, was {was}"
+            weaker[behaviour] = f"{now}, was {was}"
     assert not weaker

@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from mutations.faults import FAULTS, Fault
 from ranks import SOURCE, Ranks, RanksFailed, engine_facts, judged, proof_plan, reference_plan
+from samestep.records.inspection import EngineFacts
 from samestep.records.record import Record
 
 DOCS = Path(__file__).parents[2] / "docs" / "proof.md"
@@ -42,20 +43,20 @@ def patched(fault: Fault, folder: Path) -> Path:
 
 
 class References:
-    """What each job should be at `size` replicas, in each engine's layout: played by the unpatched package, once."""
+    """Plays the reference of each job at `size` replicas in each engine's layout once, with the unpatched package."""
 
-    def __init__(self, judge_rank: Ranks, size: int) -> None:
-        self.judge_rank, self.size = judge_rank, size
+    def __init__(self, reference_rank: Ranks, size: int) -> None:
+        self.reference_rank, self.size = reference_rank, size
         self._played: dict[str, Record] = {}
 
-    def of(self, job: str, facts: Mapping[str, Any]) -> Record:
+    def of(self, job: str, facts: EngineFacts) -> Record:
         plan = reference_plan(f"jobs:{job}", self.size, {}, facts)
         if str(plan) not in self._played:
-            self._played[str(plan)] = self.judge_rank.work(plan)
+            self._played[str(plan)] = self.reference_rank.work(plan)
         return self._played[str(plan)]
 
 
-def planted(fault: Fault, references: References) -> Iterator[dict[str, Any]]:
+def plant(fault: Fault, references: References) -> Iterator[dict[str, Any]]:
     """What the proof says about one fault on each of its jobs, at the references' number of ranks."""
     size = references.size
     facts = engine_facts(fault.engine, size, fault.settings)
@@ -80,13 +81,16 @@ def planted(fault: Fault, references: References) -> Iterator[dict[str, Any]]:
                     "reason": str(error).splitlines()[-1],
                 }
                 continue
-            first = verdict.first_divergence or {}
+            first = verdict.first_divergence
+            if first is None:
+                yield row | {"verdict": verdict.verdict, "named": False, "explained": False}
+                continue
+            shown = ("training", "quantity", "step", "tensor", "expected", "found", "cause")
             yield row | {
                 "verdict": verdict.verdict,
-                "named": first.get("quantity") in fault.named,
-                "explained": fault.cause in first.get("cause", ""),
-                **{key: first.get(key) for key in ("training", "quantity", "step", "tensor", "expected", "found")},
-                "cause": first.get("cause"),
+                "named": first.quantity in fault.named,
+                "explained": fault.cause in first.cause,
+                **{key: getattr(first, key) for key in shown},
             }
 
 
@@ -111,7 +115,7 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def told(docs: str, rows: Sequence[Mapping[str, Any]]) -> str:
+def with_table(docs: str, rows: Sequence[Mapping[str, Any]]) -> str:
     """The text `docs`, with its table and its counts made those of `rows`."""
     faults = len({row["fault"] for row in rows})
     docs = re.sub(r"plants \d+ faults", f"plants {faults} faults", docs)
@@ -128,10 +132,10 @@ def main() -> int:
     faults = [fault for fault in FAULTS if options.only in fault.name]
     rows = []
     for size in options.ranks:
-        with Ranks(1) as judge_rank:
-            references = References(judge_rank, size)
+        with Ranks(1) as reference_rank:
+            references = References(reference_rank, size)
             for fault in faults:
-                for row in planted(fault, references):
+                for row in plant(fault, references):
                     rows.append(row)
                     seen = row["verdict"] in ("differs", "failed")
                     state = "named" if row["named"] else "MISNAMED" if seen else "MISSED"
@@ -146,7 +150,7 @@ def main() -> int:
     if options.out:
         options.out.mkdir(parents=True, exist_ok=True)
         (options.out / "rows.json").write_text(json.dumps(rows, indent=1))
-        DOCS.write_text(told(DOCS.read_text(), rows))
+        DOCS.write_text(with_table(DOCS.read_text(), rows))
     return 0 if all(row["named"] for row in rows) else 1
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mutations.faults import ALL, FAULTS, Fault
-from mutations.plant import DOCS, References, patched, planted, told
+from mutations.plant import DOCS, References, patched, plant, with_table
 from ranks import SOURCE, Ranks, engine_facts
 
 SIZE = 2  # `make mutations` plants at 3 ranks too
@@ -21,8 +21,8 @@ NOTHING = Fault("nothing", "engines/ddp.py", "import torch\n", "import torch\n",
 @pytest.fixture(scope="module")
 def references() -> Iterator[References]:
     """Each is played once, for all faults."""
-    with Ranks(1) as judge_rank:
-        yield References(judge_rank, SIZE)
+    with Ranks(1) as reference_rank:
+        yield References(reference_rank, SIZE)
 
 
 def test_there_are_enough_faults() -> None:
@@ -36,7 +36,7 @@ def test_the_docs_tell_what_the_record_holds_of_every_fault() -> None:
     rows = json.loads(max((SOURCE.parent / "results").glob("mutations_*/rows.json")).read_text())
     assert {row["fault"] for row in rows} == {fault.name for fault in FAULTS}
     assert {(row["fault"], row["job"]) for row in rows} == {(fault.name, job) for fault in FAULTS for job in fault.jobs}
-    assert DOCS.read_text() == told(DOCS.read_text(), rows)
+    assert DOCS.read_text() == with_table(DOCS.read_text(), rows)
     for readme in ("README.md", "README.zh.md"):
         counts = re.findall(r"\d+", (SOURCE.parent / readme).read_text().partition("results/mutations")[0][-300:])
         assert {str(len(FAULTS)), str(len(rows))} <= {*counts}, readme
@@ -49,15 +49,15 @@ def test_every_fault_applies() -> None:
 
 
 def test_without_a_fault_the_copy_is_the_same_training(references: References) -> None:
-    assert [row["verdict"] for row in planted(NOTHING, references)] == ["same"] * len(ALL)
+    assert [row["verdict"] for row in plant(NOTHING, references)] == ["same"] * len(ALL)
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_fault_is_caught_named_and_explained(fault: Fault, references: References) -> None:
     facts = engine_facts(fault.engine, SIZE)
-    if not facts["available"] and "CI" not in os.environ:
-        pytest.skip(f"{facts['reason']}: {facts['install']}")
-    for row in planted(fault, references):
+    if not facts.available and "CI" not in os.environ:
+        pytest.skip(f"{facts.reason}: {facts.install}")
+    for row in plant(fault, references):
         assert row["verdict"] == "differs", row
         assert row["named"], row
         assert row["explained"], row

@@ -24,8 +24,8 @@ class Measure:
 class Prove:
     """One training of the proof.
 
-    training: one of TRAININGS. replicas: for which the subset is cut. name: in the record. sgd_lr: the rate of 'sgd'.
-    dtype: 'float64', or 'float32' for a model or an engine that float64 does not fit.
+    training: one of TRAININGS. dtype: 'float64', or 'float32' for a model or an engine that float64 does not fit.
+    replicas: for which the subset is cut. sgd_lr: the rate of 'sgd'. name: in the record.
     """
 
     training: str
@@ -33,8 +33,8 @@ class Prove:
     dtype: str
     replicas: int
     sgd_lr: float
-    engine_settings: Mapping[str, Any]
-    name: str
+    engine_settings: Mapping[str, Any] = field(default_factory=dict)
+    name: str = ""
     kind: Literal["prove"] = "prove"
 
 

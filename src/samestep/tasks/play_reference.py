@@ -12,7 +12,7 @@ from samestep import reference
 from samestep.engine import Layout
 from samestep.errors import NotFinite, UserError
 from samestep.job import Job
-from samestep.records.plan import LayoutPlan, ReferencePlan
+from samestep.records.plan import LayoutPlan, Prove, ReferencePlan
 from samestep.records.record import (
     EvaluationSeen,
     PartSeen,
@@ -24,7 +24,7 @@ from samestep.records.record import (
     write_state,
 )
 from samestep.tasks.inspect.load import build
-from samestep.tasks.proof_job import SGD_LR, Training, proof_job, steps_of
+from samestep.tasks.proof_job import SGD_LR, proof_job, steps_of
 from samestep.training import digest_state
 from samestep.world import World
 
@@ -87,7 +87,7 @@ class ReferencePlayer:
         for name in planned.trainings:
             phase = f"reference {name}, {planned.replicas} replicas"
             tell(self.world.rank, self.folder, Progress(phase=phase, attempt=attempt()))
-            training = Training(name, self.plan.steps, dtype, self.plan.replicas, self.sgd_lr or SGD_LR)
+            training = Prove(name, self.plan.steps, dtype, self.plan.replicas, self.sgd_lr or SGD_LR)
             if name == "sgd" and self.sgd_lr is None:
                 training, base = self._without_explosion(training, planned)
                 self.sgd_lr = training.sgd_lr
@@ -105,7 +105,7 @@ class ReferencePlayer:
         return played
 
     def _shaken(
-        self, training: Training, planned: LayoutPlan, base: reference.TrainingResult
+        self, training: Prove, planned: LayoutPlan, base: reference.TrainingResult
     ) -> list[reference.TrainingResult]:
         """Plays a training twice more, with rounding shaken and the rows reversed where their order means nothing."""
         dtype = getattr(torch, planned.rounds_to or training.dtype)
@@ -120,12 +120,12 @@ class ReferencePlayer:
         return shaken
 
     def _play(
-        self, training: Training, planned: LayoutPlan, noise: reference.Noise | None = None
+        self, training: Prove, planned: LayoutPlan, noise: reference.Noise | None = None
     ) -> reference.TrainingResult:
         small = proof_job(self.job, training)
         return reference.play(small, _layout(planned), steps_of(training), noise=noise, device=self.world.device)
 
-    def _without_explosion(self, training: Training, planned: LayoutPlan) -> tuple[Training, reference.TrainingResult]:
+    def _without_explosion(self, training: Prove, planned: LayoutPlan) -> tuple[Prove, reference.TrainingResult]:
         """Plays a training at the largest rate at which its losses do not explode, which would amplify rounding too."""
         for number in range(RATES):
             try:

@@ -7,7 +7,7 @@ gradient), `sgd` (SGD with momentum, which decides) and `user` (the job's own op
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,24 +18,12 @@ from torch.utils.data import Subset, TensorDataset
 
 from samestep.data.stream import is_stream
 from samestep.job import Job, Recipe
+from samestep.records.plan import Prove
 
 SGD_LR = 0.05  # tried first; while the loss explodes, the reference takes a quarter of it
 
 
-@dataclass(frozen=True)
-class Training:
-    """One training of the proof. name: 'gradient', 'sgd' or 'user'. dtype: 'float64', or 'float32' for a model that
-    float64 does not fit. replicas: at most. sgd_lr: the learning rate of 'sgd'.
-    """
-
-    name: str
-    steps: int
-    dtype: str
-    replicas: int
-    sgd_lr: float = SGD_LR
-
-
-def proof_job(job: Job, training: Training) -> Job:
+def proof_job(job: Job, training: Prove) -> Job:
     """Puts `job` on a subset that crosses an epoch's end with an uneven batch, in the proof's dtype and optimizer."""
     dtype = getattr(torch, training.dtype)
     of_samples = None if job.collate else dtype  # a collate makes its tensors itself, and they are cast after it
@@ -51,19 +39,19 @@ def proof_job(job: Job, training: Training) -> Job:
         evaluation=None if job.evaluation is None else _subset(job.evaluation, evaluated, of_samples),
         evaluation_weight=_renumbered(job.evaluation_weight, evaluated),
     )
-    if training.name == "gradient":
+    if training.training == "gradient":
         return replace(small, optimizer=Recipe(torch.optim.SGD, {"lr": 1.0}), scheduler=None, clip_norm=None)
-    if training.name == "sgd":
+    if training.training == "sgd":
         return replace(small, optimizer=_sgd(job.optimizer, training.sgd_lr))
     return small
 
 
-def steps_of(training: Training) -> int:
+def steps_of(training: Prove) -> int:
     """How many optimizer steps a training of the proof takes."""
-    return 1 if training.name == "gradient" else training.steps
+    return 1 if training.training == "gradient" else training.steps
 
 
-def subset_length(length: int, global_batch: int, training: Training) -> int:
+def subset_length(length: int, global_batch: int, training: Prove) -> int:
     """Rows of the proof's subset: whole batches, then one that the replicas cannot share evenly: as large as the job's
     own last batch where that is uneven (and may leave replicas without rows), else of about half the rows.
 

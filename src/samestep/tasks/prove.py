@@ -10,7 +10,7 @@ from samestep.job import Job
 from samestep.rank.evaluate import evaluate, plain_model
 from samestep.records.plan import Plan, Prove
 from samestep.records.record import Observations, write_state
-from samestep.tasks.proof_job import Training, proof_job, steps_of
+from samestep.tasks.proof_job import proof_job, steps_of
 from samestep.tasks.run_engine import run_engine
 from samestep.training import Run
 from samestep.world import World
@@ -18,9 +18,8 @@ from samestep.world import World
 
 def prove(plan: Plan, training: Prove, job: Job, engine: Engine, world: World) -> Observations:
     """Runs one training of the proof, observed; rank 0 writes the weights that it ends with."""
-    asked = Training(training.training, training.steps, training.dtype, training.replicas, training.sgd_lr)
-    small = proof_job(job, asked)
-    run = Run(small, world, steps_of(asked), observe=True)
+    small = proof_job(job, training)
+    run = Run(small, world, steps_of(training), observe=True)
     state = run_engine(engine, small, world, run, training.engine_settings)
     if world.rank == 0:
         write_state(Path(plan.out), world.rank, training.name, state)

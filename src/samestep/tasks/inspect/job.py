@@ -18,9 +18,10 @@ from samestep.data.schedule import schedule_of
 from samestep.errors import UserError
 from samestep.job import Batch, Job
 from samestep.records.inspection import JobFacts
+from samestep.records.plan import Prove
 from samestep.tasks.inspect.dry_step import probe, probe_evaluation
 from samestep.tasks.inspect.load import build, find, innermost, settings_of
-from samestep.tasks.proof_job import Training, proof_job
+from samestep.tasks.proof_job import SGD_LR, proof_job
 from samestep.training import digest_state, one_row_sentence
 
 
@@ -44,7 +45,7 @@ def inspect_job(target: str, settings: Mapping[str, str], replicas: int, steps: 
         )
     unused = probe(job, schedule_of(job, 1), _model(job), device)
     probe_evaluation(job, _model(job), device)
-    training = Training("sgd", steps, "float32", replicas)
+    training = Prove("sgd", steps, "float32", replicas, SGD_LR)
     sizes = sorted({1, replicas})
     metrics = {"loss": "min"} | {name: _better(metric) for name, metric in job.metrics.items()}
     return JobFacts(
