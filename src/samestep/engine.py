@@ -99,7 +99,7 @@ def names() -> list[str]:
     return sorted(builtin_names() | {point.name for point in _others()})
 
 
-def impostors() -> list[str]:
+def shadowed_names() -> list[str]:
     """Engines of other packages that are named as one of ours, which they must not replace: 'package.name'."""
     points = [point for point in _others() if point.name in builtin_names()]
     return sorted(f"{point.dist.name if point.dist else point.value}.{point.name}" for point in points)

@@ -17,7 +17,7 @@ from samestep.data.loader import batches
 from samestep.data.schedule import key, schedule_of
 from samestep.errors import Refused, not_a_scalar
 from samestep.job import Batch, Job, Part
-from samestep.rank.graceful_stop import Stop
+from samestep.rank.graceful_stop import GracefulStop
 from samestep.rank.meter import Meter
 from samestep.records.record import Observations, PartSeen
 from samestep.world import World
@@ -27,7 +27,7 @@ LATER = (2, 3, 97)  # epochs that the proof's steps do not reach: their order is
 Progress = Callable[[int, float], None]  # (steps done, a recent loss)
 
 
-class Watch(Protocol):
+class Evaluator(Protocol):
     """What evaluates a training between its epochs."""
 
     def begin(self, state: Callable[[], dict[str, Any]]) -> None: ...
@@ -42,7 +42,7 @@ class Run:
 
     observe: also note what only the proof needs (digests, learning rates, optimizer steps); never while measuring.
     progress: called at most twice a second with the steps done and a loss. stop: what may end it early.
-    watch: evaluates it between two epochs, outside of the steps' time.
+    evaluator: evaluates it between two epochs, outside of the steps' time.
     """
 
     def __init__(
@@ -53,8 +53,8 @@ class Run:
         *,
         observe: bool = False,
         progress: Progress | None = None,
-        stop: Stop | None = None,
-        watch: Watch | None = None,
+        stop: GracefulStop | None = None,
+        evaluator: Evaluator | None = None,
     ) -> None:
         self.job, self.world, self.steps = job, world, steps
         self.schedule = schedule_of(job, world.size)
@@ -68,7 +68,7 @@ class Run:
         self._rates: list[list[float]] = []
         self._depth, self._stepping = 0, set[int]()
         self._progress = progress
-        self._stop, self._watch = stop, watch
+        self._stop, self._evaluator = stop, evaluator
         self._told_at = time.monotonic()
         self._done = self._skipped = 0
         self._streams = [_stream(device) for device in world.devices]
@@ -80,8 +80,8 @@ class Run:
 
         state: gives its whole state dict, where that is not the module's own with its shards gathered.
         """
-        if self._watch:
-            self._watch.begin(state or (lambda: whole(model)))
+        if self._evaluator:
+            self._evaluator.begin(state or (lambda: whole(model)))
         if self._observe:
             self._start_digest = digest_state(model)
             # After the step: before it, libraries that accumulate show stale gradients and the next step's rate.
@@ -156,8 +156,8 @@ class Run:
         self.meter.step()
         self._skipped += skipped
         self._done += 1
-        if self._watch and self._watch.is_due(self._done, self.schedule.steps_per_epoch):
-            ends = self._watch.look(self._done)
+        if self._evaluator and self._evaluator.is_due(self._done, self.schedule.steps_per_epoch):
+            ends = self._evaluator.look(self._done)
             self.meter.resume()
             if ends and self._stop:
                 self._stop.after(self._done)

@@ -10,9 +10,13 @@ from samestep.launch import rank_output
 
 
 @pytest.fixture
-def told(tmp_path: Path) -> tuple[Path, rank_output.Lines, list[tuple[str, str]]]:
+def told(tmp_path: Path) -> tuple[Path, rank_output.RankOutput, list[tuple[str, str]]]:
     said: list[tuple[str, str]] = []
-    return tmp_path, rank_output.Lines(tmp_path, lambda ranks, text: said.append((rank_output.name(ranks), text))), said
+    return (
+        tmp_path,
+        rank_output.RankOutput(tmp_path, lambda ranks, text: said.append((rank_output.name(ranks), text))),
+        said,
+    )
 
 
 def write(folder: Path, **logs: str) -> None:
@@ -21,7 +25,7 @@ def write(folder: Path, **logs: str) -> None:
             log.write(text)
 
 
-def test_equal_lines_are_told_once(told: tuple[Path, rank_output.Lines, list[tuple[str, str]]]) -> None:
+def test_equal_lines_are_told_once(told: tuple[Path, rank_output.RankOutput, list[tuple[str, str]]]) -> None:
     folder, follower, said = told
     write(folder, rank0="loading\nI am 0\n", rank1="loading\nI am 1\n", rank2="loading\n")
     follower.look()
@@ -31,7 +35,7 @@ def test_equal_lines_are_told_once(told: tuple[Path, rank_output.Lines, list[tup
 
 
 def test_a_line_is_told_when_the_others_stay_silent(
-    told: tuple[Path, rank_output.Lines, list[tuple[str, str]]], monkeypatch: pytest.MonkeyPatch
+    told: tuple[Path, rank_output.RankOutput, list[tuple[str, str]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, follower, said = told
     write(folder, rank0="alone\n", rank1="")
@@ -42,7 +46,7 @@ def test_a_line_is_told_when_the_others_stay_silent(
     assert said == [("rank 0", "alone")]
 
 
-def test_half_a_line_waits_for_its_end(told: tuple[Path, rank_output.Lines, list[tuple[str, str]]]) -> None:
+def test_half_a_line_waits_for_its_end(told: tuple[Path, rank_output.RankOutput, list[tuple[str, str]]]) -> None:
     folder, follower, said = told
     write(folder, rank0="half")
     follower.look()
@@ -53,7 +57,7 @@ def test_half_a_line_waits_for_its_end(told: tuple[Path, rank_output.Lines, list
 
 
 def test_a_bar_counts_as_its_last_state_and_a_traceback_stays_in_the_log(
-    told: tuple[Path, rank_output.Lines, list[tuple[str, str]]], monkeypatch: pytest.MonkeyPatch
+    told: tuple[Path, rank_output.RankOutput, list[tuple[str, str]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, follower, said = told
     monkeypatch.setattr(rank_output, "WAIT_S", 0.0)
@@ -65,7 +69,7 @@ def test_a_bar_counts_as_its_last_state_and_a_traceback_stays_in_the_log(
 
 
 def test_a_traceback_that_the_job_has_caught_is_told(
-    told: tuple[Path, rank_output.Lines, list[tuple[str, str]]], monkeypatch: pytest.MonkeyPatch
+    told: tuple[Path, rank_output.RankOutput, list[tuple[str, str]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, follower, said = told
     monkeypatch.setattr(rank_output, "HOLD_S", 0.0)

@@ -17,7 +17,7 @@ from command import samestep
 from samestep.commands.progress import Training
 from samestep.commands.train import covered
 from samestep.errors import TrainingFailed
-from samestep.rank.best_weights import Watch, _better
+from samestep.rank.best_weights import BestWeights, _better
 from samestep.rank.weights import save
 from samestep.records.record import EvaluationSeen, Observations, Progress
 from samestep.world import World
@@ -201,7 +201,7 @@ def test_a_folder_of_one_evaluation_is_not_anothers(trained: tuple[Path, dict[st
 
 def test_an_evaluation_is_due_after_every_so_many_epochs_but_not_at_the_end() -> None:
     def due(every: int) -> list[int]:
-        watch = Watch(None, World(), 30, Path(), every)  # type: ignore[arg-type]
+        watch = BestWeights(None, World(), 30, Path(), every)  # type: ignore[arg-type]
         return [done for done in range(1, 31) if watch.is_due(done, 5)]
 
     assert (due(0), due(1), due(2), due(4)) == ([], [5, 10, 15, 20, 25], [10, 20], [20])

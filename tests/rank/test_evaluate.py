@@ -97,7 +97,7 @@ def test_evaluating_between_steps_is_no_step(monkeypatch: pytest.MonkeyPatch) ->
             evaluated_s[0] += 3600
             return False
 
-    run = Run(job, World(), 4, watch=Looks())
+    run = Run(job, World(), 4, evaluator=Looks())
     model = job.model()
     run.begin(model, torch.optim.SGD(model.parameters()))
     for batch in run.batches():

@@ -10,11 +10,11 @@ from torch.distributed import HashStore
 
 from budget import budget
 from samestep.rank import graceful_stop
-from samestep.rank.graceful_stop import Stop
+from samestep.rank.graceful_stop import GracefulStop
 from samestep.world import World
 
 
-class Silent(Stop):
+class Silent(GracefulStop):
     """A rank whose thread is slow: it has heard nothing until it is told to."""
 
     def _listen(self, store: Any) -> None:
@@ -59,7 +59,7 @@ def test_the_last_step_is_one_that_nobody_has_begun(ranks: list[Silent]) -> None
 def test_a_wish_reaches_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graceful_stop, "LOOK_S", 0.01)
     store = HashStore()
-    ranks = [Stop(World(rank=rank, size=2, local_size=2, local_rank=rank), store) for rank in range(2)]
+    ranks = [GracefulStop(World(rank=rank, size=2, local_size=2, local_rank=rank), store) for rank in range(2)]
     ranks[1]._ask()
     until = time.monotonic() + budget(20)
     step = 0

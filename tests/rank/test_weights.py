@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from samestep.errors import UserError
-from samestep.rank.weights import save, started_from
+from samestep.rank.weights import model_with_weights, save
 
 
 def net() -> nn.Module:
@@ -31,7 +31,7 @@ def saved(tmp_path: Path) -> tuple[nn.Module, Path]:
 
 def test_parameters_and_buffers_come_back(saved: tuple[nn.Module, Path]) -> None:
     model, file = saved
-    found = started_from(net, file).state_dict()
+    found = model_with_weights(net, file).state_dict()
     assert all(torch.equal(tensor, found[name]) for name, tensor in model.state_dict().items())
     assert not torch.equal(found["1.running_mean"], net().state_dict()["1.running_mean"])
 
@@ -47,7 +47,7 @@ def test_parameters_and_buffers_come_back(saved: tuple[nn.Module, Path]) -> None
 )
 def test_what_does_not_fit_is_named(other: object, says: str, saved: tuple[nn.Module, Path]) -> None:
     with pytest.raises(UserError, match=says):
-        started_from(other, saved[1])  # type: ignore[arg-type]
+        model_with_weights(other, saved[1])  # type: ignore[arg-type]
 
 
 def test_a_writing_that_breaks_leaves_what_was_there(

@@ -1,4 +1,4 @@
-"""Files appear whole or not at all, one schema reads them, and the first error is the one that is told."""
+"""Files appear whole or not at all, one schema reads them, and the first error is the one that is read_progress."""
 
 from __future__ import annotations
 
@@ -13,7 +13,16 @@ from samestep.errors import UserError
 from samestep.records.files import SCHEMA, as_json, finite, from_json, read, write, write_json
 from samestep.records.inspection import MachineFacts
 from samestep.records.plan import Measure, Plan, Prove
-from samestep.records.record import Observations, PartSeen, Progress, RankError, RankRecord, Record, told, write_arrays
+from samestep.records.record import (
+    Observations,
+    PartSeen,
+    Progress,
+    RankError,
+    RankRecord,
+    Record,
+    read_progress,
+    write_arrays,
+)
 from samestep.world import World
 
 MACHINE = MachineFacts("3.11", "2.13", "h1", "x86_64", 2)
@@ -65,11 +74,11 @@ def test_complete_needs_all_ranks_in_this_schema(tmp_path: Path) -> None:
 )
 def test_a_file_of_another_schema_is_refused_in_one_sentence(change: dict[str, Any], says: str, tmp_path: Path) -> None:
     write(tmp_path / "progress.json", Progress("train", done=3))
-    assert told(tmp_path) == Progress("train", done=3)
+    assert read_progress(tmp_path) == Progress("train", done=3)
     written = json.loads((tmp_path / "progress.json").read_text())
     write_json(tmp_path / "progress.json", written | change)
     with pytest.raises(UserError) as refused:
-        told(tmp_path)
+        read_progress(tmp_path)
     assert says in str(refused.value) and "\n" not in str(refused.value)
 
 

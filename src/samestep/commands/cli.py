@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from samestep.commands import options
-from samestep.commands.exit_codes import told
+from samestep.commands.exit_codes import with_exit_code
 from samestep.commands.options import engine_names, names, pairs
 from samestep.commands.setup import MachineOptions, Setup
 from samestep.errors import UserError, say
@@ -29,7 +29,7 @@ app = typer.Typer(
 
 
 @app.command()
-@told
+@with_exit_code
 def compare(
     job: options.Job = "digits",
     engines: options.Engines = "",
@@ -81,7 +81,7 @@ def compare(
 
 
 @app.command()
-@told
+@with_exit_code
 def verify(
     job: options.Job = "digits",
     engines: options.Engines = "",
@@ -119,7 +119,7 @@ def verify(
 
 
 @app.command()
-@told
+@with_exit_code
 def run(
     job: options.Job = "digits",
     engine: options.Engine = "ddp",
@@ -182,7 +182,7 @@ def run(
 
 
 @app.command()
-@told
+@with_exit_code
 def evaluate(
     weights: Annotated[Path, typer.Option(help="The weights.safetensors that a run left.")],
     job: options.Job = "digits",
@@ -221,7 +221,7 @@ def evaluate(
 
 
 @app.command()
-@told
+@with_exit_code
 def slurm(
     job: options.Job = "digits",
     engine: options.Engine = "ddp",
@@ -254,7 +254,7 @@ def slurm(
 
 
 @app.command()
-@told
+@with_exit_code
 def engines(device: options.Device = "auto", json_: options.Json = False) -> int:
     """What runs here, what is missing, and the line that installs it."""
     from samestep.commands.ask_worker import ask
@@ -271,7 +271,7 @@ def engines(device: options.Device = "auto", json_: options.Json = False) -> int
 
 
 @app.command()
-@told
+@with_exit_code
 def eject(
     job: options.Job = "digits",
     engine: options.Engine = "ddp",

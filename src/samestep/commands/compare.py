@@ -44,11 +44,11 @@ def study(command: str, setup: Setup, tell: Tell) -> tuple[StudyResults, Path] |
     with fork_client.started(*(("ranks", "reference") if setup.rounds == 0 else ("reference",))):
         asked = study_of(setup)
         if not is_first(asked.machines):
-            count = other_machines.follow(asked, shared_folder(setup.out))
+            count = other_machines.join_launches(asked, shared_folder(setup.out))
             say(f"this machine took part in {count} launches; the results are on {asked.machines.master}")
             return None
         folder = folder_of(command, asked)
-        with other_machines.ending(asked, folder):
+        with other_machines.publishing(asked, folder):
             results = conduct(asked, folder, tell)
     return replace(results, report=os.path.relpath(folder / "report.html")), folder
 
@@ -156,12 +156,12 @@ def _start(
         command = replace(command, fork="reference")
     if machines.nnodes > 1 and not machines.reached:
         place = str(folder.relative_to(root))
-        other_machines.tell(root, other_machines.Launch(place, launcher, nproc, size, devices, time.time()))
+        other_machines.publish(root, other_machines.Launch(place, launcher, nproc, size, devices, time.time()))
 
     def watch(progress: Progress) -> None:
         phases(progress.phase)
         if study.machines.nnodes > 1:
-            other_machines.tell(root)
+            other_machines.publish(root)
 
     return supervise.run(command, folder, size, deadline_s=study.setup.deadline_s, watch=watch, machines=machines)
 

@@ -16,8 +16,9 @@ from samestep.errors import TrainingFailed, UserError, say
 P = ParamSpec("P")
 
 
-def told(command: Callable[P, int]) -> Callable[P, NoReturn]:
-    """Ends a command with its exit code; a user's mistake is one sentence and 2, a 'no' is 1."""
+def with_exit_code(command: Callable[P, int]) -> Callable[P, NoReturn]:
+    """Wraps a command: it exits with the code that it returns, with 2 for a user's mistake and 1 for a training that
+    fails, each told in one sentence."""
 
     @functools.wraps(command)
     def ended(*args: P.args, **kwargs: P.kwargs) -> NoReturn:

@@ -45,7 +45,7 @@ class News:
     told_at: float = 0.0
 
 
-def tell(folder: Path, launch: Launch | None = None) -> None:
+def publish(folder: Path, launch: Launch | None = None) -> None:
     """Tells the other machines that the first one lives, at most once a second; a new launch at once."""
     path = folder / NEWS
     if launch is None and path.exists() and time.time() - path.stat().st_mtime < BEAT_S:
@@ -55,7 +55,7 @@ def tell(folder: Path, launch: Launch | None = None) -> None:
 
 
 @contextmanager
-def ending(study: Study, folder: Path) -> Iterator[None]:
+def publishing(study: Study, folder: Path) -> Iterator[None]:
     """Around what the first machine does: however it ends, it tells the others."""
     if study.machines.nnodes == 1 or study.machines.reached:
         yield
@@ -67,7 +67,7 @@ def ending(study: Study, folder: Path) -> Iterator[None]:
         write(folder / NEWS, News(ended=True, told_at=time.time()))
 
 
-def follow(study: Study, folder: Path) -> int:
+def join_launches(study: Study, folder: Path) -> int:
     """Starts this machine's ranks of each launch, until the first machine has ended. Returns the number of launches.
 
     Raises UserError when nothing is heard from the first machine.

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.table import Table
 from rich.text import Text
 
-from samestep.launch.rank_output import Lines, name
+from samestep.launch.rank_output import RankOutput, name
 from samestep.records.inspection import EngineFacts
 from samestep.records.record import Progress as Told
 from samestep.records.results import ScoreResults, StudyResults, TrainResults
@@ -70,7 +70,7 @@ class Training(_Live):
         """first: whether this command is the one that speaks for all ranks."""
         super().__init__(MofNCompleteColumn(), TextColumn("steps  {task.fields[facts]}"))
         self.title = title
-        self.lines = Lines(folder, self._line)
+        self.lines = RankOutput(folder, self._line)
         self.phase: str | None = "" if first else None
         self.attempt = self.evaluated = 0
         self.said_at = time.monotonic()

@@ -20,7 +20,7 @@ from samestep.job import Job
 from samestep.world import World
 
 
-def check_alike(job: Job, world: World, *, training: bool = True) -> None:
+def check_same_data(job: Job, world: World, *, training: bool = True) -> None:
     """Compares the length and some samples over the ranks. Raises UserError where a rank has others than rank 0.
 
     Needs an open group when size > 1. Samples that are random each time they are read say nothing, nor does a stream,
@@ -36,7 +36,7 @@ def check_alike(job: Job, world: World, *, training: bool = True) -> None:
 
 def _check(name: str, job: Job, world: World) -> None:
     """Of `job.train`, which is called `name`."""
-    of_rank = of_every_rank(_found(job), world)
+    of_rank = gather_from_ranks(_found(job), world)
     for rank, (length, found) in enumerate(of_rank):
         first_length, first = of_rank[0]
         what = None
@@ -52,7 +52,7 @@ def _check(name: str, job: Job, world: World) -> None:
             )
 
 
-def of_every_rank(mine: Any, world: World) -> list[Any]:
+def gather_from_ranks(mine: Any, world: World) -> list[Any]:
     """What every rank gives, in the order of the ranks, on every rank. Needs an open group when size > 1."""
     of_rank: list[Any] = [mine] * world.size
     if world.size > 1:

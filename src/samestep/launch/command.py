@@ -13,7 +13,7 @@ from pathlib import Path
 from samestep import launch
 from samestep.launch import Command, Machines
 from samestep.launch.started_by import Started
-from samestep.records.record import TOLD
+from samestep.records.record import TELL
 from samestep.world import network
 
 
@@ -30,7 +30,7 @@ def command_for(
 def _tells(module: launch.Launcher) -> dict[str, str]:
     """The variables whose values rank 0 writes into its folder, for a launcher that has to know them at the end."""
     names = getattr(module, "TELL", ())
-    return {TOLD: ",".join(names)} if names else {}
+    return {TELL: ",".join(names)} if names else {}
 
 
 def _environment(devices: Sequence[str], machines: Machines) -> dict[str, str]:
@@ -48,7 +48,7 @@ def _environment(devices: Sequence[str], machines: Machines) -> dict[str, str]:
 def inside_command(path: Path, started: Started, devices: Sequence[str], machines: Machines) -> Command:
     """The command that becomes one rank of those that somebody's launcher has started, whose variables it keeps."""
     module = launch.load(started.launcher)
-    env = _environment(devices, machines) | _tells(module) | module.VARIABLES.told()
+    env = _environment(devices, machines) | _tells(module) | module.VARIABLES.environment()
     env |= {"SAMESTEP_RUN": started.id}
     if started.launcher != "torchrun":  # the store of a run with its own name: all ranks of one machine can find it
         meeting = (

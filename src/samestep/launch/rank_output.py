@@ -14,7 +14,7 @@ MOST = 200  # lines of one rank that are told at a time
 WAIT_S = 0.5  # how long a line waits for the other ranks to say the same
 
 
-class Lines:
+class RankOutput:
     """Follows rank*.log in `folder`. say: given (ranks, line)."""
 
     def __init__(self, folder: Path, say: Callable[[list[int], str], None]) -> None:

@@ -126,6 +126,6 @@ def started(env: Mapping[str, str], first_host: str | None, port: int) -> Starte
     if launcher is None:
         return None
     module: Any = launch.load(launcher)
-    rank, size, local_rank, local_size, _ = places({**env, **module.VARIABLES.told()})
+    rank, size, local_rank, local_size, _ = places({**env, **module.VARIABLES.environment()})
     at = module.meeting(env, first_host, port)
     return Started(launcher, rank, size, local_rank, local_size, module.identity(env), at)

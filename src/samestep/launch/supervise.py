@@ -20,7 +20,7 @@ from samestep.launch.fork_client import ForkedWorker
 from samestep.launch.idle_launcher import ENDING_S, IdleLauncher
 from samestep.launch.stale_locks import clear_stale_locks
 from samestep.launch.stop_requests import StopRequests
-from samestep.records.record import Progress, Record, told
+from samestep.records.record import Progress, Record, read_progress
 from samestep.world.orphans import COMMAND, die_with_parent, this_command
 
 
@@ -50,7 +50,7 @@ def run(
     try:
         while tree.poll() is None and not idle.waits_in_vain():
             try:
-                progress = told(folder) if watch or graceful else Progress()
+                progress = read_progress(folder) if watch or graceful else Progress()
                 if watch:
                     watch(progress)
                 requests.pass_on(progress)
@@ -58,7 +58,7 @@ def run(
                     deadline.fail()
                 time.sleep(0.1 if watch else 0.02)
             except KeyboardInterrupt:
-                if not requests.interrupted(told(folder)):
+                if not requests.interrupted(read_progress(folder)):
                     raise
     finally:
         end(tree, folder)

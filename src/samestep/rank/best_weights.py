@@ -1,4 +1,4 @@
-"""Watch: evaluates a training between its epochs, keeps the weights that are best, and may end it early."""
+"""Evaluates a training between its epochs, keeps the weights that are best, and ends it early (patience)."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from samestep.world import World
 
 
 @dataclass
-class Watch:
-    """One training's evaluations.
+class BestWeights:
+    """Evaluates one training between its epochs.
 
     every: epochs from one evaluation to the next; 0: none but the last. best: (metric, 'min' or 'max') by which the
     best weights are kept in the file `weights`; None keeps the last. patience: evaluations without a better one after

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from samestep.data.loader import loaded
-from samestep.data.same_data import of_every_rank
+from samestep.data.same_data import gather_from_ranks
 from samestep.data.schedule import cut
 from samestep.errors import LoadingFailed, UserError, not_per_row
 from samestep.job import Batch, Job, Part, counts_by_itself
@@ -120,10 +120,10 @@ def evaluate(job: Job, model: nn.Module, world: World, *, predictions: bool = Fa
     rows, weight, *totals = (math.fsum(column) for column in table.T.tolist())
     sums = dict(zip(["loss", *by_row], totals))
     if whole:
-        values = _values(job, whole, [state for of_rank in of_every_rank(states, world) for state in of_rank])
+        values = _values(job, whole, [state for of_rank in gather_from_ranks(states, world) for state in of_rank])
         # Rank 0's, because what machines of two kinds make of the same counts may differ in the last digit, and all
         # ranks must come to one decision about them.
-        sums |= of_every_rank(values, world)[0]
+        sums |= gather_from_ranks(values, world)[0]
     joined = _joined(outputs, world) if predictions else None
     return Evaluation(int(rows), weight, {name: sums[name] for name in ("loss", *job.metrics)}, indices, whole, joined)
 

@@ -21,8 +21,11 @@ LOOK_S = 0.5
 AHEAD = 4  # steps from rank 0's present one to the last
 
 
-class Stop:
-    """Asks and hears of a stop. store: the group's; None for a process that is alone."""
+class GracefulStop:
+    """Ends a training after the same step on every rank, when one is asked to by a signal.
+
+    store: the process group's; None for a process that is alone.
+    """
 
     def __init__(self, world: World, store: Store | None) -> None:
         self.world, self._store = world, store

@@ -17,7 +17,7 @@ from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
 from torch.distributed.rendezvous import rendezvous
 
 from samestep.errors import LostPeer, UserError
-from samestep.rank.membership import RollCall, in_time, names, says_lost
+from samestep.rank.membership import Membership, in_time, names, says_lost
 from samestep.world import World, network
 
 TIMEOUT_S = 120.0  # a rank that waits so long in a collective gives up; --timeout says otherwise
@@ -48,12 +48,12 @@ def process_group(world: World) -> Iterator[None]:
     if said:
         print(f"samestep: {said}", flush=True)
     timeout = timedelta(seconds=float(os.environ.get("SAMESTEP_TIMEOUT_S", TIMEOUT_S)))
-    roll: RollCall | None = None
+    roll: Membership | None = None
     began = time.monotonic()
     try:
         store = _store(meeting, world, timeout)
         store.set_timeout(timeout)
-        roll = RollCall(store, world)
+        roll = Membership(store, world)
         group = PrefixStore("group", store)
 
         def meet() -> None:
@@ -116,7 +116,7 @@ def attempt() -> str:
     return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
 
 
-def _not_met(meeting: str, roll: RollCall | None, seconds: float, error: Exception) -> Exception:
+def _not_met(meeting: str, roll: Membership | None, seconds: float, error: Exception) -> Exception:
     """What to tell a user whose ranks did not all come to the meeting."""
     at = meeting
     if meeting == "env://":

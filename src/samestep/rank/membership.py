@@ -1,4 +1,4 @@
-"""Roll call: which rank runs where, told in the store where the ranks meet; so a lost one can be named."""
+"""Which rank runs where, written in the store of the process group, so that a lost rank can be named."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def says_lost(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and bool(LOST.search(str(error)))
 
 
-class RollCall:
+class Membership:
     """The ranks of one group."""
 
     def __init__(self, store: Store, world: World) -> None:

@@ -23,7 +23,7 @@ def save(state: Mapping[str, Any], file: Path) -> None:
     os.replace(beside, file)
 
 
-def started_from(model: Callable[[], nn.Module], file: Path) -> nn.Module:
+def model_with_weights(model: Callable[[], nn.Module], file: Path) -> nn.Module:
     """What `model()` builds, with the weights in `file`, which must have every tensor of it and no other.
 
     Raises UserError that names what does not fit.

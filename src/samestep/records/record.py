@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 PROGRESS = "progress.json"
 ENVIRONMENT = "environment-of-rank0.json"  # the values of the variables that a launcher wants to know
-TOLD = "SAMESTEP_TELL"  # the environment's name for their names
+TELL = "SAMESTEP_TELL"  # the environment's name for their names
 PREFIX = "tensor "  # so that no tensor's name is one of numpy.savez's own arguments
 
 
@@ -170,8 +170,8 @@ class Progress:
     curve: list[dict[str, float]] = field(default_factory=list)
 
 
-def tell(rank: int, folder: Path, progress: Progress) -> None:
-    """Writes what the launch does now, for whoever watches; rank 0 speaks for all."""
+def write_progress(rank: int, folder: Path, progress: Progress) -> None:
+    """Writes what the launch does now into progress.json, on rank 0."""
     if rank == 0:
         write(folder / PROGRESS, progress)
 
@@ -181,8 +181,8 @@ def attempt() -> int:
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
-def told(folder: Path) -> Progress:
-    """What the launch in `folder` last told."""
+def read_progress(folder: Path) -> Progress:
+    """What the launch in `folder` last read_progress."""
     path = folder / PROGRESS
     return read(Progress, path) if path.exists() else Progress()
 

@@ -13,7 +13,7 @@ from samestep.job import Batch, Job, Part
 from samestep.world import World
 
 
-def too_large(job: Job, part: Part, world: World) -> UserError:
+def out_of_memory(job: Job, part: Part, world: World) -> UserError:
     """The mistake of a micro-batch `part` that does not fit, with one that does, which is tried out here."""
     rows = len(part.indices)
     at = f"step {part.step}: rank {world.rank} has no memory for {rows} rows at once"

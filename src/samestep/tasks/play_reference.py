@@ -20,7 +20,7 @@ from samestep.records.record import (
     PlayedLayout,
     Progress,
     attempt,
-    tell,
+    write_progress,
     write_state,
 )
 from samestep.tasks.inspect.load import build
@@ -86,7 +86,7 @@ class ReferencePlayer:
         played: dict[str, list[Played]] = {}
         for name in planned.trainings:
             phase = f"reference {name}, {planned.replicas} replicas"
-            tell(self.world.rank, self.folder, Progress(phase=phase, attempt=attempt()))
+            write_progress(self.world.rank, self.folder, Progress(phase=phase, attempt=attempt()))
             training = Prove(name, self.plan.steps, dtype, self.plan.replicas, self.sgd_lr or SGD_LR)
             if name == "sgd" and self.sgd_lr is None:
                 training, base = self._without_explosion(training, planned)

@@ -12,7 +12,7 @@ from samestep.engine import Engine
 from samestep.errors import Refused
 from samestep.job import Job
 from samestep.rank.hardware import is_out_of_memory
-from samestep.tasks.largest_batch import too_large
+from samestep.tasks.largest_batch import out_of_memory
 from samestep.training import Run
 from samestep.world import World
 
@@ -30,7 +30,7 @@ def run_engine(engine: Engine, job: Job, world: World, run: Run, settings: Mappi
     except RuntimeError as error:
         if is_out_of_memory(error) and run.part:
             error.__traceback__ = None  # whose frames hold what fills the memory
-            raise too_large(job, run.part, world) from None
+            raise out_of_memory(job, run.part, world) from None
         explain: Any = getattr(engine, "explain", None)
         sentence = explain(error, job) if explain else None
         if sentence is None:

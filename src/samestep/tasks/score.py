@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from samestep.data.same_data import check_alike
+from samestep.data.same_data import check_same_data
 from samestep.engine import Engine
 from samestep.job import Job
 from samestep.rank.evaluate import evaluate
-from samestep.rank.weights import started_from
+from samestep.rank.weights import model_with_weights
 from samestep.records.files import write_array
 from samestep.records.plan import Plan, Score
 from samestep.records.record import Observations
@@ -17,8 +17,8 @@ from samestep.world import World
 
 def score(plan: Plan, training: Score, job: Job, engine: Engine, world: World) -> Observations:
     """What the weights in a file come to on the job's evaluation, and the outputs for each of its rows."""
-    check_alike(job, world, training=False)
-    model = started_from(job.model, Path(training.init)).to(world.device)
+    check_same_data(job, world, training=False)
+    model = model_with_weights(job.model, Path(training.init)).to(world.device)
     evaluated = evaluate(job, model, world, predictions=bool(training.predictions))
     if training.predictions and evaluated.predictions is not None:
         write_array(Path(training.predictions), evaluated.predictions)

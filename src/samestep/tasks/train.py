@@ -6,17 +6,17 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from samestep.data.same_data import check_alike
+from samestep.data.same_data import check_same_data
 from samestep.data.schedule import schedule_of
 from samestep.engine import Engine
 from samestep.job import Job
 from samestep.rank import hardware
-from samestep.rank.best_weights import Watch
-from samestep.rank.graceful_stop import Stop
+from samestep.rank.best_weights import BestWeights
+from samestep.rank.graceful_stop import GracefulStop
 from samestep.rank.group import meeting_store
-from samestep.rank.weights import started_from
+from samestep.rank.weights import model_with_weights
 from samestep.records.plan import Plan, Train
-from samestep.records.record import Observations, Progress, attempt, tell
+from samestep.records.record import Observations, Progress, attempt, write_progress
 from samestep.tasks.run_engine import run_engine
 from samestep.training import Run
 from samestep.world import World
@@ -27,32 +27,32 @@ def train(plan: Plan, training: Train, job: Job, engine: Engine, world: World) -
 
     A stop that somebody asks for ends it after a step; then too, there are weights and an evaluation.
     """
-    check_alike(job, world)
+    check_same_data(job, world)
     schedule = schedule_of(job, 1)
     steps = job.epochs * schedule.steps_per_epoch
     folder = Path(plan.out)
     every = training.every if job.evaluation is not None else 0
-    watch = Watch(job, world, steps, Path(training.weights), every, training.best, training.patience)
+    best = BestWeights(job, world, steps, Path(training.weights), every, training.best, training.patience)
     if training.init:
-        job = replace(job, model=partial(started_from, job.model, Path(training.init)))
+        job = replace(job, model=partial(model_with_weights, job.model, Path(training.init)))
 
     def progress(done: int, loss: float) -> None:
         samples = schedule.rows_of(done)
-        tell(world.rank, folder, Progress("train", attempt(), done, steps, samples, loss, watch.curve))
+        write_progress(world.rank, folder, Progress("train", attempt(), done, steps, samples, loss, best.curve))
 
-    stop = Stop(world, meeting_store())
-    run = Run(job, world, steps, progress=progress if world.rank == 0 else None, stop=stop, watch=watch)
+    stop = GracefulStop(world, meeting_store())
+    run = Run(job, world, steps, progress=progress if world.rank == 0 else None, stop=stop, evaluator=best)
     state = run_engine(engine, job, world, run, plan.engine_settings)
     seen = run.observations()
-    tell(world.rank, folder, Progress("evaluate", attempt()))
-    if not watch.ended:  # else libraries have taken one step more, which nobody asked for
-        watch.add(len(seen.step_s), state, last=True)
+    write_progress(world.rank, folder, Progress("evaluate", attempt()))
+    if not best.ended:  # else libraries have taken one step more, which nobody asked for
+        best.add(len(seen.step_s), state, last=True)
     return replace(
         seen,
         peak_memory_bytes=hardware.peak_memory_bytes(world.device),
         asked_steps=steps,
-        stopped="early" if watch.ended else "asked" if len(seen.step_s) < steps else None,
-        evaluation=watch.evaluated,
-        curve=watch.curve,
-        best_at=watch.best_at,
+        stopped="early" if best.ended else "asked" if len(seen.step_s) < steps else None,
+        evaluation=best.evaluated,
+        curve=best.curve,
+        best_at=best.best_at,
     )

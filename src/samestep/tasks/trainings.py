@@ -11,7 +11,7 @@ from samestep import engine as engines
 from samestep.rank.group import process_group
 from samestep.rank.membership import says_lost
 from samestep.records.plan import Plan
-from samestep.records.record import Observations, Progress, attempt, tell
+from samestep.records.record import Observations, Progress, attempt, write_progress
 from samestep.tasks.inspect.load import build
 from samestep.tasks.measure import measure
 from samestep.tasks.prove import prove
@@ -30,7 +30,7 @@ def work(plan: Plan, world: World) -> dict[str, Observations]:
     # Opened even for one rank, so that no engine's model outlives its group: DDP's destructor can then wait for ever.
     with nullcontext() if engine.PROCESSES == "one" else process_group(world):
         for training in plan.trainings:
-            tell(world.rank, Path(plan.out), Progress(training.name, attempt()))
+            write_progress(world.rank, Path(plan.out), Progress(training.name, attempt()))
             observed[training.name] = KINDS[training.kind](plan, training, job, engine, world)
     return observed
 

@@ -22,7 +22,7 @@ class RankVariables(NamedTuple):
     local_size: str = "LOCAL_WORLD_SIZE"
     node: str = "GROUP_RANK"
 
-    def told(self) -> dict[str, str]:
+    def environment(self) -> dict[str, str]:
         """The environment that has World.from_env read these."""
         return {RANK_VARIABLES: ",".join(self)}
 

@@ -40,7 +40,7 @@ def plan(program: Sequence[str], shape: Shape) -> Command:
         *program,
     )
     at = f"file://{shape.folder}/rendezvous"
-    return Command(command, {"SAMESTEP_INIT_METHOD": at} | VARIABLES.told())
+    return Command(command, {"SAMESTEP_INIT_METHOD": at} | VARIABLES.environment())
 
 
 def missing(machines: Machines, env: Mapping[str, str]) -> str | None:

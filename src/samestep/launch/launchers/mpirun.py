@@ -38,7 +38,7 @@ def plan(program: Sequence[str], shape: Shape) -> Command:
     if len(hosts) > 1 and not machines.port:
         raise UserError("several machines must know the port where they meet; give one with --port")
     at = f"tcp://{machines.endpoint}" if machines.port else f"file://{shape.folder}/rendezvous"
-    env = {"SAMESTEP_INIT_METHOD": at} | VARIABLES.told()
+    env = {"SAMESTEP_INIT_METHOD": at} | VARIABLES.environment()
     exported = [*env, "SAMESTEP_TIMEOUT_S", "SAMESTEP_DEVICES", "OMP_NUM_THREADS"]
     if machines.interface:
         exported += ["GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"]

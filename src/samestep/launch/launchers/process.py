@@ -17,7 +17,7 @@ EXITED: tuple[str, ...] = ()
 def plan(program: Sequence[str], shape: Shape) -> Command:
     # Said outright: the user's shell may still hold another launcher's RANK.
     alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-    return Command((sys.executable, *program), VARIABLES.told() | alone)
+    return Command((sys.executable, *program), VARIABLES.environment() | alone)
 
 
 def missing(machines: Machines, env: Mapping[str, str]) -> str | None:

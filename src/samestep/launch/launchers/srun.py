@@ -47,7 +47,7 @@ def plan(program: Sequence[str], shape: Shape) -> Command:
         sys.executable,
         *program,
     )
-    env = {"SAMESTEP_INIT_METHOD": f"tcp://{machines.endpoint}"} | VARIABLES.told()
+    env = {"SAMESTEP_INIT_METHOD": f"tcp://{machines.endpoint}"} | VARIABLES.environment()
     return Command(command, env, signal.SIGTERM)  # which it passes on to its tasks
 
 

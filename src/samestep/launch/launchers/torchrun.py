@@ -56,7 +56,7 @@ def plan(program: Sequence[str], shape: Shape) -> Command:
             sys.executable,
             *program,
         ),
-        VARIABLES.told(),
+        VARIABLES.environment(),
     )
 
 

@@ -26,7 +26,7 @@ EVALUATED = 16
 PLAIN = (Tensor, np.ndarray, np.generic, str, bytes, int, float, type(None))
 
 
-def probe(job: Job, schedule: Schedule, model: nn.Module, device: str) -> list[str]:
+def dry_step(job: Job, schedule: Schedule, model: nn.Module, device: str) -> list[str]:
     """The names of the parameters that get no gradient. `model` is used up: its gradients and buffers change.
 
     Raises UserError, with the job's own line, where the job's functions raise or return what cannot be trained.
@@ -75,8 +75,8 @@ def probe(job: Job, schedule: Schedule, model: nn.Module, device: str) -> list[s
     return _without_gradient(model)
 
 
-def probe_evaluation(job: Job, model: nn.Module, device: str) -> None:
-    """Two small batches of the job's evaluation, as a run would count them at its end. Raises UserError as probe."""
+def dry_evaluation(job: Job, model: nn.Module, device: str) -> None:
+    """Two small batches of the job's evaluation, as a run would count them at its end. Raises UserError as dry_step."""
     if job.evaluation is None:
         return
     few: Any = Subset(job.evaluation, range(min(2 * EVALUATED, len(job.evaluation))))  # type: ignore[arg-type]

@@ -48,7 +48,7 @@ def inspect_engines(
             words = (str(error).strip().splitlines() or [""])[0]
             row = _broken(name, f"{said}: {type(error).__name__}: {words}")
         rows.append(row)
-    rows += [_broken(name, "its name is that of an engine of samestep's") for name in engines.impostors()]
+    rows += [_broken(name, "its name is that of an engine of samestep's") for name in engines.shadowed_names()]
     for place in given:
         if place not in had:
             every = {f"{row.name}.{key}" for row in rows for key in row.settings}

@@ -19,7 +19,7 @@ from samestep.errors import UserError
 from samestep.job import Batch, Job
 from samestep.records.inspection import JobFacts
 from samestep.records.plan import Prove
-from samestep.tasks.inspect.dry_step import probe, probe_evaluation
+from samestep.tasks.inspect.dry_step import dry_evaluation, dry_step
 from samestep.tasks.inspect.load import build, find, innermost, settings_of
 from samestep.tasks.proof_job import SGD_LR, proof_job
 from samestep.training import digest_state, one_row_sentence
@@ -43,8 +43,8 @@ def inspect_job(target: str, settings: Mapping[str, str], replicas: int, steps: 
             f"the model of the job {target} differs from call to call, so no two trainings of it could be compared; "
             "seed it inside: def model(): torch.manual_seed(seed); return Net()"
         )
-    unused = probe(job, schedule_of(job, 1), _model(job), device)
-    probe_evaluation(job, _model(job), device)
+    unused = dry_step(job, schedule_of(job, 1), _model(job), device)
+    dry_evaluation(job, _model(job), device)
     training = Prove("sgd", steps, "float32", replicas, SGD_LR)
     sizes = sorted({1, replicas})
     metrics = {"loss": "min"} | {name: _better(metric) for name, metric in job.metrics.items()}
