@@ -4,8 +4,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 CACHE = $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/samestep
-# More for pytest, as in make test PYTEST='-k ddp'.
-PYTEST =
+# For pytest: two processes, each with whole files of tests. make test PYTEST='-k ddp' for less.
+PYTEST = -n 2 --dist loadfile
 
 .PHONY: demo test check lint horovod mutations conformance overhead input jobs clean
 
