@@ -15,7 +15,7 @@ from mutations.plant import DOCS, References, patched, plant, with_table
 from ranks import SOURCE, Ranks, engine_facts
 
 SIZES = (2, 3)
-QUICK = {  # planted at 2 ranks without `make check`, too: one of the engine's loop, the loader, the schedule, evaluation, …
+QUICK = {  # planted without `make check`, too: one each of the loop, the loader, the schedule, the evaluation, …
     "gradient summed, not averaged",
     "scheduler stepped N times",
     "last batch averaged per rank",
