@@ -321,7 +321,9 @@ def _study(command: str, setup: Setup, json_: bool) -> int:
 
 def _print(results: Any, as_json: bool, show: Callable[[Any], None]) -> None:
     if as_json:
-        print(json.dumps(results.as_json(), indent=1))
+        from samestep.records.results import results_json
+
+        print(json.dumps(results_json(results), indent=1))
     else:
         show(results)
 

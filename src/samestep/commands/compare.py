@@ -29,7 +29,7 @@ from samestep.proof.trace import Expectation
 from samestep.records.files import write, write_json
 from samestep.records.plan import Measure, Plan, ReferencePlan, Training
 from samestep.records.record import Progress, Record
-from samestep.records.results import EngineResult, OneProcess, Proof, StudyResults, Verdict
+from samestep.records.results import EngineResult, OneProcess, Proof, StudyResults, Verdict, results_json
 from samestep.report.figures.speed import Measured, measurement
 from samestep.version import __version__
 
@@ -57,7 +57,7 @@ def save(results: StudyResults, folder: Path) -> None:
     """Writes results.json and report.html."""
     from samestep import report
 
-    write_json(folder / "results.json", results.as_json())
+    write_json(folder / "results.json", results_json(results))
     (folder / "report.html").write_text(report.html(results), encoding="utf-8")
 
 

@@ -24,7 +24,7 @@ from samestep.records.files import write, write_json
 from samestep.records.inspection import JobFacts
 from samestep.records.plan import Plan, Score, Train
 from samestep.records.record import ENVIRONMENT, PROGRESS, Progress, Record
-from samestep.records.results import InitialWeights, ScoreResults, TrainResults
+from samestep.records.results import InitialWeights, ScoreResults, TrainResults, results_json
 from samestep.report.figures import batch_size, data_wait
 from samestep.world.network import check_master
 
@@ -126,7 +126,7 @@ def run(setup: Setup, options: TrainOptions, *, dry_run: bool = False) -> TrainR
         return None
     study, row, record, out = launched
     results = _train_results(study, row, record, out)
-    write_json(out / "results.json", results.as_json())
+    write_json(out / "results.json", results_json(results))
     return results
 
 
@@ -137,7 +137,7 @@ def evaluate(setup: Setup, options: ScoreOptions) -> ScoreResults | None:
         return None
     study, row, record, out = launched
     results = _score_results(study, row, record)
-    write_json(out / "results.json", results.as_json())
+    write_json(out / "results.json", results_json(results))
     return results
 
 

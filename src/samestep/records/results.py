@@ -183,16 +183,6 @@ class StudyResults:
         """Whether these are results of a measurement, and not of a proof alone."""
         return self.repeats is not None
 
-    def as_json(self) -> dict[str, Any]:
-        """Plain values that JSON knows; a proof alone has none of the measurement's."""
-        found: dict[str, Any] = finite(as_json(self))
-        if not self.measured:
-            left_out = ("repeats", "warmup_steps", "measured_steps")
-            found = {key: value for key, value in found.items() if key not in left_out}
-            rows = found["engines"]
-            found["engines"] = [{key: row[key] for key in row if key not in MEASURED} for row in rows]
-        return found
-
 
 @dataclass(frozen=True)
 class InitialWeights:
@@ -232,10 +222,6 @@ class TrainResults:
     demand: float | None
     advice: str | None
 
-    def as_json(self) -> dict[str, Any]:
-        found: dict[str, Any] = finite(as_json(self))
-        return found
-
 
 @dataclass(frozen=True)
 class ScoreResults:
@@ -251,6 +237,14 @@ class ScoreResults:
     evaluation_rows: int
     predictions: str | None
 
-    def as_json(self) -> dict[str, Any]:
-        found: dict[str, Any] = finite(as_json(self))
-        return found
+
+def results_json(results: StudyResults | TrainResults | ScoreResults) -> Any:
+    """Results as plain values that JSON knows; those of a proof alone have none of the measurement's fields."""
+    values = finite(as_json(results))
+    if isinstance(results, StudyResults) and not results.measured:
+        for name in ("repeats", "warmup_steps", "measured_steps"):
+            del values[name]
+        for row in values["engines"]:
+            for name in MEASURED:
+                del row[name]
+    return values
