@@ -155,12 +155,20 @@ def is_possible() -> bool:
     return sys.platform == "linux"
 
 
-def server(of: Of) -> ForkServer | None:
-    """The server that has been started for this, once it can fork; None where workers must start afresh."""
+def fork(of: Of, arguments: Sequence[str], environment: Mapping[str, str], output: Path) -> ForkedWorker | None:
+    """Forks a worker from the server that has been started for this; None where workers must start afresh.
+
+    See ForkServer.fork.
+    """
     if SOCKETS in os.environ:
         start(of)
-    found = _servers.get(of)
-    return found if found and found.is_ready() else None
+    server = _servers.get(of)
+    if server is None or not server.is_ready():
+        return None
+    try:
+        return server.fork(arguments, environment, output)
+    except OSError:  # it has been killed
+        return None
 
 
 def pids() -> set[int]:

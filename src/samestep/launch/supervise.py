@@ -76,9 +76,9 @@ def start(command: Command, folder: Path, machines: Machines) -> subprocess.Pope
     environment = quiet | os.environ | {"PYTHONUNBUFFERED": "1", COMMAND: this_command()} | dict(command.env)
     own = f"-{socket.gethostname()}" if machines.nnodes > 1 else ""  # the folder may be shared
     log = folder / f"log{own}.txt"
-    server = fork_client.server(command.fork) if command.fork else None
-    if server:
-        return server.fork(command.argv[3:], environment, log)  # after python -m samestep.worker
+    arguments = command.argv[3:]  # after python -m samestep.worker
+    if command.fork and (worker := fork_client.fork(command.fork, arguments, environment, log)):
+        return worker
     with open(log, "ab") as output:
         return subprocess.Popen(
             command.argv,
