@@ -1,0 +1,219 @@
+"""One module's text as statements: what each binds and uses, and which of its imports a script holds itself."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import tokenize
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+from samestep.errors import UserError
+from samestep.tasks.eject.imports import Import, Imports
+from samestep.tasks.eject.names import bound, used
+
+DEFINITION = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+
+
+@dataclass(frozen=True)
+class Statement:
+    """A statement at a module's top.
+
+    first, last: its lines, with the comment right above a definition. uses: names that it reads, in functions too;
+    at_import: those that it reads when the module is imported; mentions: those that its annotations mention.
+    """
+
+    node: ast.stmt
+    first: int
+    last: int
+    binds: frozenset[str]
+    uses: frozenset[str]
+    at_import: frozenset[str]
+    mentions: frozenset[str]
+
+
+class Source:
+    """The text of `module`.
+
+    whole: of a file that the user wrote: all of it is kept. Of others, what is used.
+    is_inlined: whether the script holds the module of this name itself.
+    links: names that come from such modules -> (module, name). imports: those that come from others.
+    """
+
+    def __init__(self, module: ModuleType, whole: bool, is_inlined: Callable[[str], bool]) -> None:
+        self.module, self.name, self.whole, self._is_inlined = module, module.__name__, whole, is_inlined
+        self.path = Path(str(module.__file__))
+        with tokenize.open(self.path) as file:
+            self.text = file.read()
+        self.lines = self.text.split("\n")
+        self.tree = ast.parse(self.text)
+        self.package = self.name if self.path.name == "__init__.py" else self.name.rpartition(".")[0]
+        self.docstring = ast.get_docstring(self.tree)
+        self.links: dict[str, tuple[str, str]] = {}
+        self.imports: Imports = {}
+        self.stars: list[str] = []  # modules all of whose names are here
+        self.statements: list[Statement] = []
+        self._read()
+
+    def _read(self) -> None:
+        head = True
+        for number, node in enumerate(self.tree.body):
+            if number == 0 and self.docstring is not None:
+                continue
+            if imports := _imports_of(node):
+                for each in imports:
+                    if head or not self.whole or each is not node or self._linked(each):
+                        self._import(each)
+                    else:
+                        self.statements.append(self._statement(node))
+            elif not _is_main(node):
+                head = False
+                self.statements.append(self._statement(node))
+        self.binders: dict[str, list[Statement]] = {}
+        for statement in self.statements:
+            for name in statement.binds:
+                self.binders.setdefault(name, []).append(statement)
+
+    def _linked(self, node: ast.Import | ast.ImportFrom) -> bool:
+        return isinstance(node, ast.ImportFrom) and self._is_inlined(self.absolute(node))
+
+    def _import(self, node: ast.Import | ast.ImportFrom) -> None:
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                line = Import(alias.name, "", alias.asname or alias.name)
+                self.imports[line.bound] = line
+            return
+        module = self.absolute(node)
+        for alias in node.names:
+            local = alias.asname or alias.name
+            if not self._is_inlined(module):
+                self.imports[local] = Import(module, alias.name, local)
+            elif alias.name == "*":
+                self.stars.append(module)
+            else:
+                self.links[local] = module, alias.name
+
+    def _statement(self, node: ast.stmt) -> Statement:
+        first, last = _first_line(node), node.end_lineno or node.lineno
+        while isinstance(node, DEFINITION) and first > 1 and self.lines[first - 2].startswith("#"):
+            first -= 1
+        text = ast.unparse(node)
+        uses = used(text)
+        return Statement(
+            node,
+            first,
+            last,
+            binds=frozenset(bound(text)),
+            uses=frozenset(uses),
+            at_import=frozenset(_at_import(node) & uses),
+            mentions=frozenset(_mentions(node)),
+        )
+
+    def absolute(self, node: ast.ImportFrom) -> str:
+        """The module that an import names, a relative one too."""
+        if not node.level:
+            return node.module or ""
+        if not self.package:
+            raise UserError(f"{self.path.name} has `{ast.unparse(node)}`, and is in no package; leave out the dots")
+        return importlib.util.resolve_name("." * node.level + (node.module or ""), self.package)
+
+    def modules_used(self) -> Iterator[tuple[ast.Import | ast.ImportFrom, str, bool]]:
+        """(import, module, inlinable) for each module that is imported anywhere in the file. inlinable: by its names,
+        at the file's top."""
+        top = {id(each) for node in self.tree.body for each in _imports_of(node)}
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Import):
+                yield from ((node, alias.name, False) for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                module = self.absolute(node)
+                inside = [f"{module}.{alias.name}" for alias in node.names if _is_module(module, alias.name)]
+                yield node, module, id(node) in top and not inside
+                yield from ((node, name, False) for name in inside)
+
+    def kept(self, statements: Collection[Statement]) -> str:
+        """The text with these statements alone: its own lines."""
+        lines = {line for each in statements for line in range(each.first, each.last + 1)}
+        gone: set[int] = set()
+        keep = {id(each.node) for each in statements}
+        for node in self.tree.body:
+            if id(node) not in keep:
+                statement = self._statement(node)
+                gone |= set(range(statement.first, statement.last + 1))
+        if shared := lines & gone:
+            raise UserError(
+                f"{self.path.name}: line {min(shared)} holds several statements, of which a script keeps some; give "
+                "each a line of its own"
+            )
+        out: list[str] = []
+        for number, line in enumerate(self.lines, 1):
+            if number in gone:
+                continue
+            if line.strip() or out[-2:] != ["", ""]:
+                out.append(line)
+        return "\n".join(out).strip("\n")
+
+
+def origin(module: str) -> Path | None:
+    """The file of a module that is imported or could be."""
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError, AttributeError):
+        return None
+    return Path(spec.origin).resolve() if spec and spec.origin and spec.origin.endswith(".py") else None
+
+
+def _is_module(package: str, name: str) -> bool:
+    return origin(package) is not None and origin(f"{package}.{name}") is not None
+
+
+def _imports_of(node: ast.stmt) -> list[ast.Import | ast.ImportFrom]:
+    """The imports that a statement is: itself, or those that only the type checker sees."""
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        return [node]
+    if isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
+        inner = [each for each in node.body if isinstance(each, ast.Import | ast.ImportFrom)]
+        return inner if len(inner) == len(node.body) and not node.orelse else []
+    return []
+
+
+def _is_main(node: ast.stmt) -> bool:
+    """Whether this runs where the file is started itself, which is then the script's own to say."""
+    if not (isinstance(node, ast.If) and isinstance(node.test, ast.Compare)):
+        return False
+    main = {ast.unparse(side) for side in (node.test.left, *node.test.comparators)} == {"__name__", "'__main__'"}
+    if main and node.orelse:
+        raise UserError('the job\'s file has an else at `if __name__ == "__main__"`, which a script cannot keep')
+    return main and isinstance(node.test.ops[0], ast.Eq)
+
+
+def _first_line(node: ast.stmt) -> int:
+    decorators = node.decorator_list if isinstance(node, DEFINITION) else []
+    return min([node.lineno, *(each.lineno for each in decorators)])
+
+
+def _at_import(node: ast.AST) -> set[str]:
+    """The names that a statement reads when it runs, not when what it defines is called."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        defaults = [*node.args.defaults, *(each for each in node.args.kw_defaults if each)]
+        return set().union(*map(_names, [*node.decorator_list, *defaults]))
+    if isinstance(node, ast.ClassDef):
+        around = [*node.decorator_list, *node.bases, *(each.value for each in node.keywords)]
+        return set().union(*map(_names, around), *map(_at_import, node.body))
+    return _names(node)
+
+
+def _mentions(node: ast.AST) -> set[str]:
+    """The names in annotations."""
+    found: set[str] = set()
+    for inner in ast.walk(node):
+        for field in ("annotation", "returns"):
+            annotation = getattr(inner, field, None)
+            if isinstance(annotation, ast.AST):
+                found |= _names(annotation)
+    return found
+
+
+def _names(node: ast.AST) -> set[str]:
+    return {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
