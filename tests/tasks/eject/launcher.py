@@ -1,4 +1,5 @@
 """Starts programs of several ranks, each forked from this process, which has torch already: a start takes no seconds.
+Its arguments are what else it imports.
 
 It reads a launch a line from stdin, as JSON, and answers with the ranks' exit codes when all of them have ended:
 'program' and its 'arguments', 'size', the 'environment' of a rank ('{rank}' stands for its number), its 'folder', its
@@ -36,7 +37,7 @@ class Hidden:
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # a library may print while it is imported
-    for name in PRELOADED:
+    for name in (*PRELOADED, *sys.argv[1:]):
         importlib.import_module(name)
     for name in [name for name in sys.modules if name.partition(".")[0] == "samestep"]:
         del sys.modules[name]  # torch has loaded the rendezvous of the installed samestep

@@ -25,7 +25,11 @@ from samestep.world import World
 def main(asked_file: Path, came_to: Path) -> None:
     asked = json.loads(asked_file.read_text())
     torch.set_num_threads(1)
-    job, engine, world = build(asked["job"], asked["settings"]), engines.load(asked["engine"]), World.from_env(os.environ)
+    job, engine, world = (
+        build(asked["job"], asked["settings"]),
+        engines.load(asked["engine"]),
+        World.from_env(os.environ),
+    )
     with nullcontext() if engine.PROCESSES == "one" else process_group(world):
         run = Run(job, world, job.epochs * -(-len(job.train) // job.global_batch))
         state = run_engine(engine, job, world, run, asked["engine_settings"])

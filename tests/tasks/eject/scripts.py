@@ -11,12 +11,11 @@ import sys
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from ranks import SOURCE, _horovod_server, engine_facts
+from ranks import LIBRARIES, SOURCE, _horovod_server, engine_facts
 from samestep import engine as engines
 from samestep.tasks.eject import eject
 
@@ -56,7 +55,9 @@ def run_script(script: Path, engine: str, size: int) -> Came:
 def result(script: Path, said: str) -> Came:
     """What a script that has ended left, and what it said."""
     found = LOSS.search(said)
-    means = {pair.rpartition(" ")[0]: float(pair.rpartition(" ")[2]) for pair in found[2].split(", ")} if found else None
+    means = (
+        {pair.rpartition(" ")[0]: float(pair.rpartition(" ")[2]) for pair in found[2].split(", ")} if found else None
+    )
     return Came(torch.load(script.with_name("weights.pt")), means)
 
 
@@ -79,7 +80,7 @@ def launch(program: Path, arguments: list[str], engine: str, size: int, *, hidde
     log.write_text("")
     asked = {"program": str(program), "arguments": arguments, "size": size, "folder": str(folder), "log": str(log)}
     asked |= {"environment": _environment(engine, size), "hidden": hidden}
-    launcher = _launcher()
+    launcher = _launcher(LIBRARIES.get(engine, ""))
     assert launcher.stdin and launcher.stdout
     launcher.stdin.write(f"{json.dumps(asked)}\n")
     launcher.stdin.flush()
@@ -109,8 +110,8 @@ def _environment(engine: str, size: int) -> dict[str, str]:
 
 
 @cache
-def _launcher() -> subprocess.Popen[str]:
-    """It ends with this process, and then its stdin does."""
-    command = [sys.executable, "-P", str(HERE / "launcher.py")] if sys.version_info >= (3, 11) else [sys.executable, str(HERE / "launcher.py")]
+def _launcher(library: str) -> subprocess.Popen[str]:
+    """A launcher with a library imported. It ends with this process, and then its stdin does."""
+    command = [sys.executable, str(HERE / "launcher.py"), *library.split()]
     alone = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(command, env=alone, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

@@ -11,7 +11,8 @@ from types import ModuleType
 from samestep.errors import UserError
 from samestep.tasks.eject.imports import Imports
 from samestep.tasks.eject.names import listed
-from samestep.tasks.eject.source import Source, Statement, origin
+from samestep.tasks.eject.neighbours import check_beside, own_modules
+from samestep.tasks.eject.source import Source, Statement
 
 Place = tuple[str, str]  # a module and a name in it
 
@@ -123,40 +124,53 @@ class Joined:
         """Names that would be two things in one text, and the sources that bind them."""
         found = {}
         for name, modules in self.bound().items():
-            if len({self._what(module, name) for module in modules}) > 1:
-                found[name] = modules
-            elif hasattr(builtins, name) and any(
-                name in statement.uses and module not in modules
-                for module, statements in self.kept.items()
-                for statement in statements
-            ):
+            others = [module for module in self.kept if module not in modules] if hasattr(builtins, name) else []
+            pythons = any(name in statement.uses for other in others for statement in self.kept[other])
+            if pythons or len({self._what(module, name) for module in modules}) > 1:
                 found[name] = modules
         return found
 
     def _what(self, module: str, name: str) -> object:
         """What a name of a module is, to be compared."""
-        defined = any(name in statement.binds for statement in self.kept[module])
-        if defined or name in self.aliases[module]:
+        source = self.sources[module]
+        binders = [statement for statement in self.kept[module] if name in statement.binds]
+        if name in self.aliases[module] or any(not statement.is_import for statement in binders):
             return module
         line = self.imports[module].get(name)
-        if line is None or line.plain:  # `import a.b` binds a
-            return name
         try:
+            if binders:
+                return id(vars(source.module)[name])
+            if line is None or line.plain:  # `import a.b` binds a
+                return id(importlib.import_module(name))
             brought = importlib.import_module(line.module)
-        except ImportError:  # of a name that annotations alone need
-            return line.module, line.name
-        return id(getattr(brought, line.name, line) if line.name else brought)
+            return id(getattr(brought, line.name) if line.name else brought)
+        except (ImportError, AttributeError):  # of a name that annotations alone need
+            return line
 
-    def is_leftover(self, module: str, name: str) -> bool:
-        """Whether a name is a definition of the user's that nothing uses, such as their old script's `main`."""
+    def leftovers(self, module: str, name: str) -> set[Place]:
+        """What goes if a name of the user's goes that nothing uses, such as their old script's `train`: it, and the
+        other unused definitions that use it. Nothing where it is used."""
         source = self.sources[module]
-        binders = source.binders.get(name, [])
-        if not source.whole or (module, name) in self.roots or not binders:
-            return False
-        linked = any(link == (module, name) for each in self.sources.values() for link in each.links.values())
-        used = any(name in each.uses for each in self.kept[module] if each not in binders)
-        plain = all(hasattr(each.node, "decorator_list") and not each.node.decorator_list for each in binders)
-        return plain and not linked and not used
+        unused = {
+            statement: statement.binds - self._used(source)
+            for statement in self.kept[module]
+            if statement.is_plain_definition and not statement.binds & self._used(source)
+        }
+        gone = {name} & set().union(*unused.values())
+        while more := {n for statement, names in unused.items() if statement.uses & gone for n in names} - gone:
+            gone |= more
+        return {(module, each) for each in gone} if source.whole else set()
+
+    def _used(self, source: Source) -> set[str]:
+        """The names of a source that the script needs, or that it reads when it starts."""
+        found = {name for module, name in self.roots if module == source.name}
+        found |= {
+            name for each in self.sources.values() for module, name in each.links.values() if module == source.name
+        }
+        found |= {n for each in self.kept[source.name] if not each.is_plain_definition for n in each.uses}
+        while more := {used for n in found for each in source.binders.get(n, []) for used in each.uses} - found:
+            found |= more
+        return found
 
     def order(self) -> list[Source]:
         """The job's sources and the engine's, then what the start needs, then the start; but each after those that it
@@ -206,64 +220,6 @@ class Joined:
         return found - {module}
 
 
-def own_modules(job: ModuleType) -> tuple[set[str], set[str], Path]:
-    """(the user's modules that a script can hold, those that stay files of their own, the folder of both).
-
-    These are the job's module and those beside it that it imports. One stays a file where it is used as a module
-    (`import model`), or imported inside of a function. Raises UserError for one that must stay and needs samestep.
-    """
-    file = Path(str(job.__file__)).resolve()
-    root = file.parents[job.__name__.count(".") + (file.name == "__init__.py")]
-    found: dict[str, Source] = {}
-    beside: set[str] = set()
-    waiting = [job.__name__]
-    while waiting:
-        name = waiting.pop(0)
-        if name in found:
-            continue
-        source = found[name] = Source(importlib.import_module(name), True, lambda _: False)
-        for node, module, inlinable in source.modules_used():
-            if module.partition(".")[0] == "samestep":
-                if not inlinable or any(alias.name == "*" for alias in node.names):
-                    raise _samesteps(source, node)
-            elif _is_beside(module, root) and module != name:
-                waiting.append(module)
-                beside |= set() if inlinable else {module}
-    while more := {m for name in beside for _, m, _ in found[name].modules_used() if m in found} - beside:
-        beside |= more
-    return found.keys() - beside, beside, root
-
-
-def check_beside(beside: set[str], root: Path) -> list[str]:
-    """The files that a script needs beside it. Raises UserError for one that needs samestep."""
-    files = []
-    for name in sorted(beside):
-        source = Source(importlib.import_module(name), True, lambda _: False)
-        file = str(source.path.resolve().relative_to(root))
-        if any(module.partition(".")[0] == "samestep" for _, module, _ in source.modules_used()):
-            raise UserError(
-                f"{file} imports samestep, and the script would have to import {file}; in the job's file, write "
-                f"`from {name} import …` at its top, with names that it has not itself"
-            )
-        files.append(file)
-    return files
-
-
-def _is_beside(module: str, root: Path) -> bool:
-    file = origin(module)
-    return file is not None and file.is_relative_to(root) and "site-packages" not in file.parts
-
-
-def _samesteps(source: Source, node: object) -> UserError:
-    import ast
-
-    text = ast.unparse(node) if isinstance(node, ast.AST) else ""
-    return UserError(
-        f"{source.path.name} has `{text}`, and a script has no samestep; write `from samestep import Job, …` at the "
-        "file's top, each name by itself"
-    )
-
-
 def settled(roots: list[Place], job: ModuleType, stands_for: Mapping[Place, Place]) -> tuple[Joined, list[str]]:
     """The script's modules without clashes of names, and the files that it needs beside it.
 
@@ -282,7 +238,7 @@ def settled(roots: list[Place], job: ModuleType, stands_for: Mapping[Place, Plac
         if not clashes:
             return joined, files
         places = [(module, name) for name, modules in clashes.items() for module in modules]
-        if leftovers := {place for place in places if joined.is_leftover(*place)}:
+        if leftovers := set().union(*(joined.leftovers(*place) for place in places)):
             dropped |= leftovers
         elif movable := {module for module, _ in places if module in own and module != job.__name__}:
             own, beside = own - movable, beside | movable

@@ -33,6 +33,15 @@ class Statement:
     at_import: frozenset[str]
     mentions: frozenset[str]
 
+    @property
+    def is_import(self) -> bool:
+        return isinstance(self.node, ast.Import | ast.ImportFrom)
+
+    @property
+    def is_plain_definition(self) -> bool:
+        """Whether nothing happens where it stands, but that it is defined."""
+        return isinstance(self.node, DEFINITION) and not self.node.decorator_list
+
 
 class Source:
     """The text of `module`.
@@ -141,18 +150,23 @@ class Source:
             if id(node) not in keep:
                 statement = self._statement(node)
                 gone |= set(range(statement.first, statement.last + 1))
-        if shared := lines & gone:
-            raise UserError(
-                f"{self.path.name}: line {min(shared)} holds several statements, of which a script keeps some; give "
-                "each a line of its own"
-            )
         out: list[str] = []
         for number, line in enumerate(self.lines, 1):
-            if number in gone:
+            if number in lines & gone:
+                line = "; ".join(self._parts(number, statements))
+            elif number in gone:
                 continue
             if line.strip() or out[-2:] != ["", ""]:
                 out.append(line)
         return "\n".join(out).strip("\n")
+
+    def _parts(self, number: int, statements: Collection[Statement]) -> Iterator[str]:
+        """Those of several statements on one line that are kept."""
+        for each in sorted(statements, key=lambda each: each.node.col_offset):
+            if each.first <= number <= each.last:
+                if each.first != each.last:
+                    raise UserError(f"{self.path.name}: line {number} holds several statements; give each its own")
+                yield ast.get_source_segment(self.text, each.node) or ""
 
 
 def origin(module: str) -> Path | None:
