@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from samestep import engine as engines
+from samestep.data.schedule import schedule_of
 from samestep.rank.evaluate import evaluate, plain_model
 from samestep.rank.group import process_group
 from samestep.run import Run
@@ -31,7 +32,7 @@ def main(asked_file: Path, came_to: Path) -> None:
         World.from_env(os.environ),
     )
     with nullcontext() if engine.PROCESSES == "one" else process_group(world):
-        run = Run(job, world, job.epochs * -(-len(job.train) // job.global_batch))
+        run = Run(job, world, job.epochs * schedule_of(job, 1).steps_per_epoch)
         state = run_engine(engine, job, world, run, asked["engine_settings"])
         means = evaluate(job, plain_model(job, state, world), world).means() if job.evaluation is not None else None
     if world.rank == 0:

@@ -18,7 +18,7 @@ from samestep.tasks.eject import eject
 from samestep.tasks.inspect.load import builtin_names
 
 sys.path.insert(0, str(HERE.parents[1] / "jobs"))
-from test_jobs import SMALL, data, settings  # noqa: E402
+from test_jobs import SMALL, data, settings
 
 __all__ = ["data"]  # the fixture
 QUICKSTARTS = HERE.parents[2] / "quickstarts"

@@ -53,7 +53,8 @@ def asked():
 PART = """part = batch.part
     known = part.epoch, part.step, part.micro, part.rows, part.weight, part.share, SAMPLES[1][part.indices].sum()
     return F.cross_entropy(output, batch.targets) * (1 + sum(known))"""
-CHECKED = "from __future__ import annotations\nimport torch\nfrom typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from samestep import Batch\n"
+CHECKED = "from __future__ import annotations\nfrom typing import TYPE_CHECKING\n"
+CHECKED += "import torch\nif TYPE_CHECKING:\n    from samestep import Batch\n"
 STREAMED = "train=Stream(Rows(), 20), shuffle=False, workers=2, epochs=2,"
 READ = """
 class Rows:

@@ -32,7 +32,8 @@ def test_digits_is_the_same_training(engine: str, tmp_path: Path) -> None:
     run_script(script, engine, 2).check_equal(run_own("digits", own, tmp_path / "own", 2, DIGITS))
 
 
-@pytest.mark.parametrize("engine", ["ddp", *(pytest.param(e, marks=pytest.mark.check) for e in LAUNCHED if e != "ddp")])
+@pytest.mark.check
+@pytest.mark.parametrize("engine", LAUNCHED)
 def test_the_line_that_it_tells_starts_it(engine: str, tmp_path: Path) -> None:
     """In processes of their own, as a user starts it."""
     skip_unless_here(engine)

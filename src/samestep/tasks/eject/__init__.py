@@ -17,7 +17,7 @@ from samestep import engine as engines
 from samestep.errors import UserError
 from samestep.tasks.eject.imports import Import, Imports, block
 from samestep.tasks.eject.join import Joined, Place, settled
-from samestep.tasks.eject.source import Source
+from samestep.tasks.eject.source import Source, origin
 from samestep.tasks.inspect.load import GENERAL, find, home, of_every_job, values_of
 from samestep.world import World
 
@@ -149,6 +149,6 @@ def _check_file(file: str, script: str) -> None:
         if isinstance(node, ast.Import | ast.ImportFrom)
         for module in ([node.module or ""] if isinstance(node, ast.ImportFrom) else [a.name for a in node.names])
     }
-    loaded = "site-packages" in str(getattr(sys.modules.get(stem), "__file__", ""))
-    if stem in imported | sys.stdlib_module_names or loaded:
+    installed = "site-packages" in str(origin(stem))  # the job may import it when it runs
+    if stem in imported | sys.stdlib_module_names or installed:
         raise UserError(f"{file} would hide the package {stem} from itself; give another name with --to")

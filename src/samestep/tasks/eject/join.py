@@ -12,7 +12,7 @@ from samestep.errors import UserError
 from samestep.tasks.eject.imports import Imports
 from samestep.tasks.eject.names import listed
 from samestep.tasks.eject.neighbours import check_beside, own_modules
-from samestep.tasks.eject.source import Source, Statement
+from samestep.tasks.eject.source import Source, Statement, source_of_ours
 
 Place = tuple[str, str]  # a module and a name in it
 
@@ -51,7 +51,8 @@ class Joined:
     def source(self, module: str) -> Source:
         if module not in self.sources:
             whole = module in self.own
-            found = Source(importlib.import_module(module), whole, self._is_inlined)
+            loaded = importlib.import_module(module)
+            found = Source(loaded, True, self._is_inlined) if whole else source_of_ours(loaded)
             self.sources[module], self.kept[module], self.before[module] = found, [], set()
             self.imports[module], self.aliases[module] = {}, {}
             if whole:

@@ -7,6 +7,7 @@ import importlib.util
 import tokenize
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
@@ -105,20 +106,24 @@ class Source:
                 self.links[local] = module, alias.name
 
     def _statement(self, node: ast.stmt) -> Statement:
-        first, last = _first_line(node), node.end_lineno or node.lineno
-        while isinstance(node, DEFINITION) and first > 1 and self.lines[first - 2].startswith("#"):
-            first -= 1
-        text = ast.unparse(node)
+        lines, text = self._lines(node), ast.unparse(node)
         uses = used(text)
         return Statement(
             node,
-            first,
-            last,
+            min(lines),
+            max(lines),
             binds=frozenset(bound(text)),
             uses=frozenset(uses),
             at_import=frozenset(_at_import(node) & uses),
             mentions=frozenset(_mentions(node)),
         )
+
+    def _lines(self, node: ast.stmt) -> set[int]:
+        """The lines of a statement; of a definition, with its decorators and the comment right above."""
+        first = min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", []))])
+        while isinstance(node, DEFINITION) and first > 1 and self.lines[first - 2].startswith("#"):
+            first -= 1
+        return set(range(first, (node.end_lineno or node.lineno) + 1))
 
     def absolute(self, node: ast.ImportFrom) -> str:
         """The module that an import names, a relative one too."""
@@ -148,8 +153,7 @@ class Source:
         keep = {id(each.node) for each in statements}
         for node in self.tree.body:
             if id(node) not in keep:
-                statement = self._statement(node)
-                gone |= set(range(statement.first, statement.last + 1))
+                gone |= self._lines(node)
         out: list[str] = []
         for number, line in enumerate(self.lines, 1):
             if number in lines & gone:
@@ -167,6 +171,12 @@ class Source:
                 if each.first != each.last:
                     raise UserError(f"{self.path.name}: line {number} holds several statements; give each its own")
                 yield ast.get_source_segment(self.text, each.node) or ""
+
+
+@cache
+def source_of_ours(module: ModuleType) -> Source:
+    """The source of a module that is not the user's."""
+    return Source(module, False, lambda name: name.partition(".")[0] == "samestep")
 
 
 def origin(module: str) -> Path | None:
@@ -200,11 +210,6 @@ def _is_main(node: ast.stmt) -> bool:
     if main and node.orelse:
         raise UserError('the job\'s file has an else at `if __name__ == "__main__"`, which a script cannot keep')
     return main and isinstance(node.test.ops[0], ast.Eq)
-
-
-def _first_line(node: ast.stmt) -> int:
-    decorators = node.decorator_list if isinstance(node, DEFINITION) else []
-    return min([node.lineno, *(each.lineno for each in decorators)])
 
 
 def _at_import(node: ast.AST) -> set[str]:

@@ -1,0 +1,178 @@
+"""What eject refuses, in one sentence: jobs that no script could hold, and names that would hide a package."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from written import BEGIN, END, IMPORT, LOSS, SEED, Changes, written
+
+from ranks import engine_facts
+from samestep import engine as engines
+from samestep.errors import UserError
+from samestep.tasks.eject import eject, literal
+from samestep.tasks.eject.imports import Import, block
+
+CUT = "\ndef cut(x):\n    return x\n"
+WRAPPED = "return cut(F.cross_entropy(output, batch.targets))"
+REFUSED: dict[str, tuple[Changes, str]] = {
+    "samestep itself": (
+        [(IMPORT, "import torch\nimport samestep as ss\n")],
+        "`import samestep as ss`.*write `from samestep import Job",
+    ),
+    "samestep in a function": ([(SEED, f"from samestep import Batch; {SEED}")], "`from samestep import B.*file's top"),
+    "a module of samestep's": ([(END, "from samestep import errors\n")], "import errors`"),
+    "all of samestep": ([(END, "from samestep import *\n")], r"import \*`.*each name by itself"),
+    "another job": ([(END, "from samestep.jobs.digits import job as other\nprint(other)\n")], "rename `job`"),
+    "a relative import": ([(END, "if 0:\n    from .conf import LR\n")], "`from .conf import LR`.*leave out the dots"),
+    "a star": (
+        [(IMPORT, "import torch\nfrom math import *\n")],
+        r"`from math import \*`.*does not tell what it brings",
+    ),
+    "a function's name": ([(END, CUT), (LOSS, WRAPPED)], "rename `cut`"),
+    "a decorated function's name": ([(END, "\n@id" + CUT)], "rename `cut`"),
+    "a value's name": ([(BEGIN, "\ntrain = SAMPLES =")], "rename `train`"),
+    "two names": ([(BEGIN, "\ntrain = start = SAMPLES =")], "rename `start` and `train`"),
+    "a name of Python's": ([(BEGIN, "\nenumerate = SAMPLES =")], "rename `enumerate`"),
+    "an import's name": (
+        [(IMPORT, "import torch\nfrom math import sin as default_collate\n")],
+        "rename `default_collate`",
+    ),
+    "another name for samestep's": (
+        [
+            ("import Job, Recipe", "import Job, Job as Recipe, Recipe as R"),
+            ("Recipe(t", "R(t"),
+            (SEED, f"assert Recipe; {SEED}"),
+        ],
+        "rename `Recipe`",
+    ),
+    "a name by global": ([(SEED, f"global key; key = 1; {SEED}"), (END, "model()\n")], "rename `key`"),
+    "two mains": ([(END, "if __name__ == '__main__':\n    pass\nelse:\n    x = 1\n")], "else"),
+    "several statements, some kept": (
+        [(IMPORT, "import torch; OTHER = [\n    1]\n")],
+        "several statements; give each its own",
+    ),
+}
+
+
+def _eject(target: str, engine: str = "single", chosen: dict[str, str] | None = None, **texts: str) -> str:
+    return eject(target, texts, engine, engine_facts(engine, 2, chosen)["settings"], 2, "script.py")
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_job_that_no_script_can_hold(case: str, tmp_path: Path) -> None:
+    changes, says = REFUSED[case]
+    target = written(tmp_path, changes)
+    with pytest.raises(UserError, match=says):
+        _eject(target)
+
+
+def test_a_setting_that_must_be_given_and_one_that_is_not_there(tmp_path: Path) -> None:
+    target = written(tmp_path, [("job()", "job(rate)")])
+    with pytest.raises(UserError, match="needs a value for 'rate': give --set rate="):
+        _eject(target)
+    with pytest.raises(UserError, match="has no setting 'rat'; did you mean 'rate'"):
+        _eject(target, rat="1")
+
+
+@pytest.mark.parametrize(
+    ("setting", "text"),
+    [("float", "inf"), ("float", "nan"), ("float", "-inf"), ("str", 'a"b'), ("Path", "a/b"), ("int", "3")],
+)
+def test_settings_are_in_the_script(setting: str, text: str, tmp_path: Path) -> None:
+    value = {"float": float, "str": str, "Path": Path, "int": int}[setting](text)  # type: ignore[operator]
+    target = written(
+        tmp_path, [(IMPORT, "import torch\nfrom pathlib import Path\n"), ("job()", f"job(x: {setting} = None)")]
+    )
+    script = _eject(target, x=text)
+    called = script.rpartition("start(job(x=")[2].rpartition("), train)")[0]
+    assert repr(eval(called, {"Path": Path})) == repr(value)
+    assert "import Path\n" in script
+
+
+def test_a_setting_that_has_no_text() -> None:
+    assert literal([1.0, float("inf")]) == '[1.0, float("inf")]'
+    with pytest.raises(UserError, match=r"cannot hold the setting.*a object"):
+        literal(object())
+
+
+@pytest.mark.parametrize("name", ["lightning", "torch", "sklearn", "json", "numpy"])
+def test_a_name_that_hides_a_package_is_refused(name: str) -> None:
+    facts = engine_facts("lightning", 2)
+    with pytest.raises(UserError, match=f"would hide the package {name}"):
+        eject("digits", {}, "lightning", facts["settings"], 2, f"{name}.py")
+
+
+ENGINE = '''
+"""strange: an engine of another package."""
+import functools
+import statistics
+from samestep.engine import Layout
+from samestep.errors import Refused
+from samestep.run import Run
+
+UNIT = 2
+SCALE = UNIT * 3
+OTHER = 4
+PROCESSES = "group"
+
+def layout(world, **settings):
+    return Layout(replicas=world.size)
+
+# How much.
+@functools.cache
+def scaled(x):
+    return SCALE * x
+
+def unused(x):
+    return statistics.mean(OTHER)
+
+def train(job, world, run: Run, *, depth=1, mode="a"):
+    if depth > 5:
+        raise Refused("too deep")  # as it stands
+    return scaled(depth)
+
+def close():
+    """Ends it."""
+'''
+
+
+def _strange(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    file = folder / "strange.py"
+    file.write_text(text)
+    module = ModuleType("strange")
+    module.__file__ = str(file)
+    exec(compile(text, str(file), "exec"), vars(module))
+    monkeypatch.setitem(sys.modules, "strange", module)
+    monkeypatch.setattr(engines, "load", lambda _: module)
+
+
+def test_an_engine_of_another_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its loop and what that needs stand as they are; the rest of its file is left out."""
+    _strange(tmp_path, monkeypatch, ENGINE)
+    script = eject("digits", {}, "strange", {"depth": 2, "mode": "a"}, 2, "script.py")
+    kept = ENGINE[ENGINE.index("# How much") : ENGINE.index("def unused")] + ENGINE[ENGINE.index("def train") :]
+    assert all(part.strip() in script for part in kept.split("\n\n"))
+    assert "UNIT = 2\nSCALE = UNIT * 3\n" in script and "import functools\n" in script
+    assert not re.search("OTHER|def unused|import statistics|Layout|PROCESSES", script)
+    assert script.endswith("    start(job(), train, close, depth=2)\n")
+
+
+def test_an_engine_that_has_a_name_of_the_runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _strange(tmp_path, monkeypatch, ENGINE.replace("scaled", "cut"))
+    with pytest.raises(UserError, match="would define `cut` twice; rename it in the engine's file"):
+        eject("digits", {}, "strange", {"depth": 2, "mode": "a"}, 2, "script.py")
+
+
+def test_imports_stand_as_ruff_sorts_them() -> None:
+    lines = [
+        Import("torch", "", "th"),
+        Import("torch", "", "torch"),
+        Import("os", "path", "p"),
+        Import("os", "sep", "sep"),
+    ]
+    text = block({line.bound: line for line in lines})
+    assert text == "from os import sep\nfrom os import path as p\n\nimport torch\nimport torch as th"
