@@ -194,10 +194,16 @@ BESIDE = {
         "inner.build()",
         "net$/__init__.py and net$/inner.py",
     ),
-    "one with a name that the job has": (
-        {"net$.py": PLAIN + "\n\nSAMPLES = build\n"},
+    "one with a name that the job has, and what it imports": (
+        {"net$.py": "from deep$ import build\nSAMPLES = build\n", "deep$.py": PLAIN},
         "from net$ import SAMPLES as other",
         "other()",
+        "deep$.py and net$.py",
+    ),
+    "in a function": (
+        {"net$.py": PLAIN},
+        "",
+        "__import__('math') and made()\n\n\ndef made():\n    from net$ import build\n    return build()",
         "net$.py",
     ),
 }

@@ -6,6 +6,7 @@ import re
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 from written import BEGIN, END, IMPORT, LOSS, SEED, Changes, written
@@ -15,6 +16,8 @@ from samestep import engine as engines
 from samestep.errors import UserError
 from samestep.tasks.eject import eject, literal
 from samestep.tasks.eject.imports import Import, block
+from samestep.tasks.eject.runtime import group, horovod
+from samestep.tasks.inspect.load import build
 
 CUT = "\ndef cut(x):\n    return x\n"
 WRAPPED = "return cut(F.cross_entropy(output, batch.targets))"
@@ -104,6 +107,14 @@ def test_a_name_that_hides_a_package_is_refused(name: str) -> None:
     facts = engine_facts("lightning", 2)
     with pytest.raises(UserError, match=f"would hide the package {name}"):
         eject("digits", {}, "lightning", facts["settings"], 2, f"{name}.py")
+
+
+@pytest.mark.parametrize(("start", "says"), [(group.start, "torchrun starts"), (horovod.start, "horovodrun starts")])
+def test_a_script_that_is_started_by_itself(start: Any, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "HOROVOD_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(SystemExit, match=f"{says} this script: .* "):
+        start(build("digits", {}), None)
 
 
 ENGINE = '''

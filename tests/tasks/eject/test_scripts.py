@@ -66,8 +66,9 @@ def _line(engine: str) -> list[str]:
 def test_a_job_that_uses_everything(engine: str, more: dict[str, str], tmp_path: Path) -> None:
     skip_unless_here(engine)
     settings = {**EVERYTHING, **more}
-    script = write(DRAWN, engine, tmp_path / "script", 3, settings)
-    run_script(script, engine, 3).check_equal(run_own(DRAWN, engine, tmp_path / "own", 3, settings))
+    size = 2 if engine == "horovod" else 3  # it fuses tensors as they come, and a sum of three has an order
+    script = write(DRAWN, engine, tmp_path / "script", size, settings)
+    run_script(script, engine, size).check_equal(run_own(DRAWN, engine, tmp_path / "own", size, settings))
 
 
 CHOSEN = [

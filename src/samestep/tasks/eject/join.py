@@ -5,13 +5,12 @@ from __future__ import annotations
 import builtins
 import importlib
 from collections.abc import Mapping
-from pathlib import Path
 from types import ModuleType
 
 from samestep.errors import UserError
 from samestep.tasks.eject.imports import Imports
 from samestep.tasks.eject.names import listed
-from samestep.tasks.eject.neighbours import check_beside, own_modules
+from samestep.tasks.eject.neighbours import Neighbours
 from samestep.tasks.eject.source import Source, Statement, source_of_ours
 
 Place = tuple[str, str]  # a module and a name in it
@@ -21,7 +20,7 @@ class Joined:
     """The modules that a script holds, from `roots` on.
 
     roots: what the script's last line calls: the job, the engine's functions, and the start, which takes them all.
-    own: the user's modules, which are kept whole. beside: those of the user's that stay files of their own.
+    own: the user's modules that the script holds, each of them whole.
     stands_for: what a script has in the place of some of samestep's names. dropped: leftovers of the user's.
     """
 
@@ -29,12 +28,10 @@ class Joined:
         self,
         roots: list[Place],
         own: set[str],
-        beside: set[str],
         stands_for: Mapping[Place, Place],
         dropped: set[Place],
     ) -> None:
-        self.roots, self.own, self.beside, self.stands_for = roots, own, beside, stands_for
-        self.dropped = dropped
+        self.roots, self.own, self.stands_for, self.dropped = roots, own, stands_for, dropped
         self.sources: dict[str, Source] = {}
         self.kept: dict[str, list[Statement]] = {}
         self.imports: dict[str, Imports] = {}  # by the source that asks for them
@@ -68,8 +65,7 @@ class Joined:
         return self.sources[module]
 
     def _is_inlined(self, module: str) -> bool:
-        ours = module.partition(".")[0] == "samestep"
-        return (ours or module in self.own) and module not in self.beside
+        return module in self.own or module.partition(".")[0] == "samestep"
 
     def _need(self, module: str, name: str) -> Place:
         """Adds what defines a name of a module; where that is."""
@@ -82,7 +78,7 @@ class Joined:
                 self._keep(source, statement)
         elif name in source.imports:
             self.imports[module][name] = source.imports[name]
-        elif hasattr(source.module, "__getattr__"):  # samestep's own: names that it imports when they are asked for
+        elif module == "samestep":  # it imports some of its names when they are asked for
             return self._need(getattr(source.module, name).__module__, name)
         return module, name
 
@@ -177,14 +173,14 @@ class Joined:
         """The job's sources and the engine's, then what the start needs, then the start; but each after those that it
         needs when it is imported."""
         done: list[Source] = []
+        met: set[str] = set()
 
         def add(module: str) -> None:
-            if self.sources[module] in done:
-                return
-            for other in self.sources:
-                if other != module and other in self._first(module):
+            if module not in met:  # also where the user's modules import one another
+                met.add(module)
+                first = self._first(module)
+                for other in [other for other in self.sources if other in first]:
                     add(other)
-            if self.sources[module] not in done:
                 done.append(self.sources[module])
 
         start = self.roots[-1][0]
@@ -227,24 +223,19 @@ def settled(roots: list[Place], job: ModuleType, stands_for: Mapping[Place, Plac
     Of two things with one name, the user's leftover is dropped, and a module beside the job stays a file.
     Raises UserError that says what to rename in the job's file.
     """
-    if job.__name__.partition(".")[0] == "samestep":
-        own, beside, root = set[str](), set[str](), Path()
-    else:
-        own, beside, root = own_modules(job)
-    dropped: set[Place] = set()
+    near, dropped = Neighbours(job), set[Place]()
     while True:
-        files = check_beside(beside, root)
-        joined = Joined(roots, own, beside, stands_for, dropped)
+        joined = Joined(roots, near.own, stands_for, dropped)
         clashes = joined.clashes()
         if not clashes:
-            return joined, files
+            return joined, near.files()
         places = [(module, name) for name, modules in clashes.items() for module in modules]
         if leftovers := set().union(*(joined.leftovers(*place) for place in places)):
             dropped |= leftovers
-        elif movable := {module for module, _ in places if module in own and module != job.__name__}:
-            own, beside = own - movable, beside | movable
-        elif any(module in own for module, _ in places):
-            names = listed({name for module, name in places if module in own})
+        elif movable := {module for module, _ in places if module in near.own and module != job.__name__}:
+            near.leave(movable)
+        elif any(module in near.own for module, _ in places):
+            names = listed({name for module, name in places if module in near.own})
             raise UserError(f"the script has its own {names}; in the job's file, rename {names}")
         else:
             raise UserError(f"the script would define {listed({*clashes})} twice; rename it in the engine's file")

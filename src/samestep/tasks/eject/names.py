@@ -2,27 +2,42 @@
 
 from __future__ import annotations
 
+import ast
 import symtable
 from collections.abc import Iterator
-
-POSTPONED = "from __future__ import annotations\n"  # annotations are not read when a script runs
-
-
-def bound(text: str) -> set[str]:
-    """The names that a text binds at a module's top, by `global` in its functions too."""
-    top, *inner = _scopes(text)
-    found = {name.get_name() for name in top.get_symbols() if name.is_assigned() or name.is_imported()}
-    within = (name for scope in inner for name in scope.get_symbols())
-    found |= {name.get_name() for name in within if name.is_declared_global() and name.is_assigned()}
-    return found - {"annotations"}  # which POSTPONED binds, and nobody reads
+from copy import deepcopy
 
 
-def used(text: str) -> set[str]:
-    """The names that a text reads at a module's top, in any of its functions: the module's, and Python's."""
-    top, *inner = _scopes(text)
-    found = {name.get_name() for name in top.get_symbols() if name.is_referenced()}
-    within = (name for scope in inner for name in scope.get_symbols())
-    return found | {name.get_name() for name in within if name.is_global() and name.is_referenced()}
+class _Plain(ast.NodeTransformer):
+    """Takes the annotations away, which nobody reads when a script runs."""
+
+    def visit_arg(self, node: ast.arg) -> ast.arg:
+        node.annotation = None
+        return node
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        node.returns = None
+        return self.generic_visit(node)
+
+    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.AST:
+        node.returns = None
+        return self.generic_visit(node)
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.stmt:
+        self.generic_visit(node)
+        return ast.Pass() if node.value is None else ast.Assign([node.target], node.value, lineno=node.lineno)
+
+
+def bound_and_used(statement: ast.stmt) -> tuple[frozenset[str], frozenset[str]]:
+    """The names that a statement binds at a module's top, by `global` in its functions too; and those that it reads
+    there, in any of its functions: the module's, and Python's. Annotations count for nothing."""
+    top, *inner = _scopes(ast.unparse(_Plain().visit(deepcopy(statement))))
+    binds = {name.get_name() for name in top.get_symbols() if name.is_assigned() or name.is_imported()}
+    uses = {name.get_name() for name in top.get_symbols() if name.is_referenced()}
+    for name in (name for scope in inner for name in scope.get_symbols()):
+        binds |= {name.get_name()} if name.is_declared_global() and name.is_assigned() else set()
+        uses |= {name.get_name()} if name.is_global() and name.is_referenced() else set()
+    return frozenset(binds), frozenset(uses)
 
 
 def listed(names: set[str]) -> str:
@@ -30,7 +45,7 @@ def listed(names: set[str]) -> str:
 
 
 def _scopes(text: str) -> Iterator[symtable.SymbolTable]:
-    waiting = [symtable.symtable(POSTPONED + text, "script", "exec")]
+    waiting = [symtable.symtable(text, "script", "exec")]
     while waiting:
         table = waiting.pop(0)
         yield table

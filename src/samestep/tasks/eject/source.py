@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import ModuleType
+from typing import NamedTuple
 
 from samestep.errors import UserError
 from samestep.tasks.eject.imports import Import, Imports
-from samestep.tasks.eject.names import bound, used
+from samestep.tasks.eject.names import bound_and_used
 
 DEFINITION = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
@@ -42,6 +43,15 @@ class Statement:
     def is_plain_definition(self) -> bool:
         """Whether nothing happens where it stands, but that it is defined."""
         return isinstance(self.node, DEFINITION) and not self.node.decorator_list
+
+
+class Use(NamedTuple):
+    """An import of a module. by_name: of names in it, not of the module. at_top: not in a function or a block."""
+
+    node: ast.Import | ast.ImportFrom
+    module: str
+    by_name: bool
+    at_top: bool
 
 
 class Source:
@@ -74,7 +84,7 @@ class Source:
                 continue
             if imports := _imports_of(node):
                 for each in imports:
-                    if head or not self.whole or each is not node or self._linked(each):
+                    if head or not self.whole or each is not node or self._must_go(each):
                         self._import(each)
                     else:
                         self.statements.append(self._statement(node))
@@ -86,8 +96,9 @@ class Source:
             for name in statement.binds:
                 self.binders.setdefault(name, []).append(statement)
 
-    def _linked(self, node: ast.Import | ast.ImportFrom) -> bool:
-        return isinstance(node, ast.ImportFrom) and self._is_inlined(self.absolute(node))
+    def _must_go(self, node: ast.Import | ast.ImportFrom) -> bool:
+        """Whether an import cannot stand in the script as it is."""
+        return isinstance(node, ast.ImportFrom) and (node.level > 0 or self._is_inlined(self.absolute(node)))
 
     def _import(self, node: ast.Import | ast.ImportFrom) -> None:
         if isinstance(node, ast.Import):
@@ -106,14 +117,13 @@ class Source:
                 self.links[local] = module, alias.name
 
     def _statement(self, node: ast.stmt) -> Statement:
-        lines, text = self._lines(node), ast.unparse(node)
-        uses = used(text)
+        lines, (binds, uses) = self._lines(node), bound_and_used(node)
         return Statement(
             node,
             min(lines),
             max(lines),
-            binds=frozenset(bound(text)),
-            uses=frozenset(uses),
+            binds=binds,
+            uses=uses,
             at_import=frozenset(_at_import(node) & uses),
             mentions=frozenset(_mentions(node)),
         )
@@ -133,18 +143,17 @@ class Source:
             raise UserError(f"{self.path.name} has `{ast.unparse(node)}`, and is in no package; leave out the dots")
         return importlib.util.resolve_name("." * node.level + (node.module or ""), self.package)
 
-    def modules_used(self) -> Iterator[tuple[ast.Import | ast.ImportFrom, str, bool]]:
-        """(import, module, inlinable) for each module that is imported anywhere in the file. inlinable: by its names,
-        at the file's top."""
+    def uses_of_modules(self) -> Iterator[Use]:
+        """Each module that is imported anywhere in the file."""
         top = {id(each) for node in self.tree.body for each in _imports_of(node)}
         for node in ast.walk(self.tree):
             if isinstance(node, ast.Import):
-                yield from ((node, alias.name, False) for alias in node.names)
+                yield from (Use(node, alias.name, False, id(node) in top) for alias in node.names)
             elif isinstance(node, ast.ImportFrom):
                 module = self.absolute(node)
                 inside = [f"{module}.{alias.name}" for alias in node.names if _is_module(module, alias.name)]
-                yield node, module, id(node) in top and not inside
-                yield from ((node, name, False) for name in inside)
+                yield Use(node, module, not inside, id(node) in top)
+                yield from (Use(node, name, False, id(node) in top) for name in inside)
 
     def kept(self, statements: Collection[Statement]) -> str:
         """The text with these statements alone: its own lines."""
