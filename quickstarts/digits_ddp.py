@@ -766,6 +766,10 @@ def synced(job: Job, world: World) -> Job:
 
 def start(job: Job, train: Callable[..., Any], close: Callable[[], None] | None = None, /, **settings: Any) -> None:
     """Trains, saves and evaluates, as the rank that torchrun's environment names. Never returns."""
+    if "RANK" not in os.environ:
+        raise SystemExit(
+            f"torchrun starts this script: python -m torch.distributed.run --nproc-per-node=2 {sys.argv[0]}"
+        )
     rank, size, local_rank, local_size = (
         int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     )

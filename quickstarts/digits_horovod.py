@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -709,6 +710,8 @@ class Ranks(World):
 
 def start(job: Job, train: Callable[..., Any], close: Callable[[], None] | None = None, /, **settings: Any) -> None:
     """Trains, saves and evaluates, as the rank that Horovod's environment names."""
+    if "HOROVOD_RANK" not in os.environ:
+        raise SystemExit(f"horovodrun starts this script: horovodrun -np 2 python {sys.argv[0]}")
     rank, size, local_rank, local_size = (
         int(os.environ[f"HOROVOD_{name}"]) for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
     )
