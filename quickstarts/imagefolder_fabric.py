@@ -918,6 +918,33 @@ class LRSchedule:
     every: Literal["step", "epoch"] = "step"
 
 
+def nested(dataset: Any) -> Iterator[Any]:
+    """A dataset, what it is a subset of, what that is a subset of, …: each next one's `dataset`."""
+    met: set[int] = set()  # one that names itself has no end
+    while dataset is not None and id(dataset) not in met:
+        met.add(id(dataset))
+        yield dataset
+        dataset = getattr(dataset, "dataset", None)
+
+
+def check_dataset(name: str, dataset: Any) -> None:
+    """Raises UserError for a dataset without a length or rows by index. name: 'train' or 'evaluation'."""
+    kind = type(dataset).__name__
+    iterable = any(base.__name__ == "IterableDataset" for base in type(dataset).__mro__)
+    if iterable or not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+        raise UserError(
+            f"{name} is a {kind}, which has no length or no rows by index; give a map-style "
+            "dataset with __len__ and __getitem__, or wrap what is read from its beginning: "
+            "samestep.Stream(dataset, length=…), with Job(shuffle=False)"
+        )
+    try:
+        rows = len(dataset)
+    except Exception as error:
+        raise UserError(f"the length of {name}, a {kind}, cannot be had: {type(error).__name__}: {error}") from error
+    if rows == 0:
+        raise UserError(f"the {name} dataset has no rows" + ("; leave it out (None)" if name != "train" else ""))
+
+
 def counts_by_itself(metric: Any) -> bool:
     """Whether a metric is one of torchmetrics', which counts over many batches, and no value for each row."""
     return hasattr(metric, "merge_state")
@@ -930,7 +957,7 @@ def apply_to_inputs(model: nn.Module, batch: Batch) -> Any:
 
 @dataclass(frozen=True)
 class Job:
-    """A training job. See docs/job.md for each field with an example.
+    """A training job. See docs/job.md for each field with an example. Raises UserError for values that cannot be.
 
     model: builds the network, with the same bits at every call.
     criterion: (output, batch) -> scalar, the mean over the rows given.
@@ -972,6 +999,32 @@ class Job:
     workers: int = 0
     prefetch: int = 2
 
+    def __post_init__(self) -> None:
+        check_dataset("train", self.train)
+        if self.evaluation is not None:
+            check_dataset("evaluation", self.evaluation)
+        if self.shuffle and any(getattr(each, "one_order", False) for each in nested(self.train)):
+            raise UserError("a Stream has one order, its own; say that it is not to be shuffled: Job(shuffle=False)")
+        for name in ("global_batch", "epochs", "micro_batch", "clip_norm", "prefetch"):
+            value = getattr(self, name)
+            if name != "clip_norm" and value is not None and not isinstance(value, int):
+                raise UserError(f"{name} is {value!r}, a {type(value).__name__}; it must be a whole number")
+            if value is not None and not value > 0:
+                raise UserError(f"{name} is {value}; it must be above 0")
+        if not isinstance(self.workers, int) or self.workers < 0:
+            raise UserError(f"workers is {self.workers!r}; it must be a whole number, 0 or above")
+        for name in {"loss", "step"} & {*self.metrics}:
+            raise UserError(f"a metric is called '{name}', which the curve has already; give it another name")
+        if self.last not in ("keep", "drop"):
+            raise UserError(f"last is '{self.last}'; it must be 'keep' or 'drop'")
+        if self.scheduler is not None and self.scheduler.every not in ("step", "epoch"):
+            raise UserError(f"the scheduler's every is '{self.scheduler.every}'; it must be 'step' or 'epoch'")
+        if self.last == "drop" and len(self.train) < self.global_batch:
+            raise UserError(
+                f"last=drop leaves no step: the dataset has {len(self.train)} rows, fewer than global_batch "
+                f"{self.global_batch}; set a smaller global_batch or last=keep"
+            )
+
     def lr_scheduler(self, optimizer: Optimizer) -> LRScheduler:
         """The scheduler of this job on `optimizer`; a constant one where the job names none."""
         from torch.optim.lr_scheduler import LambdaLR
@@ -983,22 +1036,6 @@ class Job:
         if self.scheduler is None:
             return False
         return batch.completes_step if self.scheduler.every == "step" else batch.completes_epoch
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# samestep/data/stream.py
-
-"""A stream as rows by number: what can only be read from its beginning, shared out so that no row is seen twice.
-"""
-
-
-def nested(dataset: Any) -> Iterator[Any]:
-    """A dataset, what it is a subset of, what that is a subset of, …: each next one's `dataset`."""
-    met: set[int] = set()  # one that names itself has no end
-    while dataset is not None and id(dataset) not in met:
-        met.add(id(dataset))
-        yield dataset
-        dataset = getattr(dataset, "dataset", None)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -17,9 +17,9 @@ from samestep import engine as engines
 from samestep.data.schedule import schedule_of
 from samestep.rank.evaluate import evaluate, plain_model
 from samestep.rank.group import process_group
-from samestep.run import Run
 from samestep.tasks.inspect.load import build
 from samestep.tasks.run_engine import run_engine
+from samestep.training import Run
 from samestep.world import World
 
 

@@ -42,7 +42,7 @@ def write(target: str, engine: str, folder: Path, size: int, settings: Mapping[s
     facts = engine_facts(engine, size, chosen)
     folder.mkdir(exist_ok=True)
     file = folder / f"script_{engine}.py"
-    file.write_text(eject(target, settings, engine, facts["settings"], size, file.name), encoding="utf-8")
+    file.write_text(eject(target, settings, engine, facts.settings, size, file.name), encoding="utf-8")
     return file
 
 
@@ -64,7 +64,7 @@ def result(script: Path, said: str) -> Came:
 def run_own(target: str, engine: str, folder: Path, size: int, settings: Mapping[str, str], **chosen: str) -> Came:
     """Trains and evaluates with samestep itself."""
     asked = {"job": target, "settings": dict(settings), "engine": engine}
-    asked["engine_settings"] = engine_facts(engine, size, chosen)["settings"]
+    asked["engine_settings"] = dict(engine_facts(engine, size, chosen).settings)
     folder.mkdir(exist_ok=True)
     (folder / "asked.json").write_text(json.dumps(asked))
     launch(HERE / "own.py", [str(folder / "asked.json"), str(folder / "came")], engine, size, hidden=False)
@@ -93,9 +93,9 @@ def launch(program: Path, arguments: list[str], engine: str, size: int, *, hidde
 def skip_unless_here(engine: str) -> None:
     """DataParallel does nothing on a CPU, and its script trains there too."""
     facts = engine_facts(engine, 2)
-    if not facts["available"] and engine != "dataparallel":
-        assert "CI" not in os.environ, facts["reason"]
-        pytest.skip(facts["reason"])
+    if not facts.available and engine != "dataparallel":
+        assert "CI" not in os.environ, facts.reason
+        pytest.skip(facts.reason)
 
 
 def _environment(engine: str, size: int) -> dict[str, str]:

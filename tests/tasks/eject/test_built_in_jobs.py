@@ -30,7 +30,7 @@ EACH += [("imagefolder", engine) for engine in engines.names() if ("imagefolder"
 
 def _script(job: str, engine: str) -> str:
     facts = engine_facts(engine, 2, {})
-    return eject(job, {}, engine, facts["settings"], 2, f"{job}_{engine}.py")
+    return eject(job, {}, engine, facts.settings, 2, f"{job}_{engine}.py")
 
 
 @pytest.mark.parametrize("job", builtin_names())

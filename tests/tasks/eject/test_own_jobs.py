@@ -13,10 +13,10 @@ from written import BEGIN, DATA, END, IMPORT, JOB, LOSS, ROWS, SEED, Changes, wr
 from samestep.data.schedule import schedule_of
 from samestep.errors import UserError
 from samestep.job import Job
-from samestep.run import Run
 from samestep.tasks.eject import eject
 from samestep.tasks.eject.runtime import one
 from samestep.tasks.inspect.load import build
+from samestep.training import Run
 from samestep.world import World
 
 PLACED = "Job(model, criterion, Recipe(torch.optim.{}), TensorDataset(*SAMPLES), {})"

@@ -62,7 +62,7 @@ REFUSED: dict[str, tuple[Changes, str]] = {
 
 
 def _eject(target: str, engine: str = "single", chosen: dict[str, str] | None = None, **texts: str) -> str:
-    return eject(target, texts, engine, engine_facts(engine, 2, chosen)["settings"], 2, "script.py")
+    return eject(target, texts, engine, engine_facts(engine, 2, chosen).settings, 2, "script.py")
 
 
 @pytest.mark.parametrize("case", REFUSED)
@@ -106,7 +106,7 @@ def test_a_setting_that_has_no_text() -> None:
 def test_a_name_that_hides_a_package_is_refused(name: str) -> None:
     facts = engine_facts("lightning", 2)
     with pytest.raises(UserError, match=f"would hide the package {name}"):
-        eject("digits", {}, "lightning", facts["settings"], 2, f"{name}.py")
+        eject("digits", {}, "lightning", facts.settings, 2, f"{name}.py")
 
 
 @pytest.mark.parametrize(("start", "says"), [(group.start, "torchrun starts"), (horovod.start, "horovodrun starts")])
@@ -123,7 +123,7 @@ import functools
 import statistics
 from samestep.engine import Layout
 from samestep.errors import Refused
-from samestep.run import Run
+from samestep.training import Run
 
 UNIT = 2
 SCALE = UNIT * 3

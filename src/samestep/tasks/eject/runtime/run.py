@@ -13,8 +13,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from samestep.data.schedule import key, schedule_of
-from samestep.data.stream import nested
-from samestep.job import Batch, Job, Part
+from samestep.job import Batch, Job, Part, nested
 
 
 @dataclass(frozen=True)
