@@ -58,8 +58,11 @@ CHECKED += "import torch\nif TYPE_CHECKING:\n    from samestep import Batch\n"
 STREAMED = "train=Stream(Rows(), 20), shuffle=False, workers=2, epochs=2,"
 READ = """
 class Rows:
+    epoch = 0
+    def set_epoch(self, epoch):
+        self.epoch = epoch
     def __iter__(self):
-        return zip(*SAMPLES)
+        return zip(*SAMPLES) if self.epoch == 0 else zip(*(tensor.flip(0) for tensor in SAMPLES))
 SAMPLES ="""
 
 SAME: dict[str, Changes] = {
@@ -92,6 +95,11 @@ SAME: dict[str, Changes] = {
     "a dict": [
         (DATA, DICTS),
         (LOSS, "assert batch.targets is None; return F.cross_entropy(output, batch.inputs['y'])"),
+    ],
+    "a collate of its own": [
+        (DATA, "train=TensorDataset(*SAMPLES), collate=together,"),
+        (BEGIN, "\ndef together(samples):\n    return [2 * torch.stack(x) for x in zip(*samples)]\nSAMPLES ="),
+        (LOSS, LOSS.replace("batch.targets", "batch.targets // 2")),
     ],
     "a tensor": [(DATA, "train=list(SAMPLES[0]),"), (LOSS, "return output.square().mean() + batch.inputs.mean()")],
     "a triple": [
