@@ -95,7 +95,7 @@ def test_a_training_starts_from_weights(trained: tuple[Path, dict[str, Any]], tm
         (["--patience", "2"], "name a metric with --best"),
         (["--best", "loss", "--evaluate-every", "0"], "need evaluations"),
         (["--best", "loss", "--set", "evaluated=false"], "the job has no evaluation to find it by"),
-        (["--set", "metric=loss"], "a metric is called 'loss', which the curve has already"),
+        (["--set", "metric=loss"], "a metric is called 'loss', a name that the evaluation curve uses itself"),
         (["--set", "metric=wide"], "the metric 'accuracy' returned a tensor of shape [4, 4] for 4 rows"),
         ([*MANY, "--set", "metric=matrix"], "the metric 'matrix' is no single number; give it an average"),
     ],

@@ -67,7 +67,7 @@ def _answer(
 def _started(arguments: list[str], log: Path) -> subprocess.Popen[bytes] | ForkedWorker:
     """A worker, what it prints in `log`: forked where a server runs, else started afresh."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", COMMAND: this_command()}
-    server = fork_client.server("ranks") or fork_client.server("reference")
+    server = fork_client.ready_server("ranks") or fork_client.ready_server("reference")
     if server:
         return server.fork(arguments, environment, log)
     with open(log, "wb") as output:  # no pipe: what the job has started would keep it open

@@ -41,7 +41,7 @@ def study(command: str, setup: Setup, tell: Tell) -> tuple[StudyResults, Path] |
     """Runs verify or compare on this machine. Returns what it found and the folder, with results.json and report.html;
     None on a machine that is not the first, whose part is done."""
     refuse_inside(command, os.environ, setup)
-    with fork_client.started(*(("ranks", "reference") if setup.rounds == 0 else ("reference",))):
+    with fork_client.running(*(("ranks", "reference") if setup.rounds == 0 else ("reference",))):
         asked = study_of(setup)
         if not is_first(asked.machines):
             count = other_machines.join_launches(asked, shared_folder(setup.out))
@@ -154,7 +154,7 @@ def _start(
     command = command_for(folder / "plan.json", launcher, nproc, devices, machines, flags)
     if plays_reference and devices[0] == "cpu":
         command = replace(command, fork="reference")
-    if machines.nnodes > 1 and not machines.reached:
+    if machines.nnodes > 1 and not machines.single_launch:
         place = str(folder.relative_to(root))
         other_machines.publish(root, other_machines.Launch(place, launcher, nproc, size, devices, time.time()))
 

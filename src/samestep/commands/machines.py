@@ -9,15 +9,15 @@ from dataclasses import replace
 from samestep.commands.setup import Setup
 from samestep.errors import UserError
 from samestep.launch import Machines, ports
-from samestep.launch.started_by import Started, launcher_around, refuse_to_start_more, started
+from samestep.launch.started_by import LaunchedRank, launched_rank, outer_launcher, refuse_to_start_more
 from samestep.world import slurm
-from samestep.world.network import check_master, is_here, towards
+from samestep.world.network import check_master, is_this_machine, towards
 
 LOCAL = Machines().master
 TORCHRUN_PORT = 29500  # its own default
 
 
-def started_already(env: Mapping[str, str], setup: Setup) -> Started | None:
+def started_already(env: Mapping[str, str], setup: Setup) -> LaunchedRank | None:
     """This command's place among the ranks that somebody's launcher has started; None where it starts ranks itself.
     Raises UserError when that contradicts itself, or what is asked, or the machines could not meet."""
     if setup.nproc or setup.machines.nnodes or setup.launchers:
@@ -26,7 +26,7 @@ def started_already(env: Mapping[str, str], setup: Setup) -> Started | None:
     in_job = "SLURM_JOB_ID" in env and "SLURM_STEP_ID" in env and "MASTER_ADDR" not in env
     with launchers_variables():
         host = slurm.first_host(env) if in_job else None
-        place = started(env, host, slurm.port_of(env.get("SLURM_JOB_ID", "0"), env.get("SLURM_STEP_ID", "0")))
+        place = launched_rank(env, host, slurm.port_of(env.get("SLURM_JOB_ID", "0"), env.get("SLURM_STEP_ID", "0")))
     if place is None:
         return None
     asked = setup.machines
@@ -68,7 +68,7 @@ def machines_of(setup: Setup, env: Mapping[str, str]) -> Machines:
             master, port = master or slurm.first_host(env), port or slurm.port_of(env["SLURM_JOB_ID"])
     if hosts:
         nnodes, master = len(hosts), master or hosts[0]
-        port = port or (ports.any_free(master) if len(hosts) > 1 and is_here(master) else 0)
+        port = port or (ports.any_free(master) if len(hosts) > 1 and is_this_machine(master) else 0)
     nnodes = nnodes or 1
     if nnodes == 1 and master and not hosts:
         raise UserError(f"--master-addr {master} is for several machines; give their number with --nnodes")
@@ -84,7 +84,7 @@ def machines_of(setup: Setup, env: Mapping[str, str]) -> Machines:
         master=master or LOCAL,
         port=port,
         hosts=hosts,
-        reached=in_job or bool(hosts),
+        single_launch=in_job or bool(hosts),
         interface=asked.interface,
         max_restarts=asked.max_restarts,
         timeout_s=asked.timeout_s,
@@ -93,20 +93,20 @@ def machines_of(setup: Setup, env: Mapping[str, str]) -> Machines:
         return machines
     check_master(machines.master, nnodes)
     way = towards(machines.master)
-    leads, own = is_here(machines.master), way[1] if way else ""
-    return replace(machines, leads=leads, own=own, port=machines.port or TORCHRUN_PORT)
+    leads, own = is_this_machine(machines.master), way[1] if way else ""
+    return replace(machines, is_master=leads, local_address=own, port=machines.port or TORCHRUN_PORT)
 
 
 def is_first(machines: Machines) -> bool:
-    """Whether this machine is the one that leads: the first of several, where the ranks meet."""
-    if machines.nnodes == 1 or machines.reached:
+    """Whether this machine is the one that is_master: the first of several, where the ranks meet."""
+    if machines.nnodes == 1 or machines.single_launch:
         return True
-    return machines.node_rank == 0 if machines.node_rank is not None else is_here(machines.master)
+    return machines.node_rank == 0 if machines.node_rank is not None else is_this_machine(machines.master)
 
 
 def refuse_inside(command: str, env: Mapping[str, str], setup: Setup) -> None:
     """Raises UserError when a command that starts ranks itself was started as one of many."""
-    launcher = None if "srun" in setup.launchers else launcher_around(env)
+    launcher = None if "srun" in setup.launchers else outer_launcher(env)
     if launcher:
         raise UserError(
             f"{command} starts its ranks itself, and {launcher} has started it several times; type it without "

@@ -57,7 +57,7 @@ def publish(folder: Path, launch: Launch | None = None) -> None:
 @contextmanager
 def publishing(study: Study, folder: Path) -> Iterator[None]:
     """Around what the first machine does: however it ends, it tells the others."""
-    if study.machines.nnodes == 1 or study.machines.reached:
+    if study.machines.nnodes == 1 or study.machines.single_launch:
         yield
         return
     write(folder / NEWS, News(told_at=time.time()))

@@ -77,7 +77,7 @@ class Training(_Live):
         self.progress.update(self.task, facts="")
 
     def tell(self, told: Told) -> None:
-        self.lines.look()
+        self.lines.print_new()
         if told.attempt != self.attempt:
             self.attempt, self.evaluated = told.attempt, 0
             self._event(f"a rank has died, and torchrun has started all again (restart {self.attempt})")
@@ -102,7 +102,7 @@ class Training(_Live):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if kind is None:  # after a failure its one sentence says where the logs are
-            self.lines.look(last=True)
+            self.lines.print_new(last=True)
         super().__exit__(kind, error, trace)
 
     def _event(self, sentence: str) -> None:

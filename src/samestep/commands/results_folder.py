@@ -15,7 +15,7 @@ from typing import IO
 from samestep.commands.machines import is_first
 from samestep.commands.study import Study
 from samestep.errors import UserError
-from samestep.launch.started_by import Started
+from samestep.launch.started_by import LaunchedRank
 from samestep.records.files import SCHEMA, write_json
 from samestep.version import __version__
 
@@ -26,13 +26,13 @@ OURS = re.compile(
 )  # what other ranks and machines may leave first
 
 
-def folder_of(command: str, study: Study, inside: Started | None = None, weights: str | None = None) -> Path:
+def folder_of(command: str, study: Study, inside: LaunchedRank | None = None, weights: str | None = None) -> Path:
     """The folder of a command's results: made, locked by its one writer, and recognised when it is resumed.
 
     inside: this command is one rank of somebody's launcher. weights: a digest of those that are evaluated.
     """
     setup, out = study.setup, study.setup.out
-    if study.machines.nnodes > 1 and not study.machines.reached and command != "run":
+    if study.machines.nnodes > 1 and not study.machines.single_launch and command != "run":
         out = shared_folder(out)
     name = f"{inside.launcher}-{inside.id}" if inside else ""
     writes = inside.rank == 0 if inside else is_first(study.machines)
@@ -47,11 +47,11 @@ def folder_of(command: str, study: Study, inside: Started | None = None, weights
     return prepare(out, setup.job, identity, name, writes=writes)
 
 
-def launch_folder(out: Path, study: Study, inside: Started | None) -> Path:
+def launch_folder(out: Path, study: Study, inside: LaunchedRank | None) -> Path:
     """Where the launch of this machine writes: `out`, or a folder of its own in it, since `out` may be shared."""
     if inside:
         own = out / f"rank-{inside.rank}"
-    elif study.machines.nnodes > 1 and not study.machines.reached:
+    elif study.machines.nnodes > 1 and not study.machines.single_launch:
         own = out / f"machine-{socket.gethostname()}"
     else:
         return out

@@ -11,7 +11,7 @@ from samestep.commands.machines import launchers_variables, machines_of
 from samestep.commands.setup import Setup
 from samestep.errors import UserError, first_few, nearest, say
 from samestep.launch import Machines, fork_client
-from samestep.launch.started_by import Started
+from samestep.launch.started_by import LaunchedRank
 from samestep.records.inspection import EngineFacts, Inspection, JobFacts, Question
 from samestep.records.record import Record
 from samestep.records.results import EngineResult, Verdict
@@ -60,14 +60,14 @@ class Row:
         return self.verdict is None or self.verdict.proven
 
 
-def study_of(setup: Setup, inside: Started | None = None) -> Study:
+def study_of(setup: Setup, inside: LaunchedRank | None = None) -> Study:
     """Asks a worker about the job and the engines. inside: this command is one rank of somebody's launcher."""
     inherited = Machines(timeout_s=setup.machines.timeout_s, interface=setup.machines.interface)
     machines = inherited if inside else machines_of(setup, os.environ)
     if setup.machines.interface:
         check_interface(setup.machines.interface)
     nproc = setup.nproc
-    if nproc is None and machines.reached and "SLURM_TASKS_PER_NODE" in os.environ:
+    if nproc is None and machines.single_launch and "SLURM_TASKS_PER_NODE" in os.environ:
         with launchers_variables():
             nproc = tasks_per_node(os.environ["SLURM_TASKS_PER_NODE"], 0)
     question = Question(
@@ -108,14 +108,14 @@ def rows_of(study: Study, *, forks: bool = False) -> list[Row]:
     ]
     started, named = {row.launcher for row in rows}, {*setup.launchers} - {"all", launch.FORK}
     if setup.engines and named == {*setup.launchers} and named and not started & {*named, "-"}:
-        able = {name: " or ".join(launch.able(known[name].process_kind)) for name in setup.engines}
+        able = {name: " or ".join(launch.launchers_for(known[name].process_kind)) for name in setup.engines}
         starts = "; ".join(f"{name} starts as {launchers}" for name, launchers in able.items())
         raise UserError(f"--launchers {','.join(setup.launchers)} starts none of the engines asked for: {starts}")
     return sorted(rows, key=lambda row: row.engine != "single")
 
 
 def _launchers(study: Study, facts: EngineFacts, forks: bool) -> list[str]:
-    able, asked = launch.able(facts.process_kind) or ["-"], study.setup.launchers
+    able, asked = launch.launchers_for(facts.process_kind) or ["-"], study.setup.launchers
     if asked == (launch.FORK,) or (forks and not asked):
         return [launch.FORK] if _may_fork(study, facts) else able[:1]
     if "all" in asked:

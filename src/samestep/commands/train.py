@@ -18,8 +18,8 @@ from samestep.commands.setup import Setup
 from samestep.commands.study import Row, Study, check_devices, rows_of, study_of
 from samestep.errors import Refused, TrainingFailed, UserError, nearest, say
 from samestep.launch import Command, ports, supervise
-from samestep.launch.command import command_for, inside_command, shell_line
-from samestep.launch.started_by import Started
+from samestep.launch.command import command_for, rank_command, shell_line
+from samestep.launch.started_by import LaunchedRank
 from samestep.records.files import write, write_json
 from samestep.records.inspection import JobFacts
 from samestep.records.plan import Plan, Score, Train
@@ -176,7 +176,9 @@ def _say_batch_size(study: Study, row: Row) -> None:
         say(advice)
 
 
-def prepare(study: Study, training: Train | Score, folder: Path, inside: Started | None = None) -> tuple[Row, Command]:
+def prepare(
+    study: Study, training: Train | Score, folder: Path, inside: LaunchedRank | None = None
+) -> tuple[Row, Command]:
     """What to start for one training or evaluation, whose launch has `folder`; starts nothing.
 
     inside: this command is one rank that somebody's launcher has started: it becomes that rank. Raises UserError when
@@ -199,7 +201,7 @@ def prepare(study: Study, training: Train | Score, folder: Path, inside: Started
         raise UserError(f"--max-restarts is torchrun's, and {row.launcher} starts this training; leave it out")
     if machines.hosts and row.launcher != "mpirun":
         raise UserError(f"--hosts is mpirun's, and {row.launcher} starts this training; add --launcher mpirun")
-    able = launch.able(row.facts.process_kind)
+    able = launch.launchers_for(row.facts.process_kind)
     if inside and inside.launcher not in able:
         raise UserError(
             f"{inside.launcher} has started {inside.size} processes, and {row.engine} starts as {' or '.join(able)}; "
@@ -209,7 +211,7 @@ def prepare(study: Study, training: Train | Score, folder: Path, inside: Started
     write(folder / "plan.json", Plan(*about, row.engine, row.facts.settings, (training,)))
     if inside:
         row.launcher = inside.launcher
-        return row, inside_command(folder / "plan.json", inside, row.facts.devices, machines)
+        return row, rank_command(folder / "plan.json", inside, row.facts.devices, machines)
     nproc = row.facts.processes // machines.nnodes
     return row, command_for(folder / "plan.json", row.launcher, nproc, row.facts.devices, machines)
 
@@ -220,7 +222,7 @@ def _supervised(study: Study, row: Row, command: Command, folder: Path, watch: W
     for left in [*folder.glob("*rank[0-9]*"), *folder.glob("log*.txt"), *(folder / name for name in files)]:
         left.unlink(missing_ok=True)  # of a try that did not end well
     machines = study.machines
-    apart = 1 if machines.reached else machines.nnodes  # machines that write into folders of their own
+    apart = 1 if machines.single_launch else machines.nnodes  # machines that write into folders of their own
     size = 1 if alone else row.facts.processes // apart
     deadline_s = study.setup.deadline_s
     return supervise.run(command, folder, size, deadline_s=deadline_s, watch=watch, machines=machines, graceful=True)
