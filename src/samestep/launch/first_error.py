@@ -62,7 +62,7 @@ def raise_if_failed(record: Record, code: int, size: int, machines: Machines, me
 
 
 def killed_rank(log: str) -> tuple[int, str] | None:
-    """Returns (rank, signal) of a rank that a signal ended, by the launcher's log; not SIGTERM, which launchers send."""
+    """Returns (rank, signal) of a rank that a signal ended, by the launcher's log; not SIGTERM, the launcher's own."""
     for report in (report for name in launch.names() for report in launch.load(name).KILLED):
         for match in re.finditer(report, log):
             groups = match.groupdict()
