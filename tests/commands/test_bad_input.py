@@ -64,7 +64,7 @@ CASES = {
     ),
     "launcher that starts no engine asked for": (
         ["verify", "--engine", "single", "--launcher", "spawn"],
-        "--launchers spawn starts none of the engines asked for: single starts as process",
+        "--launchers spawn starts none of these engines: single starts with process",
     ),
     "engine that cannot run here": (
         ["run", "--engine", "dataparallel", "--device", "cpu"],
