@@ -13,7 +13,7 @@ from samestep.job import Job
 from samestep.rank import hardware
 from samestep.rank.best_weights import BestWeights
 from samestep.rank.graceful_stop import GracefulStop
-from samestep.rank.group import meeting_store
+from samestep.rank.group import stop_store
 from samestep.rank.weights import model_with_weights
 from samestep.records.plan import Plan, Train
 from samestep.records.record import Observations, Progress, attempt, write_progress
@@ -40,7 +40,7 @@ def train(plan: Plan, training: Train, job: Job, engine: Engine, world: World) -
         samples = schedule.rows_of(done)
         write_progress(world.rank, folder, Progress("train", attempt(), done, steps, samples, loss, best.curve))
 
-    stop = GracefulStop(world, meeting_store())
+    stop = GracefulStop(world, stop_store())
     run = Run(job, world, steps, progress=progress if world.rank == 0 else None, stop=stop, evaluator=best)
     state = run_engine(engine, job, world, run, plan.engine_settings)
     seen = run.observations()

@@ -18,7 +18,8 @@ from samestep.data.loader import Rows, to_device
 from samestep.data.schedule import Schedule, schedule_of
 from samestep.errors import UserError, not_a_scalar, not_per_row
 from samestep.job import Batch, Job, counts_by_itself
-from samestep.rank.evaluate import counted, evaluate
+from samestep.rank.evaluate import count_metric, evaluate
+from samestep.training import is_one_row_error
 from samestep.world import World
 
 ROWS = 4
@@ -54,8 +55,8 @@ def dry_step(job: Job, schedule: Schedule, model: nn.Module, device: str) -> lis
     try:
         output = _raising("forward", lambda: job.forward(model, batch), part.rows)
     except UserError as error:
-        if "more than 1 value per channel" in str(error):
-            return []  # one row and BatchNorm: who gets one row is looked at elsewhere
+        if is_one_row_error(error):
+            return []  # inspect_job checks which ranks get one row
         raise
     if not called:
         raise UserError(
@@ -101,7 +102,7 @@ def _check_metrics(job: Job, model: nn.Module, device: str) -> None:
                         f"the metric '{name}' is given (output, batch.targets), and a batch that is a dict has none; "
                         "give (inputs, targets), or a metric of a class of your own whose update reads the batch"
                     )
-                _raising(f"metric '{name}'", lambda metric=metric: counted(metric, output, batch), part.rows)
+                _raising(f"metric '{name}'", lambda metric=metric: count_metric(metric, output, batch), part.rows)
                 continue
             values = _raising(f"metric '{name}'", lambda metric=metric: metric(output, batch), part.rows)
             if not isinstance(values, Tensor) or list(values.shape) != [part.rows]:

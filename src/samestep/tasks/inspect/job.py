@@ -22,7 +22,7 @@ from samestep.records.plan import Prove
 from samestep.tasks.inspect.dry_step import dry_evaluation, dry_step
 from samestep.tasks.inspect.load import build, find, innermost, settings_of
 from samestep.tasks.proof_job import SGD_LR, proof_job
-from samestep.training import digest_state, one_row_sentence
+from samestep.training import digest_state, is_one_row_error, one_row_message
 
 
 def inspect_job(target: str, settings: Mapping[str, str], replicas: int, steps: int, device: str) -> JobFacts:
@@ -143,8 +143,8 @@ def _refusal(job: Job, replicas: int) -> str | None:
     try:
         job.forward(job.model(), Batch(data, part))
     except ValueError as error:
-        if "more than 1 value per channel" in str(error):
-            return one_row_sentence(step, rank)
+        if is_one_row_error(error):
+            return one_row_message(step, rank)
     except Exception:
         return None  # whatever else is wrong shows when it trains, with its own message
     return None
