@@ -1,4 +1,4 @@
-"""accelerate: Hugging Face Accelerate around a loop of your own.
+"""accelerate: Hugging Face Accelerate in a plain training loop.
 
 precision: 'no', or autocast to 'bf16' or 'fp16'.
 Start it with torchrun: `accelerate launch --cpu --num_processes 2` silently runs one process.

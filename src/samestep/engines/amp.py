@@ -1,4 +1,4 @@
-"""amp: automatic mixed precision with DDP. What Apex's amp and DistributedDataParallel became.
+"""amp: automatic mixed precision with DDP, the successor of NVIDIA Apex's amp.
 
 precision: autocast to bf16, or to fp16 with a GradScaler, which skips the steps whose gradients overflow.
 Source: https://docs.pytorch.org/docs/stable/notes/amp_examples.html

@@ -1,7 +1,7 @@
 """dataparallel: torch.nn.DataParallel, one process that drives several GPUs with threads.
 
-PyTorch recommends DDP instead, even on one machine; this file is for those who come from it.
-On a CPU it silently calls the module itself, so it is unavailable there rather than a misleading row.
+PyTorch recommends DDP instead, even on one machine; this engine is for comparison with existing DataParallel code.
+It is unavailable on a CPU, where DataParallel silently calls the module itself.
 Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.DataParallel.html
 """
 

@@ -1,4 +1,4 @@
-"""deepspeed: DeepSpeed's engine; ZeRO shards the optimizer's state (1), gradients too (2), parameters too (3).
+"""deepspeed: DeepSpeed's ZeRO. stage 1 shards the optimizer's state, 2 also gradients, 3 also parameters.
 
 Source: https://www.deepspeed.ai/getting-started/
 """
@@ -24,13 +24,13 @@ def missing(devices: tuple[str, ...]) -> str | None:
 
 
 def layout(world: World, **settings: Any) -> Layout:
-    # DeepSpeed leaves each rank's buffers alone, and makes a missing gradient one of zeros, which weight decay moves.
-    # Its broadcast of the first weights looks at their bytes, which a number without dimensions does not show.
+    # DeepSpeed does not synchronise buffers. It replaces a missing gradient by zeros, and weight decay then changes the
+    # parameter. Its broadcast of the first weights fails for a parameter without dimensions.
     return Layout(replicas=world.size, buffers="local", every_gradient=True, no_scalars=True)
 
 
 def numerics(stage: int = 1) -> Numerics:
-    # Its master weights are float32, of a float64 model too; stage 3 takes no float64 at all.
+    # Its master weights are float32, even of a float64 model; stage 3 does not accept float64.
     return Numerics(rounds_to="float32", widest="float32" if stage == 3 else "float64")
 
 

@@ -1,7 +1,7 @@
-"""fabric: Lightning Fabric around a loop of your own.
+"""fabric: Lightning Fabric in a plain training loop.
 
 strategy: 'ddp', or 'model_parallel', which shards the model's parameters with fully_shard.
-precision: 'full', or autocast to 'bf16'. Not fp16: on a CPU Lightning then trains in bf16, with a warning alone.
+precision: 'full', or autocast to 'bf16'. Not fp16: on a CPU Lightning then trains in bf16, with only a warning.
 Source: https://lightning.ai/docs/fabric/stable/fundamentals/convert.html
 """
 

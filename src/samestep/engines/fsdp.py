@@ -1,8 +1,8 @@
 """fsdp: FSDP2's fully_shard; parameters, gradients and optimizer state are sharded over the ranks.
 
-units: which modules gather their parameters together: each child of the model, or the model as one ('root').
+units: what is sharded as one unit: each child of the model, or the whole model ('root').
 reshard: free the gathered parameters after the forward pass. precision: compute in bf16, reduce in float32.
-checkpoint: compute the units' activations again in the backward pass instead of keeping them.
+checkpoint: activation checkpointing of each unit.
 Source: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
 """
 
@@ -37,7 +37,7 @@ def missing(devices: tuple[str, ...]) -> str | None:
 
 
 def layout(world: World, **settings: Any) -> Layout:
-    return Layout(replicas=world.size, buffers="local", no_scalars=True)  # FSDP leaves each rank's buffers alone
+    return Layout(replicas=world.size, buffers="local", no_scalars=True)  # FSDP does not synchronise buffers
 
 
 def numerics(precision: str = "full", **settings: Any) -> Numerics:
@@ -90,6 +90,7 @@ def train(
 
 
 def explain(error: BaseException, job: Job) -> str | None:
+    """Returns a sentence about a call into a sharded unit that bypasses its forward; None for other errors."""
     if "got mixed torch.Tensor and DTensor" not in str(error):
         return None
     return (

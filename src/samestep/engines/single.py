@@ -1,4 +1,4 @@
-"""single: plain training in one process. What every other engine is compared with in speed.
+"""single: plain training in one process, the baseline for every other engine's speed.
 
 Source: https://docs.pytorch.org/tutorials/beginner/introyt/trainingyt.html
 """

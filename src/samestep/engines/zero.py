@@ -1,4 +1,4 @@
-"""zero: ZeroRedundancyOptimizer over DDP (ZeRO stage 1): each rank keeps the optimizer's state of its share alone.
+"""zero: ZeroRedundancyOptimizer over DDP (ZeRO stage 1): each rank keeps a shard of the optimizer's state.
 
 Source: https://docs.pytorch.org/docs/stable/distributed.optim.html
 """

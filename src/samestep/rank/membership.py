@@ -61,8 +61,8 @@ class Membership:
             if (host, local_rank) in rank_at:
                 raise Refused(
                     f"ranks {rank_at[host, local_rank]} and {other['rank']} on {host} both have local rank "
-                    f"{local_rank}, so both would use one device ({other['device']}); unset LOCAL_RANK, or let one launcher number them, as "
-                    "in torchrun --nproc-per-node or srun --ntasks-per-node"
+                    f"{local_rank}, so both would use one device ({other['device']}); unset LOCAL_RANK, or "
+                    "let one launcher number them, as in torchrun --nproc-per-node or srun --ntasks-per-node"
                 )
             rank_at[host, local_rank] = other["rank"]
 

@@ -1,4 +1,4 @@
-"""Trains the whole job, for the user."""
+"""Trains the whole job: what `samestep run` does on each rank."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from samestep.world import World
 
 
 def train(plan: Plan, training: Train, job: Job, engine: Engine, world: World) -> Observations:
-    """Trains with progress and evaluations, and leaves weights.safetensors from rank 0.
+    """Trains with progress and evaluations. Rank 0 writes the weights to training.weights.
 
-    A stop that somebody asks for ends it after a step; then too, there are weights and an evaluation.
+    A graceful stop ends the training early; the weights are written and evaluated all the same.
     """
     check_same_data(job, world)
     schedule = schedule_of(job, 1)
@@ -43,15 +43,15 @@ def train(plan: Plan, training: Train, job: Job, engine: Engine, world: World) -
     stop = GracefulStop(world, stop_store())
     run = Run(job, world, steps, progress=progress if world.rank == 0 else None, stop=stop, evaluator=best)
     state = run_engine(engine, job, world, run, plan.engine_settings)
-    seen = run.observations()
+    observed = run.observations()
     write_progress(world.rank, folder, Progress("evaluate", attempt()))
-    if not best.ended:  # else libraries have taken one step more, which nobody asked for
-        best.add(len(seen.step_s), state, last=True)
+    if not best.ended:  # else the weights are one step past the last evaluation: see GracefulStop.after
+        best.add(len(observed.step_s), state, last=True)
     return replace(
-        seen,
+        observed,
         peak_memory_bytes=hardware.peak_memory_bytes(world.device),
         asked_steps=steps,
-        stopped="early" if best.ended else "asked" if len(seen.step_s) < steps else None,
+        stopped="early" if best.ended else "asked" if len(observed.step_s) < steps else None,
         evaluation=best.evaluated,
         curve=best.curve,
         best_at=best.best_at,
