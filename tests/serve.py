@@ -87,7 +87,7 @@ def serve(plans: str) -> None:
     from samestep.records.record import RankRecord
     from samestep.tasks.play_reference import play_reference
     from samestep.tasks.trainings import work
-    from samestep.worker import described
+    from samestep.worker import rank_error
     from samestep.world import World
     from samestep.world.orphans import die_with_parent
 
@@ -101,14 +101,15 @@ def serve(plans: str) -> None:
         for line in lines:
             kind, _, path = line.strip().partition(" ")
             folder = Path(path).parent
+            plan = read(ReferencePlan if kind == "ReferencePlan" else Plan, Path(path))
             try:
-                if kind == "ReferencePlan":
-                    record = RankRecord(*about, layouts=play_reference(read(ReferencePlan, Path(path)), world))
+                if isinstance(plan, ReferencePlan):
+                    record = RankRecord(*about, layouts=play_reference(plan, world))
                 else:
-                    record = RankRecord(*about, trainings=work(read(Plan, Path(path)), world))
+                    record = RankRecord(*about, trainings=work(plan, world))
                 write(folder / f"rank{world.rank}.json", record)
             except BaseException as error:
-                write(folder / f"error-rank{world.rank}.json", described(error, world.rank))
+                write(folder / f"error-rank{world.rank}.json", rank_error(error, plan, world.rank))
                 break
 
 

@@ -128,7 +128,7 @@ def test_training_waits_for_the_copy_and_python_does_not() -> None:
         torch.cuda._sleep(LATE)
     coming = gather({"x": wanted, "name": "kept"})
     assert coming.copied is not None and not coming.copied.query()  # it is still under way
-    data = coming.arrive()
+    data = coming.wait()
     doubled = data["x"] * 2
     assert data["name"] == "kept"
     assert not coming.copied.query()  # and this thread has not waited
@@ -138,13 +138,13 @@ def test_training_waits_for_the_copy_and_python_does_not() -> None:
 def test_memory_that_training_still_reads_is_not_given_away() -> None:
     gather = Gather("cuda:0")
     first, second = (torch.full((2**20,), float(number)) for number in (1, 2))
-    data = gather([first]).arrive()
+    data = gather([first]).wait()
     torch.cuda._sleep(LATE)  # the training stream is behind
     read = data[0] * 1
     del data  # Python is done with it, the stream is not
     later = [gather([second]) for _ in range(4)]
     assert torch.equal(read.cpu(), first)
-    assert all(torch.equal(coming.arrive()[0].cpu(), second) for coming in later)
+    assert all(torch.equal(coming.wait()[0].cpu(), second) for coming in later)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

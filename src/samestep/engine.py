@@ -16,6 +16,7 @@ from samestep.errors import UserError, nearest
 from samestep.job import Job
 from samestep.world import World
 
+State = dict[str, Any]  # a module's state dict
 GROUP = "samestep.engines"  # the entry-point group in which other packages register engines
 
 
@@ -90,7 +91,7 @@ class Engine(Protocol):
 
     def numerics(self, **settings: Any) -> Numerics: ...
 
-    def train(self, job: Job, world: World, run: Any, **settings: Any) -> dict[str, Any]: ...
+    def train(self, job: Job, world: World, run: Any, **settings: Any) -> State: ...
 
 
 def names() -> list[str]:

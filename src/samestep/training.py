@@ -1,4 +1,7 @@
-"""Run: what an engine is handed. Four verbs: begin, batches, loss, step. Its observations become the record."""
+"""Run: the object that an engine trains with. It has four verbs: begin, batches, loss, step.
+
+What it observes becomes the record.
+"""
 
 from __future__ import annotations
 
@@ -22,27 +25,27 @@ from samestep.rank.meter import Meter
 from samestep.records.record import Observations, PartSeen
 from samestep.world import World
 
-LATER = (2, 3, 97)  # epochs that the proof's steps do not reach: their order is a promise, noted untrained
+LATER_EPOCHS = (2, 3, 97)  # the proof does not train these; it compares which rows they would read
 
 Progress = Callable[[int, float], None]  # (steps done, a recent loss)
 
 
 class Evaluator(Protocol):
-    """What evaluates a training between its epochs."""
+    """Evaluates a training between two epochs."""
 
     def begin(self, state: Callable[[], dict[str, Any]]) -> None: ...
 
     def is_due(self, done: int, steps_per_epoch: int) -> bool: ...
 
-    def look(self, done: int) -> bool: ...
+    def evaluate(self, done: int) -> bool: ...
 
 
 class Run:
     """One training of `job` on this rank, `steps` optimizer steps long.
 
-    observe: also note what only the proof needs (digests, learning rates, optimizer steps); never while measuring.
-    progress: called at most twice a second with the steps done and a loss. stop: what may end it early.
-    evaluator: evaluates it between two epochs, outside of the steps' time.
+    observe: also record what only the proof needs (digests, learning rates, optimizer steps); never while measuring.
+    progress: called at most twice a second with the number of steps done and a recent loss.
+    stop: may end the training early. evaluator: evaluates between two epochs; its time counts for no step.
     """
 
     def __init__(
@@ -60,7 +63,7 @@ class Run:
         self.schedule = schedule_of(job, world.size)
         self.meter = Meter(world.rank, world.device)
         self.began_at: float | None = None
-        self.part: Part | None = None  # the latest whose loss was asked for
+        self.part: Part | None = None  # of the latest call of loss()
         self._observe = observe
         self._parts: list[PartSeen] = []
         self._start_digest: str | None = None
@@ -69,31 +72,35 @@ class Run:
         self._depth, self._stepping = 0, set[int]()
         self._progress = progress
         self._stop, self._evaluator = stop, evaluator
-        self._told_at = time.monotonic()
+        self._progress_at = time.monotonic()
         self._done = self._skipped = 0
-        self._streams = [_stream(device) for device in world.devices]
+        self._streams = [_default_generator(device) for device in world.devices]
 
     def begin(
         self, model: nn.Module, optimizer: Optimizer, *, state: Callable[[], dict[str, Any]] | None = None
     ) -> None:
-        """Call once, when model and optimizer are ready, before the first batch. model: the plain module.
+        """Registers the model and its optimizer. Call it once, when both are ready, before the first batch.
 
-        state: gives its whole state dict, where that is not the module's own with its shards gathered.
+        model: the plain module, without the engine's wrapper.
+        state: returns the full state dict; None: the module's own, with its shards gathered.
         """
         if self._evaluator:
-            self._evaluator.begin(state or (lambda: whole(model)))
+            self._evaluator.begin(state or (lambda: full_state_dict(model)))
         if self._observe:
             self._start_digest = digest_state(model)
-            # After the step: before it, libraries that accumulate show stale gradients and the next step's rate.
-            optimizer.register_step_pre_hook(lambda *_: self._entered())
-            optimizer.register_step_post_hook(lambda o, *_: self._stepped(o))
+            # The rate is read after the step: before it, libraries that accumulate show the next step's rate.
+            optimizer.register_step_pre_hook(lambda *_: self._before_optimizer_step())
+            optimizer.register_step_post_hook(lambda o, *_: self._after_optimizer_step(o))
 
-    def _entered(self) -> None:
+    def _before_optimizer_step(self) -> None:
         self._depth += 1
 
-    def _stepped(self, optimizer: Optimizer) -> None:
-        """Notes the rates of one optimizer step. Horovod's step calls another one inside; DeepSpeed takes a step for
-        each parameter group, the others empty: calls on groups that have not stepped yet belong to the same step."""
+    def _after_optimizer_step(self, optimizer: Optimizer) -> None:
+        """Records the learning rates of one optimizer step.
+
+        Horovod's step() calls the wrapped optimizer's: only the outer call counts. DeepSpeed calls step() once for each
+        parameter group, with the others empty: calls on groups that have not stepped yet belong to the same step.
+        """
         self._depth -= 1
         if self._depth:
             return
@@ -106,67 +113,70 @@ class Run:
         self._rates[-1] += [float(group["lr"]) for group in full]
 
     def batches(self) -> Iterator[Batch]:
-        """This rank's rows on its device, in schedule order, one micro-batch after the other."""
-        ahead = batches(self.job, self.world, self.schedule, self.steps)
+        """Yields this rank's micro-batches on its device, in the schedule's order."""
+        loader = batches(self.job, self.world, self.schedule, self.steps)
         self.began_at = time.time()
         self.meter.begin()
         while True:
-            asked, worked = time.perf_counter(), time.thread_time()
-            batch = next(ahead, None)
+            start, cpu_start = time.perf_counter(), time.thread_time()
+            batch = next(loader, None)
             if batch is None or batch.fetch_s is None:
-                self.meter.waited(time.perf_counter() - asked, None, time.thread_time() - worked)
+                self.meter.waited(time.perf_counter() - start, None, time.thread_time() - cpu_start)
             else:
-                self.meter.waited(time.perf_counter() - asked, batch.fetch_s, batch.fetch_cpu_s)
+                self.meter.waited(time.perf_counter() - start, batch.fetch_s, batch.fetch_cpu_s)
             if batch is None or (self._stop and batch.part.micro == 0 and self._stop.ends_before(batch.part.step)):
                 return
             yield batch
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """The mean loss over the batch's rows times its share, so that the ranks' average is exact when uneven.
+        """Computes the mean loss over the batch's rows, times the batch's share. Returns a scalar.
 
-        Seeds the random stream of this (step, micro-batch, replica) first: one for each device, each its own.
-        Raises Refused when BatchNorm gets one row.
+        The share makes the average over the ranks exact where they have different numbers of rows. Before the forward
+        pass each device's random generator is seeded for this (step, micro-batch, replica).
+        Raises Refused when BatchNorm gets one row, UserError when the criterion returns no scalar.
         """
         self.part = part = batch.part
         first = self.world.rank * len(self._streams)
         for replica, stream in enumerate(self._streams, first):
             stream.manual_seed(key(self.job.seed, "replica", part.step, part.micro, replica))
-        kept = [(b, b.clone()) for b in model.buffers()] if part.rows == 0 else []
+        saved = [(b, b.clone()) for b in model.buffers()] if part.rows == 0 else []
         if self._observe:
             self._autocast |= torch.is_autocast_enabled(self.world.device.partition(":")[0])
         try:
             output = self.job.forward(model, batch)
         except ValueError as error:
-            if "more than 1 value per channel" in str(error):
-                raise Refused(one_row_sentence(part.step, self.world.rank)) from error
+            if is_one_row_error(error):
+                raise Refused(one_row_message(part.step, self.world.rank)) from error
             raise
         loss = self.job.criterion(output, batch)
         if loss.dim() != 0:
             raise not_a_scalar(list(loss.shape))
-        for buffer, value in kept:  # a rank without rows leaves no trace; .data, because autograd may hold the buffer
+        for buffer, value in saved:  # a rank without rows must not change them; .data: autograd may hold the buffer
             buffer.data.copy_(value)
         self.meter.loss(loss.detach(), part.step, part.weight)
         if self._observe:
-            self._note(batch)
-        return loss if part.share == 1.0 else loss * part.share  # one node less in the graph of even batches
+            self._observe_batch(batch)
+        return loss if part.share == 1.0 else loss * part.share  # no multiplication in the graph where batches are even
 
     def step(self, loss: Tensor, *, skipped: bool = False) -> None:
-        """Call after each optimizer step, with its last loss. skipped: the optimizer left its weights as they were,
-        as a GradScaler does after an overflow."""
+        """Counts one optimizer step. Call it after each, with the loss of its last micro-batch.
+
+        skipped: the weights were not updated, as a GradScaler does after an overflow.
+        """
         self.meter.step()
         self._skipped += skipped
         self._done += 1
         if self._evaluator and self._evaluator.is_due(self._done, self.schedule.steps_per_epoch):
-            ends = self._evaluator.look(self._done)
+            ends = self._evaluator.evaluate(self._done)
             self.meter.resume()
             if ends and self._stop:
                 self._stop.after(self._done)
-        if self._progress and time.monotonic() - self._told_at > 0.5:
-            self._told_at = time.monotonic()
+        if self._progress and time.monotonic() - self._progress_at > 0.5:
+            self._progress_at = time.monotonic()
             self._progress(self._done, self.meter.losses[-1] if self.meter.losses else float("nan"))
 
     def observations(self) -> Observations:
-        """What this rank saw of every micro-batch, every step and every optimizer step."""
+        """Returns what this rank observed of every micro-batch, step and optimizer step. Call it after the training."""
         step_s = self.meter.finish()
         return Observations(
             losses=self.meter.losses,
@@ -180,25 +190,31 @@ class Run:
             start_digest=self._start_digest,
             autocast=self._autocast,
             parts=self._parts,
-            later=self._later() if self._observe else {},
+            later=self._rows_of_later_epochs() if self._observe else {},
             rates=self._rates,
             skipped_steps=self._skipped,
         )
 
-    def _later(self) -> dict[int, list[int]]:
-        """Epoch -> this rank's rows of its first step."""
-        rows = replace(self.schedule, weight=None)  # rows that all weigh 0 must not end a proof that stops before them
-        parts = {epoch: rows.step(self.world.rank, epoch, 0) for epoch in LATER}
+    def _rows_of_later_epochs(self) -> dict[int, list[int]]:
+        """Returns epoch -> this rank's rows in the epoch's first step."""
+        # Without weights: rows that all weigh 0 raise an error, and the proof does not train these epochs.
+        schedule = replace(self.schedule, weight=None)
+        parts = {epoch: schedule.step(self.world.rank, epoch, 0) for epoch in LATER_EPOCHS}
         return {epoch: [i for p in of for i in p.indices[: p.rows].tolist()] for epoch, of in parts.items()}
 
-    def _note(self, batch: Batch) -> None:
+    def _observe_batch(self, batch: Batch) -> None:
         part = batch.part
         rows, digests = part.indices[: part.rows].tolist(), digest_rows(batch.data, part.rows)
         self._parts.append(PartSeen(part.epoch, part.step, part.micro, rows, part.weight, digests))
 
 
-def one_row_sentence(step: int, rank: int) -> str:
-    """What a user reads when a BatchNorm layer would get a single row."""
+def is_one_row_error(error: BaseException) -> bool:
+    """Returns whether torch raised `error` because a BatchNorm layer got a single row."""
+    return "more than 1 value per channel" in str(error)
+
+
+def one_row_message(step: int, rank: int) -> str:
+    """Returns the message for a BatchNorm layer that would get a single row."""
     return (
         f"step {step}: rank {rank} gets 1 row, BatchNorm needs 2; "
         "set global_batch=… so that every rank gets more, or last=drop"
@@ -206,9 +222,9 @@ def one_row_sentence(step: int, rank: int) -> str:
 
 
 def digest_rows(data: Any, rows: int) -> list[str]:
-    """A digest of each of the first `rows` rows of a batch, from the bytes of the tensors that arrived.
+    """Returns a digest of each of the first `rows` rows of a batch, computed from the tensors' bytes.
 
-    A tensor whose first dimension is not the rows counts whole in each of them, and so does what is no tensor.
+    A tensor whose first dimension is not `rows` is part of every row's digest, and so is every value that is no tensor.
     """
     hashes = [hashlib.blake2b(digest_size=6) for _ in range(rows)]
     for leaf in tree_leaves(data):
@@ -226,23 +242,23 @@ def _bytes(tensor: Tensor) -> bytes:
     return tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
-def whole(model: nn.Module) -> dict[str, Any]:
-    """A module's state dict, FSDP's shards gathered on every rank."""
+def full_state_dict(model: nn.Module) -> dict[str, Any]:
+    """Returns a module's state dict, with FSDP's shards gathered on every rank."""
     return {n: t.full_tensor() if hasattr(t, "full_tensor") else t for n, t in model.state_dict().items()}
 
 
 def digest_state(model: nn.Module) -> str:
-    """A digest of a module's parameters and buffers, in their order."""
+    """Returns a digest of a module's parameters and buffers, in the order of its state dict."""
     state = hashlib.blake2b(digest_size=8)
-    for tensor in (value for value in whole(model).values() if isinstance(value, Tensor)):
+    for tensor in (value for value in full_state_dict(model).values() if isinstance(value, Tensor)):
         state.update(_bytes(tensor.detach().cpu().contiguous()))
     return state.hexdigest()
 
 
-def _stream(device: str) -> torch.Generator:
-    """The random stream that dropout on `device` draws from.
+def _default_generator(device: str) -> torch.Generator:
+    """Returns the default random generator of `device`, which dropout there draws from.
 
-    Not torch.manual_seed: it also queues a seed for CUDA with a stack trace, 70 µs a call where this takes one.
+    Seeding it takes 1 µs. torch.manual_seed takes 70 µs: it also queues a seed for CUDA, with a stack trace.
     """
     if device == "cpu":
         return torch.default_generator

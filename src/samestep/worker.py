@@ -1,15 +1,15 @@
-"""python -m samestep.worker PLAN.json: trains what the plan says and writes files. The life of a rank; see tasks/.
+"""python -m samestep.worker PLAN.json: runs one rank, which trains what the plan says and writes files. See tasks/.
 
-    python -m samestep.worker PLAN.json               one rank; its place comes from torchrun's environment
+    python -m samestep.worker PLAN.json               one rank; its number comes from the environment
     python -m samestep.worker --spawn 2 PLAN.json     starts the ranks itself, with torch.multiprocessing.spawn
     python -m samestep.worker --fork 2 PLAN.json      the same, by forking this process
     python -m samestep.worker --inspect QUERY.json    a job's sizes and faults, and which engines run here, as JSON
     python -m samestep.worker --eject QUERY.json      a stand-alone script of a job on an engine
     python -m samestep.worker --reference PLAN.json   the reference, for every layout in the plan
-    python -m samestep.worker --fork-server ranks     forks workers that do one of these, as they are asked for
+    python -m samestep.worker --fork-server ranks     forks workers on request, each with one of these lines
 
-A rank leaves `rankR.json` and `rankR.NAME.npz` in the plan's folder, or `error-rankR.json` and an exit code of 1
-(2 when the mistake is the user's).
+A rank writes `rankR.json` and `rankR.NAME.npz` in the plan's folder, or `error-rankR.json` and exits with code 1
+(2 for a UserError).
 """
 
 from __future__ import annotations
@@ -46,27 +46,27 @@ AnyPlan = TypeVar("AnyPlan", Plan, ReferencePlan)
 
 
 def rank_main(path: str, kind: type[AnyPlan], do: Callable[[AnyPlan, RankRecord], RankRecord]) -> None:
-    """Lives the life of one rank: reads a plan, does what it asks, and writes the record that `do` has filled.
+    """Runs one rank: reads the plan at `path`, calls `do`, and writes the record that it returns.
 
-    Never returns. It ends with os._exit once its record is on the disk and the group is closed: gloo's threads abort
-    about one in three healthy processes in the interpreter's own exit.
+    Never returns. It ends with os._exit once the record is on the disk and the group is closed: in a normal exit of
+    the interpreter gloo's threads abort about one in three healthy processes.
     """
     die_with_parent()
     plan = read(kind, Path(path))
     folder = Path(plan.out)
     rank = places(os.environ)[0]
-    _settle_in(folder, rank)
+    _prepare_files(folder, rank)
     torch.set_num_threads(1)
     code = 0
     try:
         world = World.from_env(os.environ)
-        os.environ |= {"RANK": str(world.rank), "WORLD_SIZE": str(world.size)}  # libraries know torchrun's names alone
+        os.environ |= {"RANK": str(world.rank), "WORLD_SIZE": str(world.size)}  # libraries read only torchrun's names
         os.environ |= {"LOCAL_RANK": str(world.local_rank), "LOCAL_WORLD_SIZE": str(world.local_size)}
         machine = hardware.facts(world.device, hostname(), os.environ.get("GLOO_SOCKET_IFNAME"))
         record = RankRecord(world.rank, world, torch.get_num_threads(), plan.started_at, machine)
         write(folder / f"rank{rank}.json", do(plan, record))
     except BaseException as error:
-        write(folder / f"error-rank{rank}.json", described(error, plan, rank))
+        write(folder / f"error-rank{rank}.json", rank_error(error, plan, rank))
         code = 2 if isinstance(error, UserError) else 1
         traceback.print_exc()
     sys.stdout.flush()
@@ -74,12 +74,12 @@ def rank_main(path: str, kind: type[AnyPlan], do: Callable[[AnyPlan, RankRecord]
     os._exit(code)
 
 
-def described(error: BaseException, plan: Plan | ReferencePlan, rank: int) -> RankError:
-    """An error that ends a rank, as its record holds it."""
+def rank_error(error: BaseException, plan: Plan | ReferencePlan, rank: int) -> RankError:
+    """Returns the record of an error that ended a rank. Call it while the error is handled, for its traceback."""
     kind = "refused" if isinstance(error, Refused) else "user" if isinstance(error, UserError) else "crash"
     text = str(error).strip()
-    told = isinstance(error, (UserError, LostPeer, LoadingFailed))
-    message = text if told else f"{type(error).__name__}: {text.splitlines()[0] if text else ''}"
+    is_sentence = isinstance(error, (UserError, LostPeer, LoadingFailed))
+    message = text if is_sentence else f"{type(error).__name__}: {text.splitlines()[0] if text else ''}"
     lost = is_lost_peer(plan, error) if isinstance(plan, Plan) else False
     return RankError(rank, kind, message, time.time(), traceback.format_exc(), lost)
 
@@ -96,19 +96,19 @@ def run_reference(plan: ReferencePlan, record: RankRecord) -> RankRecord:
     return replace(record, layouts=play_reference(plan, record.world))
 
 
-def _settle_in(folder: Path, rank: int) -> None:
-    """This rank's own files: its log, which takes all that it prints, its pid, and its stack when somebody asks."""
-    for left in (folder / f"rank{rank}.json", folder / f"error-rank{rank}.json"):  # of an attempt before a restart
-        left.unlink(missing_ok=True)
+def _prepare_files(folder: Path, rank: int) -> None:
+    """Opens this rank's log for all that it prints, writes its pid file, and dumps its stacks on SIGUSR1."""
+    for old in (folder / f"rank{rank}.json", folder / f"error-rank{rank}.json"):  # of an attempt before a restart
+        old.unlink(missing_ok=True)
     if hasattr(signal, "SIGUSR2"):
-        signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # a wish to stop that comes before there is anything to stop
+        signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # a request to stop that comes before the training
     log = os.open(folder / f"rank{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)
     if rank == 0 and TELL in os.environ:
         write_json(folder / ENVIRONMENT, {name: os.environ[name] for name in os.environ[TELL].split(",")})
     replace_text(folder / f"pid-rank{rank}", f"{os.getpid()}@{socket.gethostname()}")
-    if hasattr(signal, "SIGUSR1"):  # whoever waits in vain for this rank can ask where it stands
+    if hasattr(signal, "SIGUSR1"):  # the parent sends it when the rank hangs
         stacks = open(folder / f"stack-rank{rank}.txt", "w")  # noqa: SIM115 - open as long as the process lives
         faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
         faulthandler.enable(stacks)
@@ -126,7 +126,7 @@ def _spawned(local_rank: int, size: int, path: str) -> None:
 
 
 def spawn_main(size: int, path: str, start_method: str) -> None:
-    """Starts the ranks and waits for them. Reports how each ended as torchrun does, when one failed."""
+    """Starts the ranks and waits for them. When one fails, prints each one's exit code as torchrun does."""
     ranks = start_processes(_spawned, args=(size, path), nprocs=size, join=False, start_method=start_method)
     try:
         while not ranks.join():
@@ -139,11 +139,12 @@ def spawn_main(size: int, path: str, start_method: str) -> None:
 
 
 def main(arguments: list[str]) -> None:
+    """Runs the worker that `arguments` name: see the module's docstring."""
     match arguments:
         case ["--inspect", path]:
             die_with_parent()
             inspect_main(path)
-            os._exit(0)  # a thread that the job started must not keep the answer waiting
+            os._exit(0)  # without waiting for threads that the job started
         case ["--eject", path]:
             die_with_parent()
             eject_main(path)

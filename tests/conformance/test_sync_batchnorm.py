@@ -16,7 +16,7 @@ from samestep.commands.study import refusal
 from samestep.engine import Layout
 from samestep.errors import UserError
 from samestep.tasks.inspect.job import inspect_job
-from samestep.tasks.run_engine import _synced
+from samestep.tasks.run_engine import with_sync_batchnorm
 from samestep.world import World
 
 JOB = f"{Path(__file__).parent}/jobs_synced.py:job"
@@ -68,9 +68,9 @@ def test_what_it_cannot_do_is_refused(engine: str, settings: dict[str, str], sen
 
 def test_layers_are_converted_where_there_are_other_ranks() -> None:
     job = jobs_synced.job(own=False)
-    kinds = [{type(m) for m in _synced(job, World(size=size)).model().modules()} for size in (1, 2)]
+    kinds = [{type(m) for m in with_sync_batchnorm(job, World(size=size)).model().modules()} for size in (1, 2)]
     assert nn.BatchNorm2d in kinds[0] and nn.SyncBatchNorm not in kinds[0]
     assert nn.SyncBatchNorm in kinds[1] and nn.BatchNorm2d not in kinds[1]
     assert torch.equal(
-        _synced(job, World(size=2)).model().state_dict()["0.weight"], job.model().state_dict()["0.weight"]
+        with_sync_batchnorm(job, World(size=2)).model().state_dict()["0.weight"], job.model().state_dict()["0.weight"]
     )

@@ -85,7 +85,7 @@ def test_a_users_mistake_stays_its_own_sentence(workers: int) -> None:
     [
         ("killed", r"a loader worker \(process \d+\) was ended by SIGKILL \(by hand, by a scheduler, or by the kernel"),
         ("aborts", r"a loader worker \(process \d+\) was ended by SIGABRT \(a library that the dataset calls"),
-        ("exits", r"a loader worker \(process \d+\) exited with code 3 in the middle of its work"),
+        ("exits", r"a loader worker \(process \d+\) exited with code 3 while it was loading"),
     ],
 )
 def test_a_worker_that_dies_is_named(how: str, sentence: str) -> None:
@@ -164,7 +164,7 @@ def test_a_full_shared_memory_says_what_to_do(collate: str, tmp_path: Path) -> N
     done = _in_small_shm([*command, "--deadline", "90", "--out", str(tmp_path / "out")], 20)
     assert done.returncode == 2, done.stderr
     (said,) = [line for line in done.stderr.splitlines() if "/dev/shm" in line]
-    assert re.search(r"/dev/shm, through which loader workers hand batches over, is full \(\d+ of 20 MiB free\)", said)
+    assert re.search(r"/dev/shm, through which loader workers send batches, is full \(\d+ of 20 MiB free\)", said)
     assert "--shm-size" in said and "workers=0" in said
 
 

@@ -351,8 +351,8 @@ FAULTS = (
     Fault(
         "augmentation keyed by the place in the batch",
         LOADER,
-        "for found in zip(samples, indices)",
-        "for found in zip(samples, range(len(indices)))",
+        "for pair in zip(samples, indices)",
+        "for pair in zip(samples, range(len(indices)))",
         ("tensors received",),
         "not keyed by the sample",
         ("sentences",),

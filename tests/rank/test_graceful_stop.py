@@ -1,4 +1,4 @@
-"""How ranks agree on the step to stop after: none may have passed it, and all must have heard."""
+"""How ranks agree on the last step: no rank may have passed it, and all must have acknowledged the request."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from samestep.world import World
 
 
 class Silent(GracefulStop):
-    """A rank whose thread is slow: it has heard nothing until it is told to."""
+    """A rank whose thread does not run: it acknowledges the request when the test calls acknowledge()."""
 
-    def _listen(self, store: Any) -> None:
+    def _poll(self, store: Any) -> None:
         pass
 
-    def hear(self) -> None:
+    def acknowledge(self) -> None:
         assert self._store
-        self._store.add("heard", 1)
-        self._heard = True
+        self._store.add("acknowledged", 1)
+        self._acknowledged = True
 
 
 @pytest.fixture
@@ -32,11 +32,11 @@ def ranks() -> list[Silent]:
     return [Silent(World(rank=rank, size=2, local_size=2, local_rank=rank), store) for rank in range(2)]
 
 
-def test_rank_0_names_no_step_before_all_have_heard(ranks: list[Silent]) -> None:
-    ranks[0].hear()
+def test_rank_0_sets_no_step_before_all_have_acknowledged(ranks: list[Silent]) -> None:
+    ranks[0].acknowledge()
     assert not ranks[0].ends_before(5)
     assert ranks[0].last is None
-    ranks[1].hear()
+    ranks[1].acknowledge()
     assert not ranks[1].ends_before(6)  # a step ahead of rank 0, as it may be; it knows of no last step yet
     assert not ranks[0].ends_before(6)
     assert ranks[0].last is not None
@@ -44,7 +44,7 @@ def test_rank_0_names_no_step_before_all_have_heard(ranks: list[Silent]) -> None
 
 def test_the_last_step_is_one_that_nobody_has_begun(ranks: list[Silent]) -> None:
     for rank in ranks:
-        rank.hear()
+        rank.acknowledge()
     assert not ranks[1].ends_before(11)  # rank 1 draws step 11 while rank 0 draws step 10, and its loader one more
     assert not ranks[1].ends_before(12)
     assert not ranks[0].ends_before(10)
@@ -57,10 +57,10 @@ def test_the_last_step_is_one_that_nobody_has_begun(ranks: list[Silent]) -> None
 
 
 def test_a_wish_reaches_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graceful_stop, "LOOK_S", 0.01)
+    monkeypatch.setattr(graceful_stop, "POLL_S", 0.01)
     store = HashStore()
     ranks = [GracefulStop(World(rank=rank, size=2, local_size=2, local_rank=rank), store) for rank in range(2)]
-    ranks[1]._ask()
+    ranks[1]._request()
     until = time.monotonic() + budget(20)
     step = 0
     while not all(rank.ends_before(step) for rank in ranks):

@@ -1,1 +1,1 @@
-"""Which rank sees which sample at which step, and how the samples get there."""
+"""The schedule (which rank trains on which sample at which step) and the loader that follows it."""

@@ -1,4 +1,4 @@
-"""Arrays on the disk: more rows than memory holds, from memory-mapped .npy files, as one map-style dataset."""
+"""Arrays: a map-style dataset over memory-mapped .npy files, which may be larger than memory."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ Rows = NDArray[np.generic]
 class Arrays(Dataset[Any]):
     """Columns of rows: `Arrays(sorted(folder.glob("inputs-*.npy")), sorted(folder.glob("targets-*.npy")))`.
 
-    columns: for each, its .npy files, which follow one another; shape [rows, ...], alike but for the rows. A sample is
-    a row of each column, or just the row where there is one column. Only what is asked for is read, and the system
-    may forget it again: what counts is the disk's speed, and the page cache's size.
-    Raises UserError for files that are missing, hold objects, or do not fit together.
+    columns: for each column its .npy files, in order, each of shape [rows, ...]; only the number of rows may differ.
+    A sample is a tuple of one row per column, or the row itself where there is one column. Only the rows that are read
+    are loaded into memory, and the system may drop them again; the disk and the page cache decide the speed.
+    Raises UserError for files that are missing, hold objects, or differ in dtype or shape.
     """
 
     def __init__(self, *columns: Sequence[Path]) -> None:
@@ -36,7 +36,7 @@ class Arrays(Dataset[Any]):
         self._open()
 
     def _open(self) -> None:
-        self.shards = [[_mapped(path) for path in files] for files in self.columns]
+        self.shards = [[_map_file(path) for path in files] for files in self.columns]
         for files, arrays in zip(self.columns, self.shards):
             if not arrays:
                 raise UserError(
@@ -55,7 +55,7 @@ class Arrays(Dataset[Any]):
         self.length = lengths[0]
 
     def __getstate__(self) -> list[list[Path]]:
-        return self.columns  # pickled, a mapped array would become all of its bytes
+        return self.columns  # pickling a mapped array would copy all of its bytes
 
     def __setstate__(self, columns: list[list[Path]]) -> None:
         self.columns = columns
@@ -67,27 +67,27 @@ class Arrays(Dataset[Any]):
     def __getitem__(self, index: int) -> Any:
         if not -self.length <= index < self.length:
             raise IndexError(f"row {index} of {self.length}")
-        rows = tuple(column[0].numpy()[()] for column in self._taken(np.array([index % self.length])))
+        rows = tuple(column[0].numpy()[()] for column in self._columns_at(np.array([index % self.length])))
         return rows if len(rows) > 1 else rows[0]
 
     def take(self, indices: NDArray[np.int64]) -> Any:
-        """The rows at `indices`, as torch's default collate would give them: a tensor of each column."""
-        taken = self._taken(indices)
-        return taken if len(taken) > 1 else taken[0]
+        """Returns the rows at `indices`, collated as by torch's default_collate: one tensor per column."""
+        columns = self._columns_at(indices)
+        return columns if len(columns) > 1 else columns[0]
 
-    def _taken(self, indices: NDArray[np.int64]) -> list[Tensor]:
-        found = []
+    def _columns_at(self, indices: NDArray[np.int64]) -> list[Tensor]:
+        tensors = []
         for arrays, ends in zip(self.shards, self.ends):
             rows = np.empty((len(indices), *arrays[0].shape[1:]), arrays[0].dtype)
             shards = np.searchsorted(ends, indices, side="right")
             for shard in np.unique(shards):
-                here = shards == shard
-                rows[here] = arrays[shard][indices[here] - (ends[shard] - len(arrays[shard]))]
-            found.append(torch.from_numpy(rows))
-        return found
+                mask = shards == shard
+                rows[mask] = arrays[shard][indices[mask] - (ends[shard] - len(arrays[shard]))]
+            tensors.append(torch.from_numpy(rows))
+        return tensors
 
 
-def _mapped(path: Path) -> Rows:
+def _map_file(path: Path) -> Rows:
     try:
         array: Rows = np.load(path, mmap_mode="r")
     except (OSError, ValueError, EOFError) as error:

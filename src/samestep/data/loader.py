@@ -1,4 +1,4 @@
-"""The loader: a rank's batches in the schedule's order, on its device, fetched ahead of the training."""
+"""The loader: yields a rank's batches in the schedule's order, on its device, loaded ahead of the training."""
 
 from __future__ import annotations
 
@@ -21,26 +21,28 @@ from samestep.world import World
 
 __all__ = ["Rows", "batches", "fetch", "loaded", "most_workers", "to_device", "workers_of"]
 
-MANY = 1_000
+UNLIMITED = 1_000
 
 
 class Rows(Dataset[Any]):
-    """A job's dataset, fetched by the part: one call gives the collated data of all its rows, and the part with it,
-    because loaders run ahead of the training."""
+    """A job's dataset, indexed by Part: rows[part] returns (part, the collated data of its rows).
+
+    The part comes with the data because loaders run ahead of the training.
+    """
 
     def __init__(self, job: Job) -> None:
-        # Not the job itself: loader processes that are not forked must be able to pickle what they get.
+        # Not the job itself: loader processes that are not forked must be able to pickle this object.
         self.dataset: Any = job.train
         self.seed, self.augment, self.collate = job.seed, job.augment, job.collate or default_collate
         self.by_array = type(self.dataset) is TensorDataset and not job.collate and not job.augment
         self.by_take = type(self.dataset) is Arrays and not job.collate and not job.augment
-        told = (getattr(each, "set_epoch", None) for each in nested(self.dataset))
-        self.set_epoch: Callable[[int], None] | None = next(filter(None, told), None)
-        self.epoch = -1  # that the dataset knows of
-        self.generator = torch.Generator()  # one for all samples: making it anew costs as much as a small augmentation
+        methods = (getattr(each, "set_epoch", None) for each in nested(self.dataset))
+        self.set_epoch: Callable[[int], None] | None = next(filter(None, methods), None)
+        self.epoch = -1  # the latest that set_epoch was called with
+        self.generator = torch.Generator()  # shared by all samples: creating one costs as much as a small augmentation
 
     def __getitem__(self, part: Part) -> tuple[Part, Any]:
-        if self.by_array:  # the same tensors that collating the rows one by one would give, in one indexing
+        if self.by_array:  # one indexing gives the same tensors as collating row by row
             indices = torch.from_numpy(part.indices)
             return part, [tensor.index_select(0, indices) for tensor in self.dataset.tensors]
         if self.by_take:
@@ -51,11 +53,11 @@ class Rows(Dataset[Any]):
         indices = part.indices.tolist()
         samples = fetch(self.dataset, indices)
         if self.augment:
-            samples = [self._augmented(*found, part.epoch) for found in zip(samples, indices)]
+            samples = [self._augmented(*pair, part.epoch) for pair in zip(samples, indices)]
         return part, self.collate(samples)
 
     def _augmented(self, sample: Any, index: int, epoch: int) -> Any:
-        """Keyed by the sample, so that an image is cropped alike on any number of ranks and loader workers."""
+        """Augments a sample, seeded by (seed, epoch, index): the same on any number of ranks and loader workers."""
         assert self.augment
         try:
             return self.augment(sample, self.generator.manual_seed(key(self.seed, "augment", epoch, index)))
@@ -65,12 +67,15 @@ class Rows(Dataset[Any]):
 
 
 def fetch(dataset: Any, indices: list[int]) -> list[Any]:
-    """Samples at `indices`, by the batch where the dataset has torch's `__getitems__`; an error names its sample."""
+    """Returns the samples at `indices`, in one call of `__getitems__` if the dataset has it.
+
+    An error of the dataset gets a note with its sample's index. Raises UserError for a wrong number of samples.
+    """
     if hasattr(dataset, "__getitems__"):
         samples: list[Any] = list(dataset.__getitems__(indices))
         if len(samples) != len(indices):
-            kind, found = type(dataset).__name__, len(samples)
-            raise UserError(f"{kind}.__getitems__ gave {found} samples for {len(indices)} indices; give one for each")
+            kind, count = type(dataset).__name__, len(samples)
+            raise UserError(f"{kind}.__getitems__ gave {count} samples for {len(indices)} indices; give one for each")
         return samples
     samples = []
     try:
@@ -85,30 +90,30 @@ def fetch(dataset: Any, indices: list[int]) -> list[Any]:
 def batches(
     job: Job, world: World, schedule: Schedule, steps: int, *, trace: list[Span] | None = None
 ) -> Iterator[Batch]:
-    """This rank's batches of the first `steps` steps, on its device, in the schedule's order.
+    """Yields this rank's batches of the first `steps` steps, on its device, in the schedule's order.
 
-    trace: where the pipeline notes what its stages do when. Raises UserError as the dataset raises it, LoadingFailed
-    for its other errors and for a loader process that dies.
+    trace: a list to which the pipeline's stages append their spans. Raises a UserError of the dataset unchanged, and
+    LoadingFailed for its other errors and for a loader process that dies.
     """
     return loaded(job, schedule.parts(world.rank, steps), world.device, trace=trace)
 
 
 def most_workers(job: Job) -> int:
-    """How many loader processes can be of use to a job's training data."""
+    """Returns the largest number of loader processes that helps with a job's training data."""
     if Rows(job).by_array:
-        return 0  # one indexing takes less than handing its result over from another process
-    return 1 if is_stream(job.train) else MANY  # each would read all of a stream
+        return 0  # indexing takes less time than sending the result from another process
+    return 1 if is_stream(job.train) else UNLIMITED  # each worker would read the whole stream
 
 
 def workers_of(job: Job) -> int:
-    """How many loader processes a rank has: as many as the job asks for, where they are of use."""
+    """Returns how many loader processes a rank starts: job.workers, at most most_workers(job)."""
     return min(job.workers, most_workers(job))
 
 
 def loaded(job: Job, parts: Iterable[Part], device: str, *, trace: list[Span] | None = None) -> Iterator[Batch]:
-    """The training data of `parts`, on a device: see batches."""
+    """Yields a batch of job.train for each of `parts`, on `device`. See batches() for trace and errors."""
     rows, workers = Rows(job), workers_of(job)
-    if workers == 0 and device == "cpu":  # no other process and no copy that a thread could wait for
+    if workers == 0 and device == "cpu":  # there is nothing that a thread could overlap
         for part in parts:
             yield Batch(_data(rows, part), part)
         return
@@ -120,11 +125,11 @@ def loaded(job: Job, parts: Iterable[Part], device: str, *, trace: list[Span] | 
 
     stages = {} if device == "cpu" else {"gather": gathered}
     for part, data, seconds, cpu_s in Pipeline(source, stages, depth=job.prefetch, trace=trace):
-        yield Batch(data.arrive() if stages else data, part, seconds, cpu_s)
+        yield Batch(data.wait() if stages else data, part, seconds, cpu_s)
 
 
 def _fetched_here(rows: Rows, parts: Iterable[Part]) -> Iterator[Fetched]:
-    """In the pipeline's thread of this process."""
+    """Loads `parts` in this process; the pipeline runs it in a thread."""
     for part in parts:
         start, worked = time.perf_counter(), time.thread_time()
         data = _data(rows, part)

@@ -1,12 +1,12 @@
-"""Pipeline: items pass through named stages, each in a thread of its own, with a short bounded queue after each.
+"""Pipeline: passes items through named stages, each in its own thread, with a bounded queue after each.
 
-It knows neither torch nor training. While the consumer works on one item, the next ones are on their way:
+It does not depend on torch or on training. While the consumer works on one item, the stages prepare the next ones:
 
     for batch in Pipeline(loader, {"gather": to_gpu}):
         train(batch)
 
-Order is kept. A stage waits only where `depth` items already wait behind it. Threads overlap where the work leaves
-Python's lock: reading, decoding, copying, waiting for other processes.
+The order is kept. A stage waits when `depth` of its results are queued. Threads overlap while the work releases the
+GIL: reading, decoding, copying, waiting for other processes.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from typing import Any, NamedTuple
 
 from samestep.errors import add_note
 
-PATIENCE_S = 5.0  # for a stage that is busy when the pipeline is closed: a thread cannot be interrupted
-SOURCE, CONSUMER = "sample", "train"  # their names in errors and traces, unless others are given
+PATIENCE_S = 5.0  # to wait for a busy stage when the pipeline is closed: a thread cannot be interrupted
+SOURCE, CONSUMER = "sample", "train"  # default names in errors and traces
 
 
 class Span(NamedTuple):
-    """What one stage did with one item, numbered from 0: seconds on time.perf_counter's clock."""
+    """When one stage worked on one item. item: counted from 0. start_s, end_s: time.perf_counter(), in seconds."""
 
     stage: str
     item: int
@@ -39,12 +39,12 @@ class Span(NamedTuple):
 class Pipeline:
     """An iterable over `source` whose items have passed through `stages`, in order; each iteration starts anew.
 
-    stages: name -> function of one item, in their order. depth: items that may wait behind each stage.
-    trace: where each stage's work is noted, also the source's (as names[0]) and the consumer's (names[1]).
+    stages: name -> function of one item, in order. depth: items that may be queued after each stage.
+    trace: a list to which each stage's spans are appended, and the source's and the consumer's. names: of these two.
 
-    An error of a stage reaches the consumer as it is, type and all, after the items that were ahead of it; a note on
-    it says which stage and item it was. However an iteration ends, no thread is left: one that is busy ends with its
-    item. The source is opened, used and closed in its thread.
+    An error of a stage is raised to the consumer unchanged, after the items before it, with a note that names the stage
+    and the item. When the iteration ends, for whatever reason, all threads end; a busy one ends after its item.
+    The source is opened, read and closed in its own thread.
     """
 
     def __init__(
@@ -76,17 +76,17 @@ class Pipeline:
                     return
                 start = time.perf_counter()
                 yield item
-                self._note(self.names[1], number, start)
+                self._trace(self.names[1], number, start)
         finally:
             for queue in queues:
                 queue.close()
             for thread in threads:
-                # Not this one: garbage collection may close a forgotten iteration in any thread.
+                # Not this thread: garbage collection may close an abandoned iterator in any thread.
                 if thread.is_alive() and thread is not threading.current_thread():
                     thread.join(PATIENCE_S)
 
     def _work(self, name: str, function: Callable[[Any], Any] | None, before: _Queue | None, after: _Queue) -> None:
-        """The life of one thread: a stage's, or the source's, which has no function and nothing before it."""
+        """Runs one stage in its thread. function, before: None for the source."""
         number, items = 0, None
         try:
             if before is None:
@@ -96,12 +96,12 @@ class Pipeline:
             for number in count():
                 item = before.get() if before else None
                 start = time.perf_counter()
-                made = item if isinstance(item, _End) else function(item)
-                if isinstance(made, _End):
-                    after.put(made)
+                result = item if isinstance(item, _End) else function(item)
+                if isinstance(result, _End):
+                    after.put(result)
                     return
-                self._note(name, number, start)
-                after.put(made)
+                self._trace(name, number, start)
+                after.put(result)
         except _Closed:
             return
         except BaseException as error:
@@ -109,26 +109,26 @@ class Pipeline:
             with suppress(_Closed):
                 after.put(_End(error))
         finally:
-            if isinstance(items, Generator):  # its own `finally` belongs to this thread, and is not left to chance
+            if isinstance(items, Generator):  # runs its `finally` in this thread
                 items.close()
 
-    def _note(self, stage: str, number: int, start: float) -> None:
+    def _trace(self, stage: str, number: int, start: float) -> None:
         if self.trace is not None:
             self.trace.append(Span(stage, number, start, time.perf_counter()))
 
 
 class _End(NamedTuple):
-    """What follows the last item: nothing more, or the error that ended it."""
+    """Marks the end of the items. error: what ended them; None: there are no more."""
 
     error: BaseException | None = None
 
 
 class _Closed(Exception):
-    """The queue has been closed: nobody wants what is in it."""
+    """Raised at both ends of a queue that has been closed."""
 
 
 class _Queue:
-    """A bounded queue that can be closed, which wakes up whoever waits at either end (queue.Queue: from 3.13 on)."""
+    """A bounded queue with close(), which wakes the threads that wait (queue.Queue has it from 3.13 on)."""
 
     def __init__(self, depth: int) -> None:
         self._items: deque[Any] = deque()
@@ -162,8 +162,9 @@ class _Queue:
 
 
 def write_trace(trace: Sequence[Span], path: Path) -> None:
-    """Writes `trace` for chrome://tracing or https://ui.perfetto.dev: a row for each stage, times from the first span.
+    """Writes `trace` as JSON for chrome://tracing or https://ui.perfetto.dev, with a row for each stage.
 
+    Times start at the first span.
     Source: "Trace Event Format", Google, 2016 ('X' events: ts and dur in microseconds).
     """
     began = min((span.start_s for span in trace), default=0.0)

@@ -1,4 +1,4 @@
-"""Whether all ranks read the same data: a job that each process builds for itself may come out differently."""
+"""Checks that all ranks read the same data, because each process builds the job, and its datasets, by itself."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ from samestep.world import World
 
 
 def check_same_data(job: Job, world: World, *, training: bool = True) -> None:
-    """Compares the length and some samples over the ranks. Raises UserError where a rank has others than rank 0.
+    """Compares the datasets' lengths and some samples between the ranks.
 
-    Needs an open group when size > 1. Samples that are random each time they are read say nothing, nor does a stream,
-    which would have to be read to where they are. training: whether the training's data is looked at, too.
+    Does nothing with one rank or without an open process group. Samples that change each time they are read are not
+    compared, nor are a stream's, which would have to be read up to them. training: also check the training's dataset.
+    Raises UserError where a rank differs from rank 0.
     """
     if world.size == 1 or not dist.is_initialized():
         return
@@ -35,63 +36,66 @@ def check_same_data(job: Job, world: World, *, training: bool = True) -> None:
 
 
 def _check(name: str, job: Job, world: World) -> None:
-    """Of `job.train`, which is called `name`."""
-    of_rank = gather_from_ranks(_found(job), world)
-    for rank, (length, found) in enumerate(of_rank):
+    """Compares `job.train` between the ranks. name: of the dataset, for the error."""
+    of_rank = gather_from_ranks(_fingerprint(job), world)
+    for rank, (length, digests) in enumerate(of_rank):
         first_length, first = of_rank[0]
-        what = None
+        difference = None
         if length != first_length:
-            what = f"has {length} {name} samples, and rank 0 {first_length}"
-        for index, digest in found.items():
-            if what is None and digest != first.get(index, digest):
-                what = f"reads other values than rank 0 for {name} sample {index}"
-        if what:
+            difference = f"has {length} {name} samples, and rank 0 {first_length}"
+        for index, digest in digests.items():
+            if difference is None and digest != first.get(index, digest):
+                difference = f"reads other values than rank 0 for {name} sample {index}"
+        if difference:
             raise UserError(
-                f"rank {rank} {what}: each process builds the job for itself, and must come to the same; sort what a "
-                "folder lists, and seed or save what is random or learnt (a split, a vocabulary)"
+                f"rank {rank} {difference}: each process builds the job for itself, and all must build the same; sort "
+                "the files of a folder, and seed or save what is random or learnt (a split, a vocabulary)"
             )
 
 
 def gather_from_ranks(mine: Any, world: World) -> list[Any]:
-    """What every rank gives, in the order of the ranks, on every rank. Needs an open group when size > 1."""
+    """Returns every rank's `mine`, in rank order, on every rank. Needs an open process group when world.size > 1."""
     of_rank: list[Any] = [mine] * world.size
     if world.size > 1:
         dist.all_gather_object(of_rank, mine)
     return of_rank
 
 
-class _Look:
-    """What a loader worker is given in the place of rows."""
+class _Fingerprinter:
+    """Computes a dataset's fingerprint in a loader worker, which indexes this object as if it were Rows."""
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
 
     def __getitem__(self, part: Any) -> tuple[Any, Any]:
-        return part, _looked_at(self.dataset)
+        return part, _fingerprint_of(self.dataset)
 
 
-def _found(job: Job) -> Any:
-    """As _looked_at, in a process that ends, where processes will read: a file that a dataset opens when it is first
-    read must not be open already when they start, because they would share its position."""
+def _fingerprint(job: Job) -> Any:
+    """Computes the fingerprint of `job.train`, in a loader worker if the job has any.
+
+    Many datasets open their files at the first read. If that happened here, the loader workers that are forked later
+    would share the files' positions.
+    """
     if not workers_of(job):
-        return _looked_at(job.train)
-    with closing(fetched(_Look(job.train), [0], 1, 1)) as found:  # type: ignore[list-item]
-        return next(found).data
+        return _fingerprint_of(job.train)
+    with closing(fetched(_Fingerprinter(job.train), [0], 1, 1)) as answers:  # type: ignore[list-item]
+        return next(answers).data
 
 
-def _looked_at(dataset: Any) -> tuple[int, dict[int, str]]:
-    """The length, and a digest of some samples; of those alone that are the same when they are read again."""
+def _fingerprint_of(dataset: Any) -> tuple[int, dict[int, str]]:
+    """Returns the length, and index -> digest of some samples, without those that change when read again."""
     length = len(dataset)
     rows = [] if is_stream(dataset) else sorted({0, length // 3, 2 * length // 3, length - 1})
     try:
         first, again = ([_digest(sample) for sample in fetch(dataset, rows)] for _ in range(2))
-    except Exception:  # the training will say where it was and what is wrong
+    except Exception:  # the training will raise it again, with the sample and the traceback
         return length, {}
     return length, {index: one for index, one, other in zip(rows, first, again) if one == other}
 
 
 def _digest(sample: Any) -> str:
-    """Of what has values; the text of other objects may hold their address."""
+    """Returns a digest of a sample's tensors, arrays, numbers and texts. repr() of other objects may hold addresses."""
     state = hashlib.blake2b(digest_size=8)
     for leaf in tree_leaves(sample):
         if isinstance(leaf, Tensor):

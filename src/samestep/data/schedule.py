@@ -1,7 +1,7 @@
-"""Schedule: which rank sees which sample at which step. A pure function of the job's numbers, with no I/O.
+"""Schedule: which rank trains on which sample at which step. A pure function of the job's numbers, without I/O.
 
-Global batch t is the same set for every world size; no sample is seen twice in an epoch, none is lost. A step is
-cut into exactly A micro-batches on every rank; remainders go to the low ranks, so rank 0 is never without rows.
+Global batch t is the same set of samples for every world size. In an epoch each sample comes once. A step has the same
+number of micro-batches on every rank. The low ranks get the remainders, so rank 0 always has rows.
 """
 
 from __future__ import annotations
@@ -20,28 +20,29 @@ from numpy.typing import NDArray
 from samestep.errors import UserError
 from samestep.job import Job, Part
 
-FILL_ROWS = 2  # what a rank without rows runs, times zero: the least that BatchNorm accepts
+FILL_ROWS = 2  # of the dummy batch, with weight 0, of a rank without rows: the fewest that BatchNorm accepts
 
 
 def key(*parts: int | str) -> int:
-    """A 63-bit seed from a path such as (seed, 'order', epoch): streams of different paths are unrelated."""
+    """Returns a 63-bit seed for a path such as (seed, 'order', epoch). Different paths give independent streams."""
     text = "/".join(map(str, parts)).encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1
 
 
 @lru_cache(maxsize=64)
 def cut(rows: int, parts: int) -> tuple[int, ...]:
-    """Sizes of `parts` parts of `rows` rows, as even as can be, the larger ones first: cut(7, 3) = (3, 2, 2)."""
+    """Returns the sizes of `parts` parts of `rows` rows, as even as possible, larger first: cut(7, 3) = (3, 2, 2)."""
     base, extra = divmod(rows, parts)
     return tuple(base + (i < extra) for i in range(parts))
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """length: samples in the dataset. global_batch: rows of one step over all ranks. world_size: ranks.
+    """The schedule of one training.
 
-    micro_batch: the most rows that a rank takes at once; None: all of its part. weight: of a sample, by its index.
-    shuffle: False keeps the dataset's order in every epoch.
+    length: samples in the dataset. global_batch: rows of one step over all ranks. world_size: number of ranks.
+    micro_batch: the most rows of a micro-batch on one rank; None: no limit. last: whether to keep or drop an incomplete
+    last batch. weight: of a sample, by its index. shuffle: False keeps the dataset's order in every epoch.
     """
 
     length: int
@@ -60,20 +61,25 @@ class Schedule:
 
     @property
     def micro_batches(self) -> int:
-        """A: into how many micro-batches every step is cut, on every rank."""
+        """The number of micro-batches in a step, the same on every rank."""
         most = ceil(self.global_batch / self.world_size)
         return ceil(most / self.micro_batch) if self.micro_batch else 1
 
     def order(self, epoch: int) -> NDArray[np.int64]:
-        """The samples in the order of this epoch, the same on every rank. shape [length]"""
+        """Returns the samples' indices in the order of this epoch, the same on every rank. shape [length]"""
         return _order(self.length, self.seed, epoch) if self.shuffle else np.arange(self.length)
 
     def _global_batch(self, epoch: int, number: int) -> NDArray[np.int64]:
         start, end = number * self.global_batch, min((number + 1) * self.global_batch, self.length)
-        return self.order(epoch)[start:end] if self.shuffle else np.arange(start, end)  # a stream may be very long
+        return (
+            self.order(epoch)[start:end] if self.shuffle else np.arange(start, end)
+        )  # without an array of the whole epoch: a stream may be very long
 
     def step(self, rank: int, epoch: int, number: int) -> list[Part]:
-        """Rank's A parts of step `number` of `epoch`, in the order in which they run."""
+        """Returns the rank's micro-batches of step `number` of `epoch`, in order.
+
+        Raises UserError when the weights of the step's rows add up to 0.
+        """
         whole = self._global_batch(epoch, number)
         per_rank = cut(len(whole), self.world_size)
         first = sum(per_rank[:rank])
@@ -103,25 +109,25 @@ class Schedule:
         return parts
 
     def rows_of(self, steps: int) -> int:
-        """How many rows the first `steps` steps see, on all ranks."""
+        """Returns how many rows the first `steps` steps train on, over all ranks."""
         epochs, more = divmod(steps, self.steps_per_epoch)
         return epochs * min(self.length, self.steps_per_epoch * self.global_batch) + more * self.global_batch
 
     def parts(self, rank: int, steps: int) -> Iterator[Part]:
-        """Rank's parts of the first `steps` steps, epoch after epoch."""
+        """Yields the rank's micro-batches of the first `steps` steps."""
         for step in range(steps):
             yield from self.step(rank, *divmod(step, self.steps_per_epoch))
 
     def smallest_part(self) -> tuple[int, int, int]:
-        """(rows, step, rank) of the smallest part of an epoch that has rows: what BatchNorm may refuse."""
+        """Returns (rows, step, rank) of the smallest part of an epoch that has rows. BatchNorm refuses one row."""
         return min(part for part in self._sizes() if part[0])
 
     def without_rows(self) -> tuple[int, int] | None:
-        """(step, rank) of the first part of an epoch that has no rows, or None."""
+        """Returns (step, rank) of the first part of an epoch without rows; None where each has some."""
         return next(((step, rank) for rows, step, rank in self._sizes() if not rows), None)
 
     def _sizes(self) -> Iterator[tuple[int, int, int]]:
-        """(rows, step, rank) of the parts of a whole step and of the last one."""
+        """Yields (rows, step, rank) of each part of an epoch's first and last step; the others are like the first."""
         final = self.steps_per_epoch - 1
         rows_of = {0: min(self.global_batch, self.length)}
         rows_of[final] = min(self.global_batch, self.length - final * self.global_batch)
@@ -135,7 +141,7 @@ class Schedule:
 
 
 def schedule_of(job: Job, world_size: int) -> Schedule:
-    """The schedule of a job on `world_size` ranks."""
+    """Returns the schedule of a job on `world_size` ranks."""
     numbers = (job.global_batch, world_size, job.seed, job.micro_batch, job.last, job.weight, job.shuffle)
     return Schedule(len(job.train), *numbers)
 

@@ -1,4 +1,4 @@
-"""A stream as rows by number: what can only be read from its beginning, shared out so that no row is seen twice."""
+"""Stream: a map-style dataset over an IterableDataset, so that the schedule can divide its rows among the ranks."""
 
 from __future__ import annotations
 
@@ -11,25 +11,26 @@ from torch.utils.data import Dataset
 from samestep.errors import UserError
 from samestep.job import nested
 
-NOTHING = object()
+END = object()
 
 
 def is_stream(dataset: Any) -> bool:
-    """Whether a dataset is a Stream, or a subset of one: it is read from its beginning."""
+    """Returns whether a dataset is a Stream or a subset of one, which can only be read in order."""
     return any(isinstance(each, Stream) for each in nested(dataset))
 
 
 class Stream(Dataset[Any]):
-    """`Stream(dataset, length=100_000)`, for a job with `shuffle=False`: rows in the order in which they come.
+    """A dataset that is read in order, for a job with `shuffle=False`: `Stream(dataset, length=100_000)`.
 
-    dataset: an IterableDataset, or anything else that `iter()` starts anew with the same samples. It must not share
-    itself out: every rank reads it all and keeps its own rows, which costs as many readings as there are ranks. Its
-    `set_epoch(epoch)`, where it has one, is called before each epoch, and may change the order.
-    length: rows of an epoch; the stream may have more. None: as many as `len(dataset)` says, neither more nor less.
-    Raises UserError, here for what has no length or is read only once, later for a stream that ends too early.
+    dataset: an IterableDataset, or any iterable whose `iter()` starts again with the same samples. It must not split
+    itself among the ranks: every rank reads all of it and keeps its own rows. Its `set_epoch(epoch)`, if it has one, is
+    called before each epoch and may change the order.
+    length: rows of an epoch; the stream may have more. None: exactly `len(dataset)`.
+    Raises UserError for a dataset without a length or that can be read only once, and later for a stream that ends
+    too early.
     """
 
-    one_order = True  # which Job looks for
+    one_order = True  # Job refuses to shuffle a dataset that has this
 
     def __init__(self, dataset: Iterable[Any], length: int | None = None) -> None:
         if isinstance(dataset, Iterator):
@@ -53,8 +54,8 @@ class Stream(Dataset[Any]):
 
     def _rewind(self) -> None:
         self._rows: Iterator[Any] | None = None
-        self._next = 0  # the row that comes next
-        self._kept: dict[int, Any] = {}  # the rows of the latest call, which may be asked for again
+        self._next = 0  # the index of the next row
+        self._kept: dict[int, Any] = {}  # the rows of the latest call, which the next one may repeat
         self._process = os.getpid()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -65,11 +66,11 @@ class Stream(Dataset[Any]):
         self._rewind()
 
     def set_epoch(self, epoch: int) -> None:
-        """Call before an epoch's rows are read. No other process and no thread may be reading then."""
-        told = getattr(self.dataset, "set_epoch", None)
-        if told is not None and epoch != getattr(self, "_epoch", None):
+        """Calls the dataset's set_epoch, and starts it again. No other process or thread may be reading it then."""
+        set_epoch = getattr(self.dataset, "set_epoch", None)
+        if set_epoch is not None and epoch != getattr(self, "_epoch", None):
             self._epoch = epoch
-            told(epoch)
+            set_epoch(epoch)
             self._rewind()
 
     def __len__(self) -> int:
@@ -79,11 +80,11 @@ class Stream(Dataset[Any]):
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
-        """The rows at `indices`. Quick where they come after those of the call before: else the stream starts anew."""
+        """Returns the rows at `indices`. Starts the stream again unless they come after those of the previous call."""
         if self._process != os.getpid():
-            self._rewind()  # what another process has opened, it reads itself
-        kept = self._kept
-        self._kept = {index: kept[index] if index in kept else self._at(index) for index in sorted({*indices})}
+            self._rewind()  # the iterator was opened in another process
+        previous = self._kept
+        self._kept = {index: previous[index] if index in previous else self._at(index) for index in sorted({*indices})}
         return [self._kept[index] for index in indices]
 
     def _at(self, index: int) -> Any:
@@ -92,15 +93,15 @@ class Stream(Dataset[Any]):
         if self._rows is None or index < self._next:
             self._rows, self._next = iter(self.dataset), 0
         for _ in range(index - self._next + 1):
-            sample = next(self._rows, NOTHING)
-            if sample is NOTHING:
-                raise UserError(self._ended(f"ended after {self._next} of its {self.length} rows"))
+            sample = next(self._rows, END)
+            if sample is END:
+                raise UserError(self._wrong_length(f"ended after {self._next} of its {self.length} rows"))
             self._next += 1
-        if self.to_its_end and index == self.length - 1 and next(self._rows, NOTHING) is not NOTHING:
-            raise UserError(self._ended(f"has more rows than the {self.length} that it says"))
+        if self.to_its_end and index == self.length - 1 and next(self._rows, END) is not END:
+            raise UserError(self._wrong_length(f"has more rows than the {self.length} that it says"))
         return sample
 
-    def _ended(self, what: str) -> str:
+    def _wrong_length(self, what: str) -> str:
         return (
             f"the stream {what}; give its true length, Stream(dataset, length=…), and let it not share itself out to "
             "ranks or workers: each rank reads all of it and keeps its own rows"

@@ -1,4 +1,4 @@
-"""The last stage before training: a batch onto the GPU, while the step before it still runs."""
+"""Copies batches to the GPU while the previous step still runs: the pipeline's last stage."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only  # torch's own walk through tuples, lists and dicts of tensors
+from torch.utils._pytree import tree_map_only  # walks tuples, lists and dicts of tensors
 
 
 def to_device(data: Any, device: str) -> Any:
-    """`data` with every tensor on `device`; it is returned as it is when that is the CPU."""
+    """Returns `data` with every tensor on `device`; unchanged if that is the CPU."""
     if device == "cpu":
         return data
     return tree_map_only(Tensor, lambda tensor: tensor.to(device, non_blocking=True), data)
 
 
 @dataclass(frozen=True)
-class Coming:
-    """Data whose copy to the GPU is under way. copied: is reached when it is there; None where nothing is copied."""
+class PendingCopy:
+    """Data that is being copied to the GPU. copied: recorded after the copy; None where nothing is copied."""
 
     data: Any
     copied: torch.cuda.Event | None = None
 
-    def arrive(self) -> Any:
-        """The data, for the stream that trains: what is queued there from now on waits for the copy, Python does not.
+    def wait(self) -> Any:
+        """Returns the data, and makes the current CUDA stream wait for the copy. Does not block Python.
 
-        The memory belongs to the side stream; record_stream keeps it from being given away before training is done.
+        The memory belongs to the copying stream; record_stream keeps it allocated until the current one has used it.
         """
         if self.copied is not None:
             training = torch.cuda.current_stream()
@@ -37,9 +37,9 @@ class Coming:
 
 
 class Gather:
-    """A stage: copies the tensors of its item to `device` through pinned memory, on a stream of its own.
+    """A pipeline stage that copies an item's tensors to `device` through pinned memory, on its own CUDA stream.
 
-    On the CPU nothing is copied. Source: "CUDA semantics: use pinned memory buffers", PyTorch's notes;
+    On the CPU it copies nothing. Source: "CUDA semantics: use pinned memory buffers", PyTorch's notes;
     https://docs.pytorch.org/docs/stable/generated/torch.Tensor.record_stream.html
     """
 
@@ -47,16 +47,16 @@ class Gather:
         self.device = device
         self.stream = None if device == "cpu" else torch.cuda.Stream(device)
 
-    def __call__(self, data: Any) -> Coming:
+    def __call__(self, data: Any) -> PendingCopy:
         if self.stream is None:
-            return Coming(data)
-        # The device, too: pinning in a thread that names none would open a context on GPU 0 from every rank.
+            return PendingCopy(data)
+        # The device too: without it, pinning in a thread would open a context on GPU 0 from every rank.
         with torch.cuda.device(self.device), torch.cuda.stream(self.stream):
             on_gpu = tree_map_only(Tensor, self._copied, data)
             copied = torch.cuda.Event()
             copied.record(self.stream)
-        return Coming(on_gpu, copied)
+        return PendingCopy(on_gpu, copied)
 
     def _copied(self, tensor: Tensor) -> Tensor:
-        # The allocator of pinned memory notes the copy, and gives the buffer to nobody else until it is done.
+        # torch's pinned-memory allocator records the copy, and does not reuse the buffer until it is done.
         return (tensor if tensor.is_cuda else tensor.pin_memory()).to(self.device, non_blocking=True)

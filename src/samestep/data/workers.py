@@ -1,4 +1,4 @@
-"""Loading in other processes, with torch's DataLoader: parts in order, and a sentence for each way it can fail."""
+"""Loads data in worker processes with torch's DataLoader, and explains in one sentence how a worker failed."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ from samestep.errors import LoadingFailed, UserError, notes
 from samestep.job import Part
 from samestep.world.orphans import die_with_parent
 
-FULL = "No space left|unable to (write|allocate|resize|open).*shared memory|unable to write to file </torch_"
-SHARED = "/dev/shm"
-GONE_S = 1.0
+SHARED_MEMORY_FULL = (
+    "No space left|unable to (write|allocate|resize|open).*shared memory|unable to write to file </torch_"
+)
+SHARED_MEMORY = "/dev/shm"
+EXIT_WAIT_S = 1.0  # for the system to report that a worker has died
 
 
 class Fetched(NamedTuple):
-    """A part and its data. seconds: what fetching took in the process that did it; cpu_s: how long a processor worked
-    for it."""
+    """A part and its data. seconds, cpu_s: wall-clock and CPU time of loading it, in the process that did."""
 
     part: Part
     data: Any
@@ -37,22 +38,22 @@ class Fetched(NamedTuple):
 
 
 def fetched(rows: Any, parts: Iterable[Part], workers: int, prefetch: int) -> Generator[Fetched, None, None]:
-    """rows[part] of each of `parts`, in order, by `workers` processes that work on `prefetch` parts ahead, each.
+    """Yields rows[part] for each of `parts`, in order, loaded by `workers` processes, each `prefetch` parts ahead.
 
-    Iterate it in one thread: where the system can, the processes end with the thread that started them.
-    Raises UserError as the dataset raised it, and for shared memory that is full; LoadingFailed for all else.
+    Iterate it in one thread: on Linux the processes end with the thread that started them.
+    Raises a UserError of the dataset unchanged, UserError when shared memory is full, else LoadingFailed.
     """
     loader = DataLoader(
         _InWorker(rows),
         sampler=_Parts(parts),
-        batch_size=None,  # a part is fetched and collated whole
-        collate_fn=_as_it_is,
+        batch_size=None,  # a part is one batch, collated by `rows`
+        collate_fn=_identity,
         num_workers=workers,
         prefetch_factor=prefetch,
-        # Under torch.multiprocessing.spawn the default would be 'spawn', which cannot take a job's lambdas.
+        # Inside torch.multiprocessing.spawn the default would be 'spawn', which cannot pickle a job's lambdas.
         multiprocessing_context="fork" if "fork" in get_all_start_methods() else None,
         worker_init_fn=die_with_parent,
-        generator=torch.Generator(),  # its own: starting a loader must not draw from the training's stream
+        generator=torch.Generator(),  # starting a loader must not draw from the training's generator
     )
     iterator = iter(loader)
     try:
@@ -60,83 +61,83 @@ def fetched(rows: Any, parts: Iterable[Part], workers: int, prefetch: int) -> Ge
             part, seconds, cpu_s, pickled, failure = answer
             if failure is not None:
                 raise failure.error()
-            # Opens the shared memory, for which the worker that made it must be alive.
+            # Unpickling opens the shared memory, which needs the worker that created it.
             yield Fetched(part, pickle.loads(pickled), seconds, cpu_s)
     except (RuntimeError, OSError, EOFError) as error:
-        raise _said(error, getattr(iterator, "_workers", [])) from error
+        raise _explained(error, getattr(iterator, "_workers", [])) from error
     finally:
-        # torch's own, called when the iterator is forgotten; but an error's traceback remembers it.
+        # torch calls it when the iterator is deleted, but an error's traceback keeps the iterator alive.
         getattr(iterator, "_shutdown_workers", lambda: None)()
 
 
 class _InWorker(Dataset[Any]):
-    """What a worker process runs. It raises nothing, because torch would make one text of error and traceback."""
+    """The dataset in a worker process. It returns errors, because torch would turn a raised one into text."""
 
     def __init__(self, rows: Any) -> None:
         self.rows = rows
 
     def __getitem__(self, part: Part) -> tuple[Part, float, float, bytes, _Failure | None]:
-        start, worked = time.perf_counter(), time.process_time()
+        start, cpu_start = time.perf_counter(), time.process_time()
         try:
             _, data = self.rows[part]
-            # Here, and not in the queue's own thread: what fails there is lost, and training would wait for ever.
+            # Pickled here, not in the queue's thread: an error there is lost, and training would wait for ever.
             pickled = bytes(ForkingPickler.dumps(data))
         except Exception as error:
             return part, 0.0, 0.0, b"", _Failure.of(error, part)
-        return part, time.perf_counter() - start, time.process_time() - worked, pickled, None
+        return part, time.perf_counter() - start, time.process_time() - cpu_start, pickled, None
 
 
 class _Failure(NamedTuple):
-    """An error on its way to another process: its own class may not survive being pickled."""
+    """An error as texts, for the training process: its class may not be picklable."""
 
     sentence: str
-    users: bool  # whether the mistake is the user's
-    text: str  # the traceback
+    is_user_error: bool
+    traceback: str
 
     @classmethod
     def of(cls, error: Exception, part: Part) -> _Failure:
         if isinstance(error, UserError):
             return cls(str(error), True, traceback.format_exc())
-        if re.search(FULL, str(error)):
-            return cls(_full(), True, traceback.format_exc())
+        if re.search(SHARED_MEMORY_FULL, str(error)):
+            return cls(_shared_memory_message(), True, traceback.format_exc())
         return cls(str(failed(error, part)), False, traceback.format_exc())
 
     def error(self) -> Exception:
-        error: Exception = UserError(self.sentence) if self.users else LoadingFailed(self.sentence)
-        try:  # raised, so that what is printed of it begins as every traceback does
-            raise _Told(f"in a loader worker:\n{self.text}")
-        except _Told as told:  # as concurrent.futures does it
-            error.__cause__ = told
+        error: Exception = UserError(self.sentence) if self.is_user_error else LoadingFailed(self.sentence)
+        try:  # raised, so that it is printed with a traceback's usual head
+            raise _RemoteTraceback(f"in a loader worker:\n{self.traceback}")
+        except _RemoteTraceback as remote:  # as in concurrent.futures
+            error.__cause__ = remote
         return error
 
 
-class _Told(Exception):
-    """A traceback of another process, as text."""
+class _RemoteTraceback(Exception):
+    """The traceback of a worker process, as text."""
 
 
 def failed(error: Exception, part: Part) -> LoadingFailed:
-    """The sentence about an error in the job's dataset, augment or collate."""
+    """Returns the error for an exception in the job's dataset, augment or collate."""
     some = ", ".join(map(str, part.indices[:3].tolist())) + (", …" if len(part.indices) > 3 else "")
     where = f"at {notes(error)[0]}" if notes(error) else f"among samples {some}"
     first = (str(error).strip().splitlines() or [""])[0]
     return LoadingFailed(f"loading the rows of step {part.step} failed {where}: {type(error).__name__}: {first}")
 
 
-def _said(error: BaseException, workers: list[Any]) -> Exception:
-    """The sentence about a worker that is no more, or else the error itself."""
-    # A process that dies closes its lines before the system counts it as dead.
-    ended = wait([worker.sentinel for worker in workers], timeout=GONE_S)
+def _explained(error: BaseException, workers: list[Any]) -> Exception:
+    """Returns the error for a worker that has died, or else for what torch's loader raised."""
+    # A dying process closes its pipes before the system reports its exit.
+    ended = wait([worker.sentinel for worker in workers], timeout=EXIT_WAIT_S)
     for worker in workers:
-        worker.join(GONE_S if worker.sentinel in ended else 0)
+        worker.join(EXIT_WAIT_S if worker.sentinel in ended else 0)
     dead = [worker for worker in workers if not worker.is_alive()]
     if not dead:
-        return LoadingFailed(f"a batch did not come over from a loader worker: {type(error).__name__}: {error}")
+        return LoadingFailed(f"a batch was not received from a loader worker: {type(error).__name__}: {error}")
     pid, code = dead[0].pid, dead[0].exitcode or 0
     if -code == signal.SIGBUS:
-        return UserError(_full())
+        return UserError(_shared_memory_message())
     if code >= 0:
         return LoadingFailed(
-            f"a loader worker (process {pid}) exited with code {code} in the middle of its work; "
+            f"a loader worker (process {pid}) exited with code {code} while it was loading; "
             "let the dataset raise an error instead of ending the process"
         )
     why = (
@@ -147,25 +148,25 @@ def _said(error: BaseException, workers: list[Any]) -> Exception:
     return LoadingFailed(f"a loader worker (process {pid}) was ended by {signal.Signals(-code).name} ({why})")
 
 
-def _full() -> str:
+def _shared_memory_message() -> str:
     try:
-        found = os.statvfs(SHARED)
-        free, whole = (blocks * found.f_frsize / 2**20 for blocks in (found.f_bavail, found.f_blocks))
-        size = f" ({free:.0f} of {whole:.0f} MiB free)"
+        stats = os.statvfs(SHARED_MEMORY)
+        free, total = (blocks * stats.f_frsize / 2**20 for blocks in (stats.f_bavail, stats.f_blocks))
+        size = f" ({free:.0f} of {total:.0f} MiB free)"
     except OSError:
         size = ""
     return (
-        f"{SHARED}, through which loader workers hand batches over, is full{size}; give it more (docker run "
+        f"{SHARED_MEMORY}, through which loader workers send batches, is full{size}; give it more (docker run "
         "--shm-size=8g; Kubernetes: an emptyDir in memory), or use fewer workers, a smaller prefetch, or workers=0"
     )
 
 
-def _as_it_is(answer: Any) -> Any:
+def _identity(answer: Any) -> Any:
     return answer
 
 
 class _Parts(Sampler[Any]):
-    """Parts of a schedule as a torch sampler: they are the loader's 'indices'."""
+    """A sampler over the parts of a schedule: each is one 'index' of the loader."""
 
     def __init__(self, parts: Iterable[Part]) -> None:
         self.parts = parts

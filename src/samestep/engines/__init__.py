@@ -1,1 +1,1 @@
-"""One file an engine; the listing of this folder is the list of engines. They never import each other."""
+"""The engines, one file each. An engine never imports another."""

@@ -1,19 +1,17 @@
 """dataparallel: torch.nn.DataParallel, one process that drives several GPUs with threads.
 
-PyTorch recommends DDP instead, even on one machine; this file is for those who come from it.
-On a CPU it silently calls the module itself, so it is unavailable there rather than a misleading row.
+PyTorch recommends DDP instead, even on one machine; this engine is for comparison with existing DataParallel code.
+It is unavailable on a CPU, where DataParallel silently calls the module itself.
 Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.DataParallel.html
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch.nn import DataParallel
 from torch.nn.utils import clip_grad_norm_
 
-from samestep.engine import Layout, Numerics
+from samestep.engine import Layout, Numerics, State
 from samestep.job import Job
 from samestep.training import Run
 from samestep.world import World
@@ -37,7 +35,7 @@ def numerics() -> Numerics:
     return Numerics()
 
 
-def train(job: Job, world: World, run: Run) -> dict[str, Any]:
+def train(job: Job, world: World, run: Run) -> State:
     module = job.model().to(world.device)
     model = DataParallel(module, device_ids=[torch.device(device) for device in world.devices])
     optimizer = job.optimizer.build(module)

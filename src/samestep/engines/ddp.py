@@ -1,7 +1,7 @@
 """ddp: DistributedDataParallel, one process per device; gradients are averaged while backward runs.
 
-compress: gradients travel as fp16, as bf16 (NCCL alone) or as PowerSGD's low ranks. order='rank': they are added in
-the order of the ranks, the same bits at any number of them. static_graph, bucket_mb, find_unused: DDP's own options.
+compress: send gradients as fp16, as bf16 (NCCL only) or compressed by PowerSGD. order='rank': add the gradients in
+rank order, which gives the same bits on any number of ranks. static_graph, bucket_mb, find_unused: DDP's own options.
 compile: torch.compile of the wrapped model.
 Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
         https://docs.pytorch.org/docs/stable/ddp_comm_hooks.html
@@ -19,7 +19,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 
-from samestep.engine import Layout, Numerics
+from samestep.engine import Layout, Numerics, State
 from samestep.errors import Refused, UserError
 from samestep.job import Job
 from samestep.rank.ddp_errors import explain as explain
@@ -42,7 +42,7 @@ def layout(
 ) -> Layout:
     if bucket_mb is not None and not 0 < bucket_mb <= 1e6:
         raise UserError(f"--set-engine bucket_mb={bucket_mb:g}: it must be above 0, and at most 1e6")
-    factors = compress == "powersgd"  # of matrices; it looks for the dimensions of what is none
+    factors = compress == "powersgd"  # it factors matrices, and fails for a parameter without dimensions
     return Layout(replicas=world.size, buffers="rank0", every_gradient=not find_unused, no_scalars=factors)
 
 
@@ -66,7 +66,7 @@ def train(
     find_unused: bool = False,
     bucket_mb: float | None = None,
     compile: bool = False,
-) -> dict[str, Any]:
+) -> State:
     if static_graph and run.schedule.micro_batches > 1:
         raise Refused("static_graph does not work with accumulation (no_sync) in torch; leave out one of them")
     if compress == "bf16" and world.device == "cpu":
@@ -110,7 +110,7 @@ def train(
 
 
 def in_rank_order(_, bucket):  # type: ignore[no-untyped-def]  # DDP refuses annotations that are text
-    """Adds the ranks' gradients one after the other. A reduction's own order changes with the number of ranks."""
+    """A DDP communication hook: averages gradients in rank order. An all-reduce's order changes with the world size."""
     mine = bucket.buffer()
     of_rank = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     gathered = dist.all_gather(of_rank, mine, async_op=True).get_future()

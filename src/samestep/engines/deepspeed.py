@@ -1,4 +1,4 @@
-"""deepspeed: DeepSpeed's engine; ZeRO shards the optimizer's state (1), gradients too (2), parameters too (3).
+"""deepspeed: DeepSpeed's ZeRO. stage 1 shards the optimizer's state, 2 also gradients, 3 also parameters.
 
 Source: https://www.deepspeed.ai/getting-started/
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from typing import Any, Literal
 
-from samestep.engine import Layout, Numerics
+from samestep.engine import Layout, Numerics, State
 from samestep.job import Job
 from samestep.rank.group import process_group
 from samestep.training import Run
@@ -24,17 +24,17 @@ def missing(devices: tuple[str, ...]) -> str | None:
 
 
 def layout(world: World, **settings: Any) -> Layout:
-    # DeepSpeed leaves each rank's buffers alone, and makes a missing gradient one of zeros, which weight decay moves.
-    # Its broadcast of the first weights looks at their bytes, which a number without dimensions does not show.
+    # DeepSpeed does not synchronise buffers. It replaces a missing gradient by zeros, and weight decay then changes the
+    # parameter. Its broadcast of the first weights fails for a parameter without dimensions.
     return Layout(replicas=world.size, buffers="local", every_gradient=True, no_scalars=True)
 
 
 def numerics(stage: int = 1) -> Numerics:
-    # Its master weights are float32, of a float64 model too; stage 3 takes no float64 at all.
+    # Its master weights are float32, even of a float64 model; stage 3 does not accept float64.
     return Numerics(rounds_to="float32", widest="float32" if stage == 3 else "float64")
 
 
-def train(job: Job, world: World, run: Run, *, stage: Literal[1, 2, 3] = 1) -> dict[str, Any]:
+def train(job: Job, world: World, run: Run, *, stage: Literal[1, 2, 3] = 1) -> State:
     os.environ.setdefault("DS_ACCELERATOR", world.device.partition(":")[0])
     import deepspeed
 
@@ -43,7 +43,7 @@ def train(job: Job, world: World, run: Run, *, stage: Literal[1, 2, 3] = 1) -> d
         optimizer = job.optimizer.build(module)
         scheduler = job.lr_scheduler(optimizer)
 
-        def state() -> dict[str, Any]:
+        def state() -> State:
             with deepspeed.zero.GatheredParameters(list(module.parameters()), enabled=stage == 3):
                 return {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
 

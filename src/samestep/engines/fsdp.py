@@ -1,8 +1,8 @@
 """fsdp: FSDP2's fully_shard; parameters, gradients and optimizer state are sharded over the ranks.
 
-units: which modules gather their parameters together: each child of the model, or the model as one ('root').
+units: what is sharded as one unit: each child of the model, or the whole model ('root').
 reshard: free the gathered parameters after the forward pass. precision: compute in bf16, reduce in float32.
-checkpoint: compute the units' activations again in the backward pass instead of keeping them.
+checkpoint: activation checkpointing of each unit.
 Source: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
 """
 
@@ -21,7 +21,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import clip_grad_norm_
 
-from samestep.engine import Layout, Numerics
+from samestep.engine import Layout, Numerics, State
 from samestep.job import Job
 from samestep.rank.group import process_group
 from samestep.training import Run
@@ -37,7 +37,7 @@ def missing(devices: tuple[str, ...]) -> str | None:
 
 
 def layout(world: World, **settings: Any) -> Layout:
-    return Layout(replicas=world.size, buffers="local", no_scalars=True)  # FSDP leaves each rank's buffers alone
+    return Layout(replicas=world.size, buffers="local", no_scalars=True)  # FSDP does not synchronise buffers
 
 
 def numerics(precision: str = "full", **settings: Any) -> Numerics:
@@ -55,7 +55,7 @@ def train(
     reshard: bool = True,
     precision: Literal["full", "bf16"] = "full",
     checkpoint: bool = False,
-) -> dict[str, Any]:
+) -> State:
     with process_group(world):
         model: Any = job.model().to(world.device)
         parts = sharing_nothing(model)
@@ -90,6 +90,7 @@ def train(
 
 
 def explain(error: BaseException, job: Job) -> str | None:
+    """Returns a sentence about a call into a sharded unit that bypasses its forward; None for other errors."""
     if "got mixed torch.Tensor and DTensor" not in str(error):
         return None
     return (

@@ -1,6 +1,6 @@
 """horovod: Horovod's DistributedOptimizer; gradients are averaged by hooks while backward runs.
 
-compress: gradients travel as fp16 (Compression.fp16).
+compress: send gradients as fp16 (Compression.fp16).
 Source: https://horovod.readthedocs.io/en/stable/pytorch.html
 """
 
@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch.nn.utils import clip_grad_norm_
 
-from samestep.engine import Layout, Numerics
+from samestep.engine import Layout, Numerics, State
 from samestep.job import Job
 from samestep.training import Run
 from samestep.world import World
@@ -31,7 +31,8 @@ def missing(devices: tuple[str, ...]) -> str | None:
 
 
 def layout(world: World, **settings: Any) -> Layout:
-    # Horovod leaves each rank's buffers alone, and makes a missing gradient one of zeros, which weight decay moves.
+    # Horovod does not synchronise buffers. It replaces a missing gradient by zeros, and weight decay then changes the
+    # parameter.
     return Layout(replicas=world.size, buffers="local", every_gradient=True, lone_batchnorm=True)
 
 
@@ -39,7 +40,7 @@ def numerics(compress: str = "none") -> Numerics:
     return Numerics("float16", lossy=True, without={"compress": "none"}) if compress == "fp16" else Numerics()
 
 
-def train(job: Job, world: World, run: Run, *, compress: Literal["none", "fp16"] = "none") -> dict[str, Any]:
+def train(job: Job, world: World, run: Run, *, compress: Literal["none", "fp16"] = "none") -> State:
     import horovod.torch as hvd
 
     hvd.init()
@@ -78,4 +79,5 @@ def close() -> None:
 
 
 def says_lost(error: BaseException) -> bool:
-    return type(error).__name__ == "HorovodInternalError"  # which another rank's end causes
+    """Returns whether Horovod raised `error` because another rank has ended."""
+    return type(error).__name__ == "HorovodInternalError"

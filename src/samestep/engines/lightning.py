@@ -1,7 +1,7 @@
 """lightning: Lightning's Trainer, which owns the loop.
 
 strategy: 'ddp', or 'model_parallel', which shards the model's parameters with fully_shard.
-precision: 'full', or autocast to 'bf16'. Not fp16: on a CPU Lightning then trains in bf16, with a warning alone.
+precision: 'full', or autocast to 'bf16'. Not fp16: on a CPU Lightning then trains in bf16, with only a warning.
 Source: https://lightning.ai/docs/pytorch/stable/model/train_model_basic.html
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import Any, Literal
 
-from samestep.engine import Layout, Numerics
+from samestep.engine import Layout, Numerics, State
 from samestep.job import Job
 from samestep.rank.group import process_group
 from samestep.training import Run
@@ -43,7 +43,7 @@ def train(
     *,
     strategy: Literal["ddp", "model_parallel"] = "ddp",
     precision: Literal["full", "bf16"] = "full",
-) -> dict[str, Any]:
+) -> State:
     from lightning import LightningModule, Trainer
     from lightning.pytorch.strategies import ModelParallelStrategy
     from torch.distributed.fsdp import fully_shard
@@ -99,6 +99,7 @@ def train(
 
 
 def explain(error: BaseException, job: Job) -> str | None:
+    """Returns a sentence about parameters without a gradient; None for other errors."""
     if not re.search("finished reduction in the prior iteration|not used in producing the loss", str(error)):
         return None
     return "some parameters: no gradient in a step; freeze such parameters, or leave them out"

@@ -1,1 +1,1 @@
-"""The built-in jobs, each written as a user would write it: one file, one function named `job`."""
+"""The built-in jobs, written as a user writes them: one file with a function named `job`."""

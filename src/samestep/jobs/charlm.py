@@ -2,10 +2,10 @@
 
     samestep run charlm --set data=tinyshakespeare.txt --engine ddp --nproc 2
 
-Any text file will do; the usual one is tiny Shakespeare (A. Karpathy, char-rnn, 2015), 1.1 million characters, of which
-the last tenth is held out. Full scale: --set layers=6 --set heads=6 --set width=384 --set length=256 --set dropout=0.2
---set epochs=80: 5,000 steps, of which nanoGPT comes to a held-out loss near 1.47
-(https://github.com/karpathy/nanoGPT, train_shakespeare_char).
+The data is any text file, such as tiny Shakespeare (A. Karpathy, char-rnn, 2015), 1.1 million characters. The last
+tenth is held out.
+Full scale: --set layers=6 --set heads=6 --set width=384 --set length=256 --set dropout=0.2 --set epochs=80. In as many
+steps, 5,000, nanoGPT reaches a held-out loss near 1.47 (https://github.com/karpathy/nanoGPT, train_shakespeare_char).
 Small: --set limit=4000 --set epochs=3.
 """
 
@@ -27,7 +27,7 @@ from samestep.jobs.models.gpt import GPT
 
 
 class Windows(Dataset[Any]):
-    """Pieces of `length` characters, one after the other: (characters, the characters that follow each)."""
+    """Consecutive windows of `length` characters: (characters, the next character of each). limit: at most; 0: all."""
 
     def __init__(self, text: Tensor, length: int, limit: int = 0) -> None:
         self.text, self.length = text, length
@@ -43,7 +43,7 @@ class Windows(Dataset[Any]):
 
 
 def read(data: Path) -> tuple[Tensor, int]:
-    """A text as the numbers of its characters, and how many there are."""
+    """Reads a text file. Returns its characters as numbers [length], int64, and the size of the vocabulary."""
     try:
         text = data.read_text(encoding="utf-8")
         if not text:

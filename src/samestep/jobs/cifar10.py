@@ -3,9 +3,9 @@
     samestep run cifar10 --set data=FOLDER --engine ddp --nproc 4
 
 FOLDER is the official python version (data_batch_1 … test_batch), or holds train/CLASS/*.jpg and test/CLASS/*.jpg.
-Full scale: the defaults, 300 epochs of 128; https://github.com/kuangliu/pytorch-cifar comes to 93.02 % with its own
-schedule. Small: --set epochs=5 --set width=8 --set lr=0.02 --set workers=1, some two minutes on 2 cores with 10,000
-images.
+Full scale: the defaults, 300 epochs with a global batch of 128; https://github.com/kuangliu/pytorch-cifar reaches
+93.02 % with its own schedule. Small: --set epochs=5 --set width=8 --set lr=0.02 --set workers=1, about two minutes on 2
+cores with 10,000 images.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from samestep.data.images import ImageFolder, Pixels, flipped, padded_crop
 from samestep.errors import UserError
 from samestep.jobs.models.resnet import resnet18
 
-Bad = Literal["fail", "skip"]  # what happens to images that cannot be read
+Bad = Literal["fail", "skip"]  # what to do with images that cannot be read
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)  # of the 50,000 training images
 
 
 class InMemory(Dataset[Any]):
-    """Images as one array [rows, 32, 32, 3]."""
+    """A dataset of images in one array, uint8 [rows, 32, 32, 3]."""
 
     def __init__(self, images: Pixels, labels: list[int]) -> None:
         self.images, self.labels = images, labels
@@ -44,14 +44,14 @@ class InMemory(Dataset[Any]):
 
 
 def official(folder: Path, names: list[str]) -> tuple[Pixels, list[int]]:
-    """The python version's pickled batches: rows of 3,072 bytes, red before green before blue."""
+    """Reads the pickled batches of the python version. Returns images [rows, 32, 32, 3] and labels."""
     parts = [pickle.loads((folder / name).read_bytes(), encoding="latin1") for name in names]
     images = np.concatenate([part["data"] for part in parts]).reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
     return np.ascontiguousarray(images), [label for part in parts for label in part["labels"]]
 
 
 def datasets(data: Path, limit: int, bad: Bad) -> tuple[Any, Any]:
-    """The training's images, at most `limit` (0: all), and the test's: pixels in 0..255."""
+    """Returns the training dataset, at most `limit` images (0: all), and the test dataset. Pixels are in 0..255."""
     if (data / "data_batch_1").exists():
         images, labels = official(data, [f"data_batch_{number}" for number in range(1, 6)])
         train: Any = InMemory(images, labels)

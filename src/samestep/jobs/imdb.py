@@ -1,11 +1,11 @@
-"""imdb: BERT tells good reviews from bad ones. A. Maas et al., "Learning Word Vectors for Sentiment Analysis", 2011.
+"""imdb: BERT classifies reviews as good or bad. A. Maas et al., "Learning Word Vectors for Sentiment Analysis", 2011.
 
     samestep run imdb --set data=FOLDER --set weights=BERT --engine fsdp --nproc 4
 
 FOLDER holds train.tsv and test.tsv, a review a line: text<TAB>label. `weights` is a local folder that transformers can
 load, tokenizer and all; without one, a small BERT starts from scratch with a WordPiece tokenizer that is trained on
 train.tsv. Full scale: bert-base-uncased, --set epochs=4 --set lr=2e-5 --set length=512, about 94.6 % (C. Sun et al.,
-"How to Fine-Tune BERT for Text Classification?", 2019). Small: the defaults, some two minutes on 2 cores.
+"How to Fine-Tune BERT for Text Classification?", 2019). Small: the defaults, about two minutes on 2 cores.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
 def read(path: Path) -> tuple[list[str], Tensor]:
-    """The reviews, and their labels [rows]."""
+    """Reads a .tsv file. Returns its reviews and their labels [rows], int64."""
     try:
-        found = [line.rpartition("\t") for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
+        rows = [line.rpartition("\t") for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path} cannot be read ({error}); name the folder that holds it: --set data=FOLDER") from None
-    if odd := [number for number, (_, _, label) in enumerate(found, 1) if label.strip() not in ("0", "1")]:
+    if odd := [number for number, (_, _, label) in enumerate(rows, 1) if label.strip() not in ("0", "1")]:
         raise UserError(f"{path}: review {odd[0]} has no label; each of its lines is a review, a tab and 0 or 1")
-    return [text for text, _, _ in found], torch.tensor([int(label) for _, _, label in found])
+    return [text for text, _, _ in rows], torch.tensor([int(label) for _, _, label in rows])
 
 
 def encoder(data: Path, weights: Path | None, length: int, vocabulary: int) -> tuple[Callable[..., Tensor], int]:
-    """A function of texts that gives tokens [rows, length], zeros after the end; and how many tokens there are."""
+    """Returns a function from texts to token ids [rows, length], padded with 0, and the size of the vocabulary."""
     if length < 3:
         raise UserError(f"length is {length}; a review needs a word between [CLS] and [SEP]: give 3 or more")
     if weights is not None:
@@ -53,8 +53,8 @@ def encoder(data: Path, weights: Path | None, length: int, vocabulary: int) -> t
     from tokenizers import BertWordPieceTokenizer
 
     texts, trainer = read(data / "train.tsv")[0], BertWordPieceTokenizer(lowercase=True)
-    # The trainer numbers what stands inside words as a hash map has it, and so decides ties otherwise in each process:
-    # every rank would learn other words. Numbered beforehand, they are the same everywhere.
+    # The trainer numbers the characters inside words in the order of a hash map, which differs between processes, and
+    # breaks ties by these numbers: every rank would learn another vocabulary. Given here, their order is fixed.
     inside = sorted({f"##{character}" for text in texts for character in {*trainer.normalize(text)} - {" "}})
     trainer.train_from_iterator(texts, vocabulary, special_tokens=[*SPECIAL, *inside], show_progress=False)
     words = BertWordPieceTokenizer(trainer.get_vocab(), lowercase=True)

@@ -1,1 +1,1 @@
-"""What every rank needs, whatever it trains: its process group, weights, evaluation and clock."""
+"""What every rank needs: its process group, weights, evaluation and step times."""

@@ -1,4 +1,4 @@
-"""Evaluates a training between its epochs, keeps the weights that are best, and ends it early (patience)."""
+"""Evaluates a training between its epochs, saves the best weights, and stops early (patience)."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from samestep.world import World
 
 @dataclass
 class BestWeights:
-    """Evaluates one training between its epochs.
+    """Evaluates one training between its epochs and saves the best weights in the file `weights`.
 
-    every: epochs from one evaluation to the next; 0: none but the last. best: (metric, 'min' or 'max') by which the
-    best weights are kept in the file `weights`; None keeps the last. patience: evaluations without a better one after
-    which the training ends; None: never.
+    every: epochs between two evaluations; 0: only the one at the end. best: the metric and its direction, 'min' or
+    'max'; None saves the last weights. patience: how many evaluations without an improvement end the training; None:
+    it runs to its end.
     """
 
     job: Job
@@ -32,35 +32,38 @@ class BestWeights:
     best: tuple[str, str] | None = None
     patience: int | None = None
     curve: list[dict[str, float]] = field(default_factory=list)
-    best_at: int = -1  # the place of the best evaluation in the curve
+    best_at: int = -1  # index of the best evaluation in the curve
     ended: bool = False  # whether patience has ended the training
     evaluated: EvaluationSeen | None = None  # the latest evaluation's part of the record
 
     def begin(self, state: Callable[[], dict[str, Any]]) -> None:
-        """state: gives the training's whole state dict on rank 0; every rank must call it."""
+        """Registers `state`, which returns the full state dict on rank 0. Every rank must call it."""
         self._state = state
 
     def is_due(self, done: int, steps_per_epoch: int) -> bool:
-        """Whether to look after `done` steps. The last evaluation is not this one's: it follows the training."""
+        """Returns whether to evaluate after `done` steps. Not after the last one: add() evaluates that."""
         return bool(self.every) and done < self.steps and done % (self.every * steps_per_epoch) == 0
 
-    def look(self, done: int) -> bool:
-        """Evaluates; every rank must call it after the same step. Returns whether the training is to end."""
-        self.add(done, self._state())  # which draws random numbers, but each micro-batch has a stream of its own
+    def evaluate(self, done: int) -> bool:
+        """Evaluates after `done` steps; every rank must call it. Returns whether patience ends the training."""
+        # It draws random numbers. That changes no training: each micro-batch seeds the generator anew.
+        self.add(done, self._state())
         self.ended = self.patience is not None and len(self.curve) - 1 - self.best_at >= self.patience
         return self.ended
 
     def add(self, done: int, state: dict[str, Any], *, last: bool = False) -> None:
-        """Evaluates rank 0's `state` after `done` steps, and keeps it if it is the best, or the last and none is
-        sought."""
+        """Evaluates rank 0's `state` after `done` steps, and saves it if it is the best.
+
+        last: the training has ended; the state is saved if `best` is None or nothing was evaluated before.
+        """
         entry: dict[str, float] = {"step": done}
         writes = self.world.rank == 0
         if writes and last and (self.best is None or not self.curve):
-            save(state, self.weights)  # first, because an evaluation that fails must not cost the training
+            save(state, self.weights)  # before evaluating: if that fails, the weights are on the disk
         if self.job.evaluation is not None:
-            found = evaluate(self.job, plain_model(self.job, state, self.world), self.world)
-            entry |= found.means()
-            self.evaluated = found.record()
+            evaluation = evaluate(self.job, plain_model(self.job, state, self.world), self.world)
+            entry |= evaluation.means()
+            self.evaluated = evaluation.record()
         better = not self.curve or self.best is None or _better(entry, self.curve[self.best_at], *self.best)
         self.curve.append(entry)
         if better:
@@ -69,7 +72,7 @@ class BestWeights:
                 save(state, self.weights)
 
 
-def _better(new: Mapping[str, float], old: Mapping[str, float], name: str, way: str) -> bool:
+def _better(new: Mapping[str, float], old: Mapping[str, float], name: str, direction: str) -> bool:
     if math.isnan(old[name]):
         return not math.isnan(new[name])
-    return bool(new[name] > old[name] if way == "max" else new[name] < old[name])
+    return bool(new[name] > old[name] if direction == "max" else new[name] < old[name])

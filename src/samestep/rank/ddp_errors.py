@@ -1,4 +1,4 @@
-"""What DistributedDataParallel's errors mean, for the engines that wrap the model in it."""
+"""Explains DistributedDataParallel's errors, for the engines that wrap the model in it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from samestep.job import Job
 
 
 def explain(error: BaseException, job: Job) -> str | None:
-    """A sentence about parameters that got no gradient, named where DDP numbers them; None for other errors."""
+    """Returns a sentence about parameters without a gradient; None for other errors.
+
+    It names them where DDP's message has their indices.
+    """
     if "finished reduction in the prior iteration" not in str(error):
         return None
     names = [name for name, parameter in job.model().named_parameters() if parameter.requires_grad]

@@ -1,7 +1,7 @@
-"""Exact distributed evaluation: every sample once on any number of ranks, and the same digits on each number.
+"""Exact distributed evaluation: each sample once, and the same digits on any number of ranks.
 
-The rows are cut into chunks that do not depend on the number of ranks, and a chunk's sums are added in the order of
-the chunks: neither the rows that a kernel sees at once nor the order of additions changes with the ranks.
+The rows are cut into chunks that do not depend on the number of ranks, and the chunks' sums are added in the chunks'
+order. So neither the batch that a kernel gets nor the order of additions changes with the number of ranks.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from samestep.rank.hardware import is_out_of_memory
 from samestep.records.record import EvaluationSeen
 from samestep.world import World
 
-ROWS_AT_ONCE = 128  # at most; fewer where the job's micro-batch or global batch is smaller
+MAX_CHUNK_ROWS = 128  # fewer where the job's micro-batch or global batch is smaller
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """rows: how many samples all ranks evaluated; weight: what they weigh in the loss.
+    """The result of an evaluation over all ranks.
 
-    sums: over all rows, of the loss times the weight, and of each metric; of those named in `whole`, torchmetrics'
-    own, the value.
-    indices: the samples that this rank evaluated, so that the record can show that each was seen once.
-    predictions: on rank 0, the outputs in the dataset's order, where they were asked for. shape [rows, ...]
+    rows: how many samples all ranks evaluated. weight: the sum of their weights in the loss.
+    sums: over all rows, the loss times the weight, and each metric; for the metrics named in `whole`, which are
+    torchmetrics', the value itself. indices: the samples that this rank evaluated, for the record.
+    predictions: on rank 0, if requested, the outputs in the dataset's order, shape [rows, ...].
     """
 
     rows: int
@@ -51,18 +51,21 @@ class Evaluation:
     predictions: NDArray[Any] | None = None
 
     def means(self) -> dict[str, float]:
-        """The loss, the mean over the weights, and each metric, the mean over the rows."""
-        by = dict.fromkeys(self.sums, float(self.rows)) | {"loss": self.weight} | dict.fromkeys(self.whole, 1.0)
-        return {name: total / by[name] for name, total in self.sums.items()}
+        """Returns the loss, a weighted mean, and each metric's mean over the rows."""
+        divisors = dict.fromkeys(self.sums, float(self.rows)) | {"loss": self.weight} | dict.fromkeys(self.whole, 1.0)
+        return {name: total / divisors[name] for name, total in self.sums.items()}
 
     def record(self) -> EvaluationSeen:
-        """What the record keeps of it."""
+        """Returns it as a record, without the predictions."""
         return EvaluationSeen(self.rows, self.weight, self.sums, tuple(self.whole), self.means(), self.indices)
 
 
 def plain_model(job: Job, state: dict[str, Tensor], world: World) -> nn.Module:
-    """The job's plain model with rank 0's trained `state`, on every rank. Needs an open group when size > 1."""
-    with _in_memory("for the whole model, which evaluation builds beside the training", 0, world):
+    """Builds the job's plain model with rank 0's trained `state` on every rank.
+
+    Needs an open process group when world.size > 1. Raises UserError when there is no memory for the model.
+    """
+    with _memory_errors("for the whole model, which evaluation builds beside the training", 0, world):
         model = job.model().to(world.device)
     if world.rank == 0:
         model.load_state_dict(state)
@@ -73,28 +76,30 @@ def plain_model(job: Job, state: dict[str, Tensor], world: World) -> nn.Module:
 
 
 @contextmanager
-def _in_memory(what: str, rows: int, world: World) -> Iterator[None]:
-    """Raises UserError where there is no memory inside, with what needs less of it."""
+def _memory_errors(what: str, rows: int, world: World) -> Iterator[None]:
+    """Turns an out-of-memory error into a UserError that says what needs less memory."""
     try:
         yield
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
-        less = f"--set micro_batch={rows // 2} takes fewer, in training too, whose steps stay the same"
-        other = "evaluate its weights by themselves, with samestep evaluate, where there is more"
-        error.__traceback__ = None  # whose frames hold what fills the memory
-        raise UserError(f"rank {world.rank} has no memory {what}; {less if rows > 1 else other}") from None
+        smaller = f"--set micro_batch={rows // 2} takes fewer, in training too, whose steps stay the same"
+        elsewhere = "evaluate its weights by themselves, with samestep evaluate, where there is more"
+        error.__traceback__ = None  # its frames hold the tensors that fill the memory
+        raise UserError(f"rank {world.rank} has no memory {what}; {smaller if rows > 1 else elsewhere}") from None
 
 
 def evaluate(job: Job, model: nn.Module, world: World, *, predictions: bool = False) -> Evaluation:
-    """Evaluates the plain `model` on job.evaluation, the rows shared out over the ranks, none padded.
+    """Evaluates the plain `model` on job.evaluation, with the rows divided among the ranks and none padded.
 
-    Leaves every part of the model in the mode in which it found it. The figures are equal on every rank.
+    Every rank must call it, and gets the same figures. The modules' training modes are restored afterwards.
+    predictions: also gather the model's outputs on rank 0.
+    Raises UserError for lack of memory and for metrics or outputs of a wrong shape, LoadingFailed for data errors.
     """
     assert job.evaluation is not None
     length = len(job.evaluation)
-    at_once = min(job.micro_batch or job.global_batch, ROWS_AT_ONCE)
-    chunks = [range(first, min(first + at_once, length)) for first in range(0, length, at_once)]
+    chunk_rows = min(job.micro_batch or job.global_batch, MAX_CHUNK_ROWS)
+    chunks = [range(first, min(first + chunk_rows, length)) for first in range(0, length, chunk_rows)]
     per_rank = cut(len(chunks), world.size)
     first = sum(per_rank[: world.rank])
     mine = range(first, first + per_rank[world.rank])
@@ -106,13 +111,13 @@ def evaluate(job: Job, model: nn.Module, world: World, *, predictions: bool = Fa
     states: list[dict[str, Any]] = []
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
-    with torch.no_grad(), _in_memory(f"to evaluate {at_once} rows at once", at_once, world):
+    with torch.no_grad(), _memory_errors(f"to evaluate {chunk_rows} rows at once", chunk_rows, world):
         for number, batch in zip(mine, _batches(job, [chunks[number] for number in mine], world.device)):
             output = job.forward(model, batch)
             table[number] = _sums(job, by_row, output, batch)
-            states.append({name: counted(job.metrics[name], output, batch) for name in whole})
+            states.append({name: count_metric(job.metrics[name], output, batch) for name in whole})
             if predictions:
-                outputs.append(_array(output, batch.part.rows))
+                outputs.append(_as_array(output, batch.part.rows))
     for module, training in modes:
         module.training = training
     if world.size > 1:
@@ -120,16 +125,18 @@ def evaluate(job: Job, model: nn.Module, world: World, *, predictions: bool = Fa
     rows, weight, *totals = (math.fsum(column) for column in table.T.tolist())
     sums = dict(zip(["loss", *by_row], totals))
     if whole:
-        values = _values(job, whole, [state for of_rank in gather_from_ranks(states, world) for state in of_rank])
-        # Rank 0's, because what machines of two kinds make of the same counts may differ in the last digit, and all
-        # ranks must come to one decision about them.
+        all_states = [state for of_rank in gather_from_ranks(states, world) for state in of_rank]
+        values = _metric_values(job, whole, all_states)
+        # Rank 0's values: machines of two kinds may compute the last digit differently from the same counts, and all
+        # ranks must decide alike about the best weights.
         sums |= gather_from_ranks(values, world)[0]
-    joined = _joined(outputs, world) if predictions else None
-    return Evaluation(int(rows), weight, {name: sums[name] for name in ("loss", *job.metrics)}, indices, whole, joined)
+    gathered = _gather_arrays(outputs, world) if predictions else None
+    sums = {name: sums[name] for name in ("loss", *job.metrics)}
+    return Evaluation(int(rows), weight, sums, indices, whole, gathered)
 
 
 def _batches(job: Job, chunks: list[range], device: str) -> Iterator[Batch]:
-    """The evaluation's rows, a batch for each chunk, loaded ahead as those of the training are."""
+    """Yields a batch for each chunk of the evaluation's rows, loaded ahead as in training."""
     parts = [
         Part(
             epoch=0,
@@ -152,21 +159,21 @@ def _batches(job: Job, chunks: list[range], device: str) -> Iterator[Batch]:
 
 
 def _sums(job: Job, by_row: list[str], output: Any, batch: Batch) -> Tensor:
-    """[rows, weight, loss, each metric by row], summed over the rows of a batch. float64"""
+    """Returns [rows, weight, loss, each metric by row] summed over the rows of a batch. shape [3 + metrics], float64"""
     rows, weight = batch.part.rows, batch.part.weight
-    # Rows that all weigh 0 may have no mean: 0 / 0.
+    # The criterion's mean over rows that all weigh 0 may be 0 / 0.
     loss = job.criterion(output, batch) * weight if weight else torch.zeros((), dtype=torch.float64)
     values = [*torch.tensor([rows, weight], dtype=torch.float64), loss]
     for name in by_row:
-        of_rows = job.metrics[name](output, batch)
-        if list(of_rows.shape) != [rows]:
-            raise not_per_row(name, list(of_rows.shape), rows)
-        values.append(of_rows.double().sum())
+        per_row = job.metrics[name](output, batch)
+        if list(per_row.shape) != [rows]:
+            raise not_per_row(name, list(per_row.shape), rows)
+        values.append(per_row.double().sum())
     return torch.stack([value.double().to(loss.device) for value in values])
 
 
-def counted(metric: Any, output: Any, batch: Batch) -> dict[str, Any]:
-    """What a metric of torchmetrics counts in one batch, on the CPU. It is empty afterwards."""
+def count_metric(metric: Any, output: Any, batch: Batch) -> dict[str, Any]:
+    """Returns the state of a torchmetrics metric after one batch, on the CPU. Resets the metric before and after."""
     metric.reset()
     metric.to(output.device if isinstance(output, Tensor) else "cpu")
     metric.update(output, batch.targets)
@@ -175,19 +182,19 @@ def counted(metric: Any, output: Any, batch: Batch) -> dict[str, Any]:
     return state
 
 
-def _values(job: Job, names: list[str], states: list[dict[str, Any]]) -> dict[str, float]:
-    """Each torchmetrics metric of all chunks, whose states are merged in the chunks' order."""
+def _metric_values(job: Job, names: list[str], states: list[dict[str, Any]]) -> dict[str, float]:
+    """Merges the chunks' states of each torchmetrics metric in the chunks' order. Returns name -> value."""
     values = {}
     for name in names:
         metric: Any = job.metrics[name]
         metric.reset()
         metric.to("cpu")
         try:
-            for state in reversed(states):  # a state that is merged goes before what is there
+            for state in reversed(states):  # merge_state puts the merged state first
                 metric.merge_state(state[name])
         except RuntimeError as error:
             raise UserError(f"the metric '{name}' cannot be counted in parts ({error}); choose another") from error
-        with warnings.catch_warnings():  # it has merged, and not been updated
+        with warnings.catch_warnings():  # it warns that update() was never called
             warnings.simplefilter("ignore")
             value = metric.compute()
         if not isinstance(value, Tensor) or value.numel() != 1:
@@ -197,16 +204,16 @@ def _values(job: Job, names: list[str], states: list[dict[str, Any]]) -> dict[st
     return values
 
 
-def _joined(mine: list[NDArray[Any]], world: World) -> NDArray[Any] | None:
-    """The arrays of all ranks in one, on rank 0, in the order of the ranks."""
+def _gather_arrays(mine: list[NDArray[Any]], world: World) -> NDArray[Any] | None:
+    """Concatenates the arrays of all ranks on rank 0, in rank order. Returns None on the others."""
     of_rank: list[Any] = [mine] * world.size
     if world.size > 1:
         dist.gather_object(mine, of_rank if world.rank == 0 else None)
     return np.concatenate([array for arrays in of_rank for array in arrays]) if world.rank == 0 else None
 
 
-def _array(output: Any, rows: int) -> NDArray[Any]:
+def _as_array(output: Any, rows: int) -> NDArray[Any]:
     if not isinstance(output, Tensor) or output.dim() == 0 or len(output) != rows:
         raise UserError("predictions can be kept only where the model's output is one tensor, a row for each sample")
-    whole = output.float() if output.dtype == torch.bfloat16 else output  # which numpy has not
-    return whole.cpu().numpy()
+    tensor = output.float() if output.dtype == torch.bfloat16 else output  # numpy has no bfloat16
+    return tensor.cpu().numpy()

@@ -1,4 +1,4 @@
-"""What a rank runs on: the facts that every record carries, and its memory."""
+"""The machine that a rank runs on: its devices, its memory, and the facts that every record has."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from samestep.records.inspection import MachineFacts
 
 
 def facts(device: str, host: str | None = None, interface: str | None = None) -> MachineFacts:
-    """What the figures were measured on."""
+    """Returns this machine's facts for the record: versions, host name, processor, cores and GPU."""
     return MachineFacts(
         python=platform.python_version(),
         torch=torch.__version__,
@@ -29,7 +29,10 @@ def facts(device: str, host: str | None = None, interface: str | None = None) ->
 
 
 def find_devices(wanted: str) -> tuple[str, ...]:
-    """'auto', 'cpu', 'cuda' or a list such as 'cuda:0,cuda:1' as the devices of this machine."""
+    """Returns the devices that `wanted` names: 'auto', 'cpu', 'cuda' or a list such as 'cuda:0,cuda:1'.
+
+    Raises UserError for a device that torch does not have here.
+    """
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if wanted == "cpu" or (wanted == "auto" and gpus == 0):
         return ("cpu",)
@@ -50,7 +53,7 @@ def find_devices(wanted: str) -> tuple[str, ...]:
 
 
 def _processor() -> str:
-    """The processor's model name where the system tells it, else its architecture."""
+    """Returns the processor's model name from /proc/cpuinfo, or its architecture."""
     try:
         names = re.findall(r"model name\s*: (.+)", Path("/proc/cpuinfo").read_text())
     except OSError:
@@ -59,12 +62,12 @@ def _processor() -> str:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether torch found no memory, on a GPU or on the CPU."""
+    """Returns whether torch ran out of memory, on a GPU or on the CPU."""
     return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator: can't allocate memory" in str(error)
 
 
 def peak_memory_bytes(device: str) -> int:
-    """The most that this process has ever held: of the GPU's memory, or of the machine's."""
+    """Returns the peak memory of this process so far, in bytes: the GPU's, or the machine's (resident set)."""
     if device != "cpu":
         return torch.cuda.max_memory_allocated(device)
     unit = 1 if sys.platform == "darwin" else 1024

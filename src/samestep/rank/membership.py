@@ -1,4 +1,4 @@
-"""Which rank runs where, written in the store of the process group, so that a lost rank can be named."""
+"""Records in the rendezvous store where each rank runs, so that an error can name a lost rank."""
 
 from __future__ import annotations
 
@@ -18,65 +18,65 @@ from samestep.errors import LostPeer, Refused
 from samestep.world import World
 
 T = TypeVar("T")
-ANSWER_S = 1.5  # how long the others have to tell that they are still there
-# What gloo says, in an exception without a kind of its own, when another rank has left or answers no more. Only from
-# its own sources: a job's "timeout" is the job's.
-LOST = re.compile(
+ANSWER_S = 1.5  # how long the other ranks have to answer that they are alive
+# gloo's messages, in a plain RuntimeError, when another rank has exited or no longer answers. Each must name one of
+# gloo's source files: a job's own "timeout" must not match.
+GLOO_LOST = re.compile(
     r"gloo.*([Cc]onnection (closed|reset|refused|timed out)|[Bb]roken pipe|remote process (exited|has terminated)"
     r"|[Tt]imed out waiting|[Ww]ait timeout|timeout|No route to host)"
 )
-PLACE = re.compile(r"^\[\S+:\d+\] ")  # where in gloo's source an error arose
+GLOO_SOURCE = re.compile(r"^\[\S+:\d+\] ")  # the file and line with which gloo's messages begin
 
 
 def says_lost(error: BaseException) -> bool:
-    """Whether an exception tells that another rank has left or answers no more, which is never the first cause."""
+    """Returns whether an exception only reports that another rank is lost, which is never the first cause."""
     kinds = {kind.__name__ for kind in type(error).__mro__}
     if {"DistError", "LostPeer"} & kinds:  # DistError: of torch.distributed's stores and NCCL
         return True
-    return isinstance(error, RuntimeError) and bool(LOST.search(str(error)))
+    return isinstance(error, RuntimeError) and bool(GLOO_LOST.search(str(error)))
 
 
 class Membership:
-    """The ranks of one group."""
+    """The ranks of one process group: which rank runs where, and which are lost."""
 
     def __init__(self, store: Store, world: World) -> None:
         self._store, self.world = store, world
         self.others: list[dict[str, Any]] = []
-        place = {"rank": world.rank, "host": hostname(), "local_rank": world.local_rank, "device": world.device}
-        store.set(self._key("here", world.rank), json.dumps(place))
+        location = {"rank": world.rank, "host": hostname(), "local_rank": world.local_rank, "device": world.device}
+        store.set(self._key("here", world.rank), json.dumps(location))
 
     def _key(self, what: str, rank: int) -> str:
         return f"samestep/{what}/{rank}"
 
     def read(self) -> None:
-        """Reads where all ranks are; call it when they have met. Raises Refused when two share one local rank."""
+        """Reads the location of every rank. Call it when all have joined.
+
+        Raises Refused when two ranks on one host have the same local rank.
+        """
         ranks = range(self.world.size)
         self.others = [json.loads(self._store.get(self._key("here", rank))) for rank in ranks]
-        seen: dict[tuple[str, int], int] = {}
+        rank_at: dict[tuple[str, int], int] = {}
         for other in self.others:
-            place = (other["host"], other["local_rank"])
-            if place in seen:
+            host, local_rank = other["host"], other["local_rank"]
+            if (host, local_rank) in rank_at:
                 raise Refused(
-                    f"ranks {seen[place]} and {other['rank']} on {place[0]} both have local rank {place[1]}, so both "
-                    f"would use one device ({other['device']}); unset LOCAL_RANK, or let one launcher number them, as "
-                    "in torchrun --nproc-per-node or srun --ntasks-per-node"
+                    f"ranks {rank_at[host, local_rank]} and {other['rank']} on {host} both have local rank "
+                    f"{local_rank}, so both would use one device ({other['device']}); unset LOCAL_RANK, or "
+                    "let one launcher number them, as in torchrun --nproc-per-node or srun --ntasks-per-node"
                 )
-            seen[place] = other["rank"]
+            rank_at[host, local_rank] = other["rank"]
 
     def missing(self) -> list[int]:
-        """The ranks that have not come."""
+        """Returns the ranks that have not joined."""
         return [rank for rank in range(self.world.size) if not self._store.check([self._key("here", rank)])]
 
     def lost(self, error: BaseException) -> LostPeer:
-        """Who is gone, now that `error` says that somebody is. Asks every other rank; takes a few seconds."""
+        """Finds the lost ranks after `error`. Asks every other rank for a sign of life, which takes a few seconds."""
         answers = within(ANSWER_S + 1, self._answers)
-        said = PLACE.sub("", str(error).strip().splitlines()[0])[:200]
+        detail = GLOO_SOURCE.sub("", str(error).strip().splitlines()[0])[:200]
         if answers is None:
             host = self.others[0]["host"] if self.others else "unknown"
-            lost, how = (
-                [0],
-                f"rank 0 on {host} is lost, or the way to it: the place where the ranks meet gives no answer",
-            )
+            lost, how = [0], f"rank 0 on {host} is lost or cannot be reached: the rendezvous store does not answer"
         else:
             lost = [rank for rank, answer in answers.items() if answer is None]
             failed = {rank: answer for rank, answer in answers.items() if answer not in (None, "")}
@@ -86,15 +86,15 @@ class Membership:
             elif lost:
                 how = f"{', '.join(map(self._name, lost))} {'is' if len(lost) == 1 else 'are'} lost: no sign of life"
             else:
-                return LostPeer(f"a collective failed, though every rank is there: {said}", [])
-        return LostPeer(f"{how} (seen by {self._name(self.world.rank)}: {said})", lost)
+                return LostPeer(f"a collective failed, though every rank is alive: {detail}", [])
+        return LostPeer(f"{how} (reported by {self._name(self.world.rank)}: {detail})", lost)
 
     def failed(self, message: str) -> None:
-        """Tells the others that this rank fails by itself, so that they need not wait for it."""
+        """Tells the other ranks that this one has failed with `message`, so that they do not wait for it."""
         within(1.0, lambda: self._store.set(self._key("sign", self.world.rank), message or "an error"))
 
     def _answers(self) -> dict[int, str | None]:
-        """By rank: '' if it is there, its own error if it has failed, None if it gives no sign."""
+        """Returns for each other rank: '' if it is alive, its error if it has failed, None if it does not answer."""
         self._store.set_timeout(timedelta(seconds=ANSWER_S))
         self._store.set(self._key("sign", self.world.rank), "")
         waiting = [rank for rank in range(self.world.size) if rank != self.world.rank]
@@ -114,7 +114,7 @@ class Membership:
 
 
 def within(seconds: float, do: Callable[[], T]) -> T | None:
-    """What `do` returns; None when it fails, or hangs on a dead connection for so long."""
+    """Calls `do`. Returns its result, or None when it raises or takes longer than `seconds`."""
     try:
         return in_time(seconds, do)
     except Exception:
@@ -122,7 +122,10 @@ def within(seconds: float, do: Callable[[], T]) -> T | None:
 
 
 def in_time(seconds: float, do: Callable[[], T]) -> T:
-    """What `do` returns or raises. Raises TimeoutError when it takes longer; then it goes on in a thread."""
+    """Calls `do` in a thread, and returns or raises what it does.
+
+    Raises TimeoutError when it takes longer than `seconds`; the thread then goes on.
+    """
     done: list[T] = []
     raised: list[BaseException] = []
 
@@ -143,10 +146,10 @@ def in_time(seconds: float, do: Callable[[], T]) -> T:
 
 
 def hostname() -> str:
-    """This machine's name; Slurm's own for it inside a job."""
+    """Returns this machine's name; in a Slurm job, Slurm's name for it."""
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
 def names(ranks: Sequence[int]) -> str:
-    """'rank 3', or 'ranks 1, 2'."""
+    """Returns 'rank 3', or 'ranks 1, 2'."""
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

@@ -1,8 +1,8 @@
-"""Meter: step times, waiting times and losses of one training, with no `.item()` and no collective between steps.
+"""Meter: records the step times, data waits and losses of one training without a `.item()` or a collective per step.
 
-A step's time is the distance between two calls of `step`. On CUDA it is read from events after the run. Losses go
-through a ring of pinned memory and are looked at half a ring later, when they have long arrived: a loss that is
-not finite is noticed a few steps late, with its true step.
+A step's time is the time between two calls of `step`; on CUDA it is read from events after the run. Losses are copied
+to a ring buffer in pinned memory and read half a ring later, when the copies are done. A loss that is not finite is
+therefore reported a few steps late, with its true step.
 """
 
 from __future__ import annotations
@@ -21,42 +21,45 @@ HALF = 8
 
 @dataclass
 class Meter:
-    """rank: named when a loss is not finite. device: where the losses are."""
+    """Records one training. rank: for the error about a loss that is not finite. device: where the losses are."""
 
     rank: int
     device: str
     losses: list[float] = field(default_factory=list)  # the mean over the rows of each micro-batch, in order
-    wait_s: list[float] = field(default_factory=list)  # per step: how long the loop waited for its data
-    fetch_s: float = 0.0  # of all batches: how long fetching them took, beside the training or in it
-    fetch_cpu_s: float = 0.0  # of these: how long a processor worked
-    step_of: list[int] = field(default_factory=list)  # the step of each micro-batch that `loss` was told of
-    weight_of: list[float] = field(default_factory=list)  # and what its rows weigh
+    wait_s: list[float] = field(default_factory=list)  # of each step: seconds that the loop waited for data
+    fetch_s: float = 0.0  # seconds that loading all batches took, in a worker or in the training loop
+    fetch_cpu_s: float = 0.0  # CPU seconds of that
+    step_of: list[int] = field(default_factory=list)  # the step of each micro-batch in `losses`
+    weight_of: list[float] = field(default_factory=list)  # the weight of its rows in the mean
 
     def __post_init__(self) -> None:
         self._cuda = self.device != "cpu"
         self._ring = torch.zeros(2 * HALF, dtype=torch.float64, pin_memory=self._cuda)
         self._cells = list(self._ring)
-        self._arrived = [torch.cuda.Event() for _ in range(2)] if self._cuda else []
+        self._copied = [torch.cuda.Event() for _ in range(2)] if self._cuda else []
         self._stamps: list[float] = []
         self._events: list[torch.cuda.Event] = []
         self._pauses: set[int] = set()  # the stamps at which a pause ends
-        self._told = 0
+        self._count = 0
         self._waited = 0.0
 
     def loss(self, value: Tensor, step: int, weight: float) -> None:
-        """Notes the loss of one micro-batch (a scalar on the device, the mean over rows that weigh `weight`)."""
-        self._cells[self._told % (2 * HALF)].copy_(value, non_blocking=True)
+        """Records the loss of one micro-batch: a scalar on the device, the mean over rows of total weight `weight`."""
+        self._cells[self._count % (2 * HALF)].copy_(value, non_blocking=True)
         self.step_of.append(step)
         self.weight_of.append(weight)
-        self._told += 1
-        if self._told % HALF == 0:
+        self._count += 1
+        if self._count % HALF == 0:
             if self._cuda:
-                self._arrived[self._told // HALF % 2].record()
-            self._read(self._told - HALF)
+                self._copied[self._count // HALF % 2].record()
+            self._read(self._count - HALF)
 
     def waited(self, seconds: float, fetch_s: float | None = None, fetch_cpu_s: float = 0.0) -> None:
-        """Notes time that the loop spent waiting for its next batch. fetch_s: what fetching it took elsewhere, None for
-        not elsewhere. fetch_cpu_s: how long a processor worked for it."""
+        """Records the seconds that the loop waited for its next batch.
+
+        fetch_s: seconds that loading it took in a worker; None: it was loaded while the loop waited.
+        fetch_cpu_s: CPU seconds of loading it.
+        """
         self._waited += seconds
         self.fetch_s += seconds if fetch_s is None else fetch_s
         self.fetch_cpu_s += fetch_cpu_s
@@ -73,7 +76,7 @@ class Meter:
         self._waited = 0.0
 
     def resume(self) -> None:
-        """Marks the end of a pause: what has passed since the last step belongs to none."""
+        """Marks the end of a pause: the time since the last step counts for no step."""
         self._pauses.add(len(self._stamps))
         self._stamp()
         self._waited = 0.0
@@ -86,10 +89,13 @@ class Meter:
         self._stamps.append(time.perf_counter())
 
     def finish(self) -> list[float]:
-        """Reads what is left. Returns the seconds of every step."""
+        """Reads the remaining losses. Returns the seconds of every step.
+
+        Raises UserError when a loss is not finite.
+        """
         if self._cuda:
             torch.cuda.synchronize(self.device)
-        self._read(self._told)
+        self._read(self._count)
         if self._cuda:
             times = [a.elapsed_time(b) / 1e3 for a, b in zip(self._events, self._events[1:])]
         else:
@@ -97,11 +103,11 @@ class Meter:
         return [seconds for number, seconds in enumerate(times, 1) if number not in self._pauses]
 
     def _read(self, until: int) -> None:
-        """Reads the losses told before number `until`. They were written half a ring ago."""
+        """Reads the losses before number `until`, which were copied half a ring ago."""
         if until <= len(self.losses):
             return
         if self._cuda:
-            self._arrived[until // HALF % 2].synchronize()
+            self._copied[until // HALF % 2].synchronize()
         start = len(self.losses)
         values = self._ring.tolist()
         self.losses += [values[i % (2 * HALF)] for i in range(start, until)]

@@ -1,7 +1,7 @@
-"""torchrun's static rendezvous, with a store that listens on the master's address alone.
+"""torchrun's static rendezvous with a store that listens on the master's address only.
 
-torch's own TCPStore listens on every interface. This handler, which torchrun finds by its entry point in the group
-`torchrun.handlers`, hands it a socket that is bound to one. Any free port when the endpoint's is 0.
+torch's TCPStore listens on every interface. This handler gives it a socket that is bound to one. torchrun finds the
+handler by its entry point in the group `torchrun.handlers`. Port 0 in the endpoint means any free port.
 Source: https://docs.pytorch.org/docs/stable/elastic/rendezvous.html
 """
 
@@ -21,7 +21,7 @@ JOIN_S = 600  # how long a machine waits for the master, as torch's own handler 
 
 
 class BoundRendezvous(StaticTCPRendezvous):
-    """As torch's static one, but for where its store listens."""
+    """torch's static rendezvous, except that the store listens on one address."""
 
     def get_backend(self) -> str:
         return "samestep"
@@ -46,12 +46,12 @@ class BoundRendezvous(StaticTCPRendezvous):
                     self.master_addr, self.master_port, None, False, self.timeout, wait_for_workers=False
                 )
         store = PrefixStore(self.run_id, self._store)
-        meeting = RendezvousStoreInfo(self.master_addr, self.master_port)
-        return RendezvousInfo(store, self.rank, self.world_size, meeting)
+        store_info = RendezvousStoreInfo(self.master_addr, self.master_port)
+        return RendezvousInfo(store, self.rank, self.world_size, store_info)
 
 
 def handler() -> Callable[[RendezvousParameters], RendezvousHandler]:
-    """What torchrun's entry point asks for: a function from its parameters to a handler."""
+    """Returns the function that torchrun calls with its parameters to create the handler: its entry point."""
 
     def create(params: RendezvousParameters) -> RendezvousHandler:
         host, port = parse_rendezvous_endpoint(params.endpoint, 0)

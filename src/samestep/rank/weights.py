@@ -1,4 +1,4 @@
-"""Weights as files: safetensors, written whole or not at all, and read strictly."""
+"""Saves and loads weights as safetensors files: written atomically, loaded strictly."""
 
 from __future__ import annotations
 
@@ -13,47 +13,49 @@ from samestep.errors import UserError, first_few
 
 
 def save(state: Mapping[str, Any], file: Path) -> None:
-    """Writes a state dict as safetensors; the file is there whole or not at all."""
+    """Writes the tensors of a state dict as safetensors, atomically."""
     from safetensors.torch import save_file
 
-    beside = file.with_name(f".{file.name}")
-    # Cloned, because the format takes no two names for one memory (tied weights).
+    temporary = file.with_name(f".{file.name}")
+    # Cloned, because the format does not allow two names for one tensor (tied weights).
     tensors = {n: t.detach().cpu().contiguous().clone() for n, t in state.items() if isinstance(t, Tensor)}
-    save_file(tensors, beside)
-    os.replace(beside, file)
+    save_file(tensors, temporary)
+    os.replace(temporary, file)
 
 
 def model_with_weights(model: Callable[[], nn.Module], file: Path) -> nn.Module:
-    """What `model()` builds, with the weights in `file`, which must have every tensor of it and no other.
+    """Builds `model()` and loads the weights in `file`, which must hold exactly its tensors.
 
-    Raises UserError that names what does not fit.
+    Raises UserError that names the tensors that are missing, unknown, or of another shape or dtype.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     try:
-        given = load_file(file)
+        loaded = load_file(file)
     except (OSError, SafetensorError) as error:
         raise UserError(f"{file} cannot be read as safetensors ({error}); give weights that a run left") from error
     built = model()
-    wanted = {name: value for name, value in built.state_dict().items() if isinstance(value, Tensor)}
-    absent, odd = sorted({*wanted} - {*given}), sorted({*given} - {*wanted})
-    if absent or odd:
-        said = [f"it has no {first_few(absent)}"] if absent else []
-        said += [f"the model has no {first_few(odd)}"] if odd else []
-        raise UserError(f"{file} is not of this job's model: {' and '.join(said)}; give the settings it was made with")
-    for name, value in wanted.items():
-        if value.shape != given[name].shape:
-            there, here = list(given[name].shape), list(value.shape)
+    expected = {name: value for name, value in built.state_dict().items() if isinstance(value, Tensor)}
+    missing, unknown = sorted({*expected} - {*loaded}), sorted({*loaded} - {*expected})
+    if missing or unknown:
+        reasons = [f"it has no {first_few(missing)}"] if missing else []
+        reasons += [f"the model has no {first_few(unknown)}"] if unknown else []
+        raise UserError(
+            f"{file} is not of this job's model: {' and '.join(reasons)}; give the settings it was made with"
+        )
+    for name, value in expected.items():
+        if value.shape != loaded[name].shape:
+            there, here = list(loaded[name].shape), list(value.shape)
             raise UserError(
                 f"{file} is not of this job's model: {name} is {there} there and {here} here; give the settings it was "
                 "made with"
             )
-    for name, value in wanted.items():
-        if value.dtype != given[name].dtype:
+    for name, value in expected.items():
+        if value.dtype != loaded[name].dtype:
             raise UserError(
-                f"{file} is not of this job's model: {name} is {given[name].dtype} there and {value.dtype} here; save "
+                f"{file} is not of this job's model: {name} is {loaded[name].dtype} there and {value.dtype} here; save "
                 "it as that"
             )
-    built.load_state_dict({**built.state_dict(), **given})
+    built.load_state_dict({**built.state_dict(), **loaded})
     return built

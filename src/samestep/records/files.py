@@ -1,4 +1,4 @@
-"""Reading and writing: each record is one JSON file of one schema, there whole or not at all."""
+"""Reads and writes records: each is one JSON file with a schema number, written atomically."""
 
 from __future__ import annotations
 
@@ -24,41 +24,41 @@ T = TypeVar("T")
 
 
 def write(path: Path, record: Any) -> None:
-    """Writes a dataclass of records/ to `path`, with the schema's number."""
+    """Writes a dataclass of records/ to `path` as JSON, with the schema number."""
     write_json(path, {KEY: SCHEMA, **as_json(record)})
 
 
 def read(kind: type[T], path: Path) -> T:
-    """The dataclass `kind` that a file holds. Raises UserError for a file of another schema, or of none."""
+    """Reads the dataclass `kind` from a file. Raises UserError for a file of another schema, or one that is no JSON."""
     try:
-        found = json.loads(path.read_text())
+        value = json.loads(path.read_text())
     except ValueError:
         raise UserError(f"{path} cannot be read as JSON; give another folder with --out") from None
-    schema = found.pop(KEY, None) if isinstance(found, dict) else None
+    schema = value.pop(KEY, None) if isinstance(value, dict) else None
     if schema != SCHEMA:
-        whose = "an older" if not isinstance(schema, int) or schema < SCHEMA else "a newer"
+        version = "an older" if not isinstance(schema, int) or schema < SCHEMA else "a newer"
         raise UserError(
-            f"{path} was written by {whose} samestep (schema {schema}, this one has {SCHEMA}); "
+            f"{path} was written by {version} samestep (schema {schema}, this one has {SCHEMA}); "
             "give another folder with --out"
         )
-    return from_json(kind, found, str(path))
+    return from_json(kind, value, str(path))
 
 
 def from_json(kind: type[T], value: Any, what: str = "a record") -> T:
-    """The dataclass that plain values describe. Raises UserError, which calls them `what`, where they do not."""
+    """Builds the dataclass `kind` from plain values. what: their name in the UserError for values that do not fit."""
     try:
-        found: T = _adapter(kind).validate_python(value)
-        return found
+        record: T = _adapter(kind).validate_python(value)
+        return record
     except ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        raise UserError(f"{what} is not as samestep writes it: {place}: {first['msg']}") from None
+        location = ".".join(map(str, first["loc"]))
+        raise UserError(f"{what} is not as samestep writes it: {location}: {first['msg']}") from None
 
 
 def as_json(record: Any) -> dict[str, Any]:
-    """A dataclass as plain values."""
-    found: dict[str, Any] = _adapter(type(record)).dump_python(record)
-    return found
+    """Returns a dataclass as plain values."""
+    values: dict[str, Any] = _adapter(type(record)).dump_python(record)
+    return values
 
 
 def _adapter(kind: Any) -> TypeAdapter[Any]:
@@ -67,11 +67,11 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
     return _adapters[kind]
 
 
-_adapters: dict[Any, TypeAdapter[Any]] = {}  # making one takes milliseconds
+_adapters: dict[Any, TypeAdapter[Any]] = {}  # cached, because creating one takes milliseconds
 
 
 def finite(value: Any) -> Any:
-    """`value` with None for numbers that JSON does not know: not a number, and infinite."""
+    """Returns `value` with None in place of NaN and infinity, which JSON does not have."""
     if isinstance(value, Mapping):
         return {key: finite(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -80,17 +80,17 @@ def finite(value: Any) -> Any:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Writes `value` to `path`, whole or not at all."""
+    """Writes `value` to `path` as JSON, atomically."""
     replace(path, json.dumps(value).encode())
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Writes `text` to `path`, whole or not at all."""
+    """Writes `text` to `path`, atomically."""
     replace(path, text.encode())
 
 
 def write_array(path: Path, array: NDArray[np.generic]) -> None:
-    """Writes one array to `path` (.npy), whole or not at all."""
+    """Writes one array to `path` (.npy), atomically."""
     import io
 
     import numpy as np
@@ -101,10 +101,10 @@ def write_array(path: Path, array: NDArray[np.generic]) -> None:
 
 
 def replace(path: Path, content: bytes) -> None:
-    """Writes `content` beside `path`, forces it to the disk and renames it."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(beside, "wb") as file:
+    """Writes `content` to `path`, atomically: to a temporary file, which is synced to the disk and renamed."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with open(temporary, "wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
-    os.replace(beside, path)
+    os.replace(temporary, path)

@@ -1,4 +1,4 @@
-"""What the parent asks a worker before any launch, and what it is answered."""
+"""The questions that the parent asks a worker before a launch, and the answers."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any, Literal
 
 from samestep.engine import Layout, Numerics
 
-ANSWER, MISTAKE = "answer.json", "mistake.json"  # the answer's file, or the mistake's
+ANSWER, MISTAKE = "answer.json", "mistake.json"  # the file of the answer, or of the Mistake
 
 Values = Mapping[str, Any]  # of settings: an engine's keyword arguments, or a job's
 
 
 @dataclass(frozen=True)
 class Question:
-    """About a job and the engines.
+    """Asks about a job and the engines.
 
     job: its name or path; None: about the engines alone. settings: texts of --set. device: as --device gives it.
-    replicas: how many an engine would lay out on each of `machines`; None: one for each GPU, or 2 on a CPU.
-    steps: of the proof, whose subset is inspected too. engines: those asked for, all where none. engine_settings:
-    texts of --set-engine, checked against them.
+    replicas: on each of `machines`; None: one for each GPU, or 2 on a CPU.
+    steps: of the proof, whose subset is inspected too. engines: their names; none: all. engine_settings: texts of
+    --set-engine, which these engines must have.
     """
 
     job: str | None = None
@@ -35,7 +35,7 @@ class Question:
 
 @dataclass(frozen=True)
 class MachineFacts:
-    """What figures were measured on. host: its name. interface: that gloo uses, where that was chosen."""
+    """The machine of a measurement. host: its name. interface: the one that gloo uses, if samestep chose it."""
 
     python: str
     torch: str
@@ -50,9 +50,9 @@ class MachineFacts:
 class EngineFacts:
     """An engine on this machine.
 
-    reason: why it is not available. install: the line that installs it. version: of its package. process_kind: its
-    PROCESSES. processes: how many it is started with; devices: of them all. settings: its settings and their values;
-    chosen: those of them that --set-engine has changed. layout, numerics: with these settings; None where it is broken.
+    reason: why it is not available. install: the command that installs it. version: of its package. process_kind: its
+    PROCESSES. processes: how many it needs. devices: of all processes. settings: their values. chosen: those that
+    --set-engine has changed. layout, numerics: with these settings; None for an engine that cannot be imported.
     """
 
     name: str
@@ -71,7 +71,7 @@ class EngineFacts:
 
     @property
     def replicas(self) -> int:
-        """How many replicas it lays out; 0 where it is broken."""
+        """The number of replicas; 0 for an engine that cannot be imported."""
         return self.layout.replicas if self.layout else 0
 
 
@@ -80,9 +80,10 @@ class JobFacts:
     """A job's sizes, and what its layers refuse.
 
     settings: name -> its type and default, as text. chosen: those that --set has changed. source: a digest of its file
-    and neighbours. rows, evaluation_rows: of its datasets. metrics: name -> 'min' or 'max'. micro_batches: replicas ->
-    how many a step has. unused: parameters without a gradient; scalars: those without dimensions. batch_layers,
-    random_layers: the names of its BatchNorm and dropout layers. refused: replicas -> why it cannot be trained so.
+    and the modules beside it. rows, evaluation_rows: of its datasets. metrics: name -> 'min' or 'max'. micro_batches:
+    replicas -> micro-batches in a step. unused: parameters without a gradient; scalars: those without dimensions.
+    batch_layers, random_layers: the names of its BatchNorm and dropout layers. refused: replicas -> why they cannot
+    train it.
     """
 
     settings: Mapping[str, str]
@@ -132,7 +133,7 @@ class Inspection:
 
 @dataclass(frozen=True)
 class EjectQuestion:
-    """About a job's stand-alone script on an engine with `size` ranks; file: its name, for the line that starts it."""
+    """Asks for a job's stand-alone script on an engine with `size` ranks. file: its name, for the launch line in it."""
 
     job: str
     settings: Mapping[str, str]
@@ -151,6 +152,6 @@ class Script:
 
 @dataclass(frozen=True)
 class Mistake:
-    """A user's mistake, which the worker has found: one sentence."""
+    """The answer where the worker raised a UserError. error: its sentence."""
 
     error: str

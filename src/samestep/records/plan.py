@@ -1,4 +1,4 @@
-"""What a launch is asked to do: plan.json, which every rank reads."""
+"""The plan of a launch: plan.json, which every rank reads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TRAININGS = ("gradient", "sgd", "user")  # of a proof
 
 @dataclass(frozen=True)
 class Measure:
-    """Train the job as it is for `steps` steps, with nothing of ours between them."""
+    """Measure the unchanged job for `steps` steps, without the proof's observations."""
 
     steps: int
     name: str = "measure"
@@ -25,7 +25,8 @@ class Prove:
     """One training of the proof.
 
     training: one of TRAININGS. dtype: 'float64', or 'float32' for a model or an engine that float64 does not fit.
-    replicas: for which the subset is cut. sgd_lr: the rate of 'sgd'. name: in the record.
+    replicas: the subset's last batch does not divide among so many. sgd_lr: the learning rate of 'sgd'. name: in the
+    record.
     """
 
     training: str
@@ -42,9 +43,9 @@ class Prove:
 class Train:
     """Train the whole job.
 
-    weights: the file for the trained weights. init, init_sha256: the file to start from. every: epochs from one
-    evaluation to the next, 0: only the last. best: the metric and 'min' or 'max', whose best weights are kept; None
-    keeps the last. patience: evaluations without a better one after which the training ends.
+    weights: the file for the trained weights. init, init_sha256: the file to start from. every: epochs between
+    two evaluations, 0: only the last. best: the metric, and 'min' or 'max', by which the best weights are saved; None
+    saves the last. patience: how many evaluations without an improvement end the training.
     """
 
     weights: str
@@ -73,7 +74,7 @@ Training = Annotated[Measure | Prove | Train | Score, Field(discriminator="kind"
 
 @dataclass(frozen=True)
 class Plan:
-    """What each rank of a launch does. out: the folder for its files. started_at: in seconds since 1970."""
+    """What each rank of a launch does. out: the folder for its files. started_at: Unix time, in seconds."""
 
     out: str
     started_at: float
@@ -86,10 +87,10 @@ class Plan:
 
 @dataclass(frozen=True)
 class LayoutPlan:
-    """A layout that the reference plays, and how it rounds there.
+    """A layout that the reference plays, and its rounding.
 
     replicas, split, buffers: as in engine.Layout. rounds_to: the dtype that gradients pass through. rounds_weights:
-    whether the weights are kept in it, too. exact_steps: so many first steps are exact. dtype: the widest to play in.
+    whether the weights are rounded to it too. exact_steps: how many first steps are exact. dtype: the widest to use.
     """
 
     replicas: int = 1
@@ -104,7 +105,7 @@ class LayoutPlan:
 
 @dataclass(frozen=True)
 class ReferencePlan:
-    """What the reference plays. replicas: of the study, for which the subset is cut. steps: of each training."""
+    """What the reference plays. replicas: of the study; they decide the subset's size. steps: of each training."""
 
     out: str
     started_at: float

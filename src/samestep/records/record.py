@@ -1,6 +1,6 @@
-"""Record: what a launch did, as files. A rank writes `rankR.json` and `rankR.NAME.npz`; the parent reads them.
+"""The record of a launch: files that the ranks write and the parent reads.
 
-JSON holds what was observed, npz the tensors.
+A rank writes `rankR.json`, what it observed, and `rankR.NAME.npz`, tensors.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     Arrays = Mapping[str, NDArray[np.generic]]
 
 PROGRESS = "progress.json"
-ENVIRONMENT = "environment-of-rank0.json"  # the values of the variables that a launcher wants to know
-TELL = "SAMESTEP_TELL"  # the environment's name for their names
-PREFIX = "tensor "  # so that no tensor's name is one of numpy.savez's own arguments
+ENVIRONMENT = "environment-of-rank0.json"  # rank 0's values of the variables that a launcher needs
+TELL = "SAMESTEP_TELL"  # environment variable: their names, separated by commas
+PREFIX = "tensor "  # so that no tensor's name is an argument of numpy.savez
 
 
 @dataclass(frozen=True)
 class PartSeen:
-    """What one process saw of one micro-batch. digests: of each row's tensors. loss: their mean, in the reference."""
+    """One micro-batch as a process received it. digests: of each row's tensors. loss: its mean, in the reference."""
 
     epoch: int
     step: int
@@ -48,9 +48,13 @@ class PartSeen:
 
 @dataclass(frozen=True)
 class EvaluationSeen:
-    """rows: how many all ranks evaluated; weight: what they weigh in the loss. sums: of the loss times the weight, and
-    of each metric; of those named in `whole`, the value. means: the same by rows or weight. indices: those that this
-    rank evaluated. unsteady: the sums that depend on how many rows are evaluated at once, or on random numbers."""
+    """One evaluation.
+
+    rows: how many all ranks evaluated. weight: the sum of their weights in the loss. sums: the loss times the weight,
+    and each metric, over all rows; for the metrics named in `whole`, the value. means: sums divided by weight or rows.
+    indices: of the rows that this rank evaluated. unsteady: the sums that depend on the number of rows in a batch, or
+    on random numbers.
+    """
 
     rows: int
     weight: float
@@ -65,12 +69,13 @@ class EvaluationSeen:
 class Observations:
     """What one rank observed in one training.
 
-    losses, step_of, weight_of: of each micro-batch, its mean loss, its step and its weight. step_s, wait_s: of each
-    step, its seconds and those of them that it waited for data. fetch_s, fetch_cpu_s: of all loading. began_at: the
-    first batch, in seconds since 1970. start_digest: of the first weights. parts: each micro-batch; later: epoch -> the
-    rows of its first step; rates: of each optimizer step and parameter group (all three only for the proof).
-    curve: the evaluations, each {step, loss, …}; best_at: the place of the best in it, -1: none. stopped: 'early' or
-    'asked'.
+    losses, step_of, weight_of: the mean loss, step and weight of each micro-batch. step_s, wait_s: the seconds of each
+    step, and how many of them it waited for data. fetch_s, fetch_cpu_s: wall-clock and CPU seconds of all loading.
+    began_at: when the first batch was requested, Unix time in seconds. start_digest: of the first weights.
+    Only for the proof: parts: each micro-batch; later: epoch -> the rows of its first step; rates: the learning rates
+    of each optimizer step and parameter group.
+    curve: the evaluations, each {step, loss, …}. best_at: the index of the best one, -1: none. stopped: 'early' by
+    patience, or 'asked' by a graceful stop.
     """
 
     losses: list[float] = field(default_factory=list)
@@ -97,9 +102,12 @@ class Observations:
 
 @dataclass(frozen=True)
 class Played:
-    """What the reference saw in one training. seen: [replica][micro-batch]. later: epoch -> [micro-batch][replica] ->
-    the rows of its first step. rates: [step][group]. norms: of each step's gradient. draws: whether the model draws
-    random numbers. parameters: their names; length: rows of the subset; clip_norm: the job's."""
+    """One training of the reference.
+
+    seen: [replica][micro-batch]. later: epoch -> [micro-batch][replica] -> the rows of its first step. rates: learning
+    rates, [step][group]. norms: each step's gradient norm. draws: whether the model draws random numbers.
+    parameters: their names. length: rows of the subset. clip_norm: the job's.
+    """
 
     seen: list[list[PartSeen]]
     later: Mapping[int, list[list[list[int]]]]
@@ -115,9 +123,11 @@ class Played:
 
 @dataclass(frozen=True)
 class PlayedLayout:
-    """What the reference played for one layout. trainings: name -> the training as it is, and twice with its rounding
-    shaken. dtype: in which; float64_failed: why not in float64. sgd_lr: the rate of 'sgd'; sgd_lr_usual: at which it
-    is tried first."""
+    """The reference's trainings for one layout.
+
+    trainings: name -> [the training as it is, and twice with noise in its rounding]. dtype: of these. float64_failed:
+    why it is not float64. sgd_lr: the learning rate of 'sgd'. sgd_lr_usual: the one that is tried first.
+    """
 
     layout: Layout
     dtype: str
@@ -132,7 +142,7 @@ class PlayedLayout:
 
 @dataclass(frozen=True)
 class RankRecord:
-    """What one rank wrote. started_at: the launch, in seconds since 1970. layouts: of the reference."""
+    """What one rank wrote. started_at: of the launch, Unix time in seconds. layouts: of the reference."""
 
     rank: int
     world: World
@@ -145,8 +155,8 @@ class RankRecord:
 
 @dataclass(frozen=True)
 class RankError:
-    """Why a rank failed. kind: 'user', 'refused' or 'crash'. lost_peer: whether it only tells of another's end.
-    time: in seconds since 1970."""
+    """Why a rank failed. kind: 'user', 'refused' or 'crash'. lost_peer: whether it only reports that another rank is
+    lost. time: Unix time in seconds."""
 
     rank: int
     kind: str
@@ -158,8 +168,8 @@ class RankError:
 
 @dataclass(frozen=True)
 class Progress:
-    """What a launch does now. attempt: how often torchrun has started it again. done: steps of a training, None before
-    it trains; samples: that these have seen; loss: a recent one; curve: the evaluations so far."""
+    """What a launch is doing. attempt: how often torchrun has restarted it. done: steps, None before the training.
+    samples: in these steps. loss: a recent one. curve: the evaluations so far."""
 
     phase: str = "starting"
     attempt: int = 0
@@ -171,38 +181,38 @@ class Progress:
 
 
 def write_progress(rank: int, folder: Path, progress: Progress) -> None:
-    """Writes what the launch does now into progress.json, on rank 0."""
+    """Writes progress.json, on rank 0 only."""
     if rank == 0:
         write(folder / PROGRESS, progress)
 
 
 def attempt() -> int:
-    """How often torchrun has started these ranks again."""
+    """Returns how often torchrun has restarted these ranks."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
 def read_progress(folder: Path) -> Progress:
-    """What the launch in `folder` last read_progress."""
+    """Reads the launch's latest progress; the default before it has written any."""
     path = folder / PROGRESS
     return read(Progress, path) if path.exists() else Progress()
 
 
 def write_arrays(path: Path, arrays: Arrays) -> None:
-    """Writes named arrays to `path` (.npz), whole or not at all."""
+    """Writes named arrays to `path` (.npz), atomically."""
     import numpy as np
 
     buffer = io.BytesIO()
     named = {PREFIX + name: array for name, array in arrays.items()}
-    np.savez(buffer, **named)  # type: ignore[arg-type]  # its stub takes the names for its own options
+    np.savez(buffer, **named)  # type: ignore[arg-type]  # its stub types the names as its options
     replace(path, buffer.getvalue())
 
 
 def write_state(folder: Path, rank: int, name: str, state: Mapping[str, Tensor]) -> None:
-    """A state dict as rank's arrays, which `Record.arrays(name)` reads. numpy knows no bfloat16: it becomes float32."""
+    """Writes a state dict's tensors, for Record.arrays(name). bfloat16, which numpy does not have, becomes float32."""
     arrays = {}
     for key, tensor in state.items():
         if not hasattr(tensor, "detach"):
-            continue  # what get_extra_state returned
+            continue  # from get_extra_state
         tensor = tensor.detach().cpu()
         arrays[key] = (tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor).numpy()
     write_arrays(folder / f"rank{rank}.{name}.npz", arrays)
@@ -210,7 +220,7 @@ def write_state(folder: Path, rank: int, name: str, state: Mapping[str, Tensor])
 
 @dataclass(frozen=True)
 class Record:
-    """The folder of one launch. `ranks`: what each rank wrote, in rank order; empty before they have ended."""
+    """The folder of one launch. ranks: the ranks' records, in rank order; empty before the ranks have ended."""
 
     folder: Path
 
@@ -222,25 +232,25 @@ class Record:
         return sorted(self.folder.glob("rank[0-9]*.json"), key=lambda path: int(path.stem.removeprefix("rank")))
 
     def plan(self) -> Plan:
-        """What the launch was asked to do."""
+        """Reads the launch's plan."""
         return read(Plan, self.folder / "plan.json")
 
     def complete(self, size: int) -> bool:
-        """Whether all `size` ranks wrote their part, in this schema."""
+        """Returns whether all `size` ranks have written a record of this schema."""
         files = self._files()
         return len(files) == size and all(json.loads(file.read_text()).get(KEY) == SCHEMA for file in files)
 
     def error(self) -> RankError | None:
-        """The error that came first; None when no rank wrote one. The others' mostly say that the first rank left."""
+        """Returns the first error, or None. An error that only reports a lost rank comes after all others."""
         errors = [read(RankError, file) for file in self.folder.glob("error-rank*.json")]
         return min(errors, key=lambda error: (error.lost_peer, error.time), default=None)
 
     def training(self, name: str) -> list[Observations]:
-        """What each rank observed in one training."""
+        """Returns what each rank observed in one training."""
         return [rank.trainings[name] for rank in self.ranks]
 
     def arrays(self, name: str, rank: int = 0) -> dict[str, NDArray[Any]]:
-        """The tensors that `rank` wrote under `name`."""
+        """Returns the tensors that `rank` wrote under `name`."""
         import numpy as np
 
         with np.load(self.folder / f"rank{rank}.{name}.npz") as file:

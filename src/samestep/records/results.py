@@ -1,4 +1,4 @@
-"""What a command has found: results.json, what --json prints, and what the Python API returns."""
+"""The results of a command: results.json, the output of --json, and what the Python API returns."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 from samestep.records.files import as_json, finite
 from samestep.records.inspection import MachineFacts
 
-PROVEN = ("same", "approximate")  # the verdicts of an engine that takes the step that is timed
+PROVEN = ("same", "approximate")  # the verdicts with which an engine is measured
 
 
 @dataclass(frozen=True)
 class Divergence:
-    """Where two trainings first part. training: which of the proof's; step counts from 0 over all epochs.
+    """The first difference between two trainings. training: of the proof. step: counted from 0 over all epochs.
 
-    expected: the reference's value, found: the engine's. Both are None-free and short enough to show.
+    expected: the reference's value. found: the engine's. Both are short enough to show, and never None.
     """
 
     training: str
@@ -76,7 +76,7 @@ class Summary:
 
 @dataclass(frozen=True)
 class StepTime:
-    """Milliseconds of a step, and those of them that it waited for data: medians over all measured steps."""
+    """Milliseconds of a step, and of its wait for data: medians over all measured steps."""
 
     wait: float
     step: float
@@ -114,8 +114,8 @@ class Measurement:
 
 @dataclass(frozen=True)
 class EngineResult(Verdict):
-    """A row of the table: an engine under a launcher. settings: those that --set-engine has changed. replicas: None
-    where it is broken. Below them its Measurement, None where nothing was measured."""
+    """A row of the table: an engine under a launcher. settings: those that --set-engine has changed. replicas: None for
+    an engine that cannot be imported. The other fields are its Measurement's; None without one."""
 
     engine: str = ""
     launcher: str = ""
@@ -135,7 +135,7 @@ MEASURED = ("samples_per_second", "ratio", "efficiency", "step_ms", "peak_memory
 
 @dataclass(frozen=True)
 class Proof:
-    """How it was proven: optimizer steps of each training, in which dtype, and why not in float64."""
+    """How it was proven. steps: optimizer steps of each training. float64_failed: why dtype is not float64."""
 
     steps: int
     dtype: str
@@ -144,7 +144,7 @@ class Proof:
 
 @dataclass(frozen=True)
 class OneProcess:
-    """Whether the ranks together train what one process alone would, and why not."""
+    """Whether the ranks train the same as one process. reason: why not."""
 
     same: bool
     max_difference: float
@@ -153,8 +153,8 @@ class OneProcess:
 
 @dataclass(frozen=True)
 class StudyResults:
-    """What verify or compare found. package: a digest of samestep's own files. repeats: launches of each engine; None
-    where nothing was measured."""
+    """The results of verify or compare. package: a digest of samestep's files. repeats: launches of each engine; None
+    without a measurement."""
 
     samestep: str
     package: str
@@ -180,7 +180,7 @@ class StudyResults:
 
     @property
     def measured(self) -> bool:
-        """Whether these are results of a measurement, and not of a proof alone."""
+        """Whether speed was measured, as compare does."""
         return self.repeats is not None
 
 
@@ -194,9 +194,12 @@ class InitialWeights:
 
 @dataclass(frozen=True)
 class TrainResults:
-    """What a training came to. curve: the evaluations, each {step, loss, …}. weights: the file; weights_of_step: whose
-    they are; evaluation: what they come to. stopped: 'asked' or 'early'. wait_share: of the time that it waited for
-    data; loader_ceiling, demand: rows per second that loading could deliver, and that training could take."""
+    """The results of a training.
+
+    curve: the evaluations, each {step, loss, …}. weights: their file. weights_of_step: the step after which they were
+    saved. evaluation: of these weights. stopped: 'asked' or 'early'. wait_share: share of
+    the time that it waited for data. loader_ceiling, demand: rows/s that loading and training could reach.
+    """
 
     job: str
     settings: Mapping[str, str]
@@ -225,7 +228,7 @@ class TrainResults:
 
 @dataclass(frozen=True)
 class ScoreResults:
-    """What the weights of a file come to. sha256: of that file. predictions: the file with the model's outputs."""
+    """The evaluation of the weights in a file. sha256: of the file. predictions: the file with the model's outputs."""
 
     job: str
     settings: Mapping[str, str]

@@ -1,1 +1,1 @@
-"""What a worker process can be asked to do: one file a task."""
+"""The tasks of a worker process, one file each."""

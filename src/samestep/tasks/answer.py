@@ -1,4 +1,4 @@
-"""Answers what the parent asks before any launch: a question is a file, its answer another one beside it."""
+"""Answers the parent's questions before a launch. A question is a JSON file; the answer is written beside it."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from samestep.tasks.inspect.job import inspect_job
 
 
 def inspect_main(path: str) -> None:
-    """Answers a Question."""
+    """Reads the Question in the file `path` and writes an Inspection, or a Mistake, beside it."""
     _answer(Path(path), Question, _inspection)
 
 
 def eject_main(path: str) -> None:
-    """Answers an EjectQuestion."""
+    """Reads the EjectQuestion in the file `path` and writes a Script, or a Mistake, beside it."""
     _answer(Path(path), EjectQuestion, _script)
 
 
@@ -41,16 +41,16 @@ def _answer(path: Path, kind: Any, answer: Callable[[Any], Inspection | Script])
         write(path.with_name(MISTAKE), Mistake(str(error)))
 
 
-def _inspection(asked: Question) -> Inspection:
-    devices = hardware.find_devices(asked.device)
-    replicas = (asked.replicas or (2 if devices[0] == "cpu" else len(devices))) * asked.machines
-    found = inspect_engines(devices, replicas, asked.engine_settings, asked.engines)
-    job = asked.job and inspect_job(asked.job, asked.settings, replicas, asked.steps, devices[0])
-    return Inspection(devices, hardware.facts(devices[0]), replicas, tuple(found), job or None)
+def _inspection(question: Question) -> Inspection:
+    devices = hardware.find_devices(question.device)
+    replicas = (question.replicas or (2 if devices[0] == "cpu" else len(devices))) * question.machines
+    rows = inspect_engines(devices, replicas, question.engine_settings, question.engines)
+    job = question.job and inspect_job(question.job, question.settings, replicas, question.steps, devices[0])
+    return Inspection(devices, hardware.facts(devices[0]), replicas, tuple(rows), job or None)
 
 
-def _script(asked: EjectQuestion) -> Script:
-    engines.check(asked.engine)
-    rows = inspect_engines(("cpu",), asked.size, asked.engine_settings, [asked.engine])
-    settings = next(row.settings for row in rows if row.name == asked.engine)
-    return Script(eject(asked.job, asked.settings, asked.engine, settings, asked.size, asked.file))
+def _script(question: EjectQuestion) -> Script:
+    engines.check(question.engine)
+    rows = inspect_engines(("cpu",), question.size, question.engine_settings, [question.engine])
+    settings = next(row.settings for row in rows if row.name == question.engine)
+    return Script(eject(question.job, question.settings, question.engine, settings, question.size, question.file))

@@ -1,11 +1,11 @@
-"""The fork server: a process that has imported torch, and forks a worker for each request.
+"""The fork server: a process that has imported torch and forks a worker for each request.
 
-Importing torch takes seconds, a fork takes milliseconds. The server opens no process group, starts no thread and
-never touches CUDA, so that what it forks is as good as new; a worker that must not be forked starts afresh.
+Importing torch takes seconds, a fork takes milliseconds. The server opens no process group, starts no thread and does
+not use CUDA, so a forked worker behaves like a new process. A worker that must not be forked is started normally.
 
-It reads requests from its stdin, or from each connection to a socket, a line of JSON each: the worker's arguments, its
-environment, its folder and the file for what it prints. It answers with the worker's pid, then with its exit code as
-subprocess has it (-9: ended by signal 9). It ends when its requests do, and what it has forked ends with it.
+A request is a line of JSON on stdin, or on a connection to a socket: the worker's arguments, environment, folder and
+output file. The server answers with the worker's pid, and later with its exit code as in subprocess (-9: killed by
+signal 9). At the end of its input the server exits, and its workers end with it.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from typing import Any
 from samestep import engine
 from samestep.world.orphans import die_with_parent
 
-PRELOADED = ("torch._dynamo",)  # torch's optimizers import it when the first is made
-LOOK_S = 0.01  # how often a worker's end is looked for
+PRELOADED = ("torch._dynamo",)  # torch imports it when the first optimizer is created
+POLL_S = 0.01  # between two checks for workers that have ended
 
 Main = Callable[[list[str]], None]
 
 
 def serve(of: str, main: Main) -> None:
-    """Serves the process that has started this one, through stdin and stdout. of: 'ranks' or 'reference'."""
+    """Serves the parent process through stdin and stdout. of: 'ranks' or 'reference', which workers it forks."""
     die_with_parent()
     answers = os.dup(1)
     os.dup2(2, 1)  # a library may print while it is imported
@@ -42,14 +42,14 @@ def serve(of: str, main: Main) -> None:
 
 
 def listen(of: str, path: str, main: Main) -> None:
-    """Serves each process that connects to the Unix socket `path`, from a server of its own. For tests."""
+    """Listens on the Unix socket `path` and forks a server for each connection. For tests."""
     die_with_parent()
     _preload(of)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # servers that have ended leave no zombies
     listening = socket.socket(socket.AF_UNIX)
     listening.bind(f"{path}.new")
     listening.listen(64)
-    os.rename(f"{path}.new", path)  # whoever finds it can connect
+    os.rename(f"{path}.new", path)  # once the path exists, clients can connect
     while True:
         connection, _ = listening.accept()
         if os.fork() == 0:
@@ -63,7 +63,7 @@ def listen(of: str, path: str, main: Main) -> None:
 
 
 def threads() -> int:
-    """How many threads this process has. A fork of one that has more could wait for ever for what another held."""
+    """Returns how many threads this process has. With more than one, a forked worker could deadlock."""
     try:
         return len(os.listdir("/proc/self/task"))
     except OSError:
@@ -71,10 +71,12 @@ def threads() -> int:
 
 
 def _preload(of: str) -> None:
-    engines = sorted(engine.builtin_names()) if of == "ranks" else []  # the reference knows none
+    engines = sorted(engine.builtin_names()) if of == "ranks" else []  # the reference uses none
     for name in (*PRELOADED, *(f"samestep.engines.{name}" for name in engines)):
         importlib.import_module(name)
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # a scheduler sends it to all; workers register what they do then
+    signal.signal(
+        signal.SIGUSR1, signal.SIG_IGN
+    )  # a scheduler sends it to every process; workers set their own handlers
 
 
 def _answer(to: int, value: Mapping[str, Any]) -> None:
@@ -82,40 +84,40 @@ def _answer(to: int, value: Mapping[str, Any]) -> None:
 
 
 def _serve(requests: int, answers: int, main: Main) -> None:
-    """Works on one request after the other, and returns when there are no more."""
-    begun = b""
-    living: set[int] = set()
+    """Handles requests until the input ends."""
+    incomplete = b""  # the beginning of a line
+    running: set[int] = set()
     while True:
-        readable, _, _ = select.select([requests], [], [], LOOK_S if living else None)
-        for pid in list(living):
+        readable, _, _ = select.select([requests], [], [], POLL_S if running else None)
+        for pid in list(running):
             ended, status = os.waitpid(pid, os.WNOHANG)
             if ended:
-                living.remove(pid)
+                running.remove(pid)
                 _answer(answers, {"ended": pid, "code": os.waitstatus_to_exitcode(status)})
         if not readable:
             continue
         read = os.read(requests, 1 << 16)
         if not read:
             return
-        *lines, begun = (begun + read).split(b"\n")
+        *lines, incomplete = (incomplete + read).split(b"\n")
         for line in lines:
             request = json.loads(line)
             pid = os.fork()
             if pid == 0:
                 for pipe in {requests, answers} - {0}:
                     os.close(pipe)
-                _be_a_worker(request, main)
-            living.add(pid)
+                _run_worker(request, main)
+            running.add(pid)
             _answer(answers, {"forked": pid})
 
 
-def _be_a_worker(request: Mapping[str, Any], main: Main) -> None:
-    """Becomes `python -m samestep.worker ARGUMENTS`, as if it had just started. Never returns."""
+def _run_worker(request: Mapping[str, Any], main: Main) -> None:
+    """Runs `python -m samestep.worker ARGUMENTS` in this forked process, and exits. Never returns."""
     code = 1
     try:
         output = os.open(request["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        nothing = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(nothing, 0)
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
         os.dup2(output, 1)
         os.dup2(output, 2)
         for stream in (sys.stdout, sys.stderr):
@@ -127,7 +129,7 @@ def _be_a_worker(request: Mapping[str, Any], main: Main) -> None:
         import numpy
 
         random.seed()
-        numpy.random.seed()  # else every worker would draw the same
+        numpy.random.seed()  # otherwise every worker would draw the same numbers
         main(request["arguments"])
         code = 0
     except SystemExit as error:

@@ -1,4 +1,4 @@
-"""A batch that does not fit into memory: how many rows at once would."""
+"""Finds how many rows fit into memory after a batch did not."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from samestep.world import World
 
 
 def out_of_memory(job: Job, part: Part, world: World) -> UserError:
-    """The mistake of a micro-batch `part` that does not fit, with one that does, which is tried out here."""
+    """Returns the error for a micro-batch that does not fit into memory. Tries smaller ones to name one that does."""
     rows = len(part.indices)
-    at = f"step {part.step}: rank {world.rank} has no memory for {rows} rows at once"
+    message = f"step {part.step}: rank {world.rank} has no memory for {rows} rows at once"
     fits = rows // 2
     while fits and not _fits(job, part, fits, world):
         fits //= 2
     if not fits:
         return UserError(
-            f"{at}, nor for 1 when it was tried with the whole model here; smaller rows need less, and so does an "
+            f"{message}, nor for 1 when it was tried with the whole model here; smaller rows need less, and so does an "
             "engine that shards the model, such as --engine fsdp"
         )
     return UserError(
-        f"{at}; {fits} fit{'s' * (fits == 1)}: --set micro_batch={fits} takes the same step, in more parts"
+        f"{message}; {fits} fit{'s' * (fits == 1)}: --set micro_batch={fits} takes the same step, in more parts"
     )
 
 
 def _fits(job: Job, part: Part, rows: int, world: World) -> bool:
-    """Whether a step on so many rows fits: forward, backward and the optimizer, beside what is there already."""
+    """Returns whether a step on the first `rows` rows fits: forward, backward and optimizer.step()."""
     try:
         _step(job, replace(part, indices=part.indices[:rows], rows=rows), world)
     except (RuntimeError, MemoryError):

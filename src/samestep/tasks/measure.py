@@ -1,4 +1,4 @@
-"""Measures a training: the job as it is, for some steps, with nothing of ours between them."""
+"""Measures the speed of a training."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from samestep.world import World
 
 
 def measure(plan: Plan, training: Measure, job: Job, engine: Engine, world: World) -> Observations:
-    """The job as it is, for some steps, with nothing of ours between them. Comes first: memory only ever peaks."""
+    """Trains the unchanged job for some steps, without the proof's observations between them.
+
+    Runs before any other training in the process, because the peak memory never goes down again.
+    """
     run = Run(job, world, training.steps)
     run_engine(engine, job, world, run, plan.engine_settings)
     return replace(run.observations(), peak_memory_bytes=hardware.peak_memory_bytes(world.device))

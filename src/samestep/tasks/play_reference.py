@@ -1,4 +1,4 @@
-"""Plays the reference for every layout of a plan, and writes what the judge reads: records, and tensors as files."""
+"""Plays the reference for every layout of a plan, and writes its records and tensors for the judge."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ from samestep.tasks.proof_job import SGD_LR, proof_job, steps_of
 from samestep.training import digest_state
 from samestep.world import World
 
-RATES = 12  # how many rates of 'sgd' are tried, each a quarter of the one before
-ORDERED = 1e-6  # a first loss that reversing the rows moves by more than this share depends on their order
-EXPLODES = 10  # times the first loss
+RATES = 12  # learning rates tried for 'sgd', each a quarter of the previous one
+ORDERED = 1e-6  # relative change of the first loss above which it depends on the order of the rows
+EXPLODES = 10  # a loss above this multiple of the first step's largest
 
 
 def play_reference(plan: ReferencePlan, world: World) -> list[PlayedLayout]:
-    """Plays every training of every layout: as it is, and twice more with rounding shaken."""
+    """Plays every training of every layout: once as it is, and twice with noise in the rounding."""
     player = ReferencePlayer(build(plan.job, plan.settings), plan, world)
     return [player.layout(number, layout) for number, layout in enumerate(plan.layouts)]
 
 
 class ReferencePlayer:
-    """Plays one job's reference. The dtype and the learning rate of the first layout hold for all of them."""
+    """Plays one job's reference. All layouts use the dtype and the learning rate found with the first."""
 
     def __init__(self, job: Job, plan: ReferencePlan, world: World) -> None:
         self.job, self.plan, self.world = job, plan, world
@@ -48,17 +48,17 @@ class ReferencePlayer:
         self.dtype = "float64"
         self.float64_failed: str | None = None
         self.sgd_lr: float | None = None
-        self.reverses = True  # whether a run with noise may reverse the rows
+        self.reverses = True  # whether the noise may include reversing the rows
 
     def layout(self, number: int, planned: LayoutPlan) -> PlayedLayout:
-        """Plays all trainings of one layout: in float32, and says so, where a model does not fit float64."""
+        """Plays all trainings of one layout; in float32 if the model fails in float64. The record has the reason."""
         dtype = planned.dtype if self.dtype == "float64" else self.dtype
         try:
             trainings = self._trainings(number, planned, dtype)
         except UserError:
             raise
         except Exception as error:
-            if "Tried to step" in str(error):  # OneCycleLR's word for it
+            if "Tried to step" in str(error):  # OneCycleLR's message
                 raise UserError(
                     f"the job's scheduler ends before the proof's {self.plan.steps} steps; give fewer with "
                     "--steps, or a longer schedule"
@@ -82,42 +82,42 @@ class ReferencePlayer:
         )
 
     def _trainings(self, number: int, planned: LayoutPlan, dtype: str) -> dict[str, list[Played]]:
-        """Name -> the training as it is, and with its rounding shaken. The tensors go to files."""
+        """Plays the layout's trainings and writes their tensors. Returns name -> [as it is, and twice with noise]."""
         played: dict[str, list[Played]] = {}
         for name in planned.trainings:
             phase = f"reference {name}, {planned.replicas} replicas"
             write_progress(self.world.rank, self.folder, Progress(phase=phase, attempt=attempt()))
             training = Prove(name, self.plan.steps, dtype, self.plan.replicas, self.sgd_lr or SGD_LR)
             if name == "sgd" and self.sgd_lr is None:
-                training, base = self._without_explosion(training, planned)
+                training, base = self._at_stable_rate(training, planned)
                 self.sgd_lr = training.sgd_lr
             else:
                 base = self._play(training, planned)
             small = proof_job(self.job, training)
             if name == "gradient":
-                _check_reading(small, self.world.device)
+                _check_samples_repeat(small, self.world.device)
                 _check_repeats(base, self._play(training, planned), self.world.device)
-            results = [base, *self._shaken(training, planned, base)]
+            results = [base, *self._with_noise(training, planned, base)]
             for variant, result in enumerate(results):
                 self._write(f"{number}.{name}.{variant}", result, whole=variant == 0)
             model = small.model()
-            played[name] = [_played(result, small, model) for result in results]
+            played[name] = [_record(result, small, model) for result in results]
         return played
 
-    def _shaken(
+    def _with_noise(
         self, training: Prove, planned: LayoutPlan, base: reference.TrainingResult
     ) -> list[reference.TrainingResult]:
-        """Plays a training twice more, with rounding shaken and the rows reversed where their order means nothing."""
+        """Plays a training twice with noise in the rounding, and with reversed rows if their order does not matter."""
         dtype = getattr(torch, planned.rounds_to or training.dtype)
         reverses = self.reverses and not base.draws
         noises = [reference.Noise(dtype, seed, reverses, planned.rounds_weights) for seed in (1, 2)]
-        shaken = [self._play(training, planned, noise) for noise in noises]
+        noisy = [self._play(training, planned, noise) for noise in noises]
         first = base.micro_batches[0][0].loss
         visible = max(ORDERED, 100 * torch.finfo(dtype).eps) * abs(first)
-        if reverses and any(abs(other.micro_batches[0][0].loss - first) > visible for other in shaken):
+        if reverses and any(abs(other.micro_batches[0][0].loss - first) > visible for other in noisy):
             self.reverses = False
-            return self._shaken(training, planned, base)
-        return shaken
+            return self._with_noise(training, planned, base)
+        return noisy
 
     def _play(
         self, training: Prove, planned: LayoutPlan, noise: reference.Noise | None = None
@@ -125,8 +125,11 @@ class ReferencePlayer:
         small = proof_job(self.job, training)
         return reference.play(small, _layout(planned), steps_of(training), noise=noise, device=self.world.device)
 
-    def _without_explosion(self, training: Prove, planned: LayoutPlan) -> tuple[Prove, reference.TrainingResult]:
-        """Plays a training at the largest rate at which its losses do not explode, which would amplify rounding too."""
+    def _at_stable_rate(self, training: Prove, planned: LayoutPlan) -> tuple[Prove, reference.TrainingResult]:
+        """Plays a training at the largest learning rate tried at which its losses do not explode.
+
+        Exploding losses would amplify rounding. Returns the training with that rate, and its result.
+        """
         for number in range(RATES):
             try:
                 result = self._play(training, planned)
@@ -140,7 +143,7 @@ class ReferencePlayer:
         return training, result
 
     def _write(self, key: str, result: reference.TrainingResult, whole: bool) -> None:
-        """Writes a training's final state to files. whole: also its first gradients, its first weights, its buffers."""
+        """Writes a training's final state to files. whole: also its first weights, gradients and buffers."""
         tensors = {"": result.state}
         if whole:
             tensors |= {
@@ -150,18 +153,18 @@ class ReferencePlayer:
                 ".rank0_before_last": result.rank0_before_last,
             }
             tensors |= {f".buffers{replica}": buffers for replica, buffers in enumerate(result.buffers)}
-        for what, state in tensors.items():
-            write_state(self.folder, self.world.rank, f"{key}{what}", state)
+        for suffix, state in tensors.items():
+            write_state(self.folder, self.world.rank, f"{key}{suffix}", state)
 
 
 def _layout(planned: LayoutPlan) -> Layout:
     return Layout(planned.replicas, planned.split, planned.buffers)
 
 
-def _played(result: reference.TrainingResult, job: Job, model: nn.Module) -> Played:
-    """The record of one training of the proof's `job`. model: as it is built, untrained."""
+def _record(result: reference.TrainingResult, job: Job, model: nn.Module) -> Played:
+    """Returns the record of one training of the proof's `job`. model: untrained, for the digest of its weights."""
     return Played(
-        seen=[[_seen(micro_batch) for micro_batch in replica] for replica in result.micro_batches],
+        seen=[[_part_seen(micro_batch) for micro_batch in replica] for replica in result.micro_batches],
         later=result.later,
         rates=result.rates,
         norms=result.norms,
@@ -170,16 +173,16 @@ def _played(result: reference.TrainingResult, job: Job, model: nn.Module) -> Pla
         parameters=[name for name, _ in model.named_parameters(remove_duplicate=False)],
         length=len(job.train),
         clip_norm=job.clip_norm,
-        evaluation=_evaluated(result.evaluation) if result.evaluation else None,
+        evaluation=_evaluation_seen(result.evaluation) if result.evaluation else None,
     )
 
 
-def _seen(of: reference.MicroBatch) -> PartSeen:
-    return PartSeen(of.epoch, of.step, of.micro, of.indices, of.weight, of.digests, of.loss)
+def _part_seen(batch: reference.MicroBatch) -> PartSeen:
+    return PartSeen(batch.epoch, batch.step, batch.micro, batch.indices, batch.weight, batch.digests, batch.loss)
 
 
-def _evaluated(of: reference.Evaluation) -> EvaluationSeen:
-    return EvaluationSeen(of.rows, of.weight, of.sums, of.whole, unsteady=of.unsteady)
+def _evaluation_seen(result: reference.Evaluation) -> EvaluationSeen:
+    return EvaluationSeen(result.rows, result.weight, result.sums, result.whole, unsteady=result.unsteady)
 
 
 def _explodes(result: reference.TrainingResult) -> bool:
@@ -187,8 +190,8 @@ def _explodes(result: reference.TrainingResult) -> bool:
     return max(loss for _, loss in losses) > EXPLODES * max(loss for step, loss in losses if step == 0)
 
 
-def _check_reading(job: Job, device: str) -> None:
-    """Raises UserError when a sample is another one when it is read again."""
+def _check_samples_repeat(job: Job, device: str) -> None:
+    """Raises UserError when a sample has other values when it is read again."""
     rows = list(range(min(2, len(job.train))))
     first, second = (reference.digests(reference.fetch(job, rows, 0, device), len(rows)) for _ in range(2))
     if first != second:
@@ -199,7 +202,7 @@ def _check_reading(job: Job, device: str) -> None:
 
 
 def _check_repeats(result: reference.TrainingResult, again: reference.TrainingResult, device: str) -> None:
-    """Raises UserError when the reference itself is another training the second time: nothing could be proven then."""
+    """Raises UserError when the same training gives other losses the second time; then nothing can be proven."""
     for first, second in zip(result.micro_batches[0], again.micro_batches[0]):
         close = first.loss == second.loss or (
             device != "cpu" and abs(first.loss - second.loss) <= 1e-6 * abs(first.loss)

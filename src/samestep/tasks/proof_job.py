@@ -1,4 +1,4 @@
-"""Makes the job that a proof trains: the user's, on a few rows, changed as little as the proof needs.
+"""Makes the job that a proof trains: the user's job on a subset of its rows, in the proof's dtype and optimizer.
 
 Three trainings: `gradient` (one step of plain SGD at rate 1, nothing clipped: the weights' change is the first
 gradient), `sgd` (SGD with momentum, which decides) and `user` (the job's own optimizer, which confirms).
@@ -20,13 +20,16 @@ from samestep.data.stream import is_stream
 from samestep.job import Job, Recipe
 from samestep.records.plan import Prove
 
-SGD_LR = 0.05  # tried first; while the loss explodes, the reference takes a quarter of it
+SGD_LR = 0.05  # tried first; divided by 4 while the loss explodes
 
 
 def proof_job(job: Job, training: Prove) -> Job:
-    """Puts `job` on a subset that crosses an epoch's end with an uneven batch, in the proof's dtype and optimizer."""
+    """Returns `job` with the training's dtype and optimizer, on a subset with an uneven last batch.
+
+    The steps of the training reach the subset's second epoch.
+    """
     dtype = getattr(torch, training.dtype)
-    of_samples = None if job.collate else dtype  # a collate makes its tensors itself, and they are cast after it
+    sample_dtype = None if job.collate else dtype  # a job's collate creates the tensors; its result is cast
     rows = _spread(job.train, subset_length(len(job.train), job.global_batch, training))
     evaluated = [] if job.evaluation is None else _spread(job.evaluation, evaluated_rows(job, training.replicas))
     small = replace(
@@ -34,9 +37,9 @@ def proof_job(job: Job, training: Prove) -> Job:
         model=lambda: job.model().to(dtype),
         collate=_with_cast(job.collate, dtype),
         augment=_with_cast(job.augment, dtype),
-        train=_subset(job.train, rows, None if job.augment else of_samples),
+        train=_subset(job.train, rows, None if job.augment else sample_dtype),
         weight=_renumbered(job.weight, rows),
-        evaluation=None if job.evaluation is None else _subset(job.evaluation, evaluated, of_samples),
+        evaluation=None if job.evaluation is None else _subset(job.evaluation, evaluated, sample_dtype),
         evaluation_weight=_renumbered(job.evaluation_weight, evaluated),
     )
     if training.training == "gradient":
@@ -47,29 +50,29 @@ def proof_job(job: Job, training: Prove) -> Job:
 
 
 def steps_of(training: Prove) -> int:
-    """How many optimizer steps a training of the proof takes."""
+    """Returns how many optimizer steps a training of the proof takes."""
     return 1 if training.training == "gradient" else training.steps
 
 
 def subset_length(length: int, global_batch: int, training: Prove) -> int:
-    """Rows of the proof's subset: whole batches, then one that the replicas cannot share evenly: as large as the job's
-    own last batch where that is uneven (and may leave replicas without rows), else of about half the rows.
+    """Returns how many rows the proof's subset has: full batches, then one that does not divide among the replicas.
 
-    It is short enough for the steps to enter a second epoch. A dataset that has no more rows is taken whole.
+    That one is as large as the job's last batch if it does not divide (replicas may then get no rows), else about half
+    a batch. The steps reach the second epoch. A smaller dataset is taken whole.
     """
     replicas = training.replicas
-    own = length % global_batch
+    last = length % global_batch
     uneven = max(global_batch // 2, min(2 * replicas, global_batch - 1))
     while replicas > 1 and uneven < global_batch - 1 and uneven % replicas == 0:
         uneven += 1
-    if own % replicas:
-        uneven = own
+    if last % replicas:
+        uneven = last
     whole = max(1, training.steps * 5 // 8 - 1)  # of 8 steps: 4 whole, 1 uneven, then 3 of the next epoch
     return min(length, whole * global_batch + uneven)
 
 
 def evaluated_rows(job: Job, replicas: int) -> int:
-    """Rows of the proof's evaluation: a little more than two batches, which the replicas cannot share evenly."""
+    """Returns how many rows the proof evaluates: just over two batches, not divisible among the replicas."""
     rows = 2 * job.global_batch + 1
     while replicas > 1 and rows % replicas == 0:
         rows += 1
@@ -77,19 +80,19 @@ def evaluated_rows(job: Job, replicas: int) -> int:
 
 
 def _spread(dataset: Any, rows: int) -> list[int]:
-    """Indices of so many rows: a stream's first, else spread evenly, because many datasets are sorted by class."""
+    """Returns `rows` indices: a stream's first, else evenly spaced, because many datasets are sorted by class."""
     return list(range(rows)) if is_stream(dataset) else [i * len(dataset) // rows for i in range(rows)]
 
 
 def _subset(dataset: Any, rows: list[int], dtype: torch.dtype | None) -> Any:
-    """The samples at `rows`, in `dtype`. A TensorDataset stays one: the loader then takes the path of training."""
-    if type(dataset) is not TensorDataset:  # a subclass may have a __getitem__ of its own
+    """Returns the samples at `rows`, in `dtype`. A TensorDataset stays one, so that the loader runs as in training."""
+    if type(dataset) is not TensorDataset:  # a subclass may override __getitem__
         return Subset(dataset, rows) if dtype is None else _CastSubset(dataset, rows, dtype)
     return TensorDataset(*(_cast(tensor[rows], dtype) if dtype else tensor[rows] for tensor in dataset.tensors))
 
 
 class _CastSubset(Subset[Any]):
-    """A subset whose samples are in the proof's dtype."""
+    """A subset whose floating-point samples are cast to `dtype`."""
 
     def __init__(self, dataset: Any, rows: list[int], dtype: torch.dtype) -> None:
         super().__init__(dataset, rows)
@@ -103,12 +106,12 @@ class _CastSubset(Subset[Any]):
 
 
 def _renumbered(weight: Callable[[int], float] | None, rows: list[int]) -> Callable[[int], float] | None:
-    """`weight` by the index in the subset at `rows`."""
+    """Returns `weight` as a function of the index in the subset, whose samples are at `rows`."""
     return (lambda index: weight(rows[index])) if weight else None
 
 
 def _cast(data: Any, dtype: torch.dtype) -> Any:
-    """Every floating tensor, array and number in `data` as `dtype`."""
+    """Casts every floating-point tensor, array and number in `data` to `dtype`."""
 
     def cast(leaf: Any) -> Any:
         if isinstance(leaf, np.ndarray | np.floating) and np.issubdtype(leaf.dtype, np.floating):
@@ -121,27 +124,30 @@ def _cast(data: Any, dtype: torch.dtype) -> Any:
 
 
 def _with_cast(function: Callable[..., Any] | None, dtype: torch.dtype) -> Callable[..., Any] | None:
-    """`function`, its result in `dtype`."""
+    """Wraps `function` so that its result is cast to `dtype`."""
     return (lambda *args: _cast(function(*args), dtype)) if function else None
 
 
 def _sgd(recipe: Recipe, lr: float) -> Recipe:
-    """SGD with momentum over the recipe's own groups; their learning rates keep their ratio, their decay stays."""
+    """Returns SGD with momentum over the recipe's parameter groups.
+
+    The groups keep their weight decay and the ratio of their learning rates.
+    """
     base = recipe.settings.get("lr", 1e-3)
     groups = recipe.groups
 
     def sgd_groups(model: nn.Module) -> list[dict[str, Any]]:
         assert groups is not None
-        given: list[Any] = list(groups(model))
-        if not all(isinstance(group, dict) for group in given):  # parameters alone, as torch takes them too
-            given = [{"params": given}]
+        built: list[Any] = list(groups(model))
+        if not all(isinstance(group, dict) for group in built):  # plain parameters, which torch accepts too
+            built = [{"params": built}]
         return [
             {
                 "params": group["params"],
                 "lr": lr * group["lr"] / base if "lr" in group else lr,
                 "weight_decay": group.get("weight_decay", 0.0),
             }
-            for group in given
+            for group in built
         ]
 
     return Recipe(torch.optim.SGD, {"lr": lr, "momentum": 0.9}, sgd_groups if groups else None)

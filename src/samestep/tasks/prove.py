@@ -1,4 +1,4 @@
-"""Trains for the proof: a few observed steps, and the weights at their end."""
+"""Runs the proof's trainings: a few observed steps, and the final weights."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from samestep.world import World
 
 
 def prove(plan: Plan, training: Prove, job: Job, engine: Engine, world: World) -> Observations:
-    """Runs one training of the proof, observed; rank 0 writes the weights that it ends with."""
+    """Runs one observed training of the proof, and evaluates it. Rank 0 writes the final weights."""
     small = proof_job(job, training)
     run = Run(small, world, steps_of(training), observe=True)
     state = run_engine(engine, small, world, run, training.engine_settings)

@@ -1,4 +1,4 @@
-"""Runs an engine's `train`, and tells what its errors mean."""
+"""Runs an engine's `train` and explains its errors."""
 
 from __future__ import annotations
 
@@ -17,19 +17,23 @@ from samestep.training import Run
 from samestep.world import World
 
 
-def _synced(job: Job, world: World) -> Job:
-    """`job`, its BatchNorm layers made torch's SyncBatchNorm where it asks for that and there are others."""
+def with_sync_batchnorm(job: Job, world: World) -> Job:
+    """Returns `job` with SyncBatchNorm layers if it has sync_batchnorm and there is more than one rank."""
     if not job.sync_batchnorm or world.size == 1:
         return job
     return replace(job, model=lambda: torch.nn.SyncBatchNorm.convert_sync_batchnorm(job.model()))
 
 
 def run_engine(engine: Engine, job: Job, world: World, run: Run, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Trains `job` with an engine. Returns the full state dict on rank 0.
+
+    Raises UserError when there is no memory for a batch, Refused for an error that the engine explains.
+    """
     try:
-        return engine.train(_synced(job, world), world, run, **settings)
+        return engine.train(with_sync_batchnorm(job, world), world, run, **settings)
     except RuntimeError as error:
         if is_out_of_memory(error) and run.part:
-            error.__traceback__ = None  # whose frames hold what fills the memory
+            error.__traceback__ = None  # its frames hold the tensors that fill the memory
             raise out_of_memory(job, run.part, world) from None
         explain: Any = getattr(engine, "explain", None)
         sentence = explain(error, job) if explain else None

@@ -1,4 +1,4 @@
-"""Evaluates weights that a file holds."""
+"""Evaluates the weights in a file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from samestep.world import World
 
 
 def score(plan: Plan, training: Score, job: Job, engine: Engine, world: World) -> Observations:
-    """What the weights in a file come to on the job's evaluation, and the outputs for each of its rows."""
+    """Evaluates the weights in training.init on the job's evaluation, and writes the model's outputs if requested."""
     check_same_data(job, world, training=False)
     model = model_with_weights(job.model, Path(training.init)).to(world.device)
     evaluated = evaluate(job, model, world, predictions=bool(training.predictions))

@@ -1,4 +1,4 @@
-"""Trains the whole job, for the user."""
+"""Trains the whole job: what `samestep run` does on each rank."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from samestep.job import Job
 from samestep.rank import hardware
 from samestep.rank.best_weights import BestWeights
 from samestep.rank.graceful_stop import GracefulStop
-from samestep.rank.group import meeting_store
+from samestep.rank.group import stop_store
 from samestep.rank.weights import model_with_weights
 from samestep.records.plan import Plan, Train
 from samestep.records.record import Observations, Progress, attempt, write_progress
@@ -23,9 +23,9 @@ from samestep.world import World
 
 
 def train(plan: Plan, training: Train, job: Job, engine: Engine, world: World) -> Observations:
-    """Trains with progress and evaluations, and leaves weights.safetensors from rank 0.
+    """Trains with progress and evaluations. Rank 0 writes the weights to training.weights.
 
-    A stop that somebody asks for ends it after a step; then too, there are weights and an evaluation.
+    A graceful stop ends the training early; the weights are written and evaluated all the same.
     """
     check_same_data(job, world)
     schedule = schedule_of(job, 1)
@@ -40,18 +40,18 @@ def train(plan: Plan, training: Train, job: Job, engine: Engine, world: World) -
         samples = schedule.rows_of(done)
         write_progress(world.rank, folder, Progress("train", attempt(), done, steps, samples, loss, best.curve))
 
-    stop = GracefulStop(world, meeting_store())
+    stop = GracefulStop(world, stop_store())
     run = Run(job, world, steps, progress=progress if world.rank == 0 else None, stop=stop, evaluator=best)
     state = run_engine(engine, job, world, run, plan.engine_settings)
-    seen = run.observations()
+    observed = run.observations()
     write_progress(world.rank, folder, Progress("evaluate", attempt()))
-    if not best.ended:  # else libraries have taken one step more, which nobody asked for
-        best.add(len(seen.step_s), state, last=True)
+    if not best.ended:  # else the weights are one step past the last evaluation: see GracefulStop.after
+        best.add(len(observed.step_s), state, last=True)
     return replace(
-        seen,
+        observed,
         peak_memory_bytes=hardware.peak_memory_bytes(world.device),
         asked_steps=steps,
-        stopped="early" if best.ended else "asked" if len(seen.step_s) < steps else None,
+        stopped="early" if best.ended else "asked" if len(observed.step_s) < steps else None,
         evaluation=best.evaluated,
         curve=best.curve,
         best_at=best.best_at,

@@ -1,4 +1,4 @@
-"""Runs a plan's trainings, one after the other, in one process group."""
+"""Runs a plan's trainings in sequence, in one process group."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ KINDS: dict[str, Callable[..., Observations]] = {"measure": measure, "prove": pr
 
 
 def work(plan: Plan, world: World) -> dict[str, Observations]:
-    """Runs the plan's trainings. Returns what this rank observed in each, by their names."""
+    """Runs the plan's trainings. Returns name -> what this rank observed."""
     job = build(plan.job, plan.settings)
     engine = engines.load(plan.engine)
     observed = {}
-    # Opened even for one rank, so that no engine's model outlives its group: DDP's destructor can then wait for ever.
+    # Opened even for one rank, so that no engine's model outlives its group: DDP's destructor could wait for ever.
     with nullcontext() if engine.PROCESSES == "one" else process_group(world):
         for training in plan.trainings:
             write_progress(world.rank, Path(plan.out), Progress(training.name, attempt()))
@@ -36,13 +36,13 @@ def work(plan: Plan, world: World) -> dict[str, Observations]:
 
 
 def is_lost_peer(plan: Plan, error: BaseException) -> bool:
-    """Whether an error only tells that another rank has ended, as torch or the plan's engine says it."""
+    """Returns whether an error only reports that another rank is lost, to torch or to the plan's engine."""
     engine_says: Any = getattr(engines.load(plan.engine), "says_lost", None)
     return says_lost(error) or bool(engine_says and engine_says(error))
 
 
 def close(plan: Plan) -> None:
-    """Lets the plan's engine end what it keeps between trainings."""
-    ends: Any = getattr(engines.load(plan.engine), "close", None)
-    if ends:
-        ends()
+    """Calls the close() of the plan's engine, if it has one."""
+    close_engine: Any = getattr(engines.load(plan.engine), "close", None)
+    if close_engine:
+        close_engine()

@@ -1,1 +1,1 @@
-"""Small models that the built-in jobs train. Each is one file, to be copied."""
+"""The models that the built-in jobs train, one file each."""

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 
 class Block(nn.Module):
-    """Causal self-attention and a feed-forward net. [rows, length, width] -> the same"""
+    """Causal self-attention and a feed-forward network. [rows, length, width] -> [rows, length, width]"""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -24,8 +24,8 @@ class Block(nn.Module):
         query, key, value = (
             part.view(rows, length, self.heads, -1).transpose(1, 2) for part in self.attend(self.norm1(x)).chunk(3, -1)
         )
-        seen = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        x = x + self.drop(self.project(seen.transpose(1, 2).reshape(rows, length, width)))
+        attended = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.drop(self.project(attended.transpose(1, 2).reshape(rows, length, width)))
         out: Tensor = x + self.drop(self.feed(self.norm2(x)))
         return out
 

@@ -65,7 +65,7 @@ class Bottleneck(nn.Module):
 
 
 def _ending(norm: nn.Module) -> nn.Module:
-    """The norm at the end of a block, which starts as the identity: training is steadier, and so are its digits.
+    """Sets the weight of a block's last norm to 0, so that the block starts as the identity. Returns the norm.
 
     P. Goyal et al., "Accurate, Large Minibatch SGD", 2017; torchvision's zero_init_residual.
     """
@@ -81,11 +81,11 @@ def _shortcut(inplanes: int, planes: int, stride: int, norm: Norm) -> nn.Module:
 
 class ResNet(nn.Module):
     """Images -> logits [rows, classes]. Images are normalised tensors [rows, 3, height, width], or pixels in 0..255,
-    uint8 [rows, height, width, 3], which it normalises itself: a quarter of the bytes travels to the device.
+    uint8 [rows, height, width, 3], which it normalises itself: a quarter of the bytes is copied to the device.
 
     blocks: how many in each of the four stages. width: planes of the first stage. small: for images of 32x32, the
     first convolution is 3x3 and nothing is pooled before the stages. norm: 'group' normalises each image by itself, so
-    that a training does not depend on how its batches are shared out. mean, std: of the training's pixels / 255.
+    that a training does not depend on how its batches are divided. mean, std: of the training's pixels / 255.
     """
 
     def __init__(
@@ -114,11 +114,11 @@ class ResNet(nn.Module):
 
         def stage(number: int) -> nn.Sequential:
             nonlocal planes
-            made = []
-            for place in range(blocks[number]):
-                made.append(block(planes, width * 2**number, 2 if number and place == 0 else 1, normalised))
+            stacked = []
+            for index in range(blocks[number]):
+                stacked.append(block(planes, width * 2**number, 2 if number and index == 0 else 1, normalised))
                 planes = width * 2**number * block.expansion
-            return nn.Sequential(*made)
+            return nn.Sequential(*stacked)
 
         self.layer1, self.layer2, self.layer3, self.layer4 = map(stage, range(4))
         self.avgpool = nn.AdaptiveAvgPool2d(1)

@@ -1,1 +1,1 @@
-"""What is asked about a job and the engines before any launch."""
+"""Inspects a job and the engines before a launch."""

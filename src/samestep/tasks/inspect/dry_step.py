@@ -1,4 +1,4 @@
-"""One small batch through the job, forward and back: what no engine could train is said before any launch."""
+"""Runs one small batch through the job, forward and backward, to refuse before a launch what no engine can train."""
 
 from __future__ import annotations
 
@@ -18,18 +18,20 @@ from samestep.data.loader import Rows, to_device
 from samestep.data.schedule import Schedule, schedule_of
 from samestep.errors import UserError, not_a_scalar, not_per_row
 from samestep.job import Batch, Job, counts_by_itself
-from samestep.rank.evaluate import counted, evaluate
+from samestep.rank.evaluate import count_metric, evaluate
+from samestep.training import is_one_row_error
 from samestep.world import World
 
 ROWS = 4
-EVALUATED = 16
+EVALUATION_ROWS = 16
 PLAIN = (Tensor, np.ndarray, np.generic, str, bytes, int, float, type(None))
 
 
 def dry_step(job: Job, schedule: Schedule, model: nn.Module, device: str) -> list[str]:
-    """The names of the parameters that get no gradient. `model` is used up: its gradients and buffers change.
+    """Trains `model` on one small batch, up to the gradients. Returns the names of the parameters without a gradient.
 
-    Raises UserError, with the job's own line, where the job's functions raise or return what cannot be trained.
+    The model's gradients and buffers change. Raises UserError where the job's functions raise, with the line in the
+    job's code, or return what cannot be trained.
     """
     _check_optimizer(job, model)
     for name, parameter in model.named_parameters():
@@ -54,8 +56,8 @@ def dry_step(job: Job, schedule: Schedule, model: nn.Module, device: str) -> lis
     try:
         output = _raising("forward", lambda: job.forward(model, batch), part.rows)
     except UserError as error:
-        if "more than 1 value per channel" in str(error):
-            return []  # one row and BatchNorm: who gets one row is looked at elsewhere
+        if is_one_row_error(error):
+            return []  # inspect_job checks which ranks get one row
         raise
     if not called:
         raise UserError(
@@ -76,19 +78,19 @@ def dry_step(job: Job, schedule: Schedule, model: nn.Module, device: str) -> lis
 
 
 def dry_evaluation(job: Job, model: nn.Module, device: str) -> None:
-    """Two small batches of the job's evaluation, as a run would count them at its end. Raises UserError as dry_step."""
+    """Evaluates `model` on two small batches of the job's evaluation. Raises UserError as dry_step does."""
     if job.evaluation is None:
         return
-    few: Any = Subset(job.evaluation, range(min(2 * EVALUATED, len(job.evaluation))))  # type: ignore[arg-type]
-    small = replace(job, evaluation=few, micro_batch=EVALUATED, workers=0)
-    _check_metrics(replace(small, train=few, augment=None, weight=None, shuffle=False), model, device)
+    subset: Any = Subset(job.evaluation, range(min(2 * EVALUATION_ROWS, len(job.evaluation))))  # type: ignore[arg-type]
+    small = replace(job, evaluation=subset, micro_batch=EVALUATION_ROWS, workers=0)
+    _check_metrics(replace(small, train=subset, augment=None, weight=None, shuffle=False), model, device)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of metrics that want more rows than these
-        _raising("evaluation", lambda: evaluate(small, model.to(device), World(devices=(device,))), EVALUATED)
+        warnings.simplefilter("ignore")  # of metrics that expect more rows
+        _raising("evaluation", lambda: evaluate(small, model.to(device), World(devices=(device,))), EVALUATION_ROWS)
 
 
 def _check_metrics(job: Job, model: nn.Module, device: str) -> None:
-    """On some rows of `job.train`, which stands for the evaluation's."""
+    """Calls each metric on some rows of `job.train`, which the caller has set to the evaluation's."""
     part = replace(schedule_of(job, 1), global_batch=min(ROWS, len(job.train))).step(0, 0, 0)[0]
     model = model.to(device).eval()
     batch = Batch(to_device(_raising("reading", lambda: Rows(job)[part][1], part.rows), device), part)
@@ -101,7 +103,7 @@ def _check_metrics(job: Job, model: nn.Module, device: str) -> None:
                         f"the metric '{name}' is given (output, batch.targets), and a batch that is a dict has none; "
                         "give (inputs, targets), or a metric of a class of your own whose update reads the batch"
                     )
-                _raising(f"metric '{name}'", lambda metric=metric: counted(metric, output, batch), part.rows)
+                _raising(f"metric '{name}'", lambda metric=metric: count_metric(metric, output, batch), part.rows)
                 continue
             values = _raising(f"metric '{name}'", lambda metric=metric: metric(output, batch), part.rows)
             if not isinstance(values, Tensor) or list(values.shape) != [part.rows]:
@@ -109,6 +111,7 @@ def _check_metrics(job: Job, model: nn.Module, device: str) -> None:
 
 
 def _without_gradient(model: nn.Module) -> list[str]:
+    """Returns the names of the parameters without a gradient. Raises UserError for a sparse gradient."""
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     for name, parameter in trained:
         if parameter.grad is not None and parameter.grad.is_sparse:
@@ -119,6 +122,7 @@ def _without_gradient(model: nn.Module) -> list[str]:
 
 
 def _check_optimizer(job: Job, model: nn.Module) -> None:
+    """Raises UserError for an optimizer that needs a closure, and for a scheduler that needs a metric."""
     closure = inspect.signature(job.optimizer.cls.step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         raise UserError(
@@ -138,7 +142,7 @@ def _check_optimizer(job: Job, model: nn.Module) -> None:
 
 
 def _raising(what: str, do: Any, rows: int | None) -> Any:
-    """do(), its exception told as a sentence with the line of the job's own code that raised."""
+    """Calls `do`. Turns its exception into a UserError with the line in the job's code that raised it."""
     try:
         return do()
     except UserError:
@@ -146,8 +150,8 @@ def _raising(what: str, do: Any, rows: int | None) -> Any:
     except (Exception, SystemExit) as error:
         text = str(error).strip().splitlines()
         frames = [f for f in traceback.extract_tb(error.__traceback__) if "site-packages" not in f.filename]
-        own = [f for f in frames if f.filename != __file__]
-        at = f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
+        job_frames = [f for f in frames if f.filename != __file__]
+        at = f" ({job_frames[-1].filename}, line {job_frames[-1].lineno})" if job_frames else ""
         on = f" on {rows} rows" if rows else ""
         raise UserError(
             f"the job's {what} raised{on}: {type(error).__name__}{': ' + text[0] if text else ''}{at}"

@@ -1,4 +1,4 @@
-"""Inspects the engines before any launch: which run here, what is missing, and how they would lay a step out."""
+"""Inspects the engines before a launch: which run here, what is missing, and how they divide a step."""
 
 from __future__ import annotations
 
@@ -18,48 +18,48 @@ from samestep.world import World
 
 
 def inspect_engines(
-    devices: tuple[str, ...], nproc: int, given: Mapping[str, str], asked: Sequence[str]
+    devices: tuple[str, ...], nproc: int, options: Mapping[str, str], names: Sequence[str]
 ) -> list[EngineFacts]:
-    """Every engine: whether it runs on these devices, the reason when not, the line that installs it, its settings, and
-    how it would lay `nproc` replicas out.
+    """Returns the facts of every engine: whether it runs on these devices, why not, its settings, and its layout.
 
-    given: texts of --set-engine; 'key' is for every engine that has it, 'engine.key' for one. Raises UserError for a
-    key that none of the engines `asked` has (all where none is asked), and for a value that does not fit.
+    nproc: number of replicas. options: texts of --set-engine; 'key' sets every engine that has it, 'engine.key' one.
+    names: the engines of this command; none: all. Raises UserError for a key that none of these has, and for a value
+    of the wrong type.
     """
-    rows, had = [], set()
+    rows, used = [], set()
     for name in engines.names():
-        said = "does not import"
+        problem = "does not import"
         try:
             engine = engines.load(name)
-            said = "does not answer"
+            problem = "does not answer"
             known = _settings(engine)
             texts = {}
-            for place, text in given.items():
-                whose, _, key = place.rpartition(".")
-                if (whose == name or not whose) and key in known and (name in asked or not asked):
+            for option, text in options.items():
+                owner, _, key = option.rpartition(".")
+                if (owner == name or not owner) and key in known and (name in names or not names):
                     texts[key] = text
-                    had.add(place)
+                    used.add(option)
             chosen = values_of(engine.train, texts, f"the engine {name}", "--set-engine") if texts else {}
             row = _facts(name, engine, devices, nproc, known, chosen)
-            json.dumps(as_json(row))  # what it says must reach the parent
+            json.dumps(as_json(row))  # it must be JSON for the parent
         except UserError:
             raise  # about a value of --set-engine
         except (Exception, SystemExit) as error:  # a broken engine of another package must not break the rest
             words = (str(error).strip().splitlines() or [""])[0]
-            row = _broken(name, f"{said}: {type(error).__name__}: {words}")
+            row = _broken(name, f"{problem}: {type(error).__name__}: {words}")
         rows.append(row)
     rows += [_broken(name, "its name is that of an engine of samestep's") for name in engines.shadowed_names()]
-    for place in given:
-        if place not in had:
+    for option in options:
+        if option not in used:
             every = {f"{row.name}.{key}" for row in rows for key in row.settings}
-            listed = sorted(key for key in every if not asked or key.partition(".")[0] in asked)
-            known_keys = nearest(place, listed) if listed else "they have no settings"
-            raise UserError(f"--set-engine {place}: none of the engines asked for has this setting; {known_keys}")
+            listed = sorted(key for key in every if not names or key.partition(".")[0] in names)
+            known_keys = nearest(option, listed) if listed else "they have no settings"
+            raise UserError(f"--set-engine {option}: none of the engines asked for has this setting; {known_keys}")
     return rows
 
 
 def _settings(engine: engines.Engine) -> dict[str, Any]:
-    """The settings of an engine and their defaults: the keyword arguments of its train()."""
+    """Returns an engine's settings and their defaults: the keyword arguments of its train()."""
     parameters = inspect.signature(engine.train).parameters.values()
     return {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
 
@@ -103,10 +103,10 @@ def _facts(
 
 
 def _requirements(extra: str, needs: Sequence[str]) -> str:
-    """What samestep's own metadata ask for under `extra`, quoted; of another package's engine, the modules it needs."""
+    """Returns the requirements of samestep's extra `extra`, quoted for a shell; without such an extra, `needs`."""
     try:
-        asked = [text.partition(";") for text in requires("samestep") or []]
+        entries = [text.partition(";") for text in requires("samestep") or []]
     except PackageNotFoundError:
-        asked = []
-    wanted = [what.strip() for what, _, marker in asked if re.search(rf"extra == ['\"]{extra}['\"]", marker)]
+        entries = []
+    wanted = [what.strip() for what, _, marker in entries if re.search(rf"extra == ['\"]{extra}['\"]", marker)]
     return " ".join(f"'{what}'" if re.search("[<>=]", what) else what for what in wanted or needs or ["torch"])

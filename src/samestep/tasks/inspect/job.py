@@ -1,4 +1,4 @@
-"""Inspects a job before any launch: its sizes, and what no engine could train."""
+"""Inspects a job before a launch: its sizes, and what no engine can train."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from samestep.records.plan import Prove
 from samestep.tasks.inspect.dry_step import dry_evaluation, dry_step
 from samestep.tasks.inspect.load import build, find, innermost, settings_of
 from samestep.tasks.proof_job import SGD_LR, proof_job
-from samestep.training import digest_state, one_row_sentence
+from samestep.training import digest_state, is_one_row_error, one_row_message
 
 
 def inspect_job(target: str, settings: Mapping[str, str], replicas: int, steps: int, device: str) -> JobFacts:
-    """A job's settings and sizes, and what its layers refuse, with 1 and with `replicas` replicas.
+    """Returns a job's settings and sizes, and what its layers refuse, with 1 and with `replicas` replicas.
 
-    Raises UserError for a job that no engine could train, or that no proof could speak about.
+    steps: of the proof. Raises UserError for a job that cannot be trained, or that cannot be proven.
     """
     function = find(target)
     job = build(target, settings)
@@ -76,7 +76,7 @@ def inspect_job(target: str, settings: Mapping[str, str], replicas: int, steps: 
 
 
 def _better(metric: Any) -> str:
-    """Whether a metric is good when it is high ('max') or low ('min'); torchmetrics' own know."""
+    """Returns whether a higher ('max') or a lower value ('min') of a metric is better. torchmetrics say it."""
     return "min" if getattr(metric, "higher_is_better", True) is False else "max"
 
 
@@ -86,8 +86,8 @@ def _layers(model: nn.Module, kind: type[nn.Module]) -> tuple[str, ...]:
 
 
 def _source_digest(target: str, function: Callable[..., Any]) -> str:
-    """A digest of the job's file and of the neighbours that it imports: a changed job is another question."""
-    if target.endswith(".pkl"):  # a function of a notebook, whose cell has another name each time it runs
+    """Returns a digest of the job's file and of the modules beside it that it imports."""
+    if target.endswith(".pkl"):  # a function in a notebook: its file name changes each time the cell runs
         try:
             text = inspect.getsource(function).encode()
         except (OSError, TypeError):
@@ -106,6 +106,7 @@ def _source_digest(target: str, function: Callable[..., Any]) -> str:
 
 
 def _model(job: Job) -> nn.Module:
+    """Builds the job's model. Raises UserError when that fails, or when it has uninitialised (lazy) parameters."""
     try:
         model = job.model()
     except (Exception, SystemExit) as error:
@@ -127,7 +128,7 @@ def _check_evaluation_weights(job: Job) -> None:
 
 
 def _refusal(job: Job, replicas: int) -> str | None:
-    """The sentence about the smallest part of an epoch, if a layer refuses its one row, or that there is none."""
+    """Returns why a layer refuses the smallest part of an epoch (one row, or none under SyncBatchNorm), or None."""
     synced = job.sync_batchnorm and replicas > 1
     rows, step, rank = schedule_of(job, replicas).smallest_part()
     if synced and (empty := schedule_of(job, replicas).without_rows()):
@@ -143,8 +144,8 @@ def _refusal(job: Job, replicas: int) -> str | None:
     try:
         job.forward(job.model(), Batch(data, part))
     except ValueError as error:
-        if "more than 1 value per channel" in str(error):
-            return one_row_sentence(step, rank)
+        if is_one_row_error(error):
+            return one_row_message(step, rank)
     except Exception:
-        return None  # whatever else is wrong shows when it trains, with its own message
+        return None  # other errors are raised again when it trains
     return None

@@ -1,4 +1,4 @@
-"""Loading a job: finds the function that a name means, and turns --set texts into the types it declares."""
+"""Loads a job: finds its function, and converts the texts of --set to the types that the function declares."""
 
 from __future__ import annotations
 
@@ -21,83 +21,87 @@ from samestep.job import Job
 
 
 def builtin_names() -> list[str]:
-    """The jobs that come with samestep: the files in jobs/."""
+    """Returns the names of the built-in jobs: the files in jobs/."""
     import samestep.jobs
 
     return sorted(m.name for m in pkgutil.iter_modules(samestep.jobs.__path__) if not m.ispkg)
 
 
 def find(target: str) -> Callable[..., Any]:
-    """The job function behind `target`: a built-in name, `file.py[:function]`, `package.module:function`, or a file of
-    the Python API's (job.pkl)."""
+    """Returns the job function that `target` names.
+
+    target: a built-in name, `file.py[:function]`, `package.module:function`, or a pickle from the Python API (job.pkl).
+    Raises UserError when there is none.
+    """
     if target.endswith(".pkl"):
         return _unpickled(target)
-    place, function = _split(target)
-    if place is None:
+    source, function = _split(target)
+    if source is None:
         hint = nearest(target, builtin_names())
         hint += "" if hint.endswith("?") else "."
         raise UserError(f"there is no job '{target}'; {hint} A job of your own is given as file.py:function")
-    module = _import(place)
-    found = getattr(module, function, None)
-    if not callable(found):
+    module = _import(source)
+    value = getattr(module, function, None)
+    if not callable(value):
         functions = [n for n, v in vars(module).items() if inspect.isfunction(v) and v.__module__ == module.__name__]
         hint = nearest(function, functions[:12]) if functions else "it defines none"
-        raise UserError(f"{place} has no function '{function}'; {hint}")
-    return found  # type: ignore[no-any-return]
+        raise UserError(f"{source} has no function '{function}'; {hint}")
+    return value  # type: ignore[no-any-return]
 
 
 def _unpickled(target: str) -> Callable[..., Any]:
-    """What samestep.commands.api has written of a function that no file holds."""
+    """Loads a function that samestep.commands.api has pickled because no file holds it."""
     import cloudpickle
 
     try:
         path, function = cloudpickle.loads(Path(target).read_bytes())
-        sys.path += [place for place in path if place not in sys.path]
+        sys.path += [folder for folder in path if folder not in sys.path]
     except Exception as error:
-        raise UserError(f"the job does not load in another process: {_says(error)}") from error
+        raise UserError(f"the job does not load in another process: {_summary(error)}") from error
     return cast(Callable[..., Any], function)
 
 
 def home(target: str, function: Callable[..., Any]) -> tuple[ModuleType, str]:
-    """The module that holds the function which find() gave for `target`, and its name there.
+    """Returns the module that holds the function find(target), and its name there.
 
-    That is where it was written, if that module has it under its own name; else where it was asked for: a function
-    that another one made, a lambda or a partial is known there alone.
+    That is the module that defines it, if it has it under its own name; else the module that `target` names: a lambda,
+    a partial or a function that another one returned exists only there.
     """
     inner = innermost(function)
-    wrote = sys.modules.get(inner.__module__)
-    if wrote and getattr(wrote, inner.__name__, None) is function:
-        return wrote, inner.__name__
-    place, name = _split(target)
-    return sys.modules[Path(str(place)).stem if str(place).endswith(".py") else str(place)], name
+    defining = sys.modules.get(inner.__module__)
+    if defining and getattr(defining, inner.__name__, None) is function:
+        return defining, inner.__name__
+    source, name = _split(target)
+    return sys.modules[Path(str(source)).stem if str(source).endswith(".py") else str(source)], name
 
 
 def innermost(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function inside what a decorator or functools.partial made of it: the one that has a file and hints."""
+    """Returns the function inside decorators and functools.partial: the one with a file and type hints."""
     while isinstance(function, partial) or hasattr(function, "__wrapped__"):
         function = function.func if isinstance(function, partial) else function.__wrapped__
     return function if inspect.isroutine(function) or inspect.isclass(function) else type(function).__call__
 
 
 def _split(target: str) -> tuple[str | None, str]:
-    """The file or module of a target, None where it names no job that there is; and the function in it."""
+    """Returns the file or module that a target names, None for an unknown name, and the function in it."""
     if ":" in target:
-        place, _, function = target.rpartition(":")
-        return place, function
+        source, _, function = target.rpartition(":")
+        return source, function
     if target.endswith(".py"):
         return target, "job"
     return (f"samestep.jobs.{target}" if target in builtin_names() else None), "job"
 
 
-def _import(place: str) -> ModuleType:
+def _import(source: str) -> ModuleType:
+    """Imports a job's file or module. Raises UserError with the line that failed."""
     try:
-        if not place.endswith(".py"):
+        if not source.endswith(".py"):
             sys.path.insert(0, str(Path.cwd()))
-            return importlib.import_module(place)
-        path = Path(place).resolve()
+            return importlib.import_module(source)
+        path = Path(source).resolve()
         if not path.is_file():
-            raise UserError(f"there is no job file {place}; give the path of a Python file, as in my_job.py:job")
-        sys.path.insert(0, str(path.parent))  # a job file may import its neighbours, as a script may
+            raise UserError(f"there is no job file {source}; give the path of a Python file, as in my_job.py:job")
+        sys.path.insert(0, str(path.parent))  # a job file may import modules beside it, as a script may
         spec = importlib.util.spec_from_file_location(path.stem, path)
         assert spec and spec.loader
         module = importlib.util.module_from_spec(spec)
@@ -107,11 +111,11 @@ def _import(place: str) -> ModuleType:
     except UserError:
         raise
     except BaseException as error:
-        raise UserError(f"the job {place} does not import: {_where(error, place)}{_says(error)}") from error
+        raise UserError(f"the job {source} does not import: {_where(error, source)}{_summary(error)}") from error
 
 
 def settings_of(function: Callable[..., Any]) -> dict[str, str]:
-    """The settings of a job function: name -> its type and default, as text."""
+    """Returns a job function's settings: name -> type and default, as text."""
     return {
         name: str(p).partition(":")[2].strip()
         for name, p in inspect.signature(function, eval_str=True).parameters.items()
@@ -119,14 +123,14 @@ def settings_of(function: Callable[..., Any]) -> dict[str, str]:
 
 
 def values_of(function: Callable[..., Any], texts: Mapping[str, str], what: str, flag: str) -> dict[str, Any]:
-    """`texts`, as given to `flag`, as the types that `function` declares for its arguments of these names.
+    """Converts `texts` to the types that `function` declares for its arguments of these names.
 
-    Raises UserError for a name that it does not have and a text that does not fit; `what` names the function there.
+    what, flag: the function and the option, for the errors. Raises UserError for an unknown name or a wrong value.
     """
     try:
         hints = get_type_hints(innermost(function))
     except Exception as error:
-        raise UserError(f"the annotations of {what} cannot be read: {_says(error)}") from error
+        raise UserError(f"the annotations of {what} cannot be read: {_summary(error)}") from error
     parameters = inspect.signature(function).parameters
     values: dict[str, Any] = {}
     for name, text in texts.items():
@@ -150,13 +154,13 @@ def values_of(function: Callable[..., Any], texts: Mapping[str, str], what: str,
 
 
 def build(target: str, settings: Mapping[str, str]) -> Job:
-    """Calls the job function with `settings` (texts, as given to --set) and returns its Job."""
+    """Calls the job function with `settings` (texts of --set) and returns its Job. Raises UserError when that fails."""
     function = find(target)
-    own = inspect.signature(function).parameters
-    general = {name: text for name, text in settings.items() if name not in own and name in GENERAL}
-    mine = {name: text for name, text in settings.items() if name not in general}
-    values = values_of(function, mine, f"the job {target}", "--set")
-    absent = [n for n, p in own.items() if p.default is inspect.Parameter.empty and n not in values]
+    parameters = inspect.signature(function).parameters
+    general = {name: text for name, text in settings.items() if name not in parameters and name in GENERAL}
+    declared = {name: text for name, text in settings.items() if name not in general}
+    values = values_of(function, declared, f"the job {target}", "--set")
+    absent = [n for n, p in parameters.items() if p.default is inspect.Parameter.empty and n not in values]
     if absent:
         raise UserError(f"the job {target} needs a value for '{absent[0]}': give --set {absent[0]}=…")
     try:
@@ -164,7 +168,9 @@ def build(target: str, settings: Mapping[str, str]) -> Job:
     except UserError:
         raise
     except (Exception, SystemExit) as error:
-        raise UserError(f"the job {target} raised while it was built: {_where(error, target)}{_says(error)}") from error
+        raise UserError(
+            f"the job {target} raised while it was built: {_where(error, target)}{_summary(error)}"
+        ) from error
     if not isinstance(job, Job):
         raise UserError(f"the job {target} returned {type(job).__name__}, not a samestep.Job")
     return replace(job, **values_of(of_every_job, general, f"the job {target}", "--set"))
@@ -178,20 +184,19 @@ def of_every_job(
     shuffle: bool = True,
     sync_batchnorm: bool = False,
 ) -> None:
-    """The settings that every job has, also those whose function does not declare them: they change how a training is
-    carried out, or drop the rows that do not fill a batch."""
+    """Declares the settings that every job has, even if its function does not declare them."""
 
 
 GENERAL = tuple(inspect.signature(of_every_job).parameters)
 
 
-def _says(error: BaseException) -> str:
+def _summary(error: BaseException) -> str:
     text = str(error).strip().splitlines()
     return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
 
 
 def _where(error: BaseException, target: str) -> str:
-    """'line N: ' of the innermost frame in the job's own file."""
+    """Returns 'line N: ' for the innermost frame in the job's file."""
     import traceback
 
     stem = Path(target.partition(":")[0]).stem
