@@ -44,10 +44,10 @@ from torch.utils.data import DataLoader, Dataset, default_collate
     samestep run imagefolder --set data=FOLDER --set model=resnet50 --engine ddp --nproc 8
 
 FOLDER holds train/CLASS/*.jpg, and val/CLASS/*.jpg or test/CLASS/*.jpg. Full scale: the defaults, 90 epochs of 256 at
-lr 0.1, divided by 10 every 30 epochs: 69.76 % top-1 for resnet18 and 76.13 % for resnet50 on ImageNet-1k
-(https://docs.pytorch.org/vision/stable/models.html, weights IMAGENET1K_V1).
-Small: --set epochs=5 --set size=32 --set width=8 --set lr=0.02 --set workers=1, some two minutes on 2 cores with 10,000
-small images.
+lr 0.1, divided by 10 every 30 epochs. torchvision reaches 69.76 % top-1 for resnet18 and 76.13 % for resnet50 on
+ImageNet-1k (https://docs.pytorch.org/vision/stable/models.html, weights IMAGENET1K_V1).
+Small: --set epochs=5 --set size=32 --set width=8 --set lr=0.02 --set workers=1, about two minutes on 2 cores with
+10,000 small images.
 """
 
 
@@ -60,8 +60,8 @@ def prepared(pixels: Pixels, size: int) -> Pixels:
     return center_crop(pixels, size, size * 256 // 224)
 
 
-def among(best: int, output: Tensor, batch: Batch) -> Tensor:
-    """Whether the label is among the `best` most probable classes. [rows]"""
+def top_k(best: int, output: Tensor, batch: Batch) -> Tensor:
+    """Returns whether each label is among the `best` most probable classes. shape [rows], bool"""
     hits: Tensor = output.topk(min(best, output.shape[1])).indices == batch.targets[:, None]
     return hits.any(1)
 
@@ -96,7 +96,7 @@ def job(
         train=train,
         augment=partial(augmented, size=size),
         evaluation=ImageFolder(held_out, partial(prepared, size=size), train.classes, bad=bad),
-        metrics={"top1": partial(among, 1), "top5": partial(among, 5)},
+        metrics={"top1": partial(top_k, 1), "top5": partial(top_k, 5)},
         global_batch=global_batch,
         micro_batch=micro_batch,
         epochs=epochs,
@@ -108,10 +108,10 @@ def job(
 # ----------------------------------------------------------------------------------------------------------------------
 # samestep/data/images.py
 
-"""Images in class folders: listed once, decoded when asked for, a broken one named by its path.
+"""ImageFolder, a dataset of images in class folders, and the crops and flips that augment them.
 
-Pixels stay uint8 [height, width, 3] all the way: that is a quarter of what floats would be on their way from loader
-workers, and a model normalises a whole batch in one operation. All arrays returned here are new and contiguous.
+Pixels stay uint8 [height, width, 3]: a quarter of the bytes that floats would take on the way from loader workers. The
+model normalises a whole batch in one operation. All functions return new, contiguous arrays.
 """
 
 
@@ -121,15 +121,15 @@ Pixels = NDArray[np.uint8]  # [height, width, 3]
 
 
 class ImageFolder(Dataset[Any]):
-    """`folder/CLASS/*.jpg` as (image, label); labels number the class folders in the order of their names.
+    """The images in `folder/CLASS/*.jpg` as (image, label); labels number the class folders in alphabetical order.
 
-    transform: pixels -> what is returned as the image; None gives the pixels, for a job's `augment` to crop.
-    classes: to insist on; the folder's own where None.
-    bad: what happens to images that cannot be read. 'fail': UserError with the path when one is met. 'skip': all are
-        read once at the start, on every rank alike; `skipped` holds the paths that are left out, a warning counts them,
-        and the schedule is made of those that remain, so that each of them is still seen once an epoch.
-    short_side: as decode's.
-    Raises UserError for a folder without images.
+    transform: applied to the pixels to get the image; None returns the pixels, for a job's `augment` to crop.
+    classes: the class names that the folder must have; None: any.
+    bad: what to do with images that cannot be read. 'fail': raise UserError with the path when such an image is loaded.
+        'skip': read all images once at the start, on every rank, and leave the broken ones out. `skipped` lists their
+        paths, a warning counts them, and the schedule covers the rest, each once an epoch.
+    short_side: see decode().
+    Raises UserError for a folder without images, or with other classes than `classes`.
     """
 
     def __init__(
@@ -144,14 +144,16 @@ class ImageFolder(Dataset[Any]):
         folder = Path(folder)
         if not folder.is_dir():
             raise UserError(f"there is no folder {folder}; give one that holds a folder of images for each class")
-        found = sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
-        if classes is not None and found != classes:
-            odd = sorted({*found} ^ {*classes})
-            raise UserError(f"{folder} does not hold the training's classes: {', '.join(odd[:5])} is in one alone")
-        self.classes, self.transform, self.short_side = found, transform, short_side
+        names = sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+        if classes is not None and names != classes:
+            differing = sorted({*names} ^ {*classes})
+            raise UserError(
+                f"{folder} does not hold the training's classes: {', '.join(differing[:5])} is in one alone"
+            )
+        self.classes, self.transform, self.short_side = names, transform, short_side
         self.paths = [
             (path, label)
-            for label, name in enumerate(found)
+            for label, name in enumerate(names)
             for path in sorted((folder / name).iterdir())
             if path.suffix.lower() in SUFFIXES
         ]
@@ -159,7 +161,7 @@ class ImageFolder(Dataset[Any]):
             raise UserError(f"{folder / empty[0]} holds no images; remove it, or fill it: it would be a class")
         self.skipped: list[Path] = []
         if bad == "skip":
-            self._leave_out_the_bad(folder)
+            self._skip_broken(folder)
         if not self.paths:
             raise UserError(f"{folder} holds no images; put them in a folder for each class, as in {folder}/cat/1.jpg")
 
@@ -167,17 +169,17 @@ class ImageFolder(Dataset[Any]):
         filled = {label for _, label in self.paths}
         return [name for label, name in enumerate(self.classes) if label not in filled]
 
-    def _leave_out_the_bad(self, folder: Path) -> None:
-        with ThreadPoolExecutor(os.cpu_count()) as threads:  # Pillow decodes outside of Python's lock
-            good = list(threads.map(_can_be_read, (path for path, _ in self.paths)))
-        self.skipped = [path for (path, _), fine in zip(self.paths, good) if not fine]
-        self.paths = [entry for entry, fine in zip(self.paths, good) if fine]
+    def _skip_broken(self, folder: Path) -> None:
+        with ThreadPoolExecutor(os.cpu_count()) as threads:  # Pillow releases the GIL while it decodes
+            readable = list(threads.map(_can_be_read, (path for path, _ in self.paths)))
+        self.skipped = [path for (path, _), fine in zip(self.paths, readable) if not fine]
+        self.paths = [entry for entry, fine in zip(self.paths, readable) if fine]
         if self.skipped:
             some = ", ".join(str(path.relative_to(folder)) for path in self.skipped[:3])
             if self.paths and (empty := self._empty_classes()):
                 raise UserError(f"{folder / empty[0]} holds no image that can be read; mend or remove it")
             warnings.warn(
-                f"left out {len(self.skipped)} of the {len(good)} images of {folder}, which cannot be read: {some}"
+                f"left out {len(self.skipped)} of the {len(readable)} images of {folder}, which cannot be read: {some}"
                 + (", …" if len(self.skipped) > 3 else ""),
                 stacklevel=3,
             )
@@ -192,16 +194,20 @@ class ImageFolder(Dataset[Any]):
 
 
 def decode(path: Path, short_side: int | None = None) -> Pixels:
-    """An image file's pixels [height, width, 3]. Raises UserError, with its path, when it is no image.
+    """Reads an image file. Returns its pixels, uint8 [height, width, 3].
 
-    short_side: a JPEG is decoded at 1/8, 1/4 or 1/2 of its size, several times faster, where its shorter side keeps at
-    least so many pixels. Source: Pillow's Image.draft.
+    short_side: decode a JPEG at 1/8, 1/4 or 1/2 of its size, which is several times faster, if its shorter side keeps
+    at least this many pixels. Source: Pillow's Image.draft. Raises UserError with the path when the file is no image.
     """
     if short_side is None and path.suffix.lower() in JPEG:
-        with contextlib.suppress(OSError, ValueError):  # whatever is wrong with it, Pillow reads it or says why not
+        with contextlib.suppress(OSError, ValueError):  # if it fails, Pillow reads the file or says what is wrong
             file = path.read_bytes()
             _, _, colours, _ = simplejpeg.decode_jpeg_header(file)
-            if colours in ("YCbCr", "Gray", "RGB"):  # of other colours the two make different pixels
+            if colours in (
+                "YCbCr",
+                "Gray",
+                "RGB",
+            ):  # for other colour spaces simplejpeg and Pillow return different pixels
                 pixels: Pixels = simplejpeg.decode_jpeg(file, "RGB")
                 return pixels
     try:
@@ -214,7 +220,7 @@ def decode(path: Path, short_side: int | None = None) -> Pixels:
         SyntaxError,
         ValueError,
         Image.DecompressionBombError,
-    ) as error:  # Pillow's own, for what is broken
+    ) as error:  # what Pillow raises for broken files
         raise UserError(
             f"{path} cannot be read as an image ({error}); mend or remove it, or leave out what is broken: bad='skip'"
         ) from error
@@ -229,12 +235,12 @@ def _can_be_read(path: Path) -> bool:
 
 
 def resized(pixels: Pixels, height: int, width: int) -> Pixels:
-    """Bilinear, with the antialiasing that makes small images look like the large ones."""
+    """Resizes pixels to [height, width, 3], bilinear with antialiasing."""
     return np.array(Image.fromarray(pixels).resize((width, height), Image.Resampling.BILINEAR))
 
 
 def center_crop(pixels: Pixels, size: int, short_side: int) -> Pixels:
-    """The shorter side scaled to `short_side`, then the middle [size, size, 3]."""
+    """Scales the shorter side to `short_side` and crops the center. Returns [size, size, 3]."""
     height, width = pixels.shape[:2]
     if min(height, width) != short_side or short_side < size:
         scale = short_side / min(height, width)
@@ -244,13 +250,13 @@ def center_crop(pixels: Pixels, size: int, short_side: int) -> Pixels:
 
 
 def random_resized_crop(pixels: Pixels, size: int, generator: torch.Generator) -> Pixels:
-    """A part of 8 % to 100 % of the area, 3:4 to 4:3 in shape, scaled to [size, size, 3].
+    """Crops 8 % to 100 % of the area with an aspect ratio of 3:4 to 4:3, and scales it to [size, size, 3].
 
     Source: C. Szegedy et al., "Going Deeper with Convolutions", 2014; torchvision's RandomResizedCrop.
     """
     height, width = pixels.shape[:2]
     for _ in range(10):
-        of_area, of_shape, of_height, of_width = _uniform(4, generator)
+        of_area, of_shape, of_height, of_width = _random_numbers(4, generator)
         area = height * width * (0.08 + 0.92 * of_area)
         shape = math.exp(math.log(3 / 4) + (math.log(4 / 3) - math.log(3 / 4)) * of_shape)
         w, h = round((area * shape) ** 0.5), round((area / shape) ** 0.5)
@@ -261,12 +267,12 @@ def random_resized_crop(pixels: Pixels, size: int, generator: torch.Generator) -
 
 
 def flipped(pixels: Pixels, generator: torch.Generator) -> Pixels:
-    """Mirrored left to right, one time in two."""
-    return np.ascontiguousarray(pixels[:, ::-1]) if _uniform(1, generator)[0] < 0.5 else pixels
+    """Flips the pixels left to right with probability 0.5."""
+    return np.ascontiguousarray(pixels[:, ::-1]) if _random_numbers(1, generator)[0] < 0.5 else pixels
 
 
-def _uniform(count: int, generator: torch.Generator) -> list[float]:
-    """Numbers from [0, 1), in one call: each call costs some microseconds."""
+def _random_numbers(count: int, generator: torch.Generator) -> list[float]:
+    """Draws `count` numbers from [0, 1) in one call, because each call costs some microseconds."""
     numbers: list[float] = torch.rand(count, generator=generator).tolist()
     return numbers
 
@@ -333,7 +339,7 @@ class Bottleneck(nn.Module):
 
 
 def _ending(norm: nn.Module) -> nn.Module:
-    """The norm at the end of a block, which starts as the identity: training is steadier, and so are its digits.
+    """Sets the weight of a block's last norm to 0, so that the block starts as the identity. Returns the norm.
 
     P. Goyal et al., "Accurate, Large Minibatch SGD", 2017; torchvision's zero_init_residual.
     """
@@ -349,11 +355,11 @@ def _shortcut(inplanes: int, planes: int, stride: int, norm: Norm) -> nn.Module:
 
 class ResNet(nn.Module):
     """Images -> logits [rows, classes]. Images are normalised tensors [rows, 3, height, width], or pixels in 0..255,
-    uint8 [rows, height, width, 3], which it normalises itself: a quarter of the bytes travels to the device.
+    uint8 [rows, height, width, 3], which it normalises itself: a quarter of the bytes is copied to the device.
 
     blocks: how many in each of the four stages. width: planes of the first stage. small: for images of 32x32, the
     first convolution is 3x3 and nothing is pooled before the stages. norm: 'group' normalises each image by itself, so
-    that a training does not depend on how its batches are shared out. mean, std: of the training's pixels / 255.
+    that a training does not depend on how its batches are divided. mean, std: of the training's pixels / 255.
     """
 
     def __init__(
@@ -382,11 +388,11 @@ class ResNet(nn.Module):
 
         def stage(number: int) -> nn.Sequential:
             nonlocal planes
-            made = []
-            for place in range(blocks[number]):
-                made.append(block(planes, width * 2**number, 2 if number and place == 0 else 1, normalised))
+            stacked = []
+            for index in range(blocks[number]):
+                stacked.append(block(planes, width * 2**number, 2 if number and index == 0 else 1, normalised))
                 planes = width * 2**number * block.expansion
-            return nn.Sequential(*made)
+            return nn.Sequential(*stacked)
 
         self.layer1, self.layer2, self.layer3, self.layer4 = map(stage, range(4))
         self.avgpool = nn.AdaptiveAvgPool2d(1)
@@ -416,13 +422,13 @@ def resnet50(classes: int, **settings: Any) -> ResNet:
 # ----------------------------------------------------------------------------------------------------------------------
 # samestep/engines/deepspeed.py
 
-"""deepspeed: DeepSpeed's engine; ZeRO shards the optimizer's state (1), gradients too (2), parameters too (3).
+"""deepspeed: DeepSpeed's ZeRO. stage 1 shards the optimizer's state, 2 also gradients, 3 also parameters.
 
 Source: https://www.deepspeed.ai/getting-started/
 """
 
 
-def train(job: Job, world: World, run: Run, *, stage: Literal[1, 2, 3] = 1) -> dict[str, Any]:
+def train(job: Job, world: World, run: Run, *, stage: Literal[1, 2, 3] = 1) -> State:
     os.environ.setdefault("DS_ACCELERATOR", world.device.partition(":")[0])
     import deepspeed
 
@@ -431,7 +437,7 @@ def train(job: Job, world: World, run: Run, *, stage: Literal[1, 2, 3] = 1) -> d
         optimizer = job.optimizer.build(module)
         scheduler = job.lr_scheduler(optimizer)
 
-        def state() -> dict[str, Any]:
+        def state() -> State:
             with deepspeed.zero.GatheredParameters(list(module.parameters()), enabled=stage == 3):
                 return {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
 
@@ -458,6 +464,16 @@ def train(job: Job, world: World, run: Run, *, stage: Literal[1, 2, 3] = 1) -> d
                     scheduler.step()
                 run.step(loss)
         return state()
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# samestep/engine.py
+
+"""The Engine protocol. An engine is one module in engines/; its function `train` holds the whole training loop.
+"""
+
+
+State = dict[str, Any]  # a module's state dict
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -673,35 +689,36 @@ def merged(metric: Any, states: list[dict[str, Any]]) -> float:
 # ----------------------------------------------------------------------------------------------------------------------
 # samestep/data/schedule.py
 
-"""Schedule: which rank sees which sample at which step. A pure function of the job's numbers, with no I/O.
+"""Schedule: which rank trains on which sample at which step. A pure function of the job's numbers, without I/O.
 
-Global batch t is the same set for every world size; no sample is seen twice in an epoch, none is lost. A step is
-cut into exactly A micro-batches on every rank; remainders go to the low ranks, so rank 0 is never without rows.
+Global batch t is the same set of samples for every world size. In an epoch each sample comes once. A step has the same
+number of micro-batches on every rank. The low ranks get the remainders, so rank 0 always has rows.
 """
 
 
-FILL_ROWS = 2  # what a rank without rows runs, times zero: the least that BatchNorm accepts
+FILL_ROWS = 2  # of the dummy batch, with weight 0, of a rank without rows: the fewest that BatchNorm accepts
 
 
 def key(*parts: int | str) -> int:
-    """A 63-bit seed from a path such as (seed, 'order', epoch): streams of different paths are unrelated."""
+    """Returns a 63-bit seed for a path such as (seed, 'order', epoch). Different paths give independent streams."""
     text = "/".join(map(str, parts)).encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1
 
 
 @lru_cache(maxsize=64)
 def cut(rows: int, parts: int) -> tuple[int, ...]:
-    """Sizes of `parts` parts of `rows` rows, as even as can be, the larger ones first: cut(7, 3) = (3, 2, 2)."""
+    """Returns the sizes of `parts` parts of `rows` rows, as even as possible, larger first: cut(7, 3) = (3, 2, 2)."""
     base, extra = divmod(rows, parts)
     return tuple(base + (i < extra) for i in range(parts))
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """length: samples in the dataset. global_batch: rows of one step over all ranks. world_size: ranks.
+    """The schedule of one training.
 
-    micro_batch: the most rows that a rank takes at once; None: all of its part. weight: of a sample, by its index.
-    shuffle: False keeps the dataset's order in every epoch.
+    length: samples in the dataset. global_batch: rows of one step over all ranks. world_size: number of ranks.
+    micro_batch: the most rows of a micro-batch on one rank; None: no limit. last: whether to keep or drop an incomplete
+    last batch. weight: of a sample, by its index. shuffle: False keeps the dataset's order in every epoch.
     """
 
     length: int
@@ -720,20 +737,25 @@ class Schedule:
 
     @property
     def micro_batches(self) -> int:
-        """A: into how many micro-batches every step is cut, on every rank."""
+        """The number of micro-batches in a step, the same on every rank."""
         most = ceil(self.global_batch / self.world_size)
         return ceil(most / self.micro_batch) if self.micro_batch else 1
 
     def order(self, epoch: int) -> NDArray[np.int64]:
-        """The samples in the order of this epoch, the same on every rank. shape [length]"""
+        """Returns the samples' indices in the order of this epoch, the same on every rank. shape [length]"""
         return _order(self.length, self.seed, epoch) if self.shuffle else np.arange(self.length)
 
     def _global_batch(self, epoch: int, number: int) -> NDArray[np.int64]:
         start, end = number * self.global_batch, min((number + 1) * self.global_batch, self.length)
-        return self.order(epoch)[start:end] if self.shuffle else np.arange(start, end)  # a stream may be very long
+        return (
+            self.order(epoch)[start:end] if self.shuffle else np.arange(start, end)
+        )  # without an array of the whole epoch: a stream may be very long
 
     def step(self, rank: int, epoch: int, number: int) -> list[Part]:
-        """Rank's A parts of step `number` of `epoch`, in the order in which they run."""
+        """Returns the rank's micro-batches of step `number` of `epoch`, in order.
+
+        Raises UserError when the weights of the step's rows add up to 0.
+        """
         whole = self._global_batch(epoch, number)
         per_rank = cut(len(whole), self.world_size)
         first = sum(per_rank[:rank])
@@ -763,25 +785,25 @@ class Schedule:
         return parts
 
     def rows_of(self, steps: int) -> int:
-        """How many rows the first `steps` steps see, on all ranks."""
+        """Returns how many rows the first `steps` steps train on, over all ranks."""
         epochs, more = divmod(steps, self.steps_per_epoch)
         return epochs * min(self.length, self.steps_per_epoch * self.global_batch) + more * self.global_batch
 
     def parts(self, rank: int, steps: int) -> Iterator[Part]:
-        """Rank's parts of the first `steps` steps, epoch after epoch."""
+        """Yields the rank's micro-batches of the first `steps` steps."""
         for step in range(steps):
             yield from self.step(rank, *divmod(step, self.steps_per_epoch))
 
     def smallest_part(self) -> tuple[int, int, int]:
-        """(rows, step, rank) of the smallest part of an epoch that has rows: what BatchNorm may refuse."""
+        """Returns (rows, step, rank) of the smallest part of an epoch that has rows. BatchNorm refuses one row."""
         return min(part for part in self._sizes() if part[0])
 
     def without_rows(self) -> tuple[int, int] | None:
-        """(step, rank) of the first part of an epoch that has no rows, or None."""
+        """Returns (step, rank) of the first part of an epoch without rows; None where each has some."""
         return next(((step, rank) for rows, step, rank in self._sizes() if not rows), None)
 
     def _sizes(self) -> Iterator[tuple[int, int, int]]:
-        """(rows, step, rank) of the parts of a whole step and of the last one."""
+        """Yields (rows, step, rank) of each part of an epoch's first and last step; the others are like the first."""
         final = self.steps_per_epoch - 1
         rows_of = {0: min(self.global_batch, self.length)}
         rows_of[final] = min(self.global_batch, self.length - final * self.global_batch)
@@ -795,7 +817,7 @@ class Schedule:
 
 
 def schedule_of(job: Job, world_size: int) -> Schedule:
-    """The schedule of a job on `world_size` ranks."""
+    """Returns the schedule of a job on `world_size` ranks."""
     numbers = (job.global_batch, world_size, job.seed, job.micro_batch, job.last, job.weight, job.shuffle)
     return Schedule(len(job.train), *numbers)
 
@@ -810,16 +832,16 @@ def _order(length: int, seed: int, epoch: int) -> NDArray[np.int64]:
 # ----------------------------------------------------------------------------------------------------------------------
 # samestep/job.py
 
-"""Job: what to train. It knows no engine, no rank and no device, and it is all that a user writes.
+"""Job: a training job, independent of engine, rank and device. The only code that a user writes.
 """
 
 
 @dataclass(frozen=True)
 class Part:
-    """One rank's rows of one micro-batch. `step` counts over all epochs, from 0.
+    """One rank's rows of one micro-batch. step: counted over all epochs, from 0.
 
-    indices: the sample indices to fetch. rows: how many of them count; 0 where a rank has none of its own and
-    runs others' rows times zero. weight: the sum of their weights.
+    indices: the sample indices to fetch. rows: how many of them count; 0 where the rank has no rows in this step and
+    computes other ranks' rows times zero. weight: the sum of their weights.
     share: weight x world size / weight of the whole step. An engine averages gradients over the ranks, so the mean
     over this rank's rows, times its share, averages to the exact mean over the global batch.
     """
@@ -839,11 +861,11 @@ class Part:
 class Batch:
     """The rows of one micro-batch on one rank, on its device.
 
-    data: what `collate` made of the samples. When it is an (inputs, targets) pair, these two name its halves;
-    otherwise `inputs` is all of it and `targets` is None.
-    part: where these rows stand in the training: step, micro-batch, sample indices, share of the step.
-    fetch_s: seconds that fetching them took beside the training; None where the training itself fetched them.
-    fetch_cpu_s: of these, how long a processor worked; the rest waited for a disk, a network or a processor.
+    data: the collated samples. Of an (inputs, targets) pair, `inputs` and `targets` are the halves; otherwise `inputs`
+    is all of it and `targets` is None.
+    part: the rows' step, micro-batch, sample indices and share of the step.
+    fetch_s: seconds that a loader process took to fetch them; None where the training process fetched them.
+    fetch_cpu_s: the CPU time of these; the rest was spent waiting for a disk, a network or a CPU.
     """
 
     data: Any
@@ -861,7 +883,7 @@ class Batch:
 
     @property
     def completes_step(self) -> bool:
-        """True on the last micro-batch of a step: now the optimizer steps."""
+        """True on the last micro-batch of a step, after which the optimizer steps."""
         return self.part.completes_step
 
     @property
@@ -876,10 +898,10 @@ def _is_pair(data: Any) -> bool:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How to build the optimizer, so that engines that shard can build it late, and others from its class.
+    """How to build the optimizer, which an engine that shards parameters does after sharding.
 
     cls: for example torch.optim.AdamW. settings: its keyword arguments, `lr` among them.
-    groups: turns the plain model into torch's parameter groups (a list of dicts); None: one group of all.
+    groups: (model) -> torch's parameter groups (a list of dicts); None: one group of all parameters.
     """
 
     cls: type[Optimizer]
@@ -887,24 +909,24 @@ class Recipe:
     groups: Callable[[nn.Module], list[dict[str, Any]]] | None = None
 
     def build(self, model: nn.Module) -> Optimizer:
-        """The optimizer of `model`, which must be the plain module, not a wrapper that renames its parameters."""
+        """Builds the optimizer of `model`: the plain module, not a wrapper that renames its parameters."""
         parameters = self.groups(model) if self.groups else model.parameters()
         return self.cls(parameters, **self.settings)
 
 
 @dataclass(frozen=True)
 class LRSchedule:
-    """How the learning rate moves: `make(optimizer)` gives a torch scheduler, stepped once every step or epoch."""
+    """The learning-rate schedule: `make(optimizer)` returns a torch scheduler, stepped after every step or epoch."""
 
     make: Callable[[Optimizer], LRScheduler]
     every: Literal["step", "epoch"] = "step"
 
 
 def nested(dataset: Any) -> Iterator[Any]:
-    """A dataset, what it is a subset of, what that is a subset of, …: each next one's `dataset`."""
-    met: set[int] = set()  # one that names itself has no end
-    while dataset is not None and id(dataset) not in met:
-        met.add(id(dataset))
+    """Yields a dataset and those that it wraps, as Subset does: its `dataset`, the `dataset` of that, …"""
+    seen: set[int] = set()  # a dataset that wraps itself would never end
+    while dataset is not None and id(dataset) not in seen:
+        seen.add(id(dataset))
         yield dataset
         dataset = getattr(dataset, "dataset", None)
 
@@ -916,46 +938,46 @@ def check_dataset(name: str, dataset: Any) -> None:
     if iterable or not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
         raise UserError(
             f"{name} is a {kind}, which has no length or no rows by index; give a map-style "
-            "dataset with __len__ and __getitem__, or wrap what is read from its beginning: "
+            "dataset with __len__ and __getitem__, or wrap an iterable one: "
             "samestep.Stream(dataset, length=…), with Job(shuffle=False)"
         )
     try:
         rows = len(dataset)
     except Exception as error:
-        raise UserError(f"the length of {name}, a {kind}, cannot be had: {type(error).__name__}: {error}") from error
+        raise UserError(f"the length of {name}, a {kind}, cannot be read: {type(error).__name__}: {error}") from error
     if rows == 0:
         raise UserError(f"the {name} dataset has no rows" + ("; leave it out (None)" if name != "train" else ""))
 
 
 def counts_by_itself(metric: Any) -> bool:
-    """Whether a metric is one of torchmetrics', which counts over many batches, and no value for each row."""
+    """Whether a metric is a torchmetrics one, with a state over many batches, not a function of each row."""
     return hasattr(metric, "merge_state")
 
 
 def apply_to_inputs(model: nn.Module, batch: Batch) -> Any:
-    """The default `forward`: the model is called with the batch's inputs."""
+    """Calls the model with the batch's inputs: the default `forward`."""
     return model(batch.inputs)
 
 
 @dataclass(frozen=True)
 class Job:
-    """A training job. See docs/job.md for each field with an example. Raises UserError for values that cannot be.
+    """A training job. See docs/job.md for each field with an example. Raises UserError for invalid values.
 
-    model: builds the network, with the same bits at every call.
-    criterion: (output, batch) -> scalar, the mean over the rows given.
-    metrics: name -> (output, batch) -> one value per row (shape [rows]), or a metric of torchmetrics, which is given
-        (output, batch.targets); evaluation adds them up exactly.
-    global_batch: rows that one optimizer step sees, on any number of ranks.
-    micro_batch: at most so many rows at once on a rank; None: all of the rank's rows.
-    clip_norm: the global gradient norm is clipped to this before the optimizer steps.
-    weight: the weight of a training sample in the criterion's mean (for instance its tokens), by its index; None:
-        every row weighs 1. evaluation_weight: the same for the evaluation's samples.
-    augment: (sample, generator) -> sample; the generator is keyed by (seed, epoch, index), never by rank or worker.
-    last: what to do with an epoch's incomplete last batch.
-    shuffle: whether each epoch has an order of its own; False: the dataset's order, as for a Stream.
-    sync_batchnorm: BatchNorm takes its statistics over all ranks' rows, as torch's SyncBatchNorm does (on GPUs alone).
-    workers: loader processes per rank; 0 loads in the training process. A plain TensorDataset is indexed there anyway.
-    prefetch: batches that each loader process works ahead.
+    model: builds the network, with identical weights at every call.
+    criterion: (output, batch) -> scalar, the mean over the rows of the batch.
+    metrics: name -> (output, batch) -> one value per row (shape [rows]), or a torchmetrics metric, which is called with
+        (output, batch.targets); evaluation sums them exactly.
+    global_batch: rows of one optimizer step, over all ranks.
+    micro_batch: the most rows that a rank processes at once; None: all of its rows.
+    clip_norm: the global norm that gradients are clipped to before the optimizer steps.
+    weight: (index) -> the weight of a training sample in the criterion's mean (for instance its tokens); None: every
+        row weighs 1. evaluation_weight: the same for the evaluation's samples.
+    augment: (sample, generator) -> sample; the generator is seeded by (seed, epoch, index), never by rank or worker.
+    last: keep or drop an epoch's incomplete last batch.
+    shuffle: whether each epoch is shuffled anew; False: the dataset's order, as a Stream needs.
+    sync_batchnorm: BatchNorm's statistics over all ranks' rows, with torch's SyncBatchNorm (on GPUs only).
+    workers: loader processes per rank; 0 loads in the training process, where a plain TensorDataset is always indexed.
+    prefetch: batches that each loader process loads in advance.
     """
 
     model: Callable[[], nn.Module]
@@ -986,7 +1008,7 @@ class Job:
         if self.evaluation is not None:
             check_dataset("evaluation", self.evaluation)
         if self.shuffle and any(getattr(each, "one_order", False) for each in nested(self.train)):
-            raise UserError("a Stream has one order, its own; say that it is not to be shuffled: Job(shuffle=False)")
+            raise UserError("a Stream cannot be shuffled: it is read in its order; set Job(shuffle=False)")
         for name in ("global_batch", "epochs", "micro_batch", "clip_norm", "prefetch"):
             value = getattr(self, name)
             if name != "clip_norm" and value is not None and not isinstance(value, int):
@@ -996,7 +1018,9 @@ class Job:
         if not isinstance(self.workers, int) or self.workers < 0:
             raise UserError(f"workers is {self.workers!r}; it must be a whole number, 0 or above")
         for name in {"loss", "step"} & {*self.metrics}:
-            raise UserError(f"a metric is called '{name}', which the curve has already; give it another name")
+            raise UserError(
+                f"a metric is called '{name}', a name that the evaluation curve uses itself; give it another name"
+            )
         if self.last not in ("keep", "drop"):
             raise UserError(f"last is '{self.last}'; it must be 'keep' or 'drop'")
         if self.scheduler is not None and self.scheduler.every not in ("step", "epoch"):
@@ -1008,13 +1032,13 @@ class Job:
             )
 
     def lr_scheduler(self, optimizer: Optimizer) -> LRScheduler:
-        """The scheduler of this job on `optimizer`; a constant one where the job names none."""
+        """Builds the job's scheduler of `optimizer`; a constant one where the job has none."""
         from torch.optim.lr_scheduler import LambdaLR
 
         return self.scheduler.make(optimizer) if self.scheduler else LambdaLR(optimizer, lambda _: 1.0)
 
     def moves_lr(self, batch: Batch) -> bool:
-        """Whether the scheduler steps after the optimizer step that this batch completes."""
+        """Whether the scheduler steps after this batch: when it completes a step, or an epoch."""
         if self.scheduler is None:
             return False
         return batch.completes_step if self.scheduler.every == "step" else batch.completes_epoch
@@ -1023,12 +1047,12 @@ class Job:
 # ----------------------------------------------------------------------------------------------------------------------
 # samestep/errors.py
 
-"""The errors that a user may see: each is one sentence that names what was wrong and what to do.
+"""The errors that a user sees: each is one sentence that names the problem and its fix.
 """
 
 
 class UserError(Exception):
-    """A mistake in what the user gave us. The command prints the sentence and exits with 2."""
+    """A mistake in the user's input. The command prints the sentence and exits with 2."""
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from samestep.records.files import as_json, finite
-from samestep.records.inspection import MachineFacts
+from samestep.records.inspection import MachineFacts, Values
 
 PROVEN = ("same", "approximate")  # the verdicts with which an engine is measured
 
@@ -119,7 +119,7 @@ class EngineResult(Verdict):
 
     engine: str = ""
     launcher: str = ""
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: Values = field(default_factory=dict)
     replicas: int | None = None
     samples_per_second: Summary | None = None
     ratio: Summary | None = None
@@ -206,7 +206,7 @@ class TrainResults:
     launcher: str
     world_size: int
     engine: str
-    engine_settings: Mapping[str, Any]
+    engine_settings: Values
     global_batch: int
     init: InitialWeights | None
     steps: int
