@@ -210,7 +210,7 @@ def _target(job: Target) -> Iterator[str]:
             pickled.write_bytes(cloudpickle.dumps((sys.path, job)))
         except Exception as error:
             raise UserError(
-                f"the job cannot be pickled for other processes ({type(error).__name__}: {error}); write it into a file, "
-                "and give its path"
+                f"the job cannot be pickled for other processes ({type(error).__name__}: {error}); write it into a "
+                "file, and give its path"
             ) from error
         yield str(pickled)
