@@ -47,7 +47,7 @@ def results_folder(command: str, study: Study, rank: LaunchedRank | None = None,
 
 
 def launch_folder(out: Path, study: Study, rank: LaunchedRank | None) -> Path:
-    """Returns the folder for this machine's ranks: `out`, or a subfolder per machine or rank where `out` is shared."""
+    """Returns the folder of this machine's ranks: `out`, or a subfolder per machine or rank: `out` may be shared."""
     if rank:
         folder = out / f"rank-{rank.rank}"
     elif study.machines.nnodes > 1 and not study.machines.single_launch:
