@@ -90,7 +90,6 @@ def train(
 
 
 def explain(error: BaseException, job: Job) -> str | None:
-    """Returns a sentence about a call into a sharded unit that bypasses its forward; None for other errors."""
     if "got mixed torch.Tensor and DTensor" not in str(error):
         return None
     return (

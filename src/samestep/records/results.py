@@ -206,7 +206,7 @@ class InitialWeights:
 class TrainResults:
     """The results of a training. curve: the evaluations, each {step, loss, …}. weights: their file. weights_of_step: the
     step after which they were saved. evaluation: of these weights. stopped: 'asked' or 'early'. wait_share: share of
-    the time that it waited for data. loader_ceiling, demand: rows/s that loading and training could reach."""
+    time waiting for data. loader_ceiling, demand: rows/s that loading and training could reach."""
 
     job: str
     settings: Mapping[str, str]
