@@ -4,10 +4,10 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 CACHE = $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/samestep
-# More for pytest, as in make test PYTEST='-k ddp'.
-PYTEST =
+# For pytest: two processes, each with whole files of tests. make test PYTEST='-k ddp' for less.
+PYTEST = -n 2 --dist loadfile
 
-.PHONY: demo test check lint horovod mutations conformance overhead input jobs clean
+.PHONY: demo test check lint horovod mutations conformance overhead starts input jobs clean
 
 demo: $(VENV)/.installed
 	$(BIN)/samestep compare digits --rounds 3
@@ -30,6 +30,10 @@ mutations: $(VENV)/.tested
 # What the ddp engine costs over a hand-written script, and against the wrappers.
 overhead: $(VENV)/.tested
 	$(BIN)/python benchmarks/overhead.py
+
+# What commands cost to start, in units of importing torch.
+starts: $(VENV)/.tested
+	$(BIN)/python benchmarks/starts.py
 
 # How fast a step is fed, against torch's DataLoader. IMAGES=FOLDER: from JPEGs in class folders, too.
 input: $(VENV)/.tested

@@ -1,63 +1,60 @@
-"""digits on deepspeed, written by samestep. It trains and saves weights.pt; it does not evaluate. Start it with
+"""digits on deepspeed: one script that does not need samestep, which wrote it. Start it with
 
-python -m torch.distributed.run --nproc-per-node=2 digits_deepspeed.py
+    python -m torch.distributed.run --nproc-per-node=2 digits_deepspeed.py
+
+It trains, saves weights.pt and evaluates them, each row once. First the job, then the engine's loop, `train`, then
+what both stand on. Each part is the lines of the file that it names.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import sys
-from dataclasses import dataclass, field, make_dataclass
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from importlib.util import find_spec
 from math import ceil
-from types import SimpleNamespace
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
+import numpy as np
 import torch
 import torch.distributed as dist
-from sklearn.datasets import load_digits
-from torch import nn
+from numpy.typing import NDArray
+from torch import Generator, Tensor, nn
 from torch.nn import functional as F
-from torch.optim.lr_scheduler import CosineAnnealingLR
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 from torch.utils._pytree import tree_map_only
-from torch.utils.data import TensorDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
+# ----------------------------------------------------------------------------------------------------------------------
+# samestep/jobs/digits.py
 
-@dataclass
-class Job:
-    model: Any
-    criterion: Any
-    optimizer: Any
-    train: Any
-    global_batch: Any
-    evaluation: Any = None
-    forward: Any = lambda model, batch: model(batch.inputs)
-    metrics: Any = field(default_factory=dict)
-    scheduler: Any = None
-    epochs: Any = 1
-    seed: Any = 0
-    clip_norm: Any = None
-    workers: Any = 0
+"""digits: a small conv net on 1,797 real scanned digits, which ship inside scikit-learn. Nothing is downloaded.
 
+The scans are 8x8 pixels from 43 writers: E. Alpaydin, C. Kaynak, "Optical Recognition of Handwritten Digits", 1998.
+The last 297 are held out, as scikit-learn's own example does with its later half.
+"""
 
-Recipe = make_dataclass("Recipe", ["cls", ("settings", dict, field(default_factory=dict)), ("groups", Any, None)])
-LRSchedule = make_dataclass("LRSchedule", ["make", ("every", str, "step")])
-
-
-@dataclass
-class Batch:
-    data: Any
-    step: int
-    micro: int
-    share: float  # the mean over this rank's rows, times it, averages over the ranks to the mean over all rows
-    halves = property(lambda self: self.data if isinstance(self.data, (list, tuple)) and len(self.data) == 2 else None)
-    inputs = property(lambda self: self.halves[0] if self.halves else self.data)
-    targets = property(lambda self: self.halves[1] if self.halves else None)
-
-
-# ---- the job ----
 
 TRAIN_ROWS = 1500
+
+
+def read() -> torch.Tensor:
+    """Returns the 64 pixels (0 to 16) and the label of each scan. shape [1797, 65], int64
+
+    From scikit-learn's file, as its load_digits() does: importing scikit-learn takes as long as importing torch.
+    """
+    package = find_spec("sklearn")
+    assert package and package.origin, "scikit-learn, which holds the scans, is not installed"
+    file = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
+    return torch.from_numpy(np.loadtxt(file, delimiter=",", dtype=np.int64))
 
 
 def job(
@@ -68,9 +65,9 @@ def job(
     seed: int = 0,
     workers: int = 0,
 ) -> Job:
-    scans = load_digits()
-    images = torch.tensor(scans.images, dtype=torch.float32).unsqueeze(1) / 16
-    labels = torch.tensor(scans.target)
+    scans = read()
+    images = scans[:, :-1].float().reshape(-1, 1, 8, 8) / 16
+    labels = scans[:, -1]
 
     def model() -> nn.Module:
         torch.manual_seed(seed)
@@ -104,92 +101,705 @@ def job(
     )
 
 
-# ---- its schedule: global batch t is the same rows on any number of ranks ----
+# ----------------------------------------------------------------------------------------------------------------------
+# samestep/engines/deepspeed.py
+
+"""deepspeed: DeepSpeed's ZeRO. stage 1 shards the optimizer's state, 2 also gradients, 3 also parameters.
+
+Source: https://www.deepspeed.ai/getting-started/
+"""
 
 
-def key(*path):
-    return int.from_bytes(hashlib.blake2b("/".join(map(str, path)).encode(), digest_size=8).digest(), "big") >> 1
-
-
-def cut(rows, parts):
-    base, extra = divmod(len(rows), parts)
-    ends = [base * (i + 1) + min(i + 1, extra) for i in range(parts)]
-    return [rows[start:end] for start, end in zip([0, *ends], ends, strict=False)]
-
-
-def batches(job, world):
-    size, step = job.global_batch, 0
-    for epoch in range(job.epochs):
-        generator = torch.Generator().manual_seed(key(job.seed, "order", epoch))
-        order = torch.randperm(len(job.train), generator=generator).tolist()
-        for start in range(0, len(order), size):
-            whole = order[start : start + size]
-            mine = cut(whole, world.size)[world.rank]
-            for micro, rows in enumerate([mine]):
-                share = len(rows) * world.size / len(whole)
-                samples = [job.train[i] for i in rows or (whole * 2)[:2]]  # none of its own: others', times zero
-                data = tree_map_only(torch.Tensor, lambda t: t.to(world.device), default_collate(samples))
-                yield Batch(data, step, micro, share)
-            step += 1
-
-
-def loss_of(job, world, model, batch):
-    torch.manual_seed(key(job.seed, "replica", batch.step, batch.micro, world.rank))  # each replica its own dropout
-    loss = job.criterion(job.forward(model, batch), batch)
-    if world.rank == 0:
-        print(f"step {batch.step}: loss {loss.item():.9g}")
-    return loss * batch.share
-
-
-# ---- the engine: samestep/engines/deepspeed.py ----
-
-
-def train(job, world):
+def train(job: Job, world: World, run: Run, *, stage: Literal[1, 2, 3] = 1) -> State:
     os.environ.setdefault("DS_ACCELERATOR", world.device.partition(":")[0])
     import deepspeed
 
-    module = job.model().to(world.device)
-    optimizer = job.optimizer.cls(module.parameters(), **job.optimizer.settings)
-    scheduler = job.scheduler.make(optimizer)
+    with process_group(world):
+        module = job.model().to(world.device)
+        optimizer = job.optimizer.build(module)
+        scheduler = job.lr_scheduler(optimizer)
 
-    def state() -> dict[str, Any]:
-        with deepspeed.zero.GatheredParameters(list(module.parameters()), enabled=1 == 3):
-            return {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
+        def state() -> State:
+            with deepspeed.zero.GatheredParameters(list(module.parameters()), enabled=stage == 3):
+                return {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
 
-    micro_batches = 1
-    engine, *_ = deepspeed.initialize(
-        model=module,
-        optimizer=optimizer,  # no loader: batches(job, world) has shared out the rows
-        dist_init_required=False,
-        config={
-            "train_micro_batch_size_per_gpu": 1,  # for its log alone; our rows are what batches(job, world) gives
-            "gradient_accumulation_steps": micro_batches,
-            "gradient_clipping": job.clip_norm or 0.0,  # its default is 1.0
-            "zero_optimization": {"stage": 1},
-            "zero_allow_untested_optimizer": True,
-        },
+        run.begin(module, optimizer, state=state)
+        micro_batches = run.schedule.micro_batches
+        engine, *_ = deepspeed.initialize(
+            model=module,
+            optimizer=optimizer,  # no loader: run.batches() has shared out the rows
+            dist_init_required=False,
+            config={
+                "train_micro_batch_size_per_gpu": 1,  # for its log alone; our rows are what run.batches() gives
+                "gradient_accumulation_steps": micro_batches,
+                "gradient_clipping": job.clip_norm or 0.0,  # its default is 1.0
+                "zero_optimization": {"stage": stage},
+                "zero_allow_untested_optimizer": True,
+            },
+        )
+        for batch in run.batches():
+            loss = run.loss(engine, batch)
+            engine.backward(loss * micro_batches)  # it divides by their number
+            engine.step()  # the optimizer's step at the last micro-batch, and zero_grad
+            if batch.completes_step:
+                if job.moves_lr(batch):
+                    scheduler.step()
+                run.step(loss)
+        return state()
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# samestep/engine.py
+
+"""The Engine protocol. An engine is one module in engines/; its function `train` holds the whole training loop.
+"""
+
+
+State = dict[str, Any]  # a module's state dict
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# samestep/tasks/eject/runtime/run.py
+
+"""The run that the loop is handed: this rank's batches in their order, each batch's loss, and a count of the steps.
+"""
+
+
+@dataclass(frozen=True)
+class World:
+    """rank: this process among `size`; local_size: how many are on this machine. devices: what this process drives."""
+
+    rank: int = 0
+    size: int = 1
+    local_size: int = 1
+    devices: tuple[str, ...] = ("cpu",)
+
+    @property
+    def device(self) -> str:
+        return self.devices[0]
+
+    def gather(self, value: Any) -> list[Any]:
+        """What each rank gives, in the order of the ranks, on every rank."""
+        return [value]
+
+    def broadcast(self, tensors: Iterable[Tensor]) -> None:
+        """Gives every rank's tensors the values of rank 0's."""
+
+
+class Run:
+    """One training of `job` on this rank."""
+
+    def __init__(self, job: Job, world: World) -> None:
+        self.job, self.world = job, world
+        self.schedule = schedule_of(job, world.size)
+        self.steps, self.done = job.epochs * self.schedule.steps_per_epoch, 0
+        self.latest = torch.zeros(())
+
+    def begin(self, model: nn.Module, optimizer: Optimizer, **_: Any) -> None:
+        """Called when model and optimizer are ready: the place to load a checkpoint, or to log."""
+
+    def batches(self) -> Iterator[Batch]:
+        """This rank's rows on its device, in the schedule's order, one micro-batch after the other."""
+        return loaded(self.job, self.schedule.parts(self.world.rank, self.steps), self.world.device)
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """The mean loss over the batch's rows times its share, so that the ranks' average is exact when uneven."""
+        part, devices = batch.part, self.world.devices
+        for replica, device in enumerate(devices, self.world.rank * len(devices)):  # each replica its own dropout
+            random_stream(device).manual_seed(key(self.job.seed, "replica", part.step, part.micro, replica))
+        kept = [(b, b.clone()) for b in model.buffers()] if part.rows == 0 else []
+        loss = self.job.criterion(self.job.forward(model, batch), batch)
+        for buffer, value in kept:  # a rank without rows leaves no trace in BatchNorm's statistics
+            buffer.data.copy_(value)
+        self.latest = loss.detach()
+        return loss if part.share == 1.0 else loss * part.share
+
+    def step(self, loss: Tensor, *, skipped: bool = False) -> None:
+        """Called after each optimizer step. skipped: after an overflow, a GradScaler left the weights as they were."""
+        self.done += 1
+        if self.world.rank == 0 and (self.done % 10 == 0 or self.done == self.steps):
+            print(f"step {self.done} of {self.steps}: loss {self.latest.item():.6g}", flush=True)
+
+
+def random_stream(device: str) -> Generator:
+    """The random stream that dropout on `device` draws from."""
+    if device == "cpu":
+        return torch.default_generator
+    torch.cuda.init()
+    return torch.cuda.default_generators[torch.device(device).index or 0]
+
+
+class Fetched(Dataset[Any]):
+    """The job's training data by the part: its rows, augmented and collated."""
+
+    def __init__(self, job: Job) -> None:
+        self.job, self.dataset, self.epoch = job, job.train, -1
+
+    def __getitem__(self, part: Part) -> tuple[Part, Any]:
+        data: Any = self.dataset
+        if part.epoch != self.epoch:
+            self.epoch = part.epoch
+            set_epoch = next(filter(None, (getattr(each, "set_epoch", None) for each in nested(data))), None)
+            if set_epoch:
+                set_epoch(part.epoch)
+        rows = part.indices.tolist()
+        samples = list(data.__getitems__(rows)) if hasattr(data, "__getitems__") else [data[row] for row in rows]
+        if self.job.augment:  # keyed by the sample, so that an image is cropped alike on any number of ranks
+            keys = [key(self.job.seed, "augment", part.epoch, row) for row in rows]
+            samples = [self.job.augment(s, Generator().manual_seed(k)) for s, k in zip(samples, keys, strict=True)]
+        return part, (self.job.collate or default_collate)(samples)
+
+
+def as_it_is(data: Any) -> Any:
+    return data
+
+
+def loaded(job: Job, parts: Iterable[Part], device: str) -> Iterator[Batch]:
+    """The training data of `parts`, on a device. The job's loader workers fetch it ahead."""
+    workers = job.workers if job.shuffle else min(job.workers, 1)  # each worker would read all of a stream
+    loader: Any = DataLoader(
+        Fetched(job),
+        sampler=parts,
+        batch_size=None,  # a part is fetched and collated whole
+        collate_fn=as_it_is,
+        num_workers=workers,
+        prefetch_factor=job.prefetch if workers else None,
+        multiprocessing_context="fork" if workers else None,  # others cannot take a job's lambdas
+        pin_memory=device != "cpu",
+        generator=Generator(),  # its own: starting workers must not draw from the training's stream
     )
-    for batch in batches(job, world):
-        loss = loss_of(job, world, engine, batch)
-        engine.backward(loss * micro_batches)  # it divides by their number
-        engine.step()  # the optimizer's step at the last micro-batch, and zero_grad
-        scheduler.step()
-    return state()
+    for part, data in loader:
+        yield Batch(tree_map_only(Tensor, lambda tensor: tensor.to(device, non_blocking=True), data), part)
 
 
-def main():
-    rank, size, local_rank = (int(os.environ[f"{name}"]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
-    device = f"cuda:{local_rank}" if torch.cuda.is_available() else "cpu"
-    world = SimpleNamespace(rank=rank, size=size, device=device)
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo" if device == "cpu" else "nccl")
-    state = train(job(), world)
+# ----------------------------------------------------------------------------------------------------------------------
+# samestep/tasks/eject/runtime/evaluation.py
+
+"""The end: rank 0 saves the weights, and all ranks evaluate them, each row once.
+
+The rows are cut into chunks that do not depend on the number of ranks, and a chunk's sums are added in the order of
+the chunks: so the figures are the same to the last digit on any number of ranks.
+"""
+
+
+ROWS_AT_ONCE = 128  # at most; fewer where the job's micro-batch or global batch is smaller
+WEIGHTS = "weights.pt"
+
+
+def finish(job: Job, state: dict[str, Any], world: World) -> None:
+    """Saves rank 0's state dict; evaluates it where the job has something to evaluate on."""
     if world.rank == 0:
-        torch.save(state, "weights.pt")
+        torch.save({n: t.detach().cpu() if isinstance(t, Tensor) else t for n, t in state.items()}, WEIGHTS)
+        print(f"wrote {WEIGHTS}", flush=True)
+    if job.evaluation is None:
+        return
+    means = evaluate(job, state, world)
+    if world.rank == 0:
+        said = ", ".join(f"{name} {mean!r}" for name, mean in means.items())
+        print(f"evaluation over {len(job.evaluation)} rows, each once: {said}", flush=True)
+
+
+def evaluate(job: Job, state: dict[str, Any], world: World) -> dict[str, float]:
+    """The mean loss and each metric of rank 0's `state` over job.evaluation. The figures are equal on every rank."""
+    assert job.evaluation is not None
+    model = job.model().to(world.device)
+    if world.rank == 0:
+        model.load_state_dict(state)
+    world.broadcast(value for value in model.state_dict().values() if isinstance(value, Tensor))
+    model.eval()
+    whole = [name for name, metric in job.metrics.items() if counts_by_itself(metric)]  # torchmetrics' own
+    by_row = [name for name in job.metrics if name not in whole]
+    mine: list[tuple[list[float], dict[str, Any]]] = []  # of each chunk: its sums, and what torchmetrics counted
+    with torch.no_grad():
+        for batch in loaded(replace(job, train=job.evaluation, augment=None), chunks(job, world), world.device):
+            output = job.forward(model, batch)
+            states = {name: counted(job.metrics[name], output, batch) for name in whole}
+            mine.append((sums(job, by_row, output, batch), states))
+    of_chunk = [chunk for of_rank in world.gather(mine) for chunk in of_rank]
+    rows, weight, loss, *totals = (math.fsum(column) for column in zip(*(numbers for numbers, _ in of_chunk)))
+    means = {"loss": loss / weight} | {name: total / rows for name, total in zip(by_row, totals)}
+    means |= {name: merged(job.metrics[name], [states[name] for _, states in of_chunk]) for name in whole}
+    return {name: means[name] for name in ("loss", *job.metrics)}
+
+
+def chunks(job: Job, world: World) -> list[Part]:
+    """This rank's chunks of the evaluation's rows, none padded."""
+    assert job.evaluation is not None
+    length, at_once = len(job.evaluation), min(job.micro_batch or job.global_batch, ROWS_AT_ONCE)
+    every = [np.arange(first, min(first + at_once, length)) for first in range(0, length, at_once)]
+    per_rank = cut(len(every), world.size)
+    first = sum(per_rank[: world.rank])
+    parts = []
+    for rows in every[first : first + per_rank[world.rank]]:
+        weight = float(sum(map(job.evaluation_weight, rows.tolist())) if job.evaluation_weight else len(rows))
+        parts.append(Part(0, 0, 0, rows, len(rows), weight, 1.0, completes_step=True, completes_epoch=False))
+    return parts
+
+
+def sums(job: Job, by_row: list[str], output: Any, batch: Batch) -> list[float]:
+    """[rows, weight, loss times weight, each metric by row] of one chunk."""
+    rows, weight = batch.part.rows, batch.part.weight
+    loss = (job.criterion(output, batch) * weight).item() if weight else 0.0  # rows that all weigh 0 have no mean
+    found = [job.metrics[name](output, batch) for name in by_row]
+    for name, values in zip(by_row, found):
+        if list(values.shape) != [rows]:
+            raise ValueError(f"the metric {name} gave shape {list(values.shape)} for {rows} rows; return one for each")
+    return [float(rows), weight, loss, *(values.double().sum().item() for values in found)]
+
+
+def counted(metric: Any, output: Any, batch: Batch) -> dict[str, Any]:
+    """What a metric of torchmetrics counts in one chunk, on the CPU."""
+    metric.reset()
+    metric.to(output.device if isinstance(output, Tensor) else "cpu")
+    metric.update(output, batch.targets)
+    state: dict[str, Any] = tree_map_only(Tensor, lambda tensor: tensor.to("cpu"), metric.metric_state)
+    metric.reset()
+    return state
+
+
+def merged(metric: Any, states: list[dict[str, Any]]) -> float:
+    """The metric of all chunks, in their order."""
+    metric.reset()
+    metric.to("cpu")
+    for state in reversed(states):  # a state that is merged goes before what is there
+        metric.merge_state(state)
+    with warnings.catch_warnings():  # it has merged, and not been updated
+        warnings.simplefilter("ignore")
+        return float(metric.compute())
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# samestep/data/schedule.py
+
+"""Schedule: which rank trains on which sample at which step. A pure function of the job's numbers, without I/O.
+
+Global batch t is the same set of samples for every world size. In an epoch each sample comes once. A step has the same
+number of micro-batches on every rank. The low ranks get the remainders, so rank 0 always has rows.
+"""
+
+
+FILL_ROWS = 2  # of the dummy batch, with weight 0, of a rank without rows: the fewest that BatchNorm accepts
+
+
+def key(*parts: int | str) -> int:
+    """Returns a 63-bit seed for a path such as (seed, 'order', epoch). Different paths give independent streams."""
+    text = "/".join(map(str, parts)).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1
+
+
+@lru_cache(maxsize=64)
+def cut(rows: int, parts: int) -> tuple[int, ...]:
+    """Returns the sizes of `parts` parts of `rows` rows, as even as possible, larger first: cut(7, 3) = (3, 2, 2)."""
+    base, extra = divmod(rows, parts)
+    return tuple(base + (i < extra) for i in range(parts))
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The schedule of one training.
+
+    length: samples in the dataset. global_batch: rows of one step over all ranks. world_size: number of ranks.
+    micro_batch: the most rows of a micro-batch on one rank; None: no limit. last: whether to keep or drop an incomplete
+    last batch. weight: of a sample, by its index. shuffle: False keeps the dataset's order in every epoch.
+    """
+
+    length: int
+    global_batch: int
+    world_size: int = 1
+    seed: int = 0
+    micro_batch: int | None = None
+    last: Literal["keep", "drop"] = "keep"
+    weight: Callable[[int], float] | None = None
+    shuffle: bool = True
+
+    @property
+    def steps_per_epoch(self) -> int:
+        whole, rest = divmod(self.length, self.global_batch)
+        return whole + (1 if rest and self.last == "keep" else 0)
+
+    @property
+    def micro_batches(self) -> int:
+        """The number of micro-batches in a step, the same on every rank."""
+        most = ceil(self.global_batch / self.world_size)
+        return ceil(most / self.micro_batch) if self.micro_batch else 1
+
+    def order(self, epoch: int) -> NDArray[np.int64]:
+        """Returns the samples' indices in the order of this epoch, the same on every rank. shape [length]"""
+        return _order(self.length, self.seed, epoch) if self.shuffle else np.arange(self.length)
+
+    def _global_batch(self, epoch: int, number: int) -> NDArray[np.int64]:
+        start, end = number * self.global_batch, min((number + 1) * self.global_batch, self.length)
+        return (
+            self.order(epoch)[start:end] if self.shuffle else np.arange(start, end)
+        )  # without an array of the whole epoch: a stream may be very long
+
+    def step(self, rank: int, epoch: int, number: int) -> list[Part]:
+        """Returns the rank's micro-batches of step `number` of `epoch`, in order.
+
+        Raises UserError when the weights of the step's rows add up to 0.
+        """
+        whole = self._global_batch(epoch, number)
+        per_rank = cut(len(whole), self.world_size)
+        first = sum(per_rank[:rank])
+        mine = whole[first : first + per_rank[rank]]
+        total = self._weigh(whole)
+        if not total > 0:
+            raise UserError(f"the weights of the rows of step {number} add up to {total}; a mean needs more than 0")
+        parts, at = [], 0
+        for micro, rows in enumerate(cut(len(mine), self.micro_batches)):
+            indices = mine[at : at + rows]
+            at += rows
+            weight = self._weigh(indices)
+            last = micro == self.micro_batches - 1
+            parts.append(
+                Part(
+                    epoch=epoch,
+                    step=epoch * self.steps_per_epoch + number,
+                    micro=micro,
+                    indices=indices if rows else np.resize(whole, FILL_ROWS),
+                    rows=rows,
+                    weight=weight,
+                    share=weight * self.world_size / total,
+                    completes_step=last,
+                    completes_epoch=last and number == self.steps_per_epoch - 1,
+                )
+            )
+        return parts
+
+    def rows_of(self, steps: int) -> int:
+        """Returns how many rows the first `steps` steps train on, over all ranks."""
+        epochs, more = divmod(steps, self.steps_per_epoch)
+        return epochs * min(self.length, self.steps_per_epoch * self.global_batch) + more * self.global_batch
+
+    def parts(self, rank: int, steps: int) -> Iterator[Part]:
+        """Yields the rank's micro-batches of the first `steps` steps."""
+        for step in range(steps):
+            yield from self.step(rank, *divmod(step, self.steps_per_epoch))
+
+    def smallest_part(self) -> tuple[int, int, int]:
+        """Returns (rows, step, rank) of the smallest part of an epoch that has rows. BatchNorm refuses one row."""
+        return min(part for part in self._sizes() if part[0])
+
+    def without_rows(self) -> tuple[int, int] | None:
+        """Returns (step, rank) of the first part of an epoch without rows; None where each has some."""
+        return next(((step, rank) for rows, step, rank in self._sizes() if not rows), None)
+
+    def _sizes(self) -> Iterator[tuple[int, int, int]]:
+        """Yields (rows, step, rank) of each part of an epoch's first and last step; the others are like the first."""
+        final = self.steps_per_epoch - 1
+        rows_of = {0: min(self.global_batch, self.length)}
+        rows_of[final] = min(self.global_batch, self.length - final * self.global_batch)
+        for step, in_step in rows_of.items():
+            for rank, in_rank in enumerate(cut(in_step, self.world_size)):
+                for rows in cut(in_rank, self.micro_batches):
+                    yield rows, step, rank
+
+    def _weigh(self, indices: NDArray[np.int64]) -> float:
+        return float(len(indices)) if self.weight is None else float(sum(self.weight(int(i)) for i in indices))
+
+
+def schedule_of(job: Job, world_size: int) -> Schedule:
+    """Returns the schedule of a job on `world_size` ranks."""
+    numbers = (job.global_batch, world_size, job.seed, job.micro_batch, job.last, job.weight, job.shuffle)
+    return Schedule(len(job.train), *numbers)
+
+
+@lru_cache(maxsize=2)
+def _order(length: int, seed: int, epoch: int) -> NDArray[np.int64]:
+    generator = torch.Generator().manual_seed(key(seed, "order", epoch))
+    order: NDArray[np.int64] = torch.randperm(length, generator=generator).numpy()
+    return order
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# samestep/job.py
+
+"""Job: a training job, independent of engine, rank and device. The only code that a user writes.
+"""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One rank's rows of one micro-batch. step: counted over all epochs, from 0.
+
+    indices: the sample indices to fetch. rows: how many of them count; 0 where the rank has no rows in this step and
+    computes other ranks' rows times zero. weight: the sum of their weights.
+    share: weight x world size / weight of the whole step. An engine averages gradients over the ranks, so the mean
+    over this rank's rows, times its share, averages to the exact mean over the global batch.
+    """
+
+    epoch: int
+    step: int
+    micro: int
+    indices: NDArray[np.int64]
+    rows: int
+    weight: float
+    share: float
+    completes_step: bool
+    completes_epoch: bool
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The rows of one micro-batch on one rank, on its device.
+
+    data: the collated samples. Of an (inputs, targets) pair, `inputs` and `targets` are the halves; otherwise `inputs`
+    is all of it and `targets` is None.
+    part: the rows' step, micro-batch, sample indices and share of the step.
+    fetch_s: seconds that a loader process took to fetch them; None where the training process fetched them.
+    fetch_cpu_s: the CPU time of these; the rest was spent waiting for a disk, a network or a CPU.
+    """
+
+    data: Any
+    part: Part
+    fetch_s: float | None = None
+    fetch_cpu_s: float = 0.0
+
+    @property
+    def inputs(self) -> Any:
+        return self.data[0] if _is_pair(self.data) else self.data
+
+    @property
+    def targets(self) -> Any:
+        return self.data[1] if _is_pair(self.data) else None
+
+    @property
+    def completes_step(self) -> bool:
+        """True on the last micro-batch of a step, after which the optimizer steps."""
+        return self.part.completes_step
+
+    @property
+    def completes_epoch(self) -> bool:
+        """True on the last micro-batch of an epoch."""
+        return self.part.completes_epoch
+
+
+def _is_pair(data: Any) -> bool:
+    return isinstance(data, (list, tuple)) and len(data) == 2
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to build the optimizer, which an engine that shards parameters does after sharding.
+
+    cls: for example torch.optim.AdamW. settings: its keyword arguments, `lr` among them.
+    groups: (model) -> torch's parameter groups (a list of dicts); None: one group of all parameters.
+    """
+
+    cls: type[Optimizer]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    groups: Callable[[nn.Module], list[dict[str, Any]]] | None = None
+
+    def build(self, model: nn.Module) -> Optimizer:
+        """Builds the optimizer of `model`: the plain module, not a wrapper that renames its parameters."""
+        parameters = self.groups(model) if self.groups else model.parameters()
+        return self.cls(parameters, **self.settings)
+
+
+@dataclass(frozen=True)
+class LRSchedule:
+    """The learning-rate schedule: `make(optimizer)` returns a torch scheduler, stepped after every step or epoch."""
+
+    make: Callable[[Optimizer], LRScheduler]
+    every: Literal["step", "epoch"] = "step"
+
+
+def nested(dataset: Any) -> Iterator[Any]:
+    """Yields a dataset and those that it wraps, as Subset does: its `dataset`, the `dataset` of that, …"""
+    seen: set[int] = set()  # a dataset that wraps itself would never end
+    while dataset is not None and id(dataset) not in seen:
+        seen.add(id(dataset))
+        yield dataset
+        dataset = getattr(dataset, "dataset", None)
+
+
+def check_dataset(name: str, dataset: Any) -> None:
+    """Raises UserError for a dataset without a length or rows by index. name: 'train' or 'evaluation'."""
+    kind = type(dataset).__name__
+    iterable = any(base.__name__ == "IterableDataset" for base in type(dataset).__mro__)
+    if iterable or not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+        raise UserError(
+            f"{name} is a {kind}, which has no length or no rows by index; give a map-style "
+            "dataset with __len__ and __getitem__, or wrap an iterable one: "
+            "samestep.Stream(dataset, length=…), with Job(shuffle=False)"
+        )
+    try:
+        rows = len(dataset)
+    except Exception as error:
+        raise UserError(f"the length of {name}, a {kind}, cannot be read: {type(error).__name__}: {error}") from error
+    if rows == 0:
+        raise UserError(f"the {name} dataset has no rows" + ("; leave it out (None)" if name != "train" else ""))
+
+
+def counts_by_itself(metric: Any) -> bool:
+    """Whether a metric is a torchmetrics one, with a state over many batches, not a function of each row."""
+    return hasattr(metric, "merge_state")
+
+
+def apply_to_inputs(model: nn.Module, batch: Batch) -> Any:
+    """Calls the model with the batch's inputs: the default `forward`."""
+    return model(batch.inputs)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A training job. See docs/job.md for each field with an example. Raises UserError for invalid values.
+
+    model: builds the network, with identical weights at every call.
+    criterion: (output, batch) -> scalar, the mean over the rows of the batch.
+    metrics: name -> (output, batch) -> one value per row (shape [rows]), or a torchmetrics metric, which is called with
+        (output, batch.targets); evaluation sums them exactly.
+    global_batch: rows of one optimizer step, over all ranks.
+    micro_batch: the most rows that a rank processes at once; None: all of its rows.
+    clip_norm: the global norm that gradients are clipped to before the optimizer steps.
+    weight: (index) -> the weight of a training sample in the criterion's mean (for instance its tokens); None: every
+        row weighs 1. evaluation_weight: the same for the evaluation's samples.
+    augment: (sample, generator) -> sample; the generator is seeded by (seed, epoch, index), never by rank or worker.
+    last: keep or drop an epoch's incomplete last batch.
+    shuffle: whether each epoch is shuffled anew; False: the dataset's order, as a Stream needs.
+    sync_batchnorm: BatchNorm's statistics over all ranks' rows, with torch's SyncBatchNorm (on GPUs only).
+    workers: loader processes per rank; 0 loads in the training process, where a plain TensorDataset is always indexed.
+    prefetch: batches that each loader process loads in advance.
+    """
+
+    model: Callable[[], nn.Module]
+    criterion: Callable[[Any, Batch], Tensor]
+    optimizer: Recipe
+    train: Dataset
+    global_batch: int
+    evaluation: Dataset | None = None
+    forward: Callable[[nn.Module, Batch], Any] = apply_to_inputs
+    metrics: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    collate: Callable[[list[Any]], Any] | None = None
+    augment: Callable[[Any, Generator], Any] | None = None
+    weight: Callable[[int], float] | None = None
+    evaluation_weight: Callable[[int], float] | None = None
+    scheduler: LRSchedule | None = None
+    epochs: int = 1
+    seed: int = 0
+    micro_batch: int | None = None
+    clip_norm: float | None = None
+    last: Literal["keep", "drop"] = "keep"
+    shuffle: bool = True
+    sync_batchnorm: bool = False
+    workers: int = 0
+    prefetch: int = 2
+
+    def __post_init__(self) -> None:
+        check_dataset("train", self.train)
+        if self.evaluation is not None:
+            check_dataset("evaluation", self.evaluation)
+        if self.shuffle and any(getattr(each, "one_order", False) for each in nested(self.train)):
+            raise UserError("a Stream cannot be shuffled: it is read in its order; set Job(shuffle=False)")
+        for name in ("global_batch", "epochs", "micro_batch", "clip_norm", "prefetch"):
+            value = getattr(self, name)
+            if name != "clip_norm" and value is not None and not isinstance(value, int):
+                raise UserError(f"{name} is {value!r}, a {type(value).__name__}; it must be a whole number")
+            if value is not None and not value > 0:
+                raise UserError(f"{name} is {value}; it must be above 0")
+        if not isinstance(self.workers, int) or self.workers < 0:
+            raise UserError(f"workers is {self.workers!r}; it must be a whole number, 0 or above")
+        for name in {"loss", "step"} & {*self.metrics}:
+            raise UserError(
+                f"a metric is called '{name}', a name that the evaluation curve uses itself; give it another name"
+            )
+        if self.last not in ("keep", "drop"):
+            raise UserError(f"last is '{self.last}'; it must be 'keep' or 'drop'")
+        if self.scheduler is not None and self.scheduler.every not in ("step", "epoch"):
+            raise UserError(f"the scheduler's every is '{self.scheduler.every}'; it must be 'step' or 'epoch'")
+        if self.last == "drop" and len(self.train) < self.global_batch:
+            raise UserError(
+                f"last=drop leaves no step: the dataset has {len(self.train)} rows, fewer than global_batch "
+                f"{self.global_batch}; set a smaller global_batch or last=keep"
+            )
+
+    def lr_scheduler(self, optimizer: Optimizer) -> LRScheduler:
+        """Builds the job's scheduler of `optimizer`; a constant one where the job has none."""
+        from torch.optim.lr_scheduler import LambdaLR
+
+        return self.scheduler.make(optimizer) if self.scheduler else LambdaLR(optimizer, lambda _: 1.0)
+
+    def moves_lr(self, batch: Batch) -> bool:
+        """Whether the scheduler steps after this batch: when it completes a step, or an epoch."""
+        if self.scheduler is None:
+            return False
+        return batch.completes_step if self.scheduler.every == "step" else batch.completes_epoch
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# samestep/errors.py
+
+"""The errors that a user sees: each is one sentence that names the problem and its fix.
+"""
+
+
+class UserError(Exception):
+    """A mistake in the user's input. The command prints the sentence and exits with 2."""
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# samestep/tasks/eject/runtime/group.py
+
+"""The start of a script that torchrun starts, one process for each device.
+"""
+
+
+class Ranks(World):
+    """The processes of torch's process group."""
+
+    def gather(self, value: Any) -> list[Any]:
+        of_rank: list[Any] = [None] * self.size
+        dist.all_gather_object(of_rank, value)
+        return of_rank
+
+    def broadcast(self, tensors: Iterable[Tensor]) -> None:
+        for tensor in tensors:
+            dist.broadcast(tensor, src=0)
+
+
+@contextmanager
+def process_group(world: World) -> Iterator[None]:
+    """Joins the process group; inside another such block it joins nothing and leaves nothing."""
+    if dist.is_initialized():
+        yield
+        return
+    if world.device == "cpu":
+        dist.init_process_group("gloo")
+    else:
+        torch.cuda.set_device(world.device)
+        dist.init_process_group("nccl", device_id=torch.device(world.device))
+    yield
+    # No `finally`: after an error the others may never answer, and leaving the group could wait for them.
     dist.destroy_process_group()
+
+
+def synced(job: Job, world: World) -> Job:
+    """`job`, its BatchNorm layers made torch's SyncBatchNorm where it asks for that and there are other ranks."""
+    if not job.sync_batchnorm or world.size == 1:
+        return job
+    return replace(job, model=lambda: nn.SyncBatchNorm.convert_sync_batchnorm(job.model()))
+
+
+def start(job: Job, train: Callable[..., Any], close: Callable[[], None] | None = None, /, **settings: Any) -> None:
+    """Trains, saves and evaluates, as the rank that torchrun's environment names. Never returns."""
+    if "RANK" not in os.environ:
+        raise SystemExit(
+            f"torchrun starts this script: python -m torch.distributed.run --nproc-per-node=2 {sys.argv[0]}"
+        )
+    rank, size, local_rank, local_size = (
+        int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    )
+    device = f"cuda:{local_rank}" if torch.cuda.is_available() else "cpu"
+    world = Ranks(rank, size, local_size, (device,))
+    torch.set_num_threads(1)
+    with process_group(world):
+        finish(job, train(synced(job, world), world, Run(job, world), **settings), world)
+    if close:
+        close()
     sys.stdout.flush()
+    sys.stderr.flush()
     os._exit(0)  # gloo's threads abort about one in three healthy processes in the interpreter's own exit
 
 
 if __name__ == "__main__":
-    main()
+    start(job(), train)

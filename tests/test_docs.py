@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from budget import budget
 from rich.console import Console
 
+from budget import budget
 from command import samestep
 from samestep import report
 from samestep.records.files import from_json

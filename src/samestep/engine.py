@@ -1,4 +1,4 @@
-"""The Engine protocol. An engine is a module: one file in engines/, one verb, `train`, holding its whole loop."""
+"""The Engine protocol. An engine is one module in engines/; its function `train` holds the whole training loop."""
 
 from __future__ import annotations
 
@@ -16,20 +16,22 @@ from samestep.errors import UserError, nearest
 from samestep.job import Job
 from samestep.world import World
 
-GROUP = "samestep.engines"  # of the entry points with which other packages bring engines
+State = dict[str, Any]  # a module's state dict
+GROUP = "samestep.engines"  # the entry-point group in which other packages register engines
 
 
 @dataclass(frozen=True)
 class Numerics:
-    """How an engine rounds. `verify` measures its bounds with this rounding in the reference.
+    """How an engine rounds. `verify` applies the same rounding in the reference to measure its bounds.
 
-    rounds_to: the dtype that gradients pass through ('float16', …); None: that of the training itself.
-    lossy: True where the engine is inexact by design: its loop is proven with `without`, the settings that turn the
-        inexact part off (none where float64 does), and must be the same; its numerics are then measured in float32
-        with it on, and the verdict is 'approximate', never 'same'. An engine that autocasts does so around run.loss,
-        where it is seen: not every model has something that autocast lowers, and one without would look too exact.
-    widest: the widest dtype that it takes, in which it is then proven.
-    exact_steps: of a lossy engine, so many first steps are exact (PowerSGD sends whole gradients at first).
+    rounds_to: the dtype that gradients are cast to ('float16', …); None: the dtype of the training.
+    lossy: True where the engine is inexact by design. Its loop is proven with the settings `without`, which turn the
+        inexact part off (none where float64 does), and must be the same. Its numerics are then measured in float32
+        with the inexact part on, and the verdict is 'approximate', never 'same'. An engine that autocasts must do so
+        around run.loss, where samestep detects it: a model may have no operation that autocast lowers, and its
+        measurement would look too exact.
+    widest: the widest dtype that the engine supports; the proof uses it.
+    exact_steps: the number of first steps of a lossy engine that are exact (PowerSGD sends whole gradients at first).
     """
 
     rounds_to: str | None = None
@@ -41,15 +43,15 @@ class Numerics:
 
 @dataclass(frozen=True)
 class Layout:
-    """How an engine lays a step out: what the reference must play.
+    """How an engine distributes a step over its replicas; the reference reproduces it.
 
-    replicas: how many copies of the model each see a part of the global batch.
+    replicas: the number of model copies that each process a part of the global batch.
     split: 'even' gives the remainder to the low ranks (7 rows over 3: 3, 2, 2);
-        'chunk' is torch.chunk's (5 rows over 4: 2, 2, 1, and a replica less).
+        'chunk' splits as torch.chunk (5 rows over 4: 2, 2, 1, so one replica fewer).
     buffers: 'rank0' where replica 0's buffers (BatchNorm's statistics) replace the others' before each step's
-        first forward pass; 'local' where every replica keeps its own. Rank 0's are the result either way.
-    every_gradient: True where a parameter without a gradient is an error (DDP), or no longer left alone.
-    lone_batchnorm: True where torch's SyncBatchNorm would not find the other replicas.
+        first forward pass; 'local' where every replica keeps its own. The result has rank 0's in both cases.
+    every_gradient: True where a parameter without a gradient is an error (DDP), or is changed all the same.
+    lone_batchnorm: True where torch's SyncBatchNorm cannot reach the other replicas.
     no_scalars: True where a parameter without dimensions is an error (FSDP).
     """
 
@@ -62,22 +64,21 @@ class Layout:
 
 
 class Engine(Protocol):
-    """What a module in engines/ holds.
+    """The interface of a module in engines/.
 
-    PURPOSE: six words for `samestep engines`. NEEDS: the modules it imports, beyond torch.
-    PROCESSES: what it needs started: 'group', a process for each device, which can form torch's process group; 'one',
-        one process that drives all its devices; or a name that a launcher has in its STARTS (Horovod's ranks are
-        started by its own).
-    missing(devices): why it cannot run here with these devices, or None.
-    layout(world, **settings): how it lays out a step. numerics(**settings): how it rounds.
-    train(job, world, run, **settings): trains with the four verbs of `run`, a samestep.training.Run, and returns the
-        full state dict on rank 0. Its keyword arguments are the engine's settings, with their types and defaults: what
-        --set-engine sets.
+    PURPOSE: six words for `samestep engines`. NEEDS: the modules it imports besides torch.
+    PROCESSES: the processes it needs: 'group', one for each device, which can form torch's process group; 'one', one
+        process that drives all devices; or a name in a launcher's STARTS (Horovod's ranks need horovodrun).
+    missing(devices): why it cannot run on these devices of this machine, or None.
+    layout(world, **settings): its Layout. numerics(**settings): its Numerics.
+    train(job, world, run, **settings): trains with the methods of `run`, a samestep.training.Run, and returns the
+        full state dict on rank 0. Its keyword arguments are the engine's settings, with their types and defaults, as
+        --set-engine sets them.
     An engine may also have
-    INSTALL: the line that installs it, where that is not pip.
-    close(): what each rank calls after its last training.
-    explain(error, job): the sentence about an error of its library that the user can mend, or None.
-    says_lost(error): whether an error of its library only tells that another rank has ended.
+    INSTALL: the command that installs it, where it is not pip install.
+    close(): called by each rank after its last training.
+    explain(error, job): a sentence about an error of its library that the user can fix, or None.
+    says_lost(error): whether an error of its library only means that another rank has ended.
     """
 
     PURPOSE: str
@@ -90,30 +91,30 @@ class Engine(Protocol):
 
     def numerics(self, **settings: Any) -> Numerics: ...
 
-    def train(self, job: Job, world: World, run: Any, **settings: Any) -> dict[str, Any]: ...
+    def train(self, job: Job, world: World, run: Any, **settings: Any) -> State: ...
 
 
 def names() -> list[str]:
-    """The engines there are, without importing them: the files in engines/, and those that other packages bring with
-    an entry point in the group `samestep.engines`."""
-    return sorted(builtin_names() | {point.name for point in _others()})
+    """Lists the engines without importing them: the files in engines/, and the entry points of other packages in the
+    group `samestep.engines`."""
+    return sorted(builtin_names() | {point.name for point in _external_engines()})
 
 
 def shadowed_names() -> list[str]:
-    """Engines of other packages that are named as one of ours, which they must not replace: 'package.name'."""
-    points = [point for point in _others() if point.name in builtin_names()]
+    """Lists the engines of other packages that have the name of a built-in engine, as 'package.name'; none is used."""
+    points = [point for point in _external_engines() if point.name in builtin_names()]
     return sorted(f"{point.dist.name if point.dist else point.value}.{point.name}" for point in points)
 
 
 @cache
-def _others() -> tuple[EntryPoint, ...]:
-    """What other packages bring. Looking through all that is installed takes 10 ms, and every engine asks."""
+def _external_engines() -> tuple[EntryPoint, ...]:
+    """Returns the engines of other packages. Cached: the search takes 10 ms, and runs for every engine."""
     return tuple(entry_points(group=GROUP))
 
 
 @cache
 def builtin_names() -> set[str]:
-    """The engines that come with samestep: the files in engines/."""
+    """Returns the built-in engines: the files in engines/."""
     folder = str(Path(__file__).with_name("engines"))
     return {m.name for m in pkgutil.iter_modules([folder])}
 
@@ -125,16 +126,16 @@ def check(name: str) -> None:
 
 
 def load(name: str) -> Engine:
-    """Imports one engine's file. Raises UserError when there is no such engine."""
+    """Imports an engine's module. Raises UserError when there is no such engine."""
     check(name)
     if name in builtin_names():
         return cast(Engine, importlib.import_module(f"samestep.engines.{name}"))
-    point = next(point for point in _others() if point.name == name)
+    point = next(point for point in _external_engines() if point.name == name)
     return cast(Engine, point.load())
 
 
 def missing(engine: Engine, devices: tuple[str, ...]) -> str | None:
-    """Why an engine cannot run here, as a short reason; None where it can."""
+    """Returns a short reason why an engine cannot run on this machine; None where it can."""
     absent = [need for need in engine.NEEDS if find_spec(need) is None]
     if absent:
         return f"{absent[0]} is not installed"

@@ -1,4 +1,4 @@
-"""The errors that a user may see: each is one sentence that names what was wrong and what to do."""
+"""The errors that a user sees: each is one sentence that names the problem and its fix."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import Sequence
 
 
 class UserError(Exception):
-    """A mistake in what the user gave us. The command prints the sentence and exits with 2."""
+    """A mistake in the user's input. The command prints the sentence and exits with 2."""
 
 
 class Refused(UserError):
-    """The job asks for something that a layer or an engine cannot do; the sentence says which and what helps."""
+    """A job that needs something that a layer or an engine cannot do. The sentence names it and the fix."""
 
 
 class NotFinite(UserError):
-    """A loss that is infinite or no number."""
+    """A loss that is infinite or NaN."""
 
 
 class LostPeer(Exception):
-    """Another rank has gone. The sentence names it and its machine; `ranks` are the lost ones."""
+    """Another rank has ended or cannot be reached. The sentence names it and its machine; ranks: the lost ranks."""
 
     def __init__(self, sentence: str, ranks: list[int]) -> None:
         super().__init__(sentence)
@@ -27,25 +27,25 @@ class LostPeer(Exception):
 
 
 class TrainingFailed(Exception):
-    """A worker died or raised. The command prints the sentence and exits with 1."""
+    """A worker died or raised an exception. The command prints the sentence and exits with 1."""
 
 
 class LoadingFailed(Exception):
-    """A sample could not be had, or a process that loads has died: one sentence. The command exits with 1."""
+    """Loading a sample failed, or a loader process has died. The command prints the sentence and exits with 1."""
 
 
 def add_note(error: BaseException, text: str) -> None:
-    """BaseException.add_note, which Python has from 3.11 on; before, tracebacks do not show it."""
+    """Adds a note to an exception, as Python 3.11's BaseException.add_note; older tracebacks do not show it."""
     error.__notes__ = [*notes(error), text]  # type: ignore[attr-defined]
 
 
 def notes(error: BaseException) -> list[str]:
-    """What add_note has added."""
+    """Returns the notes that add_note has added."""
     return list(getattr(error, "__notes__", ()))
 
 
 def not_a_scalar(shape: list[int]) -> UserError:
-    """The mistake of a criterion that returns more than one number."""
+    """Returns the error of a criterion that does not return a scalar."""
     return UserError(
         f"the criterion returned a tensor of shape {shape}, not a scalar; "
         "return the mean over the rows, for example with reduction='mean'"
@@ -53,7 +53,7 @@ def not_a_scalar(shape: list[int]) -> UserError:
 
 
 def not_per_row(name: str, shape: list[int], rows: int) -> UserError:
-    """The mistake of a metric that is a mean already, which could not be summed exactly."""
+    """Returns the error of a metric without one value for each row; means of batches cannot be added exactly."""
     return UserError(
         f"the metric '{name}' returned a tensor of shape {shape} for {rows} rows; "
         "return one value for each row, for example output.argmax(1) == batch.targets"
@@ -61,12 +61,12 @@ def not_per_row(name: str, shape: list[int], rows: int) -> UserError:
 
 
 def first_few(names: Sequence[str]) -> str:
-    """'a, b, c, d …': the first four, and a sign where there are more."""
+    """Returns 'a, b, c, d …': the first four names, and an ellipsis where there are more."""
     return ", ".join(names[:4]) + (" …" if len(names) > 4 else "")
 
 
 def nearest(word: str, known: list[str]) -> str:
-    """The tail of a sentence about an unknown name: the closest known one, or all of them."""
+    """Returns a hint for an unknown name: the closest known name, or all of them."""
     from difflib import get_close_matches
 
     close = get_close_matches(word, known, n=1)
@@ -74,5 +74,5 @@ def nearest(word: str, known: list[str]) -> str:
 
 
 def say(sentence: str) -> None:
-    """Prints one sentence of ours on stderr."""
+    """Prints a message of samestep on stderr."""
     print(f"samestep: {sentence}", file=sys.stderr)

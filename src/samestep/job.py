@@ -1,4 +1,4 @@
-"""Job: what to train. It knows no engine, no rank and no device, and it is all that a user writes."""
+"""Job: a training job, independent of engine, rank and device. The only code that a user writes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # a job is plain values: importing samestep must not import t
 
 
 class Dataset(Protocol):
-    """What torch calls a map-style dataset. `__getitems__(indices)`, where it exists, fetches by the batch."""
+    """A map-style dataset, as torch's DataLoader takes it. `__getitems__(indices)`, where defined, fetches a batch."""
 
     def __len__(self) -> int: ...
 
@@ -26,10 +26,10 @@ class Dataset(Protocol):
 
 @dataclass(frozen=True)
 class Part:
-    """One rank's rows of one micro-batch. `step` counts over all epochs, from 0.
+    """One rank's rows of one micro-batch. step: counted over all epochs, from 0.
 
-    indices: the sample indices to fetch. rows: how many of them count; 0 where a rank has none of its own and
-    runs others' rows times zero. weight: the sum of their weights.
+    indices: the sample indices to fetch. rows: how many of them count; 0 where the rank has no rows in this step and
+    computes other ranks' rows times zero. weight: the sum of their weights.
     share: weight x world size / weight of the whole step. An engine averages gradients over the ranks, so the mean
     over this rank's rows, times its share, averages to the exact mean over the global batch.
     """
@@ -49,11 +49,11 @@ class Part:
 class Batch:
     """The rows of one micro-batch on one rank, on its device.
 
-    data: what `collate` made of the samples. When it is an (inputs, targets) pair, these two name its halves;
-    otherwise `inputs` is all of it and `targets` is None.
-    part: where these rows stand in the training: step, micro-batch, sample indices, share of the step.
-    fetch_s: seconds that fetching them took beside the training; None where the training itself fetched them.
-    fetch_cpu_s: of these, how long a processor worked; the rest waited for a disk, a network or a processor.
+    data: the collated samples. Of an (inputs, targets) pair, `inputs` and `targets` are the halves; otherwise `inputs`
+    is all of it and `targets` is None.
+    part: the rows' step, micro-batch, sample indices and share of the step.
+    fetch_s: seconds that a loader process took to fetch them; None where the training process fetched them.
+    fetch_cpu_s: the CPU time of these; the rest was spent waiting for a disk, a network or a CPU.
     """
 
     data: Any
@@ -71,7 +71,7 @@ class Batch:
 
     @property
     def completes_step(self) -> bool:
-        """True on the last micro-batch of a step: now the optimizer steps."""
+        """True on the last micro-batch of a step, after which the optimizer steps."""
         return self.part.completes_step
 
     @property
@@ -86,10 +86,10 @@ def _is_pair(data: Any) -> bool:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How to build the optimizer, so that engines that shard can build it late, and others from its class.
+    """How to build the optimizer, which an engine that shards parameters does after sharding.
 
     cls: for example torch.optim.AdamW. settings: its keyword arguments, `lr` among them.
-    groups: turns the plain model into torch's parameter groups (a list of dicts); None: one group of all.
+    groups: (model) -> torch's parameter groups (a list of dicts); None: one group of all parameters.
     """
 
     cls: type[Optimizer]
@@ -97,24 +97,24 @@ class Recipe:
     groups: Callable[[nn.Module], list[dict[str, Any]]] | None = None
 
     def build(self, model: nn.Module) -> Optimizer:
-        """The optimizer of `model`, which must be the plain module, not a wrapper that renames its parameters."""
+        """Builds the optimizer of `model`: the plain module, not a wrapper that renames its parameters."""
         parameters = self.groups(model) if self.groups else model.parameters()
         return self.cls(parameters, **self.settings)
 
 
 @dataclass(frozen=True)
 class LRSchedule:
-    """How the learning rate moves: `make(optimizer)` gives a torch scheduler, stepped once every step or epoch."""
+    """The learning-rate schedule: `make(optimizer)` returns a torch scheduler, stepped after every step or epoch."""
 
     make: Callable[[Optimizer], LRScheduler]
     every: Literal["step", "epoch"] = "step"
 
 
 def nested(dataset: Any) -> Iterator[Any]:
-    """A dataset, what it is a subset of, what that is a subset of, …: each next one's `dataset`."""
-    met: set[int] = set()  # one that names itself has no end
-    while dataset is not None and id(dataset) not in met:
-        met.add(id(dataset))
+    """Yields a dataset and those that it wraps, as Subset does: its `dataset`, the `dataset` of that, …"""
+    seen: set[int] = set()  # a dataset that wraps itself would never end
+    while dataset is not None and id(dataset) not in seen:
+        seen.add(id(dataset))
         yield dataset
         dataset = getattr(dataset, "dataset", None)
 
@@ -126,46 +126,46 @@ def check_dataset(name: str, dataset: Any) -> None:
     if iterable or not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
         raise UserError(
             f"{name} is a {kind}, which has no length or no rows by index; give a map-style "
-            "dataset with __len__ and __getitem__, or wrap what is read from its beginning: "
+            "dataset with __len__ and __getitem__, or wrap an iterable one: "
             "samestep.Stream(dataset, length=…), with Job(shuffle=False)"
         )
     try:
         rows = len(dataset)
     except Exception as error:
-        raise UserError(f"the length of {name}, a {kind}, cannot be had: {type(error).__name__}: {error}") from error
+        raise UserError(f"the length of {name}, a {kind}, cannot be read: {type(error).__name__}: {error}") from error
     if rows == 0:
         raise UserError(f"the {name} dataset has no rows" + ("; leave it out (None)" if name != "train" else ""))
 
 
 def counts_by_itself(metric: Any) -> bool:
-    """Whether a metric is one of torchmetrics', which counts over many batches, and no value for each row."""
+    """Whether a metric is a torchmetrics one, with a state over many batches, not a function of each row."""
     return hasattr(metric, "merge_state")
 
 
 def apply_to_inputs(model: nn.Module, batch: Batch) -> Any:
-    """The default `forward`: the model is called with the batch's inputs."""
+    """Calls the model with the batch's inputs: the default `forward`."""
     return model(batch.inputs)
 
 
 @dataclass(frozen=True)
 class Job:
-    """A training job. See docs/job.md for each field with an example. Raises UserError for values that cannot be.
+    """A training job. See docs/job.md for each field with an example. Raises UserError for invalid values.
 
-    model: builds the network, with the same bits at every call.
-    criterion: (output, batch) -> scalar, the mean over the rows given.
-    metrics: name -> (output, batch) -> one value per row (shape [rows]), or a metric of torchmetrics, which is given
-        (output, batch.targets); evaluation adds them up exactly.
-    global_batch: rows that one optimizer step sees, on any number of ranks.
-    micro_batch: at most so many rows at once on a rank; None: all of the rank's rows.
-    clip_norm: the global gradient norm is clipped to this before the optimizer steps.
-    weight: the weight of a training sample in the criterion's mean (for instance its tokens), by its index; None:
-        every row weighs 1. evaluation_weight: the same for the evaluation's samples.
-    augment: (sample, generator) -> sample; the generator is keyed by (seed, epoch, index), never by rank or worker.
-    last: what to do with an epoch's incomplete last batch.
-    shuffle: whether each epoch has an order of its own; False: the dataset's order, as for a Stream.
-    sync_batchnorm: BatchNorm takes its statistics over all ranks' rows, as torch's SyncBatchNorm does (on GPUs alone).
-    workers: loader processes per rank; 0 loads in the training process. A plain TensorDataset is indexed there anyway.
-    prefetch: batches that each loader process works ahead.
+    model: builds the network, with identical weights at every call.
+    criterion: (output, batch) -> scalar, the mean over the rows of the batch.
+    metrics: name -> (output, batch) -> one value per row (shape [rows]), or a torchmetrics metric, which is called with
+        (output, batch.targets); evaluation sums them exactly.
+    global_batch: rows of one optimizer step, over all ranks.
+    micro_batch: the most rows that a rank processes at once; None: all of its rows.
+    clip_norm: the global norm that gradients are clipped to before the optimizer steps.
+    weight: (index) -> the weight of a training sample in the criterion's mean (for instance its tokens); None: every
+        row weighs 1. evaluation_weight: the same for the evaluation's samples.
+    augment: (sample, generator) -> sample; the generator is seeded by (seed, epoch, index), never by rank or worker.
+    last: keep or drop an epoch's incomplete last batch.
+    shuffle: whether each epoch is shuffled anew; False: the dataset's order, as a Stream needs.
+    sync_batchnorm: BatchNorm's statistics over all ranks' rows, with torch's SyncBatchNorm (on GPUs only).
+    workers: loader processes per rank; 0 loads in the training process, where a plain TensorDataset is always indexed.
+    prefetch: batches that each loader process loads in advance.
     """
 
     model: Callable[[], nn.Module]
@@ -196,7 +196,7 @@ class Job:
         if self.evaluation is not None:
             check_dataset("evaluation", self.evaluation)
         if self.shuffle and any(getattr(each, "one_order", False) for each in nested(self.train)):
-            raise UserError("a Stream has one order, its own; say that it is not to be shuffled: Job(shuffle=False)")
+            raise UserError("a Stream cannot be shuffled: it is read in its order; set Job(shuffle=False)")
         for name in ("global_batch", "epochs", "micro_batch", "clip_norm", "prefetch"):
             value = getattr(self, name)
             if name != "clip_norm" and value is not None and not isinstance(value, int):
@@ -206,7 +206,9 @@ class Job:
         if not isinstance(self.workers, int) or self.workers < 0:
             raise UserError(f"workers is {self.workers!r}; it must be a whole number, 0 or above")
         for name in {"loss", "step"} & {*self.metrics}:
-            raise UserError(f"a metric is called '{name}', which the curve has already; give it another name")
+            raise UserError(
+                f"a metric is called '{name}', a name that the evaluation curve uses itself; give it another name"
+            )
         if self.last not in ("keep", "drop"):
             raise UserError(f"last is '{self.last}'; it must be 'keep' or 'drop'")
         if self.scheduler is not None and self.scheduler.every not in ("step", "epoch"):
@@ -218,13 +220,13 @@ class Job:
             )
 
     def lr_scheduler(self, optimizer: Optimizer) -> LRScheduler:
-        """The scheduler of this job on `optimizer`; a constant one where the job names none."""
+        """Builds the job's scheduler of `optimizer`; a constant one where the job has none."""
         from torch.optim.lr_scheduler import LambdaLR
 
         return self.scheduler.make(optimizer) if self.scheduler else LambdaLR(optimizer, lambda _: 1.0)
 
     def moves_lr(self, batch: Batch) -> bool:
-        """Whether the scheduler steps after the optimizer step that this batch completes."""
+        """Whether the scheduler steps after this batch: when it completes a step, or an epoch."""
         if self.scheduler is None:
             return False
         return batch.completes_step if self.scheduler.every == "step" else batch.completes_epoch

@@ -22,8 +22,9 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch.multiprocessing.spawn import ProcessException, start_processes
@@ -44,8 +45,8 @@ from samestep.world.orphans import die_with_parent
 AnyPlan = TypeVar("AnyPlan", Plan, ReferencePlan)
 
 
-def rank_main(path: str, kind: type[AnyPlan], do: Callable[[AnyPlan, World], dict[str, Any]]) -> None:
-    """Runs one rank: reads the plan at `path`, calls `do`, and writes the fields that it returns as the rank's record.
+def rank_main(path: str, kind: type[AnyPlan], do: Callable[[AnyPlan, RankRecord], RankRecord]) -> None:
+    """Runs one rank: reads the plan at `path`, calls `do`, and writes the record that it returns.
 
     Never returns. It ends with os._exit once the record is on the disk and the group is closed: in a normal exit of
     the interpreter gloo's threads abort about one in three healthy processes.
@@ -62,8 +63,8 @@ def rank_main(path: str, kind: type[AnyPlan], do: Callable[[AnyPlan, World], dic
         os.environ |= {"RANK": str(world.rank), "WORLD_SIZE": str(world.size)}  # libraries read only torchrun's names
         os.environ |= {"LOCAL_RANK": str(world.local_rank), "LOCAL_WORLD_SIZE": str(world.local_size)}
         machine = hardware.facts(world.device, hostname(), os.environ.get("GLOO_SOCKET_IFNAME"))
-        common = (world.rank, world, torch.get_num_threads(), plan.started_at, machine)
-        write(folder / f"rank{rank}.json", RankRecord(*common, **do(plan, world)))
+        record = RankRecord(world.rank, world, torch.get_num_threads(), plan.started_at, machine)
+        write(folder / f"rank{rank}.json", do(plan, record))
     except BaseException as error:
         write(folder / f"error-rank{rank}.json", rank_error(error, plan, rank))
         code = 2 if isinstance(error, UserError) else 1
@@ -83,16 +84,16 @@ def rank_error(error: BaseException, plan: Plan | ReferencePlan, rank: int) -> R
     return RankError(rank, kind, message, time.time(), traceback.format_exc(), lost)
 
 
-def run_trainings(plan: Plan, world: World) -> dict[str, Any]:
-    """Runs a plan's trainings and closes its engine. Returns the record's field `trainings`."""
-    trainings = work(plan, world)
+def run_trainings(plan: Plan, record: RankRecord) -> RankRecord:
+    """Runs the plan's trainings; returns the record with what this rank observed."""
+    trainings = work(plan, record.world)
     close(plan)
-    return {"trainings": trainings}
+    return replace(record, trainings=trainings)
 
 
-def run_reference(plan: ReferencePlan, world: World) -> dict[str, Any]:
-    """Plays the reference. Returns the record's field `layouts`."""
-    return {"layouts": play_reference(plan, world)}
+def run_reference(plan: ReferencePlan, record: RankRecord) -> RankRecord:
+    """Plays the reference; returns the record with every layout that was played."""
+    return replace(record, layouts=play_reference(plan, record.world))
 
 
 def _prepare_files(folder: Path, rank: int) -> None:

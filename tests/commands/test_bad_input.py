@@ -64,7 +64,7 @@ CASES = {
     ),
     "launcher that starts no engine asked for": (
         ["verify", "--engine", "single", "--launcher", "spawn"],
-        "--launchers spawn starts none of the engines asked for: single starts as process",
+        "--launchers spawn starts none of these engines: single starts with process",
     ),
     "engine that cannot run here": (
         ["run", "--engine", "dataparallel", "--device", "cpu"],
@@ -131,7 +131,7 @@ def test_a_port_that_is_free_is_used(tmp_path: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
-    done = samestep("run", f"{JOBS}:quick", "--port", port, *deadline(), "--json", out=tmp_path / "out")
+    done = samestep("run", f"{JOBS}:quick", "--launcher", "spawn", "--port", port, *deadline(), out=tmp_path / "out")
     assert done.returncode == 0, done.stderr
 
 

@@ -66,7 +66,7 @@ def test_a_function_that_cannot_travel_is_one_sentence(tmp_path: Path) -> None:
     def job() -> object:
         return file
 
-    with pytest.raises(samestep.UserError, match="the job cannot be given to other processes"):
+    with pytest.raises(samestep.UserError, match="the job cannot be pickled for other processes"):
         samestep.verify(job, "single", nproc=1, out=tmp_path / "out")
     file.close()
 

@@ -8,6 +8,6 @@ from samestep.commands.train import TrainOptions
 
 
 def test_options_are_words_again() -> None:
-    words = TrainOptions(Path("/w.safetensors"), 3, "loss", 2).words()
+    words = TrainOptions(Path("/w.safetensors"), 3, "loss", 2).arguments()
     assert words == ["--init", "/w.safetensors", "--evaluate-every", "3", "--best", "loss", "--patience", "2"]
-    assert TrainOptions().words() == []
+    assert TrainOptions().arguments() == []

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from functools import lru_cache
@@ -31,9 +32,12 @@ DRAWN = f"{Path(__file__).parent}/jobs_drawn.py:job"
 BEHAVIOURS: dict[str, tuple[dict[str, str], tuple[int, ...]]] = {
     "even batches": ({"rows": "24", "global_batch": "12"}, (1, 2, 3)),
     "uneven batches": ({"rows": "29", "global_batch": "8"}, (1, 2, 3)),
+    "a batch that the ranks share unevenly": ({"rows": "30", "global_batch": "7"}, (2, 3)),
+    "fewer rows than ranks at the end": ({"rows": "17", "global_batch": "16"}, (3,)),
     "a rank without rows": ({"rows": "9", "global_batch": "1"}, (3,)),
     "fewer rows than a batch": ({"rows": "5", "global_batch": "8"}, (2,)),
     "last batch dropped": ({"rows": "29", "global_batch": "8", "last": "drop"}, (2,)),
+    "not shuffled": ({"shuffle": "false", "rows": "29"}, (2,)),
     "dropout": ({"arch": "deep", "rows": "29"}, (2,)),
     "BatchNorm": ({"arch": "batchnorm", "rows": "29"}, (2,)),
     "buffers of masks": ({"arch": "masked"}, (2,)),
@@ -41,6 +45,7 @@ BEHAVIOURS: dict[str, tuple[dict[str, str], tuple[int, ...]]] = {
     "frozen parameter": ({"frozen": "true"}, (2,)),
     "unused parameter": ({"arch": "unused"}, (2,)),
     "a stream": ({"stream": "true", "rows": "29"}, (2,)),
+    "a stream, accumulation": ({"stream": "true", "micro_batch": "2"}, (2,)),
     "weighted rows": ({"weighted": "true", "rows": "29"}, (2,)),
     "clipping": ({"clip_norm": "0.1"}, (2,)),
     "accumulation": ({"rows": "32", "global_batch": "8", "micro_batch": "2"}, (2,)),
@@ -80,6 +85,8 @@ ENGINES: dict[str, tuple[str, dict[str, str]]] = {
     "deepspeed stage=2": ("deepspeed", {"stage": "2"}),
     "deepspeed stage=3": ("deepspeed", {"stage": "3"}),
 }
+BITWISE = "bitwise at"
+COLUMNS = (*BEHAVIOURS, BITWISE)
 STRENGTH = ("undefined", "failed", "differs", "refused", "approximate", "same")
 
 
@@ -116,17 +123,24 @@ def _inspected(settings: tuple[tuple[str, str], ...], size: int) -> JobFacts:
     return inspect_job(DRAWN, dict(settings), size, 8, "cpu")
 
 
-def cell(bench: Bench, name: str, behaviour: str) -> str:
-    """The weakest verdict over the behaviour's numbers of ranks: 'same', 'approximate', 'refused: why', …"""
+def measure(bench: Bench, name: str) -> dict[str, str]:
+    """Measures an engine's row: the weakest verdict over each behaviour's numbers of ranks ('same', 'approximate',
+    'refused: why', …), and the numbers of ranks at which all that is same is so to the last bit."""
     engine, given = ENGINES[name]
-    settings, sizes = BEHAVIOURS[behaviour]
-    cells = []
-    for size in (1,) if engine == "single" else sizes:
-        try:
-            cells.append(_cell(bench.prove(engine, given, settings, size)))
-        except RanksFailed as error:
-            cells.append(_failed(str(error)))
-    return min(cells, key=lambda text: STRENGTH.index(text.partition(":")[0]))
+    row, same = {}, defaultdict(list)
+    for behaviour, (settings, sizes) in BEHAVIOURS.items():
+        cells = []
+        for size in (1,) if engine == "single" else sizes:
+            try:
+                verdict = bench.prove(engine, given, settings, size)
+                cells.append(_cell(verdict))
+                if verdict.verdict == "same":
+                    same[size].append(verdict.bitwise)
+            except RanksFailed as error:
+                cells.append(_failed(str(error)))
+        row[behaviour] = min(cells, key=lambda text: STRENGTH.index(text.partition(":")[0]))
+    row[BITWISE] = " ".join(str(size) for size in sorted(same) if all(same[size])) or "–"
+    return row
 
 
 def _cell(verdict: Verdict) -> str:
@@ -146,7 +160,7 @@ def columns(only: str = "") -> Iterator[tuple[str, dict[str, str]]]:
     with Bench() as bench:
         for name in ENGINES:
             if only in name:
-                yield name, {behaviour: cell(bench, name, behaviour) for behaviour in BEHAVIOURS}
+                yield name, measure(bench, name)
 
 
 def documented() -> dict[str, dict[str, str]]:
@@ -173,8 +187,8 @@ def markdown(table: Mapping[str, Mapping[str, str]]) -> str:
             notes.append(why)
         return f"{word} [{notes.index(why) + 1}]"
 
-    lines = ["| engine | " + " | ".join(BEHAVIOURS) + " |", "|---" * (1 + len(BEHAVIOURS)) + "|"]
-    lines += [f"| {name} | " + " | ".join(short(row[b]) for b in BEHAVIOURS) + " |" for name, row in table.items()]
+    lines = ["| engine | " + " | ".join(COLUMNS) + " |", "|---" * (1 + len(COLUMNS)) + "|"]
+    lines += [f"| {name} | " + " | ".join(short(row[c]) for c in COLUMNS) + " |" for name, row in table.items()]
     return "\n".join([*lines, "", *(f"[{n}] {why}\n" for n, why in enumerate(notes, 1))])
 
 

@@ -55,7 +55,7 @@ def test_dropout_is_not_proven_with_it() -> None:
 @pytest.mark.parametrize(
     ("engine", "settings", "sentence"),
     [
-        ("ddp", {}, "torch's SyncBatchNorm runs on GPUs alone"),
+        ("ddp", {}, "torch's SyncBatchNorm runs on GPUs only"),
         ("horovod", {}, "SyncBatchNorm does not find the other ranks of horovod"),
         ("ddp", {"own": "true", "rows": "21", "global_batch": "10"}, "step 2: rank 1 gets no rows, and SyncBatchNorm"),
     ],

@@ -217,7 +217,7 @@ def test_a_rank_that_leaves_without_a_word(launcher: str, tmp_path: Path) -> Non
     job = f"{JOBS}:leaves_on_rank_1"
     done = run_to_its_end(job, "--launcher", launcher, *deadline(), "--out", str(tmp_path / "out"))
     assert done.returncode == 1
-    assert "rank 1 left by itself with exit code 7" in done.stderr
+    assert "rank 1 exited with code 7 before it was done" in done.stderr
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
@@ -253,7 +253,7 @@ def test_a_hang_ends_at_its_deadline_with_every_stack(tmp_path: Path) -> None:
     out, limit = tmp_path / "out", deadline(4)
     done = run_to_its_end(f"{JOBS}:hangs_on_rank_1", "--launcher", "fork", *limit, "--out", str(out))
     assert done.returncode == 1
-    assert f"nothing ended within {limit[1]} s" in done.stderr
+    assert f"the launch did not end within {limit[1]} s" in done.stderr
     assert "in criterion" in (out / "stack-rank1.txt").read_text()
     assert "backward" in (out / "stack-rank0.txt").read_text()
     assert_gone([pid_of(path) for path in out.glob("pid-rank*")])
@@ -263,7 +263,7 @@ def test_a_launch_of_a_proof_ends_at_its_deadline(tmp_path: Path) -> None:
     out, limit = tmp_path / "out", deadline(4)
     done = samestep("verify", f"{JOBS}:hangs_on_rank_1", "--engine", "ddp", "--nproc", "2", *limit, out=out, imports=30)
     assert done.returncode == 1, done.stderr
-    assert f"nothing ended within {limit[1]} s" in done.stdout
+    assert f"the launch did not end within {limit[1]} s" in done.stdout
     assert "in criterion" in (out / "launches" / "ddp-fork-0" / "stack-rank1.txt").read_text()
     assert_gone([pid_of(path) for path in out.glob("**/pid-rank*")])
 

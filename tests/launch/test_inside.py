@@ -72,8 +72,12 @@ def test_a_command_that_starts_ranks_itself_says_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("around", "options", "says"),
     [
-        ("torchrun -m", ["--engine", "horovod"], "torchrun has started 2 processes, and horovod starts as horovodrun"),
-        ("torchrun -m", ["--engine", "single"], "torchrun has started 2 processes, and single starts as process"),
+        (
+            "torchrun -m",
+            ["--engine", "horovod"],
+            "torchrun has started 2 processes, and horovod starts with horovodrun",
+        ),
+        ("torchrun -m", ["--engine", "single"], "torchrun has started 2 processes, and single starts with process"),
         ("mpirun", ["--nproc", "2"], "mpirun has started 2 of these commands, and --nproc"),
         ("torchrun -m", ["--launcher", "spawn"], "torchrun has started 2 of these commands, and --nproc"),
         ("torchrun -m", ["--port", "29517"], "torchrun has started this rank, and --port is for ranks that samestep"),

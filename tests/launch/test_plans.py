@@ -24,11 +24,13 @@ SHAPES = {
     "process": ONE,
     "spawn": ONE,
     "spawn-port": Shape(2, "/runs/a", Machines(port=29500)),
-    "srun": Shape(4, "/runs/a", Machines(2, master="n1", port=21234, reached=True)),
+    "srun": Shape(4, "/runs/a", Machines(2, master="n1", port=21234, single_launch=True)),
     "torchrun": ONE,
     "torchrun-restarts": Shape(2, "/runs/a", Machines(max_restarts=3, timeout_s=30)),
     "torchrun-static": Shape(4, "/runs/a", Machines(2, node_rank=1, master="h1", port=29500)),
-    "torchrun-c10d": Shape(4, "/runs/a", Machines(2, master="h1", port=29500, leads=True, own="10.0.0.1")),
+    "torchrun-c10d": Shape(
+        4, "/runs/a", Machines(2, master="h1", port=29500, is_master=True, local_address="10.0.0.1")
+    ),
     "torchrun-ipv6": Shape(4, "/runs/a", Machines(2, node_rank=0, master="fd77::10", port=29500)),
 }
 
@@ -58,9 +60,9 @@ def test_the_shell_line_says_the_same_as_the_plan() -> None:
     [
         ("horovodrun", Shape(2, "/r", Machines(port=29500)), "horovodrun chooses its ports itself"),
         ("torchrun", Shape(2, "/r", Machines(2, master="h1")), "give the same --port on each"),
-        ("srun", ONE, "srun's tasks must know the port"),
+        ("srun", ONE, "srun's tasks must know the rendezvous port"),
         ("mpirun", Shape(2, "/r", Machines(2, master="h1", port=1)), "give 2 with --hosts h1,h2"),
-        ("mpirun", Shape(2, "/r", Machines(2, hosts=("h1", "h2"))), "several machines must know the port"),
+        ("mpirun", Shape(2, "/r", Machines(2, hosts=("h1", "h2"))), "several machines must know the rendezvous port"),
     ],
 )
 def test_a_shape_that_a_launcher_cannot_start(name: str, shape: Shape, sentence: str) -> None:
@@ -78,7 +80,7 @@ def test_an_unknown_launcher_is_named_with_the_nearest() -> None:
     [
         ("spawn", Machines(2, master="h1"), {}, "spawn starts ranks on one machine"),
         ("srun", Machines(), {}, "no Slurm job here|srun is not installed"),
-        ("torchrun", Machines(2, reached=True), {}, "torchrun must be started on each machine"),
+        ("torchrun", Machines(2, single_launch=True), {}, "torchrun must be started on each machine"),
     ],
 )
 def test_why_a_launcher_is_unavailable(name: str, machines: Machines, env: dict[str, str], reason: str) -> None:

@@ -28,9 +28,9 @@ def write(folder: Path, **logs: str) -> None:
 def test_equal_lines_are_told_once(told: tuple[Path, rank_output.RankOutput, list[tuple[str, str]]]) -> None:
     folder, follower, said = told
     write(folder, rank0="loading\nI am 0\n", rank1="loading\nI am 1\n", rank2="loading\n")
-    follower.look()
+    follower.print_new()
     assert said == [("ranks 0-2", "loading")]  # the others may still say what rank 0 says
-    follower.look(last=True)
+    follower.print_new(last=True)
     assert said == [("ranks 0-2", "loading"), ("rank 0", "I am 0"), ("rank 1", "I am 1")]
 
 
@@ -39,20 +39,20 @@ def test_a_line_is_told_when_the_others_stay_silent(
 ) -> None:
     folder, follower, said = told
     write(folder, rank0="alone\n", rank1="")
-    follower.look()
+    follower.print_new()
     assert said == []
     monkeypatch.setattr(rank_output, "WAIT_S", 0.0)
-    follower.look()
+    follower.print_new()
     assert said == [("rank 0", "alone")]
 
 
 def test_half_a_line_waits_for_its_end(told: tuple[Path, rank_output.RankOutput, list[tuple[str, str]]]) -> None:
     folder, follower, said = told
     write(folder, rank0="half")
-    follower.look()
+    follower.print_new()
     assert said == []
     write(folder, rank0=" a line\n")
-    follower.look(last=True)
+    follower.print_new(last=True)
     assert said == [("rank 0", "half a line")]
 
 
@@ -62,9 +62,9 @@ def test_a_bar_counts_as_its_last_state_and_a_traceback_stays_in_the_log(
     folder, follower, said = told
     monkeypatch.setattr(rank_output, "WAIT_S", 0.0)
     write(folder, rank0="10 %\r50 %\r100 %\n", rank1="before\nTraceback (most recent call last):\n  File x\n")
-    follower.look()
+    follower.print_new()
     write(folder, rank1="RuntimeError: bad\n")
-    follower.look()
+    follower.print_new()
     assert said == [("rank 0", "100 %"), ("rank 1", "before")]
 
 
@@ -75,11 +75,11 @@ def test_a_traceback_that_the_job_has_caught_is_told(
     monkeypatch.setattr(rank_output, "HOLD_S", 0.0)
     monkeypatch.setattr(rank_output, "WAIT_S", 0.0)
     write(folder, rank0="Traceback (most recent call last):\n  File x\nValueError: caught\n")
-    follower.look()
+    follower.print_new()
     write(folder, rank0="and on\n")
-    follower.look()
+    follower.print_new()
     write(folder, rank0="and on\n")
-    follower.look()
+    follower.print_new()
     assert [text for _, text in said][-3:] == ["ValueError: caught", "and on", "and on"]
 
 

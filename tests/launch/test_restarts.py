@@ -26,7 +26,7 @@ def run(job: str, out: Path, *more: str, **popen: object) -> subprocess.Complete
 def test_a_killed_rank_comes_back_and_the_result_is_the_same(tmp_path: Path) -> None:
     whole, again = run("quick", tmp_path / "whole"), run("dies_once", tmp_path / "again", "--max-restarts", "2")
     assert whole.returncode == again.returncode == 0, again.stderr
-    assert "a rank has died, and torchrun has started all again (restart 1)" in again.stderr
+    assert "a rank has died, and torchrun has restarted all ranks (restart 1)" in again.stderr
     weights = [(tmp_path / name / "weights.safetensors").read_bytes() for name in ("whole", "again")]
     assert weights[0] == weights[1]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from samestep.errors import UserError
-from samestep.launch.started_by import launcher_around, started
+from samestep.launch.started_by import launched_rank, outer_launcher
 from samestep.world.slurm import port_of
 
 TORCHRUN = {
@@ -67,9 +67,10 @@ BY_HAND = {key: TORCHRUN[key] for key in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "M
     ],
 )
 def test_whose_rank(env: dict[str, str], found: tuple[object, ...] | None) -> None:
-    place = started(env, "n1", port_of(env.get("SLURM_JOB_ID", "0")))
+    place = launched_rank(env, "n1", port_of(env.get("SLURM_JOB_ID", "0")))
     assert (
-        place and (place.launcher, place.rank, place.size, place.local_rank, place.local_size, place.id, place.meeting)
+        place
+        and (place.launcher, place.rank, place.size, place.local_rank, place.local_size, place.id, place.init_method)
     ) == found
 
 
@@ -82,16 +83,16 @@ def test_whose_rank(env: dict[str, str], found: tuple[object, ...] | None) -> No
         (SRUN | TORCHRUN | {"GROUP_WORLD_SIZE": "1"}, "srun started 3 tasks and each its own torchrun of 1 machine,"),
         ({"WORLD_SIZE": "2", "RANK": "0"}, "has no LOCAL_RANK and no MASTER_ADDR and no MASTER_PORT"),
         (BY_HAND | {"RANK": "4"}, "RANK=4 is not below WORLD_SIZE=4; ranks count from 0, so set RANK=0 to RANK=3"),
-        (BY_HAND | {"WORLD_SIZE": "two"}, "WORLD_SIZE='two', which is no number"),
+        (BY_HAND | {"WORLD_SIZE": "two"}, "WORLD_SIZE='two', which is not a number"),
         (HOROVODRUN, "MASTER_ADDR=h1 MASTER_PORT=29500 horovodrun"),
         (MPIRUN | {"OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, "mpirun -x MASTER_ADDR=h1 -x MASTER_PORT=29500"),
     ],
 )
 def test_contradictions(env: dict[str, str], sentence: str) -> None:
     with pytest.raises(UserError) as raised:
-        started(env, "n1", 20000)
+        launched_rank(env, "n1", 20000)
     assert sentence in str(raised.value)
 
 
 def test_torchrun_in_srun_on_as_many_machines_is_right() -> None:
-    assert launcher_around(SRUN | TORCHRUN | {"GROUP_WORLD_SIZE": "3"}) == "torchrun"
+    assert outer_launcher(SRUN | TORCHRUN | {"GROUP_WORLD_SIZE": "3"}) == "torchrun"

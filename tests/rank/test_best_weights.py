@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from command import WATCHED as JOBS
 from command import samestep
 from samestep.commands.progress import Training
-from samestep.commands.train import covered
+from samestep.commands.train import count_evaluated_rows
 from samestep.errors import TrainingFailed
 from samestep.rank.best_weights import BestWeights, _better
 from samestep.rank.weights import save
@@ -94,8 +94,8 @@ def test_a_training_starts_from_weights(trained: tuple[Path, dict[str, Any]], tm
         (["--best", "accuracy:up"], "'up' is neither min nor max"),
         (["--patience", "2"], "name a metric with --best"),
         (["--best", "loss", "--evaluate-every", "0"], "need evaluations"),
-        (["--best", "loss", "--set", "evaluated=false"], "the job has no evaluation to find it by"),
-        (["--set", "metric=loss"], "a metric is called 'loss', which the curve has already"),
+        (["--best", "loss", "--set", "evaluated=false"], "the job has no evaluation that computes it"),
+        (["--set", "metric=loss"], "a metric is called 'loss', a name that the evaluation curve uses itself"),
         (["--set", "metric=wide"], "the metric 'accuracy' returned a tensor of shape [4, 4] for 4 rows"),
         ([*MANY, "--set", "metric=matrix"], "the metric 'matrix' is no single number; give it an average"),
     ],
@@ -155,10 +155,10 @@ def test_the_record_must_show_each_row_once(tmp_path: Path) -> None:
         ranks = [SimpleNamespace(world=World(size=len(of_ranks)))] * len(of_ranks)
         return SimpleNamespace(training=lambda name: evaluated, ranks=ranks, folder=tmp_path)
 
-    assert covered(record([0, 1], [2]), "train", 3) == 3
+    assert count_evaluated_rows(record([0, 1], [2]), "train", 3) == 3
     for wrong in (([0, 1], [1]), ([0, 1], [1, 2]), ([0], [1])):
         with pytest.raises(TrainingFailed, match="not each once"):
-            covered(record(*wrong), "train", 3)
+            count_evaluated_rows(record(*wrong), "train", 3)
 
 
 def test_evaluation_is_the_same_to_the_last_digit(trained: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
@@ -212,8 +212,8 @@ def test_without_a_terminal_a_line_tells_now_and_then_how_far_it_is(
 ) -> None:
     told = Progress("train", done=12, steps=40, samples=1536, loss=0.25)
     for every_s, lines in ((0.0, 1), (60.0, 0)):
-        monkeypatch.setattr(Training, "SAYS_EVERY_S", every_s)
+        monkeypatch.setattr(Training, "PRINT_EVERY_S", every_s)
         with Training("digits on ddp", tmp_path) as progress:
-            progress.tell(told)
+            progress.show(told)
         said = capsys.readouterr().err
         assert said.count("samestep: digits on ddp: step 12 of 40  1,536 samples  loss 0.2500") == lines

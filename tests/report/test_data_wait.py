@@ -13,7 +13,7 @@ from example_results import MACHINE
 
 from command import JOBS as SLOW
 from command import samestep
-from samestep.commands.train import waited
+from samestep.commands.train import measure_data_wait
 from samestep.records.files import write
 from samestep.records.record import Observations, RankRecord, Record
 from samestep.report.figures.data_wait import Waiting, measured
@@ -127,7 +127,7 @@ def test_the_ranks_of_a_machine_share_its_cores(local_ranks: int, sentence: str,
     for rank in range(local_ranks):
         world = World(rank=rank, size=local_ranks, local_rank=rank, local_size=local_ranks)
         write(tmp_path / f"rank{rank}.json", RankRecord(rank, world, 1, 0.0, MACHINE, trainings={"train": seen}))
-    found = waited(job, Record(tmp_path))
+    found = measure_data_wait(job, Record(tmp_path))
     assert found and sentence in str(found.advice())
 
 

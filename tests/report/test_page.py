@@ -13,7 +13,7 @@ import pytest
 from example_results import with_divergence, with_row
 
 from samestep import report
-from samestep.records.results import OneProcess, Proof, StudyResults
+from samestep.records.results import OneProcess, Proof, StudyResults, results_json
 
 VOID = {"meta", "br", "link", "img", "hr", "input"}
 
@@ -177,7 +177,7 @@ assert "torch" not in sys.modules and "matplotlib.pyplot" not in sys.modules
 def test_another_process_writes_the_same_page_without_torch(results: StudyResults, seed: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT],
-        input=json.dumps(results.as_json()),
+        input=json.dumps(results_json(results)),
         env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONUTF8": "1"},
         capture_output=True,
         text=True,

@@ -56,11 +56,11 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "no length": ({"train": Endless()}, "train is a Endless, which has no length or no rows by index"),
     "a stream that is shuffled": (
         {"train": Stream(Endless(), 3)},
-        "a Stream has one order, its own; say that it is not to be shuffled: Job(shuffle=False)",
+        "a Stream cannot be shuffled: it is read in its order; set Job(shuffle=False)",
     ),
     "a part of a stream that is shuffled": (
         {"train": Subset(Stream(Endless(), 3), [0, 2])},
-        "a Stream has one order, its own; say that it is not to be shuffled: Job(shuffle=False)",
+        "a Stream cannot be shuffled: it is read in its order; set Job(shuffle=False)",
     ),
     "no rows to evaluate": ({"evaluation": TensorDataset(X[:0], Y[:0])}, "the evaluation dataset has no rows"),
     "batch of another kind": ({"collate": lambda samples: UserDict(x=samples)}, "a batch holds a UserDict"),
@@ -101,7 +101,7 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "clipping at no number": ({"clip_norm": float("nan")}, "clip_norm is nan; it must be above 0"),
     "a length that raises": (
         {"train": Unread()},
-        "the length of train, a Unread, cannot be had: FileNotFoundError: gone",
+        "the length of train, a Unread, cannot be read: FileNotFoundError: gone",
     ),
     "sparse gradient": (
         {

@@ -14,7 +14,7 @@ from samestep.world import network
 
 def test_the_way_to_this_machine_is_its_loopback() -> None:
     assert network.towards("127.0.0.1") == ("lo", "127.0.0.1")
-    assert network.is_here("localhost") and not network.is_here("203.0.113.7")
+    assert network.is_this_machine("localhost") and not network.is_this_machine("203.0.113.7")
 
 
 def test_gloo_is_told_and_what_the_user_set_stays() -> None:
@@ -38,8 +38,8 @@ def test_nccl_is_told_where_the_way_leads_outside() -> None:
     assert env["GLOO_SOCKET_IFNAME"] == env["NCCL_SOCKET_IFNAME"] in said
 
 
-def test_loopback_is_here_and_no_master_of_many() -> None:
-    assert network.is_here("127.0.0.1") and network.is_here("127.0.1.1")
+def test_loopback_is_this_machine_and_no_master_of_many() -> None:
+    assert network.is_this_machine("127.0.0.1") and network.is_this_machine("127.0.1.1")
     with pytest.raises(UserError, match=r"0\.0\.0\.0 names no machine"):
         network.check_master("0.0.0.0", 2)
     with pytest.raises(UserError, match=r"the name a\.\.b is unknown"):

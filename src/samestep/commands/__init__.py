@@ -1,1 +1,1 @@
-"""What each command does, in the process that the user has typed: it plans, starts, watches and judges."""
+"""The commands, in the process that the user starts: they plan launches, start and watch them, and judge records."""

@@ -1,7 +1,7 @@
 """The Python API: samestep.verify, compare, run and evaluate, for notebooks and scripts. See docs/python.md.
 
-Each does what the command of its name does, in processes of its own that have ended when it returns, and returns typed
-results. Mistakes raise samestep.UserError, trainings that fail samestep.TrainingFailed.
+Each function does what the command of the same name does, and returns typed results; its processes have ended when it
+returns. It raises samestep.UserError for a mistake, and samestep.TrainingFailed for a training that fails.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from samestep.commands.compare import save, study
+from samestep.commands.compare import run_study, save
 from samestep.commands.progress import Launches
 from samestep.commands.setup import MachineOptions, Setup
 from samestep.commands.train import ScoreOptions, TrainOptions
@@ -40,11 +40,11 @@ def verify(
     deadline_s: float | None = None,
     machines: MachineOptions = MachineOptions(),  # noqa: B008 - frozen
 ) -> StudyResults:
-    """Proves that each engine computes the same training as one process that plays every rank.
+    """Proves that each engine computes the same training as the reference, one process that computes every rank's part.
 
     job: a function that returns a Job, the path of a file (its function `job`, or file.py:function), or the name of a
-    built-in job. engines: none for all of them. settings: of the job's function; engine_settings: of the engines, as
-    in {"fsdp.units": "root"}. `results.engines` holds a Verdict each.
+    built-in job. engines: empty: all of them. settings: of the job's function; engine_settings: of the engines, as
+    in {"fsdp.units": "root"}. `results.engines` holds one Verdict per engine.
     """
     with _target(job) as target:
         setup = Setup(
@@ -82,7 +82,7 @@ def compare(
 ) -> StudyResults:
     """Proves each engine as `verify` does, and measures those that are proven, in `rounds` launches each.
 
-    `results.engines` holds a Verdict each, with samples_per_second, ratio, peak_memory_mib, …
+    `results.engines` holds one Verdict per engine, with samples_per_second, ratio, peak_memory_mib, …
     """
     with _target(job) as target:
         setup = Setup(
@@ -121,9 +121,9 @@ def run(
     patience: int | None = None,
     machines: MachineOptions = MachineOptions(),  # noqa: B008 - frozen
 ) -> TrainResults | None:
-    """Trains the whole job on one engine, and leaves weights.safetensors in `out`.
+    """Trains the whole job on one engine, and writes weights.safetensors into `out`.
 
-    Returns None on a machine, or a rank of somebody's launcher, where rank 0 is not.
+    Returns None on a machine without rank 0, and on other ranks of an outer launcher.
     """
     with _target(job) as target:
         setup = Setup(
@@ -156,7 +156,7 @@ def evaluate(
 ) -> ScoreResults | None:
     """Evaluates the weights in a file on the job's evaluation: the same figures on any number of ranks.
 
-    Returns None on a machine, or a rank of somebody's launcher, where rank 0 is not.
+    Returns None on a machine without rank 0, and on other ranks of an outer launcher.
     """
     with _target(job) as target:
         setup = Setup(
@@ -175,11 +175,11 @@ def evaluate(
 
 def _study(command: str, setup: Setup) -> StudyResults:
     with Launches() as progress:
-        found = study(command, setup, progress.tell)
-    if found is None:
-        raise UserError(f"this machine has only taken part; the results are on {setup.machines.master_addr}")
-    save(*found)
-    return found[0]
+        outcome = run_study(command, setup, progress.show)
+    if outcome is None:
+        raise UserError(f"this machine has only run its ranks; the results are on {setup.machines.master_addr}")
+    save(*outcome)
+    return outcome[0]
 
 
 def _names(given: str | Sequence[str]) -> tuple[str, ...]:
@@ -187,13 +187,13 @@ def _names(given: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def _texts(given: Values | None) -> dict[str, str]:
-    """Values as --set takes them."""
+    """Returns values as texts, as --set takes them."""
     return {name: str(value) for name, value in (given or {}).items()}
 
 
 @contextmanager
 def _target(job: Target) -> Iterator[str]:
-    """What the workers find a job by. A function that no file holds for them, as in a notebook, goes to a file."""
+    """Yields the name that workers load a job by. A function without a file, as in a notebook, is pickled to one."""
     if not callable(job):
         yield str(job)
         return
@@ -210,7 +210,7 @@ def _target(job: Target) -> Iterator[str]:
             pickled.write_bytes(cloudpickle.dumps((sys.path, job)))
         except Exception as error:
             raise UserError(
-                f"the job cannot be given to other processes ({type(error).__name__}: {error}); write it into a file, "
-                "and give its path"
+                f"the job cannot be pickled for other processes ({type(error).__name__}: {error}); write it into a "
+                "file, and give its path"
             ) from error
         yield str(pickled)

@@ -1,4 +1,4 @@
-"""What the parent knows about a job, the engines and this machine: it asks a worker, because it never imports torch."""
+"""Inspects a job, the engines and this machine in a worker process, because the parent never imports torch."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ Answer = TypeVar("Answer", Inspection, Script)
 
 
 def ask(question: Question, deadline_s: float | None = None) -> Inspection:
-    """Asks about a job and the engines. Raises UserError with the worker's sentence about what is wrong, TrainingFailed
-    where there is no answer within `deadline_s`."""
+    """Inspects a job and the engines. Raises UserError with the worker's sentence about a mistake, TrainingFailed where
+    the worker does not end within `deadline_s`."""
     return _answer("--inspect", question, Inspection, question.job or "the engines", deadline_s)
 
 
 def ask_script(question: EjectQuestion) -> str:
-    """Asks for the stand-alone script of a job on an engine. Raises UserError as `ask`."""
+    """Returns the stand-alone script of a job on an engine. Raises UserError as `ask`."""
     return _answer("--eject", question, Script, question.job, None).text
 
 
@@ -42,15 +42,17 @@ def _answer(
     flag: str, question: Question | EjectQuestion, kind: type[Answer], subject: str, deadline_s: float | None
 ) -> Answer:
     with tempfile.TemporaryDirectory(prefix="samestep-") as folder:
-        asked, answer, mistake, log = (Path(folder) / name for name in ("question.json", ANSWER, MISTAKE, "log.txt"))
-        write(asked, question)
-        worker = _started([flag, str(asked)], log)
+        question_file, answer, mistake, log = (
+            Path(folder) / name for name in ("question.json", ANSWER, MISTAKE, "log.txt")
+        )
+        write(question_file, question)
+        worker = _start_worker([flag, str(question_file)], log)
         try:
             worker.wait(deadline_s)
         except subprocess.TimeoutExpired:
             raise TrainingFailed(
-                f"asking {subject} for its sizes did not end within {deadline_s:.0f} s; "
-                "see what the job does when it is built, or give more with --deadline"
+                f"the inspection of {subject} did not end within {deadline_s:.0f} s; "
+                "see what the job does when it is built, or raise --deadline"
             ) from None
         finally:
             if worker.poll() is None:
@@ -59,18 +61,18 @@ def _answer(
         if mistake.exists():
             raise UserError(read(Mistake, mistake).error)
         if not answer.exists():
-            said = log.read_text(errors="replace").strip().splitlines()
-            raise TrainingFailed(f"the inspection of {subject} ended: {said[-1] if said else 'no word'}")
+            lines = log.read_text(errors="replace").strip().splitlines()
+            raise TrainingFailed(f"the inspection of {subject} failed: {lines[-1] if lines else 'it printed nothing'}")
         return read(kind, answer)
 
 
-def _started(arguments: list[str], log: Path) -> subprocess.Popen[bytes] | ForkedWorker:
-    """A worker, what it prints in `log`: forked where a server runs, else started afresh."""
+def _start_worker(arguments: list[str], log: Path) -> subprocess.Popen[bytes] | ForkedWorker:
+    """Starts a worker with its output in `log`: forked where a fork server runs, else in a new interpreter."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", COMMAND: this_command()}
-    server = fork_client.server("ranks") or fork_client.server("reference")
-    if server:
-        return server.fork(arguments, environment, log)
-    with open(log, "wb") as output:  # no pipe: what the job has started would keep it open
+    for purpose in ("ranks", "reference"):
+        if worker := fork_client.fork(purpose, arguments, environment, log):
+            return worker
+    with open(log, "wb") as output:  # no pipe: processes that the job started would keep it open
         return subprocess.Popen(
             [sys.executable, "-m", "samestep.worker", *arguments],
             stdin=subprocess.DEVNULL,

@@ -1,4 +1,4 @@
-"""The command `samestep`. One short function a command: it turns the options into a Setup and calls the Python API."""
+"""The command line `samestep`: one short function per command, which turns the options into a Setup."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def compare(
     max_restarts: options.MaxRestarts = 0,
     timeout: options.Timeout = 120.0,
 ) -> int:
-    """Prove, then measure: a table and a report with plots. Exit 1 if an engine differs or none is proven."""
-    asked = (
+    """Prove each engine, then measure it: a table and a report with plots. Exit 1 if one differs or none is proven."""
+    selection = (
         job,
         pairs(set_, "--set"),
         engine_names(engines),
@@ -66,7 +66,7 @@ def compare(
         nnodes, node_rank, master_addr, port, names(hosts, "--hosts"), interface, max_restarts, timeout
     )
     setup = Setup(
-        *asked,
+        *selection,
         nproc,
         device,
         out,
@@ -103,8 +103,8 @@ def verify(
     max_restarts: options.MaxRestarts = 0,
     timeout: options.Timeout = 120.0,
 ) -> int:
-    """The proof alone: is it still the same training? Names the first divergence; exit codes as compare's."""
-    asked = (
+    """Prove only that each engine trains the same. Names the first divergence; exit codes as for compare."""
+    selection = (
         job,
         pairs(set_, "--set"),
         engine_names(engines),
@@ -114,7 +114,7 @@ def verify(
     machines = MachineOptions(
         nnodes, node_rank, master_addr, port, names(hosts, "--hosts"), interface, max_restarts, timeout
     )
-    setup = Setup(*asked, nproc, device, out, steps=steps, deadline_s=deadline, machines=machines)
+    setup = Setup(*selection, nproc, device, out, steps=steps, deadline_s=deadline, machines=machines)
     return _study("verify", setup, json_)
 
 
@@ -148,14 +148,14 @@ def run(
     best: options.Best = "",
     patience: options.Patience = None,
 ) -> int:
-    """Train for real: progress, a final evaluation, and weights.safetensors. Inside torchrun, srun, mpirun or
-    horovodrun, this command is one of their ranks."""
+    """Train the whole job: progress, evaluations, and weights.safetensors. Under torchrun, srun, mpirun or horovodrun,
+    this command is one of their ranks."""
     from samestep.commands import train
     from samestep.commands.progress import show_training
 
     if not engine.strip() or "," in engine + launcher or "all" in (engine, launcher):
         raise UserError("run trains on one engine under one launcher; give one name each, as in --engine ddp")
-    asked = (
+    selection = (
         job,
         pairs(set_, "--set"),
         engine_names(engine),
@@ -165,13 +165,13 @@ def run(
     machines = MachineOptions(
         nnodes, node_rank, master_addr, port, names(hosts, "--hosts"), interface, max_restarts, timeout
     )
-    setup = Setup(*asked, nproc, device, out, deadline_s=deadline, machines=machines)
+    setup = Setup(*selection, nproc, device, out, deadline_s=deadline, machines=machines)
     training = train.TrainOptions(init, evaluate_every, best, patience)
     if to:
         from samestep.commands.submit import kubernetes
 
-        elsewhere = {"--dry-run": dry_run, "--json": json_}
-        options.refuse(elsewhere, "is decided by the manifests that --to writes; leave it out")
+        unused = {"--dry-run": dry_run, "--json": json_}
+        options.refuse(unused, "is decided by the manifests that --to writes; leave it out")
         print(kubernetes(setup, training, to, image, claim), end="")
         return 0
     results = train.run(setup, training, dry_run=dry_run)
@@ -184,7 +184,7 @@ def run(
 @app.command()
 @with_exit_code
 def evaluate(
-    weights: Annotated[Path, typer.Option(help="The weights.safetensors that a run left.")],
+    weights: Annotated[Path, typer.Option(help="The weights.safetensors of a run.")],
     job: options.Job = "digits",
     nproc: options.Nproc = None,
     set_: options.Set = [],  # noqa: B006
@@ -204,16 +204,16 @@ def evaluate(
     interface: options.Interface = "",
     timeout: options.Timeout = 120.0,
 ) -> int:
-    """What trained weights come to: each row of the job's evaluation once, the same figures on any number of ranks."""
+    """Evaluate trained weights: each row of the job's evaluation once, the same figures on any number of ranks."""
     from samestep.commands import train
     from samestep.commands.progress import show_scores
 
-    none: dict[str, str] = {}
-    asked = (job, pairs(set_, "--set"), ("ddp",), none, names(launcher, "--launcher"))
+    no_engine_settings: dict[str, str] = {}
+    selection = (job, pairs(set_, "--set"), ("ddp",), no_engine_settings, names(launcher, "--launcher"))
     machines = MachineOptions(
         nnodes, node_rank, master_addr, port, names(hosts, "--hosts"), interface, timeout_s=timeout
     )
-    setup = Setup(*asked, nproc, device, out, deadline_s=deadline, machines=machines)
+    setup = Setup(*selection, nproc, device, out, deadline_s=deadline, machines=machines)
     results = train.evaluate(setup, train.ScoreOptions(weights, predictions))
     if results is not None:
         _print(results, json_, show_scores)
@@ -245,8 +245,8 @@ def slurm(
     from samestep.commands.submit import slurm_script, submit_to_slurm
     from samestep.commands.train import TrainOptions
 
-    asked = (job, pairs(set_, "--set"), engine_names(engine), pairs(set_engine, "--set-engine"), ())
-    setup = Setup(*asked, nproc or gpus_per_node or 2, out=out, machines=MachineOptions(nnodes=nodes))
+    selection = (job, pairs(set_, "--set"), engine_names(engine), pairs(set_engine, "--set-engine"), ())
+    setup = Setup(*selection, nproc or gpus_per_node or 2, out=out, machines=MachineOptions(nnodes=nodes))
     training = TrainOptions(init, evaluate_every, best, patience)
     results, text = slurm_script(setup, training, gpus_per_node, time, sbatch)
     print(text if dry_run else submit_to_slurm(results, text), end="")
@@ -256,17 +256,17 @@ def slurm(
 @app.command()
 @with_exit_code
 def engines(device: options.Device = "auto", json_: options.Json = False) -> int:
-    """What runs here, what is missing, and the line that installs it."""
+    """List the engines: which run on this machine, what is missing, and the command that installs it."""
     from samestep.commands.ask_worker import ask
     from samestep.commands.progress import show_engines
     from samestep.records.inspection import Question
 
-    found = ask(Question(device=device)).engines
+    listed = ask(Question(device=device)).engines
     if not json_:
-        show_engines(found)
+        show_engines(listed)
         return 0
     keys = ("name", "available", "reason", "install", "version", "purpose")
-    print(json.dumps([{key: getattr(facts, key) for key in keys} for facts in found], indent=1))
+    print(json.dumps([{key: getattr(facts, key) for key in keys} for facts in listed], indent=1))
     return 0
 
 
@@ -279,7 +279,7 @@ def eject(
     set_: options.Set = [],  # noqa: B006
     set_engine: options.SetEngine = [],  # noqa: B006
     to: Annotated[
-        Path | None, typer.Option(help="File to write; stdout where none is named. Never replaces one.")
+        Path | None, typer.Option(help="File to write; stdout by default. An existing file is never replaced.")
     ] = None,
 ) -> int:
     """Write one stand-alone script of the job on an engine, with no samestep in it."""
@@ -303,25 +303,27 @@ def eject(
 
 
 def _study(command: str, setup: Setup, json_: bool) -> int:
-    from samestep.commands.compare import save, study
+    from samestep.commands.compare import run_study, save
     from samestep.commands.progress import Launches, show_study
 
     with Launches() as progress:
-        found = study(command, setup, progress.tell)
-    if found is None:
+        outcome = run_study(command, setup, progress.show)
+    if outcome is None:
         return 0
-    results, folder = found
+    results, folder = outcome
     results = replace(results, command=shlex.join(["samestep", *sys.argv[1:]]))
     save(results, folder)
     _print(results, json_, show_study)
     verdicts = {row.verdict for row in results.engines}
-    # Nothing proven is no success either: a script that asks for one engine must not read 'unavailable' as 'same'.
+    # Exit 1 when nothing is proven: a script that verifies one engine must not take 'unavailable' for 'same'.
     return 1 if verdicts & {"differs", "failed"} or not any(row.proven for row in results.engines) else 0
 
 
 def _print(results: Any, as_json: bool, show: Callable[[Any], None]) -> None:
     if as_json:
-        print(json.dumps(results.as_json(), indent=1))
+        from samestep.records.results import results_json
+
+        print(json.dumps(results_json(results), indent=1))
     else:
         show(results)
 

@@ -1,8 +1,8 @@
-"""compare: engines x rounds, interleaved and resumable. Proves each engine, measures those that are proven.
+"""compare: proves each engine, and measures the proven ones in interleaved rounds; resumable.
 
 One launch both measures and proves: the measured training comes first, so that the proof adds nothing to its memory
-or time. Later rounds only measure. A launch that left its records is not repeated when the same study is resumed.
-verify is a comparison without rounds.
+or time. Later rounds only measure. A resumed study does not repeat a launch whose records are complete.
+verify is a study without measured rounds.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from samestep.commands import other_machines
-from samestep.commands.machines import is_first, refuse_inside
-from samestep.commands.results_folder import folder_of, package_digest, shared_folder
+from samestep.commands.machines import is_first, refuse_under_launcher
+from samestep.commands.results_folder import package_digest, results_folder, shared_folder
 from samestep.commands.setup import Setup
 from samestep.commands.study import Row, Study, check_devices, result_of, rows_of, study_of
 from samestep.errors import Refused, TrainingFailed, UserError, say
@@ -29,27 +29,27 @@ from samestep.proof.trace import Expectation
 from samestep.records.files import write, write_json
 from samestep.records.plan import Measure, Plan, ReferencePlan, Training
 from samestep.records.record import Progress, Record
-from samestep.records.results import EngineResult, OneProcess, Proof, StudyResults, Verdict
+from samestep.records.results import EngineResult, OneProcess, Proof, StudyResults, Verdict, results_json
 from samestep.report.figures.speed import Measured, measurement
 from samestep.version import __version__
 
-Tell = Callable[[str, int, int], None]  # (what runs, launches done, launches in all)
-Phases = Callable[[str], None]  # what a launch does now
+ShowProgress = Callable[[str, int, int], None]  # (phase, launches done, launches in all)
+ShowPhase = Callable[[str], None]  # (the phase of one launch)
 
 
-def study(command: str, setup: Setup, tell: Tell) -> tuple[StudyResults, Path] | None:
-    """Runs verify or compare on this machine. Returns what it found and the folder, with results.json and report.html;
-    None on a machine that is not the first, whose part is done."""
-    refuse_inside(command, os.environ, setup)
-    with fork_client.started(*(("ranks", "reference") if setup.rounds == 0 else ("reference",))):
-        asked = study_of(setup)
-        if not is_first(asked.machines):
-            count = other_machines.join_launches(asked, shared_folder(setup.out))
-            say(f"this machine took part in {count} launches; the results are on {asked.machines.master}")
+def run_study(command: str, setup: Setup, show: ShowProgress) -> tuple[StudyResults, Path] | None:
+    """Runs verify or compare. Returns the results and their folder, for `save`; None on a machine that is not the
+    first: it has started its ranks of each launch."""
+    refuse_under_launcher(command, os.environ, setup)
+    with fork_client.running(*(("ranks", "reference") if setup.rounds == 0 else ("reference",))):
+        study = study_of(setup)
+        if not is_first(study.machines):
+            count = other_machines.join_launches(study, shared_folder(setup.out))
+            say(f"this machine took part in {count} launches; the results are on {study.machines.master}")
             return None
-        folder = folder_of(command, asked)
-        with other_machines.publishing(asked, folder):
-            results = conduct(asked, folder, tell)
+        folder = results_folder(command, study)
+        with other_machines.publishing(study, folder):
+            results = _run_launches(study, folder, show)
     return replace(results, report=os.path.relpath(folder / "report.html")), folder
 
 
@@ -57,12 +57,12 @@ def save(results: StudyResults, folder: Path) -> None:
     """Writes results.json and report.html."""
     from samestep import report
 
-    write_json(folder / "results.json", results.as_json())
+    write_json(folder / "results.json", results_json(results))
     (folder / "report.html").write_text(report.html(results), encoding="utf-8")
 
 
-def conduct(study: Study, folder: Path, tell: Tell) -> StudyResults:
-    """Runs the study, its launches' records under `folder`."""
+def _run_launches(study: Study, folder: Path, show: ShowProgress) -> StudyResults:
+    """Runs the reference and all launches of a study, with their records under `folder`."""
     setup = study.setup
     check_devices(study.nproc, study.inspection, setup.engines)
     ports.check(study.machines)
@@ -70,44 +70,45 @@ def conduct(study: Study, folder: Path, tell: Tell) -> StudyResults:
     planned = [row for row in rows if row.open]
     total = 1 + len(planned) * max(1, setup.rounds)
     began = time.strftime("%Y-%m-%dT%H:%M:%S")
-    reference = _reference(study, planned, folder, lambda phase: tell(phase, 0, total)) if planned else None
+    reference = _reference(study, planned, folder, lambda phase: show(phase, 0, total)) if planned else None
     if setup.rounds:
-        fork_client.close()  # nothing else is to run beside what is measured
+        fork_client.close()  # no other process may run during a measurement
     done = 1
     for number in range(max(1, setup.rounds)):
         for row in _rotated(planned, number):
             if row.open and reference:
-                _launch(study, row, number, folder, reference, _teller(tell, row, done, total))
+                _launch(study, row, number, folder, reference, _phase_callback(show, row, done, total))
             done += 1
-            tell(row.name, done, total)
+            show(row.name, done, total)
     return _results(study, rows, reference, began)
 
 
 def _rotated(rows: list[Row], by: int) -> Iterator[Row]:
-    """Each round starts with another engine, so that none always runs first, or after the same one."""
+    """Yields the rows of a round: each round starts with another engine, so that none always runs first."""
     shift = by % len(rows) if rows else 0
     yield from rows[shift:] + rows[:shift]
 
 
-def _teller(tell: Tell, row: Row, done: int, total: int) -> Phases:
-    return lambda phase: tell(f"{row.name}: {phase}", done, total)
+def _phase_callback(show: ShowProgress, row: Row, done: int, total: int) -> ShowPhase:
+    return lambda phase: show(f"{row.name}: {phase}", done, total)
 
 
-def _reference(study: Study, rows: list[Row], folder: Path, phases: Phases) -> Record:
-    """Plays every layout that a row needs, and plain one-process training, in one process."""
+def _reference(study: Study, rows: list[Row], folder: Path, show_phase: ShowPhase) -> Record:
+    """Runs the reference in one process: the layout of every row, and plain one-process training."""
     layouts = [] if study.job.refused[1] else [plain_layout()]
     for row in rows:
         loop, inexact = loop_layout(row.facts), numerics_layout(row.facts)
         layouts += [layout for layout in (loop, inexact) if layout and layout not in layouts]
         row.loop_number = layouts.index(loop)
         row.numerics_number = layouts.index(inexact) if inexact else None
-    where, setup = folder / "reference", study.setup
-    about = (str(where), time.time(), setup.job, setup.settings)
+    reference, setup = folder / "reference", study.setup
+    about = (str(reference), time.time(), setup.job, setup.settings)
     plan = ReferencePlan(*about, layouts=tuple(layouts), steps=setup.steps, replicas=study.size)
-    return _start(study, folder, "process", 1, study.inspection.devices, where, plan, phases)
+    return _start(study, folder, "process", 1, study.inspection.devices, reference, plan, show_phase)
 
 
-def _launch(study: Study, row: Row, number: int, folder: Path, reference: Record, phases: Phases) -> None:
+def _launch(study: Study, row: Row, number: int, folder: Path, reference: Record, show_phase: ShowPhase) -> None:
+    """Runs launch `number` of a row; the first one proves the engine too, and gives the row its verdict."""
     setup = study.setup
     trainings: list[Training] = []
     if setup.rounds:
@@ -116,11 +117,13 @@ def _launch(study: Study, row: Row, number: int, folder: Path, reference: Record
     numerics = None if row.numerics_number is None else Expectation(reference, row.numerics_number)
     if number == 0:
         trainings += proof_trainings(row.facts, loop, setup.steps, study.size)
-    where = folder / "launches" / f"{row.name}-{number}"
-    about = (str(where), time.time(), setup.job, setup.settings)
+    launch_folder = folder / "launches" / f"{row.name}-{number}"
+    about = (str(launch_folder), time.time(), setup.job, setup.settings)
     plan = Plan(*about, row.engine, row.facts.settings, tuple(trainings))
     try:
-        record = _start(study, folder, row.launcher, row.facts.processes, row.facts.devices, where, plan, phases)
+        record = _start(
+            study, folder, row.launcher, row.facts.processes, row.facts.devices, launch_folder, plan, show_phase
+        )
     except Refused as error:
         row.verdict = Verdict("refused", reason=str(error))
     except (UserError, TrainingFailed) as error:
@@ -139,27 +142,27 @@ def _start(
     devices: tuple[str, ...],
     folder: Path,
     plan: Plan | ReferencePlan,
-    phases: Phases,
+    show_phase: ShowPhase,
 ) -> Record:
-    """Starts one launch of `size` ranks and waits for its record, unless that is there already."""
+    """Runs one launch of `size` ranks, unless its record is complete already. Returns the record."""
     if Record(folder).complete(size):
         return Record(folder)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     write(folder / "plan.json", plan)
-    plays_reference = isinstance(plan, ReferencePlan)
-    machines = Machines() if launcher == "process" else study.machines  # one process is one machine's
+    is_reference = isinstance(plan, ReferencePlan)
+    machines = Machines() if launcher == "process" else study.machines  # one process needs one machine
     nproc = size // machines.nnodes
-    flags = ("--reference",) if plays_reference else ()
+    flags = ("--reference",) if is_reference else ()
     command = command_for(folder / "plan.json", launcher, nproc, devices, machines, flags)
-    if plays_reference and devices[0] == "cpu":
+    if is_reference and devices[0] == "cpu":
         command = replace(command, fork="reference")
-    if machines.nnodes > 1 and not machines.reached:
-        place = str(folder.relative_to(root))
-        other_machines.publish(root, other_machines.Launch(place, launcher, nproc, size, devices, time.time()))
+    if machines.nnodes > 1 and not machines.single_launch:
+        relative = str(folder.relative_to(root))
+        other_machines.publish(root, other_machines.Launch(relative, launcher, nproc, size, devices, time.time()))
 
     def watch(progress: Progress) -> None:
-        phases(progress.phase)
+        show_phase(progress.phase)
         if study.machines.nnodes > 1:
             other_machines.publish(root)
 
@@ -167,12 +170,12 @@ def _start(
 
 
 def _results(study: Study, rows: list[Row], reference: Record | None, started: str) -> StudyResults:
-    """What was asked, of what, where; what the proof found; what the launches measured."""
+    """Collects the results: the question, the job, the machine, the verdicts and the measurements."""
     setup, job = study.setup, study.job
-    played = [Expectation(reference, n) for n in range(len(reference.ranks[0].layouts))] if reference else []
+    references = [Expectation(reference, n) for n in range(len(reference.ranks[0].layouts))] if reference else []
     proof = Proof(setup.steps, "float64")
-    if played:
-        proof = Proof(setup.steps, played[0].facts.dtype, played[0].facts.float64_failed)
+    if references:
+        proof = Proof(setup.steps, references[0].facts.dtype, references[0].facts.float64_failed)
     return StudyResults(
         samestep=__version__,
         package=package_digest(),
@@ -189,18 +192,18 @@ def _results(study: Study, rows: list[Row], reference: Record | None, started: s
         started=started,
         proof=proof,
         engines=list(_engine_results(study, rows)),
-        same_as_one_process=_one_process(study, played),
+        same_as_one_process=_one_process(study, references),
         repeats=setup.rounds or None,
         warmup_steps=setup.warmup_steps if setup.rounds else None,
         measured_steps=setup.measured_steps if setup.rounds else None,
     )
 
 
-def _one_process(study: Study, played: list[Expectation]) -> OneProcess | None:
-    proven = [expectation for expectation in played if "gradient" in expectation.facts.trainings]
-    alone = next((each for each in proven if each.facts.layout.replicas == 1), None)
-    many = next((each for each in proven if each.facts.layout.replicas > 1), None)
-    return one_process(many, alone, study.job) if many and alone else None
+def _one_process(study: Study, references: list[Expectation]) -> OneProcess | None:
+    proven = [expectation for expectation in references if "gradient" in expectation.facts.trainings]
+    single = next((each for each in proven if each.facts.layout.replicas == 1), None)
+    several = next((each for each in proven if each.facts.layout.replicas > 1), None)
+    return one_process(several, single, study.job) if several and single else None
 
 
 def _engine_results(study: Study, rows: list[Row]) -> Iterator[EngineResult]:

@@ -1,4 +1,4 @@
-"""How a command ends: its exit code, and one sentence where something was wrong."""
+"""Turns a command's errors into exit codes, each with one sentence on stderr."""
 
 from __future__ import annotations
 
@@ -17,15 +17,17 @@ P = ParamSpec("P")
 
 
 def with_exit_code(command: Callable[P, int]) -> Callable[P, NoReturn]:
-    """Wraps a command: it exits with the code that it returns, with 2 for a user's mistake and 1 for a training that
-    fails, each told in one sentence."""
+    """Makes a command exit with the code that it returns, with 2 for a user's mistake, or with 1 for a failed training;
+    prints the error's sentence."""
 
     @functools.wraps(command)
-    def ended(*args: P.args, **kwargs: P.kwargs) -> NoReturn:
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> NoReturn:
         if hasattr(signal, "SIGUSR1"):
-            signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # a scheduler's wish to stop; a training heeds it
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what we started is ended on the way out
-        if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup's
+            signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # a scheduler's request to stop; trainings handle it
+        signal.signal(
+            signal.SIGTERM, lambda *_: sys.exit(143)
+        )  # raises SystemExit, so that finally blocks end what was started
+        if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # not under nohup
             signal.signal(signal.SIGHUP, lambda *_: sys.exit(129))
         try:
             code = command(*args, **kwargs)
@@ -46,4 +48,4 @@ def with_exit_code(command: Callable[P, int]) -> Callable[P, NoReturn]:
             code = 130
         raise typer.Exit(code)
 
-    return ended
+    return wrapper

@@ -1,4 +1,4 @@
-"""The options that commands share: their names, types and help."""
+"""The options that several commands share: their names, types and help."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Job = Annotated[
     str, typer.Argument(metavar="[JOB]", help="A built-in job (digits), file.py:function or package.module:function.")
 ]
 Engines = Annotated[
-    str, typer.Option("--engines", "--engine", help="Engines, separated by commas, or all; all where none is named.")
+    str, typer.Option("--engines", "--engine", help="Engines, separated by commas; all of them by default.")
 ]
 Engine = Annotated[str, typer.Option("--engine", "--engines", help="The engine that trains.")]
 Nproc = Annotated[
@@ -24,23 +24,29 @@ Nproc = Annotated[
 Set = Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="A setting of the job; repeatable.")]
 SetEngine = Annotated[
     list[str],
-    typer.Option("--set-engine", metavar="KEY=VALUE", help="A setting of the engines that have it; or ENGINE.KEY."),
+    typer.Option(
+        "--set-engine", metavar="KEY=VALUE", help="A setting of the engines that have it, or of one: ENGINE.KEY."
+    ),
 ]
-Out = Annotated[Path | None, typer.Option(help="Folder for the results; a dated one under runs/ where none is named.")]
+Out = Annotated[Path | None, typer.Option(help="Folder for the results; by default a dated one under runs/.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON value on stdout, and nothing else there.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, or a list such as cuda:0,cuda:1.")]
 Launchers = Annotated[
     str,
     typer.Option(
-        "--launchers", "--launcher", help="Launchers, separated by commas, or all; the engine's first where none."
+        "--launchers", "--launcher", help="Launchers, separated by commas, or all; by default each engine's first."
     ),
 ]
 Launcher = Annotated[
-    str, typer.Option("--launcher", "--launchers", help="How to start it; the engine's first where none is named.")
+    str,
+    typer.Option(
+        "--launcher", "--launchers", help="The launcher that starts the ranks; by default the engine's first."
+    ),
 ]
 Steps = Annotated[int, typer.Option(help="Optimizer steps of each training of the proof.", min=4)]
 Deadline = Annotated[
-    float | None, typer.Option(help="Seconds after which a launch is ended, each rank's stack in its folder.", min=1)
+    float | None,
+    typer.Option(help="Seconds after which a launch is ended; each rank's stack is written to its folder.", min=1),
 ]
 
 MACHINES = "Machines"
@@ -51,20 +57,20 @@ Nnodes = Annotated[
 NodeRank = Annotated[
     int | None,
     typer.Option(
-        help="This machine's number; the machines number themselves where none is given.",
+        help="This machine's number; by default the rendezvous numbers the machines.",
         min=0,
         rich_help_panel=MACHINES,
     ),
 ]
 MasterAddr = Annotated[
-    str, typer.Option(help="The machine where the ranks meet, by name or address.", rich_help_panel=MACHINES)
+    str, typer.Option(help="The machine of the rendezvous, by name or address.", rich_help_panel=MACHINES)
 ]
 Port = Annotated[
     int,
     typer.Option(
         "--port",
         "--master-port",
-        help="The port where the ranks meet; 0: any free one.",
+        help="The port of the rendezvous; 0: any free one.",
         min=0,
         max=65535,
         rich_help_panel=MACHINES,
@@ -75,22 +81,23 @@ Hosts = Annotated[
 ]
 Interface = Annotated[
     str,
-    typer.Option(help="The network interface of gloo and NCCL; the one towards the master.", rich_help_panel=MACHINES),
+    typer.Option(
+        help="The network interface for gloo and NCCL; by default the one that leads to the master.",
+        rich_help_panel=MACHINES,
+    ),
 ]
 MaxRestarts = Annotated[
     int,
-    typer.Option(help="How often torchrun starts all ranks again when one has died.", min=0, rich_help_panel=MACHINES),
+    typer.Option(help="How often torchrun restarts all ranks after one has died.", min=0, rich_help_panel=MACHINES),
 ]
 Timeout = Annotated[
     float, typer.Option(help="Seconds that a rank waits for the others.", min=1, rich_help_panel=MACHINES)
 ]
 
 Init = Annotated[Path | None, typer.Option(help="Weights to start from: a safetensors file of the same model.")]
-Best = Annotated[
-    str, typer.Option(help="Keep the weights that are best by a metric, as in accuracy, loss or error:min.")
-]
+Best = Annotated[str, typer.Option(help="Keep the best weights by a metric, as in accuracy, loss or error:min.")]
 Patience = Annotated[
-    int | None, typer.Option(help="End after so many evaluations that are not better than the --best one.", min=1)
+    int | None, typer.Option(help="Stop after so many evaluations without a better --best metric.", min=1)
 ]
 EvaluateEvery = Annotated[int, typer.Option(help="Epochs from one evaluation to the next; 0: only the last.", min=0)]
 
@@ -109,21 +116,21 @@ Claim = Annotated[str, typer.Option(help="The PersistentVolumeClaim for the resu
 
 
 def names(given: str, flag: str) -> tuple[str, ...]:
-    """'a, b' as ('a', 'b'). Raises UserError for a text that names none."""
-    found = tuple(name.strip() for name in given.split(",") if name.strip())
-    if given and not found:
+    """Parses 'a, b' into ('a', 'b'). Raises UserError for a text without a name."""
+    parsed = tuple(name.strip() for name in given.split(",") if name.strip())
+    if given and not parsed:
         raise UserError(f"{flag} {given!r} names none; leave it out for all of them")
-    return found
+    return parsed
 
 
 def engine_names(given: str) -> tuple[str, ...]:
-    """The engines that --engines names; none where it names all."""
-    found = names(given, "--engines")
-    return () if "all" in found else found
+    """Parses --engines. Returns an empty tuple for all engines."""
+    parsed = names(given, "--engines")
+    return () if "all" in parsed else parsed
 
 
 def pairs(given: list[str], flag: str) -> dict[str, str]:
-    """['a=1'] as {'a': '1'}. Raises UserError for a pair without '='."""
+    """Parses ['a=1'] into {'a': '1'}. Raises UserError for a pair without '='."""
     wrong = [pair for pair in given if "=" not in pair]
     if wrong:
         raise UserError(f"{flag} {wrong[0]}: write it as key=value")
@@ -131,7 +138,7 @@ def pairs(given: list[str], flag: str) -> dict[str, str]:
 
 
 def refuse(given: Mapping[str, object], why: str) -> None:
-    """Raises UserError for the first option that has a value."""
+    """Raises UserError for the first of the options that is set."""
     for option, value in given.items():
         if value:
             raise UserError(f"{option} {why}")

@@ -1,7 +1,7 @@
-"""The other machines of a verify or compare: they start their ranks of each launch that the first machine starts.
+"""verify and compare on several machines: the other machines start their ranks of each launch of the first machine.
 
-The first machine tells in its folder, which all must share, what it does now, and tells it anew every second while it
-lives. No torch, no port: files.
+The first machine writes what it does to a file in a folder that all machines share, every second while it runs. The
+other machines read that file; they need no connection.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from samestep.launch import supervise
 from samestep.launch.command import command_for
 from samestep.records.files import read, write
 
-NEWS = "first-machine.json"
-SHARED_S = 120.0  # the first news must come so soon, and the next
-BEAT_S = 1.0
+STATE = "first-machine.json"
+MAX_SILENCE_S = 120.0  # between two states of the first machine
+INTERVAL_S = 1.0
 
 
 @dataclass(frozen=True)
 class Launch:
-    """A launch to take part in. folder: below the shared one. nproc: ranks on each machine, size: on all of them.
-    started_at: in seconds since 1970; a launch that is started again has another."""
+    """A launch, of which each machine starts its ranks. folder: inside the shared one. nproc: ranks on each machine;
+    size: on all machines. started_at: seconds since 1970; differs when a launch is started again."""
 
     folder: str
     launcher: str
@@ -37,8 +37,9 @@ class Launch:
 
 
 @dataclass(frozen=True)
-class News:
-    """What the first machine does. told_at: in seconds since 1970."""
+class FirstMachine:
+    """The state of the first machine. launch: the latest one. told_at: when the state was written, in seconds since
+    1970."""
 
     launch: Launch | None = None
     ended: bool = False
@@ -46,60 +47,60 @@ class News:
 
 
 def publish(folder: Path, launch: Launch | None = None) -> None:
-    """Tells the other machines that the first one lives, at most once a second; a new launch at once."""
-    path = folder / NEWS
-    if launch is None and path.exists() and time.time() - path.stat().st_mtime < BEAT_S:
+    """Writes the state of the first machine: a new launch at once, otherwise at most once a second."""
+    path = folder / STATE
+    if launch is None and path.exists() and time.time() - path.stat().st_mtime < INTERVAL_S:
         return
-    news = _news(folder) or News()
-    write(path, replace(news, launch=launch or news.launch, told_at=time.time()))
+    state = _state(folder) or FirstMachine()
+    write(path, replace(state, launch=launch or state.launch, told_at=time.time()))
 
 
 @contextmanager
 def publishing(study: Study, folder: Path) -> Iterator[None]:
-    """Around what the first machine does: however it ends, it tells the others."""
-    if study.machines.nnodes == 1 or study.machines.reached:
+    """Publishes the state of the first machine: that it runs, and when the block has ended, in whatever way."""
+    if study.machines.nnodes == 1 or study.machines.single_launch:
         yield
         return
-    write(folder / NEWS, News(told_at=time.time()))
+    write(folder / STATE, FirstMachine(told_at=time.time()))
     try:
         yield
     finally:
-        write(folder / NEWS, News(ended=True, told_at=time.time()))
+        write(folder / STATE, FirstMachine(ended=True, told_at=time.time()))
 
 
 def join_launches(study: Study, folder: Path) -> int:
     """Starts this machine's ranks of each launch, until the first machine has ended. Returns the number of launches.
 
-    Raises UserError when nothing is heard from the first machine.
+    Raises UserError when the first machine writes no state for two minutes.
     """
-    known, heard_at = _news(folder), time.monotonic()
+    known, changed_at = _state(folder), time.monotonic()
     joined: list[Launch] = []
     while True:
-        news = _news(folder)
-        if news and news != known:
-            known, heard_at = news, time.monotonic()
-            if news.ended:
+        state = _state(folder)
+        if state and state != known:
+            known, changed_at = state, time.monotonic()
+            if state.ended:
                 return len(joined)
-            if news.launch and news.launch not in joined:
-                joined.append(news.launch)
-                _join(study, folder, news.launch)
-        if time.monotonic() - heard_at > SHARED_S:
+            if state.launch and state.launch not in joined:
+                joined.append(state.launch)
+                _join(study, folder, state.launch)
+        if time.monotonic() - changed_at > MAX_SILENCE_S:
             raise UserError(
-                f"nothing was heard from the first machine ({study.machines.master}) in {folder} for {SHARED_S:.0f} s; "
-                "see that it runs the same line, and that --out names a folder that the machines share"
+                f"the first machine ({study.machines.master}) has written nothing in {folder} for {MAX_SILENCE_S:.0f} "
+                "s; see that it runs the same line, and that --out names a folder that the machines share"
             )
         time.sleep(0.05)
 
 
-def _news(folder: Path) -> News | None:
+def _state(folder: Path) -> FirstMachine | None:
     with suppress(FileNotFoundError):
-        return read(News, folder / NEWS)
+        return read(FirstMachine, folder / STATE)
     return None
 
 
 def _join(study: Study, folder: Path, launch: Launch) -> None:
-    """This machine's part of one launch. A failure is the first machine's to judge: it shows in the shared records."""
-    where = folder / launch.folder
-    command = command_for(where / "plan.json", launch.launcher, launch.nproc, launch.devices, study.machines)
+    """Starts this machine's ranks of one launch. The first machine reports a failure, which the shared records show."""
+    launch_folder = folder / launch.folder
+    command = command_for(launch_folder / "plan.json", launch.launcher, launch.nproc, launch.devices, study.machines)
     with suppress(TrainingFailed, UserError):
-        supervise.run(command, where, launch.size, deadline_s=study.setup.deadline_s, machines=study.machines)
+        supervise.run(command, launch_folder, launch.size, deadline_s=study.setup.deadline_s, machines=study.machines)

@@ -1,4 +1,4 @@
-"""What people see in the terminal: live progress on stderr, tables on stdout."""
+"""Prints to the terminal: live progress on stderr, tables on stdout."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rich.text import Text
 
 from samestep.launch.rank_output import RankOutput, name
 from samestep.records.inspection import EngineFacts
-from samestep.records.record import Progress as Told
+from samestep.records.record import Progress as RankProgress
 from samestep.records.results import ScoreResults, StudyResults, TrainResults
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class _Live:
-    """A progress bar that is there while the block runs."""
+    """A progress bar that is shown while the block runs."""
 
     def __init__(self, *columns: TextColumn | MofNCompleteColumn) -> None:
         console = Console(stderr=True)
@@ -38,7 +38,7 @@ class _Live:
             transient=True,
             disable=not console.is_terminal,
         )
-        self.task = self.progress.add_task("asking the job", total=None)
+        self.task = self.progress.add_task("inspecting the job", total=None)
 
     def __enter__(self) -> Self:
         self.progress.start()
@@ -51,58 +51,59 @@ class _Live:
 
 
 class Launches(_Live):
-    """Progress of a study, by launches."""
+    """The progress bar of a study: its launches."""
 
     def __init__(self) -> None:
         super().__init__(MofNCompleteColumn(), TextColumn("launches"))
 
-    def tell(self, phase: str, done: int, total: int) -> None:
+    def show(self, phase: str, done: int, total: int) -> None:
         self.progress.update(self.task, description=phase, completed=done, total=total)
 
 
 class Training(_Live):
-    """Progress of a training, by steps, and what its ranks print: equal lines of many ranks once."""
+    """The progress bar of a training, its steps, and the output of its ranks: equal lines of several ranks once."""
 
-    SAYS_EVERY_S = 30.0  # where there is no terminal, and so no bar
+    PRINT_EVERY_S = 30.0  # where there is no terminal, and so no bar
     COLORS = ("cyan", "magenta", "green", "yellow", "blue", "red")
 
     def __init__(self, title: str, folder: Path, *, first: bool = True) -> None:
-        """first: whether this command is the one that speaks for all ranks."""
+        """first: whether this command prints the events; with an outer launcher only rank 0 does."""
         super().__init__(MofNCompleteColumn(), TextColumn("steps  {task.fields[facts]}"))
         self.title = title
         self.lines = RankOutput(folder, self._line)
         self.phase: str | None = "" if first else None
         self.attempt = self.evaluated = 0
-        self.said_at = time.monotonic()
+        self.printed_at = time.monotonic()
         self.progress.update(self.task, facts="")
 
-    def tell(self, told: Told) -> None:
-        self.lines.look()
-        if told.attempt != self.attempt:
-            self.attempt, self.evaluated = told.attempt, 0
-            self._event(f"a rank has died, and torchrun has started all again (restart {self.attempt})")
-        phase = told.phase
+    def show(self, now: RankProgress) -> None:
+        """Prints the ranks' new output and events, and updates the bar."""
+        self.lines.print_new()
+        if now.attempt != self.attempt:
+            self.attempt, self.evaluated = now.attempt, 0
+            self._event(f"a rank has died, and torchrun has restarted all ranks (restart {self.attempt})")
+        phase = now.phase
         if self.phase is not None and phase != self.phase:
             self.phase = phase
             self._event(PHASES.get(phase, phase))
         self.progress.update(self.task, description=f"{self.title}: {phase}")
-        for entry in told.curve[self.evaluated :]:
+        for entry in now.curve[self.evaluated :]:
             self.evaluated += 1
             if self.phase is not None:
                 self._event(f"after step {entry['step']:.0f}: {_means(entry)}")
-        if told.done is not None:
-            facts = f"{told.samples:,} samples  loss {told.loss:.4f}"
-            self.progress.update(self.task, completed=told.done, total=told.steps, facts=facts)
-            late = time.monotonic() - self.said_at > self.SAYS_EVERY_S
-            if self.phase is not None and self.progress.disable and late:
-                self.said_at = time.monotonic()
-                self._event(f"step {told.done} of {told.steps}  {facts}")
+        if now.done is not None:
+            facts = f"{now.samples:,} samples  loss {now.loss:.4f}"
+            self.progress.update(self.task, completed=now.done, total=now.steps, facts=facts)
+            due = time.monotonic() - self.printed_at > self.PRINT_EVERY_S
+            if self.phase is not None and self.progress.disable and due:
+                self.printed_at = time.monotonic()
+                self._event(f"step {now.done} of {now.steps}  {facts}")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is None:  # after a failure its one sentence says where the logs are
-            self.lines.look(last=True)
+        if kind is None:  # after a failure, the error's sentence names the logs
+            self.lines.print_new(last=True)
         super().__exit__(kind, error, trace)
 
     def _event(self, sentence: str) -> None:
@@ -111,20 +112,22 @@ class Training(_Live):
 
     def _line(self, ranks: list[int], text: str) -> None:
         prefix = Text(f"[{name(ranks)}] ", style=self.COLORS[ranks[0] % len(self.COLORS)])
-        self.progress.console.print(prefix + Text.from_ansi(text), soft_wrap=True)  # colours; nothing that moves
+        self.progress.console.print(
+            prefix + Text.from_ansi(text), soft_wrap=True
+        )  # keeps colours, drops cursor movements
 
 
 PHASES = {"starting": "starting the ranks", "train": "training", "evaluate": "evaluation"}
 
 
 def _console() -> Console:
-    """stdout; where it is no terminal (a file, a log), wide enough for whole tables."""
+    """Returns a console on stdout; where that is no terminal (a file, a log), wide enough for whole tables."""
     console = Console()
     return console if console.is_terminal or "COLUMNS" in os.environ else Console(width=120)
 
 
 def show_study(results: StudyResults) -> None:
-    """Prints the table of a study, its notes and where the report is."""
+    """Prints the table of a study, its notes and the report's path."""
     from samestep import report
 
     console = _console()
@@ -135,9 +138,9 @@ def show_study(results: StudyResults) -> None:
 
 
 def show_training(results: TrainResults) -> None:
-    """Prints what a training came to."""
+    """Prints the results of a training."""
     if results.stopped:
-        why = "as asked" if results.stopped == "asked" else "because the evaluations get no better"
+        why = "on request" if results.stopped == "asked" else "because the evaluations did not improve"
         print(f"stopped after step {results.steps} of {results.asked_steps}, {why}")
     ranks, steps = (
         f"{n} {what}{'' if n == 1 else 's'}" for n, what in ((results.world_size, "rank"), (results.steps, "step"))
@@ -152,7 +155,7 @@ def show_training(results: TrainResults) -> None:
 
 
 def show_scores(results: ScoreResults) -> None:
-    """Prints what weights come to."""
+    """Prints the results of an evaluation."""
     print(f"evaluation over {results.evaluation_rows} rows, each once: {_means(results.evaluation)}")
     if results.predictions:
         print(f"predictions: {results.predictions}")
@@ -163,12 +166,12 @@ def _means(values: Mapping[str, float]) -> str:
 
 
 def show_engines(engines: Sequence[EngineFacts]) -> None:
-    """Prints what runs here."""
+    """Prints the table of engines: which run on this machine, and how to install the others."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("engine", "runs here", "version", "what for", "to install"):
         table.add_column(column)
     for facts in engines:
         state = "yes" if facts.available else f"no: {facts.reason}"
         cells = (facts.name, state, facts.version or "", facts.purpose, facts.install or "")
-        table.add_row(*map(Text, cells))  # Text: rich would read [accelerate] as its markup
+        table.add_row(*map(Text, cells))  # Text, because rich would parse [accelerate] as markup
     _console().print(table)

@@ -1,4 +1,4 @@
-"""The folder of a command's results: made, checked before anything starts, and recognised when resumed."""
+"""Prepares the folder of a command's results: creates it, checks that it is writable, recognises a resumed study."""
 
 from __future__ import annotations
 
@@ -15,27 +15,26 @@ from typing import IO
 from samestep.commands.machines import is_first
 from samestep.commands.study import Study
 from samestep.errors import UserError
-from samestep.launch.started_by import Started
+from samestep.launch.started_by import LaunchedRank
 from samestep.records.files import SCHEMA, write_json
 from samestep.version import __version__
 
 IDENTITY = "study.json"
 LOCK = ".lock"
-OURS = re.compile(
-    r"\.lock|slurm\.sh|slurm-.+\.out|rank-\d+|machine-.+|first-machine\.json"
-)  # what other ranks and machines may leave first
+# The files that other ranks and machines may write before this command.
+OWN_FILES = re.compile(r"\.lock|slurm\.sh|slurm-.+\.out|rank-\d+|machine-.+|first-machine\.json")
 
 
-def folder_of(command: str, study: Study, inside: Started | None = None, weights: str | None = None) -> Path:
-    """The folder of a command's results: made, locked by its one writer, and recognised when it is resumed.
+def results_folder(command: str, study: Study, rank: LaunchedRank | None = None, weights: str | None = None) -> Path:
+    """Creates or resumes the folder of a command's results, and locks it for the one command that writes the results.
 
-    inside: this command is one rank of somebody's launcher. weights: a digest of those that are evaluated.
+    rank: of this command, where an outer launcher has started it. weights: a digest of the evaluated weights.
     """
     setup, out = study.setup, study.setup.out
-    if study.machines.nnodes > 1 and not study.machines.reached and command != "run":
+    if study.machines.nnodes > 1 and not study.machines.single_launch and command != "run":
         out = shared_folder(out)
-    name = f"{inside.launcher}-{inside.id}" if inside else ""
-    writes = inside.rank == 0 if inside else is_first(study.machines)
+    name = f"{rank.launcher}-{rank.id}" if rank else ""
+    writes = rank.rank == 0 if rank else is_first(study.machines)
     identity: dict[str, object] = {"schema": SCHEMA, "command": command, "file": study.job.source}
     identity |= {"samestep": __version__, "torch": study.inspection.machine.torch, "package": package_digest()}
     kept = ["job", "settings", "engines", "launchers", "engine_settings", "device", "steps", "rounds"]
@@ -47,34 +46,34 @@ def folder_of(command: str, study: Study, inside: Started | None = None, weights
     return prepare(out, setup.job, identity, name, writes=writes)
 
 
-def launch_folder(out: Path, study: Study, inside: Started | None) -> Path:
-    """Where the launch of this machine writes: `out`, or a folder of its own in it, since `out` may be shared."""
-    if inside:
-        own = out / f"rank-{inside.rank}"
-    elif study.machines.nnodes > 1 and not study.machines.reached:
-        own = out / f"machine-{socket.gethostname()}"
+def launch_folder(out: Path, study: Study, rank: LaunchedRank | None) -> Path:
+    """Returns the folder for this machine's ranks: `out`, or a subfolder per machine or rank where `out` is shared."""
+    if rank:
+        folder = out / f"rank-{rank.rank}"
+    elif study.machines.nnodes > 1 and not study.machines.single_launch:
+        folder = out / f"machine-{socket.gethostname()}"
     else:
         return out
-    own.mkdir(exist_ok=True)
-    return own
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 def shared_folder(out: Path | None) -> Path:
-    """The folder that several machines share. Raises UserError when none is named."""
+    """Returns the folder that several machines share. Raises UserError where --out is missing."""
     if out is None:
-        raise UserError("several machines prove together in one folder that they share; name it with --out")
+        raise UserError("several machines need a shared folder for the results; name it with --out")
     return out.resolve()
 
 
 def prepare(out: Path | None, job: str, identity: Mapping[str, object], name: str = "", *, writes: bool = True) -> Path:
-    """The folder to write in: `out`, or a dated one under runs/. `identity` is what a resumed study must share.
+    """Creates the folder for the results: `out`, or a dated one under runs/. A resumed study must have this `identity`.
 
-    name: used in place of the date, where several processes must find the same folder. writes: whether this command
-    leaves the results there; only one may.
+    name: replaces the date where several processes must find the same folder. writes: whether this command writes the
+    results; only one may.
 
-    Raises UserError when it cannot be written to, or holds the results of another question.
+    Raises UserError when the folder is not writable, or holds the results of another study.
     """
-    folder = out or (Path("runs") / f"{_stem(job)}-{name}" if name else dated(job))
+    folder = out or (Path("runs") / f"{_stem(job)}-{name}" if name else dated_folder(job))
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / f".writable-{os.getpid()}"
@@ -84,23 +83,23 @@ def prepare(out: Path | None, job: str, identity: Mapping[str, object], name: st
         raise UserError(f"the folder {folder} is not writable ({error.strerror}); give another with --out") from None
     if not writes:
         return folder.resolve()
-    mine, path = json.loads(json.dumps(identity)), folder / IDENTITY
+    current, path = json.loads(json.dumps(identity)), folder / IDENTITY
     if path.exists():
         try:
-            theirs = dict(json.loads(path.read_text()))
+            existing = dict(json.loads(path.read_text()))
         except ValueError:
             raise UserError(f"{path} cannot be read; give another folder with --out") from None
-        differs = [key for key in mine if theirs.get(key) != mine[key]]
+        differs = [key for key in current if existing.get(key) != current[key]]
         if differs:
             key = differs[0]
             raise UserError(
-                f"{folder} holds other results: {key} was {theirs.get(key)!r} there and is {mine[key]!r} now; "
+                f"{folder} holds other results: {key} was {existing.get(key)!r} there and is {current[key]!r} now; "
                 "give another folder with --out"
             )
-    elif any(not OURS.fullmatch(entry.name) for entry in folder.iterdir()):
+    elif any(not OWN_FILES.fullmatch(entry.name) for entry in folder.iterdir()):
         raise UserError(f"the folder {folder} holds files that are not samestep's; give an empty or new one with --out")
     _lock(folder)
-    write_json(path, mine)
+    write_json(path, current)
     return folder.resolve()
 
 
@@ -108,13 +107,13 @@ def _stem(job: str) -> str:
     return re.sub(r"[^\w.-]+", "-", Path(job.partition(":")[0]).stem)
 
 
-def dated(job: str) -> Path:
-    """A new folder's name under runs/."""
+def dated_folder(job: str) -> Path:
+    """Returns the name of a new folder under runs/."""
     return Path("runs") / f"{datetime.now():%Y-%m-%d-%H%M%S}-{_stem(job)}-{os.getpid()}"
 
 
-def beside(folder: Path, name: str, text: str) -> Path:
-    """Writes a file of ours into a folder of results to come. Raises UserError when it cannot be written."""
+def write_into(folder: Path, name: str, text: str) -> Path:
+    """Writes a file into the folder of future results. Raises UserError when that is not possible."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
@@ -126,7 +125,7 @@ def beside(folder: Path, name: str, text: str) -> Path:
 
 
 def _lock(folder: Path) -> None:
-    """Holds `folder` until this process ends, however it ends. Raises UserError when another holds it."""
+    """Locks `folder` until this process ends, in whatever way. Raises UserError when another process has locked it."""
     lock = open(folder / LOCK, "w")  # noqa: SIM115 - held open as long as the process lives
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -139,7 +138,7 @@ _held: list[IO[str]] = []
 
 
 def package_digest() -> str:
-    """A digest of samestep's own files: what one state of them measured is not resumed by another."""
+    """Returns a digest of samestep's source files, so that changed code does not resume an older study."""
     import hashlib
 
     state = hashlib.blake2b(digest_size=8)

@@ -1,4 +1,4 @@
-"""Setup: what the user asks of a command, checked as far as it can be without starting anything."""
+"""Setup: the options of a command, checked as far as possible before any process starts."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from pathlib import Path
 from samestep import engine, launch
 from samestep.errors import UserError
 
-FOREVER_S = 1e6  # sockets take no longer waits
+FOREVER_S = 1e6  # the longest timeout that sockets accept
 
 
 @dataclass(frozen=True)
 class MachineOptions:
-    """Which machines train, and where they meet. All have their defaults where everything is on this machine.
+    """The machines that train, and their rendezvous. The defaults are for one machine.
 
-    nnodes: how many; None: 1, or the Slurm job's. node_rank: this one's number; None: they number themselves.
-    master_addr, port: where the ranks meet; 0: any free port. hosts: machines that mpirun starts on. interface: of gloo
-    and NCCL. max_restarts: how often torchrun starts all ranks again. timeout_s: that a rank waits for the others.
+    nnodes: the number of machines; None: 1, or the Slurm job's. node_rank: this machine's number; None: assigned by the
+    rendezvous. master_addr, port: of the rendezvous; port 0: any free one. hosts: the machines for mpirun. interface:
+    for gloo and NCCL. max_restarts: as torchrun's. timeout_s: how long a rank waits for the others.
     """
 
     nnodes: int | None = None
@@ -34,14 +34,14 @@ class MachineOptions:
 
 @dataclass(frozen=True)
 class Setup:
-    """What to train, on what, and how to prove or measure it. Raises UserError for what cannot be.
+    """What to train, where, and how to prove or measure it. Raises UserError for invalid values.
 
-    job: a built-in job, file.py:function or package.module:function. settings: the texts of --set. engines: none for
-    all of them. engine_settings: the texts of --set-engine. launchers: none for each engine's first, or 'all'.
+    job: a built-in job, file.py:function or package.module:function. settings: the values of --set. engines: empty: all
+    of them. engine_settings: the values of --set-engine. launchers: empty: each engine's first; or 'all'.
     nproc: ranks on each machine; None: one for each GPU, or 2 on a CPU. out: the folder for the results; None: a dated
-    one under runs/. steps: optimizer steps of each training of the proof. rounds: launches of each engine that are
-    measured, 0: it is only proven; warmup_steps of each are left out, measured_steps count. deadline_s: seconds after
-    which a launch is ended.
+    one under runs/. steps: optimizer steps of each training of the proof. rounds: measured launches of each engine; 0:
+    prove only. Of each measured launch, warmup_steps are discarded and measured_steps count. deadline_s: the seconds
+    after which a launch is ended.
     """
 
     job: str = "digits"

@@ -1,4 +1,4 @@
-"""Study: what is asked, of a job and engines that have been inspected, and the rows that come of it."""
+"""Study: the setup of a command with its inspected job and engines, and the rows of its table."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 
 from samestep import launch
 from samestep.commands.ask_worker import ask
-from samestep.commands.machines import launchers_variables, machines_of
+from samestep.commands.machines import machines_of, reading_launcher_variables
 from samestep.commands.setup import Setup
 from samestep.errors import UserError, first_few, nearest, say
 from samestep.launch import Machines, fork_client
-from samestep.launch.started_by import Started
+from samestep.launch.started_by import LaunchedRank
 from samestep.records.inspection import EngineFacts, Inspection, JobFacts, Question
 from samestep.records.record import Record
 from samestep.records.results import EngineResult, Verdict
@@ -21,7 +21,7 @@ from samestep.world.network import check_interface
 
 @dataclass(frozen=True)
 class Study:
-    """What to ask of a job. nproc: ranks on each machine. inspection: of the job, the engines and this machine."""
+    """A setup with its inspection of the job, the engines and this machine. nproc: ranks on each machine."""
 
     setup: Setup
     nproc: int
@@ -30,7 +30,7 @@ class Study:
 
     @property
     def size(self) -> int:
-        """Ranks in all."""
+        """The world size: the ranks on all machines."""
         return self.nproc * self.machines.nnodes
 
     @property
@@ -45,10 +45,10 @@ class Row:
     engine: str
     launcher: str
     facts: EngineFacts
-    verdict: Verdict | None = None  # None: not yet judged
+    verdict: Verdict | None = None  # None: no verdict yet
     launches: list[Record] = field(default_factory=list)
-    loop_number: int = -1  # of the reference's layouts, the one that proves the loop
-    numerics_number: int | None = None  # and the one that measures the numerics, where they are inexact
+    loop_number: int = -1  # the index of the reference's layout that proves the loop
+    numerics_number: int | None = None  # of the layout that measures the numerics, where they are inexact
 
     @property
     def name(self) -> str:
@@ -56,42 +56,42 @@ class Row:
 
     @property
     def open(self) -> bool:
-        """Not yet judged, or judged good: worth another launch."""
+        """Whether the row needs more launches: it has no verdict yet, or a proven one."""
         return self.verdict is None or self.verdict.proven
 
 
-def study_of(setup: Setup, inside: Started | None = None) -> Study:
-    """Asks a worker about the job and the engines. inside: this command is one rank of somebody's launcher."""
+def study_of(setup: Setup, rank: LaunchedRank | None = None) -> Study:
+    """Inspects the job and the engines of a setup. rank: of this command, where an outer launcher has started it."""
     inherited = Machines(timeout_s=setup.machines.timeout_s, interface=setup.machines.interface)
-    machines = inherited if inside else machines_of(setup, os.environ)
+    machines = inherited if rank else machines_of(setup, os.environ)
     if setup.machines.interface:
         check_interface(setup.machines.interface)
     nproc = setup.nproc
-    if nproc is None and machines.reached and "SLURM_TASKS_PER_NODE" in os.environ:
-        with launchers_variables():
+    if nproc is None and machines.single_launch and "SLURM_TASKS_PER_NODE" in os.environ:
+        with reading_launcher_variables():
             nproc = tasks_per_node(os.environ["SLURM_TASKS_PER_NODE"], 0)
     question = Question(
         job=setup.job,
         settings=setup.settings,
         device=setup.device,
-        replicas=inside.size if inside else nproc,
+        replicas=rank.size if rank else nproc,
         machines=machines.nnodes,
         steps=setup.steps,
         engines=setup.engines,
         engine_settings=setup.engine_settings,
     )
     inspection = ask(question, setup.deadline_s)
-    here = inside.local_size if inside else inspection.replicas // machines.nnodes
+    local_size = rank.local_size if rank else inspection.replicas // machines.nnodes
     cores = os.cpu_count() or 1
-    if inspection.devices[0] == "cpu" and here > cores and (inside is None or inside.local_rank == 0):
-        say(f"{here} ranks share {cores} cores: the proof holds, the speed says little")
-    return Study(setup, here, machines, inspection)
+    if inspection.devices[0] == "cpu" and local_size > cores and (rank is None or rank.local_rank == 0):
+        say(f"{local_size} ranks share {cores} cores: the proof is valid, measured speeds are not representative")
+    return Study(setup, local_size, machines, inspection)
 
 
 def rows_of(study: Study, *, forks: bool = False) -> list[Row]:
-    """The rows of a study; those that cannot run here have their verdict already. Raises UserError for bad names.
+    """Returns the rows of a study; those that cannot run have a verdict already. Raises UserError for unknown names.
 
-    forks: whether ranks may be forked where nobody has named a launcher.
+    forks: whether ranks may be forked where the user has named no launcher.
     """
     setup = study.setup
     known = {facts.name: facts for facts in study.inspection.engines}
@@ -100,37 +100,38 @@ def rows_of(study: Study, *, forks: bool = False) -> list[Row]:
             raise UserError(f"there is no engine '{name}'; {nearest(name, list(known))}")
     chosen = setup.engines or tuple(known)
     if setup.rounds and "single" not in chosen:
-        chosen = ("single", *chosen)  # what the others' speed is compared with
+        chosen = ("single", *chosen)  # the baseline of the speed ratios
     rows = [
-        Row(name, launcher, known[name], _verdict_before(study, known[name], launcher))
+        Row(name, launcher, known[name], _verdict_without_launch(study, known[name], launcher))
         for name in dict.fromkeys(chosen)
         for launcher in _launchers(study, known[name], forks)
     ]
-    started, named = {row.launcher for row in rows}, {*setup.launchers} - {"all", launch.FORK}
-    if setup.engines and named == {*setup.launchers} and named and not started & {*named, "-"}:
-        able = {name: " or ".join(launch.able(known[name].process_kind)) for name in setup.engines}
-        starts = "; ".join(f"{name} starts as {launchers}" for name, launchers in able.items())
-        raise UserError(f"--launchers {','.join(setup.launchers)} starts none of the engines asked for: {starts}")
+    used, named = {row.launcher for row in rows}, {*setup.launchers} - {"all", launch.FORK}
+    if setup.engines and named == {*setup.launchers} and named and not used & {*named, "-"}:
+        possible = {name: " or ".join(launch.launchers_for(known[name].process_kind)) for name in setup.engines}
+        starts = "; ".join(f"{name} starts with {launchers}" for name, launchers in possible.items())
+        raise UserError(f"--launchers {','.join(setup.launchers)} starts none of these engines: {starts}")
     return sorted(rows, key=lambda row: row.engine != "single")
 
 
 def _launchers(study: Study, facts: EngineFacts, forks: bool) -> list[str]:
-    able, asked = launch.able(facts.process_kind) or ["-"], study.setup.launchers
-    if asked == (launch.FORK,) or (forks and not asked):
-        return [launch.FORK] if _may_fork(study, facts) else able[:1]
-    if "all" in asked:
-        return able
-    return [name for name in able if name in asked] or able[:1]
+    possible, named = launch.launchers_for(facts.process_kind) or ["-"], study.setup.launchers
+    if named == (launch.FORK,) or (forks and not named):
+        return [launch.FORK] if _may_fork(study, facts) else possible[:1]
+    if "all" in named:
+        return possible
+    return [name for name in possible if name in named] or possible[:1]
 
 
 def _may_fork(study: Study, facts: EngineFacts) -> bool:
-    """Whether an engine's ranks may be forked: on the CPU of one machine, where it needs no launcher of its own."""
-    here = study.machines.nnodes == 1 and not study.machines.port and fork_client.is_possible()
+    """Whether an engine's ranks may be forked: on the CPU of one machine, unless the engine needs its own launcher."""
+    one_machine = study.machines.nnodes == 1 and not study.machines.port and fork_client.is_possible()
     forkable = facts.process_kind in launch.load(launch.FORK).STARTS
-    return here and forkable and facts.available and facts.devices[0] == "cpu"
+    return one_machine and forkable and facts.available and facts.devices[0] == "cpu"
 
 
-def _verdict_before(study: Study, facts: EngineFacts, launcher: str) -> Verdict | None:
+def _verdict_without_launch(study: Study, facts: EngineFacts, launcher: str) -> Verdict | None:
+    """Returns the verdict of an engine that is unavailable or refuses the job; None for one to launch."""
     absent = None if facts.available else facts.reason
     if facts.available:
         absent = launch.load(launcher).missing(study.machines, os.environ)
@@ -141,7 +142,7 @@ def _verdict_before(study: Study, facts: EngineFacts, launcher: str) -> Verdict 
 
 
 def refusal(facts: EngineFacts, job: JobFacts) -> str | None:
-    """Why an engine cannot train a job that its inspection has looked at, or None."""
+    """Returns why an engine cannot train an inspected job, or None."""
     layout = facts.layout
     assert layout is not None
     if layout.every_gradient and job.unused:
@@ -158,12 +159,12 @@ def refusal(facts: EngineFacts, job: JobFacts) -> str | None:
         if layout.lone_batchnorm:
             return f"SyncBatchNorm does not find the other ranks of {facts.name}; use ddp, or leave sync_batchnorm out"
         if facts.devices[0] == "cpu":
-            return "torch's SyncBatchNorm runs on GPUs alone; leave sync_batchnorm out where there are none"
+            return "torch's SyncBatchNorm runs on GPUs only; leave sync_batchnorm out on a CPU"
     return job.refused[layout.replicas]
 
 
 def check_devices(nproc: int, inspection: Inspection, engines: tuple[str, ...] = ()) -> None:
-    """Raises UserError when a rank would have no GPU of its own."""
+    """Raises UserError when there are fewer GPUs than ranks on this machine."""
     devices = inspection.devices
     wanted = [facts for facts in inspection.engines if not engines or facts.name in engines]
     if devices[0] != "cpu" and nproc > len(devices) and any(facts.process_kind != "one" for facts in wanted):
@@ -174,7 +175,7 @@ def check_devices(nproc: int, inspection: Inspection, engines: tuple[str, ...] =
 
 
 def result_of(row: Row) -> EngineResult:
-    """A judged row as it stands in the results, without a measurement."""
+    """Returns the result of a row that has a verdict, without a measurement."""
     assert row.verdict is not None
     replicas = row.facts.replicas or None
     result = EngineResult(**vars(row.verdict), engine=row.engine, launcher=row.launcher, replicas=replicas)

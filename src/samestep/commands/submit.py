@@ -1,4 +1,4 @@
-"""Writes what others start: a training's manifests for Kubernetes, and its batch script for Slurm."""
+"""Writes the manifests of a training for Kubernetes, and its batch script for Slurm."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from samestep.launch.submit import slurm as batch
 
 
 def kubernetes(setup: Setup, training: TrainOptions, kind: str, image: str, claim: str) -> str:
-    """The manifests of a training, for `kubectl apply -f -`. Raises UserError for options that they decide."""
+    """Returns the manifests of a training, for `kubectl apply -f -`. Raises UserError for options that they set."""
     machines = setup.machines
-    elsewhere: dict[str, object] = {"--out": setup.out, "--launcher": setup.launchers, "--hosts": machines.hosts}
-    elsewhere |= {"--port": machines.port, "--node-rank": machines.node_rank, "--master-addr": machines.master_addr}
-    options.refuse(elsewhere, "is decided by the manifests that --to writes; leave it out")
+    unused: dict[str, object] = {"--out": setup.out, "--launcher": setup.launchers, "--hosts": machines.hosts}
+    unused |= {"--port": machines.port, "--node-rank": machines.node_rank, "--master-addr": machines.master_addr}
+    options.refuse(unused, "is decided by the manifests that --to writes; leave it out")
     gpus = 0 if setup.device == "cpu" else setup.nproc or 1
     return templates.manifests(kind, _training(setup, training, gpus), image, claim)
 
@@ -27,18 +27,18 @@ def kubernetes(setup: Setup, training: TrainOptions, kind: str, image: str, clai
 def slurm_script(
     setup: Setup, training: TrainOptions, gpus_per_node: int, time: str, sbatch: Sequence[str]
 ) -> tuple[Path, str]:
-    """The folder for the results of a training under Slurm, and its batch script."""
+    """Returns the folder for the results of a training under Slurm, and its batch script."""
     init = file_of(training.init, "--init")
     training = replace(training, init=Path(init) if init else None)
-    results = (setup.out or results_folder.dated(setup.job)).resolve()
+    results = (setup.out or results_folder.dated_folder(setup.job)).resolve()
     return results, batch.script(_training(setup, training, gpus_per_node), results, time, sbatch)
 
 
 def submit_to_slurm(results: Path, script: str) -> str:
-    """Hands a batch script to sbatch. Returns a sentence about the job."""
-    path = results_folder.beside(results, "slurm.sh", script)
+    """Submits a batch script with sbatch. Returns a sentence about the job."""
+    path = results_folder.write_into(results, "slurm.sh", script)
     number = batch.submit(path)
-    return f"job {number} is in the queue; its script is {path}, its words are in {results}/slurm-{number}.out\n"
+    return f"job {number} is in the queue; its script is {path}, its output goes to {results}/slurm-{number}.out\n"
 
 
 def _training(setup: Setup, training: TrainOptions, gpus: int) -> Training:
@@ -50,5 +50,5 @@ def _training(setup: Setup, training: TrainOptions, gpus: int) -> Training:
         engine=setup.engines[0],
         settings=[f"{key}={value}" for key, value in setup.settings.items()],
         engine_settings=[f"{key}={value}" for key, value in setup.engine_settings.items()],
-        options=training.words(),
+        options=training.arguments(),
     )

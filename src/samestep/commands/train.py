@@ -1,4 +1,4 @@
-"""run and evaluate: one launch trains the whole job, or evaluates weights; what it came to is left in the folder."""
+"""run and evaluate: one launch trains the whole job, or evaluates weights, and writes results.json."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from samestep import launch
-from samestep.commands.machines import started_already
+from samestep.commands.machines import detect_launched_rank
 from samestep.commands.progress import Training
-from samestep.commands.results_folder import folder_of, launch_folder
+from samestep.commands.results_folder import launch_folder, results_folder
 from samestep.commands.setup import Setup
 from samestep.commands.study import Row, Study, check_devices, rows_of, study_of
 from samestep.errors import Refused, TrainingFailed, UserError, nearest, say
 from samestep.launch import Command, ports, supervise
-from samestep.launch.command import command_for, inside_command, shell_line
-from samestep.launch.started_by import Started
+from samestep.launch.command import command_for, rank_command, shell_line
+from samestep.launch.started_by import LaunchedRank
 from samestep.records.files import write, write_json
 from samestep.records.inspection import JobFacts
 from samestep.records.plan import Plan, Score, Train
 from samestep.records.record import ENVIRONMENT, PROGRESS, Progress, Record
-from samestep.records.results import InitialWeights, ScoreResults, TrainResults
+from samestep.records.results import InitialWeights, ScoreResults, TrainResults, results_json
 from samestep.report.figures import batch_size, data_wait
 from samestep.world.network import check_master
 
@@ -45,28 +45,30 @@ class TrainOptions:
     best: str = ""
     patience: int | None = None
 
-    def words(self) -> list[str]:
-        """The options that are not the default, for a command that is typed elsewhere."""
+    def arguments(self) -> list[str]:
+        """Returns the options that are not the default, as arguments of `samestep run`."""
         given: dict[str, object] = {"--init": self.init, "--evaluate-every": self.every if self.every != 1 else None}
         given |= {"--best": self.best or None, "--patience": self.patience}
         return [word for name, value in given.items() if value is not None for word in (name, str(value))]
 
     def plan(self, job: JobFacts) -> Train:
-        """The training to plan, but for the file of its weights. Raises UserError for a metric that there is not."""
-        name, _, way = self.best.partition(":")
+        """Returns the training to plan, without the file for its weights. Raises UserError for an unknown metric."""
+        name, _, direction = self.best.partition(":")
         if self.best and not name:
             raise UserError(f"--best {self.best}: no metric is named; give its name, as in --best accuracy")
         if name and not job.metrics:
-            raise UserError(f"--best {self.best}: the job has no evaluation to find it by; give it Job(evaluation=…)")
+            raise UserError(
+                f"--best {self.best}: the job has no evaluation that computes it; give it Job(evaluation=…)"
+            )
         if name and name not in job.metrics:
             raise UserError(f"--best {self.best}: the job has no such metric; {nearest(name, list(job.metrics))}")
-        if way not in ("", "min", "max"):
-            raise UserError(f"--best {self.best}: '{way}' is neither min nor max")
+        if direction not in ("", "min", "max"):
+            raise UserError(f"--best {self.best}: '{direction}' is neither min nor max")
         if (name or self.patience) and not self.every:
             raise UserError("--best and --patience need evaluations; give --evaluate-every 1 or more")
         if self.patience and not name:
-            raise UserError("--patience needs to know what is better; name a metric with --best")
-        best = (name, way or job.metrics[name]) if name else None
+            raise UserError("--patience needs a metric; name it with --best")
+        best = (name, direction or job.metrics[name]) if name else None
         init = file_of(self.init, "--init")
         digest = digest_of(Path(init)) if init else None
         return Train("", init, digest, self.every, best, self.patience)
@@ -74,13 +76,13 @@ class TrainOptions:
 
 @dataclass(frozen=True)
 class ScoreOptions:
-    """What to evaluate. weights: a safetensors file. predictions: the .npy file for the model's outputs."""
+    """Which weights to evaluate: a safetensors file. predictions: the .npy file for the model's outputs."""
 
     weights: Path
     predictions: Path | None = None
 
     def plan(self, job: JobFacts) -> Score:
-        """The evaluation to plan. Raises UserError where it cannot be made, or its file not be written."""
+        """Returns the evaluation to plan. Raises UserError for a job without one, or a file that cannot be written."""
         predictions = self.predictions
         if not job.evaluation_rows:
             raise UserError("the job has no evaluation; give it one: Job(evaluation=…)")
@@ -95,7 +97,7 @@ def _check_predictions(file: Path) -> None:
     if file.exists():
         raise UserError(f"{file} exists, and would be replaced; give another name with --predictions")
     if file.suffix != ".npy" or not file.resolve().parent.is_dir():
-        raise UserError(f"--predictions {file}: give a file that ends in .npy, in a folder that there is")
+        raise UserError(f"--predictions {file}: give a file that ends in .npy, in an existing folder")
     try:
         tempfile.TemporaryFile(dir=file.resolve().parent).close()
     except OSError as error:
@@ -103,14 +105,14 @@ def _check_predictions(file: Path) -> None:
 
 
 def file_of(path: Path | None, flag: str) -> str | None:
-    """The whole path of a file that a flag names; None for none. Raises UserError when there is no such file."""
+    """Returns the absolute path of the file that a flag names. Raises UserError when it does not exist."""
     if path is not None and not path.is_file():
-        raise UserError(f"{flag} {path}: there is no such file; give the weights.safetensors that a run left")
+        raise UserError(f"{flag} {path}: there is no such file; give the weights.safetensors of a run")
     return str(path.resolve()) if path else None
 
 
 def digest_of(file: Path) -> str:
-    """The SHA-256 of a file."""
+    """Returns the SHA-256 of a file."""
     state = hashlib.sha256()
     with open(file, "rb") as content:
         while block := content.read(1 << 20):
@@ -119,52 +121,52 @@ def digest_of(file: Path) -> str:
 
 
 def run(setup: Setup, options: TrainOptions, *, dry_run: bool = False) -> TrainResults | None:
-    """Trains the whole job. Returns what it came to; None on a machine or a rank where rank 0 is not, and after a dry
-    run, which prints the shell line that would start it."""
-    launched = _launched("run", setup, options, dry_run)
+    """Trains the whole job. Returns the results; None on a machine without rank 0, on other ranks of an outer launcher,
+    and after a dry run, which prints the shell line that would start it."""
+    launched = _launch("run", setup, options, dry_run)
     if launched is None:
         return None
     study, row, record, out = launched
     results = _train_results(study, row, record, out)
-    write_json(out / "results.json", results.as_json())
+    write_json(out / "results.json", results_json(results))
     return results
 
 
 def evaluate(setup: Setup, options: ScoreOptions) -> ScoreResults | None:
-    """Evaluates weights. Returns what they come to; None on a machine or a rank where rank 0 is not."""
-    launched = _launched("evaluate", setup, options, False)
+    """Evaluates weights. Returns the results; None on a machine without rank 0, as `run`."""
+    launched = _launch("evaluate", setup, options, False)
     if launched is None:
         return None
     study, row, record, out = launched
     results = _score_results(study, row, record)
-    write_json(out / "results.json", results.as_json())
+    write_json(out / "results.json", results_json(results))
     return results
 
 
-def _launched(
+def _launch(
     command: str, setup: Setup, options: TrainOptions | ScoreOptions, dry_run: bool
 ) -> tuple[Study, Row, Record, Path] | None:
-    """Launches a training or an evaluation. Returns its record and the folder of its results."""
-    inside = started_already(os.environ, setup)
-    study = study_of(setup, inside)
+    """Launches a training or an evaluation. Returns its record and the folder of its results; None as `run`."""
+    rank = detect_launched_rank(os.environ, setup)
+    study = study_of(setup, rank)
     training = options.plan(study.job)
-    out = folder_of(command, study, inside, training.init_sha256 if isinstance(training, Score) else None)
+    out = results_folder(command, study, rank, training.init_sha256 if isinstance(training, Score) else None)
     if isinstance(training, Train):
         training = replace(training, weights=str(out / WEIGHTS))
-    folder = launch_folder(out, study, inside)
-    row, started = prepare(study, training, folder, inside)
+    folder = launch_folder(out, study, rank)
+    row, to_start = prepare(study, training, folder, rank)
     if dry_run:
-        print(shell_line(started))
+        print(shell_line(to_start))
         return None
-    first = inside is None or inside.rank == 0
+    first = rank is None or rank.rank == 0
     if command == "run" and first:
         _say_batch_size(study, row)
     with Training(f"{setup.job} on {row.engine}", folder, first=first) as progress:
-        record = _supervised(study, row, started, folder, progress.tell, alone=inside is not None)
+        record = _supervise(study, row, to_start, folder, progress.show, one_rank=rank is not None)
     if record.ranks[0].rank == 0:
         return study, row, record, out
-    if inside is None:
-        say(f"this machine's ranks have ended well; their logs are in {folder}, the results where rank 0 is")
+    if rank is None:
+        say(f"this machine's ranks have succeeded; their logs are in {folder}, the results on the machine of rank 0")
     return None
 
 
@@ -176,11 +178,13 @@ def _say_batch_size(study: Study, row: Row) -> None:
         say(advice)
 
 
-def prepare(study: Study, training: Train | Score, folder: Path, inside: Started | None = None) -> tuple[Row, Command]:
-    """What to start for one training or evaluation, whose launch has `folder`; starts nothing.
+def prepare(
+    study: Study, training: Train | Score, folder: Path, rank: LaunchedRank | None = None
+) -> tuple[Row, Command]:
+    """Returns the row and the command of one training or evaluation that writes into `folder`; starts nothing.
 
-    inside: this command is one rank that somebody's launcher has started: it becomes that rank. Raises UserError when
-    the engine cannot run here, or there are weights already.
+    rank: of this command, where an outer launcher has started it: the command then becomes that rank. Raises UserError
+    when the engine cannot run, or when the folder has weights already.
     """
     if isinstance(training, Train) and Path(training.weights).exists():
         raise UserError(
@@ -199,29 +203,29 @@ def prepare(study: Study, training: Train | Score, folder: Path, inside: Started
         raise UserError(f"--max-restarts is torchrun's, and {row.launcher} starts this training; leave it out")
     if machines.hosts and row.launcher != "mpirun":
         raise UserError(f"--hosts is mpirun's, and {row.launcher} starts this training; add --launcher mpirun")
-    able = launch.able(row.facts.process_kind)
-    if inside and inside.launcher not in able:
+    possible = launch.launchers_for(row.facts.process_kind)
+    if rank and rank.launcher not in possible:
         raise UserError(
-            f"{inside.launcher} has started {inside.size} processes, and {row.engine} starts as {' or '.join(able)}; "
-            f"type it without {inside.launcher}"
+            f"{rank.launcher} has started {rank.size} processes, and {row.engine} starts with {' or '.join(possible)}; "
+            f"type it without {rank.launcher}"
         )
     about = (str(folder), time.time(), setup.job, setup.settings)
     write(folder / "plan.json", Plan(*about, row.engine, row.facts.settings, (training,)))
-    if inside:
-        row.launcher = inside.launcher
-        return row, inside_command(folder / "plan.json", inside, row.facts.devices, machines)
+    if rank:
+        row.launcher = rank.launcher
+        return row, rank_command(folder / "plan.json", rank, row.facts.devices, machines)
     nproc = row.facts.processes // machines.nnodes
     return row, command_for(folder / "plan.json", row.launcher, nproc, row.facts.devices, machines)
 
 
-def _supervised(study: Study, row: Row, command: Command, folder: Path, watch: Watch, *, alone: bool) -> Record:
-    """The record of a launch. alone: this command is one rank of somebody's launcher."""
+def _supervise(study: Study, row: Row, command: Command, folder: Path, watch: Watch, *, one_rank: bool) -> Record:
+    """Runs a launch and returns its record. one_rank: this command is one rank of an outer launcher."""
     files = ("rendezvous", PROGRESS, ENVIRONMENT)
-    for left in [*folder.glob("*rank[0-9]*"), *folder.glob("log*.txt"), *(folder / name for name in files)]:
-        left.unlink(missing_ok=True)  # of a try that did not end well
+    for stale in [*folder.glob("*rank[0-9]*"), *folder.glob("log*.txt"), *(folder / name for name in files)]:
+        stale.unlink(missing_ok=True)  # of an earlier launch that failed
     machines = study.machines
-    apart = 1 if machines.reached else machines.nnodes  # machines that write into folders of their own
-    size = 1 if alone else row.facts.processes // apart
+    folders = 1 if machines.single_launch else machines.nnodes  # else each machine writes into its own folder
+    size = 1 if one_rank else row.facts.processes // folders
     deadline_s = study.setup.deadline_s
     return supervise.run(command, folder, size, deadline_s=deadline_s, watch=watch, machines=machines, graceful=True)
 
@@ -231,7 +235,7 @@ def _train_results(study: Study, row: Row, record: Record, out: Path) -> TrainRe
     best: Mapping[str, float] = seen.curve[seen.best_at] if seen.best_at >= 0 else {}
     (step,) = record.plan().trainings
     assert isinstance(step, Train)
-    wait = waited(study.job, record)
+    wait = measure_data_wait(study.job, record)
     at_step = best.get("step")
     return TrainResults(
         job=study.setup.job,
@@ -251,7 +255,7 @@ def _train_results(study: Study, row: Row, record: Record, out: Path) -> TrainRe
         curve=seen.curve,
         weights_of_step=None if at_step is None else int(at_step),
         evaluation={name: value for name, value in best.items() if name != "step"} or None,
-        evaluation_rows=covered(record, "train", study.job.evaluation_rows),
+        evaluation_rows=count_evaluated_rows(record, "train", study.job.evaluation_rows),
         weights=str(out / WEIGHTS),
         wait_share=wait.share if wait else None,
         loader_ceiling=wait.loader_ceiling if wait else None,
@@ -272,23 +276,23 @@ def _score_results(study: Study, row: Row, record: Record) -> ScoreResults:
         weights=step.init,
         sha256=step.init_sha256,
         evaluation=evaluation.means,
-        evaluation_rows=covered(record, "score", study.job.evaluation_rows),
+        evaluation_rows=count_evaluated_rows(record, "score", study.job.evaluation_rows),
         predictions=step.predictions,
     )
 
 
-def covered(record: Record, training: str, rows: int) -> int:
-    """How many rows were evaluated, each once. Raises TrainingFailed when that is not what the record says."""
+def count_evaluated_rows(record: Record, training: str, rows: int) -> int:
+    """Returns `rows`, after a check that the record has each row once. Raises TrainingFailed when it has not."""
     ranks = [rank.evaluation for rank in record.training(training)]
     seen = sorted(index for of_rank in ranks if of_rank for index in of_rank.indices)
-    here = len(ranks) == record.ranks[0].world.size  # other machines' records may be in folders of their own
-    if rows and here and seen != list(range(rows)):
+    complete = len(ranks) == record.ranks[0].world.size  # other machines' records may be in other folders
+    if rows and complete and seen != list(range(rows)):
         raise TrainingFailed(f"the evaluation saw {len(seen)} rows of {rows}, not each once: {record.folder}")
     return rows
 
 
-def waited(job: JobFacts, record: Record) -> data_wait.Waiting | None:
-    """How the data came: the share of the time that was spent waiting, rows per second, and what would help."""
+def measure_data_wait(job: JobFacts, record: Record) -> data_wait.Waiting | None:
+    """Measures the wait for data: its share of the time, the loader's rows per second, and what would help."""
     first = record.ranks[0]
     cores = first.machine.cores / first.world.local_size
     return data_wait.measured(

@@ -10,7 +10,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 from typing import Any, Literal
 
-from samestep.engine import Layout, Numerics
+from samestep.engine import Layout, Numerics, State
 from samestep.errors import Refused
 from samestep.job import Job
 from samestep.rank.ddp_errors import explain as explain
@@ -36,7 +36,7 @@ def numerics(precision: str = "no") -> Numerics:
     return Numerics(rounds_to, lossy=rounds_to is not None)
 
 
-def train(job: Job, world: World, run: Run, *, precision: Literal["no", "bf16", "fp16"] = "no") -> dict[str, Any]:
+def train(job: Job, world: World, run: Run, *, precision: Literal["no", "bf16", "fp16"] = "no") -> State:
     if precision == "fp16" and world.device == "cpu":
         raise Refused(
             "on a CPU Accelerate computes in float32 for fp16, and says nothing; use precision=bf16, or --engine amp"

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 
-from samestep.engine import Layout, Numerics
+from samestep.engine import Layout, Numerics, State
 from samestep.job import Job
 from samestep.rank.ddp_errors import explain as explain
 from samestep.rank.group import process_group
@@ -39,7 +39,7 @@ def numerics(precision: str = "bf16") -> Numerics:
     return Numerics(str(DTYPES[precision]).removeprefix("torch."), lossy=True)  # autocast leaves float64 alone
 
 
-def train(job: Job, world: World, run: Run, *, precision: Literal["bf16", "fp16"] = "bf16") -> dict[str, Any]:
+def train(job: Job, world: World, run: Run, *, precision: Literal["bf16", "fp16"] = "bf16") -> State:
     with process_group(world):
         device = world.device.partition(":")[0]
         module = job.model().to(world.device)

@@ -7,13 +7,11 @@ Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.DataParallel.htm
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch.nn import DataParallel
 from torch.nn.utils import clip_grad_norm_
 
-from samestep.engine import Layout, Numerics
+from samestep.engine import Layout, Numerics, State
 from samestep.job import Job
 from samestep.training import Run
 from samestep.world import World
@@ -37,7 +35,7 @@ def numerics() -> Numerics:
     return Numerics()
 
 
-def train(job: Job, world: World, run: Run) -> dict[str, Any]:
+def train(job: Job, world: World, run: Run) -> State:
     module = job.model().to(world.device)
     model = DataParallel(module, device_ids=[torch.device(device) for device in world.devices])
     optimizer = job.optimizer.build(module)

@@ -19,7 +19,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 
-from samestep.engine import Layout, Numerics
+from samestep.engine import Layout, Numerics, State
 from samestep.errors import Refused, UserError
 from samestep.job import Job
 from samestep.rank.ddp_errors import explain as explain
@@ -66,7 +66,7 @@ def train(
     find_unused: bool = False,
     bucket_mb: float | None = None,
     compile: bool = False,
-) -> dict[str, Any]:
+) -> State:
     if static_graph and run.schedule.micro_batches > 1:
         raise Refused("static_graph does not work with accumulation (no_sync) in torch; leave out one of them")
     if compress == "bf16" and world.device == "cpu":

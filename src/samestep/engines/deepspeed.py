@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from typing import Any, Literal
 
-from samestep.engine import Layout, Numerics
+from samestep.engine import Layout, Numerics, State
 from samestep.job import Job
 from samestep.rank.group import process_group
 from samestep.training import Run
@@ -34,7 +34,7 @@ def numerics(stage: int = 1) -> Numerics:
     return Numerics(rounds_to="float32", widest="float32" if stage == 3 else "float64")
 
 
-def train(job: Job, world: World, run: Run, *, stage: Literal[1, 2, 3] = 1) -> dict[str, Any]:
+def train(job: Job, world: World, run: Run, *, stage: Literal[1, 2, 3] = 1) -> State:
     os.environ.setdefault("DS_ACCELERATOR", world.device.partition(":")[0])
     import deepspeed
 
@@ -43,7 +43,7 @@ def train(job: Job, world: World, run: Run, *, stage: Literal[1, 2, 3] = 1) -> d
         optimizer = job.optimizer.build(module)
         scheduler = job.lr_scheduler(optimizer)
 
-        def state() -> dict[str, Any]:
+        def state() -> State:
             with deepspeed.zero.GatheredParameters(list(module.parameters()), enabled=stage == 3):
                 return {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from samestep.engine import Layout, Numerics
+from samestep.engine import Layout, Numerics, State
 from samestep.job import Job
 from samestep.rank.ddp_errors import explain as explain
 from samestep.rank.group import process_group
@@ -43,7 +43,7 @@ def train(
     *,
     strategy: Literal["ddp", "model_parallel"] = "ddp",
     precision: Literal["full", "bf16"] = "full",
-) -> dict[str, Any]:
+) -> State:
     from lightning.fabric import Fabric
     from lightning.fabric.strategies.model_parallel import ModelParallelStrategy
     from torch.distributed.fsdp import fully_shard
@@ -85,6 +85,6 @@ def train(
         return whole(module)
 
 
-def whole(module: Any) -> dict[str, Any]:
+def whole(module: Any) -> State:
     state = module.state_dict()
     return {name: t.full_tensor() if hasattr(t, "full_tensor") else t for name, t in state.items()}

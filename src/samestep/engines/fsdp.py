@@ -21,7 +21,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import clip_grad_norm_
 
-from samestep.engine import Layout, Numerics
+from samestep.engine import Layout, Numerics, State
 from samestep.job import Job
 from samestep.rank.group import process_group
 from samestep.training import Run
@@ -46,6 +46,16 @@ def numerics(precision: str = "full", **settings: Any) -> Numerics:
     return Numerics("bfloat16", lossy=True, without={"precision": "full"})
 
 
+def explain(error: BaseException, job: Job) -> str | None:
+    """Returns a sentence about a call into a sharded unit that bypasses its forward; None for other errors."""
+    if "got mixed torch.Tensor and DTensor" not in str(error):
+        return None
+    return (
+        "the model calls a part of a sharded unit by itself, so that its parameters are not gathered; shard "
+        "the model as one, as in --set-engine units=root"
+    )
+
+
 def train(
     job: Job,
     world: World,
@@ -55,7 +65,7 @@ def train(
     reshard: bool = True,
     precision: Literal["full", "bf16"] = "full",
     checkpoint: bool = False,
-) -> dict[str, Any]:
+) -> State:
     with process_group(world):
         model: Any = job.model().to(world.device)
         parts = sharing_nothing(model)
@@ -87,15 +97,6 @@ def train(
                     scheduler.step()
                 run.step(loss)
         return get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
-
-
-def explain(error: BaseException, job: Job) -> str | None:
-    if "got mixed torch.Tensor and DTensor" not in str(error):
-        return None
-    return (
-        "the model calls a part of a sharded unit by itself, so that its parameters are not gathered; shard "
-        "the model as one, as in --set-engine units=root"
-    )
 
 
 def sharing_nothing(model: nn.Module) -> list[nn.Module]:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch.nn.utils import clip_grad_norm_
 
-from samestep.engine import Layout, Numerics
+from samestep.engine import Layout, Numerics, State
 from samestep.job import Job
 from samestep.training import Run
 from samestep.world import World
@@ -40,7 +40,7 @@ def numerics(compress: str = "none") -> Numerics:
     return Numerics("float16", lossy=True, without={"compress": "none"}) if compress == "fp16" else Numerics()
 
 
-def train(job: Job, world: World, run: Run, *, compress: Literal["none", "fp16"] = "none") -> dict[str, Any]:
+def train(job: Job, world: World, run: Run, *, compress: Literal["none", "fp16"] = "none") -> State:
     import horovod.torch as hvd
 
     hvd.init()

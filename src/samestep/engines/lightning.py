@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import Any, Literal
 
-from samestep.engine import Layout, Numerics
+from samestep.engine import Layout, Numerics, State
 from samestep.job import Job
 from samestep.rank.group import process_group
 from samestep.training import Run
@@ -36,6 +36,13 @@ def numerics(precision: str = "full", **settings: Any) -> Numerics:
     return Numerics("bfloat16", lossy=True, without={"precision": "full"})  # it casts float64 inputs to float32
 
 
+def explain(error: BaseException, job: Job) -> str | None:
+    """Returns a sentence about parameters without a gradient; None for other errors."""
+    if not re.search("finished reduction in the prior iteration|not used in producing the loss", str(error)):
+        return None
+    return "some parameters: no gradient in a step; freeze such parameters, or leave them out"
+
+
 def train(
     job: Job,
     world: World,
@@ -43,7 +50,7 @@ def train(
     *,
     strategy: Literal["ddp", "model_parallel"] = "ddp",
     precision: Literal["full", "bf16"] = "full",
-) -> dict[str, Any]:
+) -> State:
     from lightning import LightningModule, Trainer
     from lightning.pytorch.strategies import ModelParallelStrategy
     from torch.distributed.fsdp import fully_shard
@@ -96,10 +103,3 @@ def train(
         trainer.fit(module, run.batches())
         state = module.model.state_dict()
         return {name: t.full_tensor() if hasattr(t, "full_tensor") else t for name, t in state.items()}
-
-
-def explain(error: BaseException, job: Job) -> str | None:
-    """Returns a sentence about parameters without a gradient; None for other errors."""
-    if not re.search("finished reduction in the prior iteration|not used in producing the loss", str(error)):
-        return None
-    return "some parameters: no gradient in a step; freeze such parameters, or leave them out"

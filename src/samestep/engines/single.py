@@ -5,11 +5,9 @@ Source: https://docs.pytorch.org/tutorials/beginner/introyt/trainingyt.html
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch.nn.utils import clip_grad_norm_
 
-from samestep.engine import Layout, Numerics
+from samestep.engine import Layout, Numerics, State
 from samestep.job import Job
 from samestep.training import Run
 from samestep.world import World
@@ -31,7 +29,7 @@ def numerics() -> Numerics:
     return Numerics()
 
 
-def train(job: Job, world: World, run: Run) -> dict[str, Any]:
+def train(job: Job, world: World, run: Run) -> State:
     model = job.model().to(world.device)
     optimizer = job.optimizer.build(model)
     scheduler = job.lr_scheduler(optimizer)

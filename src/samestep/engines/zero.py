@@ -6,14 +6,13 @@ Source: https://docs.pytorch.org/docs/stable/distributed.optim.html
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 
-from samestep.engine import Layout, Numerics
+from samestep.engine import Layout, Numerics, State
 from samestep.job import Job
 from samestep.rank.ddp_errors import explain as explain
 from samestep.rank.group import process_group
@@ -37,7 +36,7 @@ def numerics() -> Numerics:
     return Numerics()
 
 
-def train(job: Job, world: World, run: Run) -> dict[str, Any]:
+def train(job: Job, world: World, run: Run) -> State:
     with process_group(world):
         module = job.model().to(world.device)
         model = DistributedDataParallel(module, device_ids=None if world.device == "cpu" else [world.device])

@@ -1,4 +1,4 @@
-"""How processes start. A launcher is a module: one file in launchers/, whose `plan` is pure: text in, text out."""
+"""Launchers, which start the ranks' processes: one module each in launchers/, whose `plan` is a pure function."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from typing import Literal, Protocol, cast
 from samestep.errors import UserError, nearest
 from samestep.world import RankVariables
 
-GROUP = "samestep.launchers"  # of the entry points with which other packages bring launchers
+GROUP = "samestep.launchers"  # the entry-point group in which other packages register launchers
 DEFAULT = "torchrun"
-FORK = "fork"  # for proofs; nobody trains so
+FORK = "fork"  # for proofs only, never for a training
 
 
 @dataclass(frozen=True)
 class Machines:
-    """Where the ranks run and meet.
+    """The machines that the ranks run on, and the address of their rendezvous.
 
-    nnodes: how many machines. node_rank: this one's number; None lets the rendezvous number them. master: the machine
-    where the ranks meet, by name or address; port: there, 0: any free one. hosts: machines that mpirun starts on.
-    reached: whether one launcher starts the ranks on all machines, as srun and mpirun do; else each starts its own.
-    interface: for gloo and NCCL; empty: the one towards master. timeout_s: of a rank that waits for the others.
-    max_restarts: how often torchrun starts all ranks again after one has died. leads: whether the master is this
-    machine; own: its address towards the master. torchrun would find both by this machine's name, which need not lead
-    anywhere.
+    nnodes: the number of machines. node_rank: this machine's number; None: the rendezvous numbers them. master: the
+    name or address of the rendezvous machine; port: its port, 0: any free one. hosts: the machines for mpirun.
+    single_launch: True where one launcher starts the ranks on all machines, as srun and mpirun do; False where the
+    command runs on each machine. interface: for gloo and NCCL; empty: the one that leads to the master. timeout_s: how
+    long a rank waits for the others. max_restarts: as torchrun's. is_master: whether this machine is the master;
+    local_address: this machine's address on the route to the master. torchrun would look both up by this machine's
+    name, which may not resolve.
     """
 
     nnodes: int = 1
@@ -38,12 +38,12 @@ class Machines:
     master: str = "127.0.0.1"
     port: int = 0
     hosts: tuple[str, ...] = ()
-    reached: bool = False
+    single_launch: bool = False
     interface: str = ""
     max_restarts: int = 0
     timeout_s: float = 120.0
-    leads: bool = False
-    own: str = ""
+    is_master: bool = False
+    local_address: str = ""
 
     @property
     def endpoint(self) -> str:
@@ -53,7 +53,7 @@ class Machines:
 
 @dataclass(frozen=True)
 class Shape:
-    """nproc: ranks to start on each machine. folder: for logs."""
+    """How many ranks to start, and where. nproc: ranks on each machine. folder: for logs."""
 
     nproc: int
     folder: str
@@ -62,10 +62,10 @@ class Shape:
 
 @dataclass(frozen=True)
 class Command:
-    """What to start: the command line, and what it adds to the environment.
+    """A process to start: its command line, and the variables that it adds to the environment.
 
-    ends_by: the signal that ends it when we are killed; one that it can pass on, if its ranks are not its children.
-    fork: the fork server that may start it, where there is one; None: it must start afresh.
+    ends_by: the signal that ends it when this process is killed. A launcher whose ranks are not its children needs one
+    that it can forward to them. fork: the fork server that may start it; None: it needs a new interpreter.
     """
 
     argv: tuple[str, ...]
@@ -75,20 +75,20 @@ class Command:
 
 
 class Launcher(Protocol):
-    """What a module in launchers/ holds.
+    """The interface of a module in launchers/.
 
     STARTS: the kinds of processes it starts: 'group' (a process for each device, which can form a process group), 'one'
-        (one process that drives all devices), or a name that an engine asks for in its PROCESSES.
-    VARIABLES: how it tells ranks their place.
-    KILLED, EXITED: how its log reports a rank that a signal ended, and one that left by itself: regular expressions
-        with the groups `rank`, and `number` or `word` of the signal, or `code`.
-    plan(program, shape): what to start. missing(machines, env): why it cannot be used here and now, or None.
+        (one process that drives all devices), or the name that an engine has in its PROCESSES.
+    VARIABLES: the environment variables that hold rank, world size, local rank, …
+    KILLED, EXITED: regular expressions for the lines of its log that report a rank ended by a signal, and a rank that
+        exited. Groups: `rank`, and `number` or `word` of the signal, or `code`.
+    plan(program, shape): the command to start. missing(machines, env): why it is not available now, or None.
 
-    One that people type themselves, around this command, also has:
-    size_around(env): how many ranks it has started around this process; None where it has started none.
-    identity(env): what tells this start from others. meeting(env, first_host, port): where its ranks meet.
-    One whose ranks are no children of its own may have end(folder), which ends those that write into `folder`; and
-    TELL, the environment's variables that it needs for that, which rank 0 writes there.
+    A launcher that users start themselves, around `samestep run`, also has:
+    launched_size(env): how many ranks it has started, this process among them; None where it has started none.
+    identity(env): an id of that launch. init_method(env, first_host, port): the ranks' init_method; '' for env://.
+    A launcher whose ranks are not its children may have end(folder), which ends the ranks that write into `folder`,
+    and SAVED_VARIABLES, the environment variables that `end` needs: rank 0 saves their values in `folder`.
     """
 
     STARTS: tuple[str, ...]
@@ -106,22 +106,22 @@ class Launcher(Protocol):
 
 
 def names() -> list[str]:
-    """The launchers there are, the default first: the files in launchers/, and those that other packages bring with an
-    entry point in the group `samestep.launchers`."""
-    return sorted(_builtin_names() | {*_others()}, key=lambda name: (name != DEFAULT, name))
+    """Lists the launchers, the default first: the files in launchers/, and the entry points of other packages in the
+    group `samestep.launchers`."""
+    return sorted(_builtin_names() | {*_external_launchers()}, key=lambda name: (name != DEFAULT, name))
 
 
 def load(name: str) -> Launcher:
-    """Imports one launcher's file. Raises UserError, with the nearest name, when there is no such launcher."""
+    """Imports a launcher's module. Raises UserError, with the nearest name, when there is no such launcher."""
     if name in _builtin_names():
         return cast(Launcher, importlib.import_module(f"samestep.launch.launchers.{name}"))
-    if name not in _others():
+    if name not in _external_launchers():
         raise UserError(f"there is no launcher '{name}'; {nearest(name, names())}")
-    return cast(Launcher, _others()[name].load())
+    return cast(Launcher, _external_launchers()[name].load())
 
 
-def able(kind: str) -> list[str]:
-    """The launchers that users start processes of this kind with, the default first."""
+def launchers_for(kind: str) -> list[str]:
+    """Lists the launchers that start processes of this kind, the default first; fork is not for users."""
     return [name for name in names() if kind in load(name).STARTS and name != FORK]
 
 
@@ -131,5 +131,5 @@ def _builtin_names() -> set[str]:
 
 
 @cache
-def _others() -> dict[str, EntryPoint]:
+def _external_launchers() -> dict[str, EntryPoint]:
     return {point.name: point for point in entry_points(group=GROUP)}

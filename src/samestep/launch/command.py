@@ -1,4 +1,4 @@
-"""The command that starts a plan's workers, and what every rank is told by its environment."""
+"""Builds the command that starts a plan's workers, and the environment variables of every rank."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from samestep import launch
 from samestep.launch import Command, Machines
-from samestep.launch.started_by import Started
+from samestep.launch.started_by import LaunchedRank
 from samestep.records.record import TELL
 from samestep.world import network
 
@@ -20,21 +20,21 @@ from samestep.world import network
 def command_for(
     path: Path, launcher: str, nproc: int, devices: Sequence[str], machines: Machines, flags: Sequence[str] = ()
 ) -> Command:
-    """The command that has `nproc` workers here do what the file `path` asks."""
+    """Builds the command that starts `nproc` workers on this machine with the plan in the file `path`."""
     shape = launch.Shape(nproc, str(path.parent), machines)
     module = launch.load(launcher)
     command = module.plan(("-m", "samestep.worker", *flags, str(path)), shape)
-    return replace(command, env={**_environment(devices, machines), **_tells(module), **command.env})
+    return replace(command, env={**_environment(devices, machines), **_saved_variables(module), **command.env})
 
 
-def _tells(module: launch.Launcher) -> dict[str, str]:
-    """The variables whose values rank 0 writes into its folder, for a launcher that has to know them at the end."""
-    names = getattr(module, "TELL", ())
+def _saved_variables(module: launch.Launcher) -> dict[str, str]:
+    """Asks rank 0 to save the environment variables that the launcher's `end` needs."""
+    names = getattr(module, "SAVED_VARIABLES", ())
     return {TELL: ",".join(names)} if names else {}
 
 
 def _environment(devices: Sequence[str], machines: Machines) -> dict[str, str]:
-    """What every rank is told, whoever starts it."""
+    """Returns the environment variables of every rank, under any launcher."""
     env = {
         "OMP_NUM_THREADS": "1",
         "SAMESTEP_TIMEOUT_S": f"{machines.timeout_s:g}",
@@ -45,19 +45,17 @@ def _environment(devices: Sequence[str], machines: Machines) -> dict[str, str]:
     return env
 
 
-def inside_command(path: Path, started: Started, devices: Sequence[str], machines: Machines) -> Command:
-    """The command that becomes one rank of those that somebody's launcher has started, whose variables it keeps."""
-    module = launch.load(started.launcher)
-    env = _environment(devices, machines) | _tells(module) | module.VARIABLES.environment()
-    env |= {"SAMESTEP_RUN": started.id}
-    if started.launcher != "torchrun":  # the store of a run with its own name: all ranks of one machine can find it
-        meeting = (
-            f"file://{Path(tempfile.gettempdir()).resolve()}/samestep-{os.getuid()}-{started.launcher}-{started.id}"
-        )
-        env["SAMESTEP_INIT_METHOD"] = started.meeting or meeting
+def rank_command(path: Path, rank: LaunchedRank, devices: Sequence[str], machines: Machines) -> Command:
+    """Builds the command of one rank that an outer launcher has started; that launcher's variables stay as they are."""
+    module = launch.load(rank.launcher)
+    env = _environment(devices, machines) | _saved_variables(module) | module.VARIABLES.environment()
+    env |= {"SAMESTEP_RUN": rank.id}
+    if rank.launcher != "torchrun":  # a file named after the launch: all ranks on this machine derive the same name
+        file = f"{Path(tempfile.gettempdir()).resolve()}/samestep-{os.getuid()}-{rank.launcher}-{rank.id}"
+        env["SAMESTEP_INIT_METHOD"] = rank.init_method or f"file://{file}"
     return Command((sys.executable, "-m", "samestep.worker", str(path)), env)
 
 
 def shell_line(command: Command) -> str:
-    """`command` as one line that works when pasted into a shell."""
+    """Returns `command` as one line to paste into a shell."""
     return shlex.join(["env", *(f"{key}={value}" for key, value in command.env.items()), *command.argv])

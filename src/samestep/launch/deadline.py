@@ -1,4 +1,4 @@
-"""A launch's deadline: after it, each rank's stack is written and the launch fails."""
+"""The deadline of a launch. When it is over, each rank writes its stack and the launch fails."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from pathlib import Path
 from samestep.errors import TrainingFailed
 from samestep.launch.end import signal_ranks
 
-STACKS_S = 0.5  # that the ranks have to write where they stand
+STACKS_S = 0.5  # the time that the ranks have to write their stacks
 
 
 class Deadline:
-    """seconds: from now; None: there is no deadline. folder: of the ranks, for stack-rankR.txt."""
+    """A time limit that starts now. seconds: None: no limit. folder: of the ranks, for stack-rankR.txt."""
 
     def __init__(self, seconds: float | None, folder: Path) -> None:
-        self._seconds, self._folder, self._began = seconds, folder, time.monotonic()
+        self._seconds, self._folder, self._started_at = seconds, folder, time.monotonic()
 
     def is_over(self) -> bool:
-        return self._seconds is not None and time.monotonic() - self._began > self._seconds
+        return self._seconds is not None and time.monotonic() - self._started_at > self._seconds
 
     def fail(self) -> None:
-        """Has each rank write its stack. Raises TrainingFailed."""
+        """Makes each rank write its stack, and raises TrainingFailed."""
         signal_ranks(self._folder, signal.SIGUSR1)
         time.sleep(STACKS_S)
         raise TrainingFailed(
-            f"nothing ended within {self._seconds:.0f} s; where each rank stood is in {self._folder}/stack-rank*.txt"
+            f"the launch did not end within {self._seconds:.0f} s; the ranks' stacks are {self._folder}/stack-rank*.txt"
         )

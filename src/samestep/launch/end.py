@@ -1,4 +1,4 @@
-"""Ending a tree of processes: by pid, never by name."""
+"""Ends a launch's process tree: by pid, never by name."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ from samestep.launch import fork_client
 from samestep.launch.fork_client import ForkedWorker
 from samestep.world.orphans import COMMAND, this_command
 
-GRACE_S = 3.0  # between asking a tree to end and killing it
-ALONE_S = 0.5  # the same, where no rank lives that could have something to save
+GRACE_S = 3.0  # between SIGTERM and SIGKILL
+NO_RANKS_GRACE_S = 0.5  # the same, where no rank is alive that could have something to save
 
 
-def end(tree: subprocess.Popen[bytes] | ForkedWorker, folder: Path) -> None:
-    """Ends a process and all that it started: asks, waits, kills. folder: of the ranks, whose pids are there."""
+def end_tree(tree: subprocess.Popen[bytes] | ForkedWorker, folder: Path) -> None:
+    """Ends a process and all its descendants: SIGTERM, then SIGKILL. folder: of the ranks, with their pid files."""
     if tree.poll() is None:
         root = psutil.Process(tree.pid)
-        alone = bool(pids_here(folder)) and not ranks_here(folder)  # a launcher that waits for what will not come
-        _end([*root.children(recursive=True), root], ALONE_S if alone else GRACE_S)
+        no_rank_lives = bool(local_pids(folder)) and not live_local_ranks(folder)  # the launcher waits for none
+        _end([*root.children(recursive=True), root], NO_RANKS_GRACE_S if no_rank_lives else GRACE_S)
         tree.wait()
-    # A launcher that was killed may leave ranks that are not its children (Slurm's are its daemon's).
-    # Nor is what a rank had started, when that rank was killed.
-    _end([process for process in psutil.process_iter() if process.pid != os.getpid() and _is_ours(process)], GRACE_S)
+    # A killed launcher may leave ranks that are not its children (Slurm's daemon starts them), and a killed rank may
+    # leave processes that it started.
+    others = (process for process in psutil.process_iter() if process.pid != os.getpid())
+    _end([process for process in others if _started_by_this_command(process)], GRACE_S)
     if tree.returncode != 0:
         for end_ranks in (getattr(launch.load(name), "end", None) for name in launch.names()):
             if end_ranks:
@@ -39,10 +40,10 @@ def end(tree: subprocess.Popen[bytes] | ForkedWorker, folder: Path) -> None:
 def _end(members: list[psutil.Process], grace_s: float) -> None:
     for member in members:
         _signal(member, signal.SIGTERM)
-    _, left = psutil.wait_procs(members, timeout=grace_s)
-    for member in left:
+    _, alive = psutil.wait_procs(members, timeout=grace_s)
+    for member in alive:
         _signal(member, signal.SIGKILL)
-    psutil.wait_procs(left, timeout=GRACE_S)
+    psutil.wait_procs(alive, timeout=GRACE_S)
 
 
 def _signal(process: psutil.Process, number: int) -> None:
@@ -50,8 +51,8 @@ def _signal(process: psutil.Process, number: int) -> None:
         process.send_signal(number)
 
 
-def _is_ours(process: psutil.Process) -> bool:
-    """Whether it was started by this very command: a pid may be another's by now."""
+def _started_by_this_command(process: psutil.Process) -> bool:
+    """Whether this command started `process`, by its environment: the kernel may have reused a pid."""
     if process.pid in fork_client.pids():
         return False
     with suppress(psutil.Error):
@@ -59,10 +60,10 @@ def _is_ours(process: psutil.Process) -> bool:
     return False
 
 
-def ranks_here(folder: Path) -> list[psutil.Process]:
-    """The ranks of `folder` that live on this machine."""
+def live_local_ranks(folder: Path) -> list[psutil.Process]:
+    """Returns the ranks of `folder` that are alive on this machine."""
     ranks = []
-    for pid in pids_here(folder):
+    for pid in local_pids(folder):
         with suppress(psutil.NoSuchProcess):
             rank = psutil.Process(pid)
             if rank.status() != psutil.STATUS_ZOMBIE:
@@ -70,18 +71,18 @@ def ranks_here(folder: Path) -> list[psutil.Process]:
     return ranks
 
 
-def pids_here(folder: Path) -> list[int]:
-    """The pids that the ranks of `folder` on this machine have, or had."""
-    return [int(path.read_text().partition("@")[0]) for path in folder.glob("pid-rank*") if is_here(path)]
+def local_pids(folder: Path) -> list[int]:
+    """Returns the pids of the ranks of `folder` on this machine, alive or not."""
+    return [int(path.read_text().partition("@")[0]) for path in folder.glob("pid-rank*") if is_local_pid_file(path)]
 
 
-def is_here(path: Path) -> bool:
-    """Whether a rank's pid file was written on this machine, and whole."""
+def is_local_pid_file(path: Path) -> bool:
+    """Whether a rank's pid file was written on this machine, and is complete."""
     pid, _, host = path.read_text().partition("@")
     return bool(pid) and host == socket.gethostname()
 
 
 def signal_ranks(folder: Path, number: int) -> None:
-    """Sends a signal to the ranks on this machine."""
-    for rank in ranks_here(folder):
+    """Sends a signal to the ranks of `folder` that are alive on this machine."""
+    for rank in live_local_ranks(folder):
         _signal(rank, number)

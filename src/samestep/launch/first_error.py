@@ -1,4 +1,4 @@
-"""Whose fault it was: the first failing rank's own sentence, not the launcher's."""
+"""Finds why a launch failed: reports the error of the first failing rank, not the launcher's."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from samestep.errors import Refused, TrainingFailed, UserError
 from samestep.launch import Machines, oom_kills
 from samestep.records.record import Record
 
-WORDS = {"Killed": 9, "Segmentation fault": 11, "Aborted": 6, "Bus error": 7}
+SIGNALS = {"Killed": 9, "Segmentation fault": 11, "Aborted": 6, "Bus error": 7}
 
 
 def raise_if_failed(record: Record, code: int, size: int, machines: Machines, memory_kills: int) -> None:
-    """Raises with the cause that came first, unless all `size` ranks have written their records.
+    """Raises UserError or TrainingFailed with the first cause, unless all `size` ranks have written their records.
 
-    A rank that lost its peer only tells of another's end. memory_kills: the kernel's, for memory, meanwhile.
+    A lost peer is never the first cause: another rank ended before. memory_kills: how many processes the kernel's
+    out-of-memory killer ended during the launch.
     """
     if record.complete(size):
         return
@@ -28,12 +29,13 @@ def raise_if_failed(record: Record, code: int, size: int, machines: Machines, me
         raise (Refused if error.kind == "refused" else UserError)(error.message)
     if error and not error.lost_peer:
         raise TrainingFailed(
-            f"rank {error.rank} failed: {error.message} (its traceback is in {_said(record, error.rank)})"
+            f"rank {error.rank} failed: {error.message} (its traceback is in {_rank_log(record, error.rank)})"
         )
     if killed:
         rank, name = killed
         raise TrainingFailed(
-            f"rank {rank} was ended by {name}{_why(name, memory_kills)}; what it last said is in {_said(record, rank)}"
+            f"rank {rank} was ended by {name}{_kill_reason(name, memory_kills)}; "
+            f"its last output is in {_rank_log(record, rank)}"
         )
     if error:
         raise TrainingFailed(error.message)
@@ -41,37 +43,37 @@ def raise_if_failed(record: Record, code: int, size: int, machines: Machines, me
         where = f"{machines.endpoint} within {machines.timeout_s:.0f} s"
         raise TrainingFailed(
             f"the {machines.nnodes} machines did not all come to {where}, or could not agree there"
-            f"{_last_word(record)}; "
+            f"{_last_line(record)}; "
             f"type the same line on each, and see that they can reach {machines.master}"
         )
     exited = exited_rank(log)
     if exited:
         rank, code = exited
         raise TrainingFailed(
-            f"rank {rank} left by itself with exit code {code}, before it was done (os._exit in the job, or in a "
-            f"library?); what it last said is in {_said(record, rank)}"
+            f"rank {rank} exited with code {code} before it was done (os._exit in the job, or in a "
+            f"library?); its last output is in {_rank_log(record, rank)}"
         )
     how = f"was ended by {signal_name(-code)}" if code < 0 else f"exited with {code}"
-    why = _why("SIGKILL", memory_kills) if memory_kills else ""
+    why = _kill_reason("SIGKILL", memory_kills) if memory_kills else ""
     raise TrainingFailed(
-        f"the launcher {how}{why}{_last_word(record)} and {_silent(record, size)} left no record; what it said is in "
-        f"{record.folder}/log*.txt"
+        f"the launcher {how}{why}{_last_line(record)} and {_ranks_without_record(record, size)} left no record; "
+        f"its output is in {record.folder}/log*.txt"
     )
 
 
 def killed_rank(log: str) -> tuple[int, str] | None:
-    """(rank, signal) of a rank that a signal ended, as the launcher reports it; it ends the others with SIGTERM."""
+    """Returns (rank, signal) of a rank that a signal ended, by the launcher's log; not SIGTERM, the launcher's own."""
     for report in (report for name in launch.names() for report in launch.load(name).KILLED):
-        for found in re.finditer(report, log):
-            words = found.groupdict()
-            name = signal_name(int(words.get("number") or WORDS[words["word"]]))
+        for match in re.finditer(report, log):
+            groups = match.groupdict()
+            name = signal_name(int(groups.get("number") or SIGNALS[groups["word"]]))
             if name != "SIGTERM":
-                return int(words["rank"]), name
+                return int(groups["rank"]), name
     return None
 
 
 def signal_name(number: int) -> str:
-    """'SIGKILL', or 'signal 40' for one of those without a name."""
+    """Returns 'SIGKILL', or 'signal 40' for a signal without a name."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -79,19 +81,19 @@ def signal_name(number: int) -> str:
 
 
 def exited_rank(log: str) -> tuple[int, int] | None:
-    """(rank, exit code) of a rank that ended itself, as the launcher reports it."""
-    found = (re.search(report, log) for name in launch.names() for report in launch.load(name).EXITED)
-    first = next((match for match in found if match), None)
+    """Returns (rank, exit code) of a rank that exited, by the launcher's log."""
+    matches = (re.search(report, log) for name in launch.names() for report in launch.load(name).EXITED)
+    first = next((match for match in matches if match), None)
     return (int(first["rank"]), int(first["code"])) if first else None
 
 
-def _said(record: Record, rank: int) -> Path:
+def _rank_log(record: Record, rank: int) -> Path:
     path = record.folder / f"rank{rank}.log"
     return path if path.exists() else record.folder
 
 
-def _last_word(record: Record) -> str:
-    """What a launcher said last, which is its reason: srun's 'More processors requested than permitted', say."""
+def _last_line(record: Record) -> str:
+    """Returns the last line of the launcher's log, often its reason, as in srun's 'More processors requested …'."""
     logs = record.folder.glob("log*.txt")
     lines = [
         line.strip() for log in logs for line in log.read_text(errors="replace").splitlines() if line.strip(" -*=")
@@ -99,15 +101,15 @@ def _last_word(record: Record) -> str:
     return f" ({lines[-1][:200]})" if lines else ""
 
 
-def _silent(record: Record, size: int) -> str:
-    """The ranks without a record, as far as this machine can tell."""
+def _ranks_without_record(record: Record, size: int) -> str:
+    """Names the ranks that have written no record, among those that started on this machine."""
     written = {rank.rank for rank in record.ranks}
     started = {int(path.name.removeprefix("pid-rank")) for path in record.folder.glob("pid-rank*")}
-    silent = sorted((started or set(range(size))) - written)
-    return f"rank{'s' if len(silent) > 1 else ''} {', '.join(map(str, silent))}"
+    missing = sorted((started or set(range(size))) - written)
+    return f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
 
 
-def _why(name: str, memory_kills: int) -> str:
+def _kill_reason(name: str, memory_kills: int) -> str:
     if name != "SIGKILL":
         return ""
     if not memory_kills:

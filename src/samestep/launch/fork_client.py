@@ -1,8 +1,8 @@
-"""The parent's side of a fork server: workers that need not import torch again.
+"""The parent's side of a fork server: it forks workers that have already imported torch.
 
-A proof's workers may be forked; what is measured, and what uses CUDA, starts afresh, as users start it. There are two
-servers, because Python's hash seed is the process's: the reference comes from one and the ranks from the other, so
-that a job or an engine whose order comes from a set of strings differs, as it would on two machines.
+A proof's workers may be forked. Measured workers, and workers that use CUDA, start in new interpreters, as a user's do.
+There are two servers, because each process has one hash seed for strings: one forks the reference, the other the
+ranks. So a job or an engine that iterates over a set of strings differs from the reference, as on two machines.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ from typing import Any, Literal
 
 from samestep.world.orphans import COMMAND, die_with_parent, this_command
 
-Of = Literal["ranks", "reference"]
-SOCKETS = "SAMESTEP_FORK_SERVERS"  # the environment's name for a folder of sockets of servers that run already
+Purpose = Literal["ranks", "reference"]
+SOCKETS = "SAMESTEP_FORK_SERVERS"  # environment variable: the folder with the sockets of running servers
 
 
 class ForkServer:
-    """A server, started by this process, or one that listens at a socket."""
+    """A fork server: a child of this process, or one that listens at a socket."""
 
-    def __init__(self, of: Of) -> None:
+    def __init__(self, purpose: Purpose) -> None:
         self._answers: deque[dict[str, Any]] = deque()
-        self._begun = b""
+        self._partial_line = b""
         self.codes: dict[int, int] = {}  # pid -> exit code, of workers that have ended
         folder = os.environ.get(SOCKETS)
         self._process: subprocess.Popen[bytes] | None = None
         if folder:
             self._socket = socket.socket(socket.AF_UNIX)
-            self._socket.connect(str(Path(folder) / of))
+            self._socket.connect(str(Path(folder) / purpose))
             self._in = self._out = self._socket.fileno()
             return
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "samestep.worker", "--fork-server", of],
+            [sys.executable, "-m", "samestep.worker", "--fork-server", purpose],
             env={"TORCH_CPP_LOG_LEVEL": "ERROR"} | os.environ | {"OMP_NUM_THREADS": "1", COMMAND: this_command()},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C reaches us alone
+            start_new_session=True,  # the terminal sends Ctrl-C to the parent only
             preexec_fn=die_with_parent,
         )
         assert self._process.stdin and self._process.stdout
@@ -56,17 +56,17 @@ class ForkServer:
 
     @property
     def pid(self) -> int | None:
-        """The server's pid; None where another process has started it."""
+        """The server's pid; None where another process started it."""
         return self._process.pid if self._process else None
 
     def is_ready(self) -> bool:
-        """Whether it can fork: waits until it has imported torch. False where it has failed, or has threads."""
+        """Whether the server can fork, once it has imported torch. False where it has failed or has threads."""
         if not hasattr(self, "_threads"):
             self._threads = self._next("threads", timeout_s=None)
         return self._threads == 1
 
     def fork(self, arguments: Sequence[str], environment: Mapping[str, str], output: Path) -> ForkedWorker:
-        """Forks `python -m samestep.worker ARGUMENTS`; what it prints is appended to `output`."""
+        """Forks `python -m samestep.worker ARGUMENTS`, and appends its output to the file `output`."""
         request = {"arguments": list(arguments), "environment": dict(environment), "output": str(output)}
         line = f"{json.dumps({**request, 'folder': os.getcwd()})}\n".encode()
         while line:
@@ -76,12 +76,12 @@ class ForkServer:
             raise OSError("the fork server has ended")
         return ForkedWorker(self, pid)
 
-    def look(self, timeout_s: float | None = 0) -> bool:
-        """Reads what the server has answered, waiting so long for it. False when it has ended."""
+    def read_answers(self, timeout_s: float | None = 0) -> bool:
+        """Reads the server's answers; waits at most `timeout_s` for the first. False when the server has ended."""
         if not select.select([self._out], [], [], timeout_s)[0]:
             return True
         read = os.read(self._out, 1 << 16)
-        *lines, self._begun = (self._begun + read).split(b"\n")
+        *lines, self._partial_line = (self._partial_line + read).split(b"\n")
         for answer in map(json.loads, lines):
             if "ended" in answer:
                 self.codes[answer["ended"]] = answer["code"]
@@ -92,11 +92,11 @@ class ForkServer:
     def _next(self, key: str, timeout_s: float | None) -> int | None:
         alive = True
         while not self._answers and alive:
-            alive = self.look(timeout_s)
+            alive = self.read_answers(timeout_s)
         return int(self._answers.popleft()[key]) if self._answers else None
 
     def close(self) -> None:
-        """Ends the server, and what it has forked."""
+        """Ends the server and the workers that it has forked."""
         if self._process is None:
             self._socket.close()
             return
@@ -104,23 +104,23 @@ class ForkServer:
             for stream in (self._process.stdin, self._process.stdout):
                 if stream:
                     stream.close()
-        self._process.kill()  # its workers are told by the kernel
+        self._process.kill()  # the kernel then kills its workers
         self._process.wait()
 
 
 class ForkedWorker:
-    """A worker that a server has forked, with the part of subprocess.Popen that supervision needs."""
+    """A forked worker, with the methods of subprocess.Popen that supervise.py uses."""
 
     def __init__(self, server: ForkServer, pid: int) -> None:
         self._server, self.pid = server, pid
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
-        """Its exit code; None while it lives."""
+        """Returns the exit code; None while the worker is alive."""
         return self._wait(0)
 
     def wait(self, timeout: float | None = None) -> int:
-        """Waits for its end. Raises subprocess.TimeoutExpired."""
+        """Waits until the worker has ended. Raises subprocess.TimeoutExpired."""
         until = None if timeout is None else time.monotonic() + timeout
         while self._wait(0.05) is None:
             if until is not None and time.monotonic() > until:
@@ -134,37 +134,47 @@ class ForkedWorker:
 
     def _wait(self, timeout_s: float) -> int | None:
         if self.returncode is None:
-            alive = self.pid in self._server.codes or self._server.look(timeout_s)
+            alive = self.pid in self._server.codes or self._server.read_answers(timeout_s)
             self.returncode = self._server.codes.pop(self.pid, None if alive else -signal.SIGKILL)
         return self.returncode
 
 
-_servers: dict[Of, ForkServer] = {}
+_servers: dict[Purpose, ForkServer] = {}
 
 
-def start(*of: Of) -> None:
-    """Starts servers, which import torch from now on. Where forking is not safe (macOS, Windows) there are none."""
-    for each in of:
-        if is_possible() and each not in _servers:
-            _servers[each] = ForkServer(each)
+def start(*purposes: Purpose) -> None:
+    """Starts servers, which import torch meanwhile. Starts none where forking is not safe (macOS, Windows)."""
+    for purpose in purposes:
+        if is_possible() and purpose not in _servers:
+            _servers[purpose] = ForkServer(purpose)
     atexit.register(close)
 
 
 def is_possible() -> bool:
-    """Whether a process that has imported torch can be forked here."""
+    """Whether this platform can fork a process that has imported torch."""
     return sys.platform == "linux"
 
 
-def server(of: Of) -> ForkServer | None:
-    """The server that has been started for this, once it can fork; None where workers must start afresh."""
+def fork(
+    purpose: Purpose, arguments: Sequence[str], environment: Mapping[str, str], output: Path
+) -> ForkedWorker | None:
+    """Forks a worker from the server for this purpose; returns None where workers need new interpreters.
+
+    See ForkServer.fork.
+    """
     if SOCKETS in os.environ:
-        start(of)
-    found = _servers.get(of)
-    return found if found and found.is_ready() else None
+        start(purpose)
+    server = _servers.get(purpose)
+    if server is None or not server.is_ready():
+        return None
+    try:
+        return server.fork(arguments, environment, output)
+    except OSError:  # the server has been killed
+        return None
 
 
 def pids() -> set[int]:
-    """The servers that this process has started."""
+    """Returns the pids of the servers that this process has started."""
     return {server.pid for server in _servers.values() if server.pid}
 
 
@@ -175,9 +185,9 @@ def close() -> None:
 
 
 @contextmanager
-def started(*of: Of) -> Iterator[None]:
-    """Servers that are there while the block runs."""
-    start(*of)
+def running(*purposes: Purpose) -> Iterator[None]:
+    """Runs servers during the block."""
+    start(*purposes)
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""A launcher that goes on though none of its ranks lives: how long that may take, before it is ended."""
+"""Detects a launcher that keeps running after all of its ranks have ended."""
 
 from __future__ import annotations
 
@@ -6,30 +6,30 @@ import time
 from pathlib import Path
 
 from samestep.launch import Machines
-from samestep.launch.end import is_here, pids_here, ranks_here
+from samestep.launch.end import is_local_pid_file, live_local_ranks, local_pids
 
-ENDING_S = 10.0  # after every rank has written its record
-SETTLE_S = 1.5  # after all have died; torchrun would wait minutes for other machines
+ENDING_S = 10.0  # after every rank has written its record: time for the launcher to exit
+SETTLE_S = 1.5  # after all ranks have died: torchrun would wait minutes for other machines
 
 
 class IdleLauncher:
-    """Watches the ranks of `folder` on this machine."""
+    """Watches the launcher whose ranks on this machine write into `folder`."""
 
     def __init__(self, folder: Path, machines: Machines) -> None:
         self._folder, self._machines = folder, machines
-        self._since: float | None = None  # no rank lives here since then
+        self._no_rank_since: float | None = None  # when the last rank on this machine ended
 
-    def waits_in_vain(self) -> bool:
-        """Whether it has gone on for too long without a living rank. Call it again and again."""
-        if not pids_here(self._folder) or ranks_here(self._folder):
-            self._since = None
+    def is_stuck(self) -> bool:
+        """Whether the launcher has run for too long without a rank that is alive. To be called repeatedly."""
+        if not local_pids(self._folder) or live_local_ranks(self._folder):
+            self._no_rank_since = None
             return False
-        self._since = self._since or time.monotonic()
-        return time.monotonic() - self._since > self._patience_s()
+        self._no_rank_since = self._no_rank_since or time.monotonic()
+        return time.monotonic() - self._no_rank_since > self._limit_s()
 
-    def _patience_s(self) -> float:
+    def _limit_s(self) -> float:
         machines = self._machines
-        here = [path.name.removeprefix("pid-") for path in self._folder.glob("pid-rank*") if is_here(path)]
-        if all((self._folder / f"{rank}.json").exists() for rank in here):
+        ranks = [path.name.removeprefix("pid-") for path in self._folder.glob("pid-rank*") if is_local_pid_file(path)]
+        if all((self._folder / f"{rank}.json").exists() for rank in ranks):
             return ENDING_S if machines.nnodes == 1 else machines.timeout_s  # torchrun waits for other machines' ranks
-        return machines.timeout_s if machines.max_restarts else SETTLE_S  # it may start them again
+        return machines.timeout_s if machines.max_restarts else SETTLE_S  # torchrun may restart them

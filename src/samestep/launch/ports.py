@@ -1,4 +1,4 @@
-"""Ports where ranks meet: free, or whose."""
+"""Checks that the rendezvous port is free, and finds a free one."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from samestep.world import network
 
 
 def check(machines: Machines) -> None:
-    """Raises UserError when something listens already on the port where the ranks are to meet, on this machine."""
-    if not machines.port or not network.is_here(machines.master):
+    """Raises UserError when the rendezvous port is on this machine and is in use."""
+    if not machines.port or not network.is_this_machine(machines.master):
         return
     family, _, _, _, address = socket.getaddrinfo(machines.master, machines.port, type=socket.SOCK_STREAM)[0]
     with socket.socket(family) as probe:
@@ -27,6 +27,7 @@ def check(machines: Machines) -> None:
 
 
 def _holder(port: int) -> str:
+    """Returns ' by process PID (NAME)' for the process that listens on a port; '' where it is another user's."""
     for connection in psutil.net_connections("tcp"):
         if connection.laddr and connection.laddr.port == port and connection.pid:
             return f" by process {connection.pid} ({psutil.Process(connection.pid).name()})"
@@ -34,7 +35,7 @@ def _holder(port: int) -> str:
 
 
 def any_free(host: str) -> int:
-    """A port that is free at `host`, an address of this machine, now."""
+    """Returns a port that is free now at `host`, an address of this machine."""
     family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
     with socket.socket(family) as probe:
         probe.bind(address)

@@ -1,4 +1,4 @@
-"""Whether somebody's launcher has started this command already, as one rank of several. Pure."""
+"""Detects an outer launcher: torchrun, srun, … that has started this command as one rank of several. Pure functions."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from samestep.world.orphans import COMMAND
 
 
 @dataclass(frozen=True)
-class Started:
-    """This command is rank `rank` of `size` that `launcher` has started; `id` names that start.
+class LaunchedRank:
+    """This command, as rank `rank` of the `size` that `launcher` has started.
 
-    meeting: where the ranks meet; empty: in torchrun's own store.
+    id: names the launch. init_method: of torch.distributed; empty: torchrun's store, or a file.
     """
 
     launcher: str
@@ -25,19 +25,19 @@ class Started:
     local_rank: int
     local_size: int
     id: str
-    meeting: str = ""
+    init_method: str = ""
 
 
-def launcher_around(env: Mapping[str, str]) -> str | None:
-    """The launcher that has started this process as one of several ranks; None when it is alone.
+def outer_launcher(env: Mapping[str, str]) -> str | None:
+    """Returns the launcher that has started this process as one of several ranks; None where none has.
 
-    Raises UserError, with the line to type, when what the launchers have set contradicts itself.
+    Raises UserError, with the line to type, when the launchers' variables contradict each other.
     """
     if COMMAND in env:
-        return None  # ours has
+        return None  # samestep itself started this process
     by_hand = [name for name in RankVariables()[:3] if name in env]
     _check_numbers(env, [*by_hand, "SLURM_PROCID", "MASTER_PORT", "LOCAL_WORLD_SIZE", "GROUP_RANK"])
-    sizes = _sizes_around(env)
+    sizes = _launched_sizes(env)
     if "torchrun" in sizes:
         _check_torchrun_in_srun(env, "srun" in sizes)
     for launcher, size in sizes.items():
@@ -63,24 +63,25 @@ def launcher_around(env: Mapping[str, str]) -> str | None:
     return None
 
 
-def _sizes_around(env: Mapping[str, str]) -> dict[str, int]:
-    """How many ranks each launcher around has started: the innermost first, because torchrun runs inside others."""
+def _launched_sizes(env: Mapping[str, str]) -> dict[str, int]:
+    """Returns launcher -> number of ranks; the innermost launcher first, because torchrun runs inside of others."""
     _check_numbers(env, ["SLURM_NTASKS", *(launch.load(name).VARIABLES.size for name in launch.names())])
-    found = {}
+    sizes = {}
     for name in launch.names():
-        around = getattr(launch.load(name), "size_around", None)
-        size = around(env) if around else None
+        launched_size = getattr(launch.load(name), "launched_size", None)
+        size = launched_size(env) if launched_size else None
         if size is not None:
-            found[name] = size
-    return found
+            sizes[name] = size
+    return sizes
 
 
 def refuse_to_start_more(env: Mapping[str, str], nnodes: int | None) -> None:
-    """Raises UserError when this process is certainly one of several that a launcher has started, and each would start
-    ranks of its own. nnodes: machines, where this command is typed once on each; srun may be what types it."""
+    """Raises UserError when a launcher has started several of these commands, and each would start ranks itself.
+
+    nnodes: machines, where the command runs once on each; srun may have started it there."""
     if COMMAND in env:
         return
-    for launcher, size in _sizes_around(env).items():
+    for launcher, size in _launched_sizes(env).items():
         if launcher == "srun" and size == nnodes:
             continue
         if size > 1:
@@ -94,11 +95,13 @@ def refuse_to_start_more(env: Mapping[str, str], nnodes: int | None) -> None:
 def _check_numbers(env: Mapping[str, str], names: list[str]) -> None:
     for name in names:
         if name in env and not env[name].isdigit():
-            raise UserError(f"the environment says {name}={env[name]!r}, which is no number; set it right, or unset it")
+            raise UserError(
+                f"the environment says {name}={env[name]!r}, which is not a number; correct it, or unset it"
+            )
 
 
 def _check_by_hand(env: Mapping[str, str]) -> None:
-    """What the user's shell or script exports must agree with the srun that started this task."""
+    """Raises UserError when variables that the user's shell exports contradict the srun that started this task."""
     for mine, theirs in (("WORLD_SIZE", "SLURM_NTASKS"), ("RANK", "SLURM_PROCID"), ("LOCAL_RANK", "SLURM_LOCALID")):
         if mine in env and env[mine] != env[theirs]:
             raise UserError(
@@ -112,20 +115,20 @@ def _check_torchrun_in_srun(env: Mapping[str, str], in_step: bool) -> None:
     if in_step and groups != tasks:
         raise UserError(
             f"srun started {tasks} tasks and each its own torchrun of {groups} machine{'s' * (groups != '1')}, which "
-            f"would train apart; give torchrun --nnodes={tasks} --rdzv-backend=c10d --rdzv-endpoint=HOST:29500, or let "
-            "srun start samestep itself"
+            f"would train separately; give torchrun --nnodes={tasks} --rdzv-backend=c10d --rdzv-endpoint=HOST:29500, "
+            "or let srun start samestep itself"
         )
 
 
-def started(env: Mapping[str, str], first_host: str | None, port: int) -> Started | None:
-    """Where this process stands among those that somebody's launcher has started; None when it is alone.
+def launched_rank(env: Mapping[str, str], first_host: str | None, port: int) -> LaunchedRank | None:
+    """Returns this process's rank under an outer launcher; None where there is no such launcher.
 
-    first_host: the first machine of a Slurm job. port: where ranks meet that nobody has told of one.
+    first_host: the first machine of a Slurm job. port: for the rendezvous, where MASTER_PORT is not set.
     """
-    launcher = launcher_around(env)
+    launcher = outer_launcher(env)
     if launcher is None:
         return None
     module: Any = launch.load(launcher)
     rank, size, local_rank, local_size, _ = places({**env, **module.VARIABLES.environment()})
-    at = module.meeting(env, first_host, port)
-    return Started(launcher, rank, size, local_rank, local_size, module.identity(env), at)
+    init_method = module.init_method(env, first_host, port)
+    return LaunchedRank(launcher, rank, size, local_rank, local_size, module.identity(env), init_method)

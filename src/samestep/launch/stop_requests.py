@@ -1,4 +1,4 @@
-"""Requests to stop a training after a step: Ctrl-C, or SIGUSR1, which a scheduler sends some time before its limit."""
+"""Handles requests to stop a training after a step: Ctrl-C, or the SIGUSR1 that a scheduler sends before its limit."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from samestep.records.record import Progress
 
 
 class StopRequests:
-    """Passes a request on to the ranks in `folder`, once they train. accepted: False where a launch is just ended."""
+    """Forwards a request to the ranks of `folder`, once they train. accepted: False: an interrupt ends the launch."""
 
     def __init__(self, folder: Path, *, accepted: bool) -> None:
         self._folder, self._accepted = folder, accepted
         self._signals: list[int] = []
         self._stopping = False
-        self._told_attempt: int | None = None
+        self._notified_attempt: int | None = None
         if accepted and hasattr(signal, "SIGUSR1"):
             signal.signal(signal.SIGUSR1, lambda number, _: self._signals.append(number))
 
-    def interrupted(self, progress: Progress) -> bool:
-        """Whether an interrupt is a request to stop after a step. A second one is not, nor one before the training."""
+    def accept_interrupt(self, progress: Progress) -> bool:
+        """Takes an interrupt as a request to stop after a step. False for a second one, or one before the training."""
         if not self._accepted or self._stopping or progress.done is None:
             return False
         self._stop("interrupt again to end at once")
         return True
 
-    def pass_on(self, progress: Progress) -> None:
-        """Tells the ranks; those that torchrun has started again are told again."""
+    def forward(self, progress: Progress) -> None:
+        """Signals the ranks once, and again after torchrun has restarted them."""
         if progress.done is None:
             return
         if self._signals and not self._stopping:
-            self._stop("asked by SIGUSR1")
-        if self._stopping and progress.attempt != self._told_attempt:
-            self._told_attempt = progress.attempt
+            self._stop("received SIGUSR1")
+        if self._stopping and progress.attempt != self._notified_attempt:
+            self._notified_attempt = progress.attempt
             signal_ranks(self._folder, signal.SIGUSR2)
 
     def _stop(self, why: str) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
+
+from samestep.records.inspection import Values
 
 TRAININGS = ("gradient", "sgd", "user")  # of a proof
 
@@ -34,7 +36,7 @@ class Prove:
     dtype: str
     replicas: int
     sgd_lr: float
-    engine_settings: Mapping[str, Any] = field(default_factory=dict)
+    engine_settings: Values = field(default_factory=dict)
     name: str = ""
     kind: Literal["prove"] = "prove"
 
@@ -81,7 +83,7 @@ class Plan:
     job: str
     settings: Mapping[str, str]
     engine: str
-    engine_settings: Mapping[str, Any] = field(default_factory=dict)
+    engine_settings: Values = field(default_factory=dict)
     trainings: tuple[Training, ...] = ()
 
 

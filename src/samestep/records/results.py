@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from samestep.records.files import as_json, finite
-from samestep.records.inspection import MachineFacts
+from samestep.records.inspection import MachineFacts, Values
 
 PROVEN = ("same", "approximate")  # the verdicts with which an engine is measured
 
@@ -119,7 +119,7 @@ class EngineResult(Verdict):
 
     engine: str = ""
     launcher: str = ""
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: Values = field(default_factory=dict)
     replicas: int | None = None
     samples_per_second: Summary | None = None
     ratio: Summary | None = None
@@ -183,16 +183,6 @@ class StudyResults:
         """Whether speed was measured, as compare does."""
         return self.repeats is not None
 
-    def as_json(self) -> dict[str, Any]:
-        """Returns plain values for JSON, without the measurement's fields if nothing was measured."""
-        values: dict[str, Any] = finite(as_json(self))
-        if not self.measured:
-            left_out = ("repeats", "warmup_steps", "measured_steps")
-            values = {key: value for key, value in values.items() if key not in left_out}
-            rows = values["engines"]
-            values["engines"] = [{key: row[key] for key in row if key not in MEASURED} for row in rows]
-        return values
-
 
 @dataclass(frozen=True)
 class InitialWeights:
@@ -204,16 +194,19 @@ class InitialWeights:
 
 @dataclass(frozen=True)
 class TrainResults:
-    """The results of a training. curve: the evaluations, each {step, loss, …}. weights: their file. weights_of_step: the
-    step after which they were saved. evaluation: of these weights. stopped: 'asked' or 'early'. wait_share: share of
-    time waiting for data. loader_ceiling, demand: rows/s that loading and training could reach."""
+    """The results of a training.
+
+    curve: the evaluations, each {step, loss, …}. weights: their file. weights_of_step: the step after which they were
+    saved. evaluation: of these weights. stopped: 'asked' or 'early'. wait_share: share of
+    the time that it waited for data. loader_ceiling, demand: rows/s that loading and training could reach.
+    """
 
     job: str
     settings: Mapping[str, str]
     launcher: str
     world_size: int
     engine: str
-    engine_settings: Mapping[str, Any]
+    engine_settings: Values
     global_batch: int
     init: InitialWeights | None
     steps: int
@@ -232,10 +225,6 @@ class TrainResults:
     demand: float | None
     advice: str | None
 
-    def as_json(self) -> dict[str, Any]:
-        values: dict[str, Any] = finite(as_json(self))
-        return values
-
 
 @dataclass(frozen=True)
 class ScoreResults:
@@ -251,6 +240,14 @@ class ScoreResults:
     evaluation_rows: int
     predictions: str | None
 
-    def as_json(self) -> dict[str, Any]:
-        values: dict[str, Any] = finite(as_json(self))
-        return values
+
+def results_json(results: StudyResults | TrainResults | ScoreResults) -> Any:
+    """Results as plain values that JSON knows; those of a proof alone have none of the measurement's fields."""
+    values = finite(as_json(results))
+    if isinstance(results, StudyResults) and not results.measured:
+        for name in ("repeats", "warmup_steps", "measured_steps"):
+            del values[name]
+        for row in values["engines"]:
+            for name in MEASURED:
+                del row[name]
+    return values

@@ -1,4 +1,4 @@
-"""World: where this process stands among the others. A plain value, read from the launcher's environment."""
+"""World: this process's rank, world size and devices, read from the launcher's environment variables."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 from samestep.errors import UserError
 
-RANK_VARIABLES = "SAMESTEP_RANK_VARIABLES"  # the environment's name for the names below, where they are not torchrun's
+RANK_VARIABLES = "SAMESTEP_RANK_VARIABLES"  # environment variable: the five names below, unless they are torchrun's
 
 
 class RankVariables(NamedTuple):
-    """What a launcher calls a rank's number, the world's size, the rank's number on its machine, how many ranks that
-    machine has, and the machine's number. The defaults are torchrun's."""
+    """The names of a launcher's environment variables for rank, world size, local rank, local world size and node rank.
+    The defaults are torchrun's."""
 
     rank: str = "RANK"
     size: str = "WORLD_SIZE"
@@ -23,15 +23,16 @@ class RankVariables(NamedTuple):
     node: str = "GROUP_RANK"
 
     def environment(self) -> dict[str, str]:
-        """The environment that has World.from_env read these."""
+        """Returns the variable that makes World.from_env read these names."""
         return {RANK_VARIABLES: ",".join(self)}
 
 
 @dataclass(frozen=True)
 class World:
-    """rank: this process among `size`; local_rank: among the `local_size` on this machine, which is number `node`.
+    """This process's place in the process group.
 
-    devices: what this process drives, as torch spells it; all engines but DataParallel use one, `device`.
+    rank: of `size` ranks; local_rank: of the `local_size` ranks on this machine, whose node rank is `node`.
+    devices: torch devices of this process; all engines but DataParallel use one, `device`.
     backend: of torch.distributed, 'nccl' or 'gloo'.
     """
 
@@ -54,9 +55,8 @@ class World:
     def from_env(cls, env: Mapping[str, str]) -> World:
         """Reads the variables that SAMESTEP_RANK_VARIABLES names (torchrun's where it is not set).
 
-        SAMESTEP_DEVICES holds the devices here, one for each local rank.
-
-        A process that is alone drives all of them (DataParallel does; other engines take the first).
+        SAMESTEP_DEVICES holds this machine's devices, one for each local rank. With a world size of 1 the process gets
+        all of them (DataParallel uses all, other engines the first). Raises UserError for a rank without a device.
         """
         rank, size, local_rank, local_size, node = places(env)
         devices = tuple(env.get("SAMESTEP_DEVICES", "cpu").split(","))
@@ -70,7 +70,7 @@ class World:
 
 
 def places(env: Mapping[str, str]) -> tuple[int, int, int, int, int]:
-    """Rank, world size, local rank, local world size and node, as the launcher tells them; a lone process without."""
+    """Returns rank, world size, local rank, local world size and node rank; those of a single process where unset."""
     names = RankVariables(*env[RANK_VARIABLES].split(",")) if RANK_VARIABLES in env else RankVariables()
     number = int(env.get(names.node, "0"))
     return (
@@ -83,14 +83,14 @@ def places(env: Mapping[str, str]) -> tuple[int, int, int, int, int]:
 
 
 def tasks_per_node(text: str, node: int) -> int:
-    """Slurm's '2(x3),1' (three nodes of two tasks, one of one) for node number `node`; a plain number as it is.
+    """Returns the tasks of node `node` by Slurm's '2(x3),1' (three nodes of two tasks, one of one), or by a number.
 
     Raises ValueError for other texts.
     """
     counts: list[int] = []
     for part in text.split(","):
-        found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
-        if found is None:
-            raise ValueError(f"{text!r} tells no tasks of machines")
-        counts += [int(found[1])] * int(found[2] or 1)
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
+        if match is None:
+            raise ValueError(f"{text!r} is no list of tasks per node")
+        counts += [int(match[1])] * int(match[2] or 1)
     return counts[min(node, len(counts) - 1)]

@@ -1,4 +1,4 @@
-"""Which network interface leads to another machine, and what a machine's own addresses are."""
+"""Finds this machine's addresses, and the network interface on the route to another machine."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ NAMES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
 def addresses(host: str) -> list[str]:
-    """The addresses that `host` resolves to. Raises UserError when it resolves to none.
+    """Resolves `host` to its addresses. Raises UserError when it has none.
 
-    In Kubernetes it waits: a pod's name is known some seconds after the pod has started.
+    In Kubernetes it waits, because a pod's name resolves only some seconds after the pod has started.
     """
     until = time.monotonic() + (POD_NAMES_S if "KUBERNETES_SERVICE_HOST" in os.environ else 0)
     while True:
         try:
-            found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-            return list(dict.fromkeys(str(entry[4][0]) for entry in found))
-        except (OSError, UnicodeError):  # what is no name at all is a UnicodeError
+            entries = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+            return list(dict.fromkeys(str(entry[4][0]) for entry in entries))
+        except (OSError, UnicodeError):  # an invalid name is a UnicodeError
             if time.monotonic() >= until:
                 raise UserError(
                     f"the name {host} is unknown on {socket.gethostname()}; give an address, as in "
@@ -36,7 +36,7 @@ def addresses(host: str) -> list[str]:
 
 
 def interfaces() -> dict[str, list[str]]:
-    """This machine's interfaces and their addresses."""
+    """Returns this machine's interfaces: name -> addresses."""
     families = (socket.AF_INET, socket.AF_INET6)
     return {
         name: [a.address.partition("%")[0] for a in entries if a.family in families]
@@ -44,14 +44,14 @@ def interfaces() -> dict[str, list[str]]:
     }
 
 
-def is_here(host: str) -> bool:
+def is_this_machine(host: str) -> bool:
     """Whether `host` is this machine."""
     mine = {address for entries in interfaces().values() for address in entries}
     return any(ipaddress.ip_address(a).is_loopback or a in mine for a in addresses(host))
 
 
 def towards(host: str) -> tuple[str, str] | None:
-    """(interface, its address) that the way to `host` leaves by; None when there is no way. Sends nothing."""
+    """Returns (interface, its address) of the route to `host`; None where there is no route. Sends no packet."""
     for address in addresses(host):
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -66,26 +66,27 @@ def towards(host: str) -> tuple[str, str] | None:
     return None
 
 
-def choose(env: MutableMapping[str, str], meeting: str) -> str | None:
-    """Tells gloo and NCCL which interface to use, the one towards `meeting`; returns a sentence that says so.
+def choose(env: MutableMapping[str, str], master: str) -> str | None:
+    """Sets GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME in `env` to the interface on the route to the host `master`.
 
-    What the user has set stays. None where nothing is to be said: all is set, or all ranks are on this machine.
+    Variables that the user has set stay. Returns a sentence about the choice; None where both are set already, or all
+    ranks are on this machine.
     """
     if NAMES[0] in env or (os.name != "posix"):
         return None
-    found = towards(meeting)
-    if found is None:
+    route = towards(master)
+    if route is None:
         return None
-    name, address = found
+    name, address = route
     env[NAMES[0]] = name
     if ipaddress.ip_address(address).is_loopback:
-        return None  # NCCL finds its own way inside one machine
+        return None  # inside one machine NCCL needs no interface
     env.setdefault(NAMES[1], name)
-    return f"gloo and NCCL use the interface {name}, which leads to {meeting}; --interface chooses another"
+    return f"gloo and NCCL use the interface {name}, which leads to {master}; --interface chooses another"
 
 
 def bound(host: str, port: int) -> socket.socket:
-    """A listening socket at `host` alone, and not at the machine's other addresses."""
+    """Opens a listening socket at `host` only, not at the machine's other addresses."""
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     listening = socket.socket(family, socket.SOCK_STREAM)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -95,7 +96,7 @@ def bound(host: str, port: int) -> socket.socket:
 
 
 def check_interface(name: str) -> Mapping[str, str]:
-    """The environment that makes gloo and NCCL use interface `name`. Raises UserError when there is none such here."""
+    """Returns the variables that make gloo and NCCL use interface `name`. Raises UserError for an unknown one."""
     known = interfaces()
     if name not in known:
         raise UserError(f"--interface {name}: this machine has {', '.join(known)}; name one of them")
@@ -103,13 +104,13 @@ def check_interface(name: str) -> Mapping[str, str]:
 
 
 def check_master(master: str, machines: int) -> None:
-    """Raises UserError when the other machines could not reach `master` by the address that it has here."""
+    """Raises UserError when `master` resolves on this machine to an address that the other machines cannot reach."""
     if machines < 2:
         return
-    found = addresses(master)
-    if any(ipaddress.ip_address(a).is_unspecified for a in found):
+    resolved = addresses(master)
+    if any(ipaddress.ip_address(a).is_unspecified for a in resolved):
         raise UserError(f"--master-addr {master} names no machine; give the address by which the others reach it")
-    loops = [a for a in found if ipaddress.ip_address(a).is_loopback]
+    loops = [a for a in resolved if ipaddress.ip_address(a).is_loopback]
     if loops:
         outside = [a for entries in interfaces().values() for a in entries if not ipaddress.ip_address(a).is_loopback]
         shown = next((a for a in outside if not ipaddress.ip_address(a).is_link_local), "ADDRESS")

@@ -1,4 +1,4 @@
-"""No orphans: a process that calls `die_with_parent` is killed when its parent is, however the parent ends."""
+"""Prevents orphans: a process that calls `die_with_parent` is killed when its parent ends, in whatever way."""
 
 from __future__ import annotations
 
@@ -12,34 +12,33 @@ import time
 
 import psutil
 
-COMMAND = "SAMESTEP_COMMAND"  # the environment's name for the command that started this tree, as PID@HOST
-LIBC = (
-    ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
-)  # not in a fork, which could wait for a lock
+COMMAND = "SAMESTEP_COMMAND"  # environment variable: the command that started this process tree, as PID@HOST
+# Loaded here, not after a fork, where loading could wait for a lock that no thread releases.
+LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 PR_SET_PDEATHSIG = 1  # from linux/prctl.h
 
 
 def die_with_parent(_: object = None, *, by: signal.Signals = signal.SIGKILL) -> None:
-    """Asks the kernel (Linux), or a thread (elsewhere), to end this process when its parent ends.
+    """Makes the kernel (Linux), or a thread (elsewhere), end this process when its parent ends.
 
-    The first argument is ignored: DataLoader hands its worker's number to such a function. by: the signal.
+    The first argument is ignored: DataLoader calls its `worker_init_fn` with the worker's number. by: the signal.
     """
     parent = os.getppid()
     if LIBC is not None:
         LIBC.prctl(PR_SET_PDEATHSIG, by)
     else:
         threading.Thread(target=_watch, args=(parent,), daemon=True).start()
-    if os.getppid() != parent or _ended(os.environ.get(COMMAND)):  # it ended before the two lines above
+    if os.getppid() != parent or _ended(os.environ.get(COMMAND)):  # the parent ended before the two lines above
         os._exit(1)
 
 
 def this_command() -> str:
-    """What COMMAND says of this process."""
+    """Returns the value of COMMAND for this process."""
     return f"{os.getpid()}@{socket.gethostname()}"
 
 
 def _ended(command: str | None) -> bool:
-    """Whether the command that started this tree has ended already, perhaps while this process was importing."""
+    """Whether the command that started this process tree has ended already, for example during this one's imports."""
     pid, _, host = (command or "").partition("@")
     if not pid or host != socket.gethostname():
         return False

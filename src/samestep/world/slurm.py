@@ -1,4 +1,4 @@
-"""What a Slurm job tells of its machines."""
+"""Reads a Slurm job's first machine, and derives the rendezvous port from its number."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from collections.abc import Mapping
 
 from samestep.errors import UserError
 
-INTERACTIVE_STEP = 2**31  # Slurm numbers the steps of salloc's shell and of batch scripts from here
+INTERACTIVE_STEP = 2**31  # Slurm gives the steps of salloc's shell and of batch scripts numbers from here on
 
 
 def port_of(job_id: str, step_id: str = "0") -> int:
-    """A port that follows from the numbers of a job and its step, so that two on one machine seldom share one."""
+    """Returns a port derived from the numbers of a job and its step, so that two on one machine seldom share one."""
     step = int(step_id) if int(step_id) < INTERACTIVE_STEP else 0
     return 20000 + (int(job_id) + 97 * step) % 10000
 
 
 def first_host(env: Mapping[str, str]) -> str:
-    """The first machine of the job that `env` tells of. Raises UserError when Slurm does not answer."""
+    """Returns the first machine of the Slurm job in `env`. Raises UserError when scontrol does not answer."""
     nodes = env.get("SLURM_STEP_NODELIST") or env["SLURM_JOB_NODELIST"]
     try:
         shown = subprocess.run(["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, timeout=30)
         return shown.stdout.split()[0]
     except (OSError, IndexError, subprocess.TimeoutExpired):
         raise UserError(
-            f"scontrol does not tell the machines of {nodes}; set MASTER_ADDR to the first one before srun"
+            f"scontrol does not list the machines of {nodes}; set MASTER_ADDR to the first one before srun"
         ) from None

@@ -45,7 +45,7 @@ END = ""
 Changes = list[tuple[str, str]]  # what stands in JOB, and what is to stand there
 
 
-def write(folder: Path, changes: Changes) -> str:
+def written(folder: Path, changes: Changes) -> str:
     """Writes the job, changed, and returns its target: its function `asked` where it has one."""
     text = JOB
     for old, new in changes:

@@ -1,1 +1,1 @@
-"""How processes are started: one file a launcher; the listing of this folder is the list of launchers."""
+"""The launchers, one module each: every file in this folder is a launcher."""

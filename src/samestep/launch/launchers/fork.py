@@ -1,4 +1,4 @@
-"""fork: ranks forked from a process that has imported torch already. For proofs on a CPU; nobody trains so."""
+"""fork: forks the ranks from a process that has imported torch. For proofs on a CPU only, never for a training."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from samestep.world import RankVariables
 
 STARTS = ("group", "one")
 VARIABLES = RankVariables()
-# worker.py reports as torchrun does.
+# worker.py writes torchrun's report.
 KILLED = (r"rank +: (?P<rank>\d+) \(local_rank: \d+\)\s+exitcode +: -(?P<number>\d+)",)
 EXITED = (r"rank +: (?P<rank>\d+) \(local_rank: \d+\)\s+exitcode +: (?P<code>\d+)",)
 
 
 def plan(program: Sequence[str], shape: Shape) -> Command:
-    """The ranks meet at a file, so that no port can be taken."""
+    """The rendezvous is a file, so it needs no free port."""
     *head, path = program
-    meeting = f"file://{shape.folder}/rendezvous"
+    init_method = f"file://{shape.folder}/rendezvous"
     line = (sys.executable, *head, "--fork", str(shape.nproc), path)
-    return Command(line, {"SAMESTEP_INIT_METHOD": meeting}, fork="ranks")
+    return Command(line, {"SAMESTEP_INIT_METHOD": init_method}, fork="ranks")
 
 
 def missing(machines: Machines, env: Mapping[str, str]) -> str | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from samestep.errors import UserError
 from samestep.launch import Command, Machines, Shape
-from samestep.launch.meeting import named_meeting
+from samestep.launch.init_method import user_init_method
 from samestep.world import RankVariables
 
 STARTS = ("horovod",)
@@ -23,7 +23,7 @@ EXITED: tuple[str, ...] = ()
 
 
 def plan(program: Sequence[str], shape: Shape) -> Command:
-    """One machine, over gloo. Horovod's ranks meet at a server of horovodrun's; torch's, for the evaluation, at a file.
+    """One machine, over gloo. Horovod's rendezvous is horovodrun's server; torch's, for the evaluation, is a file.
 
     Raises UserError for a port: horovodrun takes none.
     """
@@ -39,8 +39,8 @@ def plan(program: Sequence[str], shape: Shape) -> Command:
         sys.executable,
         *program,
     )
-    at = f"file://{shape.folder}/rendezvous"
-    return Command(command, {"SAMESTEP_INIT_METHOD": at} | VARIABLES.environment())
+    init_method = f"file://{shape.folder}/rendezvous"
+    return Command(command, {"SAMESTEP_INIT_METHOD": init_method} | VARIABLES.environment())
 
 
 def missing(machines: Machines, env: Mapping[str, str]) -> str | None:
@@ -49,7 +49,7 @@ def missing(machines: Machines, env: Mapping[str, str]) -> str | None:
     return None
 
 
-def size_around(env: Mapping[str, str]) -> int | None:
+def launched_size(env: Mapping[str, str]) -> int | None:
     return int(env[VARIABLES.size]) if VARIABLES.rank in env else None
 
 
@@ -57,6 +57,6 @@ def identity(env: Mapping[str, str]) -> str:
     return env.get("HOROVOD_GLOO_RENDEZVOUS_PORT") or "0"
 
 
-def meeting(env: Mapping[str, str], first_host: str | None, port: int) -> str:
-    """Raises UserError where the ranks are on several machines and nobody has named rank 0's."""
-    return named_meeting("horovodrun", env, VARIABLES, "MASTER_ADDR=h1 MASTER_PORT=29500 horovodrun …")
+def init_method(env: Mapping[str, str], first_host: str | None, port: int) -> str:
+    """Raises UserError where the ranks are on several machines and MASTER_ADDR is not set."""
+    return user_init_method("horovodrun", env, VARIABLES, "MASTER_ADDR=h1 MASTER_PORT=29500 horovodrun …")

@@ -1,4 +1,4 @@
-"""mpirun: the launcher of Open MPI. It only starts the ranks; the training speaks gloo or NCCL, not MPI.
+"""mpirun: the launcher of Open MPI. It only starts the ranks; the training communicates with gloo or NCCL, not MPI.
 
 Source: https://docs.open-mpi.org/en/main/man-openmpi/man1/mpirun.1.html
 """
@@ -11,7 +11,7 @@ from shutil import which
 
 from samestep.errors import UserError
 from samestep.launch import Command, Machines, Shape
-from samestep.launch.meeting import named_meeting
+from samestep.launch.init_method import user_init_method
 from samestep.world import RankVariables
 
 STARTS = ("group",)
@@ -27,22 +27,25 @@ EXITED = (r"Process name: \[\[.*\],(?P<rank>\d+)\]\s+Exit code: +(?P<code>\d+)",
 
 
 def plan(program: Sequence[str], shape: Shape) -> Command:
-    """nproc ranks on this machine, or on each of `machines.hosts`; mpirun reaches those as it does anything: by ssh.
+    """Starts nproc ranks on this machine, or on each of `machines.hosts`, which mpirun reaches by ssh.
 
-    Raises UserError when several machines have no port to meet at.
+    Raises UserError when there are several machines and no port for the rendezvous.
     """
     machines = shape.machines
     hosts = machines.hosts or ("localhost",)
     if machines.nnodes != len(hosts):
-        raise UserError(f"mpirun starts on machines that it is told: give {machines.nnodes} with --hosts h1,h2")
+        raise UserError(f"mpirun needs the machines' names: give {machines.nnodes} with --hosts h1,h2")
     if len(hosts) > 1 and not machines.port:
-        raise UserError("several machines must know the port where they meet; give one with --port")
-    at = f"tcp://{machines.endpoint}" if machines.port else f"file://{shape.folder}/rendezvous"
-    env = {"SAMESTEP_INIT_METHOD": at} | VARIABLES.environment()
+        raise UserError("several machines must know the rendezvous port; give one with --port")
+    init_method = f"tcp://{machines.endpoint}" if machines.port else f"file://{shape.folder}/rendezvous"
+    env = {"SAMESTEP_INIT_METHOD": init_method} | VARIABLES.environment()
     exported = [*env, "SAMESTEP_TIMEOUT_S", "SAMESTEP_DEVICES", "OMP_NUM_THREADS"]
     if machines.interface:
         exported += ["GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"]
-    env |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}  # root has started us already
+    env |= {
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    }  # the user runs this command as root already
     command = (
         "mpirun",
         "-np",
@@ -64,7 +67,7 @@ def missing(machines: Machines, env: Mapping[str, str]) -> str | None:
     return None if which("mpirun") else "mpirun is not installed; it comes with Open MPI (apt install openmpi-bin)"
 
 
-def size_around(env: Mapping[str, str]) -> int | None:
+def launched_size(env: Mapping[str, str]) -> int | None:
     return int(env[VARIABLES.size]) if VARIABLES.rank in env else None
 
 
@@ -72,6 +75,6 @@ def identity(env: Mapping[str, str]) -> str:
     return env.get("PMIX_NAMESPACE") or "0"
 
 
-def meeting(env: Mapping[str, str], first_host: str | None, port: int) -> str:
-    """Raises UserError where the ranks are on several machines and nobody has named rank 0's."""
-    return named_meeting("mpirun", env, VARIABLES, "mpirun -x MASTER_ADDR=h1 -x MASTER_PORT=29500 …")
+def init_method(env: Mapping[str, str], first_host: str | None, port: int) -> str:
+    """Raises UserError where the ranks are on several machines and MASTER_ADDR is not set."""
+    return user_init_method("mpirun", env, VARIABLES, "mpirun -x MASTER_ADDR=h1 -x MASTER_PORT=29500 …")

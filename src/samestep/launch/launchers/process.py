@@ -1,4 +1,4 @@
-"""process: one plain process, no launcher at all. For engines that are one process, whatever they drive."""
+"""process: one plain process, without a launcher. For engines that use one process, however many devices it drives."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ EXITED: tuple[str, ...] = ()
 
 
 def plan(program: Sequence[str], shape: Shape) -> Command:
-    # Said outright: the user's shell may still hold another launcher's RANK.
-    alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-    return Command((sys.executable, *program), VARIABLES.environment() | alone)
+    # Set explicitly: the user's shell may still export another launcher's RANK.
+    one_process = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    return Command((sys.executable, *program), VARIABLES.environment() | one_process)
 
 
 def missing(machines: Machines, env: Mapping[str, str]) -> str | None:

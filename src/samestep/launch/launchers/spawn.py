@@ -1,4 +1,4 @@
-"""spawn: torch.multiprocessing.spawn, ranks started by a Python function. What notebooks and single scripts use.
+"""spawn: torch.multiprocessing.spawn, which starts the ranks from Python. For notebooks and single scripts.
 
 Source: https://docs.pytorch.org/docs/stable/multiprocessing.html#spawning-subprocesses
 """
@@ -13,17 +13,17 @@ from samestep.world import RankVariables
 
 STARTS = ("group",)
 VARIABLES = RankVariables()
-# worker.py reports as torchrun does.
+# worker.py writes torchrun's report.
 KILLED = (r"rank +: (?P<rank>\d+) \(local_rank: \d+\)\s+exitcode +: -(?P<number>\d+)",)
 EXITED = (r"rank +: (?P<rank>\d+) \(local_rank: \d+\)\s+exitcode +: (?P<code>\d+)",)
 
 
 def plan(program: Sequence[str], shape: Shape) -> Command:
-    """The ranks meet at a file, so that no port can be taken; with a port, at tcp://."""
+    """The rendezvous is a file, so it needs no free port; with --port it is tcp://."""
     *head, path = program
     machines = shape.machines
-    meeting = f"tcp://{machines.endpoint}" if machines.port else f"file://{shape.folder}/rendezvous"
-    return Command((sys.executable, *head, "--spawn", str(shape.nproc), path), {"SAMESTEP_INIT_METHOD": meeting})
+    init_method = f"tcp://{machines.endpoint}" if machines.port else f"file://{shape.folder}/rendezvous"
+    return Command((sys.executable, *head, "--spawn", str(shape.nproc), path), {"SAMESTEP_INIT_METHOD": init_method})
 
 
 def missing(machines: Machines, env: Mapping[str, str]) -> str | None:

@@ -16,7 +16,7 @@ from shutil import which
 
 from samestep.errors import UserError
 from samestep.launch import Command, Machines, Shape
-from samestep.launch.meeting import address
+from samestep.launch.init_method import tcp_init_method
 from samestep.records.record import ENVIRONMENT
 from samestep.world import RankVariables
 from samestep.world.slurm import INTERACTIVE_STEP
@@ -26,17 +26,17 @@ VARIABLES = RankVariables("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLUR
 REPORT = r"srun: error: \S+: tasks? (?P<rank>\d+)[\d,-]*: "
 KILLED = (REPORT + "(?P<word>Killed|Segmentation fault|Aborted|Bus error)",)
 EXITED = (REPORT + r"Exited with exit code (?P<code>\d+)",)
-TELL = ("SLURM_JOB_ID", "SLURM_STEP_ID")
+SAVED_VARIABLES = ("SLURM_JOB_ID", "SLURM_STEP_ID")
 
 
 def plan(program: Sequence[str], shape: Shape) -> Command:
-    """nproc tasks on each of the allocation's machines; they meet at the first one.
+    """Starts nproc tasks on each of the allocation's machines; the rendezvous is on the first one.
 
     Raises UserError without a port: the tasks must know it before they start.
     """
     machines = shape.machines
     if not machines.port:
-        raise UserError("srun's tasks must know the port where they meet; give --port, or run inside a Slurm job")
+        raise UserError("srun's tasks must know the rendezvous port; give --port, or run inside a Slurm job")
     command = (
         "srun",
         f"--nodes={machines.nnodes}",
@@ -48,7 +48,7 @@ def plan(program: Sequence[str], shape: Shape) -> Command:
         *program,
     )
     env = {"SAMESTEP_INIT_METHOD": f"tcp://{machines.endpoint}"} | VARIABLES.environment()
-    return Command(command, env, signal.SIGTERM)  # which it passes on to its tasks
+    return Command(command, env, signal.SIGTERM)  # srun forwards it to its tasks
 
 
 def missing(machines: Machines, env: Mapping[str, str]) -> str | None:
@@ -59,26 +59,26 @@ def missing(machines: Machines, env: Mapping[str, str]) -> str | None:
     return None
 
 
-def size_around(env: Mapping[str, str]) -> int | None:
-    """Not of salloc's shell, nor of a batch script, which are steps of their own."""
+def launched_size(env: Mapping[str, str]) -> int | None:
+    """None in salloc's shell and in a batch script, which Slurm runs as steps too."""
     step = env.get("SLURM_STEP_ID", "")
     in_step = step.isdigit() and int(step) < INTERACTIVE_STEP
     return int(env.get("SLURM_NTASKS", "1")) if in_step and int(env.get("SLURM_NTASKS", "1")) > 1 else None
 
 
 def identity(env: Mapping[str, str]) -> str:
-    return ".".join(env[name] for name in TELL)
+    return ".".join(env[name] for name in SAVED_VARIABLES)
 
 
-def meeting(env: Mapping[str, str], first_host: str | None, port: int) -> str:
-    """At the job's first machine, unless the user has named another."""
-    return address(env.get("MASTER_ADDR") or str(first_host), env.get("MASTER_PORT", port))
+def init_method(env: Mapping[str, str], first_host: str | None, port: int) -> str:
+    """The job's first machine, unless MASTER_ADDR names another."""
+    return tcp_init_method(env.get("MASTER_ADDR") or str(first_host), env.get("MASTER_PORT", port))
 
 
 def end(folder: Path) -> None:
     """Ends the tasks of a step, which are children of Slurm's daemons."""
-    told = folder / ENVIRONMENT
-    if told.exists():
-        step = identity(json.loads(told.read_text()))
+    saved = folder / ENVIRONMENT
+    if saved.exists():
+        step = identity(json.loads(saved.read_text()))
         with suppress(OSError, subprocess.TimeoutExpired):
             subprocess.run(["scancel", "--signal=KILL", step], capture_output=True, timeout=10)

@@ -21,24 +21,24 @@ EXITED = (r"rank +: (?P<rank>\d+) \(local_rank: \d+\)\s+exitcode +: (?P<code>\d+
 
 
 def plan(program: Sequence[str], shape: Shape) -> Command:
-    """One machine, or this one's part of several.
+    """Starts the ranks of this machine, the only one or one of several.
 
-    With a node rank (or one machine) the rendezvous is static, and its store listens on the master's address alone
-    (samestep.rank.rendezvous); without, it is torch's c10d, which numbers the machines and listens on all of them.
-    Raises UserError when several machines have no port to meet at.
+    With a node rank, or on one machine, the rendezvous is static and listens on the master's address only
+    (samestep.rank.rendezvous). Otherwise it is torch's c10d, which numbers the machines and listens on all interfaces.
+    Raises UserError when there are several machines and no port for the rendezvous.
     """
     machines = shape.machines
     wait_s = math.ceil(machines.timeout_s)
     if machines.nnodes > 1 and not machines.port:
-        raise UserError("several machines must know the port where they meet; give the same --port on each")
+        raise UserError("several machines must know the rendezvous port; give the same --port on each")
     if machines.nnodes == 1 or machines.node_rank is not None:
-        meeting = ["--rdzv-backend=samestep", f"--rdzv-conf=rank={machines.node_rank or 0},timeout={wait_s}"]
+        rendezvous = ["--rdzv-backend=samestep", f"--rdzv-conf=rank={machines.node_rank or 0},timeout={wait_s}"]
     else:
-        meeting = [
+        rendezvous = [
             "--rdzv-backend=c10d",
             "--rdzv-id=samestep",
-            f"--rdzv-conf=join_timeout={wait_s},read_timeout={wait_s},is_host={str(machines.leads).lower()}",
-            *([f"--local-addr={machines.own}"] if machines.own else []),
+            f"--rdzv-conf=join_timeout={wait_s},read_timeout={wait_s},is_host={str(machines.is_master).lower()}",
+            *([f"--local-addr={machines.local_address}"] if machines.local_address else []),
         ]
     return Command(
         (
@@ -47,7 +47,7 @@ def plan(program: Sequence[str], shape: Shape) -> Command:
             "torch.distributed.run",
             f"--nnodes={machines.nnodes}",
             f"--nproc-per-node={shape.nproc}",
-            *meeting,
+            *rendezvous,
             f"--rdzv-endpoint={machines.endpoint}",
             f"--max-restarts={machines.max_restarts}",
             "--monitor-interval=0.05",
@@ -61,12 +61,12 @@ def plan(program: Sequence[str], shape: Shape) -> Command:
 
 
 def missing(machines: Machines, env: Mapping[str, str]) -> str | None:
-    if machines.reached and machines.nnodes > 1:
-        return "torchrun must be started on each machine; srun and mpirun reach them all"
+    if machines.single_launch and machines.nnodes > 1:
+        return "torchrun must be started on each machine; srun and mpirun start ranks on all of them"
     return None
 
 
-def size_around(env: Mapping[str, str]) -> int | None:
+def launched_size(env: Mapping[str, str]) -> int | None:
     return int(env.get("WORLD_SIZE", "1")) if "TORCHELASTIC_RUN_ID" in env else None
 
 
@@ -75,5 +75,5 @@ def identity(env: Mapping[str, str]) -> str:
     return name if name != "none" else f"{env['MASTER_ADDR']}-{env['MASTER_PORT']}"
 
 
-def meeting(env: Mapping[str, str], first_host: str | None, port: int) -> str:
-    return ""  # its own store
+def init_method(env: Mapping[str, str], first_host: str | None, port: int) -> str:
+    return ""  # torchrun's store

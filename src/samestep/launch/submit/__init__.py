@@ -1,4 +1,4 @@
-"""What others start for us, as text: a batch script for Slurm, manifests for Kubernetes. Pure."""
+"""Writes batch scripts for Slurm and manifests for Kubernetes. Pure functions that return text."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from samestep.errors import UserError
 
 @dataclass(frozen=True)
 class Training:
-    """What `samestep run` is to train.
+    """The training of a batch script or a manifest.
 
-    job: as `samestep run` takes it. nproc: ranks on each of `nnodes` machines. gpus: of each machine, for its ranks; 0
-    trains on CPUs. settings, engine_settings: of --set and --set-engine.
+    job: as for `samestep run`. nproc: ranks on each of `nnodes` machines. gpus: GPUs of each machine; 0: train on CPUs.
+    settings, engine_settings: the values of --set and --set-engine. options: more arguments of `samestep run`.
     """
 
     job: str
@@ -28,7 +28,7 @@ class Training:
     engine: str = "ddp"
     settings: Sequence[str] = ()
     engine_settings: Sequence[str] = ()
-    options: Sequence[str] = ()  # more of `samestep run`'s own
+    options: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         if self.nnodes < 1 or self.nproc < 1:
@@ -40,13 +40,13 @@ class Training:
 
     @property
     def name(self) -> str:
-        """A name that Slurm and Kubernetes take: a small letter, then such, digits and hyphens; at most 44."""
+        """A name that Slurm and Kubernetes accept: at most 44 lower-case letters, digits, hyphens; a letter first."""
         stem = Path(self.job.partition(":")[0]).stem
         name = re.sub(r"[^a-z0-9]+", "-", stem.lower())[:40].strip("-") or "samestep"
         return name if name[0].isalpha() else f"job-{name}"
 
     def command(self) -> str:
-        """The arguments of `samestep run`, quoted for a shell."""
+        """Returns the arguments of `samestep run`, quoted for a shell."""
         words = [self.job, "--engine", self.engine]
         words += [word for pair in self.settings for word in ("--set", pair)]
         words += [word for pair in self.engine_settings for word in ("--set-engine", pair)]
@@ -57,7 +57,7 @@ class Training:
 
 
 def render(template: str, **facts: object) -> str:
-    """A template of this folder, filled in."""
+    """Fills in a template of this folder."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("samestep.launch.submit", "."),
         keep_trailing_newline=True,

@@ -14,10 +14,10 @@ PORT = 29500
 
 
 def manifests(kind: str, training: Training, image: str, claim: str = "") -> str:
-    """YAML for `kubectl apply -f -`. kind: 'k8s' or 'kubeflow'. image: holds samestep and the job.
+    """Returns YAML for `kubectl apply -f -`. kind: 'k8s' or 'kubeflow'. image: with samestep and the job.
 
-    claim: a PersistentVolumeClaim for the results; without one they go with the pods. Raises UserError for another
-    kind, or without an image.
+    claim: a PersistentVolumeClaim for the results; without one they are deleted with the pods. Raises UserError for
+    another kind, or without an image.
     """
     if kind not in KINDS:
         raise UserError(f"--to {kind}: manifests are written for {' and '.join(KINDS)}")

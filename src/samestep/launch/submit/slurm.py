@@ -17,10 +17,10 @@ from samestep.launch.submit import Training, render
 
 
 def script(training: Training, out: Path, time: str, options: Sequence[str] = ()) -> str:
-    """The script; its results go to `out`. time: the limit, as in '2:00:00'. options: more of sbatch's own."""
-    odd = [text for text in (time, *options) if "\n" in text]
-    if odd:
-        raise UserError(f"{odd[0]!r} is more than one line; give each option of sbatch by itself")
+    """Returns the script, with the results in `out`. time: the limit, as in '2:00:00'. options: more of sbatch's."""
+    multiline = [text for text in (time, *options) if "\n" in text]
+    if multiline:
+        raise UserError(f"{multiline[0]!r} is more than one line; give each option of sbatch by itself")
     if not re.fullmatch(r"(\d+-)?\d+(:\d+){0,2}|UNLIMITED|INFINITE", time):
         raise UserError(f"--time {time}: write minutes, hours:minutes:seconds or days-hours:minutes, as in 2:00:00")
     return render(
@@ -35,7 +35,7 @@ def script(training: Training, out: Path, time: str, options: Sequence[str] = ()
 
 
 def submit(path: Path) -> str:
-    """Hands a script to sbatch; returns the job's number. Raises UserError with what sbatch says."""
+    """Submits a script with sbatch, and returns the job's number. Raises UserError with sbatch's error."""
     try:
         done = subprocess.run(["sbatch", "--parsable", str(path)], capture_output=True, text=True, timeout=60)
     except FileNotFoundError:
@@ -43,6 +43,6 @@ def submit(path: Path) -> str:
     except subprocess.TimeoutExpired:
         raise UserError(f"sbatch does not answer; type `sbatch {path}` later") from None
     if done.returncode:
-        said = done.stderr.strip().splitlines()
-        raise UserError(f"sbatch did not take {path}: {said[-1] if said else 'no word'}")
+        lines = done.stderr.strip().splitlines()
+        raise UserError(f"sbatch rejected {path}: {lines[-1] if lines else 'it printed no reason'}")
     return done.stdout.strip().partition(";")[0]

@@ -1,160 +1,143 @@
-"""eject(job, engine): one stand-alone script without samestep, made from the files that are proven.
+"""eject(job, engine): one stand-alone script without samestep, joined from the files that are proven.
 
-The engine's loop is its file's own text, with what this job and these settings do not use left out. The schedule and
-the main around it are a template; a test runs every ejected script and finds the reference's losses.
+The job, the engine's loop and what both stand on are the files' own lines. The run around them is runtime/, which is
+copied as it stands; a test runs every script where samestep cannot be imported, and finds samestep's own weights.
 """
 
 from __future__ import annotations
 
 import ast
-import builtins
-import dataclasses
 import inspect
-import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any
-
-import jinja2
 
 from samestep import engine as engines
-from samestep.data.schedule import schedule_of
 from samestep.errors import UserError
-from samestep.job import Job
-from samestep.tasks.eject.imports import Imports, block, imports_in
-from samestep.tasks.eject.job_text import JobText
-from samestep.tasks.eject.literal import literal
-from samestep.tasks.eject.loop import Loop
-from samestep.tasks.eject.names import bound, check, check_once, used
-from samestep.tasks.inspect.load import build, find, home, values_of
+from samestep.tasks.eject.imports import Import, Imports, block
+from samestep.tasks.eject.join import Joined, Place, settled
+from samestep.tasks.eject.source import Source, origin
+from samestep.tasks.inspect.load import GENERAL, find, home, of_every_job, values_of
 from samestep.world import World
 
-SUPPORT = """
-from __future__ import annotations
-
-import hashlib
-import os
-import sys
-from dataclasses import dataclass, field, make_dataclass
-from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
-
-import numpy as np
-import torch
-import torch.distributed as dist
-from torch.utils._pytree import tree_map_only
-from torch.utils.data import default_collate
-"""
+RUNTIME = "samestep.tasks.eject.runtime"
+STANDS_FOR: dict[Place, Place] = {
+    ("samestep.training", "Run"): (f"{RUNTIME}.run", "Run"),
+    ("samestep.world", "World"): (f"{RUNTIME}.run", "World"),
+    ("samestep.rank.group", "process_group"): (f"{RUNTIME}.group", "process_group"),
+}
 LAUNCH = {
     "one": "python {file}",
     "group": "python -m torch.distributed.run --nproc-per-node={size} {file}",
     "horovod": "horovodrun -np {size} python {file}",
 }
+HEAD = '''"""{title}: one script that does not need samestep, which wrote it. Start it with
+
+    {launch}
+
+It trains, saves weights.pt and evaluates them, each row once. First the job, then the engine's loop, `train`, then
+what both stand on. Each part is the lines of the file that it names.{beside}
+"""
+'''
 
 
 def eject(target: str, texts: Mapping[str, str], name: str, settings: Mapping[str, Any], size: int, file: str) -> str:
     """The script that trains the job `target` (with --set's `texts`) on an engine, on `size` ranks by its launch line.
 
-    Raises UserError for a job that cannot be built, and for one that the script would not train as it is.
+    The job is not built: its data may be on another machine. Raises UserError for a job that no script can hold.
     """
-    job, function, engine = build(target, texts), find(target), engines.load(name)
-    size = 1 if engine.PROCESSES == "one" else size
-    what = f"{target.rpartition('/')[2]} on {name}"
-    if job.sync_batchnorm and engine.layout(World(size=size), **settings).lone_batchnorm:
-        raise UserError(f"SyncBatchNorm does not find the other ranks of {name}; leave sync_batchnorm out")
-    loop = Loop(engine, job, settings, schedule_of(job, size).micro_batches)
-    module, called = home(target, function)
-    part = JobText(Path(inspect.getfile(module)), called)
-    values = values_of(function, texts, f"the job {target}", "--set")
-    facts = {
-        "title": what,
-        "launch_line": LAUNCH[engine.PROCESSES].format(size=size, file=file),
-        "size": size,
-        "source": f"samestep/engines/{name}.py",
-        "engine": loop.text(),
-        "processes": engine.PROCESSES,
-        "closes": hasattr(engine, "close"),
-        "function": called,
-        "arguments": ", ".join(f"{key}={literal(value)}" for key, value in values.items()),
-        "syncs": job.sync_batchnorm and size > 1,
-        **_of_job(job, part.mentions(), loop.micro_batches),
-    }
-    around = {"job": "", "imports": "", "function": "main"}  # no job, of whose names none must stand in it
-    frame = _render({**facts, **around}, fields=[])
-    check_once(frame, what)
-    imports = imports_in(ast.parse(SUPPORT).body) | imports_in(ast.parse(loop.source).body)
-    asked = set(re.findall(r"\bjob\.(\w+)", frame)) | part.mentions()
-    fields = _fields(set(Job.__annotations__) if part.fills_by_place() else asked)
-    frame = _render({**facts, **around}, fields=fields)
-    needed = used(frame) | {"annotations"}
-    imports = {key: line for key, line in imports.items() if line.bound.partition(".")[0] in needed}
-    part.without(lambda names: _taken(names, module, imports, frame))
-    script = _render(facts, fields=fields, job=part.text(), imports=block(part.imports | imports))
-    check(script, part.source, what)
+    function, engine = find(target), engines.load(name)
+    given = _given(function, texts, target)
+    job, called = home(target, function)
+    of = sys.modules[engine.train.__module__]
+    roots = [(job.__name__, called), (of.__name__, "train")]
+    roots += [(of.__name__, "close")] if hasattr(engine, "close") else []
+    start = f"{RUNTIME}.{engine.PROCESSES}", "start"
+    joined, beside = settled([*roots, start], job, STANDS_FOR)
+    chosen = _unlike_the_defaults(engine, settings)
+    if engine.layout(World(size=2, devices=("cuda:0", "cuda:1")), **settings).lone_batchnorm:
+        if given[1].get("sync_batchnorm") or given[0].get("sync_batchnorm"):
+            raise UserError(f"SyncBatchNorm does not find the other ranks of {name}; leave sync_batchnorm out")
+        chosen |= {"lone_batchnorm": True} if engine.PROCESSES == "one" else {}
+    built = f"{called}({', '.join(_arguments(given[0]))})"
+    if given[1]:
+        built = f"replace({', '.join([built, *_arguments(given[1])])})"
+    started = ", ".join([built, *(root[1] for root in roots[1:]), *_arguments(chosen)])
+    extra = {"Path": Import("pathlib", "Path", "Path")} if "Path(" in started else {}
+    extra |= {"replace": Import("dataclasses", "replace", "replace")} if given[1] else {}
+    script = "\n".join(
+        [
+            HEAD.format(
+                title=f"{target.rpartition('/')[2]} on {name}",
+                launch=LAUNCH[engine.PROCESSES].format(size=size, file=file),
+                beside=f" It needs {' and '.join(beside)} beside it." if beside else "",
+            ),
+            block(_imports(joined) | extra),
+            *(_section(joined, source) for source in joined.order()),
+            f'\nif __name__ == "__main__":\n    start({started})\n',
+        ]
+    )
     _check_file(file, script)
     return script
 
 
-def _render(facts: Mapping[str, Any], **rest: Any) -> str:
-    loader = jinja2.PackageLoader("samestep.tasks.eject", ".")
-    environment = jinja2.Environment(loader=loader, keep_trailing_newline=True, undefined=jinja2.StrictUndefined)
-    return environment.get_template("script.py.j2").render(facts, **rest)
+def _given(function: Any, texts: Mapping[str, str], target: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The values of --set: the job function's own, and those that every job has."""
+    own = inspect.signature(function).parameters
+    general = {key: text for key, text in texts.items() if key not in own and key in GENERAL}
+    mine = {key: text for key, text in texts.items() if key not in general}
+    values = values_of(function, mine, f"the job {target}", "--set")
+    absent = [n for n, p in own.items() if p.default is inspect.Parameter.empty and n not in values]
+    if absent:
+        raise UserError(f"the job {target} needs a value for '{absent[0]}': give --set {absent[0]}=…")
+    return values, values_of(of_every_job, general, f"the job {target}", "--set")
 
 
-def _of_job(job: Job, mentions: set[str], micro_batches: int) -> dict[str, Any]:
-    """What the template asks about a job. mentions: of its text, whose Batch has no more than it uses."""
-    weight_of = "float(sum(map(job.weight, {0})))" if job.weight else "len({0})"
-    last = f"micro == {micro_batches - 1}" if micro_batches > 1 else "True"
-    final = "start + size >= len(order)" + (" - size + 1" if job.last == "drop" else "")
-    batch = {name: name for name in ("data", "step", "micro", "share")}
-    if micro_batches > 1 or "completes_step" in mentions:
-        batch["completes_step"] = last
-    if (job.scheduler and job.scheduler.every == "epoch") or "completes_epoch" in mentions:
-        batch["completes_epoch"] = f"{last} and {final}" if micro_batches > 1 else final
-    of_part = {
-        "epoch": "epoch",
-        "indices": "np.array(rows or (whole * 2)[:2])",
-        "rows": "len(rows)",
-        "weight": f"float({weight_of.format('rows')})",
-    }
-    return {
-        "batch": batch | {name: text for name, text in of_part.items() if {"part", name} <= mentions},
-        "part": "part" in mentions,
-        "schedules": job.scheduler is not None or "LRSchedule" in mentions,
-        "augment": job.augment is not None,
-        "collate": job.collate is not None,
-        "drops": job.last == "drop",
-        "shuffles": job.shuffle,
-        "weight_of": weight_of.format,
-        "micro_batches": micro_batches,
-        "micro_batch": job.micro_batch,
-    }
+def _unlike_the_defaults(engine: engines.Engine, settings: Mapping[str, Any]) -> dict[str, Any]:
+    parameters = inspect.signature(engine.train).parameters
+    return {key: value for key, value in settings.items() if value != parameters[key].default}
 
 
-def _fields(asked: set[str]) -> list[str]:
-    """The lines of the script's Job: samestep's own fields in their order, those that have a use."""
-    lines = []
-    for each in dataclasses.fields(Job):
-        if each.default_factory is not dataclasses.MISSING:
-            default = f" = field(default_factory={each.default_factory.__name__})"  # type: ignore[attr-defined]
-        elif each.name == "forward":
-            default = " = lambda model, batch: model(batch.inputs)"
-        else:
-            default = "" if each.default is dataclasses.MISSING else f" = {literal(each.default)}"
-        if not default or each.name in asked:
-            lines.append(f"{each.name}: Any{default}")
-    return lines
+def _arguments(values: Mapping[str, Any]) -> list[str]:
+    return [f"{key}={literal(value)}" for key, value in values.items()]
 
 
-def _taken(names: set[str], module: ModuleType, imports: Imports, frame: str) -> set[str]:
-    """Those of the job's names that the rest of the script has for something else."""
-    objects: dict[str, Any] = dict(vars(builtins))
-    exec(block(imports), objects)
-    same = {name for name in names & objects.keys() if vars(module).get(name, objects[name]) is objects[name]}
-    return names & (bound(frame) | used(frame)) - same
+def _imports(joined: Joined) -> Imports:
+    """The import lines of all sources, as one."""
+    found: Imports = {"annotations": Import("__future__", "annotations", "annotations")}
+    for source in joined.order():
+        found |= joined.imports[source.name]
+    return found
+
+
+def _section(joined: Joined, source: Source) -> str:
+    """A part of the script: where it comes from, what its file says of itself, its lines."""
+    place = source.name.replace(".", "/") + ".py" if not source.whole else source.path.name
+    aliases = [f"{local} = {there}" for local, there in joined.aliases[source.name].items()]
+    text = "\n".join([*aliases, source.kept(joined.kept[source.name])])
+    said = f'\n"""{source.docstring}\n"""\n\n' if source.docstring else ""
+    return f"\n# {'-' * 118}\n# {place}\n{said}\n{text}\n"
+
+
+def literal(value: Any) -> str:
+    """A setting's value as Python text. Raises UserError for one that has none."""
+    if isinstance(value, float) and repr(value).strip("-") in ("inf", "nan"):
+        return f'float("{value}")'
+    if isinstance(value, Path):
+        return f"Path({literal(str(value))})"
+    if type(value) is str:
+        return repr(value) if {'"', "\\"} & set(value) or not value.isprintable() else f'"{value}"'
+    if isinstance(value, list | tuple):
+        inner = ", ".join(map(literal, value))
+        return f"[{inner}]" if isinstance(value, list) else f"({inner}{',' if len(value) == 1 else ''})"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{literal(key)}: {literal(of)}" for key, of in value.items()) + "}"
+    if value is None or type(value) in (bool, int, float):
+        return repr(value)
+    raise UserError(
+        f"a script cannot hold the setting {value!r}, a {type(value).__name__}; let the job take a number or a text"
+    )
 
 
 def _check_file(file: str, script: str) -> None:
@@ -166,6 +149,6 @@ def _check_file(file: str, script: str) -> None:
         if isinstance(node, ast.Import | ast.ImportFrom)
         for module in ([node.module or ""] if isinstance(node, ast.ImportFrom) else [a.name for a in node.names])
     }
-    loaded = "site-packages" in str(getattr(sys.modules.get(stem), "__file__", ""))
-    if stem in imported | sys.stdlib_module_names or loaded:
+    installed = "site-packages" in str(origin(stem))  # the job may import it when it runs
+    if stem in imported | sys.stdlib_module_names or installed:
         raise UserError(f"{file} would hide the package {stem} from itself; give another name with --to")

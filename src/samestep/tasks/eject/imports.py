@@ -58,6 +58,6 @@ def _lines(imports: list[Import]) -> Iterator[str]:
     yield from (f"from {module} import {line.name} as {line.bound}" for line in named if line.bound != line.name)
 
 
-def _by_type(name: str) -> tuple[int, str]:
+def _by_type(name: str) -> tuple[int, str, str]:
     """Constants, then classes, then functions, as ruff orders them."""
-    return (0 if name.isupper() and len(name) > 1 else 1 if name[:1].isupper() else 2, name)
+    return (0 if name.isupper() and len(name) > 1 else 1 if name[:1].isupper() else 2, name.lower(), name)

@@ -1,4 +1,4 @@
-"""Engines take the reference's step for every behaviour that a job can have, at any number of ranks."""
+"""Jobs that are drawn at random: no healthy one is told to differ, and some are the same to the last bit."""
 
 from __future__ import annotations
 
@@ -12,45 +12,6 @@ from hypothesis import strategies as st
 from ranks import Ranks, prove
 
 DRAWN = f"{Path(__file__).parent}/jobs_drawn.py:job"
-
-CASES = {
-    "even": {"rows": "32", "global_batch": "8"},
-    "uneven last batch": {"rows": "29", "global_batch": "8"},
-    "dataset smaller than the global batch": {"rows": "5", "global_batch": "8"},
-    "global batch not divisible by the ranks": {"rows": "30", "global_batch": "7"},
-    "more ranks than rows": {"rows": "9", "global_batch": "1"},
-    "a last batch of fewer rows than ranks": {"rows": "17", "global_batch": "16"},
-    "last batch dropped": {"rows": "29", "global_batch": "8", "last": "drop"},
-    "accumulation": {"rows": "32", "global_batch": "8", "micro_batch": "2"},
-    "accumulation with an empty micro-batch": {"rows": "10", "global_batch": "9", "micro_batch": "1"},
-    "clipping": {"clip_norm": "0.1"},
-    "scheduler by step": {"every": "step"},
-    "scheduler by epoch": {"every": "epoch"},
-    "not shuffled": {"shuffle": "false"},
-    "a stream": {"stream": "true", "rows": "29"},
-    "a stream, accumulation": {"stream": "true", "micro_batch": "2"},
-    "weighted rows": {"weighted": "true", "rows": "29"},
-    "frozen parameter": {"frozen": "true"},
-    "dropout": {"arch": "deep"},
-    "BatchNorm": {"arch": "batchnorm", "rows": "29"},
-    "AdamW": {"optimizer": "adamw"},
-}
-
-
-@pytest.mark.parametrize("size", [1, 2, 3])
-@pytest.mark.parametrize("case", CASES)
-def test_ddp_takes_the_same_step(case: str, size: int, ranks: Callable[[int], Ranks], reference_rank: Ranks) -> None:
-    verdict = prove(reference_rank, ranks(size), DRAWN, "ddp", CASES[case])
-    assert verdict.verdict == "same", verdict
-    assert verdict.max_difference is not None  # it compared something
-    assert verdict.bitwise or size == 3  # sums of three depend on their order
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_single_takes_the_same_step(case: str, ranks: Callable[[int], Ranks], reference_rank: Ranks) -> None:
-    verdict = prove(reference_rank, ranks(1), DRAWN, "single", CASES[case])
-    assert verdict.verdict == "same", verdict
-    assert verdict.bitwise
 
 
 @pytest.mark.parametrize("job", ["conv", "tied", "transformer", "sentences"])
@@ -85,6 +46,7 @@ DRAWS = {
 }
 
 
+@pytest.mark.check
 @settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(drawn=st.fixed_dictionaries(DRAWS), size=st.sampled_from([1, 2, 3]))
 def test_no_false_alarm(

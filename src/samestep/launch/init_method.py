@@ -1,0 +1,27 @@
+"""The init_method of ranks that an outer launcher has started without a store for torch.distributed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from samestep.errors import UserError
+from samestep.world import RankVariables
+
+
+def tcp_init_method(host: str, port: str | int) -> str:
+    """Returns 'tcp://host:port', with an IPv6 address in brackets."""
+    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+
+
+def user_init_method(launcher: str, env: Mapping[str, str], names: RankVariables, example: str) -> str:
+    """Returns the init_method of MASTER_ADDR and MASTER_PORT; '' where all ranks are on one machine, which use a file.
+
+    Raises UserError where the ranks are on several machines and the two variables are not set.
+    """
+    if "MASTER_ADDR" in env and "MASTER_PORT" in env:
+        return tcp_init_method(env["MASTER_ADDR"], env["MASTER_PORT"])
+    if int(env[names.local_size]) == int(env[names.size]):
+        return ""
+    raise UserError(
+        f"{launcher} does not tell its ranks on several machines where to meet; name rank 0's machine, as in {example}"
+    )

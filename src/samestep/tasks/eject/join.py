@@ -1,0 +1,241 @@
+"""Several modules as one flat text: what a job, an engine and the runtime need of each, in an order that runs."""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+from collections.abc import Mapping
+from types import ModuleType
+
+from samestep.errors import UserError
+from samestep.tasks.eject.imports import Imports
+from samestep.tasks.eject.names import listed
+from samestep.tasks.eject.neighbours import Neighbours
+from samestep.tasks.eject.source import Source, Statement, source_of_ours
+
+Place = tuple[str, str]  # a module and a name in it
+
+
+class Joined:
+    """The modules that a script holds, from `roots` on.
+
+    roots: what the script's last line calls: the job, the engine's functions, and the start, which takes them all.
+    own: the user's modules that the script holds, each of them whole.
+    stands_for: what a script has in the place of some of samestep's names. dropped: leftovers of the user's.
+    """
+
+    def __init__(
+        self,
+        roots: list[Place],
+        own: set[str],
+        stands_for: Mapping[Place, Place],
+        dropped: set[Place],
+    ) -> None:
+        self.roots, self.own, self.stands_for, self.dropped = roots, own, stands_for, dropped
+        self.sources: dict[str, Source] = {}
+        self.kept: dict[str, list[Statement]] = {}
+        self.imports: dict[str, Imports] = {}  # by the source that asks for them
+        self.aliases: dict[str, dict[str, str]] = {}  # of a source: its own name for another's
+        self.before: dict[str, set[str]] = {}  # the sources that one names
+        self._annotations: list[Place] = []
+        *first, start = roots
+        self._need(*start)
+        self.basic = [*self.sources]  # what the start needs, whatever the job and the engine are
+        for root in first:
+            self._need(*root)
+        self._add_annotations()
+
+    def source(self, module: str) -> Source:
+        if module not in self.sources:
+            whole = module in self.own
+            loaded = importlib.import_module(module)
+            found = Source(loaded, True, self._is_inlined) if whole else source_of_ours(loaded)
+            self.sources[module], self.kept[module], self.before[module] = found, [], set()
+            self.imports[module], self.aliases[module] = {}, {}
+            if whole:
+                for line in found.imports.values():
+                    if line.module not in ("typing", "__future__"):  # an import may have an effect of its own
+                        self.imports[module][line.bound] = line
+                for statement in found.statements:
+                    if not any((module, name) in self.dropped for name in statement.binds):
+                        self._keep(found, statement)
+                for star in found.stars:
+                    self.before[module].add(star)
+                    self.source(star)
+        return self.sources[module]
+
+    def _is_inlined(self, module: str) -> bool:
+        return module in self.own or module.partition(".")[0] == "samestep"
+
+    def _need(self, module: str, name: str) -> Place:
+        """Adds what defines a name of a module; where that is."""
+        module, name = self.stands_for.get((module, name), (module, name))
+        source = self.source(module)
+        if name in source.links:
+            return self._need(*source.links[name])
+        if name in source.binders:
+            for statement in source.binders[name]:
+                self._keep(source, statement)
+        elif name in source.imports:
+            self.imports[module][name] = source.imports[name]
+        elif module == "samestep":  # it imports some of its names when they are asked for
+            return self._need(getattr(source.module, name).__module__, name)
+        return module, name
+
+    def _keep(self, source: Source, statement: Statement) -> None:
+        if statement in self.kept[source.name]:
+            return
+        self.kept[source.name].append(statement)
+        for name in sorted(statement.uses):
+            self._use(source, name)
+        self._annotations += [(source.name, name) for name in sorted(statement.mentions - statement.uses)]
+
+    def _use(self, source: Source, name: str) -> None:
+        if name in source.links:
+            module, there = self._need(*source.links[name])
+            self.before[source.name].add(module)
+            if there != name:
+                self.aliases[source.name][name] = there
+        elif name in source.binders or name in source.imports:
+            self._need(source.name, name)
+
+    def _add_annotations(self) -> None:
+        """What annotations name, as far as the script has nothing else of that name: nobody reads them when it runs."""
+        while self._annotations:
+            module, name = self._annotations.pop(0)
+            if name not in self.bound():
+                self._use(self.sources[module], name)
+
+    def bound(self) -> dict[str, list[str]]:
+        """The script's names, and the sources that bind each."""
+        found: dict[str, list[str]] = {}
+        for module, statements in self.kept.items():
+            names = {name for statement in statements for name in statement.binds}
+            names |= self.imports[module].keys() | self.aliases[module].keys()
+            names = {name.partition(".")[0] for name in names}
+            for name in sorted(names):
+                found.setdefault(name, []).append(module)
+        return found
+
+    def clashes(self) -> dict[str, list[str]]:
+        """Names that would be two things in one text, and the sources that bind them."""
+        found = {}
+        for name, modules in self.bound().items():
+            others = [module for module in self.kept if module not in modules] if hasattr(builtins, name) else []
+            pythons = any(name in statement.uses for other in others for statement in self.kept[other])
+            if pythons or len({self._what(module, name) for module in modules}) > 1:
+                found[name] = modules
+        return found
+
+    def _what(self, module: str, name: str) -> object:
+        """What a name of a module is, to be compared."""
+        source = self.sources[module]
+        binders = [statement for statement in self.kept[module] if name in statement.binds]
+        if name in self.aliases[module] or any(not statement.is_import for statement in binders):
+            return module
+        line = self.imports[module].get(name)
+        try:
+            if binders:
+                return id(vars(source.module)[name])
+            if line is None or line.plain:  # `import a.b` binds a
+                return id(importlib.import_module(name))
+            brought = importlib.import_module(line.module)
+            return id(getattr(brought, line.name) if line.name else brought)
+        except (ImportError, AttributeError):  # of a name that annotations alone need
+            return line
+
+    def leftovers(self, module: str, name: str) -> set[Place]:
+        """What goes if a name of the user's goes that nothing uses, such as their old script's `train`: it, and the
+        other unused definitions that use it. Nothing where it is used."""
+        source = self.sources[module]
+        unused = {
+            statement: statement.binds - self._used(source)
+            for statement in self.kept[module]
+            if statement.is_plain_definition and not statement.binds & self._used(source)
+        }
+        gone = {name} & set().union(*unused.values())
+        while more := {n for statement, names in unused.items() if statement.uses & gone for n in names} - gone:
+            gone |= more
+        return {(module, each) for each in gone} if source.whole else set()
+
+    def _used(self, source: Source) -> set[str]:
+        """The names of a source that the script needs, or that it reads when it starts."""
+        found = {name for module, name in self.roots if module == source.name}
+        found |= {
+            name for each in self.sources.values() for module, name in each.links.values() if module == source.name
+        }
+        found |= {n for each in self.kept[source.name] if not each.is_plain_definition for n in each.uses}
+        while more := {used for n in found for each in source.binders.get(n, []) for used in each.uses} - found:
+            found |= more
+        return found
+
+    def order(self) -> list[Source]:
+        """The job's sources and the engine's, then what the start needs, then the start; but each after those that it
+        needs when it is imported."""
+        done: list[Source] = []
+        met: set[str] = set()
+
+        def add(module: str) -> None:
+            if module not in met:  # also where the user's modules import one another
+                met.add(module)
+                first = self._first(module)
+                for other in [other for other in self.sources if other in first]:
+                    add(other)
+                done.append(self.sources[module])
+
+        start = self.roots[-1][0]
+        basic = sorted(self.basic, key=lambda name: not name.startswith(start.rpartition(".")[0]))  # the runtime first
+        for module in [*(name for name in self.sources if name not in basic), *basic]:
+            if self.kept[module] and module != start:
+                add(module)
+        add(start)
+        return [source for source in done if self.kept[source.name]]
+
+    def _first(self, module: str) -> set[str]:
+        """The sources that must stand before one."""
+        source = self.sources[module]
+        found = {other for other in self.before[module] if other in self.own} if source.whole else set()
+        names = {name for statement in self.kept[module] for name in statement.at_import} | {*self.aliases[module]}
+        seen: set[Place] = set()
+        waiting = [(module, name) for name in names]
+        while waiting:
+            place = waiting.pop()
+            if place in seen:
+                continue
+            seen.add(place)
+            of, name = place
+            source = self.sources[of]
+            if name in source.links:
+                link = source.links[name]
+                waiting.append(self.stands_for.get(link, link))
+                if waiting[-1][0] in self.sources:
+                    found.add(waiting[-1][0])
+                else:
+                    waiting.pop()
+            for statement in source.binders.get(name, []):
+                waiting += [(of, used) for used in statement.uses]
+        return found - {module}
+
+
+def settled(roots: list[Place], job: ModuleType, stands_for: Mapping[Place, Place]) -> tuple[Joined, list[str]]:
+    """The script's modules without clashes of names, and the files that it needs beside it.
+
+    Of two things with one name, the user's leftover is dropped, and a module beside the job stays a file.
+    Raises UserError that says what to rename in the job's file.
+    """
+    near, dropped = Neighbours(job), set[Place]()
+    while True:
+        joined = Joined(roots, near.own, stands_for, dropped)
+        clashes = joined.clashes()
+        if not clashes:
+            return joined, near.files()
+        places = [(module, name) for name, modules in clashes.items() for module in modules]
+        if leftovers := set().union(*(joined.leftovers(*place) for place in places)):
+            dropped |= leftovers
+        elif movable := {module for module, _ in places if module in near.own and module != job.__name__}:
+            near.leave(movable)
+        elif any(module in near.own for module, _ in places):
+            names = listed({name for module, name in places if module in near.own})
+            raise UserError(f"the script has its own {names}; in the job's file, rename {names}")
+        else:
+            raise UserError(f"the script would define {listed({*clashes})} twice; rename it in the engine's file")

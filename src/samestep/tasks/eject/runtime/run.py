@@ -1,0 +1,123 @@
+"""The run that the loop is handed: this rank's batches in their order, each batch's loss, and a count of the steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.optim import Optimizer
+from torch.utils._pytree import tree_map_only
+from torch.utils.data import DataLoader, Dataset, default_collate
+
+from samestep.data.schedule import key, schedule_of
+from samestep.job import Batch, Job, Part, nested
+
+
+@dataclass(frozen=True)
+class World:
+    """rank: this process among `size`; local_size: how many are on this machine. devices: what this process drives."""
+
+    rank: int = 0
+    size: int = 1
+    local_size: int = 1
+    devices: tuple[str, ...] = ("cpu",)
+
+    @property
+    def device(self) -> str:
+        return self.devices[0]
+
+    def gather(self, value: Any) -> list[Any]:
+        """What each rank gives, in the order of the ranks, on every rank."""
+        return [value]
+
+    def broadcast(self, tensors: Iterable[Tensor]) -> None:
+        """Gives every rank's tensors the values of rank 0's."""
+
+
+class Run:
+    """One training of `job` on this rank."""
+
+    def __init__(self, job: Job, world: World) -> None:
+        self.job, self.world = job, world
+        self.schedule = schedule_of(job, world.size)
+        self.steps, self.done = job.epochs * self.schedule.steps_per_epoch, 0
+        self.latest = torch.zeros(())
+
+    def begin(self, model: nn.Module, optimizer: Optimizer, **_: Any) -> None:
+        """Called when model and optimizer are ready: the place to load a checkpoint, or to log."""
+
+    def batches(self) -> Iterator[Batch]:
+        """This rank's rows on its device, in the schedule's order, one micro-batch after the other."""
+        return loaded(self.job, self.schedule.parts(self.world.rank, self.steps), self.world.device)
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """The mean loss over the batch's rows times its share, so that the ranks' average is exact when uneven."""
+        part, devices = batch.part, self.world.devices
+        for replica, device in enumerate(devices, self.world.rank * len(devices)):  # each replica its own dropout
+            random_stream(device).manual_seed(key(self.job.seed, "replica", part.step, part.micro, replica))
+        kept = [(b, b.clone()) for b in model.buffers()] if part.rows == 0 else []
+        loss = self.job.criterion(self.job.forward(model, batch), batch)
+        for buffer, value in kept:  # a rank without rows leaves no trace in BatchNorm's statistics
+            buffer.data.copy_(value)
+        self.latest = loss.detach()
+        return loss if part.share == 1.0 else loss * part.share
+
+    def step(self, loss: Tensor, *, skipped: bool = False) -> None:
+        """Called after each optimizer step. skipped: after an overflow, a GradScaler left the weights as they were."""
+        self.done += 1
+        if self.world.rank == 0 and (self.done % 10 == 0 or self.done == self.steps):
+            print(f"step {self.done} of {self.steps}: loss {self.latest.item():.6g}", flush=True)
+
+
+def random_stream(device: str) -> Generator:
+    """The random stream that dropout on `device` draws from."""
+    if device == "cpu":
+        return torch.default_generator
+    torch.cuda.init()
+    return torch.cuda.default_generators[torch.device(device).index or 0]
+
+
+class Fetched(Dataset[Any]):
+    """The job's training data by the part: its rows, augmented and collated."""
+
+    def __init__(self, job: Job) -> None:
+        self.job, self.dataset, self.epoch = job, job.train, -1
+
+    def __getitem__(self, part: Part) -> tuple[Part, Any]:
+        data: Any = self.dataset
+        if part.epoch != self.epoch:
+            self.epoch = part.epoch
+            set_epoch = next(filter(None, (getattr(each, "set_epoch", None) for each in nested(data))), None)
+            if set_epoch:
+                set_epoch(part.epoch)
+        rows = part.indices.tolist()
+        samples = list(data.__getitems__(rows)) if hasattr(data, "__getitems__") else [data[row] for row in rows]
+        if self.job.augment:  # keyed by the sample, so that an image is cropped alike on any number of ranks
+            keys = [key(self.job.seed, "augment", part.epoch, row) for row in rows]
+            samples = [self.job.augment(s, Generator().manual_seed(k)) for s, k in zip(samples, keys, strict=True)]
+        return part, (self.job.collate or default_collate)(samples)
+
+
+def as_it_is(data: Any) -> Any:
+    return data
+
+
+def loaded(job: Job, parts: Iterable[Part], device: str) -> Iterator[Batch]:
+    """The training data of `parts`, on a device. The job's loader workers fetch it ahead."""
+    workers = job.workers if job.shuffle else min(job.workers, 1)  # each worker would read all of a stream
+    loader: Any = DataLoader(
+        Fetched(job),
+        sampler=parts,
+        batch_size=None,  # a part is fetched and collated whole
+        collate_fn=as_it_is,
+        num_workers=workers,
+        prefetch_factor=job.prefetch if workers else None,
+        multiprocessing_context="fork" if workers else None,  # others cannot take a job's lambdas
+        pin_memory=device != "cpu",
+        generator=Generator(),  # its own: starting workers must not draw from the training's stream
+    )
+    for part, data in loader:
+        yield Batch(tree_map_only(Tensor, lambda tensor: tensor.to(device, non_blocking=True), data), part)

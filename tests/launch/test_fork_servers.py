@@ -1,0 +1,109 @@
+"""Forked workers are as good as new ones: no shared hash seed hides a fault, none outlives its command."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from budget import budget, wait_until
+from command import JOBS, has_begun
+from samestep.launch.fork_client import SOCKETS
+
+FRESH = {name: value for name, value in os.environ.items() if name != SOCKETS}  # servers of the command's own
+OF_A_SET = """
+import torch
+from torch.nn import functional as F
+from torch.utils.data import TensorDataset
+from samestep import Job, Recipe
+
+def job():
+    words = list({f"word {number}" for number in range(24)})  # another order in each process
+    labels = torch.tensor([int(word.split()[1]) % 3 for word in words])
+    def model():
+        torch.manual_seed(0)
+        return torch.nn.Linear(24, 3)
+    def criterion(output, batch):
+        return F.cross_entropy(output, batch.targets)
+    return Job(model, criterion, Recipe(torch.optim.SGD, {"lr": 0.1}), TensorDataset(torch.eye(24), labels), 6)
+"""
+
+
+def verify(folder: Path, job: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "samestep", "verify", job, "--engine", "ddp", "--nproc", "2", "--json"]
+    env = FRESH | environment
+    line = [*command, "--out", str(folder / "out")]
+    return subprocess.run(line, env=env, capture_output=True, text=True, timeout=budget(60))
+
+
+def test_an_order_that_depends_on_the_hash_seed_is_seen(tmp_path: Path) -> None:
+    """Ranks and reference come from two servers: from one, all would agree."""
+    (tmp_path / "of_a_set.py").write_text(OF_A_SET)
+    done = verify(tmp_path, f"{tmp_path}/of_a_set.py")
+    (row,) = json.loads(done.stdout)["engines"]
+    assert (done.returncode, row["launcher"], row["verdict"]) == (1, "fork", "differs")
+    assert row["first_divergence"]["quantity"] == "tensors received"
+
+
+PARENT = """
+import os
+from pathlib import Path
+from jobs import quick
+
+def job():
+    if "RANK" in os.environ:
+        line = Path(f"/proc/{os.getppid()}/cmdline").read_text()
+        Path(__file__).with_name(f"parent{os.environ['RANK']}").write_text(line)
+    return quick()
+"""
+
+
+@pytest.mark.parametrize("threads", [0, 1])
+def test_a_server_with_a_thread_is_not_forked(threads: int, tmp_path: Path) -> None:
+    """What a library starts when it is imported: a fork of it could wait for ever for a lock that the thread held."""
+    starts = "import threading, time\nthreading.Thread(target=time.sleep, args=(1e6,), daemon=True).start()\n"
+    (tmp_path / "sitecustomize.py").write_text(starts * threads)
+    (tmp_path / "tells_its_parent.py").write_text(PARENT)
+    path = os.pathsep.join([str(tmp_path), str(JOBS.parent), FRESH.get("PYTHONPATH", "")])
+    done = verify(tmp_path, f"{tmp_path}/tells_its_parent.py", PYTHONPATH=path)
+    (row,) = json.loads(done.stdout)["engines"]
+    assert (done.returncode, row["verdict"]) == (0, "same"), done.stderr
+    parents = [path.read_text() for path in tmp_path.glob("parent[01]")]
+    assert ["--fork-server" in parent for parent in parents] == [not threads] * 2
+
+
+@pytest.mark.parametrize("victim", ["command", "server"])
+def test_whatever_is_killed_nothing_is_left(victim: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "samestep", "run", f"{JOBS}:slow", "--nproc", "2", "--launcher", "fork"]
+    code = f"""
+import sys
+from samestep.launch import fork_client
+from samestep.commands.cli import main
+sys.argv = {command[2:]!r} + ["--out", {str(tmp_path / "out")!r}]
+with fork_client.started("ranks"):
+    main()
+"""
+    parent = subprocess.Popen([sys.executable, "-c", code], env=FRESH, stderr=subprocess.PIPE, text=True)
+    processes: list[psutil.Process] = []
+    try:
+        wait_until(lambda: has_begun(tmp_path / "out"), "it does not train")
+        processes = psutil.Process(parent.pid).children(recursive=True)
+        assert len(processes) >= 4  # a server, a launcher, two ranks
+        (server,) = psutil.Process(parent.pid).children()
+        os.kill(parent.pid if victim == "command" else server.pid, signal.SIGKILL)
+        parent.wait(budget(60))
+        wait_until(lambda: not any(process.is_running() for process in processes), "something is left", imports=20)
+        if victim == "server":
+            assert parent.returncode == 1 and "Traceback" not in (said := parent.communicate()[1]), said
+    finally:
+        for process in [*processes, psutil.Process()]:
+            if process.pid != os.getpid() and process.is_running():
+                process.kill()
+        parent.kill()
+        parent.wait()

@@ -1,0 +1,117 @@
+"""Writes scripts, starts them where there is no samestep, and compares what they come to with samestep's own."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+from ranks import LIBRARIES, SOURCE, _horovod_server, engine_facts
+from samestep import engine as engines
+from samestep.tasks.eject import eject
+
+HERE = Path(__file__).parent
+LOSS = re.compile(r"evaluation over (\d+) rows, each once: (.*)")
+
+
+class Came:
+    """What a training came to: rank 0's weights, and the means of its evaluation."""
+
+    def __init__(self, weights: Mapping[str, torch.Tensor], means: Mapping[str, float] | None) -> None:
+        self.weights, self.means = weights, means
+
+    def check_equal(self, other: Came) -> None:
+        """To the last bit."""
+        assert self.weights.keys() == other.weights.keys()
+        unequal = [name for name, value in self.weights.items() if not torch.equal(value, other.weights[name])]
+        assert not unequal
+        assert self.means == other.means
+
+
+def write(target: str, engine: str, folder: Path, size: int, settings: Mapping[str, str], **chosen: str) -> Path:
+    """Ejects a script into a new folder, where it has no neighbours."""
+    facts = engine_facts(engine, size, chosen)
+    folder.mkdir(exist_ok=True)
+    file = folder / f"script_{engine}.py"
+    file.write_text(eject(target, settings, engine, facts.settings, size, file.name), encoding="utf-8")
+    return file
+
+
+def run_script(script: Path, engine: str, size: int) -> Came:
+    """Starts a script on `size` ranks, samestep hidden from it."""
+    said = launch(script, [], engine, size, hidden=True)
+    return result(script, said)
+
+
+def result(script: Path, said: str) -> Came:
+    """What a script that has ended left, and what it said."""
+    found = LOSS.search(said)
+    means = (
+        {pair.rpartition(" ")[0]: float(pair.rpartition(" ")[2]) for pair in found[2].split(", ")} if found else None
+    )
+    return Came(torch.load(script.with_name("weights.pt")), means)
+
+
+def run_own(target: str, engine: str, folder: Path, size: int, settings: Mapping[str, str], **chosen: str) -> Came:
+    """Trains and evaluates with samestep itself."""
+    asked = {"job": target, "settings": dict(settings), "engine": engine}
+    asked["engine_settings"] = dict(engine_facts(engine, size, chosen).settings)
+    folder.mkdir(exist_ok=True)
+    (folder / "asked.json").write_text(json.dumps(asked))
+    launch(HERE / "own.py", [str(folder / "asked.json"), str(folder / "came")], engine, size, hidden=False)
+    came = torch.load(folder / "came")
+    return Came(came["weights"], came["means"])
+
+
+def launch(program: Path, arguments: list[str], engine: str, size: int, *, hidden: bool) -> str:
+    """Runs a program to its end. Returns what its ranks printed; fails where one fails."""
+    folder = Path(arguments[0]).parent if arguments else program.parent
+    size = 1 if engines.load(engine).PROCESSES == "one" else size
+    log = folder / "log.txt"
+    log.write_text("")
+    asked = {"program": str(program), "arguments": arguments, "size": size, "folder": str(folder), "log": str(log)}
+    asked |= {"environment": _environment(engine, size), "hidden": hidden}
+    launcher = _launcher(LIBRARIES.get(engine, ""))
+    assert launcher.stdin and launcher.stdout
+    launcher.stdin.write(f"{json.dumps(asked)}\n")
+    launcher.stdin.flush()
+    codes = json.loads(launcher.stdout.readline())
+    said = log.read_text()
+    assert codes == [0] * size, said[-3000:]
+    return said
+
+
+def skip_unless_here(engine: str) -> None:
+    """DataParallel does nothing on a CPU, and its script trains there too."""
+    facts = engine_facts(engine, 2)
+    if not facts.available and engine != "dataparallel":
+        assert "CI" not in os.environ, facts.reason
+        pytest.skip(facts.reason)
+
+
+def _environment(engine: str, size: int) -> dict[str, str]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    places = {"RANK": "{rank}", "LOCAL_RANK": "{rank}", "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
+    places |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    places |= {"PYTHONPATH": os.pathsep.join([str(SOURCE), str(HERE.parents[1])])}
+    places |= _horovod_server(size) if engine == "horovod" else {}
+    return {**os.environ, **places}
+
+
+@cache
+def _launcher(library: str) -> subprocess.Popen[str]:
+    """A launcher with a library imported. It ends with this process, and then its stdin does."""
+    command = [sys.executable, str(HERE / "launcher.py"), *library.split()]
+    alone = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, env=alone, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

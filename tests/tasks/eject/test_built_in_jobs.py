@@ -1,0 +1,72 @@
+"""Every built-in job as a script, on small data of its own format; and the scripts that are checked in."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from scripts import HERE, run_own, run_script, skip_unless_here, write
+
+from ranks import engine_facts
+from samestep import engine as engines
+from samestep.tasks.eject import eject
+from samestep.tasks.inspect.load import builtin_names
+
+sys.path.insert(0, str(HERE.parents[1] / "jobs"))
+from test_jobs import SMALL, data, settings
+
+__all__ = ["data"]  # the fixture
+QUICKSTARTS = HERE.parents[2] / "quickstarts"
+KEPT = [(job, engine) for job in ("digits", "imagefolder") for engine in engines.names()]
+QUICK = [("imagefolder", "ddp")]  # the others take the long lane
+EACH = [(job, engine) for job in SMALL for engine in ("single", "ddp", "fsdp")]
+EACH += [("imagefolder", engine) for engine in engines.names() if ("imagefolder", engine) not in EACH]
+
+
+def _script(job: str, engine: str) -> str:
+    facts = engine_facts(engine, 2, {})
+    return eject(job, {}, engine, facts.settings, 2, f"{job}_{engine}.py")
+
+
+@pytest.mark.parametrize("job", builtin_names())
+def test_every_job_has_a_script_on_every_engine(job: str, tmp_path: Path) -> None:
+    """Without its data: it is not built."""
+    for engine in engines.names():
+        script = _script(job, engine)
+        assert not re.search(r"^\s*(from|import) samestep", script, re.MULTILINE)
+        (tmp_path / f"{engine}.py").write_text(script)
+    ruff = shutil.which("ruff", path=str(Path(sys.executable).parent))
+    assert ruff
+    rules = ["--config", str(QUICKSTARTS.parent / "pyproject.toml")]
+    for command in (["check", *rules], ["format", "--check", *rules]):
+        checked = subprocess.run([ruff, *command, str(tmp_path)], capture_output=True, text=True)
+        assert checked.returncode == 0, checked.stdout
+
+
+@pytest.mark.parametrize(
+    ("job", "engine"), [pytest.param(*each, marks=[] if each in QUICK else [pytest.mark.check]) for each in EACH]
+)
+def test_a_job_is_the_same_training(job: str, engine: str, data: dict[str, Path], tmp_path: Path) -> None:
+    """cifar10 with its two loader processes."""
+    skip_unless_here(engine)
+    chosen = {**settings(job, data), "epochs": "2"}
+    script = write(job, engine, tmp_path / "script", 2, chosen)
+    own = "single" if engine == "dataparallel" else engine
+    run_script(script, engine, 2).check_equal(run_own(job, own, tmp_path / "own", 2, chosen))
+
+
+@pytest.mark.parametrize(("job", "engine"), KEPT)
+def test_the_checked_in_script_is_current(job: str, engine: str) -> None:
+    path, script = QUICKSTARTS / f"{job}_{engine}.py", _script(job, engine)
+    if "UPDATE" in os.environ:
+        path.write_text(script, encoding="utf-8")
+    assert path.read_text(encoding="utf-8") == script, "run this test once with UPDATE=1 in the environment"
+
+
+def test_no_other_script_is_checked_in() -> None:
+    assert {path.stem for path in QUICKSTARTS.iterdir()} == {"_".join(each) for each in KEPT}
