@@ -67,7 +67,7 @@ def test_each_row_once_an_epoch_in_order_on_any_number_of_ranks(size: int, worke
         (lambda: Stream(Numbers(3)), "a Numbers does not say how long it is; give the rows of an epoch"),
         (lambda: Stream(iter(range(9)), 9), "a range_iterator can be read once, and each epoch reads anew"),
         (lambda: Stream(Numbers(9), 12)[9], "the stream ended after 9 of its 12 rows; give its true length"),
-        (lambda: Stream(Sized(9, says=8))[7], "the stream has more rows than the 8 that it says"),
+        (lambda: Stream(Sized(9, says=8))[7], "the stream has more rows than its length of 8"),
     ],
 )
 def test_what_is_wrong_with_it_is_said(make: object, sentence: str) -> None:

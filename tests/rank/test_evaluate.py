@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from samestep.run import Run
 from torch.nn import functional as F
 from torch.utils.data import Subset
 from torchmetrics import Metric
@@ -20,6 +19,7 @@ from samestep.job import Batch
 from samestep.rank.evaluate import evaluate
 from samestep.tasks.inspect.job import inspect_job
 from samestep.tasks.inspect.load import build
+from samestep.training import Run
 from samestep.world import World
 
 

@@ -98,11 +98,11 @@ class Stream(Dataset[Any]):
                 raise UserError(self._wrong_length(f"ended after {self._next} of its {self.length} rows"))
             self._next += 1
         if self.to_its_end and index == self.length - 1 and next(self._rows, END) is not END:
-            raise UserError(self._wrong_length(f"has more rows than the {self.length} that it says"))
+            raise UserError(self._wrong_length(f"has more rows than its length of {self.length}"))
         return sample
 
     def _wrong_length(self, what: str) -> str:
         return (
-            f"the stream {what}; give its true length, Stream(dataset, length=…), and let it not share itself out to "
+            f"the stream {what}; give its true length, Stream(dataset, length=…), and do not let it split itself among "
             "ranks or workers: each rank reads all of it and keeps its own rows"
         )

@@ -74,9 +74,8 @@ def _preload(of: str) -> None:
     engines = sorted(engine.builtin_names()) if of == "ranks" else []  # the reference uses none
     for name in (*PRELOADED, *(f"samestep.engines.{name}" for name in engines)):
         importlib.import_module(name)
-    signal.signal(
-        signal.SIGUSR1, signal.SIG_IGN
-    )  # a scheduler sends it to every process; workers set their own handlers
+    # A scheduler sends SIGUSR1 to every process; the workers set their own handlers.
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
 
 def _answer(to: int, value: Mapping[str, Any]) -> None:
