@@ -20,7 +20,7 @@ def alone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
     return str(request.param)
 
 
-EVERY = pytest.mark.parametrize("alone", ["fork", "mpirun", "spawn", "srun", "torchrun"], indirect=True)
+EVERY = pytest.mark.parametrize("alone", ["fork", "horovodrun", "mpirun", "spawn", "srun", "torchrun"], indirect=True)
 
 
 @EVERY

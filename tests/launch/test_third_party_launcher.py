@@ -30,3 +30,25 @@ def test_another_packages_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (row,) = [line.split() for line in done.stdout.splitlines() if line.startswith("ddp ")]
     assert row[1:4] == ["loud", "same", "step"]
     assert len(list((tmp_path / "out" / "launches" / "ddp-loud-0").glob("rank[01].json"))) == 2
+
+
+BROKEN = {
+    "absent": "import no_such_module",
+    "leaving": "raise SystemExit('no licence')",
+    "empty": "STARTS = ('group',)",
+}
+
+
+def test_a_broken_launcher_breaks_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    modules = {f"{name}_launcher": text for name, (text, _) in BROKEN.items()}
+    points = {name: f"{name}_launcher" for name in BROKEN}
+    monkeypatch.setenv("PYTHONPATH", installed(tmp_path, GROUP, modules, points))
+    assert samestep("run", "digits", "--dry-run", out=tmp_path / "dry").returncode == 0
+    for name, says in (
+        ("absent", "ModuleNotFoundError"),
+        ("leaving", "SystemExit: no licence"),
+        ("empty", "has no VARIABLES"),
+    ):
+        done = samestep("verify", "digits", "--engine", "ddp", "--launcher", name)
+        assert done.returncode == 2 and f"the launcher '{name}' of another package" in done.stderr, done.stderr
+        assert says in done.stderr and "Traceback" not in done.stderr

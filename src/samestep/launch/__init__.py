@@ -81,7 +81,7 @@ class Launcher(Protocol):
         (one process that drives all devices), or the name that an engine has in its PROCESSES.
     VARIABLES: the environment variables that hold rank, world size, local rank, …
     KILLED, EXITED: regular expressions for the lines of its log that report a rank ended by a signal, and a rank that
-        exited. Groups: `rank`, and `number` or `word` of the signal, or `code`.
+        exited. Groups: `rank`, and of the signal `number`, `word` or `status` (128 + number), or `code`.
     plan(program, shape): the command to start. missing(machines, env): why it is not available now, or None.
 
     A launcher that users start themselves, around `samestep run`, also has:
@@ -108,7 +108,8 @@ class Launcher(Protocol):
 def names() -> list[str]:
     """Lists the launchers, the default first: the files in launchers/, and the entry points of other packages in the
     group `samestep.launchers`."""
-    return sorted(_builtin_names() | {*_external_launchers()}, key=lambda name: (name != DEFAULT, name))
+    working = {name for name in _external_launchers() if _error_of(name) is None}
+    return sorted(_builtin_names() | working, key=lambda name: (name != DEFAULT, name))
 
 
 def load(name: str) -> Launcher:
@@ -117,12 +118,27 @@ def load(name: str) -> Launcher:
         return cast(Launcher, importlib.import_module(f"samestep.launch.launchers.{name}"))
     if name not in _external_launchers():
         raise UserError(f"there is no launcher '{name}'; {nearest(name, names())}")
+    if error := _error_of(name):
+        raise UserError(f"the launcher '{name}' of another package does not import: {error}")
     return cast(Launcher, _external_launchers()[name].load())
 
 
 def launchers_for(kind: str) -> list[str]:
     """Lists the launchers that start processes of this kind, the default first; fork is not for users."""
     return [name for name in names() if kind in load(name).STARTS and name != FORK]
+
+
+@cache
+def _error_of(name: str) -> str | None:
+    """Returns why another package's launcher cannot be used; a broken one must not break the rest."""
+    try:
+        module = _external_launchers()[name].load()
+        absent = [
+            part for part in ("STARTS", "VARIABLES", "KILLED", "EXITED", "plan", "missing") if not hasattr(module, part)
+        ]
+    except (Exception, SystemExit) as error:
+        return f"{type(error).__name__}: {error}"
+    return f"it has no {absent[0]}" if absent else None
 
 
 @cache

@@ -11,7 +11,7 @@ from samestep.errors import Refused, TrainingFailed, UserError
 from samestep.launch import Machines, oom_kills
 from samestep.records.record import Record
 
-SIGNALS = {"Killed": 9, "Segmentation fault": 11, "Aborted": 6, "Bus error": 7}
+SIGNALS = {"Killed": 9, "Out Of Memory": 9, "Segmentation fault": 11, "Aborted": 6, "Bus error": 7}
 
 
 def raise_if_failed(record: Record, code: int, size: int, machines: Machines, memory_kills: int) -> None:
@@ -37,6 +37,13 @@ def raise_if_failed(record: Record, code: int, size: int, machines: Machines, me
             f"rank {rank} was ended by {name}{_kill_reason(name, memory_kills)}; "
             f"its last output is in {_rank_log(record, rank)}"
         )
+    exited = exited_rank(log)
+    if exited and not (record.folder / f"error-rank{exited[0]}.json").exists():
+        rank, code = exited
+        raise TrainingFailed(
+            f"rank {rank} exited with code {code} before it was done (os._exit in the job, or in a "
+            f"library?); its last output is in {_rank_log(record, rank)}"
+        )
     if error:
         raise TrainingFailed(error.message)
     if machines.nnodes > 1 and not list(record.folder.glob("pid-rank*")):
@@ -45,13 +52,6 @@ def raise_if_failed(record: Record, code: int, size: int, machines: Machines, me
             f"the {machines.nnodes} machines did not all come to {where}, or could not agree there"
             f"{_last_line(record)}; "
             f"type the same line on each, and see that they can reach {machines.master}"
-        )
-    exited = exited_rank(log)
-    if exited:
-        rank, code = exited
-        raise TrainingFailed(
-            f"rank {rank} exited with code {code} before it was done (os._exit in the job, or in a "
-            f"library?); its last output is in {_rank_log(record, rank)}"
         )
     how = f"was ended by {signal_name(-code)}" if code < 0 else f"exited with {code}"
     why = _kill_reason("SIGKILL", memory_kills) if memory_kills else ""
@@ -66,7 +66,8 @@ def killed_rank(log: str) -> tuple[int, str] | None:
     for report in (report for name in launch.names() for report in launch.load(name).KILLED):
         for match in re.finditer(report, log):
             groups = match.groupdict()
-            name = signal_name(int(groups.get("number") or SIGNALS[groups["word"]]))
+            number = int(groups["status"]) - 128 if "status" in groups else int(groups.get("number") or 0)
+            name = signal_name(number or SIGNALS[groups["word"]])
             if name != "SIGTERM":
                 return int(groups["rank"]), name
     return None

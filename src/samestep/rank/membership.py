@@ -18,6 +18,7 @@ from samestep.errors import LostPeer, Refused
 from samestep.world import World
 
 T = TypeVar("T")
+READ_S = 10.0  # how long rank 0 waits at most until every rank has read where the others are
 ANSWER_S = 1.5  # how long the other ranks have to answer that they are alive
 # gloo's messages, in a plain RuntimeError, when another rank has exited or no longer answers. Each must name one of
 # gloo's source files: a job's own "timeout" must not match.
@@ -51,10 +52,21 @@ class Membership:
     def read(self) -> None:
         """Reads the location of every rank. Call it when all have joined.
 
-        Raises Refused when two ranks on one host have the same local rank.
+        Raises Refused when two ranks on one host have the same local rank, once every rank knows it.
         """
         ranks = range(self.world.size)
         self.others = [json.loads(self._store.get(self._key("here", rank))) for rank in ranks]
+        try:
+            self._check_local_ranks()
+        except Refused:
+            # Rank 0's end takes the store with it: the others must have read it before.
+            self._store.add("samestep/read", 1)
+            until = time.monotonic() + READ_S
+            while self._store.add("samestep/read", 0) < self.world.size and time.monotonic() < until:
+                time.sleep(0.02)
+            raise
+
+    def _check_local_ranks(self) -> None:
         rank_at: dict[tuple[str, int], int] = {}
         for other in self.others:
             host, local_rank = other["host"], other["local_rank"]

@@ -20,6 +20,7 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from samestep import engine
@@ -79,7 +80,8 @@ def _preload(of: str) -> None:
 
 
 def _answer(to: int, value: Mapping[str, Any]) -> None:
-    os.write(to, f"{json.dumps(value)}\n".encode())
+    with suppress(BrokenPipeError):  # the command has ended
+        os.write(to, f"{json.dumps(value)}\n".encode())
 
 
 def _serve(requests: int, answers: int, main: Main) -> None:
@@ -95,7 +97,10 @@ def _serve(requests: int, answers: int, main: Main) -> None:
                 _answer(answers, {"ended": pid, "code": os.waitstatus_to_exitcode(status)})
         if not readable:
             continue
-        read = os.read(requests, 1 << 16)
+        try:
+            read = os.read(requests, 1 << 16)
+        except ConnectionError:  # the command has ended without reading the last answer
+            return
         if not read:
             return
         *lines, incomplete = (incomplete + read).split(b"\n")

@@ -23,7 +23,7 @@ VARIABLES = RankVariables(
     "OMPI_COMM_WORLD_NODE_RANK",
 )
 KILLED = (r"process rank (?P<rank>\d+) with PID \d+ on node \S+ exited on signal (?P<number>\d+)",)
-EXITED = (r"Process name: \[\[.*\],(?P<rank>\d+)\]\s+Exit code: +(?P<code>\d+)",)
+EXITED = (r"Process name: \[\[.*\],(?P<rank>\d+)\]\s+Exit code: +(?P<code>[1-9]\d*)",)
 
 
 def plan(program: Sequence[str], shape: Shape) -> Command:

@@ -15,7 +15,7 @@ STARTS = ("group",)
 VARIABLES = RankVariables()
 # worker.py writes torchrun's report.
 KILLED = (r"rank +: (?P<rank>\d+) \(local_rank: \d+\)\s+exitcode +: -(?P<number>\d+)",)
-EXITED = (r"rank +: (?P<rank>\d+) \(local_rank: \d+\)\s+exitcode +: (?P<code>\d+)",)
+EXITED = (r"rank +: (?P<rank>\d+) \(local_rank: \d+\)\s+exitcode +: (?P<code>[1-9]\d*)",)
 
 
 def plan(program: Sequence[str], shape: Shape) -> Command:

@@ -24,7 +24,7 @@ from samestep.world.slurm import INTERACTIVE_STEP
 STARTS = ("group",)
 VARIABLES = RankVariables("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE", "SLURM_NODEID")
 REPORT = r"srun: error: \S+: tasks? (?P<rank>\d+)[\d,-]*: "
-KILLED = (REPORT + "(?P<word>Killed|Segmentation fault|Aborted|Bus error)",)
+KILLED = (REPORT + "(?P<word>Killed|Out Of Memory|Segmentation fault|Aborted|Bus error)",)
 EXITED = (REPORT + r"Exited with exit code (?P<code>\d+)",)
 SAVED_VARIABLES = ("SLURM_JOB_ID", "SLURM_STEP_ID")
 

@@ -17,7 +17,7 @@ from samestep.world import RankVariables
 STARTS = ("group",)
 VARIABLES = RankVariables()
 KILLED = (r"rank +: (?P<rank>\d+) \(local_rank: \d+\)\s+exitcode +: -(?P<number>\d+)",)
-EXITED = (r"rank +: (?P<rank>\d+) \(local_rank: \d+\)\s+exitcode +: (?P<code>\d+)",)
+EXITED = (r"rank +: (?P<rank>\d+) \(local_rank: \d+\)\s+exitcode +: (?P<code>[1-9]\d*)",)
 
 
 def plan(program: Sequence[str], shape: Shape) -> Command:
