@@ -40,7 +40,7 @@ BROKEN = {
 
 
 def test_a_broken_launcher_breaks_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    modules = {f"{name}_launcher": text for name, (text, _) in BROKEN.items()}
+    modules = {f"{name}_launcher": text for name, text in BROKEN.items()}
     points = {name: f"{name}_launcher" for name in BROKEN}
     monkeypatch.setenv("PYTHONPATH", installed(tmp_path, GROUP, modules, points))
     assert samestep("run", "digits", "--dry-run", out=tmp_path / "dry").returncode == 0

@@ -19,7 +19,7 @@ VARIABLES = RankVariables(
     "HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE", "HOROVOD_CROSS_RANK"
 )
 KILLED = (r"Process name: (?P<rank>\d+)\s+Exit code: +(?P<status>1[2-9]\d)",)  # 128 + the signal's number
-EXITED = (r"Process name: (?P<rank>\d+)\s+Exit code: +(?P<code>[1-9]\d*)",)
+EXITED = (r"Process name: (?P<rank>\d+)\s+Exit code: +(?P<code>(?!1[2-9]\d)[1-9]\d*)",)
 
 
 def plan(program: Sequence[str], shape: Shape) -> Command:
