@@ -93,7 +93,7 @@ def test_evaluating_between_steps_is_no_step(monkeypatch: pytest.MonkeyPatch) ->
         def is_due(self, done: int, steps_per_epoch: int) -> bool:
             return done == 2
 
-        def look(self, done: int) -> bool:
+        def evaluate(self, done: int) -> bool:
             evaluated_s[0] += 3600
             return False
 
