@@ -86,13 +86,14 @@ import sys
 from samestep.launch import fork_client
 from samestep.commands.cli import main
 sys.argv = {command[2:]!r} + ["--out", {str(tmp_path / "out")!r}]
-with fork_client.started("ranks"):
+with fork_client.running("ranks"):
     main()
 """
     parent = subprocess.Popen([sys.executable, "-c", code], env=FRESH, stderr=subprocess.PIPE, text=True)
     processes: list[psutil.Process] = []
     try:
-        wait_until(lambda: has_begun(tmp_path / "out"), "it does not train")
+        wait_until(lambda: has_begun(tmp_path / "out") or parent.poll() is not None, "it does not train")
+        assert parent.poll() is None, parent.communicate()[1]
         processes = psutil.Process(parent.pid).children(recursive=True)
         assert len(processes) >= 4  # a server, a launcher, two ranks
         (server,) = psutil.Process(parent.pid).children()
