@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import psutil
@@ -61,14 +62,13 @@ def test_functions_that_no_file_holds(tmp_path: Path) -> None:
 
 
 def test_a_function_that_cannot_travel_is_one_sentence(tmp_path: Path) -> None:
-    file = open(__file__)  # noqa: SIM115 - what no other process can be given
+    lock = threading.Lock()  # what no other process can be given
 
     def job() -> object:
-        return file
+        return lock
 
     with pytest.raises(samestep.UserError, match="the job cannot be pickled for other processes"):
         samestep.verify(job, "single", nproc=1, out=tmp_path / "out")
-    file.close()
 
 
 def test_mistakes_and_failures_are_raised(tmp_path: Path) -> None:

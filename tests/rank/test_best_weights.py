@@ -92,7 +92,7 @@ def test_a_training_starts_from_weights(trained: tuple[Path, dict[str, Any]], tm
         (["--best", "acuracy"], "the job has no such metric; did you mean 'accuracy'?"),
         (["--best", ":min"], "--best :min: no metric is named"),
         (["--best", "accuracy:up"], "'up' is neither min nor max"),
-        (["--patience", "2"], "name a metric with --best"),
+        (["--patience", "2"], "name it with --best"),
         (["--best", "loss", "--evaluate-every", "0"], "need evaluations"),
         (["--best", "loss", "--set", "evaluated=false"], "the job has no evaluation that computes it"),
         (["--set", "metric=loss"], "a metric is called 'loss', a name that the evaluation curve uses itself"),
