@@ -83,12 +83,8 @@ def process_group(world: World) -> Iterator[None]:
         if world.rank == 0:
             Path(file).unlink(missing_ok=True)
         dist.barrier()
-    # torch before 2.8 destroys the group with the GIL held and joins gloo's threads, which may be waiting for the GIL.
-    # A backend that outlives its group is destroyed by itself, and that releases the GIL.
-    backend = dist.group.WORLD._get_backend(device or torch.device("cpu"))  # type: ignore[union-attr]
     # No `finally`: after an error the other ranks may not answer, and destroying the group could wait for them.
     dist.destroy_process_group()
-    del backend
 
 
 def stop_store() -> Store | None:
