@@ -47,7 +47,8 @@ class _Live:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.progress.stop()
+        if not self.progress.disable:  # rich before 14.3 would print an empty line
+            self.progress.stop()
 
 
 class Launches(_Live):
