@@ -193,14 +193,14 @@ def trained(data: ImageFolder, workers: int, width: int, steps: int) -> dict[str
     run = Run(job, world, steps)
     single.train(job, world, run)
     seen = run.observations()
-    assert seen["losses"][-1] < seen["losses"][0]
+    assert seen.losses[-1] < seen.losses[0]
     found = measured([seen], BATCH, workers, job.prefetch, os.cpu_count() or 1)
     assert found
     return {
         "width": width,
         "workers": workers,
-        "step_s": seen["step_s"],
-        "wait_s": seen["wait_s"],
+        "step_s": seen.step_s,
+        "wait_s": seen.wait_s,
         "wait_share": found.share,
         "ceiling_in_training": found.loader_ceiling,
         "demand": found.demand,
