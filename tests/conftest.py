@@ -13,9 +13,20 @@ from pathlib import Path
 
 import pytest
 
+from budget import budget
 from command import TESTS
 from ranks import Ranks
 from samestep.launch.fork_client import SOCKETS
+
+
+SLOWEST_TEST_IMPORTS = 400  # a test that takes longer hangs: the slowest takes about 100
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Gives each test a deadline, at which pytest-timeout prints the stacks of its threads and fails it."""
+    for item in items:
+        if item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(budget(SLOWEST_TEST_IMPORTS)))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -19,6 +19,7 @@ from typing import IO, Any
 
 import psutil
 
+from budget import budget
 from samestep.proof.judge import judge
 from samestep.proof.plan import loop_layout, numerics_layout, trainings
 from samestep.proof.trace import Expectation
@@ -30,7 +31,7 @@ from samestep.records.results import Verdict
 
 HERE = Path(__file__).parent
 SOURCE = HERE.parent / "src"
-DEADLINE_S = 120
+DEADLINE_IMPORTS = 100  # of torch, for one plan
 # What a fork server imports for an engine. Not Horovod, which is to be imported where its place is known.
 LIBRARIES = {"accelerate": "accelerate", "deepspeed": "deepspeed", "fabric": "lightning", "lightning": "lightning"}
 
@@ -68,7 +69,7 @@ class Ranks:
         for _, plans in self._ranks:
             plans.write(f"{type(plan).__name__} {path}\n")
             plans.flush()
-        record, until = Record(folder), time.monotonic() + DEADLINE_S
+        record, until = Record(folder), time.monotonic() + budget(DEADLINE_IMPORTS)
         while not all((folder / f"rank{r}.json").exists() for r in range(self.size)):
             error = record.error()
             late = time.monotonic() > until
