@@ -18,7 +18,6 @@ from command import TESTS
 from ranks import Ranks
 from samestep.launch.fork_client import SOCKETS
 
-
 SLOWEST_TEST_IMPORTS = 400  # a test that takes longer hangs: the slowest takes about 100
 
 

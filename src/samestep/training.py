@@ -139,7 +139,7 @@ class Run:
         first = self.world.rank * len(self._streams)
         for replica, stream in enumerate(self._streams, first):
             stream.manual_seed(key(self.job.seed, "replica", part.step, part.micro, replica))
-        saved = [(b, b.clone()) for b in model.buffers()] if part.rows == 0 else []
+        restore = _keep_state(model) if part.rows == 0 else None
         if self._observe:
             self._autocast |= torch.is_autocast_enabled(self.world.device.partition(":")[0])
         try:
@@ -151,8 +151,8 @@ class Run:
         loss = self.job.criterion(output, batch)
         if loss.dim() != 0:
             raise not_a_scalar(list(loss.shape))
-        for buffer, value in saved:  # a rank without rows must not change them; .data: autograd may hold the buffer
-            buffer.data.copy_(value)
+        if restore:
+            restore()
         self.meter.loss(loss.detach(), part.step, part.weight)
         if self._observe:
             self._observe_batch(batch)
@@ -253,6 +253,27 @@ def digest_state(model: nn.Module) -> str:
     for tensor in (value for value in full_state_dict(model).values() if isinstance(value, Tensor)):
         state.update(_bytes(tensor.detach().cpu().contiguous()))
     return state.hexdigest()
+
+
+def _keep_state(model: nn.Module) -> Callable[[], None]:
+    """Returns a function that restores the model's buffers and the tensors that it keeps as attributes: a rank without
+    rows computes others' rows, and must not change these."""
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    attributes = [
+        (vars(module), name, value)
+        for module in model.modules()
+        for name, value in vars(module).items()
+        if value is None or isinstance(value, Tensor)
+    ]
+
+    def restore() -> None:
+        for buffer, value in buffers:
+            buffer.data.copy_(value)  # .data: autograd may hold the buffer
+        for of_module, name, kept in attributes:
+            if isinstance(of_module.get(name), Tensor):
+                of_module[name] = kept
+
+    return restore
 
 
 def _default_generator(device: str) -> torch.Generator:

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from samestep.commands import options
-from samestep.commands.exit_codes import with_exit_code
+from samestep.commands.exit_codes import exit_code, with_exit_code
 from samestep.commands.options import engine_names, names, pairs
 from samestep.commands.setup import MachineOptions, Setup
 from samestep.errors import UserError, say
@@ -45,6 +45,7 @@ def compare(
     steps: options.Steps = 8,
     deadline: options.Deadline = None,
     json_: options.Json = False,
+    strict: options.Strict = False,
     nnodes: options.Nnodes = None,
     node_rank: options.NodeRank = None,
     master_addr: options.MasterAddr = "",
@@ -77,7 +78,7 @@ def compare(
         deadline_s=deadline,
         machines=machines,
     )
-    return _study("compare", setup, json_)
+    return _study("compare", setup, json_, strict)
 
 
 @app.command()
@@ -94,6 +95,7 @@ def verify(
     steps: options.Steps = 8,
     deadline: options.Deadline = None,
     json_: options.Json = False,
+    strict: options.Strict = False,
     nnodes: options.Nnodes = None,
     node_rank: options.NodeRank = None,
     master_addr: options.MasterAddr = "",
@@ -115,7 +117,7 @@ def verify(
         nnodes, node_rank, master_addr, port, names(hosts, "--hosts"), interface, max_restarts, timeout
     )
     setup = Setup(*selection, nproc, device, out, steps=steps, deadline_s=deadline, machines=machines)
-    return _study("verify", setup, json_)
+    return _study("verify", setup, json_, strict)
 
 
 @app.command()
@@ -302,7 +304,7 @@ def eject(
     return 0
 
 
-def _study(command: str, setup: Setup, json_: bool) -> int:
+def _study(command: str, setup: Setup, json_: bool, strict: bool) -> int:
     from samestep.commands.compare import run_study, save
     from samestep.commands.progress import Launches, show_study
 
@@ -314,9 +316,7 @@ def _study(command: str, setup: Setup, json_: bool) -> int:
     results = replace(results, command=shlex.join(["samestep", *sys.argv[1:]]))
     save(results, folder)
     _print(results, json_, show_study)
-    verdicts = {row.verdict for row in results.engines}
-    # Exit 1 when nothing is proven: a script that verifies one engine must not take 'unavailable' for 'same'.
-    return 1 if verdicts & {"differs", "failed"} or not any(row.proven for row in results.engines) else 0
+    return exit_code(results, strict=strict)
 
 
 def _print(results: Any, as_json: bool, show: Callable[[Any], None]) -> None:

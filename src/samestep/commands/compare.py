@@ -22,12 +22,12 @@ from samestep.commands.study import Row, Study, check_devices, result_of, rows_o
 from samestep.errors import Refused, TrainingFailed, UserError, say
 from samestep.launch import Machines, fork_client, ports, supervise
 from samestep.launch.command import command_for
-from samestep.proof.judge import judge, one_process
-from samestep.proof.plan import loop_layout, numerics_layout, plain_layout
+from samestep.proof.judge import judge, not_one_process, one_process
+from samestep.proof.plan import loop_layout, neutral_layouts, numerics_layout, plain_layout
 from samestep.proof.plan import trainings as proof_trainings
 from samestep.proof.trace import Expectation
 from samestep.records.files import write, write_json
-from samestep.records.plan import Measure, Plan, ReferencePlan, Training
+from samestep.records.plan import LayoutPlan, Measure, Plan, ReferencePlan, Training
 from samestep.records.record import Progress, Record
 from samestep.records.results import EngineResult, OneProcess, Proof, StudyResults, Verdict, results_json
 from samestep.report.figures.speed import Measured, measurement
@@ -71,6 +71,7 @@ def _run_launches(study: Study, folder: Path, show: ShowProgress) -> StudyResult
     total = 1 + len(planned) * max(1, setup.rounds)
     began = time.strftime("%Y-%m-%dT%H:%M:%S")
     reference = _reference(study, planned, folder, lambda phase: show(phase, 0, total)) if planned else None
+    answer = _one_process(study, folder, reference, lambda phase: show(phase, 0, total)) if reference else None
     if setup.rounds:
         fork_client.close()  # no other process may run during a measurement
     done = 1
@@ -80,7 +81,7 @@ def _run_launches(study: Study, folder: Path, show: ShowProgress) -> StudyResult
                 _launch(study, row, number, folder, reference, _phase_callback(show, row, done, total))
             done += 1
             show(row.name, done, total)
-    return _results(study, rows, reference, began)
+    return replace(_results(study, rows, reference, began), same_as_one_process=answer)
 
 
 def _rotated(rows: list[Row], by: int) -> Iterator[Row]:
@@ -101,10 +102,31 @@ def _reference(study: Study, rows: list[Row], folder: Path, show_phase: ShowPhas
         layouts += [layout for layout in (loop, inexact) if layout and layout not in layouts]
         row.loop_number = layouts.index(loop)
         row.numerics_number = layouts.index(inexact) if inexact else None
-    reference, setup = folder / "reference", study.setup
-    about = (str(reference), time.time(), setup.job, setup.settings)
-    plan = ReferencePlan(*about, layouts=tuple(layouts), steps=setup.steps, replicas=study.size)
-    return _start(study, folder, "process", 1, study.inspection.devices, reference, plan, show_phase)
+    return _play(study, folder, "reference", tuple(layouts), show_phase)
+
+
+def _play(study: Study, root: Path, name: str, layouts: tuple[LayoutPlan, ...], show_phase: ShowPhase) -> Record:
+    """Plays layouts in one process, and returns their record, in the folder `name`."""
+    folder, setup = root / name, study.setup
+    about = (str(folder), time.time(), setup.job, setup.settings)
+    plan = ReferencePlan(*about, layouts=layouts, steps=setup.steps, replicas=study.size)
+    return _start(study, root, "process", 1, study.inspection.devices, folder, plan, show_phase)
+
+
+def _one_process(study: Study, folder: Path, reference: Record, show_phase: ShowPhase) -> OneProcess | None:
+    """Whether the ranks train the same as one process. Plays the reference without random numbers and batch statistics
+    where they do not, to tell what is natural from a mistake. None where one of both cannot be played."""
+    played = [Expectation(reference, number) for number in range(len(reference.ranks[0].layouts))]
+    proven = [each for each in played if "gradient" in each.facts.trainings]
+    one = next((each for each in proven if each.facts.layout.replicas == 1), None)
+    many = next((each for each in proven if each.facts.layout.replicas > 1), None)
+    if one is None or many is None:
+        return None
+    if answer := one_process(many, one):
+        return answer
+    layouts = neutral_layouts(many.facts)
+    record = _play(study, folder, "neutral", layouts, show_phase)
+    return not_one_process(many, one, (Expectation(record, 1), Expectation(record, 0)), study.job)
 
 
 def _launch(study: Study, row: Row, number: int, folder: Path, reference: Record, show_phase: ShowPhase) -> None:
@@ -192,18 +214,10 @@ def _results(study: Study, rows: list[Row], reference: Record | None, started: s
         started=started,
         proof=proof,
         engines=list(_engine_results(study, rows)),
-        same_as_one_process=_one_process(study, references),
         repeats=setup.rounds or None,
         warmup_steps=setup.warmup_steps if setup.rounds else None,
         measured_steps=setup.measured_steps if setup.rounds else None,
     )
-
-
-def _one_process(study: Study, references: list[Expectation]) -> OneProcess | None:
-    proven = [expectation for expectation in references if "gradient" in expectation.facts.trainings]
-    single = next((each for each in proven if each.facts.layout.replicas == 1), None)
-    several = next((each for each in proven if each.facts.layout.replicas > 1), None)
-    return one_process(several, single, study.job) if several and single else None
 
 
 def _engine_results(study: Study, rows: list[Row]) -> Iterator[EngineResult]:

@@ -7,13 +7,28 @@ import functools
 import signal
 import sys
 from collections.abc import Callable
-from typing import NoReturn, ParamSpec
+from typing import TYPE_CHECKING, NoReturn, ParamSpec
 
 import typer
 
 from samestep.errors import TrainingFailed, UserError, say
 
+if TYPE_CHECKING:  # importing it takes longer than the help of a command may
+    from samestep.records.results import StudyResults
+
 P = ParamSpec("P")
+
+
+def exit_code(results: StudyResults, *, strict: bool = False) -> int:
+    """Returns 1 where an engine differs or fails, or the job makes a mistake on several ranks; else 0.
+
+    Also 1 when nothing is proven: a script that verifies one engine must not take 'unavailable' for 'same'. strict:
+    also where the job trains otherwise than in one process by nature.
+    """
+    answer = results.same_as_one_process.answer if results.same_as_one_process else "yes"
+    wrong = {"no", "by nature no"} if strict else {"no"}
+    bad = any(row.verdict in ("differs", "failed") for row in results.engines)
+    return int(bad or answer in wrong or not any(row.proven for row in results.engines))
 
 
 def with_exit_code(command: Callable[P, int]) -> Callable[P, NoReturn]:

@@ -30,6 +30,9 @@ SetEngine = Annotated[
 ]
 Out = Annotated[Path | None, typer.Option(help="Folder for the results; by default a dated one under runs/.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON value on stdout, and nothing else there.")]
+Strict = Annotated[
+    bool, typer.Option("--strict", help="Exit 1, too, where the job by nature trains otherwise than in one process.")
+]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, or a list such as cuda:0,cuda:1.")]
 Launchers = Annotated[
     str,

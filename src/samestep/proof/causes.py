@@ -13,7 +13,6 @@ import numpy as np
 
 from samestep.proof import gradient_causes
 from samestep.proof.trace import Expectation, Trace
-from samestep.records.inspection import JobFacts
 from samestep.records.results import Divergence
 
 
@@ -234,19 +233,3 @@ CAUSES = {
     "evaluation rows": _evaluated,
     "evaluation": _metric,
 }
-
-
-def not_one_process(many: Expectation, job: JobFacts) -> str:
-    """Why N-replica training of a job is not plain training in one process."""
-    reasons = []
-    if job.batch_layers:
-        reasons.append(f"BatchNorm ({job.batch_layers[0]}) normalises over each replica's own rows")
-    if many.of("sgd").draws:
-        layer = f" ({job.random_layers[0]})" if job.random_layers else ""
-        reasons.append(f"dropout{layer} draws another mask on each replica")
-    if not reasons:
-        reasons.append(
-            "its criterion is no mean over rows (give the job a weight), or the model keeps something between rows or "
-            "batches, such as a buffer that moves or padding to the longest row"
-        )
-    return "; ".join(reasons)

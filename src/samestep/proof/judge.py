@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from samestep.proof import causes
+from samestep.proof import job_causes as causes
 from samestep.proof.differences import BOUND, FLOOR_ULPS, Comparison, distance, largest_of
 from samestep.proof.plan import AS_NUMERICS, INEXACT
 from samestep.proof.too_exact import too_exact
@@ -120,15 +120,38 @@ def _verdict(
     )
 
 
-def one_process(many: Expectation, one: Expectation, job: JobFacts) -> OneProcess:
-    """Compares N-replica training of a job with plain training in one process."""
+def one_process(many: Expectation, one: Expectation) -> OneProcess | None:
+    """Returns 'yes' where N-replica training of a job is plain training in one process; None where it is not."""
+    same, worst = _alike(many, one)
+    return OneProcess("yes", worst) if same else None
+
+
+def not_one_process(
+    many: Expectation, one: Expectation, neutral: tuple[Expectation, Expectation], job: JobFacts
+) -> OneProcess:
+    """Says why N replicas do not train as one process.
+
+    neutral: N replicas and one, both without random numbers and batch statistics. What then remains is a mistake.
+    """
+    _, worst = _alike(many, one)
+    same, _ = _alike(*neutral)
+    separation = neutral[1].facts.separation
+    assert separation is not None
+    if same or separation.unknown:
+        reason, advice = causes.natural_causes(job, neutral[0].facts)
+        return OneProcess("by nature no", worst, reason, advice)
+    return OneProcess("no", worst, *causes.mistake(separation, neutral[1].facts.dtype))
+
+
+def _alike(many: Expectation, one: Expectation) -> tuple[bool, float]:
+    """Whether two expectations end with the same parameters up to rounding, and how far these are apart."""
     worst, same = 0.0, True
     eps = EPS[many.facts.dtype]
-    states = [[e.trace("sgd", variant, 1).state for variant in (0, 1, 2)] for e in (many, one)]
+    states = [[e.trace("sgd", v, 1).state for v in range(len(e.facts.trainings["sgd"]))] for e in (many, one)]
     for name in many.of("sgd").parameters:
         a, b = states[0][0][name], states[1][0][name]
         difference = distance(a, b)
         spread = max(distance(of[0][name], shaken[name]) for of in states for shaken in of[1:])
         worst = max(worst, difference)
         same &= bool(difference <= max(BOUND * spread, FLOOR_ULPS * eps * largest_of(a)))
-    return OneProcess(same, worst, None if same else causes.not_one_process(many, job))
+    return same, worst

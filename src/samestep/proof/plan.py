@@ -12,6 +12,7 @@ from samestep.engine import Layout, Numerics
 from samestep.proof.trace import Expectation
 from samestep.records.inspection import EngineFacts
 from samestep.records.plan import TRAININGS, LayoutPlan, Prove
+from samestep.records.record import PlayedLayout
 
 INEXACT = ("gradient", "sgd")  # the trainings that measure an inexact engine's numerics, in float32
 AS_NUMERICS = "numerics of {}"  # their names in the record
@@ -20,6 +21,12 @@ AS_NUMERICS = "numerics of {}"  # their names in the record
 def plain_layout() -> LayoutPlan:
     """One replica: plain training in one process."""
     return LayoutPlan()
+
+
+def neutral_layouts(many: PlayedLayout) -> tuple[LayoutPlan, LayoutPlan]:
+    """Plain training and `many` replicas, both without random numbers and batch statistics."""
+    one = LayoutPlan(dtype=many.dtype, neutral=True, trainings=("sgd",))
+    return one, replace(one, replicas=many.layout.replicas, split=many.layout.split, buffers=many.layout.buffers)
 
 
 def loop_layout(facts: EngineFacts) -> LayoutPlan:

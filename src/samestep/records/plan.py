@@ -93,6 +93,7 @@ class LayoutPlan:
 
     replicas, split, buffers: as in engine.Layout. rounds_to: the dtype that gradients pass through. rounds_weights:
     whether the weights are rounded to it too. exact_steps: how many first steps are exact. dtype: the widest to use.
+    neutral: without random numbers and batch statistics.
     """
 
     replicas: int = 1
@@ -102,6 +103,7 @@ class LayoutPlan:
     rounds_weights: bool = False
     exact_steps: int = 0
     dtype: str = "float64"
+    neutral: bool = False
     trainings: tuple[str, ...] = TRAININGS
 
 

@@ -122,11 +122,33 @@ class Played:
 
 
 @dataclass(frozen=True)
+class SeparationSeen:
+    """The losses of a few rows in different company, as reference.Separation.
+
+    weights: of each row. whole: of all rows; again: the same, by the model that has just computed it. alone: of each
+    row. pairs: of the first row with each other one. halves: of the first and the second half of the rows.
+    output_gap: how far a row's output depends on the other rows, relative; None where it cannot be compared.
+    moved: buffers and attributes that a forward pass changes. unknown: random operations that are not held constant.
+    """
+
+    weights: list[float]
+    whole: float
+    again: float
+    alone: list[float]
+    pairs: list[float]
+    halves: list[float]
+    output_gap: float | None
+    moved: list[str]
+    unknown: list[str]
+
+
+@dataclass(frozen=True)
 class PlayedLayout:
     """The reference's trainings for one layout.
 
     trainings: name -> [the training as it is, and twice with noise in its rounding]. dtype: of these. float64_failed:
     why it is not float64. sgd_lr: the learning rate of 'sgd'. sgd_lr_usual: the one that is tried first.
+    Only of a layout without random numbers and batch statistics: separation, and whether the job asked for them.
     """
 
     layout: Layout
@@ -138,6 +160,9 @@ class PlayedLayout:
     sgd_lr: float
     sgd_lr_usual: float
     trainings: Mapping[str, list[Played]]
+    separation: SeparationSeen | None = None
+    draws: bool = False
+    batch_statistics: bool = False
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from samestep.records.files import as_json, finite
 from samestep.records.inspection import MachineFacts, Values
@@ -144,11 +144,20 @@ class Proof:
 
 @dataclass(frozen=True)
 class OneProcess:
-    """Whether the ranks train the same as one process. reason: why not."""
+    """Whether the ranks train the same as one process.
 
-    same: bool
+    answer: 'yes'; 'by nature no', for dropout or BatchNorm; or 'no', a mistake in the job. max_difference: of any
+    weight at the end. reason: why not. advice: what helps.
+    """
+
+    answer: Literal["yes", "by nature no", "no"]
     max_difference: float
-    reason: str | None = None
+    reason: str = ""
+    advice: str = ""
+
+    @property
+    def same(self) -> bool:
+        return self.answer == "yes"
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,21 @@ because a fault that both sides share would be invisible.
 """
 
 from samestep.reference.fetch import digests, fetch
+from samestep.reference.neutral import Neutral
 from samestep.reference.noise import Noise
 from samestep.reference.play import play
-from samestep.reference.results import Evaluation, MicroBatch, TrainingResult
+from samestep.reference.results import Evaluation, MicroBatch, Separation, TrainingResult
+from samestep.reference.separation import separate
 
-__all__ = ["Evaluation", "MicroBatch", "Noise", "TrainingResult", "digests", "fetch", "play"]
+__all__ = [
+    "Evaluation",
+    "MicroBatch",
+    "Neutral",
+    "Noise",
+    "Separation",
+    "TrainingResult",
+    "digests",
+    "fetch",
+    "play",
+    "separate",
+]

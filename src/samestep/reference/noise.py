@@ -16,10 +16,19 @@ class Noise:
     reverses: whether the rows come in reverse. Not where the model draws random numbers, because dropout would hit
     others, nor where the criterion depends on the rows' order.
     rounds_weights: whether weights are shaken after each step too, as those are that are kept in `dtype`.
+    shakes_data: whether the rows' values are moved too; not where the criterion then refuses them.
     """
 
-    def __init__(self, dtype: torch.dtype, seed: int, reverses: bool, rounds_weights: bool = False) -> None:
+    def __init__(
+        self,
+        dtype: torch.dtype,
+        seed: int,
+        reverses: bool,
+        rounds_weights: bool = False,
+        shakes_data: bool = True,
+    ) -> None:
         self.eps, self.reverses, self.rounds_weights = torch.finfo(dtype).eps, reverses, rounds_weights
+        self.shakes_data = shakes_data
         self.scale = 1.0 + 2 * seed  # 3 or 5: engines scale losses by the ranks and gradients back, which rounds
         self.generator = torch.Generator().manual_seed(seed)
 
@@ -34,5 +43,16 @@ class Noise:
                 tensor.copy_(self._moved(tensor))
 
     def shaken(self, data: Any) -> Any:
-        """A copy of `data` with its floating-point values moved."""
-        return tree_map_only(torch.Tensor, lambda t: self._moved(t) if t.is_floating_point() else t, data)
+        """A copy of `data` with its floating-point values moved, but not beyond the smallest and the largest: a
+        criterion may refuse values outside of its domain, such as a probability above 1."""
+        if not self.shakes_data:
+            return data
+
+        def moved(tensor: Tensor) -> Tensor:
+            finite = tensor.isfinite() if tensor.is_floating_point() and tensor.layout == torch.strided else None
+            if finite is None or not finite.any():
+                return tensor
+            inside = tensor[finite]
+            return torch.where(finite, self._moved(tensor).clamp(inside.min(), inside.max()), tensor)
+
+        return tree_map_only(torch.Tensor, moved, data)

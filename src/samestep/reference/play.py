@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any
@@ -14,7 +15,9 @@ from samestep.errors import NotFinite, not_a_scalar
 from samestep.job import Batch, Job
 from samestep.reference.evaluation import evaluate
 from samestep.reference.fetch import digests, fetch, place, random_state
+from samestep.reference.neutral import Neutral
 from samestep.reference.noise import Noise
+from samestep.reference.replica_state import ReplicaState
 from samestep.reference.results import MicroBatch, TrainingResult
 from samestep.reference.schedule import per_epoch, seeded, step_rows, weight
 from samestep.reference.together import outputs_together
@@ -24,12 +27,21 @@ LATER = (2, 3, 97)  # epochs whose rows are told without training on them
 Gradient = list[Tensor | None]  # of each trained parameter, in the model's order
 
 
-def play(job: Job, layout: Layout, steps: int, *, noise: Noise | None = None, device: str = "cpu") -> TrainingResult:
+def play(
+    job: Job,
+    layout: Layout,
+    steps: int,
+    *,
+    noise: Noise | None = None,
+    neutral: Neutral | None = None,
+    device: str = "cpu",
+) -> TrainingResult:
     """Trains `job` for `steps` optimizer steps on `layout.replicas` replicas: see docs/proof.md, "What is compared".
 
-    noise: shakes the rounding, for a second training that differs from the first by rounding alone.
+    noise: shakes the rounding, for a second training that differs from the first by rounding alone. neutral: computes
+    without random numbers and batch statistics.
     """
-    training = ReplicatedTraining(job, layout, noise, device)
+    training = ReplicatedTraining(job, layout, noise, device, neutral)
     for step in range(steps):
         training.step(step)
     return training.result()
@@ -49,9 +61,10 @@ class Forward:
 
 
 class ReplicatedTraining:
-    """One model and one optimizer, and of each replica its gradient and its buffers."""
+    """One model and one optimizer, and of each replica its gradient and its state."""
 
-    def __init__(self, job: Job, layout: Layout, noise: Noise | None, device: str) -> None:
+    def __init__(self, job: Job, layout: Layout, noise: Noise | None, device: str, neutral: Neutral | None) -> None:
+        self.neutral = neutral or nullcontext()
         self.job, self.layout, self.noise, self.device = job, layout, noise, device
         self.replicas = range(layout.replicas)
         self.model = job.model().to(device)
@@ -60,7 +73,7 @@ class ReplicatedTraining:
             noise.shake(self.model.parameters())
         self.optimizer = job.optimizer.build(self.model)
         self.scheduler = job.scheduler.make(self.optimizer) if job.scheduler else None
-        self.buffers = [_copy(dict(self.model.named_buffers())) for _ in self.replicas]
+        self.states = [ReplicaState(self.model) for _ in self.replicas]
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         self.gradients: list[Gradient] = []  # [replica], of the step so far
         self.rank0_gradient: Gradient = []
@@ -79,7 +92,8 @@ class ReplicatedTraining:
             if step == 0 and 0 < micro == len(plan) - 1:
                 self.before_last = [_cloned(gradient) for gradient in self.gradients]
             if micro == 0 and self.layout.buffers == "rank0":
-                self.buffers = [_copy(self.buffers[0]) for _ in self.replicas]
+                for state in self.states[1:]:
+                    state.buffers = _copy(self.states[0].buffers)
             if self.noise and self.noise.reverses:
                 of_replica = [rows[::-1] for rows in of_replica]
             forward = Forward(step // per_epoch(self.job), step, micro, of_replica, total)
@@ -98,10 +112,10 @@ class ReplicatedTraining:
         return MicroBatch(forward.epoch, forward.step, forward.micro, rows, weighs, digested, loss)
 
     def _forward_and_backward(self, forward: Forward, replica: int, data: Any, weighs: float) -> float:
-        """Adds to a replica's gradient, from its own buffers and random numbers. Returns the rows' mean loss."""
+        """Adds to a replica's gradient, from its own state and random numbers. Returns the rows' mean loss."""
         job, step, micro, rows = self.job, forward.step, forward.micro, forward.rows[replica]
         if not forward.outputs:
-            _restore(dict(self.model.named_buffers()), self.buffers[replica])
+            self.states[replica].restore(self.model)
         for parameter, gradient in zip(self.parameters, self.gradients[replica]):
             parameter.grad = gradient
         torch.manual_seed(seeded(job.seed, "replica", step, micro, replica).initial_seed())
@@ -111,14 +125,15 @@ class ReplicatedTraining:
         batch = Batch(data, place(step, micro, rows, forward.epoch, weighs))
         if job.sync_batchnorm and self.layout.replicas > 1 and not forward.outputs:
             forward.outputs = outputs_together(job, self.model, forward.rows, step, micro, forward.epoch, self.noise)
-        output = forward.outputs[replica] if forward.outputs else job.forward(self.model, batch)
-        loss = job.criterion(output, batch)
-        if loss.dim() != 0:
-            raise not_a_scalar(list(loss.shape))
-        self.draws = self.draws or not torch.equal(before, random_state(self.device))
         share = weighs * self.layout.replicas / forward.total  # the mean over the replicas is then that over the rows
         scale = self.noise.scale if self.noise else 1.0
-        (loss * (share * scale)).backward(retain_graph=bool(forward.outputs))
+        with self.neutral:
+            output = forward.outputs[replica] if forward.outputs else job.forward(self.model, batch)
+            loss = job.criterion(output, batch)
+            if loss.dim() != 0:
+                raise not_a_scalar(list(loss.shape))
+            self.draws = self.draws or not torch.equal(before, random_state(self.device))
+            (loss * (share * scale)).backward(retain_graph=bool(forward.outputs))
         mean_loss = float(loss.detach())
         if not isfinite(mean_loss):
             raise NotFinite(
@@ -126,7 +141,7 @@ class ReplicatedTraining:
                 "look at the data and the criterion, or lower the learning rate"
             )
         self.gradients[replica] = [p.grad for p in self.parameters]
-        self.buffers[replica] = _copy(dict(self.model.named_buffers()))
+        self.states[replica] = ReplicaState(self.model)
         return mean_loss
 
     def _optimizer_step(self, step: int) -> None:
@@ -148,7 +163,7 @@ class ReplicatedTraining:
 
     def result(self) -> TrainingResult:
         """What was seen, and the weights with replica 0's buffers, evaluated."""
-        _restore(dict(self.model.named_buffers()), self.buffers[0])
+        self.states[0].restore(self.model)
         names = [name for name, p in self.model.named_parameters() if p.requires_grad]
         later = () if self.noise else LATER
         state = _copy(self.model.state_dict())
@@ -160,7 +175,7 @@ class ReplicatedTraining:
             draws=self.draws,
             start=self.start,
             state=state,
-            buffers=[*self.buffers],
+            buffers=[state.buffers for state in self.states],
             rank0_gradient=_present(names, self.rank0_gradient),
             before_last=_present(names, _mean(self.before_last)),
             rank0_before_last=_present(names, self.before_last[0]) if self.before_last else {},
@@ -188,9 +203,3 @@ def _present(names: list[str], gradient: Gradient) -> dict[str, Tensor]:
 
 def _copy(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: t.detach().clone() for name, t in state.items() if isinstance(t, Tensor)}
-
-
-def _restore(target: dict[str, Tensor], source: dict[str, Tensor]) -> None:
-    with torch.no_grad():
-        for name, tensor in source.items():
-            target[name].data.copy_(tensor)

@@ -60,3 +60,24 @@ class TrainingResult:
     before_last: State
     rank0_before_last: State
     evaluation: Evaluation | None
+
+
+@dataclass(frozen=True)
+class Separation:
+    """The losses of a few rows, in different company: see separation.py.
+
+    weights: of each row. whole: of all rows; again: the same, by the model that has just computed it. alone: of each
+    row. pairs: of the first row with each other one. halves: of the first and the second half of the rows.
+    output_gap: how far a row's output depends on the other rows, relative; None where it cannot be compared.
+    moved: buffers and attributes that a forward pass changes. unknown: random operations that are not held constant.
+    """
+
+    weights: list[float]
+    whole: float
+    again: float
+    alone: list[float]
+    pairs: list[float]
+    halves: list[float]
+    output_gap: float | None
+    moved: list[str]
+    unknown: list[str]

@@ -13,6 +13,7 @@ def headline(results: StudyResults) -> str:
     """One sentence: what was proven, then what differs or failed, then what is fastest."""
     rows = results.engines
     clauses = _proofs(rows)
+    clauses += [one_process_clause(results)] if results.same_as_one_process else []
     clauses += [f"{_names([row], rows)} {verdict_text(row)}" for row in rows if row.verdict == "differs"]
     failed = [row for row in rows if row.verdict == "failed"]
     if failed:
@@ -21,6 +22,17 @@ def headline(results: StudyResults) -> str:
     if compared:
         clauses.append(_fastest(compared, rows))
     return sentence("; ".join(clauses or ["no engine could be proven here"]))
+
+
+def one_process_clause(results: StudyResults) -> str:
+    """Whether the job's training on several ranks is that of one process; empty where that was not compared."""
+    compared, ranks = results.same_as_one_process, results.world_size
+    if compared is None:
+        return ""
+    if compared.same:
+        return f"this job trains on {ranks} ranks as in one process"
+    what = "by nature" if compared.answer == "by nature no" else "a mistake"
+    return f"this job does not train on {ranks} ranks as in one process, {what}: {compared.reason}"
 
 
 def _proofs(rows: Sequence[EngineResult]) -> list[str]:

@@ -130,7 +130,9 @@ def one_process(results: StudyResults) -> list[str]:
     ranks, whole = results.world_size, "what one process computes on the whole batch"
     if compared.same:
         return [f"{ranks} ranks compute {whole}."]
-    return [sentence(f"For this job {ranks} ranks do not compute {whole}, whichever the engine: {compared.reason}")]
+    kind = "by nature" if compared.answer == "by nature no" else "which is a mistake in the job"
+    texts = [f"For this job {ranks} ranks do not compute {whole}, {kind}: {compared.reason}"]
+    return [sentence(text) for text in [*texts, *([f"What helps: {compared.advice}"] if compared.advice else [])]]
 
 
 def sentence(text: str) -> str:

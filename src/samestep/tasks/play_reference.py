@@ -12,6 +12,7 @@ from samestep import reference
 from samestep.engine import Layout
 from samestep.errors import NotFinite, UserError
 from samestep.job import Job
+from samestep.rank.hardware import is_out_of_memory
 from samestep.records.plan import LayoutPlan, Prove, ReferencePlan
 from samestep.records.record import (
     EvaluationSeen,
@@ -19,6 +20,7 @@ from samestep.records.record import (
     Played,
     PlayedLayout,
     Progress,
+    SeparationSeen,
     attempt,
     write_progress,
     write_state,
@@ -49,10 +51,13 @@ class ReferencePlayer:
         self.float64_failed: str | None = None
         self.sgd_lr: float | None = None
         self.reverses = True  # whether the noise may include reversing the rows
+        self.shakes_data = True
+        self.neutral: reference.Neutral | None = None
 
     def layout(self, number: int, planned: LayoutPlan) -> PlayedLayout:
         """Plays all trainings of one layout; in float32 if the model fails in float64. The record has the reason."""
         dtype = planned.dtype if self.dtype == "float64" else self.dtype
+        self.neutral = reference.Neutral() if planned.neutral else None
         try:
             trainings = self._trainings(number, planned, dtype)
         except UserError:
@@ -79,13 +84,22 @@ class ReferencePlayer:
             sgd_lr=self.sgd_lr or SGD_LR,
             sgd_lr_usual=SGD_LR,
             trainings=trainings,
+            separation=self._separation(dtype) if planned.neutral and planned.replicas == 1 else None,
+            draws=bool(self.neutral and self.neutral.draws),
+            batch_statistics=bool(self.neutral and self.neutral.batch_statistics),
         )
+
+    def _separation(self, dtype: str) -> SeparationSeen:
+        """Computes a few rows alone and together."""
+        training = Prove("sgd", self.plan.steps, dtype, self.plan.replicas, SGD_LR)
+        return SeparationSeen(**vars(reference.separate(proof_job(self.job, training), self.world.device)))
 
     def _trainings(self, number: int, planned: LayoutPlan, dtype: str) -> dict[str, list[Played]]:
         """Plays the layout's trainings and writes their tensors. Returns name -> [as it is, and twice with noise]."""
         played: dict[str, list[Played]] = {}
         for name in planned.trainings:
-            phase = f"reference {name}, {planned.replicas} replicas"
+            what = " without random numbers and batch statistics" if planned.neutral else ""
+            phase = f"reference {name}, {planned.replicas} replicas{what}"
             write_progress(self.world.rank, self.folder, Progress(phase=phase, attempt=attempt()))
             training = Prove(name, self.plan.steps, dtype, self.plan.replicas, self.sgd_lr or SGD_LR)
             if name == "sgd" and self.sgd_lr is None:
@@ -110,8 +124,19 @@ class ReferencePlayer:
         """Plays a training twice with noise in the rounding, and with reversed rows if their order does not matter."""
         dtype = getattr(torch, planned.rounds_to or training.dtype)
         reverses = self.reverses and not base.draws
-        noises = [reference.Noise(dtype, seed, reverses, planned.rounds_weights) for seed in (1, 2)]
-        noisy = [self._play(training, planned, noise) for noise in noises]
+        seeds = (1,) if planned.neutral else (1, 2)
+
+        def shaken(seed: int) -> reference.TrainingResult:
+            noise = reference.Noise(dtype, seed, reverses, planned.rounds_weights, self.shakes_data)
+            return self._play(training, planned, noise)
+
+        try:
+            noisy = [shaken(seed) for seed in seeds]
+        except (RuntimeError, ValueError, IndexError, UserError):
+            if not self.shakes_data:
+                raise
+            self.shakes_data = False  # the criterion refuses rows that are moved by rounding
+            noisy = [shaken(seed) for seed in seeds]
         first = base.micro_batches[0][0].loss
         visible = max(ORDERED, 100 * torch.finfo(dtype).eps) * abs(first)
         if reverses and any(abs(other.micro_batches[0][0].loss - first) > visible for other in noisy):
@@ -123,18 +148,26 @@ class ReferencePlayer:
         self, training: Prove, planned: LayoutPlan, noise: reference.Noise | None = None
     ) -> reference.TrainingResult:
         small = proof_job(self.job, training)
-        return reference.play(small, _layout(planned), steps_of(training), noise=noise, device=self.world.device)
+        return reference.play(
+            small,
+            _layout(planned),
+            steps_of(training),
+            noise=noise,
+            neutral=self.neutral,
+            device=self.world.device,
+        )
 
     def _at_stable_rate(self, training: Prove, planned: LayoutPlan) -> tuple[Prove, reference.TrainingResult]:
         """Plays a training at the largest learning rate tried at which its losses do not explode.
 
-        Exploding losses would amplify rounding. Returns the training with that rate, and its result.
+        Exploding losses would amplify rounding. Returns the training with that rate, and its result. An error counts
+        as an explosion: a criterion may refuse what an exploding model returns.
         """
         for number in range(RATES):
             try:
                 result = self._play(training, planned)
-            except NotFinite:
-                if number == RATES - 1:
+            except (NotFinite, RuntimeError, ValueError) as error:
+                if number == RATES - 1 or is_out_of_memory(error):
                     raise
             else:
                 if number == RATES - 1 or not _explodes(result):

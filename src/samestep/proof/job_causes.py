@@ -1,0 +1,113 @@
+"""Says why training on N ranks is not training in one process: what is natural, and which mistake a job makes."""
+
+from __future__ import annotations
+
+from math import isclose, isfinite
+
+from samestep.errors import first_few
+from samestep.proof.trace import EPS
+from samestep.records.inspection import JobFacts
+from samestep.records.record import PlayedLayout, SeparationSeen
+
+Sentence = tuple[str, str]  # (the reason, what helps)
+
+ROWS_TOGETHER = "docs/job.md, Losses over all rows"
+
+
+def natural_causes(job: JobFacts, neutral: PlayedLayout) -> Sentence:
+    """Names what differs by nature: BatchNorm and random numbers."""
+    reasons, advice = [], []
+    if neutral.batch_statistics:
+        name = f" ({job.batch_layers[0]})" if job.batch_layers else ""
+        reasons.append(f"BatchNorm{name} normalises over each rank's own rows")
+        advice.append("GroupNorm does not, nor does Job(sync_batchnorm=True) on GPUs")
+    if neutral.draws:
+        if job.random_layers:
+            reasons.append(f"dropout ({job.random_layers[0]}) draws another mask on each rank")
+        else:
+            reasons.append("the forward pass or the criterion draws other random numbers on each rank")
+        advice.append("the same in distribution; nothing needs to change")
+    return "; ".join(reasons), "; ".join(advice)
+
+
+def mistake(separation: SeparationSeen, dtype: str) -> Sentence:
+    """Names the mistake of a job whose ranks differ from one process without random numbers and batch statistics."""
+    losses = _Losses(separation, dtype)
+    if not losses.same(separation.again, separation.whole):
+        return _keeps_state(separation)
+    if losses.is_mean(losses.weights):
+        if separation.moved:
+            return _keeps_state(separation)
+        return (
+            "its losses are means over rows, its training is not: the optimizer, a hook or the model's own code "
+            "depends on the ranks or on the number of micro-batches",
+            "look for what is done once for each batch instead of once for each step",
+        )
+    if losses.same(separation.whole, sum(separation.alone)):
+        return "the criterion is a sum over its rows, not a mean", "return the mean, for example with reduction='mean'"
+    if len(set(losses.weights)) > 1 and losses.is_mean([1.0] * len(losses.weights)):
+        return (
+            "Job(weight=…) is given, and the criterion's mean does not use it",
+            "weight each row's loss in the criterion as the job's weight says, or leave weight out",
+        )
+    if separation.output_gap is not None and separation.output_gap > losses.visible:
+        return (
+            "the model's output for a row depends on the rows beside it, for instance by padding to the longest row",
+            "mask what is padded, so that a row's output is the same in every batch",
+        )
+    ratios = losses.ratios()
+    if ratios and losses.is_mean(ratios):
+        heaviest, lightest = max(ratios), min(ratios)
+        return (
+            f"rows weigh unequally in the criterion's mean: the heaviest of the first {len(ratios)} rows weighs "
+            f"{heaviest / lightest:.3g} times the lightest, as rows with more tokens do",
+            "tell samestep what a row weighs: Job(weight=lambda index: …), for instance its number of tokens",
+        )
+    return (
+        "the criterion looks at other rows of the batch, as contrastive losses do: on N ranks it sees a rank's own "
+        "rows alone",
+        f"see {ROWS_TOGETHER}",
+    )
+
+
+def _keeps_state(separation: SeparationSeen) -> Sentence:
+    where = f" ({first_few(separation.moved)})" if separation.moved else ""
+    return (
+        f"the model or the criterion keeps something from batch to batch{where}, and each rank keeps its own",
+        "compute it from the batch alone, or keep it out of what is trained",
+    )
+
+
+class _Losses:
+    """The losses of a Separation, compared up to rounding."""
+
+    def __init__(self, separation: SeparationSeen, dtype: str) -> None:
+        self.seen, self.weights = separation, separation.weights
+        self.visible = EPS[dtype] ** 0.5
+
+    def same(self, one: float, other: float) -> bool:
+        scale = max(map(abs, [*self.seen.alone, self.seen.whole]), default=1.0)
+        return isclose(one, other, rel_tol=self.visible, abs_tol=self.visible * scale if isfinite(scale) else 0.0)
+
+    def is_mean(self, weights: list[float]) -> bool:
+        """Whether the rows' loss is the mean of theirs with these weights, and the halves' losses are, too."""
+        alone, half = self.seen.alone, len(self.seen.alone) // 2
+        parts = [(self.seen.whole, alone, weights)]
+        if half:
+            first, second = self.seen.halves
+            parts += [(first, alone[:half], weights[:half]), (second, alone[half:], weights[half:])]
+        return all(self.same(loss, _mean(losses, of_rows)) for loss, losses, of_rows in parts)
+
+    def ratios(self) -> list[float]:
+        """What each row weighs, the first weighing 1, if a pair's loss is their weighted mean; empty if it is not."""
+        first, ratios = self.seen.alone[0], [1.0]
+        for loss, pair in zip(self.seen.alone[1:], self.seen.pairs):
+            if self.same(loss, first) or self.same(pair, loss):
+                return []
+            ratios.append((first - pair) / (pair - loss))
+        return ratios if all(isfinite(ratio) and ratio > 0 for ratio in ratios) else []
+
+
+def _mean(losses: list[float], weights: list[float]) -> float:
+    total = sum(weights)
+    return sum(loss * weight for loss, weight in zip(losses, weights)) / total if total else float("nan")

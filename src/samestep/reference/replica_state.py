@@ -1,0 +1,63 @@
+"""What a replica keeps between two batches besides its weights: buffers, and attributes such as a hidden state."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+OWN = frozenset(vars(nn.Module()))  # attributes that every module has, such as its parameters
+COPIED = (list, dict, set, deque)
+SMALL = 1 << 20  # elements; a larger tensor is a constant, such as a mask, rather than a state
+
+Attributes: TypeAlias = "dict[str, dict[str, Any]]"  # module -> attribute -> value
+
+
+class ReplicaState:
+    """The buffers and attributes of `model`, now. `restore` gives the model these again."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
+        self.attributes: Attributes = {name: _attributes(module) for name, module in model.named_modules()}
+
+    def restore(self, model: nn.Module) -> None:
+        """Copies the buffers into the model's, and replaces the attributes of its modules."""
+        buffers = dict(model.named_buffers())
+        with torch.no_grad():
+            for name, buffer in self.buffers.items():
+                buffers[name].data.copy_(buffer)
+        for name, module in model.named_modules():
+            for attribute in vars(module).keys() - OWN:
+                del vars(module)[attribute]
+            vars(module).update({key: _copied(value) for key, value in self.attributes[name].items()})
+
+    def changed(self, later: ReplicaState) -> list[str]:
+        """Returns the names of the buffers and of the tensor attributes that are another in `later`."""
+        moved = [name for name, buffer in self.buffers.items() if not _equal(buffer, later.buffers[name])]
+        for name, attributes in later.attributes.items():
+            before = self.attributes.get(name, {})
+            moved += [
+                f"{name}.{key}".lstrip(".")
+                for key, value in attributes.items()
+                if isinstance(value, Tensor) and not (key in before and _equal(value, before[key]))
+            ]
+        return moved
+
+
+def _attributes(module: nn.Module) -> dict[str, Any]:
+    return {name: _copied(value) for name, value in vars(module).items() if name not in OWN}
+
+
+def _copied(value: Any) -> Any:
+    """A copy of what may be changed in place. A tensor within a graph cannot be: it was computed."""
+    if isinstance(value, Tensor) and not isinstance(value, nn.Parameter) and value.grad_fn is None:
+        return value.detach().clone() if value.numel() <= SMALL else value
+    return type(value)(value) if type(value) in COPIED else value
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if not isinstance(other, Tensor) or one.layout != other.layout:
+        return False
+    return one.is_sparse or torch.equal(one, other)

@@ -1,0 +1,94 @@
+"""Computes the losses of a few rows alone, in pairs and together, to see why ranks do not add up to one process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from samestep.engine import Layout
+from samestep.job import Batch, Job
+from samestep.reference.fetch import fetch, place
+from samestep.reference.neutral import Neutral
+from samestep.reference.replica_state import ReplicaState
+from samestep.reference.results import Separation
+from samestep.reference.schedule import step_rows, weight
+
+ROWS = 6
+
+
+def separate(job: Job, device: str) -> Separation:
+    """Evaluates the criterion on the first rows of the first step, without random numbers and batch statistics.
+
+    Each loss is that of an untrained model which has seen nothing before. Only `again` is computed right after
+    `whole`, by the model that has computed `whole`.
+    """
+    rows = step_rows(job, Layout(1), 0)[0][0][:ROWS]
+    with torch.no_grad():
+        losses = _Losses(job, device)
+        whole, output = losses.of(rows)
+        moved = losses.moved()
+        again, _ = losses.of(rows, fresh=False)
+        alone = [losses.of([row]) for row in rows]
+        pairs = [losses.of([rows[0], row])[0] for row in rows[1:]]
+        half = len(rows) // 2
+        halves = [losses.of(part)[0] for part in (rows[:half], rows[half:])] if half else [whole, 0.0]
+    return Separation(
+        weights=[weight(job, [row]) for row in rows],
+        whole=whole,
+        again=again,
+        alone=[loss for loss, _ in alone],
+        pairs=pairs,
+        halves=halves,
+        output_gap=_output_gap(output, [output for _, output in alone]),
+        moved=moved,
+        unknown=sorted(losses.neutral.unknown),
+    )
+
+
+class _Losses:
+    """The losses of an untrained model of `job`."""
+
+    def __init__(self, job: Job, device: str) -> None:
+        self.job, self.device = job, device
+        self.model: nn.Module = job.model().to(device)
+        self.first = ReplicaState(self.model)
+        self.neutral = Neutral()
+
+    def of(self, rows: list[int], *, fresh: bool = True) -> tuple[float, Any]:
+        """The mean loss of `rows`, NaN where the criterion refuses them, and the model's output."""
+        if fresh:
+            self.first.restore(self.model)
+        torch.manual_seed(0)
+        batch = Batch(fetch(self.job, rows, 0, self.device), place(0, 0, rows, 0, weight(self.job, rows)))
+        try:
+            with self.neutral:
+                output = self.job.forward(self.model, batch)
+                return float(self.job.criterion(output, batch)), output
+        except (RuntimeError, ValueError, IndexError):  # of one row alone, for instance
+            return float("nan"), None
+
+    def moved(self) -> list[str]:
+        """The buffers and attributes of the model that its latest forward pass has changed."""
+        return self.first.changed(ReplicaState(self.model))
+
+
+def _output_gap(whole: Any, alone: list[Any]) -> float | None:
+    """How far a row's output alone is from that beside other rows, relative to its largest value.
+
+    None where they cannot be compared: a row has another shape alone.
+    """
+    count = len(alone)
+    gap: float | None = None
+    for number, output in enumerate(alone):
+        for among, single in zip(tree_leaves(whole), tree_leaves(output)):
+            if not (isinstance(among, Tensor) and isinstance(single, Tensor) and among.is_floating_point()):
+                continue
+            if among.dim() == 0 or len(among) != count or among[number : number + 1].shape != single.shape:
+                continue
+            largest = float(single.abs().max()) if single.numel() else 0.0
+            apart = float((among[number] - single[0]).abs().max()) if single.numel() else 0.0
+            gap = max(gap or 0.0, apart / largest if largest else apart)
+    return gap

@@ -1,0 +1,176 @@
+"""Jobs whose training on several ranks is that of one process, is another by nature, or by a mistake."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import TensorDataset
+
+from samestep import Batch, Job, Recipe
+
+X = torch.randn(60, 20, generator=torch.Generator().manual_seed(0))
+Y = (X.sum(1) > 0).long()
+TOKENS = torch.randint(1, 8, (60,), generator=torch.Generator().manual_seed(1))
+MASK = (torch.arange(8)[None] < TOKENS[:, None]).long()
+PIXELS = torch.rand(60, 20, generator=torch.Generator().manual_seed(2)).round()
+
+
+def _job(network: Callable[[], nn.Module], criterion: Any = None, targets: Tensor = Y, **changed: Any) -> Job:
+    def model() -> nn.Module:
+        torch.manual_seed(0)
+        return network()
+
+    return Job(
+        model=model,
+        criterion=criterion or (lambda output, batch: F.cross_entropy(output, batch.targets)),
+        optimizer=Recipe(torch.optim.SGD, {"lr": 0.1}),
+        train=changed.pop("train", TensorDataset(X, targets)),
+        global_batch=12,
+        **changed,
+    )
+
+
+def _mlp(*layers: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Linear(20, 16), *layers, nn.ReLU(), nn.Linear(16, 2))
+
+
+def _token_mean(output: Tensor, batch: Batch) -> Tensor:
+    of_token = F.cross_entropy(output.repeat_interleave(8, 0), batch.targets.flatten(), reduction="none")
+    return (of_token * batch.targets.flatten()).sum() / batch.targets.sum()
+
+
+def mean() -> Job:
+    return _job(_mlp)
+
+
+def binary() -> Job:
+    """Targets of 1.0, which no noise may move beyond 1."""
+    network = nn.Sequential
+    return _job(
+        lambda: network(nn.Linear(20, 1), nn.Sigmoid(), nn.Flatten(0)),
+        lambda output, batch: F.binary_cross_entropy(output, batch.targets),
+        Y.float(),
+    )
+
+
+def tokens_with_weights() -> Job:
+    return _job(_mlp, _token_mean, MASK, weight=lambda index: float(TOKENS[index]))
+
+
+def dropout() -> Job:
+    return _job(lambda: _mlp(nn.Dropout(0.3)))
+
+
+def batch_norm() -> Job:
+    return _job(lambda: _mlp(nn.BatchNorm1d(16)))
+
+
+class FunctionalBatchNorm(nn.Module):
+    """Normalises and drops by functions, so that no module tells of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(20, 16), nn.Linear(16, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = F.batch_norm(self.first(x), None, None, training=True)
+        return self.last(F.dropout(hidden, 0.2, self.training))  # type: ignore[no-any-return]
+
+
+def batch_norm_and_dropout() -> Job:
+    return _job(FunctionalBatchNorm)
+
+
+def recurrent_dropout() -> Job:
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.recurrent = nn.LSTM(5, 8, 2, dropout=0.3, batch_first=True)
+            self.last = nn.Linear(8, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(self.recurrent(x.view(len(x), 4, 5))[0][:, -1])  # type: ignore[no-any-return]
+
+    return _job(Recurrent)
+
+
+class Autoencoder(nn.Module):
+    """A variational autoencoder."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.decoder = nn.Linear(20, 8), nn.Linear(4, 20)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        mean, log_variance = self.encoder(x).chunk(2, -1)
+        drawn = mean + torch.randn_like(mean) * (log_variance / 2).exp()
+        return torch.sigmoid(self.decoder(drawn)), mean, log_variance
+
+
+def _elbo(reduced: Callable[[Tensor], Tensor]) -> Any:
+    def criterion(output: Any, batch: Batch) -> Tensor:
+        pixels, mean, log_variance = output
+        of_row = F.binary_cross_entropy(pixels, batch.inputs, reduction="none").sum(1)
+        return reduced(of_row - 0.5 * (1 + log_variance - mean**2 - log_variance.exp()).sum(1))
+
+    return criterion
+
+
+def autoencoder() -> Job:
+    return _job(Autoencoder, _elbo(Tensor.mean), train=TensorDataset(PIXELS, PIXELS))
+
+
+def autoencoder_sum() -> Job:
+    return _job(Autoencoder, _elbo(Tensor.sum), train=TensorDataset(PIXELS, PIXELS))
+
+
+def tokens() -> Job:
+    return _job(_mlp, _token_mean, MASK)
+
+
+def tokens_under_dropout() -> Job:
+    return _job(lambda: _mlp(nn.Dropout(0.3)), _token_mean, MASK)
+
+
+def contrastive() -> Job:
+    return _job(_mlp, lambda output, batch: F.cross_entropy(output @ output.T, torch.arange(len(output))))
+
+
+class Centred(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(20, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.layer(x)
+        return output - output.mean(0)
+
+
+def other_rows_in_forward() -> Job:
+    return _job(Centred)
+
+
+class Carried(nn.Module):
+    """Keeps its hidden state as an attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(20, 2)
+        self.hidden: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.layer(x) + (0 if self.hidden is None else self.hidden)
+        self.hidden = output.detach().mean(0)
+        return output
+
+
+def carried_state() -> Job:
+    return _job(Carried, train=TensorDataset(X[:49], Y[:49]))  # a rank without rows must not move its state
+
+
+def unused_weights() -> Job:
+    return _job(_mlp, weight=lambda index: 1.0 + index % 3)

@@ -1,0 +1,143 @@
+"""Whether training on N ranks is training in one process: yes, by nature no, or no, with the mistake's name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from ranks import Ranks, prove
+from samestep.proof.judge import not_one_process, one_process
+from samestep.proof.plan import neutral_layouts, plain_layout
+from samestep.proof.trace import Expectation
+from samestep.records.plan import LayoutPlan, ReferencePlan
+from samestep.records.results import OneProcess
+from samestep.reference import Neutral
+from samestep.reference.replica_state import ReplicaState
+from samestep.tasks.inspect.job import inspect_job
+
+JOBS = f"{Path(__file__).parent}/separable_jobs.py"
+
+ANSWERS = {
+    "mean": ("yes", ""),
+    "binary": ("yes", ""),
+    "tokens_with_weights": ("yes", ""),
+    "dropout": ("by nature no", "dropout (1) draws another mask on each rank"),
+    "batch_norm": ("by nature no", "BatchNorm (1) normalises over each rank's own rows"),
+    "batch_norm_and_dropout": ("by nature no", "BatchNorm normalises over each rank's own rows; the forward pass"),
+    "recurrent_dropout": ("by nature no", "draws other random numbers on each rank"),
+    "autoencoder": ("by nature no", "draws other random numbers on each rank"),
+    "autoencoder_sum": ("no", "the criterion is a sum over its rows, not a mean"),
+    "tokens": ("no", "weighs 3.5 times the lightest, as rows with more tokens do"),
+    "tokens_under_dropout": ("no", "weighs 3.5 times the lightest, as rows with more tokens do"),
+    "contrastive": ("no", "the criterion looks at other rows of the batch"),
+    "other_rows_in_forward": ("no", "the model's output for a row depends on the rows beside it"),
+    "carried_state": ("no", "keeps something from batch to batch (hidden)"),
+    "unused_weights": ("no", "Job(weight=…) is given, and the criterion's mean does not use it"),
+}
+
+
+def answer(reference_rank: Ranks, name: str, replicas: int) -> OneProcess:
+    """The answer for a job of JOBS, as verify finds it."""
+
+    def play(*layouts: LayoutPlan) -> list[Expectation]:
+        plan = ReferencePlan("", 0.0, f"{JOBS}:{name}", {}, layouts, steps=8, replicas=replicas)
+        record = reference_rank.work(plan)
+        return [Expectation(record, number) for number in range(len(layouts))]
+
+    one, many = play(plain_layout(), LayoutPlan(replicas=replicas))
+    if same := one_process(many, one):
+        return same
+    neutral_one, neutral_many = play(*neutral_layouts(many.facts))
+    job = inspect_job(f"{JOBS}:{name}", {}, replicas, 8, "cpu")
+    return not_one_process(many, one, (neutral_many, neutral_one), job)
+
+
+FEW = (
+    "mean",
+    "binary",
+    "batch_norm_and_dropout",
+    "autoencoder_sum",
+    "tokens_under_dropout",
+    "contrastive",
+    "carried_state",
+)
+CASES = [
+    pytest.param(name, replicas, marks=() if name in FEW and replicas == 2 else pytest.mark.check)
+    for name in ANSWERS
+    for replicas in (2, 3)
+]
+
+
+@pytest.mark.parametrize(("name", "replicas"), CASES)
+def test_the_answer(name: str, replicas: int, reference_rank: Ranks) -> None:
+    found = answer(reference_rank, name, replicas)
+    expected, reason = ANSWERS[name]
+    assert found.answer == expected, found
+    assert reason in found.reason
+    assert bool(found.advice) == (expected != "yes")
+    assert (found.max_difference < 1e-12) == (expected == "yes")
+
+
+@pytest.mark.parametrize("name", ["carried_state", "tokens_under_dropout", "binary"])
+def test_the_engine_is_the_same_whatever_the_job_does(
+    name: str, ranks: Callable[[int], Ranks], reference_rank: Ranks
+) -> None:
+    verdict = prove(reference_rank, ranks(2), f"{JOBS}:{name}", "ddp")
+    assert verdict.verdict == "same", verdict
+
+
+RANDOM = {
+    "dropout": lambda x: F.dropout(x, 0.3),
+    "alpha dropout": lambda x: F.alpha_dropout(x, 0.3, training=True),
+    "feature dropout": lambda x: F.dropout1d(x, 0.3),
+    "attention": lambda x: F.scaled_dot_product_attention(x[None], x[None], x[None], dropout_p=0.5),
+    "normal": lambda x: x + torch.randn_like(x) + torch.normal(x, 1.0) + torch.empty(3).normal_(1.0, 2.0).sum(),
+    "uniform": lambda x: x + torch.rand(8) + torch.empty(8).uniform_(1, 2),
+    "integers": lambda x: x + torch.randint(3, 9, (8,)) + torch.randperm(8) + torch.empty(8).random_(4),
+    "categories": lambda x: x[:, torch.multinomial(x.abs().mean(0), 4)],
+    "gumbel": lambda x: F.gumbel_softmax(x),
+    "distribution": lambda x: torch.distributions.Normal(x, 1.0).rsample(),
+}
+
+
+@pytest.mark.parametrize("name", RANDOM)
+def test_random_numbers_are_constant(name: str) -> None:
+    x = torch.randn(6, 8, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    found, gradients = [], []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        with Neutral() as neutral:
+            found.append(RANDOM[name](x))
+            gradients.append(torch.autograd.grad(found[-1].sum(), x)[0])
+        assert neutral.draws, "the context has not seen the random numbers"
+        assert not neutral.unknown
+    assert torch.equal(found[0], found[1]) and torch.equal(gradients[0], gradients[1])
+
+
+def test_batch_norm_leaves_its_statistics_alone() -> None:
+    layer = nn.BatchNorm1d(8)
+    x = torch.randn(6, 8)
+    with Neutral() as neutral:
+        together, alone = layer(x), layer(x[:1])
+    assert neutral.batch_statistics and not neutral.draws
+    assert torch.equal(together[:1], alone)
+    assert torch.equal(layer.running_mean, torch.zeros(8))
+
+
+def test_a_replica_has_its_own_attributes_and_buffers() -> None:
+    model = nn.Sequential(nn.BatchNorm1d(4))
+    first = ReplicaState(model)
+    model(torch.randn(5, 4))
+    model[0].hidden = torch.ones(2)
+    moved = ReplicaState(model)
+    assert set(first.changed(moved)) == {"0.running_mean", "0.running_var", "0.num_batches_tracked", "0.hidden"}
+    first.restore(model)
+    assert not hasattr(model[0], "hidden") and math.isclose(float(model[0].running_mean.abs().sum()), 0)
+    moved.restore(model)
+    assert torch.equal(model[0].hidden, torch.ones(2))
