@@ -96,20 +96,29 @@ def _phase_callback(show: ShowProgress, row: Row, done: int, total: int) -> Show
 
 def _reference(study: Study, rows: list[Row], folder: Path, show_phase: ShowPhase) -> Record:
     """Runs the reference in one process: the layout of every row, and plain one-process training."""
-    layouts = [] if study.job.refused[1] else [plain_layout()]
+    layouts: list[LayoutPlan] = []
     for row in rows:
         loop, inexact = loop_layout(row.facts), numerics_layout(row.facts)
         layouts += [layout for layout in (loop, inexact) if layout and layout not in layouts]
         row.loop_number = layouts.index(loop)
         row.numerics_number = layouts.index(inexact) if inexact else None
+    if plain_layout() not in layouts and not study.job.refused[1]:
+        layouts.append(replace(plain_layout(), trainings=("sgd",)))  # to compare the others with
     return _play(study, folder, "reference", tuple(layouts), show_phase)
 
 
 def _play(study: Study, root: Path, name: str, layouts: tuple[LayoutPlan, ...], show_phase: ShowPhase) -> Record:
     """Plays layouts in one process, and returns their record, in the folder `name`."""
-    folder, setup = root / name, study.setup
+    folder, setup, job = root / name, study.setup, study.job
     about = (str(folder), time.time(), setup.job, setup.settings)
-    plan = ReferencePlan(*about, layouts=layouts, steps=setup.steps, replicas=study.size)
+    plan = ReferencePlan(
+        *about,
+        layouts=layouts,
+        steps=setup.steps,
+        replicas=study.size,
+        rows=job.proof_rows,
+        shaken=1 if job.dear else 2,
+    )
     return _start(study, root, "process", 1, study.inspection.devices, folder, plan, show_phase)
 
 
@@ -117,9 +126,8 @@ def _one_process(study: Study, folder: Path, reference: Record, show_phase: Show
     """Whether the ranks train the same as one process. Plays the reference without random numbers and batch statistics
     where they do not, to tell what is natural from a mistake. None where one of both cannot be played."""
     played = [Expectation(reference, number) for number in range(len(reference.ranks[0].layouts))]
-    proven = [each for each in played if "gradient" in each.facts.trainings]
-    one = next((each for each in proven if each.facts.layout.replicas == 1), None)
-    many = next((each for each in proven if each.facts.layout.replicas > 1), None)
+    one = next((each for each in played if each.facts.layout.replicas == 1), None)
+    many = next((each for each in played if each.facts.layout.replicas > 1), None)
     if one is None or many is None:
         return None
     if answer := one_process(many, one):
@@ -138,7 +146,7 @@ def _launch(study: Study, row: Row, number: int, folder: Path, reference: Record
     loop = Expectation(reference, row.loop_number)
     numerics = None if row.numerics_number is None else Expectation(reference, row.numerics_number)
     if number == 0:
-        trainings += proof_trainings(row.facts, loop, setup.steps, study.size)
+        trainings += proof_trainings(row.facts, loop, setup.steps, study.size, study.job.proof_rows)
     launch_folder = folder / "launches" / f"{row.name}-{number}"
     about = (str(launch_folder), time.time(), setup.job, setup.settings)
     plan = Plan(*about, row.engine, row.facts.settings, tuple(trainings))
@@ -195,9 +203,10 @@ def _results(study: Study, rows: list[Row], reference: Record | None, started: s
     """Collects the results: the question, the job, the machine, the verdicts and the measurements."""
     setup, job = study.setup, study.job
     references = [Expectation(reference, n) for n in range(len(reference.ranks[0].layouts))] if reference else []
-    proof = Proof(setup.steps, "float64")
+    of_step = job.proof_rows or job.global_batch
+    proof = Proof(setup.steps, "float64", rows=of_step)
     if references:
-        proof = Proof(setup.steps, references[0].facts.dtype, references[0].facts.float64_failed)
+        proof = Proof(setup.steps, references[0].facts.dtype, references[0].facts.float64_failed, of_step)
     return StudyResults(
         samestep=__version__,
         package=package_digest(),

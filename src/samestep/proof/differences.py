@@ -41,7 +41,8 @@ class Comparison:
     def divergences(self, training: str) -> Iterator[Divergence]:
         """The differences in one training, in causal order. The user is shown the first."""
         expected = self.expectation.trace(training, 0, self.processes)
-        shaken = [self.expectation.trace(training, variant, self.processes) for variant in (1, 2)]
+        variants = range(1, len(self.expectation.facts.trainings[training]))
+        shaken = [self.expectation.trace(training, variant, self.processes) for variant in variants]
         observed = of_engine(self.record, self.names.format(training))
         case = causes.Case(self.expectation, training, expected, observed)
         yield from self._start(case)

@@ -54,13 +54,13 @@ def numerics_layout(facts: EngineFacts) -> LayoutPlan | None:
     )
 
 
-def trainings(facts: EngineFacts, loop: Expectation, steps: int, replicas: int) -> tuple[Prove, ...]:
-    """The trainings of an engine's proof. replicas: of the study, for which the subset is cut."""
+def trainings(facts: EngineFacts, loop: Expectation, steps: int, replicas: int, rows: int = 0) -> tuple[Prove, ...]:
+    """The trainings of an engine's proof. replicas: of the study, for which the subset is cut. rows: as in Prove."""
     _, numerics = _working(facts)
 
     def prove(training: str, name: str, dtype: str, without: bool) -> Prove:
         settings = {**facts.settings, **(numerics.without if without else {})}
-        return Prove(training, steps, dtype, replicas, loop.facts.sgd_lr, settings, name)
+        return Prove(training, steps, dtype, replicas, loop.facts.sgd_lr, settings, name, rows)
 
     exact = [prove(name, name, loop.facts.dtype, True) for name in TRAININGS]
     inexact = [prove(name, AS_NUMERICS.format(name), "float32", False) for name in INEXACT if numerics.lossy]

@@ -81,9 +81,10 @@ class JobFacts:
 
     settings: name -> its type and default, as text. chosen: those that --set has changed. source: a digest of its file
     and the modules beside it. rows, evaluation_rows: of its datasets. metrics: name -> 'min' or 'max'. micro_batches:
-    replicas -> micro-batches in a step. unused: parameters without a gradient; scalars: those without dimensions.
-    batch_layers, random_layers: the names of its BatchNorm and dropout layers. refused: replicas -> why they cannot
-    train it.
+    replicas -> micro-batches in a step. proof_rows: of a step of the proof, where the job's whole batch would take too
+    long; else 0. dear: whether a step of the proof takes long all the same. unused: parameters without a gradient;
+    scalars: those without dimensions. batch_layers, random_layers: the names of its BatchNorm and dropout layers.
+    refused: replicas -> why they cannot train it.
     """
 
     settings: Mapping[str, str]
@@ -94,6 +95,8 @@ class JobFacts:
     metrics: Mapping[str, Literal["min", "max"]]
     global_batch: int
     micro_batches: Mapping[int, int]
+    proof_rows: int
+    dear: bool
     steps_per_epoch: int
     epochs: int
     parameters: int

@@ -27,8 +27,8 @@ class Prove:
     """One training of the proof.
 
     training: one of TRAININGS. dtype: 'float64', or 'float32' for a model or an engine that float64 does not fit.
-    replicas: the subset's last batch does not divide among so many. sgd_lr: the learning rate of 'sgd'. name: in the
-    record.
+    replicas: the subset's last batch does not divide among so many. sgd_lr: the learning rate of 'sgd'. rows: of a
+    step, where they are fewer than the job's; 0: the job's global batch. name: in the record.
     """
 
     training: str
@@ -38,6 +38,7 @@ class Prove:
     sgd_lr: float
     engine_settings: Values = field(default_factory=dict)
     name: str = ""
+    rows: int = 0
     kind: Literal["prove"] = "prove"
 
 
@@ -109,7 +110,10 @@ class LayoutPlan:
 
 @dataclass(frozen=True)
 class ReferencePlan:
-    """What the reference plays. replicas: of the study; they decide the subset's size. steps: of each training."""
+    """What the reference plays. replicas: of the study; they decide the subset's size. steps: of each training.
+
+    rows: as in Prove. shaken: how often each training is played again with noise in the rounding.
+    """
 
     out: str
     started_at: float
@@ -118,3 +122,5 @@ class ReferencePlan:
     layouts: tuple[LayoutPlan, ...]
     steps: int
     replicas: int
+    rows: int = 0
+    shaken: int = 2

@@ -135,11 +135,13 @@ MEASURED = ("samples_per_second", "ratio", "efficiency", "step_ms", "peak_memory
 
 @dataclass(frozen=True)
 class Proof:
-    """How it was proven. steps: optimizer steps of each training. float64_failed: why dtype is not float64."""
+    """How it was proven. steps: optimizer steps of each training. float64_failed: why dtype is not float64. rows: of
+    each step; fewer than the job's where a step of the whole batch would take too long."""
 
     steps: int
     dtype: str
     float64_failed: str | None = None
+    rows: int = 0
 
 
 @dataclass(frozen=True)

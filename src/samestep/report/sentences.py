@@ -75,8 +75,9 @@ def conditions(results: StudyResults) -> list[str]:
         f"One step sees {_shares(results.global_batch, results.world_size)}, on every engine.",
         f"Threads per rank: {results.threads_per_rank}. Loader workers per rank: {results.workers}"
         + (" (a rank loads its own data)." if results.workers == 0 else "."),
-        f"Proven in {proof.dtype} over {proof.steps} steps against the reference, which computes alone what the "
-        "ranks must compute together" + (f"; float64 failed: {proof.float64_failed}." if proof.float64_failed else "."),
+        f"Proven in {proof.dtype} over {proof.steps} steps{_fewer_rows(results)} against the reference, which computes "
+        "alone what the ranks must compute together"
+        + (f"; float64 failed: {proof.float64_failed}." if proof.float64_failed else "."),
     ]
     if results.measured:
         sentences += [
@@ -89,6 +90,11 @@ def conditions(results: StudyResults) -> list[str]:
             "Peak memory is that of the rank that needs most; start-up ends at the first batch.",
         ]
     return sentences
+
+
+def _fewer_rows(results: StudyResults) -> str:
+    rows = results.proof.rows
+    return f" of {rows} samples (the whole batch would take long)" if 0 < rows < results.global_batch else ""
 
 
 def row_notes(results: StudyResults) -> list[str]:

@@ -91,7 +91,7 @@ class ReferencePlayer:
 
     def _separation(self, dtype: str) -> SeparationSeen:
         """Computes a few rows alone and together."""
-        training = Prove("sgd", self.plan.steps, dtype, self.plan.replicas, SGD_LR)
+        training = Prove("sgd", self.plan.steps, dtype, self.plan.replicas, SGD_LR, rows=self.plan.rows)
         return SeparationSeen(**vars(reference.separate(proof_job(self.job, training), self.world.device)))
 
     def _trainings(self, number: int, planned: LayoutPlan, dtype: str) -> dict[str, list[Played]]:
@@ -101,7 +101,8 @@ class ReferencePlayer:
             what = " without random numbers and batch statistics" if planned.neutral else ""
             phase = f"reference {name}, {planned.replicas} replicas{what}"
             write_progress(self.world.rank, self.folder, Progress(phase=phase, attempt=attempt()))
-            training = Prove(name, self.plan.steps, dtype, self.plan.replicas, self.sgd_lr or SGD_LR)
+            rate = self.sgd_lr or SGD_LR
+            training = Prove(name, self.plan.steps, dtype, self.plan.replicas, rate, rows=self.plan.rows)
             if name == "sgd" and self.sgd_lr is None:
                 training, base = self._at_stable_rate(training, planned)
                 self.sgd_lr = training.sgd_lr
@@ -124,7 +125,7 @@ class ReferencePlayer:
         """Plays a training twice with noise in the rounding, and with reversed rows if their order does not matter."""
         dtype = getattr(torch, planned.rounds_to or training.dtype)
         reverses = self.reverses and not base.draws
-        seeds = (1,) if planned.neutral else (1, 2)
+        seeds = range(1, 2 if planned.neutral else 1 + self.plan.shaken)
 
         def shaken(seed: int) -> reference.TrainingResult:
             noise = reference.Noise(dtype, seed, reverses, planned.rounds_weights, self.shakes_data)

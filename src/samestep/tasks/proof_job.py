@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from math import ceil
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 from torch.utils.data import Subset, TensorDataset
 
+from samestep.data.schedule import schedule_of
 from samestep.data.stream import is_stream
 from samestep.job import Job, Recipe
 from samestep.records.plan import Prove
@@ -28,6 +30,7 @@ def proof_job(job: Job, training: Prove) -> Job:
 
     The steps of the training reach the subset's second epoch.
     """
+    job = with_fewer_rows(job, training.rows, training.replicas)
     dtype = getattr(torch, training.dtype)
     sample_dtype = None if job.collate else dtype  # a job's collate creates the tensors; its result is cast
     rows = _spread(job.train, subset_length(len(job.train), job.global_batch, training))
@@ -47,6 +50,16 @@ def proof_job(job: Job, training: Prove) -> Job:
     if training.training == "sgd":
         return replace(small, optimizer=_sgd(job.optimizer, training.sgd_lr))
     return small
+
+
+def with_fewer_rows(job: Job, rows: int, replicas: int) -> Job:
+    """Returns `job` with `rows` rows a step, in as many micro-batches as before; unchanged for 0."""
+    if not rows:
+        return job
+    micro_batch = None
+    if job.micro_batch:
+        micro_batch = ceil(ceil(rows / replicas) / schedule_of(job, replicas).micro_batches)
+    return replace(job, global_batch=rows, micro_batch=micro_batch)
 
 
 def steps_of(training: Prove) -> int:

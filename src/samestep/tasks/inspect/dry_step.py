@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import traceback
 import warnings
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import Subset
+from torch.utils.flop_counter import FlopCounterMode
 
 from samestep.data.loader import Rows, to_device
 from samestep.data.schedule import Schedule, schedule_of
@@ -27,8 +28,17 @@ EVALUATION_ROWS = 16
 PLAIN = (Tensor, np.ndarray, np.generic, str, bytes, int, float, type(None))
 
 
-def dry_step(job: Job, schedule: Schedule, model: nn.Module, device: str) -> list[str]:
-    """Trains `model` on one small batch, up to the gradients. Returns the names of the parameters without a gradient.
+@dataclass(frozen=True)
+class DryStep:
+    """unused: the parameters without a gradient. forward_flop: the floating-point operations of a row's forward pass,
+    0 where they cannot be counted."""
+
+    unused: list[str]
+    forward_flop: float
+
+
+def dry_step(job: Job, schedule: Schedule, model: nn.Module, device: str) -> DryStep:
+    """Trains `model` on one small batch, up to the gradients.
 
     The model's gradients and buffers change. Raises UserError where the job's functions raise, with the line in the
     job's code, or return what cannot be trained.
@@ -53,11 +63,13 @@ def dry_step(job: Job, schedule: Schedule, model: nn.Module, device: str) -> lis
     batch = Batch(to_device(data, device), part)
     called: list[bool] = []
     model.register_forward_hook(lambda *_: called.append(True))
+    counter = FlopCounterMode(display=False)
     try:
-        output = _raising("forward", lambda: job.forward(model, batch), part.rows)
+        with counter:
+            output = _raising("forward", lambda: job.forward(model, batch), part.rows)
     except UserError as error:
         if is_one_row_error(error):
-            return []  # inspect_job checks which ranks get one row
+            return DryStep([], 0.0)  # inspect_job checks which ranks get one row
         raise
     if not called:
         raise UserError(
@@ -74,7 +86,7 @@ def dry_step(job: Job, schedule: Schedule, model: nn.Module, device: str) -> lis
     if not loss.requires_grad:
         raise UserError("the criterion's loss does not depend on any parameter; compute it from the model's output")
     _raising("backward", loss.backward, part.rows)
-    return _without_gradient(model)
+    return DryStep(_without_gradient(model), counter.get_total_flops() / max(1, rows))
 
 
 def dry_evaluation(job: Job, model: nn.Module, device: str) -> None:

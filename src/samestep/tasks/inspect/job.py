@@ -21,6 +21,7 @@ from samestep.records.inspection import JobFacts
 from samestep.records.plan import Prove
 from samestep.tasks.inspect.dry_step import dry_evaluation, dry_step
 from samestep.tasks.inspect.load import build, find, innermost, settings_of
+from samestep.tasks.inspect.proof_size import rows_of_proof
 from samestep.tasks.proof_job import SGD_LR, proof_job
 from samestep.training import digest_state, is_one_row_error, one_row_message
 
@@ -43,9 +44,10 @@ def inspect_job(target: str, settings: Mapping[str, str], replicas: int, steps: 
             f"the model of the job {target} differs from call to call, so no two trainings of it could be compared; "
             "seed it inside: def model(): torch.manual_seed(seed); return Net()"
         )
-    unused = dry_step(job, schedule_of(job, 1), _model(job), device)
+    dry = dry_step(job, schedule_of(job, 1), _model(job), device)
+    proof_rows, dear = rows_of_proof(job, replicas, dry.forward_flop)
     dry_evaluation(job, _model(job), device)
-    training = Prove("sgd", steps, "float32", replicas, SGD_LR)
+    training = Prove("sgd", steps, "float32", replicas, SGD_LR, rows=proof_rows)
     sizes = sorted({1, replicas})
     metrics = {"loss": "min"} | {name: _better(metric) for name, metric in job.metrics.items()}
     return JobFacts(
@@ -57,6 +59,8 @@ def inspect_job(target: str, settings: Mapping[str, str], replicas: int, steps: 
         metrics={} if job.evaluation is None else metrics,  # type: ignore[arg-type]  # 'min' and 'max' alone
         global_batch=job.global_batch,
         micro_batches={n: schedule_of(job, n).micro_batches for n in sizes},
+        proof_rows=proof_rows,
+        dear=dear,
         steps_per_epoch=schedule_of(job, 1).steps_per_epoch,
         epochs=job.epochs,
         parameters=sum(p.numel() for p in parameters),
@@ -69,7 +73,7 @@ def inspect_job(target: str, settings: Mapping[str, str], replicas: int, steps: 
         sync_batchnorm=job.sync_batchnorm,
         batch_layers=_layers(model, nn.modules.batchnorm._BatchNorm),
         random_layers=_layers(model, nn.modules.dropout._DropoutNd),
-        unused=tuple(unused),
+        unused=tuple(dry.unused),
         scalars=tuple(name for name, parameter in model.named_parameters() if parameter.dim() == 0),
         refused={n: _refusal(job, n) or _refusal(proof_job(job, replace(training, replicas=n)), n) for n in sizes},
     )

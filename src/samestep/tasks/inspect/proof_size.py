@@ -1,0 +1,26 @@
+"""Chooses how many rows a step of the proof takes: the job's, or fewer where a step of the whole batch is dear."""
+
+from __future__ import annotations
+
+from samestep.data.schedule import schedule_of
+from samestep.job import Job
+
+CHEAP_FLOP = 0.25e9  # of a step: some 0.1 s in float64 on one core
+DEAR_FLOP = 20e9
+BACKWARD = 3  # a forward and a backward pass cost about three forward passes
+
+
+def rows_of_proof(job: Job, replicas: int, forward_flop: float) -> tuple[int, bool]:
+    """Returns the rows of a step of the proof, 0 for the job's global batch, and whether such a step is dear.
+
+    forward_flop: of one row's forward pass. Every replica gets two rows or more in each of its micro-batches, also of
+    the uneven last batch.
+    """
+    of_row = BACKWARD * forward_flop
+    each = replicas * schedule_of(job, replicas).micro_batches
+    fewest = each * (3 if each == replicas else 4)
+    affordable = int(CHEAP_FLOP / of_row) // each * each if of_row else job.global_batch
+    rows = max(fewest, affordable)
+    if rows >= job.global_batch:
+        return 0, of_row * job.global_batch > DEAR_FLOP
+    return rows, of_row * rows > DEAR_FLOP
