@@ -135,6 +135,8 @@ def test_a_port_that_is_free_is_used(tmp_path: Path) -> None:
         port = str(probe.getsockname()[1])
     done = samestep("run", f"{JOBS}:quick", "--launcher", "spawn", "--port", port, *deadline(), out=tmp_path / "out")
     assert done.returncode == 0, done.stderr
+    # In new interpreters, which must not end as Python's do: see NORMAL_EXIT of the job's file.
+    assert "interpreter's exit" not in "".join(log.read_text() for log in (tmp_path / "out").glob("rank*.log"))
 
 
 def test_more_ranks_than_cores_only_warns(tmp_path: Path) -> None:

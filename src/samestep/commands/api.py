@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from samestep.commands.command_options import CompareOptions, EvaluateOptions, RunOptions, Target, VerifyOptions
 from samestep.commands.compare import run_study, save
+from samestep.commands.exit_codes import naming_full_disks
 from samestep.commands.options import takes
 from samestep.commands.progress import Launches
+from samestep.commands.results_folder import release_folders
 from samestep.commands.setup import Setup
 from samestep.commands.train import evaluate as evaluate_weights
 from samestep.commands.train import run as train
@@ -32,7 +35,7 @@ def verify(options: VerifyOptions) -> StudyResults:
     in {"fsdp.units": "root"}. steps: optimizer steps of each training of the proof. out: the folder for the results.
     deadline_s: seconds after which a launch is ended. `results.engines` holds one Verdict per engine.
     """
-    with _target(options.job) as target:
+    with _call(options.job) as target:
         return _study("verify", options.setup(target))
 
 
@@ -43,7 +46,7 @@ def compare(options: CompareOptions) -> StudyResults:
     Of each launch, warmup_steps are left out and measured_steps count.
     `results.engines` holds one Verdict per engine, with samples_per_second, ratio, peak_memory_mib, …
     """
-    with _target(options.job) as target:
+    with _call(options.job) as target:
         return _study("compare", options.setup(target))
 
 
@@ -55,7 +58,7 @@ def run(options: RunOptions) -> TrainResults | None:
     metric whose best weights are kept, as 'accuracy' or 'error:min'. patience: evaluations without a better one after
     which the training ends. Returns None on a machine without rank 0, and on other ranks of an outer launcher.
     """
-    with _target(options.job) as target:
+    with _call(options.job) as target:
         return train(options.setup(target), options)
 
 
@@ -66,7 +69,7 @@ def evaluate(options: EvaluateOptions) -> ScoreResults | None:
     predictions: a new .npy file for the model's outputs.
     Returns None on a machine without rank 0, and on other ranks of an outer launcher.
     """
-    with _target(options.job) as target:
+    with _call(options.job) as target:
         return evaluate_weights(options.setup(target), options)
 
 
@@ -77,6 +80,20 @@ def _study(command: str, setup: Setup) -> StudyResults:
         raise UserError(f"this machine has only run its ranks; the results are on {setup.machines.master_addr}")
     save(*outcome)
     return outcome[0]
+
+
+_one_call = threading.Lock()
+
+
+@contextmanager
+def _call(job: Target) -> Iterator[str]:
+    """Runs one call at a time, because all share the fork servers: another thread's call waits. Yields the name that
+    workers load the job by."""
+    with _one_call, naming_full_disks(), _target(job) as target:
+        try:
+            yield target
+        finally:
+            release_folders()
 
 
 @contextmanager
