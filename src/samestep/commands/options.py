@@ -105,9 +105,9 @@ def arguments(options: Options, kind: type[Options]) -> list[str]:
     """Returns the fields of `kind` that differ from their defaults as words of a command line."""
     words: list[str] = []
     for field in fields(kind):  # type: ignore[arg-type]
-        value = getattr(options, field.name)
+        value, flag = getattr(options, field.name), _flag(kind, field.name)
         if value != field.default:
-            words += [_flag(kind, field.name), str(value)]
+            words += [flag if value else f"--no-{flag[2:]}"] if isinstance(value, bool) else [flag, str(value)]
     return words
 
 
@@ -115,7 +115,10 @@ def _is_options(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, Options)
 
 
-def _hints(kind: type) -> Mapping[str, tuple[Any, ParameterInfo | None, Typed | None]]:
+Parts = tuple[Any, ParameterInfo | None, Typed | None]
+
+
+def _hints(kind: type) -> Mapping[str, Parts]:
     """Returns field -> (its type, typer's metadata, how it is typed on the command line)."""
     if kind not in _known:
         hints = get_type_hints(kind, include_extras=True)
@@ -123,10 +126,10 @@ def _hints(kind: type) -> Mapping[str, tuple[Any, ParameterInfo | None, Typed | 
     return _known[kind]
 
 
-_known: dict[type, Mapping[str, tuple[Any, ParameterInfo | None, Typed | None]]] = {}
+_known: dict[type, Mapping[str, Parts]] = {}
 
 
-def _parts(hint: Any) -> tuple[Any, ParameterInfo | None, Typed | None]:
+def _parts(hint: Any) -> Parts:
     plain, *metadata = get_args(hint) if get_origin(hint) is Annotated else (hint,)
     info = next((each for each in metadata if isinstance(each, ParameterInfo)), None)
     return plain, info, next((each for each in metadata if isinstance(each, Typed)), None)
