@@ -17,6 +17,7 @@ import samestep
 from command import JOBS, WATCHED
 from samestep.commands import api
 from samestep.launch import fork_client
+from samestep.launch.end import live_local_ranks, local_pids
 
 LINEAR = """
 import torch
@@ -79,10 +80,9 @@ def test_mistakes_and_failures_are_raised(tmp_path: Path) -> None:
         samestep.verify("digits", "dpp")
     with pytest.raises(samestep.UserError, match="raised while it was built"):
         samestep.verify(f"{JOBS}:raises_when_built", "ddp", out=tmp_path / "a")
-    before = children()
     with pytest.raises(samestep.TrainingFailed, match="rank 1 failed: RuntimeError: the data of step 3 is bad"):
         samestep.run(f"{JOBS}:raises_on_rank_1", "ddp", nproc=2, launcher="fork", out=tmp_path / "b")
-    assert children() == before
+    assert local_pids(tmp_path / "b") and not live_local_ranks(tmp_path / "b")
 
 
 def test_a_training_and_its_evaluation(tmp_path: Path) -> None:
