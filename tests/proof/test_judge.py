@@ -114,7 +114,7 @@ TAMPERINGS: dict[str, tuple[Tamper, str, int | None]] = {
     "a parameter": (_tensor("5.weight", lambda w: w + 1e-9), "parameter", 7),
     "the first parameter": (_tensor("0.weight", lambda w: w + 1e-6), "parameter", 7),
     "the first parameter's gradient": (_tensor("0.weight", lambda w: w + 1e-6, "gradient"), "first gradient", 0),
-    "the first buffer": (_tensor("1.running_var", lambda b: b * (1 + 1e-6)), "buffer", 7),
+    "another buffer": (_tensor("1.running_var", lambda b: b * (1 + 1e-6)), "buffer", 7),
     "a parameter under the job's optimizer": (_tensor("5.weight", lambda w: w + 1e-9, "user"), "parameter", 7),
     "a parameter that is no number": (_tensor("5.weight", lambda w: w * np.nan), "parameter", 7),
     "a parameter of another shape": (_tensor("5.weight", lambda w: w[:1]), "parameter", 7),
