@@ -361,6 +361,7 @@ def merged(metric: Any, states: list[dict[str, Any]]) -> float:
     metric.to("cpu")
     for state in reversed(states):  # a state that is merged goes before what is there
         metric.merge_state(state)
+    metric.distributed_available_fn = lambda: False  # the states are of all ranks: it must not add them up again
     with warnings.catch_warnings():  # it has merged, and not been updated
         warnings.simplefilter("ignore")
         return float(metric.compute())

@@ -9,7 +9,7 @@ from samestep.version import __version__
 
 if TYPE_CHECKING:
     from samestep.commands.api import compare, evaluate, run, verify
-    from samestep.commands.setup import MachineOptions
+    from samestep.commands.machine_options import MachineOptions
     from samestep.data.arrays import Arrays
     from samestep.data.images import ImageFolder
     from samestep.data.pipeline import Pipeline
@@ -38,7 +38,7 @@ __all__ = [
 LATER = {  # name -> its module, imported when it is asked for: a job needs none of them
     "Arrays": "data.arrays",
     "ImageFolder": "data.images",
-    "MachineOptions": "commands.setup",
+    "MachineOptions": "commands.machine_options",
     "Pipeline": "data.pipeline",
     "Stream": "data.stream",
     "Verdict": "records.results",

@@ -48,8 +48,10 @@ CASES = {
         ["verify", "--engine", "ddp", "--set-engine", "compress=zip"],
         "--set-engine compress=zip: 'compress' takes none or fp16 or bf16 or powersgd, not 'zip'",
     ),
-    "no engine to run": (["run", "--engine", " "], "run trains on one engine under one launcher; give one name each"),
-    "no engine to verify": (["verify", "--engines", " , "], "--engines ' , ' names none; leave it out for all of them"),
+    "no engine to run": (["run", "--engine", " "], "--engine ' ' names none"),
+    "two engines to run": (["run", "--engine", "ddp,fsdp"], "--engine 'ddp,fsdp': a training has one engine; name one"),
+    "two launchers": (["run", "--launcher", "all"], "--launcher 'all': one launcher starts the ranks; name one"),
+    "no engine to verify": (["verify", "--engines", " , "], "--engines ' , ' names none; name one, or leave it out"),
     "a bucket of no number": (
         ["verify", "--engine", "ddp", "--set-engine", "bucket_mb=nan"],
         "--set-engine bucket_mb=nan: it must be above 0",
@@ -133,6 +135,8 @@ def test_a_port_that_is_free_is_used(tmp_path: Path) -> None:
         port = str(probe.getsockname()[1])
     done = samestep("run", f"{JOBS}:quick", "--launcher", "spawn", "--port", port, *deadline(), out=tmp_path / "out")
     assert done.returncode == 0, done.stderr
+    # In new interpreters, which must not end as Python's do: see NORMAL_EXIT of the job's file.
+    assert "interpreter's exit" not in "".join(log.read_text() for log in (tmp_path / "out").glob("rank*.log"))
 
 
 def test_more_ranks_than_cores_only_warns(tmp_path: Path) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -13,7 +15,9 @@ import pytest
 
 import samestep
 from command import JOBS, WATCHED
+from samestep.commands import api
 from samestep.launch import fork_client
+from samestep.launch.end import live_local_ranks, local_pids
 
 LINEAR = """
 import torch
@@ -78,13 +82,87 @@ def test_mistakes_and_failures_are_raised(tmp_path: Path) -> None:
         samestep.verify(f"{JOBS}:raises_when_built", "ddp", out=tmp_path / "a")
     with pytest.raises(samestep.TrainingFailed, match="rank 1 failed: RuntimeError: the data of step 3 is bad"):
         samestep.run(f"{JOBS}:raises_on_rank_1", "ddp", nproc=2, launcher="fork", out=tmp_path / "b")
+    assert local_pids(tmp_path / "b") and not live_local_ranks(tmp_path / "b")
 
 
 def test_a_training_and_its_evaluation(tmp_path: Path) -> None:
-    trained = samestep.run(f"{WATCHED}:job", nproc=2, launcher="fork", best="loss", out=tmp_path / "run")
+    """Paths are texts here; the first training's folder is not trained into again."""
+    job, out = f"{WATCHED}:job", str(tmp_path / "run")
+    trained = samestep.run(job, nproc=2, launcher="fork", best="loss", out=out)
     assert trained and trained.evaluation and trained.weights_of_step
-    scored = samestep.evaluate(trained.weights, f"{WATCHED}:job", nproc=1, launcher="fork", out=tmp_path / "score")
+    predictions = str(tmp_path / "out.npy")
+    scored = samestep.evaluate(trained.weights, job, nproc=1, launcher="fork", out=out + "2", predictions=predictions)
     assert scored and scored.evaluation["loss"] == pytest.approx(trained.evaluation["loss"], rel=1e-6)
+    assert scored.predictions == predictions and Path(predictions).exists()
+    with pytest.raises(samestep.UserError, match=r"weights\.safetensors exists, and a new training would replace it"):
+        samestep.run(job, nproc=2, launcher="fork", best="loss", out=out)
+    again = samestep.run(job, nproc=1, launcher="fork", init=trained.weights, out=out + "3")
+    assert again and again.init and again.init.file == trained.weights
+
+
+WRONG: dict[str, tuple[Callable[[], object], str]] = {
+    "steps": (lambda: samestep.verify(steps=3), "steps=3: give 4 or more"),
+    "rounds": (lambda: samestep.compare(rounds=0), "rounds=0: give 1 or more"),
+    "measured steps": (lambda: samestep.compare(measured_steps=1), "measured_steps=1: give 2 or more"),
+    "warm-up": (lambda: samestep.compare(warmup_steps=0), "warmup_steps=0: give 1 or more"),
+    "patience": (lambda: samestep.run(best="loss", patience=0), "patience=0: give 1 or more"),
+    "evaluations": (lambda: samestep.run(evaluate_every=-1), "evaluate_every=-1: give 0 or more"),
+    "a deadline": (lambda: samestep.evaluate("w", deadline_s=0), "deadline_s=0: give 1 or more"),
+    "a deadline that is no number": (lambda: samestep.verify(deadline_s=float("nan")), "deadline_s=nan: give 1 or"),
+    "ranks": (lambda: samestep.verify(nproc=2.0), "nproc=2.0: give a whole number or None"),  # type: ignore[arg-type]
+    "a port": (lambda: samestep.MachineOptions(port=65536), "port=65536: give 65535 or less"),
+    "a device": (lambda: samestep.verify(device="tpu"), "there is no device 'tpu' here"),
+    "a job": (lambda: samestep.verify(3), "job=3: give a function that returns a Job, the path"),  # type: ignore[arg-type]
+    "settings": (lambda: samestep.verify(settings=["lr=1"]), "settings=['lr=1']: give a mapping"),  # type: ignore[arg-type]
+    "engines": (lambda: samestep.verify(engines=[1]), "engines=[1]: give the name of an engine"),  # type: ignore[list-item]
+    "engines without a name": (lambda: samestep.verify(engines=","), "--engines ',' names none"),
+    "two engines": (lambda: samestep.run(engine="ddp,fsdp"), "a training has one engine"),
+    "a folder that is a file": (lambda: samestep.verify(out=__file__), "test_python_api.py is a file; give a folder"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_argument_is_one_sentence(name: str) -> None:
+    call, sentence = WRONG[name]
+    with pytest.raises(samestep.UserError) as error:
+        call()
+    assert sentence in str(error.value) and "\n" not in str(error.value)
+
+
+def test_an_argument_that_no_function_has() -> None:
+    with pytest.raises(TypeError, match="nprocs"):
+        samestep.verify(nprocs=2)  # type: ignore[call-arg]
+
+
+def test_calls_of_several_threads_take_turns(tmp_path: Path) -> None:
+    """None of them is the main thread, which alone may handle signals."""
+    handler, trained = signal.getsignal(signal.SIGUSR1), []
+
+    def train(name: str) -> None:
+        trained.append(samestep.run(f"{JOBS}:quick", "single", nproc=1, launcher="fork", out=tmp_path / name))
+
+    threads = [threading.Thread(target=train, args=(name,)) for name in "ab"]
+    with api._call("digits"):
+        for thread in threads:
+            thread.start()
+        threads[0].join(0.5)
+        assert not (tmp_path / "a").exists() and not (tmp_path / "b").exists()
+    for thread in threads:
+        thread.join()
+    assert [each.steps for each in trained if each] == [8, 8]
+    assert samestep.run(f"{JOBS}:quick", "single", nproc=1, launcher="fork", out=tmp_path / "main")
+    assert signal.getsignal(signal.SIGUSR1) is handler
+
+
+def test_a_full_disk_is_named_with_the_file(tmp_path: Path) -> None:
+    def verify() -> object:
+        return samestep.verify(f"{JOBS}:quick", "single", nproc=1, out=tmp_path / "out")
+
+    verify()
+    (tmp_path / "out" / f".results.json.{os.getpid()}").symlink_to("/dev/full")  # what is written before the renaming
+    with pytest.raises(samestep.UserError, match=r"out/results\.json cannot be written \(No space left on device\)"):
+        verify()
+    verify()
 
 
 def test_a_script_needs_no_guard_and_leaves_nothing(tmp_path: Path) -> None:

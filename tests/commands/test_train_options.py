@@ -2,12 +2,40 @@
 
 from __future__ import annotations
 
+import inspect
+from dataclasses import dataclass, fields
 from pathlib import Path
 
-from samestep.commands.train import TrainOptions
+import pytest
+
+import samestep
+from samestep.commands import cli
+from samestep.commands.options import Options, arguments
+from samestep.commands.train_options import TrainOptions
 
 
 def test_options_are_words_again() -> None:
-    words = TrainOptions(Path("/w.safetensors"), 3, "loss", 2).arguments()
+    words = arguments(
+        TrainOptions(init=Path("/w.safetensors"), evaluate_every=3, best="loss", patience=2), TrainOptions
+    )
     assert words == ["--init", "/w.safetensors", "--evaluate-every", "3", "--best", "loss", "--patience", "2"]
-    assert TrainOptions().arguments() == []
+    assert arguments(TrainOptions(), TrainOptions) == []
+
+
+@dataclass(frozen=True)
+class Switches(Options):
+    on: bool = False
+    off: bool = True
+
+
+def test_a_switch_is_one_word() -> None:
+    assert arguments(Switches(on=True, off=False), Switches) == ["--on", "--no-off"]
+
+
+@pytest.mark.parametrize("command", ["run", "slurm"])
+def test_every_field_is_an_option_and_an_argument(command: str) -> None:
+    asked = set(inspect.signature(getattr(cli, command)).parameters)
+    names = {field.name for field in fields(TrainOptions)}
+    assert names <= asked and names <= set(inspect.signature(samestep.run).parameters)
+    machines = {field.name for field in fields(samestep.MachineOptions)}
+    assert machines <= asked if command == "run" else not machines & asked

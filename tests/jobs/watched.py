@@ -86,6 +86,27 @@ def job(
     )
 
 
+def merged() -> Job:
+    """Its metric counts rows, and adds 1000 times the rank that computes it, as machines of two kinds may differ."""
+    from torchmetrics import Metric
+
+    class Merged(Metric):
+        full_state_update = False
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.add_state("rows", torch.tensor(0), dist_reduce_fx="sum")
+            self.rows: Tensor
+
+        def update(self, output: Tensor, targets: Tensor) -> None:
+            self.rows += len(targets)
+
+        def compute(self) -> Tensor:
+            return self.rows + 1000.0 * int(os.environ.get("RANK", "0"))
+
+    return replace(job(), metrics={"merged": Merged()}, epochs=1)
+
+
 def greedy(mib_a_row: int = 128, spare_mib: int = 1000) -> Job:
     """Each row of a batch needs memory, of which a rank may have only so much more than it has when it starts."""
     plain = job()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,9 +16,11 @@ from torchmetrics import Metric
 
 from command import WATCHED
 from conformance import jobs_drawn
+from ranks import Ranks
 from samestep.errors import UserError
 from samestep.job import Batch
 from samestep.rank.evaluate import evaluate
+from samestep.records.plan import Plan, Train
 from samestep.tasks.inspect.job import inspect_job
 from samestep.tasks.inspect.load import build
 from samestep.training import Run
@@ -52,6 +56,15 @@ class Last(Metric):
 
     def compute(self) -> torch.Tensor:
         return torch.cat(list(self.seen))[-1].float()
+
+
+def test_a_counted_metric_is_that_of_all_rows_as_rank_0_merges_them(
+    ranks: Callable[[int], Ranks], tmp_path: Path
+) -> None:
+    """Its value shows which rows were merged, and on which rank it was taken."""
+    plan = Plan("", 0.0, f"{WATCHED}:merged", {}, "ddp", trainings=(Train(str(tmp_path / "weights.safetensors")),))
+    seen = [each.evaluation for each in ranks(2).work(plan).training("train")]
+    assert [each.sums["merged"] for each in seen if each] == [131, 131]
 
 
 @pytest.mark.parametrize("workers", [0, 2])

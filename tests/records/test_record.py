@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from samestep.errors import UserError
+from samestep.errors import TrainingFailed, UserError
 from samestep.records.files import SCHEMA, as_json, finite, from_json, read, write, write_json
 from samestep.records.inspection import MachineFacts
 from samestep.records.plan import Measure, Plan, Prove
@@ -23,6 +25,7 @@ from samestep.records.record import (
     read_progress,
     write_arrays,
 )
+from samestep.records.results import Launch
 from samestep.world import World
 
 MACHINE = MachineFacts("3.11", "2.13", "h1", "x86_64", 2)
@@ -88,6 +91,49 @@ def test_a_file_that_is_no_json_is_refused(tmp_path: Path) -> None:
         read(Progress, tmp_path / "progress.json")
 
 
+@pytest.mark.parametrize("content", ["", '{"schema": 2, "rank"', "[1]"])
+def test_a_record_that_is_cut_off_is_named(content: str, tmp_path: Path) -> None:
+    _rank(tmp_path, 0)
+    for name in ("rank0.json", "plan.json", "error-rank0.json", "rank0.sgd.npz"):
+        (tmp_path / name).write_text(content)
+    record = Record(tmp_path)
+    assert not record.complete(1)  # a resumed study launches it again
+    reads = {"rank0.json": lambda: record.ranks, "plan.json": record.plan, "error-rank0.json": record.error}
+    for name, reading in {**reads, "rank0.sgd.npz": lambda: record.arrays("sgd")}.items():
+        with pytest.raises((UserError, TrainingFailed)) as error:
+            reading()
+        assert str(tmp_path / name) in str(error.value) and "\n" not in str(error.value)
+
+
+def test_tensors_that_are_cut_off_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "rank0.sgd.npz"
+    write_arrays(path, {"a": np.arange(100.0)})
+    whole = path.read_bytes()
+    for length in (len(whole) // 2, len(whole) - 8):
+        path.write_bytes(whole[:length])
+        with pytest.raises(TrainingFailed, match=r"rank0\.sgd\.npz is missing or incomplete"):
+            Record(tmp_path).arrays("sgd")
+
+
+def test_a_full_disk_leaves_the_old_file_and_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    write_json(path, {"old": 1})
+    (tmp_path / f".a.json.{os.getpid()}").symlink_to("/dev/full")  # the file that is renamed when it is whole
+    with pytest.raises(OSError, match="No space left on device") as error:
+        write_json(path, {"new": 1})
+    assert error.value.filename == str(path)
+    assert [file.name for file in tmp_path.iterdir()] == ["a.json"] and json.loads(path.read_text()) == {"old": 1}
+
+
+def test_results_with_no_finite_loss_are_read_back() -> None:
+    """As JSON has them, without NaN."""
+    losses = [1.5, math.inf, -math.inf]
+    launch = Launch(0, 1.0, [1.0], [0.0], [*losses, math.nan])
+    written = json.dumps(finite(as_json(launch)), allow_nan=False)
+    found = from_json(Launch, json.loads(written))
+    assert found.losses[:3] == losses and math.isnan(found.losses[3])
+
+
 def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     write_json(path, {"old": 1})
@@ -98,7 +144,7 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
 
 def test_plain_values_describe_a_record() -> None:
     assert from_json(RankRecord, as_json(_plain := RankRecord(0, World(), 1, 0.0, MACHINE))) == _plain
-    assert finite({"a": [float("nan"), 1.0]}) == {"a": [None, 1.0]}
+    assert finite({"a": [float("nan"), 1.0]}) == {"a": ["NaN", 1.0]}
 
 
 def test_the_first_error_is_told(tmp_path: Path) -> None:

@@ -8,169 +8,69 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import threading
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
+from samestep.commands.command_options import CompareOptions, EvaluateOptions, RunOptions, Target, VerifyOptions
 from samestep.commands.compare import run_study, save
+from samestep.commands.exit_codes import naming_full_disks
+from samestep.commands.options import takes
 from samestep.commands.progress import Launches
-from samestep.commands.setup import MachineOptions, Setup
-from samestep.commands.train import ScoreOptions, TrainOptions
+from samestep.commands.results_folder import release_folders
+from samestep.commands.setup import Setup
 from samestep.commands.train import evaluate as evaluate_weights
 from samestep.commands.train import run as train
 from samestep.errors import UserError
 from samestep.records.results import ScoreResults, StudyResults, TrainResults
 
-Target = str | Path | Callable[..., Any]
-Values = Mapping[str, Any]
 
-
-def verify(
-    job: Target = "digits",
-    engines: str | Sequence[str] = (),
-    *,
-    nproc: int | None = None,
-    settings: Values | None = None,
-    engine_settings: Values | None = None,
-    launchers: str | Sequence[str] = (),
-    device: str = "auto",
-    out: str | Path | None = None,
-    steps: int = 8,
-    deadline_s: float | None = None,
-    machines: MachineOptions = MachineOptions(),  # noqa: B008 - frozen
-) -> StudyResults:
+@takes(VerifyOptions)
+def verify(options: VerifyOptions) -> StudyResults:
     """Proves that each engine computes the same training as the reference, one process that computes every rank's part.
 
     job: a function that returns a Job, the path of a file (its function `job`, or file.py:function), or the name of a
     built-in job. engines: empty: all of them. settings: of the job's function; engine_settings: of the engines, as
-    in {"fsdp.units": "root"}. `results.engines` holds one Verdict per engine.
+    in {"fsdp.units": "root"}. steps: optimizer steps of each training of the proof. out: the folder for the results.
+    deadline_s: seconds after which a launch is ended. `results.engines` holds one Verdict per engine.
     """
-    with _target(job) as target:
-        setup = Setup(
-            job=target,
-            settings=_texts(settings),
-            engines=_names(engines),
-            engine_settings=_texts(engine_settings),
-            launchers=_names(launchers),
-            nproc=nproc,
-            device=device,
-            out=Path(out) if out else None,
-            steps=steps,
-            deadline_s=deadline_s,
-            machines=machines,
-        )
-        return _study("verify", setup)
+    with _call(options.job) as target:
+        return _study("verify", options.setup(target))
 
 
-def compare(
-    job: Target = "digits",
-    engines: str | Sequence[str] = (),
-    *,
-    nproc: int | None = None,
-    settings: Values | None = None,
-    engine_settings: Values | None = None,
-    launchers: str | Sequence[str] = (),
-    device: str = "auto",
-    out: str | Path | None = None,
-    rounds: int = 5,
-    measured_steps: int = 100,
-    warmup_steps: int = 20,
-    steps: int = 8,
-    deadline_s: float | None = None,
-    machines: MachineOptions = MachineOptions(),  # noqa: B008 - frozen
-) -> StudyResults:
+@takes(CompareOptions)
+def compare(options: CompareOptions) -> StudyResults:
     """Proves each engine as `verify` does, and measures those that are proven, in `rounds` launches each.
 
+    Of each launch, warmup_steps are left out and measured_steps count.
     `results.engines` holds one Verdict per engine, with samples_per_second, ratio, peak_memory_mib, …
     """
-    with _target(job) as target:
-        setup = Setup(
-            job=target,
-            settings=_texts(settings),
-            engines=_names(engines),
-            engine_settings=_texts(engine_settings),
-            launchers=_names(launchers),
-            nproc=nproc,
-            device=device,
-            out=Path(out) if out else None,
-            rounds=rounds,
-            measured_steps=measured_steps,
-            warmup_steps=warmup_steps,
-            steps=steps,
-            deadline_s=deadline_s,
-            machines=machines,
-        )
-        return _study("compare", setup)
+    with _call(options.job) as target:
+        return _study("compare", options.setup(target))
 
 
-def run(
-    job: Target = "digits",
-    engine: str = "ddp",
-    *,
-    nproc: int | None = None,
-    settings: Values | None = None,
-    engine_settings: Values | None = None,
-    launcher: str = "",
-    device: str = "auto",
-    out: str | Path | None = None,
-    deadline_s: float | None = None,
-    init: str | Path | None = None,
-    evaluate_every: int = 1,
-    best: str = "",
-    patience: int | None = None,
-    machines: MachineOptions = MachineOptions(),  # noqa: B008 - frozen
-) -> TrainResults | None:
+@takes(RunOptions)
+def run(options: RunOptions) -> TrainResults | None:
     """Trains the whole job on one engine, and writes weights.safetensors into `out`.
 
-    Returns None on a machine without rank 0, and on other ranks of an outer launcher.
+    init: weights to start from. evaluate_every: epochs from one evaluation to the next; 0: only the last. best: the
+    metric whose best weights are kept, as 'accuracy' or 'error:min'. patience: evaluations without a better one after
+    which the training ends. Returns None on a machine without rank 0, and on other ranks of an outer launcher.
     """
-    with _target(job) as target:
-        setup = Setup(
-            job=target,
-            settings=_texts(settings),
-            engines=_names(engine),
-            engine_settings=_texts(engine_settings),
-            launchers=_names(launcher),
-            nproc=nproc,
-            device=device,
-            out=Path(out) if out else None,
-            deadline_s=deadline_s,
-            machines=machines,
-        )
-        return train(setup, TrainOptions(Path(init) if init else None, evaluate_every, best, patience))
+    with _call(options.job) as target:
+        return train(options.setup(target), options)
 
 
-def evaluate(
-    weights: str | Path,
-    job: Target = "digits",
-    *,
-    nproc: int | None = None,
-    settings: Values | None = None,
-    launcher: str = "",
-    device: str = "auto",
-    out: str | Path | None = None,
-    predictions: str | Path | None = None,
-    deadline_s: float | None = None,
-    machines: MachineOptions = MachineOptions(),  # noqa: B008 - frozen
-) -> ScoreResults | None:
+@takes(EvaluateOptions)
+def evaluate(options: EvaluateOptions) -> ScoreResults | None:
     """Evaluates the weights in a file on the job's evaluation: the same figures on any number of ranks.
 
+    predictions: a new .npy file for the model's outputs.
     Returns None on a machine without rank 0, and on other ranks of an outer launcher.
     """
-    with _target(job) as target:
-        setup = Setup(
-            job=target,
-            settings=_texts(settings),
-            engines=("ddp",),
-            launchers=_names(launcher),
-            nproc=nproc,
-            device=device,
-            out=Path(out) if out else None,
-            deadline_s=deadline_s,
-            machines=machines,
-        )
-        return evaluate_weights(setup, ScoreOptions(Path(weights), Path(predictions) if predictions else None))
+    with _call(options.job) as target:
+        return evaluate_weights(options.setup(target), options)
 
 
 def _study(command: str, setup: Setup) -> StudyResults:
@@ -182,13 +82,18 @@ def _study(command: str, setup: Setup) -> StudyResults:
     return outcome[0]
 
 
-def _names(given: str | Sequence[str]) -> tuple[str, ...]:
-    return tuple(given.replace(",", " ").split()) if isinstance(given, str) else tuple(given)
+_one_call = threading.Lock()
 
 
-def _texts(given: Values | None) -> dict[str, str]:
-    """Returns values as texts, as --set takes them."""
-    return {name: str(value) for name, value in (given or {}).items()}
+@contextmanager
+def _call(job: Target) -> Iterator[str]:
+    """Runs one call at a time, because all share the fork servers: another thread's call waits. Yields the name that
+    workers load the job by."""
+    with _one_call, naming_full_disks(), _target(job) as target:
+        try:
+            yield target
+        finally:
+            release_folders()
 
 
 @contextmanager

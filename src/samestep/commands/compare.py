@@ -26,7 +26,7 @@ from samestep.proof.judge import judge, not_one_process, one_process
 from samestep.proof.plan import loop_layout, neutral_layouts, numerics_layout, plain_layout
 from samestep.proof.plan import trainings as proof_trainings
 from samestep.proof.trace import Expectation
-from samestep.records.files import write, write_json
+from samestep.records.files import replace_text, write, write_json
 from samestep.records.plan import LayoutPlan, Measure, Plan, ReferencePlan, Training
 from samestep.records.record import Progress, Record
 from samestep.records.results import EngineResult, OneProcess, Proof, StudyResults, Verdict, results_json
@@ -58,7 +58,7 @@ def save(results: StudyResults, folder: Path) -> None:
     from samestep import report
 
     write_json(folder / "results.json", results_json(results))
-    (folder / "report.html").write_text(report.html(results), encoding="utf-8")
+    replace_text(folder / "report.html", report.html(results))
 
 
 def _run_launches(study: Study, folder: Path, show: ShowProgress) -> StudyResults:

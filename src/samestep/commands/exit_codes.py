@@ -6,7 +6,8 @@ import errno
 import functools
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn, ParamSpec
 
 import typer
@@ -31,6 +32,18 @@ def exit_code(results: StudyResults, *, strict: bool = False) -> int:
     return int(bad or answer in wrong or not any(row.proven for row in results.engines))
 
 
+@contextmanager
+def naming_full_disks() -> Iterator[None]:
+    """Turns the error of a full or read-only disk into a UserError that names the file."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+            raise
+        name = error.filename or "a file"
+        raise UserError(f"{name} cannot be written ({error.strerror}); make room, or choose another --out") from error
+
+
 def with_exit_code(command: Callable[P, int]) -> Callable[P, NoReturn]:
     """Makes a command exit with the code that it returns, with 2 for a user's mistake, or with 1 for a failed training;
     prints the error's sentence."""
@@ -45,19 +58,14 @@ def with_exit_code(command: Callable[P, int]) -> Callable[P, NoReturn]:
         if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # not under nohup
             signal.signal(signal.SIGHUP, lambda *_: sys.exit(129))
         try:
-            code = command(*args, **kwargs)
+            with naming_full_disks():
+                code = command(*args, **kwargs)
         except UserError as error:
             say(str(error))
             code = 2
         except TrainingFailed as error:
             say(str(error))
             code = 1
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
-                raise
-            name = error.filename or "a file"
-            say(f"{name} cannot be written ({error.strerror}); make room, or choose another --out")
-            code = 2
         except KeyboardInterrupt:
             say("interrupted; everything that was started has ended")
             code = 130

@@ -1,138 +1,226 @@
-"""The options that several commands share: their names, types and help."""
+"""Options: a dataclass's fields are both a command's options and the Python API's arguments.
+
+A field's type, default and typer metadata (flags, help, limits) stand once, in the dataclass. `from_command_line` gives
+typer a function of such dataclasses, `takes` gives one to Python; `Options` checks the values for both.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import Field, dataclass, fields
 from pathlib import Path
-from typing import Annotated
+from types import NoneType, UnionType
+from typing import Annotated, Any, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
-import typer
+from typer.models import ParameterInfo
 
 from samestep.errors import UserError
 
-Job = Annotated[
-    str, typer.Argument(metavar="[JOB]", help="A built-in job (digits), file.py:function or package.module:function.")
-]
-Engines = Annotated[
-    str, typer.Option("--engines", "--engine", help="Engines, separated by commas; all of them by default.")
-]
-Engine = Annotated[str, typer.Option("--engine", "--engines", help="The engine that trains.")]
-Nproc = Annotated[
-    int | None,
-    typer.Option(help="Ranks on each machine (for dataparallel: devices); one for each GPU, or 2 on a CPU."),
-]
-Set = Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="A setting of the job; repeatable.")]
-SetEngine = Annotated[
-    list[str],
-    typer.Option(
-        "--set-engine", metavar="KEY=VALUE", help="A setting of the engines that have it, or of one: ENGINE.KEY."
-    ),
-]
-Out = Annotated[Path | None, typer.Option(help="Folder for the results; by default a dated one under runs/.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON value on stdout, and nothing else there.")]
-Strict = Annotated[
-    bool, typer.Option("--strict", help="Exit 1, too, where the job by nature trains otherwise than in one process.")
-]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda, or a list such as cuda:0,cuda:1.")]
-Launchers = Annotated[
-    str,
-    typer.Option(
-        "--launchers", "--launcher", help="Launchers, separated by commas, or all; by default each engine's first."
-    ),
-]
-Launcher = Annotated[
-    str,
-    typer.Option(
-        "--launcher", "--launchers", help="The launcher that starts the ranks; by default the engine's first."
-    ),
-]
-Steps = Annotated[int, typer.Option(help="Optimizer steps of each training of the proof.", min=4)]
-Deadline = Annotated[
-    float | None,
-    typer.Option(help="Seconds after which a launch is ended; each rank's stack is written to its folder.", min=1),
-]
-
-MACHINES = "Machines"
-Nnodes = Annotated[
-    int | None,
-    typer.Option(help="Machines: 1, or the Slurm job's. Type the same line on each.", min=1, rich_help_panel=MACHINES),
-]
-NodeRank = Annotated[
-    int | None,
-    typer.Option(
-        help="This machine's number; by default the rendezvous numbers the machines.",
-        min=0,
-        rich_help_panel=MACHINES,
-    ),
-]
-MasterAddr = Annotated[
-    str, typer.Option(help="The machine of the rendezvous, by name or address.", rich_help_panel=MACHINES)
-]
-Port = Annotated[
-    int,
-    typer.Option(
-        "--port",
-        "--master-port",
-        help="The port of the rendezvous; 0: any free one.",
-        min=0,
-        max=65535,
-        rich_help_panel=MACHINES,
-    ),
-]
-Hosts = Annotated[
-    str, typer.Option(help="Machines that mpirun starts on, separated by commas.", rich_help_panel=MACHINES)
-]
-Interface = Annotated[
-    str,
-    typer.Option(
-        help="The network interface for gloo and NCCL; by default the one that leads to the master.",
-        rich_help_panel=MACHINES,
-    ),
-]
-MaxRestarts = Annotated[
-    int,
-    typer.Option(help="How often torchrun restarts all ranks after one has died.", min=0, rich_help_panel=MACHINES),
-]
-Timeout = Annotated[
-    float, typer.Option(help="Seconds that a rank waits for the others.", min=1, rich_help_panel=MACHINES)
-]
-
-Init = Annotated[Path | None, typer.Option(help="Weights to start from: a safetensors file of the same model.")]
-Best = Annotated[str, typer.Option(help="Keep the best weights by a metric, as in accuracy, loss or error:min.")]
-Patience = Annotated[
-    int | None, typer.Option(help="Stop after so many evaluations without a better --best metric.", min=1)
-]
-EvaluateEvery = Annotated[int, typer.Option(help="Epochs from one evaluation to the next; 0: only the last.", min=0)]
-
-KUBERNETES = "Kubernetes"
-To = Annotated[
-    str,
-    typer.Option(
-        help="Print manifests instead of training: k8s (Indexed Job) or kubeflow (PyTorchJob).",
-        rich_help_panel=KUBERNETES,
-    ),
-]
-Image = Annotated[
-    str, typer.Option(help="The container image that holds samestep and the job.", rich_help_panel=KUBERNETES)
-]
-Claim = Annotated[str, typer.Option(help="The PersistentVolumeClaim for the results.", rich_help_panel=KUBERNETES)]
+P = ParamSpec("P")
+R = TypeVar("R")
+AnyOptions = TypeVar("AnyOptions")
 
 
-def names(given: str, flag: str) -> tuple[str, ...]:
+@dataclass(frozen=True)
+class Typed:
+    """How an option is typed on the command line, where its type in Python is wider.
+
+    kind: its type for typer. default: for typer. parse: turns the typed value and the flag into the Python value.
+    words: what to give in Python, for the error of a wrong type.
+    """
+
+    kind: Any
+    default: Any = None
+    parse: Callable[[Any, str], Any] = lambda value, _: value
+    words: str = ""
+
+
+class Options:
+    """A base of frozen dataclasses of options. Raises UserError for a value of a wrong type, or outside the limits that
+    the field's typer metadata names."""
+
+    def __post_init__(self) -> None:
+        for name, (kind, info, typed) in _hints(type(self)).items():
+            value = getattr(self, name)
+            if not _fits(value, kind):
+                raise UserError(f"{name}={_shown(value)}: give {(typed and typed.words) or _described(kind)}")
+            low, high = getattr(info, "min", None), getattr(info, "max", None)
+            if value is not None and low is not None and not value >= low:
+                raise UserError(f"{name}={value}: give {low} or more")
+            if value is not None and high is not None and not value <= high:
+                raise UserError(f"{name}={value}: give {high} or less")
+
+
+def takes(kind: Callable[P, AnyOptions]) -> Callable[[Callable[[AnyOptions], R]], Callable[P, R]]:
+    """Makes a function of one dataclass `kind` take the dataclass's fields as its own arguments."""
+
+    def decorate(function: Callable[[AnyOptions], R]) -> Callable[P, R]:
+        @functools.wraps(function)
+        def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+            signature.bind(*args, **kwargs)  # a TypeError names this function's arguments
+            return function(kind(*args, **kwargs))
+
+        hints = get_type_hints(kind)
+        parameters = [each.replace(annotation=hints[each.name]) for each in inspect.signature(kind).parameters.values()]
+        signature = inspect.Signature(parameters, return_annotation=inspect.signature(function).return_annotation)
+        wrapper.__signature__ = signature  # type: ignore[attr-defined]
+        return wrapper
+
+    return decorate
+
+
+def from_command_line(*, without: Sequence[str] = ()) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    """Makes typer see each dataclass of options among a command's parameters as its fields; nested ones come last.
+
+    without: fields that this command leaves at their defaults.
+    """
+
+    def decorate(command: Callable[..., int]) -> Callable[..., int]:
+        hints = get_type_hints(command, include_extras=True)
+        groups = {name: kind for name, kind in hints.items() if _is_options(kind)}
+        own = {name: each for name, each in inspect.signature(command).parameters.items() if name not in groups}
+        leaves = [leaf for kind in groups.values() for leaf in _leaves(kind) if leaf[0].name not in without]
+        expanded = [(kind in groups.values(), _parameter(field, kind)) for field, kind in leaves]
+        parameters = [each for is_flat, each in expanded if is_flat]
+        parameters += [
+            each.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[name]) for name, each in own.items()
+        ]
+        parameters += [each for is_flat, each in expanded if not is_flat]
+
+        @functools.wraps(command)
+        def wrapper(**given: Any) -> int:
+            packed = {name: _packed(kind, given) for name, kind in groups.items()}
+            return command(**packed, **{name: given[name] for name in own})
+
+        wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        wrapper.__annotations__ = {each.name: each.annotation for each in parameters}
+        return wrapper
+
+    return decorate
+
+
+def arguments(options: Options, kind: type[Options]) -> list[str]:
+    """Returns the fields of `kind` that differ from their defaults as words of a command line."""
+    words: list[str] = []
+    for field in fields(kind):  # type: ignore[arg-type]
+        value, flag = getattr(options, field.name), _flag(kind, field.name)
+        if value != field.default:
+            words += [flag if value else f"--no-{flag[2:]}"] if isinstance(value, bool) else [flag, str(value)]
+    return words
+
+
+def _is_options(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Options)
+
+
+Parts = tuple[Any, ParameterInfo | None, Typed | None]
+
+
+def _hints(kind: type) -> Mapping[str, Parts]:
+    """Returns field -> (its type, typer's metadata, how it is typed on the command line)."""
+    if kind not in _known:
+        hints = get_type_hints(kind, include_extras=True)
+        _known[kind] = {field.name: _parts(hints[field.name]) for field in fields(kind)}
+    return _known[kind]
+
+
+_known: dict[type, Mapping[str, Parts]] = {}
+
+
+def _parts(hint: Any) -> Parts:
+    plain, *metadata = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+    info = next((each for each in metadata if isinstance(each, ParameterInfo)), None)
+    return plain, info, next((each for each in metadata if isinstance(each, Typed)), None)
+
+
+def _leaves(kind: type) -> Iterator[tuple[Field[Any], type]]:
+    """Yields each field, and those of nested dataclasses, with its dataclass; positional ones first."""
+    for field in sorted(fields(kind), key=lambda field: bool(field.kw_only)):
+        inner = _hints(kind)[field.name][0]
+        if _is_options(inner):
+            yield from _leaves(inner)
+        else:
+            yield field, kind
+
+
+def _parameter(field: Field[Any], kind: type) -> inspect.Parameter:
+    plain, info, typed = _hints(kind)[field.name]
+    required = inspect.signature(kind).parameters[field.name].default is inspect.Parameter.empty
+    default = inspect.Parameter.empty if required else typed.default if typed else field.default
+    hint: Any = Annotated[typed.kind if typed else plain, info]
+    return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
+
+
+def _packed(kind: type, given: Mapping[str, object]) -> Any:
+    """Builds a dataclass of options from the values of the command line."""
+    values = {}
+    for name, (plain, _, typed) in _hints(kind).items():
+        if _is_options(plain):
+            values[name] = _packed(plain, given)
+        elif name in given:
+            values[name] = typed.parse(given[name], _flag(kind, name)) if typed else given[name]
+    return kind(**values)
+
+
+def _flag(kind: type, name: str) -> str:
+    """Returns the flag of a field, as in --evaluate-every."""
+    first = getattr(_hints(kind)[name][1], "default", ...)  # typer's Option keeps it there, inside Annotated
+    return first if isinstance(first, str) else f"--{name.replace('_', '-')}"
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Whether a value is of a type; a list is a tuple, a whole number is a float, and neither is a bool."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        return any(_fits(value, each) for each in inner)
+    if origin is tuple or origin is Sequence:
+        return (
+            isinstance(value, Sequence) and not isinstance(value, str) and all(_fits(each, inner[0]) for each in value)
+        )
+    if origin is Mapping:
+        return isinstance(value, Mapping) and all(isinstance(key, str) for key in value)
+    if origin is Callable:
+        return callable(value)
+    if isinstance(value, bool) and kind is not bool:
+        return False
+    return isinstance(value, int | float if kind is float else kind)
+
+
+_WORDS = {int: "a whole number", float: "a number", bool: "True or False", str: "a text", NoneType: "None"}
+_WORDS |= {Path: "a path"}
+_ORIGINS: dict[Any, str] = {
+    tuple: "a list of texts",
+    Sequence: "a list of texts",
+    Mapping: "a mapping from names to values",
+}
+_ORIGINS |= {Callable: "a function"}
+
+
+def _described(kind: Any) -> str:
+    """Returns 'a whole number or None' for int | None."""
+    if get_origin(kind) in (Union, UnionType):
+        return " or ".join(dict.fromkeys(map(_described, get_args(kind))))
+    return _ORIGINS.get(get_origin(kind)) or _WORDS.get(kind) or f"a {kind.__name__}"
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 and "\n" not in text else f"<{type(value).__name__}>"
+
+
+def names(given: str | Sequence[str], flag: str) -> tuple[str, ...]:
     """Parses 'a, b' into ('a', 'b'). Raises UserError for a text without a name."""
-    parsed = tuple(name.strip() for name in given.split(",") if name.strip())
+    if not isinstance(given, str):
+        return tuple(given)
+    parsed = tuple(given.replace(",", " ").split())
     if given and not parsed:
-        raise UserError(f"{flag} {given!r} names none; leave it out for all of them")
+        raise UserError(f"{flag} {given!r} names none; name one, or leave it out")
     return parsed
 
 
-def engine_names(given: str) -> tuple[str, ...]:
-    """Parses --engines. Returns an empty tuple for all engines."""
-    parsed = names(given, "--engines")
-    return () if "all" in parsed else parsed
-
-
-def pairs(given: list[str], flag: str) -> dict[str, str]:
+def pairs(given: Sequence[str], flag: str) -> dict[str, str]:
     """Parses ['a=1'] into {'a': '1'}. Raises UserError for a pair without '='."""
     wrong = [pair for pair in given if "=" not in pair]
     if wrong:

@@ -73,6 +73,8 @@ def prepare(out: Path | None, job: str, identity: Mapping[str, object], name: st
 
     Raises UserError when the folder is not writable, or holds the results of another study.
     """
+    if out and out.exists() and not out.is_dir():
+        raise UserError(f"{out} is a file; give a folder for the results with --out")
     folder = out or (Path("runs") / f"{_stem(job)}-{name}" if name else dated_folder(job))
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -87,7 +89,7 @@ def prepare(out: Path | None, job: str, identity: Mapping[str, object], name: st
     if path.exists():
         try:
             existing = dict(json.loads(path.read_text()))
-        except ValueError:
+        except (ValueError, TypeError):
             raise UserError(f"{path} cannot be read; give another folder with --out") from None
         differs = [key for key in current if existing.get(key) != current[key]]
         if differs:
@@ -125,16 +127,23 @@ def write_into(folder: Path, name: str, text: str) -> Path:
 
 
 def _lock(folder: Path) -> None:
-    """Locks `folder` until this process ends, in whatever way. Raises UserError when another process has locked it."""
-    lock = open(folder / LOCK, "w")  # noqa: SIM115 - held open as long as the process lives
+    """Locks `folder` until release_folders, or the end of this process. Raises UserError when it is locked already."""
+    lock = open(folder / LOCK, "w")  # noqa: SIM115 - held open
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
+        lock.close()
         raise UserError(f"another samestep is writing to {folder}; wait for it, or give another --out") from None
     _held.append(lock)
 
 
 _held: list[IO[str]] = []
+
+
+def release_folders() -> None:
+    """Unlocks the folders that this process has locked."""
+    while _held:
+        _held.pop().close()
 
 
 def package_digest() -> str:

@@ -8,28 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from samestep import engine, launch
+from samestep.commands.machine_options import MachineOptions
 from samestep.errors import UserError
 
 FOREVER_S = 1e6  # the longest timeout that sockets accept
-
-
-@dataclass(frozen=True)
-class MachineOptions:
-    """The machines that train, and their rendezvous. The defaults are for one machine.
-
-    nnodes: the number of machines; None: 1, or the Slurm job's. node_rank: this machine's number; None: assigned by the
-    rendezvous. master_addr, port: of the rendezvous; port 0: any free one. hosts: the machines for mpirun. interface:
-    for gloo and NCCL. max_restarts: as torchrun's. timeout_s: how long a rank waits for the others.
-    """
-
-    nnodes: int | None = None
-    node_rank: int | None = None
-    master_addr: str = ""
-    port: int = 0
-    hosts: tuple[str, ...] = ()
-    interface: str = ""
-    max_restarts: int = 0
-    timeout_s: float = 120.0
 
 
 @dataclass(frozen=True)
@@ -57,7 +39,7 @@ class Setup:
     warmup_steps: int = 20
     measured_steps: int = 100
     deadline_s: float | None = None
-    machines: MachineOptions = MachineOptions()
+    machines: MachineOptions = MachineOptions()  # noqa: RUF009 - frozen
 
     def __post_init__(self) -> None:
         cores = os.cpu_count() or 1

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from samestep.commands import options, results_folder
+from samestep.commands.command_options import SlurmOptions
 from samestep.commands.setup import Setup
-from samestep.commands.train import TrainOptions, file_of
+from samestep.commands.train_options import TrainOptions, file_of
 from samestep.launch.submit import Training
 from samestep.launch.submit import kubernetes as templates
 from samestep.launch.submit import slurm as batch
@@ -24,14 +24,12 @@ def kubernetes(setup: Setup, training: TrainOptions, kind: str, image: str, clai
     return templates.manifests(kind, _training(setup, training, gpus), image, claim)
 
 
-def slurm_script(
-    setup: Setup, training: TrainOptions, gpus_per_node: int, time: str, sbatch: Sequence[str]
-) -> tuple[Path, str]:
+def slurm_script(asked: SlurmOptions) -> tuple[Path, str]:
     """Returns the folder for the results of a training under Slurm, and its batch script."""
-    init = file_of(training.init, "--init")
-    training = replace(training, init=Path(init) if init else None)
+    setup = asked.setup(str(asked.job))
+    training = _training(setup, replace(asked, init=file_of(asked.init, "--init")), asked.gpus_per_node)
     results = (setup.out or results_folder.dated_folder(setup.job)).resolve()
-    return results, batch.script(_training(setup, training, gpus_per_node), results, time, sbatch)
+    return results, batch.script(training, results, asked.time, asked.sbatch)
 
 
 def submit_to_slurm(results: Path, script: str) -> str:
@@ -50,5 +48,5 @@ def _training(setup: Setup, training: TrainOptions, gpus: int) -> Training:
         engine=setup.engines[0],
         settings=[f"{key}={value}" for key, value in setup.settings.items()],
         engine_settings=[f"{key}={value}" for key, value in setup.engine_settings.items()],
-        options=training.arguments(),
+        options=options.arguments(training, TrainOptions),
     )

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-import tempfile
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from samestep import launch
@@ -16,7 +14,8 @@ from samestep.commands.progress import Training
 from samestep.commands.results_folder import launch_folder, results_folder
 from samestep.commands.setup import Setup
 from samestep.commands.study import Row, Study, check_devices, rows_of, study_of
-from samestep.errors import Refused, TrainingFailed, UserError, nearest, say
+from samestep.commands.train_options import ScoreOptions, TrainOptions
+from samestep.errors import Refused, TrainingFailed, UserError, say
 from samestep.launch import Command, ports, supervise
 from samestep.launch.command import command_for, rank_command, shell_line
 from samestep.launch.started_by import LaunchedRank
@@ -30,94 +29,6 @@ from samestep.world.network import check_master
 
 WEIGHTS = "weights.safetensors"
 Watch = Callable[[Progress], None]
-
-
-@dataclass(frozen=True)
-class TrainOptions:
-    """How to train. init: weights to start from. every: epochs from one evaluation to the next; 0: only the last.
-
-    best: the metric, as 'accuracy' or 'error:min', whose best weights are kept; '' keeps the last. patience:
-    evaluations without a better one after which the training ends.
-    """
-
-    init: Path | None = None
-    every: int = 1
-    best: str = ""
-    patience: int | None = None
-
-    def arguments(self) -> list[str]:
-        """Returns the options that are not the default, as arguments of `samestep run`."""
-        given: dict[str, object] = {"--init": self.init, "--evaluate-every": self.every if self.every != 1 else None}
-        given |= {"--best": self.best or None, "--patience": self.patience}
-        return [word for name, value in given.items() if value is not None for word in (name, str(value))]
-
-    def plan(self, job: JobFacts) -> Train:
-        """Returns the training to plan, without the file for its weights. Raises UserError for an unknown metric."""
-        name, _, direction = self.best.partition(":")
-        if self.best and not name:
-            raise UserError(f"--best {self.best}: no metric is named; give its name, as in --best accuracy")
-        if name and not job.metrics:
-            raise UserError(
-                f"--best {self.best}: the job has no evaluation that computes it; give it Job(evaluation=…)"
-            )
-        if name and name not in job.metrics:
-            raise UserError(f"--best {self.best}: the job has no such metric; {nearest(name, list(job.metrics))}")
-        if direction not in ("", "min", "max"):
-            raise UserError(f"--best {self.best}: '{direction}' is neither min nor max")
-        if (name or self.patience) and not self.every:
-            raise UserError("--best and --patience need evaluations; give --evaluate-every 1 or more")
-        if self.patience and not name:
-            raise UserError("--patience needs a metric; name it with --best")
-        best = (name, direction or job.metrics[name]) if name else None
-        init = file_of(self.init, "--init")
-        digest = digest_of(Path(init)) if init else None
-        return Train("", init, digest, self.every, best, self.patience)
-
-
-@dataclass(frozen=True)
-class ScoreOptions:
-    """Which weights to evaluate: a safetensors file. predictions: the .npy file for the model's outputs."""
-
-    weights: Path
-    predictions: Path | None = None
-
-    def plan(self, job: JobFacts) -> Score:
-        """Returns the evaluation to plan. Raises UserError for a job without one, or a file that cannot be written."""
-        predictions = self.predictions
-        if not job.evaluation_rows:
-            raise UserError("the job has no evaluation; give it one: Job(evaluation=…)")
-        if predictions is not None:
-            _check_predictions(predictions)
-        kept = str(predictions.resolve()) if predictions else None
-        init = file_of(self.weights, "--weights")
-        return Score(str(init), digest_of(self.weights), kept)
-
-
-def _check_predictions(file: Path) -> None:
-    if file.exists():
-        raise UserError(f"{file} exists, and would be replaced; give another name with --predictions")
-    if file.suffix != ".npy" or not file.resolve().parent.is_dir():
-        raise UserError(f"--predictions {file}: give a file that ends in .npy, in an existing folder")
-    try:
-        tempfile.TemporaryFile(dir=file.resolve().parent).close()
-    except OSError as error:
-        raise UserError(f"--predictions {file} cannot be written: {error.strerror}; name another") from None
-
-
-def file_of(path: Path | None, flag: str) -> str | None:
-    """Returns the absolute path of the file that a flag names. Raises UserError when it does not exist."""
-    if path is not None and not path.is_file():
-        raise UserError(f"{flag} {path}: there is no such file; give the weights.safetensors of a run")
-    return str(path.resolve()) if path else None
-
-
-def digest_of(file: Path) -> str:
-    """Returns the SHA-256 of a file."""
-    state = hashlib.sha256()
-    with open(file, "rb") as content:
-        while block := content.read(1 << 20):
-            state.update(block)
-    return state.hexdigest()
 
 
 def run(setup: Setup, options: TrainOptions, *, dry_run: bool = False) -> TrainResults | None:

@@ -147,7 +147,6 @@ def start(*purposes: Purpose) -> None:
     for purpose in purposes:
         if is_possible() and purpose not in _servers:
             _servers[purpose] = ForkServer(purpose)
-    atexit.register(close)
 
 
 def is_possible() -> bool:
@@ -184,11 +183,14 @@ def close() -> None:
         _servers.popitem()[1].close()
 
 
+atexit.register(close)
+
+
 @contextmanager
 def running(*purposes: Purpose) -> Iterator[None]:
     """Runs servers during the block."""
-    start(*purposes)
     try:
+        start(*purposes)
         yield
     finally:
         close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
+from threading import current_thread, main_thread
 
 from samestep.errors import say
 from samestep.launch.end import signal_ranks
@@ -18,8 +19,15 @@ class StopRequests:
         self._signals: list[int] = []
         self._stopping = False
         self._notified_attempt: int | None = None
-        if accepted and hasattr(signal, "SIGUSR1"):
-            signal.signal(signal.SIGUSR1, lambda number, _: self._signals.append(number))
+        # Python allows signal handlers in the main thread only; without one, SIGUSR1 does what it did before.
+        self._handles = accepted and hasattr(signal, "SIGUSR1") and current_thread() is main_thread()
+        if self._handles:
+            self._before = signal.signal(signal.SIGUSR1, lambda number, _: self._signals.append(number))
+
+    def close(self) -> None:
+        """Puts the signal handler back that was there before."""
+        if self._handles:
+            signal.signal(signal.SIGUSR1, self._before)
 
     def accept_interrupt(self, progress: Progress) -> bool:
         """Takes an interrupt as a request to stop after a step. False for a second one, or one before the training."""

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -45,23 +46,23 @@ def run(
         say(f"removed {lock}, the lock of a build that was killed")
     killed_before = oom_kills.kills()
     deadline, idle = Deadline(deadline_s, folder), IdleLauncher(folder, machines)
-    tree = start(command, folder, machines)
-    requests = StopRequests(folder, accepted=graceful)
-    try:
-        while tree.poll() is None and not idle.is_stuck():
-            try:
-                progress = read_progress(folder) if watch or graceful else Progress()
-                if watch:
-                    watch(progress)
-                requests.forward(progress)
-                if deadline.is_over() and tree.poll() is None:  # printing the output takes time too
-                    deadline.fail()
-                time.sleep(0.1 if watch else 0.02)
-            except KeyboardInterrupt:
-                if not requests.accept_interrupt(read_progress(folder)):
-                    raise
-    finally:
-        end_tree(tree, folder)
+    with closing(StopRequests(folder, accepted=graceful)) as requests:
+        tree = start(command, folder, machines)
+        try:
+            while tree.poll() is None and not idle.is_stuck():
+                try:
+                    progress = read_progress(folder) if watch or graceful else Progress()
+                    if watch:
+                        watch(progress)
+                    requests.forward(progress)
+                    if deadline.is_over() and tree.poll() is None:  # printing the output takes time too
+                        deadline.fail()
+                    time.sleep(0.1 if watch else 0.02)
+                except KeyboardInterrupt:
+                    if not requests.accept_interrupt(read_progress(folder)):
+                        raise
+        finally:
+            end_tree(tree, folder)
     code = tree.returncode if tree.returncode is not None else -signal.SIGKILL
     if code == 0 and machines.nnodes > 1 and not list(folder.glob("error-rank*")):
         _await_records(folder, size)

@@ -194,6 +194,7 @@ def _metric_values(job: Job, names: list[str], states: list[dict[str, Any]]) -> 
                 metric.merge_state(state[name])
         except RuntimeError as error:
             raise UserError(f"the metric '{name}' cannot be counted in parts ({error}); choose another") from error
+        metric.distributed_available_fn = _alone
         with warnings.catch_warnings():  # it warns that update() was never called
             warnings.simplefilter("ignore")
             value = metric.compute()
@@ -202,6 +203,11 @@ def _metric_values(job: Job, names: list[str], states: list[dict[str, Any]]) -> 
         values[name] = float(value)
         metric.reset()
     return values
+
+
+def _alone() -> bool:
+    """Tells torchmetrics not to merge over the ranks: the state is of all rows already, and would be counted twice."""
+    return False
 
 
 def _gather_arrays(mine: list[NDArray[Any]], world: World) -> NDArray[Any] | None:

@@ -6,6 +6,7 @@ import json
 import math
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -33,7 +34,7 @@ def read(kind: type[T], path: Path) -> T:
     try:
         value = json.loads(path.read_text())
     except ValueError:
-        raise UserError(f"{path} cannot be read as JSON; give another folder with --out") from None
+        raise UserError(f"{path} cannot be read as JSON: it is incomplete; give another folder with --out") from None
     schema = value.pop(KEY, None) if isinstance(value, dict) else None
     if schema != SCHEMA:
         version = "an older" if not isinstance(schema, int) or schema < SCHEMA else "a newer"
@@ -42,6 +43,15 @@ def read(kind: type[T], path: Path) -> T:
             "give another folder with --out"
         )
     return from_json(kind, value, str(path))
+
+
+def is_current(path: Path) -> bool:
+    """Whether a file is a record of this schema; False for one that is no JSON, as after a full disk."""
+    try:
+        value = json.loads(path.read_text())
+    except ValueError:
+        return False
+    return isinstance(value, dict) and value.get(KEY) == SCHEMA
 
 
 def from_json(kind: type[T], value: Any, what: str = "a record") -> T:
@@ -71,12 +81,14 @@ _adapters: dict[Any, TypeAdapter[Any]] = {}  # cached, because creating one take
 
 
 def finite(value: Any) -> Any:
-    """Returns `value` with None in place of NaN and infinity, which JSON does not have."""
+    """Returns `value` with NaN and infinities, which JSON does not have, as the texts that from_json reads: 'NaN', …"""
     if isinstance(value, Mapping):
         return {key: finite(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [finite(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -103,8 +115,14 @@ def write_array(path: Path, array: NDArray[np.generic]) -> None:
 def replace(path: Path, content: bytes) -> None:
     """Writes `content` to `path`, atomically: to a temporary file, which is synced to the disk and renamed."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(temporary, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    try:
+        with open(temporary, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        error.filename = str(path)  # which a failing write does not name
+        with suppress(OSError):
+            temporary.unlink()
+        raise

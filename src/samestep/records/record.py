@@ -6,16 +6,18 @@ A rank writes `rankR.json`, what it observed, and `rankR.NAME.npz`, tensors.
 from __future__ import annotations
 
 import io
-import json
 import os
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from zipfile import BadZipFile
 
 from samestep.engine import Layout
-from samestep.records.files import KEY, SCHEMA, read, replace, write
+from samestep.errors import TrainingFailed
+from samestep.records.files import is_current, read, replace, write
 from samestep.records.inspection import MachineFacts
 from samestep.records.plan import Plan
 from samestep.world import World
@@ -263,7 +265,7 @@ class Record:
     def complete(self, size: int) -> bool:
         """Returns whether all `size` ranks have written a record of this schema."""
         files = self._files()
-        return len(files) == size and all(json.loads(file.read_text()).get(KEY) == SCHEMA for file in files)
+        return len(files) == size and all(map(is_current, files))
 
     def error(self) -> RankError | None:
         """Returns the first error, or None. An error that only reports a lost rank comes after all others."""
@@ -275,8 +277,12 @@ class Record:
         return [rank.trainings[name] for rank in self.ranks]
 
     def arrays(self, name: str, rank: int = 0) -> dict[str, NDArray[Any]]:
-        """Returns the tensors that `rank` wrote under `name`."""
+        """Returns the tensors that `rank` wrote under `name`. Raises TrainingFailed for a file that cannot be read."""
         import numpy as np
 
-        with np.load(self.folder / f"rank{rank}.{name}.npz") as file:
-            return {name.removeprefix(PREFIX): array for name, array in file.items()}
+        path = self.folder / f"rank{rank}.{name}.npz"
+        try:
+            with np.load(path) as file:
+                return {name.removeprefix(PREFIX): array for name, array in file.items()}
+        except (OSError, ValueError, EOFError, BadZipFile, zlib.error) as error:
+            raise TrainingFailed(f"{path} is missing or incomplete ({error}); give another folder with --out") from None

@@ -1,0 +1,237 @@
+"""What each command is asked: its options, on the command line and in Python, as one dataclass that makes a Setup."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from typer import Argument, Option
+
+from samestep.commands.machine_options import MachineOptions
+from samestep.commands.options import Options, Typed, names, pairs
+from samestep.commands.setup import Setup
+from samestep.commands.train_options import ScoreOptions, TrainOptions
+from samestep.errors import UserError
+
+Names = str | Sequence[str]
+Values = Mapping[str, Any]
+Target = str | Path | Callable[..., Any]
+
+Job = Annotated[
+    Target,
+    Typed(str, "digits", words="a function that returns a Job, the path of a file, or the name of a built-in job"),
+    Argument(metavar="[JOB]", help="A built-in job (digits), file.py:function or package.module:function."),
+]
+Engines = Annotated[
+    Names,
+    Typed(str, "", words="the name of an engine, or a list of names"),
+    Option("--engines", "--engine", help="Engines, separated by commas; all of them by default."),
+]
+Engine = Annotated[str, Option("--engine", "--engines", help="The engine that trains.")]
+Set = Annotated[
+    Values | None,
+    Typed(list[str], [], pairs),
+    Option("--set", metavar="KEY=VALUE", help="A setting of the job; repeatable."),
+]
+SetEngine = Annotated[
+    Values | None,
+    Typed(list[str], [], pairs),
+    Option("--set-engine", metavar="KEY=VALUE", help="A setting of the engines that have it, or of one: ENGINE.KEY."),
+]
+Out = Annotated[
+    str | Path | None,
+    Typed(Path | None),
+    Option(help="Folder for the results; by default a dated one under runs/."),
+]
+Launchers = Annotated[
+    Names,
+    Typed(str, "", words="the name of a launcher, or a list of names"),
+    Option("--launchers", "--launcher", help="Launchers, separated by commas, or all; by default each engine's first."),
+]
+Launcher = Annotated[
+    str,
+    Option("--launcher", "--launchers", help="The launcher that starts the ranks; by default the engine's first."),
+]
+Device = Annotated[str, Option(help="auto, cpu, cuda, or a list such as cuda:0,cuda:1.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchOptions(Options):
+    """The options of every command that starts ranks.
+
+    nproc: ranks on each machine. out: the folder for the results. deadline_s: seconds after which a launch is ended.
+    """
+
+    nproc: Annotated[
+        int | None,
+        Option(help="Ranks on each machine (for dataparallel: devices); one for each GPU, or 2 on a CPU."),
+    ] = None
+    out: Out = None
+    device: Device = "auto"
+    deadline_s: Annotated[
+        float | None,
+        Option(
+            "--deadline",
+            help="Seconds after which a launch is ended; each rank's stack is written to its folder.",
+            min=1,
+        ),
+    ] = None
+    machines: MachineOptions = MachineOptions()  # noqa: RUF009 - frozen
+
+    def _setup(
+        self,
+        job: str,
+        engines: tuple[str, ...],
+        settings: Values | None,
+        engine_settings: Values | None,
+        launchers: tuple[str, ...],
+    ) -> Setup:
+        return Setup(
+            job=job,
+            settings=texts(settings),
+            engines=engines,
+            engine_settings=texts(engine_settings),
+            launchers=launchers,
+            nproc=self.nproc,
+            device=self.device,
+            out=Path(self.out) if self.out else None,
+            deadline_s=self.deadline_s,
+            machines=self.machines,
+        )
+
+
+@dataclass(frozen=True)
+class VerifyOptions(LaunchOptions):
+    """The options of `samestep verify`. engines: empty: all of them. steps: of each training of the proof."""
+
+    job: Job = "digits"
+    engines: Engines = ()
+    _: KW_ONLY
+    settings: Set = None
+    engine_settings: SetEngine = None
+    launchers: Launchers = ()
+    steps: Annotated[int, Option(help="Optimizer steps of each training of the proof.", min=4)] = 8
+
+    def setup(self, job: str) -> Setup:
+        """Returns the setup. job: as workers load it."""
+        engines, launchers = names(self.engines, "--engines"), names(self.launchers, "--launchers")
+        engines = () if "all" in engines else engines
+        setup = self._setup(job, engines, self.settings, self.engine_settings, launchers)
+        return replace(setup, steps=self.steps)
+
+
+@dataclass(frozen=True)
+class CompareOptions(VerifyOptions):
+    """The options of `samestep compare`. rounds: measured launches of each engine. Of each, warmup_steps are discarded
+    and measured_steps count."""
+
+    _: KW_ONLY
+    rounds: Annotated[int, Option(help="Measured launches of each engine, interleaved.", min=1)] = 5
+    measured_steps: Annotated[int, Option(help="Steps measured in each launch.", min=2)] = 100
+    warmup_steps: Annotated[int, Option(help="Steps run before those, and left out.", min=1)] = 20
+
+    def setup(self, job: str) -> Setup:
+        """Returns the setup. job: as workers load it."""
+        setup = replace(super().setup(job), rounds=self.rounds)
+        return replace(setup, measured_steps=self.measured_steps, warmup_steps=self.warmup_steps)
+
+
+@dataclass(frozen=True)
+class EngineOptions(Options):
+    """One job on one engine."""
+
+    job: Job = "digits"
+    engine: Engine = "ddp"
+    _: KW_ONLY
+    settings: Set = None
+    engine_settings: SetEngine = None
+
+    def one_engine(self) -> tuple[str, ...]:
+        """Returns the engine's name. Raises UserError where there is none, or several."""
+        engines = names(self.engine, "--engine")
+        if len(engines) != 1 or "all" in engines:
+            raise UserError(f"--engine {self.engine!r}: a training has one engine; name one, as in --engine ddp")
+        return engines
+
+
+@dataclass(frozen=True)
+class RunOptions(TrainOptions, EngineOptions, LaunchOptions):
+    """The options of `samestep run`."""
+
+    _: KW_ONLY
+    launcher: Launcher = ""
+
+    def setup(self, job: str) -> Setup:
+        """Returns the setup. job: as workers load it. Raises UserError for several engines or launchers."""
+        return self._setup(job, self.one_engine(), self.settings, self.engine_settings, one_launcher(self.launcher))
+
+
+@dataclass(frozen=True)
+class SlurmOptions(TrainOptions, EngineOptions):
+    """The options of `samestep slurm`."""
+
+    _: KW_ONLY
+    out: Out = None
+    nodes: Annotated[int, Option(help="Machines.", min=1)] = 1
+    gpus_per_node: Annotated[int, Option(help="GPUs of each, one for each rank; 0: CPUs.", min=0)] = 0
+    nproc: Annotated[int | None, Option(help="Ranks on each; one for each GPU, or 2 on CPUs.", min=1)] = None
+    time: Annotated[str, Option(help="The job's time limit, as Slurm writes it.")] = "1:00:00"
+    sbatch: Annotated[
+        Sequence[str],
+        Typed(list[str], []),
+        Option(metavar="OPTION", help="More for sbatch, as in --sbatch=--partition=gpu; repeatable."),
+    ] = ()
+
+    def setup(self, job: str) -> Setup:
+        """Returns the setup of the training that the batch script starts."""
+        return Setup(
+            job=job,
+            settings=texts(self.settings),
+            engines=self.one_engine(),
+            engine_settings=texts(self.engine_settings),
+            nproc=self.nproc or self.gpus_per_node or 2,
+            out=Path(self.out) if self.out else None,
+            machines=MachineOptions(nnodes=self.nodes),
+        )
+
+
+@dataclass(frozen=True)
+class EjectOptions(EngineOptions):
+    """The options of `samestep eject`."""
+
+    _: KW_ONLY
+    nproc: Annotated[int, Option(help="Ranks in the script's launch line.", min=1)] = 2
+    to: Annotated[
+        str | Path | None,
+        Typed(Path | None),
+        Option(help="File to write; stdout by default. An existing file is never replaced."),
+    ] = None
+
+
+@dataclass(frozen=True)
+class EvaluateOptions(ScoreOptions, LaunchOptions):
+    """The options of `samestep evaluate`."""
+
+    job: Job = "digits"
+    _: KW_ONLY
+    settings: Set = None
+    launcher: Launcher = ""
+
+    def setup(self, job: str) -> Setup:
+        """Returns the setup. job: as workers load it."""
+        return self._setup(job, ("ddp",), self.settings, None, one_launcher(self.launcher))
+
+
+def one_launcher(given: str) -> tuple[str, ...]:
+    """Parses --launcher. Raises UserError for several."""
+    launchers = names(given, "--launcher")
+    if len(launchers) > 1 or "all" in launchers:
+        raise UserError(f"--launcher {given!r}: one launcher starts the ranks; name one, as in --launcher torchrun")
+    return launchers
+
+
+def texts(given: Values | None) -> dict[str, str]:
+    """Returns values as texts, as --set takes them."""
+    return {name: str(value) for name, value in (given or {}).items()}

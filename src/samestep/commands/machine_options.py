@@ -1,0 +1,46 @@
+"""The options of the machines that train: one field each, for the command line and for Python."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from typer import Option
+
+from samestep.commands.options import Options, Typed, names
+
+
+@dataclass(frozen=True)
+class MachineOptions(Options):
+    """The machines that train, and their rendezvous. The defaults are for one machine.
+
+    nnodes: the number of machines; None: 1, or the Slurm job's. node_rank: this machine's number; None: assigned by the
+    rendezvous. master_addr, port: of the rendezvous; port 0: any free one. hosts: the machines for mpirun. interface:
+    for gloo and NCCL. max_restarts: as torchrun's. timeout_s: how long a rank waits for the others.
+    """
+
+    nnodes: Annotated[
+        int | None, Option(help="Machines: 1, or the Slurm job's. Type the same line on each.", min=1)
+    ] = None
+    node_rank: Annotated[
+        int | None, Option(help="This machine's number; by default the rendezvous numbers the machines.", min=0)
+    ] = None
+    master_addr: Annotated[str, Option(help="The machine of the rendezvous, by name or address.")] = ""
+    port: Annotated[
+        int,
+        Option("--port", "--master-port", help="The port of the rendezvous; 0: any free one.", min=0, max=65535),
+    ] = 0
+    hosts: Annotated[
+        tuple[str, ...],
+        Typed(str, "", names),
+        Option(help="Machines that mpirun starts on, separated by commas."),
+    ] = ()
+    interface: Annotated[
+        str, Option(help="The network interface for gloo and NCCL; by default the one that leads to the master.")
+    ] = ""
+    max_restarts: Annotated[int, Option(help="How often torchrun restarts all ranks after one has died.", min=0)] = 0
+    timeout_s: Annotated[float, Option("--timeout", help="Seconds that a rank waits for the others.", min=1)] = 120.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "hosts", tuple(self.hosts))  # a list is taken too

@@ -1,0 +1,120 @@
+"""The options of a training, and of an evaluation of weights: one field each, for the command line and for Python."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Option
+
+from samestep.commands.options import Options, Typed
+from samestep.errors import UserError, nearest
+
+if TYPE_CHECKING:
+    from samestep.records.inspection import JobFacts
+    from samestep.records.plan import Score, Train
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions(Options):
+    """How to train. init: weights to start from. evaluate_every: epochs from one evaluation to the next; 0: only the
+    last.
+
+    best: the metric, as 'accuracy' or 'error:min', whose best weights are kept; '' keeps the last. patience:
+    evaluations without a better one after which the training ends.
+    """
+
+    init: Annotated[
+        str | Path | None,
+        Typed(Path | None),
+        Option(help="Weights to start from: a safetensors file of the same model."),
+    ] = None
+    evaluate_every: Annotated[int, Option(help="Epochs from one evaluation to the next; 0: only the last.", min=0)] = 1
+    best: Annotated[str, Option(help="Keep the best weights by a metric, as in accuracy, loss or error:min.")] = ""
+    patience: Annotated[
+        int | None, Option(help="Stop after so many evaluations without a better --best metric.", min=1)
+    ] = None
+
+    def plan(self, job: JobFacts) -> Train:
+        """Returns the training to plan, without the file for its weights. Raises UserError for an unknown metric."""
+        from samestep.records.plan import Train
+
+        name, _, direction = self.best.partition(":")
+        if self.best and not name:
+            raise UserError(f"--best {self.best}: no metric is named; give its name, as in --best accuracy")
+        if name and not job.metrics:
+            raise UserError(
+                f"--best {self.best}: the job has no evaluation that computes it; give it Job(evaluation=…)"
+            )
+        if name and name not in job.metrics:
+            raise UserError(f"--best {self.best}: the job has no such metric; {nearest(name, list(job.metrics))}")
+        if direction not in ("", "min", "max"):
+            raise UserError(f"--best {self.best}: '{direction}' is neither min nor max")
+        if (name or self.patience) and not self.evaluate_every:
+            raise UserError("--best and --patience need evaluations; give --evaluate-every 1 or more")
+        if self.patience and not name:
+            raise UserError("--patience needs a metric; name it with --best")
+        init = file_of(self.init, "--init")
+        return Train(
+            weights="",
+            init=init,
+            init_sha256=digest_of(Path(init)) if init else None,
+            every=self.evaluate_every,
+            best=(name, direction or job.metrics[name]) if name else None,
+            patience=self.patience,
+        )
+
+
+@dataclass(frozen=True)
+class ScoreOptions(Options):
+    """Which weights to evaluate: a safetensors file. predictions: the .npy file for the model's outputs."""
+
+    weights: Annotated[str | Path, Typed(Path), Option(help="The weights.safetensors of a run.")]
+    _: KW_ONLY
+    predictions: Annotated[
+        str | Path | None,
+        Typed(Path | None),
+        Option(help="Keep the model's output for each row, in the dataset's order, as a .npy file."),
+    ] = None
+
+    def plan(self, job: JobFacts) -> Score:
+        """Returns the evaluation to plan. Raises UserError for a job without one, or a file that cannot be written."""
+        from samestep.records.plan import Score
+
+        if not job.evaluation_rows:
+            raise UserError("the job has no evaluation; give it one: Job(evaluation=…)")
+        predictions = Path(self.predictions) if self.predictions else None
+        if predictions is not None:
+            _check_predictions(predictions)
+        init = str(file_of(self.weights, "--weights"))
+        return Score(init, digest_of(Path(init)), str(predictions.resolve()) if predictions else None)
+
+
+def _check_predictions(file: Path) -> None:
+    if file.exists():
+        raise UserError(f"{file} exists, and would be replaced; give another name with --predictions")
+    if file.suffix != ".npy" or not file.resolve().parent.is_dir():
+        raise UserError(f"--predictions {file}: give a file that ends in .npy, in an existing folder")
+    try:
+        tempfile.TemporaryFile(dir=file.resolve().parent).close()
+    except OSError as error:
+        raise UserError(f"--predictions {file} cannot be written: {error.strerror}; name another") from None
+
+
+def file_of(path: str | Path | None, flag: str) -> str | None:
+    """Returns the absolute path of the file that a flag names. Raises UserError when it does not exist."""
+    if path and not Path(path).is_file():
+        raise UserError(f"{flag} {path}: there is no such file; give the weights.safetensors of a run")
+    return str(Path(path).resolve()) if path else None
+
+
+def digest_of(file: Path) -> str:
+    """Returns the SHA-256 of a file."""
+    state = hashlib.sha256()
+    with open(file, "rb") as content:
+        while block := content.read(1 << 20):
+            state.update(block)
+    return state.hexdigest()
