@@ -44,7 +44,7 @@ def verify(
 
     job: a function that returns a Job, the path of a file (its function `job`, or file.py:function), or the name of a
     built-in job. engines: empty: all of them. settings: of the job's function; engine_settings: of the engines, as
-    in {"fsdp.units": "root"}. `results.engines` holds one Verdict per engine.
+    in {"fsdp.wrap": "root"}. `results.engines` holds one Verdict per engine.
     """
     with _target(job) as target:
         setup = Setup(

@@ -76,7 +76,7 @@ CHOSEN = [
     ("ddp", {"compress": "fp16"}),
     ("ddp", {"compress": "powersgd", "bucket_mb": "0.5"}),
     ("ddp", {"static_graph": "true", "find_unused": "true"}),
-    ("fsdp", {"units": "root", "reshard": "false"}),
+    ("fsdp", {"wrap": "root", "reshard": "false"}),
     ("fsdp", {"precision": "bf16", "checkpoint": "true"}),
     ("deepspeed", {"stage": "3"}),
     ("fabric", {"strategy": "model_parallel"}),
