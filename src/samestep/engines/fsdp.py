@@ -52,8 +52,8 @@ def explain(error: BaseException, job: Job) -> str | None:
     if "got mixed torch.Tensor and DTensor" not in str(error):
         return None
     return (
-        "the model uses parameters of a sharded unit outside of the unit's forward, where they are not gathered; name a "
-        "class that holds both with --set-engine fsdp.wrap=…, or shard the model as one with fsdp.wrap=root"
+        "the model uses parameters of a sharded unit outside of the unit's forward, where they are not gathered; "
+        "name a class that holds both with --set-engine fsdp.wrap=…, or shard the model as one with fsdp.wrap=root"
     )
 
 

@@ -61,7 +61,9 @@ def _blocks(module: nn.Module) -> Iterator[nn.Module]:
     ModuleDict of one class."""
     children = list(module.children())
     count = Counter(type(child) for child in children)
-    is_list = isinstance(module, nn.Sequential | nn.ModuleList) or (isinstance(module, nn.ModuleDict) and len(count) < 2)
+    is_list = isinstance(module, nn.Sequential | nn.ModuleList) or (
+        isinstance(module, nn.ModuleDict) and len(count) < 2
+    )
     for child in children:
         if is_list and count[type(child)] > 1 and _is_called(child):
             yield child
