@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import traceback
 import warnings
 from dataclasses import replace
@@ -165,7 +166,8 @@ def _raising(what: str, do: Any, rows: int | None) -> Any:
         job_frames = [f for f in frames if f.filename != __file__]
         at = f" ({job_frames[-1].filename}, line {job_frames[-1].lineno})" if job_frames else ""
         on = f" on {rows} rows" if rows else ""
-        hint = "; it is called with (output, batch): the targets are batch.targets" if "Batch" in str(error) else ""
+        takes = "; it is called with (output, batch): the targets are batch.targets"
+        hint = takes if re.search(r"\bBatch\b", str(error)) else ""
         raise UserError(
             f"the job's {what} raised{on}: {type(error).__name__}{': ' + text[0] if text else ''}{at}{hint}"
         ) from error
