@@ -238,19 +238,22 @@ def lora_trained_alone() -> Job:
     return _job(Adapted, optimizer=Recipe(torch.optim.AdamW, {"lr": 1e-2}, _trained), clip_norm=0.1, micro_batch=2)
 
 
-class Branches(nn.Module):
-    """Two experts; a batch takes the one or the other, so that the other gets no gradient."""
+class Routed(nn.Module):
+    """An expert for some rows alone: it has no gradient where a batch holds none of them."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.experts, self.output = nn.ModuleList([nn.Linear(WIDTH, 8) for _ in range(2)]), nn.Linear(8, 2)
+        self.usual, self.expert, self.output = nn.Linear(WIDTH, 8), nn.Linear(WIDTH, 8), nn.Linear(8, 2)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        return self.output(self.experts[int(inputs.sum() > 0)](inputs))  # type: ignore[no-any-return]
+        hidden, rare = self.usual(inputs), inputs[:, 0] > 0.3
+        if rare.any():
+            hidden = hidden + rare[:, None] * self.expert(inputs)
+        return self.output(hidden)  # type: ignore[no-any-return]
 
 
-def branches() -> Job:
-    return _job(Branches)
+def routed() -> Job:
+    return _job(Routed)
 
 
 OPTIMIZERS = {"Muon": {"lr": 1e-2, "weight_decay": 0.0}}
@@ -259,7 +262,9 @@ OPTIMIZERS = {"Muon": {"lr": 1e-2, "weight_decay": 0.0}}
 def optimizer(name: str) -> Job:
     cls = getattr(torch.optim, name)
     return _job(
-        lambda: nn.Sequential(nn.Linear(WIDTH, 6, bias=name != "Muon"), nn.Tanh(), nn.Linear(6, 2, bias=name != "Muon")),
+        lambda: nn.Sequential(
+            nn.Linear(WIDTH, 6, bias=name != "Muon"), nn.Tanh(), nn.Linear(6, 2, bias=name != "Muon")
+        ),
         optimizer=Recipe(cls, OPTIMIZERS.get(name, {"lr": 1e-2})),
     )
 

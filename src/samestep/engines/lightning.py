@@ -40,7 +40,10 @@ def explain(error: BaseException, job: Job) -> str | None:
     """Returns a sentence about parameters without a gradient; None for other errors."""
     if not re.search("finished reduction in the prior iteration|not used in producing the loss", str(error)):
         return None
-    return "some parameters: no gradient in a step; freeze such parameters, or leave them out"
+    return (
+        "some parameters: no gradient in a step; freeze such parameters, leave them out, or use them in every batch, as "
+        "in output + 0 * parameter.sum()"
+    )
 
 
 def train(
