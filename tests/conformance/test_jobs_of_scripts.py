@@ -165,3 +165,39 @@ def test_a_parameter_without_gradient_in_some_steps(bench: Bench) -> None:
     assert verdict.verdict == "refused"
     assert str(verdict.reason).startswith("expert.weight, expert.bias: no gradient in a step; ")
     assert bench.prove("routed", "ddp", {"find_unused": "true"}, 2).verdict == "same"
+
+
+OPTIMIZERS = ("Adadelta", "Adafactor", "Adagrad", "Adamax", "ASGD", "Muon", "NAdam", "RAdam", "Rprop")
+REFUSED = {
+    "fsdp": {"Adafactor", "Muon", "Rprop"},
+    "fabric model_parallel": {"Adafactor", "Muon", "Rprop"},
+    "lightning model_parallel": {"Adafactor", "Muon", "Rprop"},
+    "deepspeed": {"Adafactor", "Adagrad", "Muon"},
+    "deepspeed stage=2": {"Adafactor", "Adagrad", "Muon"},
+    "deepspeed stage=3": {"Adafactor", "Adagrad", "Muon"},
+}
+
+
+@pytest.mark.parametrize("name", ["ddp", "zero", "fabric", "horovod", *REFUSED])
+def test_an_optimizer_that_the_engine_cannot_take_is_refused(name: str) -> None:
+    facts = engine_facts(ENGINES[name][0], 2, ENGINES[name][1])
+    if not facts.available:
+        assert "CI" not in os.environ, facts.reason
+        pytest.skip(str(facts.reason))
+    whys = {each: refusal(facts, _inspected("optimizer", each, 2)) for each in OPTIMIZERS}
+    refused = {each: why for each, why in whys.items() if why}
+    assert {*refused} == REFUSED.get(name, set())
+    for each, why in refused.items():
+        assert why.startswith(f"{facts.name} cannot take {each}: ")
+        assert why.endswith("; use AdamW, or the engine ddp or zero")
+
+
+@pytest.mark.check
+@pytest.mark.parametrize(
+    "name",
+    ["ddp", "zero", "fsdp", "fabric model_parallel", "horovod", "deepspeed", "deepspeed stage=2", "deepspeed stage=3"],
+)
+def test_every_other_optimizer_is_the_same(name: str, bench: Bench) -> None:
+    verdicts = {each: bench.prove(f"optimizer:{each}", *ENGINES[name], 2) for each in OPTIMIZERS}
+    assert {each for each, of in verdicts.items() if of.verdict == "refused"} == REFUSED.get(name, set())
+    assert {each: of for each, of in verdicts.items() if of.verdict not in ("same", "refused")} == {}

@@ -71,7 +71,7 @@ def test_a_training_script_is_not_run(tmp_path: Path) -> None:
         find(str(script))
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(tmp_path)
-        with pytest.raises(UserError, match="training_script has no function 'main'; did you mean|known are: train"):
+        with pytest.raises(UserError, match="training_script has no function 'main'; did you mean 'train'"):
             find("training_script:main")
     assert not (tmp_path / "it-ran").exists()
 

@@ -31,6 +31,11 @@ from samestep.world import World
 PURPOSE = "parameters and gradients sharded over ranks"
 NEEDS: tuple[str, ...] = ()
 PROCESSES = "group"
+NOT_ON_SHARDS = {
+    "Adafactor": "torch's fails on shards",
+    "Muon": "it needs whole matrices, and gets shards",
+    "Rprop": "torch's fails on shards",
+}
 
 
 def missing(devices: tuple[str, ...]) -> str | None:
@@ -38,7 +43,8 @@ def missing(devices: tuple[str, ...]) -> str | None:
 
 
 def layout(world: World, **settings: Any) -> Layout:
-    return Layout(replicas=world.size, buffers="local", no_scalars=True)  # FSDP does not synchronise buffers
+    # FSDP does not synchronise buffers.
+    return Layout(replicas=world.size, buffers="local", no_scalars=True, no_optimizers=NOT_ON_SHARDS)
 
 
 def numerics(precision: str = "full", **settings: Any) -> Numerics:
