@@ -39,11 +39,11 @@ def units(model: nn.Module, wrap: str) -> list[str]:
 
 @pytest.mark.parametrize("wrap", UNITS)
 def test_the_units_of_nanogpt(wrap: str) -> None:
-    assert units(jobs_of_scripts.NanoGPT(tied=True, reads=False), wrap) == UNITS[wrap]
+    assert units(jobs_of_scripts.NanoGPT(tied=True), wrap) == UNITS[wrap]
 
 
 def test_what_is_read_from_outside_stays_in_the_root() -> None:
-    model = jobs_of_scripts.NanoGPT(tied=False, reads=True)
+    model = jobs_of_scripts.ReadsWeights()
     assert units(model, "children") == ["transformer.h.0", "transformer.h.1", "transformer.ln_f"]
     assert units(model, "Embedding") == []
     assert "transformer.h.0.attention" in units(model, "MultiheadAttention")
