@@ -103,8 +103,8 @@ def _reads(model: nn.Module) -> Iterator[tuple[nn.Module, nn.Parameter]]:
 
 
 @cache
-def _paths(cls: type[nn.Module]) -> frozenset[str]:
-    """Returns what a class's forward reads of self: {'wte.weight', 'wte', …}."""
+def _paths(cls: Any) -> frozenset[str]:
+    """Returns what the forward of a class of modules reads of self: {'wte.weight', 'wte', …}."""
     found: set[str] = set()
     waiting, seen = ["forward"], set[str]()
     while waiting:
