@@ -8,18 +8,22 @@ what both stand on. Each part is the lines of the file that it names.
 
 from __future__ import annotations
 
+import ast
 import hashlib
+import inspect
 import math
 import os
 import sys
+import textwrap
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from importlib.util import find_spec
 from math import ceil
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -113,7 +117,8 @@ def job(
 
 """fsdp: FSDP2's fully_shard; parameters, gradients and optimizer state are sharded over the ranks.
 
-units: what is sharded as one unit: each child of the model, or the whole model ('root').
+wrap: what is sharded as one unit: the blocks that the model repeats ('auto'), each of its children, each module of the
+class that is named, or the whole model ('root').
 reshard: free the gathered parameters after the forward pass. precision: compute in bf16, reduce in float32.
 checkpoint: activation checkpointing of each unit.
 Source: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
@@ -125,25 +130,26 @@ def train(
     world: World,
     run: Run,
     *,
-    units: Literal["children", "root"] = "children",
+    wrap: str = "auto",
     reshard: bool = True,
     precision: Literal["full", "bf16"] = "full",
     checkpoint: bool = False,
 ) -> State:
     with process_group(world):
         model: Any = job.model().to(world.device)
-        parts = sharing_nothing(model)
+        units = units_of(model, wrap)
         if checkpoint:  # but no unit with BatchNorm: computed twice, it would count every batch twice
-            apply_activation_checkpointing(model, check_fn=lambda part: part in parts and not batch_norms(part))
+            again = units or units_of(model, "auto")
+            apply_activation_checkpointing(model, check_fn=lambda unit: unit in again and not batch_norms(unit))
         mesh, lower = init_device_mesh(world.device.partition(":")[0], (world.size,)), MixedPrecisionPolicy()
         if precision != "full":
             lower = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
             for norm in batch_norms(model):  # their statistics stay float32, and so must their weights
                 fully_shard(norm, mesh=mesh)
         options: dict[str, Any] = {"mesh": mesh, "mp_policy": lower, "reshard_after_forward": reshard}
-        for part in parts if units == "children" else []:
-            if precision == "full" or part not in batch_norms(model):
-                fully_shard(part, **options)
+        for unit in units:
+            if precision == "full" or unit not in batch_norms(model):
+                fully_shard(unit, **options)
         fully_shard(model, **options)
         optimizer = job.optimizer.build(model)  # after sharding: of the shards
         scheduler = job.lr_scheduler(optimizer)
@@ -163,22 +169,126 @@ def train(
         return get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
 
 
-def sharing_nothing(model: nn.Module) -> list[nn.Module]:
-    """The model's parts whose parameters no other part holds: shared ones must stay in one unit, the root. A list of
-    layers is no part, because nobody calls it; its layers are."""
-    lists = (nn.ModuleList, nn.ModuleDict)
-    parts = [p for c in model.children() for p in (c.children() if isinstance(c, lists) else [c])]
-    held = Counter(id(parameter) for part in parts for parameter in part.parameters())
-    own = [
-        part
-        for part in parts
-        if any(True for _ in part.parameters()) and not isinstance(part, nn.ParameterList | nn.ParameterDict)
-    ]
-    return [part for part in own if all(held[id(parameter)] == 1 for parameter in part.parameters())]
-
-
 def batch_norms(model: nn.Module) -> list[nn.Module]:
     return [module for module in model.modules() if isinstance(module, _BatchNorm)]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# samestep/rank/fsdp_units.py
+
+"""Finds the units of a model that FSDP shards: modules whose parameters are gathered together.
+"""
+
+
+def units_of(model: nn.Module, wrap: str) -> list[nn.Module]:
+    """Returns the modules to shard, inner ones first, without the model itself, which holds what they leave.
+
+    wrap: 'auto', the repeated blocks (modules of one class in a list), or the children where no class is repeated;
+    'children', the model's children; 'root', none; or the name of a class, each module of it.
+    A module is left out that shares a parameter with a module outside of it (tied weights), or has one that the forward
+    of a module outside of it reads: there the parameter would not be gathered. Raises UserError for an unknown class.
+    """
+    if wrap == "root":
+        return []
+    if wrap == "auto":
+        found = list(_blocks(model)) or list(_children(model))
+    elif wrap == "children":
+        found = list(_children(model))
+    else:
+        found = _of_class(model, wrap)
+    holders: dict[int, list[nn.Module]] = {}  # of each parameter
+    for module in model.modules():
+        for parameter in module.parameters(recurse=False):
+            holders.setdefault(id(parameter), []).append(module)
+    for reader, parameter in _reads(model):
+        holders[id(parameter)].append(reader)
+    units: dict[int, nn.Module] = {}  # by id: a module may be the child of several
+    for module in found:
+        inside = set(module.modules())
+        own = [holders[id(parameter)] for parameter in module.parameters()]
+        if own and all(inside.issuperset(of) for of in own):
+            units[id(module)] = module
+    return [module for module in reversed([*model.modules()]) if id(module) in units]
+
+
+def _children(module: nn.Module) -> Iterator[nn.Module]:
+    """Yields a module's children that are called: in the place of a list of modules, its items."""
+    for child in module.children():
+        if _is_called(child):
+            yield child
+        else:
+            yield from _children(child)
+
+
+def _blocks(module: nn.Module) -> Iterator[nn.Module]:
+    """Yields the outermost modules that stand with another of their class in a list: a Sequential, a ModuleList, or a
+    ModuleDict of one class."""
+    children = list(module.children())
+    count = Counter(type(child) for child in children)
+    is_list = isinstance(module, nn.Sequential | nn.ModuleList) or (
+        isinstance(module, nn.ModuleDict) and len(count) < 2
+    )
+    for child in children:
+        if is_list and count[type(child)] > 1 and _is_called(child):
+            yield child
+        else:
+            yield from _blocks(child)
+
+
+def _is_called(module: nn.Module) -> bool:
+    """Returns whether a module has a forward, which lists of modules and of parameters have not."""
+    return type(module).forward is not nn.Module.forward
+
+
+def _of_class(model: nn.Module, name: str) -> list[nn.Module]:
+    inner = [module for module in model.modules() if module is not model and _is_called(module)]
+    found = [module for module in inner if type(module).__name__ == name]
+    if not found:
+        classes = {type(module).__name__ for module in inner if any(True for _ in module.parameters())}
+        raise UserError(
+            f"--set-engine fsdp.wrap={name}: the model has no module of this class; name one of "
+            f"{', '.join(sorted(classes)) or 'none'}, or give auto, children or root"
+        )
+    return found
+
+
+def _reads(model: nn.Module) -> Iterator[tuple[nn.Module, nn.Parameter]]:
+    """Yields (module, parameter) where a module's forward reads a parameter of another module, as in
+    F.linear(x, self.wte.weight). Found in the source of forward and of the methods that it names; not through a list's
+    index, nor where there is no source: there the training fails, and the engine explains its error."""
+    for module in model.modules():
+        for path in _paths(type(module)):
+            try:
+                value: Any = attrgetter(path)(module)
+            except Exception:  # a property that fails, or an attribute that is set later
+                continue
+            if isinstance(value, nn.Parameter):
+                yield module, value
+
+
+@cache
+def _paths(cls: type[nn.Module]) -> frozenset[str]:
+    """Returns what a class's forward reads of self: {'wte.weight', 'wte', …}."""
+    found: set[str] = set()
+    waiting, seen = ["forward"], set[str]()
+    while waiting:
+        name = waiting.pop()
+        method = inspect.getattr_static(cls, name, None)
+        if name in seen or not inspect.isfunction(method):
+            continue
+        seen.add(name)
+        try:
+            tree = ast.parse(textwrap.dedent(inspect.getsource(method)))
+        except (OSError, SyntaxError):
+            continue
+        myself = next(iter(inspect.signature(method).parameters), "")
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute):
+                of, _, path = ast.unparse(node).partition(".")
+                if of == myself and all(part.isidentifier() for part in path.split(".")):
+                    found.add(path)
+        waiting += [path for path in found if "." not in path]
+    return frozenset(found)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -384,7 +494,7 @@ def counted(metric: Any, output: Any, batch: Batch) -> dict[str, Any]:
     """What a metric of torchmetrics counts in one chunk, on the CPU."""
     metric.reset()
     metric.to(output.device if isinstance(output, Tensor) else "cpu")
-    metric.update(output, batch.targets)
+    metric.update(output, batch if reads_batch(metric) else batch.targets)
     state: dict[str, Any] = tree_map_only(Tensor, lambda tensor: tensor.to("cpu"), metric.metric_state)
     metric.reset()
     return state
@@ -670,6 +780,77 @@ def counts_by_itself(metric: Any) -> bool:
     return hasattr(metric, "merge_state")
 
 
+def reads_batch(metric: Any) -> bool:
+    """Whether a torchmetrics metric is updated with (output, batch), because its update's second argument is `batch`;
+    others are with (output, batch.targets)."""
+    return "batch" in inspect.signature(metric.update).parameters
+
+
+def _is_a(value: Any, name: str) -> bool:
+    """Whether `value` is an instance of torch's class `name`. A job is checked without importing torch."""
+    return any(base.__name__ == name and base.__module__.startswith("torch.") for base in type(value).__mro__)
+
+
+def _shown(value: Any) -> str:
+    """Returns what a value is, for a sentence: 'the class SGD', 'a function', 'an instance of Net', …"""
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    if inspect.isroutine(value):
+        return "a function"
+    return (
+        repr(value)
+        if value is None or isinstance(value, str | int | float)
+        else f"an instance of {type(value).__name__}"
+    )
+
+
+def _check_optimizer(optimizer: Any) -> None:
+    """Raises UserError with the line to write where a Job's optimizer is no Recipe of a class and its settings."""
+    recipe = isinstance(optimizer, Recipe)
+    given = optimizer.cls if recipe else optimizer
+    if recipe and isinstance(given, type) and isinstance(optimizer.settings, Mapping):
+        return
+    built = _is_a(given, "Optimizer")
+    cls = given if isinstance(given, type) else type(given) if built else None
+    name = cls.__name__ if cls else "AdamW"
+    known = cls is None or cls.__module__.startswith("torch.optim")
+    lr = given.defaults.get("lr", 1e-3) if built else 1e-3
+    if recipe and isinstance(given, type):
+        what = f"the optimizer's settings are {_shown(optimizer.settings)}, not a dict"
+    else:
+        what = f"optimizer is {'a Recipe of ' if recipe else ''}{_shown(given)}"
+    raise UserError(
+        f"{what}; each engine builds the optimizer itself, some after they have sharded the model: write "
+        f'optimizer=Recipe({"torch.optim." if known else ""}{name}, {{"lr": {float(lr):g}}})'
+    )
+
+
+def _check_functions(job: Job) -> None:
+    """Raises UserError with the line to write where a Job has a module, or one of torch's losses, for a function."""
+    if _is_a(job.model, "Module") or not callable(job.model):
+        raise UserError(
+            f"model is {_shown(job.model)}; engines build it, each time with the same weights: write a function, "
+            "def model(): torch.manual_seed(0); return Net()"
+        )
+    cls = job.criterion if isinstance(job.criterion, type) else type(job.criterion)
+    name = cls.__name__ if cls.__module__.startswith("torch.nn") else getattr(job.criterion, "__name__", "")
+    call = ""
+    if cls.__module__ == "torch.nn.modules.loss":
+        call = f"nn.{name}()"
+    elif getattr(job.criterion, "__module__", None) == "torch.nn.functional":
+        call = f"F.{name}"
+    if call or not callable(job.criterion):
+        raise UserError(
+            f"criterion is {call or _shown(job.criterion)}, and is called with (output, batch), not with the targets: "
+            f"write criterion=lambda output, batch: {call or 'F.cross_entropy'}(output, batch.targets)"
+        )
+    if job.scheduler is not None and not isinstance(job.scheduler, LRSchedule):
+        raise UserError(
+            f"scheduler is {_shown(job.scheduler)}; it is built with the optimizer: write "
+            "scheduler=LRSchedule(lambda optimizer: CosineAnnealingLR(optimizer, 100))"
+        )
+
+
 def apply_to_inputs(model: nn.Module, batch: Batch) -> Any:
     """Calls the model with the batch's inputs: the default `forward`."""
     return model(batch.inputs)
@@ -682,7 +863,8 @@ class Job:
     model: builds the network, with identical weights at every call.
     criterion: (output, batch) -> scalar, the mean over the rows of the batch.
     metrics: name -> (output, batch) -> one value per row (shape [rows]), or a torchmetrics metric, which is called with
-        (output, batch.targets); evaluation sums them exactly.
+        (output, batch.targets), or with (output, batch) where its update's second argument is named batch; evaluation
+        sums them exactly.
     global_batch: rows of one optimizer step, over all ranks.
     micro_batch: the most rows that a rank processes at once; None: all of its rows.
     clip_norm: the global norm that gradients are clipped to before the optimizer steps.
@@ -720,6 +902,8 @@ class Job:
     prefetch: int = 2
 
     def __post_init__(self) -> None:
+        _check_optimizer(self.optimizer)
+        _check_functions(self)
         check_dataset("train", self.train)
         if self.evaluation is not None:
             check_dataset("evaluation", self.evaluation)

@@ -9,6 +9,7 @@ what both stand on. Each part is the lines of the file that it names.
 from __future__ import annotations
 
 import hashlib
+import inspect
 import math
 import os
 import sys
@@ -377,7 +378,7 @@ def counted(metric: Any, output: Any, batch: Batch) -> dict[str, Any]:
     """What a metric of torchmetrics counts in one chunk, on the CPU."""
     metric.reset()
     metric.to(output.device if isinstance(output, Tensor) else "cpu")
-    metric.update(output, batch.targets)
+    metric.update(output, batch if reads_batch(metric) else batch.targets)
     state: dict[str, Any] = tree_map_only(Tensor, lambda tensor: tensor.to("cpu"), metric.metric_state)
     metric.reset()
     return state
@@ -663,6 +664,77 @@ def counts_by_itself(metric: Any) -> bool:
     return hasattr(metric, "merge_state")
 
 
+def reads_batch(metric: Any) -> bool:
+    """Whether a torchmetrics metric is updated with (output, batch), because its update's second argument is `batch`;
+    others are with (output, batch.targets)."""
+    return "batch" in inspect.signature(metric.update).parameters
+
+
+def _is_a(value: Any, name: str) -> bool:
+    """Whether `value` is an instance of torch's class `name`. A job is checked without importing torch."""
+    return any(base.__name__ == name and base.__module__.startswith("torch.") for base in type(value).__mro__)
+
+
+def _shown(value: Any) -> str:
+    """Returns what a value is, for a sentence: 'the class SGD', 'a function', 'an instance of Net', …"""
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    if inspect.isroutine(value):
+        return "a function"
+    return (
+        repr(value)
+        if value is None or isinstance(value, str | int | float)
+        else f"an instance of {type(value).__name__}"
+    )
+
+
+def _check_optimizer(optimizer: Any) -> None:
+    """Raises UserError with the line to write where a Job's optimizer is no Recipe of a class and its settings."""
+    recipe = isinstance(optimizer, Recipe)
+    given = optimizer.cls if recipe else optimizer
+    if recipe and isinstance(given, type) and isinstance(optimizer.settings, Mapping):
+        return
+    built = _is_a(given, "Optimizer")
+    cls = given if isinstance(given, type) else type(given) if built else None
+    name = cls.__name__ if cls else "AdamW"
+    known = cls is None or cls.__module__.startswith("torch.optim")
+    lr = given.defaults.get("lr", 1e-3) if built else 1e-3
+    if recipe and isinstance(given, type):
+        what = f"the optimizer's settings are {_shown(optimizer.settings)}, not a dict"
+    else:
+        what = f"optimizer is {'a Recipe of ' if recipe else ''}{_shown(given)}"
+    raise UserError(
+        f"{what}; each engine builds the optimizer itself, some after they have sharded the model: write "
+        f'optimizer=Recipe({"torch.optim." if known else ""}{name}, {{"lr": {float(lr):g}}})'
+    )
+
+
+def _check_functions(job: Job) -> None:
+    """Raises UserError with the line to write where a Job has a module, or one of torch's losses, for a function."""
+    if _is_a(job.model, "Module") or not callable(job.model):
+        raise UserError(
+            f"model is {_shown(job.model)}; engines build it, each time with the same weights: write a function, "
+            "def model(): torch.manual_seed(0); return Net()"
+        )
+    cls = job.criterion if isinstance(job.criterion, type) else type(job.criterion)
+    name = cls.__name__ if cls.__module__.startswith("torch.nn") else getattr(job.criterion, "__name__", "")
+    call = ""
+    if cls.__module__ == "torch.nn.modules.loss":
+        call = f"nn.{name}()"
+    elif getattr(job.criterion, "__module__", None) == "torch.nn.functional":
+        call = f"F.{name}"
+    if call or not callable(job.criterion):
+        raise UserError(
+            f"criterion is {call or _shown(job.criterion)}, and is called with (output, batch), not with the targets: "
+            f"write criterion=lambda output, batch: {call or 'F.cross_entropy'}(output, batch.targets)"
+        )
+    if job.scheduler is not None and not isinstance(job.scheduler, LRSchedule):
+        raise UserError(
+            f"scheduler is {_shown(job.scheduler)}; it is built with the optimizer: write "
+            "scheduler=LRSchedule(lambda optimizer: CosineAnnealingLR(optimizer, 100))"
+        )
+
+
 def apply_to_inputs(model: nn.Module, batch: Batch) -> Any:
     """Calls the model with the batch's inputs: the default `forward`."""
     return model(batch.inputs)
@@ -675,7 +747,8 @@ class Job:
     model: builds the network, with identical weights at every call.
     criterion: (output, batch) -> scalar, the mean over the rows of the batch.
     metrics: name -> (output, batch) -> one value per row (shape [rows]), or a torchmetrics metric, which is called with
-        (output, batch.targets); evaluation sums them exactly.
+        (output, batch.targets), or with (output, batch) where its update's second argument is named batch; evaluation
+        sums them exactly.
     global_batch: rows of one optimizer step, over all ranks.
     micro_batch: the most rows that a rank processes at once; None: all of its rows.
     clip_norm: the global norm that gradients are clipped to before the optimizer steps.
@@ -713,6 +786,8 @@ class Job:
     prefetch: int = 2
 
     def __post_init__(self) -> None:
+        _check_optimizer(self.optimizer)
+        _check_functions(self)
         check_dataset("train", self.train)
         if self.evaluation is not None:
             check_dataset("evaluation", self.evaluation)

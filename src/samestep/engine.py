@@ -53,6 +53,7 @@ class Layout:
     every_gradient: True where a parameter without a gradient is an error (DDP), or is changed all the same.
     lone_batchnorm: True where torch's SyncBatchNorm cannot reach the other replicas.
     no_scalars: True where a parameter without dimensions is an error (FSDP).
+    no_optimizers: class of optimizer -> why the engine cannot take it.
     """
 
     replicas: int
@@ -61,6 +62,7 @@ class Layout:
     every_gradient: bool = False
     lone_batchnorm: bool = False
     no_scalars: bool = False
+    no_optimizers: Mapping[str, str] = field(default_factory=dict)
 
 
 class Engine(Protocol):

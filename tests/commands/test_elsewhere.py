@@ -10,7 +10,7 @@ import pytest
 
 from command import samestep
 
-ASKED = ["--set", "lr=0.1", "--set-engine", "units=root", "--evaluate-every", "3", "--best", "loss", "--patience", "2"]
+ASKED = ["--set", "lr=0.1", "--set-engine", "wrap=root", "--evaluate-every", "3", "--best", "loss", "--patience", "2"]
 
 
 def words(line: str) -> list[str]:

@@ -66,7 +66,7 @@ ENGINES: dict[str, tuple[str, dict[str, str]]] = {
     "ddp compress=powersgd": ("ddp", {"compress": "powersgd"}),
     "zero": ("zero", {}),
     "fsdp": ("fsdp", {}),
-    "fsdp units=root": ("fsdp", {"units": "root"}),
+    "fsdp wrap=root": ("fsdp", {"wrap": "root"}),
     "fsdp checkpoint": ("fsdp", {"checkpoint": "true", "reshard": "false"}),
     "fsdp bf16": ("fsdp", {"precision": "bf16"}),
     "amp bf16": ("amp", {}),

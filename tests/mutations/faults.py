@@ -508,7 +508,7 @@ FAULTS = (
         ("first gradient",),
         "the optimizer holds other parameters than the model",
         engine="fsdp",
-        settings={"units": "root"},
+        settings={"wrap": "root"},
     ),
     Fault(
         "fsdp: gradients never reduced",
@@ -567,7 +567,7 @@ FAULTS = (
     Fault(
         "fsdp: BatchNorm among the checkpointed units",
         "engines/fsdp.py",
-        " and not batch_norms(part)",
+        " and not batch_norms(unit)",
         "",
         ("buffer",),
         "counted twice",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,16 @@ def test_parameters_and_buffers_come_back(saved: tuple[nn.Module, Path]) -> None
 def test_what_does_not_fit_is_named(other: object, says: str, saved: tuple[nn.Module, Path]) -> None:
     with pytest.raises(UserError, match=says):
         model_with_weights(other, saved[1])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o002, 0o077])
+def test_the_file_is_for_those_whom_the_umask_leaves(mask: int, tmp_path: Path) -> None:
+    before = os.umask(mask)
+    try:
+        save(net().state_dict(), tmp_path / "weights.safetensors")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "weights.safetensors").stat().st_mode & 0o777 == 0o666 & ~mask
 
 
 def test_a_writing_that_breaks_leaves_what_was_there(

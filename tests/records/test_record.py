@@ -50,7 +50,7 @@ def test_round_trip(tmp_path: Path) -> None:
 
 
 def test_a_plan_keeps_the_kinds_of_its_trainings(tmp_path: Path) -> None:
-    proof = Prove("sgd", 8, "float64", 2, 0.05, {"units": "root"}, "sgd")
+    proof = Prove("sgd", 8, "float64", 2, 0.05, {"wrap": "root"}, "sgd")
     plan = Plan(str(tmp_path), 1.5, "digits", {"lr": "0.1"}, "fsdp", {"reshard": False}, (Measure(20), proof))
     write(tmp_path / "plan.json", plan)
     assert Record(tmp_path).plan() == plan

@@ -46,7 +46,68 @@ class Half(nn.Linear):
         self.spare = nn.Linear(1, 1)
 
 
+NET = nn.Linear(3, 2)
+
+
+class Graph(nn.Linear):
+    """With a buffer that is sparse."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 2)
+        self.register_buffer("adjacency", torch.ones(3, 3).to_sparse())
+
+
 CHANGES: dict[str, tuple[dict[str, Any], str]] = {
+    "optimizer that is built": (
+        {"optimizer": torch.optim.SGD(NET.parameters(), lr=0.3)},
+        "optimizer is an instance of SGD; each engine builds the optimizer itself, some after they have sharded the "
+        'model: write optimizer=Recipe(torch.optim.SGD, {"lr": 0.3})',
+    ),
+    "optimizer's class alone": (
+        {"optimizer": torch.optim.Adam},
+        'write optimizer=Recipe(torch.optim.Adam, {"lr": 0.001})',
+    ),
+    "optimizer of a function": (
+        {"optimizer": lambda parameters: torch.optim.Adam(parameters)},
+        "optimizer is a function; each engine builds the optimizer itself, some after they have sharded the model: "
+        'write optimizer=Recipe(torch.optim.AdamW, {"lr": 0.001})',
+    ),
+    "recipe of a name": ({"optimizer": Recipe("adam", {})}, "optimizer is a Recipe of 'adam'; "),  # type: ignore[arg-type]
+    "recipe with a rate": (
+        {"optimizer": Recipe(torch.optim.SGD, 0.1)},  # type: ignore[arg-type]
+        "the optimizer's settings are 0.1, not a dict",
+    ),
+    "model that is built": (
+        {"model": NET},
+        "model is an instance of Linear; engines build it, each time with the same weights: write a function, "
+        "def model(): torch.manual_seed(0); return Net()",
+    ),
+    "criterion of torch's": (
+        {"criterion": nn.CrossEntropyLoss()},
+        "write criterion=lambda output, batch: nn.CrossEntropyLoss()(output, batch.targets)",
+    ),
+    "criterion that is a function of torch's": (
+        {"criterion": F.cross_entropy},
+        "criterion is F.cross_entropy, and is called with (output, batch), not with the targets",
+    ),
+    "criterion of the targets": (
+        {"criterion": lambda output, targets: F.cross_entropy(output, targets)},
+        "it is called with (output, batch): the targets are batch.targets",
+    ),
+    "scheduler's class alone": (
+        {"scheduler": torch.optim.lr_scheduler.StepLR},
+        "scheduler is the class StepLR; it is built with the optimizer: write scheduler=LRSchedule(lambda optimizer: ",
+    ),
+    "sparse buffer": ({"model": Graph}, "adjacency is sparse (sparse_coo), which engines cannot send"),
+    "sparse rows": (
+        {
+            "collate": lambda samples: (
+                torch.stack([x for x, _ in samples]).to_sparse(),
+                torch.stack([y for _, y in samples]),
+            )
+        },
+        "a tensor of the batch is sparse (sparse_coo)",
+    ),
     "optimizer with a closure": ({"optimizer": Recipe(torch.optim.LBFGS, {})}, "LBFGS needs a closure"),
     "optimizer's setting": ({"optimizer": Recipe(torch.optim.SGD, {"speed": 1})}, "the job's optimizer raised"),
     "scheduler with a metric": (

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from samestep.errors import UserError
 from samestep.tasks.inspect.job import inspect_job
 from samestep.tasks.inspect.load import find, home, settings_of
 
@@ -50,3 +51,52 @@ def test_a_job_of_any_kind(name: str, path: Path) -> None:
 def test_a_job_of_another_file_stands_there(path: Path) -> None:
     module, called = home(f"{path}:job", find(f"{path}:job"))
     assert (module.__name__, called) == ("samestep.jobs.digits", "job")
+
+
+SCRIPT = """
+import torch
+from pathlib import Path
+Path(__file__).with_name("it-ran").touch()
+def train(): ...
+if True:
+    train()
+"""
+
+
+def test_a_training_script_is_not_run(tmp_path: Path) -> None:
+    script = tmp_path / "training_script.py"
+    script.write_text(SCRIPT)
+    says = r"training_script.py has no function 'job'; known are: train \(none of it was run; .* docs/porting.md\)"
+    with pytest.raises(UserError, match=says):
+        find(str(script))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(tmp_path)
+        with pytest.raises(UserError, match="training_script has no function 'main'; did you mean 'train'"):
+            find("training_script:main")
+    assert not (tmp_path / "it-ran").exists()
+
+
+BOUND = {
+    "import": "from samestep.jobs.digits import job",
+    "star": "from samestep.jobs.digits import *",
+    "assignment": "import samestep.jobs.digits as digits\njob = digits.job",
+    "unpacked": "from samestep.jobs.digits import job as j\njob, other = j, 1",
+    "block": "try:\n    from samestep.jobs.digits import job\nexcept ImportError:\n    raise",
+    "global": "def bind():\n    global job\n    from samestep.jobs.digits import job\nbind()",
+    "globals": "import samestep.jobs.digits as d\nglobals()['job'] = d.job",
+    "asked for": "def __getattr__(name):\n    from samestep.jobs.digits import job\n    return job",
+}
+
+
+@pytest.mark.parametrize("kind", BOUND)
+def test_a_job_that_is_bound_in_any_way_is_found(kind: str, tmp_path: Path) -> None:
+    file = tmp_path / f"bound_{kind.replace(' ', '_')}.py"
+    file.write_text(BOUND[kind])
+    assert find(str(file)).__module__ == "samestep.jobs.digits"
+
+
+def test_what_is_no_function_is_said(tmp_path: Path) -> None:
+    file = tmp_path / "no_function.py"
+    file.write_text("job = 3")
+    with pytest.raises(UserError, match=r"no_function.py has no function 'job', but int; .* docs/porting.md"):
+        find(str(file))

@@ -17,6 +17,11 @@ from samestep.world import World
 PURPOSE = "ZeRO stages 1, 2 and 3"
 NEEDS = ("deepspeed",)
 PROCESSES = "group"
+NOT_IN_DEEPSPEED = {
+    "Adafactor": "it needs whole tensors, and gets flat pieces",
+    "Adagrad": "DeepSpeed builds another, without the schedule and the parameter groups",
+    "Muon": "it needs whole matrices, and gets flat pieces",
+}
 
 
 def missing(devices: tuple[str, ...]) -> str | None:
@@ -26,7 +31,9 @@ def missing(devices: tuple[str, ...]) -> str | None:
 def layout(world: World, **settings: Any) -> Layout:
     # DeepSpeed does not synchronise buffers. It replaces a missing gradient by zeros, and weight decay then changes the
     # parameter. Its broadcast of the first weights fails for a parameter without dimensions.
-    return Layout(replicas=world.size, buffers="local", every_gradient=True, no_scalars=True)
+    return Layout(
+        replicas=world.size, buffers="local", every_gradient=True, no_scalars=True, no_optimizers=NOT_IN_DEEPSPEED
+    )
 
 
 def numerics(stage: int = 1) -> Numerics:

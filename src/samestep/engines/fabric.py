@@ -19,6 +19,11 @@ from samestep.world import World
 PURPOSE = "Lightning's wrapper, your own loop"
 NEEDS = ("lightning",)
 PROCESSES = "group"
+NOT_ON_SHARDS = {
+    "Adafactor": "torch's fails on shards",
+    "Muon": "it needs whole matrices, and gets shards",
+    "Rprop": "torch's fails on shards",
+}
 
 
 def missing(devices: tuple[str, ...]) -> str | None:
@@ -26,8 +31,9 @@ def missing(devices: tuple[str, ...]) -> str | None:
 
 
 def layout(world: World, strategy: str = "ddp", **settings: Any) -> Layout:
-    ddp = strategy == "ddp"
-    return Layout(replicas=world.size, buffers="rank0" if ddp else "local", every_gradient=ddp, no_scalars=not ddp)
+    if strategy == "ddp":
+        return Layout(replicas=world.size, buffers="rank0", every_gradient=True)
+    return Layout(replicas=world.size, buffers="local", no_scalars=True, no_optimizers=NOT_ON_SHARDS)
 
 
 def numerics(precision: str = "full", **settings: Any) -> Numerics:

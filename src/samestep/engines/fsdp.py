@@ -1,6 +1,7 @@
 """fsdp: FSDP2's fully_shard; parameters, gradients and optimizer state are sharded over the ranks.
 
-units: what is sharded as one unit: each child of the model, or the whole model ('root').
+wrap: what is sharded as one unit: the blocks that the model repeats ('auto'), each of its children, each module of the
+class that is named, or the whole model ('root').
 reshard: free the gathered parameters after the forward pass. precision: compute in bf16, reduce in float32.
 checkpoint: activation checkpointing of each unit.
 Source: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
@@ -8,7 +9,6 @@ Source: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any, Literal
 
 import torch
@@ -23,6 +23,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from samestep.engine import Layout, Numerics, State
 from samestep.job import Job
+from samestep.rank.fsdp_units import units_of
 from samestep.rank.group import process_group
 from samestep.training import Run
 from samestep.world import World
@@ -30,6 +31,11 @@ from samestep.world import World
 PURPOSE = "parameters and gradients sharded over ranks"
 NEEDS: tuple[str, ...] = ()
 PROCESSES = "group"
+NOT_ON_SHARDS = {
+    "Adafactor": "torch's fails on shards",
+    "Muon": "it needs whole matrices, and gets shards",
+    "Rprop": "torch's fails on shards",
+}
 
 
 def missing(devices: tuple[str, ...]) -> str | None:
@@ -37,7 +43,8 @@ def missing(devices: tuple[str, ...]) -> str | None:
 
 
 def layout(world: World, **settings: Any) -> Layout:
-    return Layout(replicas=world.size, buffers="local", no_scalars=True)  # FSDP does not synchronise buffers
+    # FSDP does not synchronise buffers.
+    return Layout(replicas=world.size, buffers="local", no_scalars=True, no_optimizers=NOT_ON_SHARDS)
 
 
 def numerics(precision: str = "full", **settings: Any) -> Numerics:
@@ -51,8 +58,8 @@ def explain(error: BaseException, job: Job) -> str | None:
     if "got mixed torch.Tensor and DTensor" not in str(error):
         return None
     return (
-        "the model calls a part of a sharded unit by itself, so that its parameters are not gathered; shard "
-        "the model as one, as in --set-engine units=root"
+        "the model uses parameters of a sharded unit outside of the unit's forward, where they are not gathered; "
+        "name a class that holds both with --set-engine fsdp.wrap=…, or shard the model as one with fsdp.wrap=root"
     )
 
 
@@ -61,25 +68,26 @@ def train(
     world: World,
     run: Run,
     *,
-    units: Literal["children", "root"] = "children",
+    wrap: str = "auto",
     reshard: bool = True,
     precision: Literal["full", "bf16"] = "full",
     checkpoint: bool = False,
 ) -> State:
     with process_group(world):
         model: Any = job.model().to(world.device)
-        parts = sharing_nothing(model)
+        units = units_of(model, wrap)
         if checkpoint:  # but no unit with BatchNorm: computed twice, it would count every batch twice
-            apply_activation_checkpointing(model, check_fn=lambda part: part in parts and not batch_norms(part))
+            again = units or units_of(model, "auto")
+            apply_activation_checkpointing(model, check_fn=lambda unit: unit in again and not batch_norms(unit))
         mesh, lower = init_device_mesh(world.device.partition(":")[0], (world.size,)), MixedPrecisionPolicy()
         if precision != "full":
             lower = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
             for norm in batch_norms(model):  # their statistics stay float32, and so must their weights
                 fully_shard(norm, mesh=mesh)
         options: dict[str, Any] = {"mesh": mesh, "mp_policy": lower, "reshard_after_forward": reshard}
-        for part in parts if units == "children" else []:
-            if precision == "full" or part not in batch_norms(model):
-                fully_shard(part, **options)
+        for unit in units:
+            if precision == "full" or unit not in batch_norms(model):
+                fully_shard(unit, **options)
         fully_shard(model, **options)
         optimizer = job.optimizer.build(model)  # after sharding: of the shards
         scheduler = job.lr_scheduler(optimizer)
@@ -97,20 +105,6 @@ def train(
                     scheduler.step()
                 run.step(loss)
         return get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
-
-
-def sharing_nothing(model: nn.Module) -> list[nn.Module]:
-    """The model's parts whose parameters no other part holds: shared ones must stay in one unit, the root. A list of
-    layers is no part, because nobody calls it; its layers are."""
-    lists = (nn.ModuleList, nn.ModuleDict)
-    parts = [p for c in model.children() for p in (c.children() if isinstance(c, lists) else [c])]
-    held = Counter(id(parameter) for part in parts for parameter in part.parameters())
-    own = [
-        part
-        for part in parts
-        if any(True for _ in part.parameters()) and not isinstance(part, nn.ParameterList | nn.ParameterDict)
-    ]
-    return [part for part in own if all(held[id(parameter)] == 1 for parameter in part.parameters())]
 
 
 def batch_norms(model: nn.Module) -> list[nn.Module]:

@@ -17,4 +17,7 @@ def explain(error: BaseException, job: Job) -> str | None:
     names = [name for name, parameter in job.model().named_parameters() if parameter.requires_grad]
     numbers = re.search(r"did not receive grad for rank \d+: ([\d ]+)", str(error))
     unused = ", ".join(names[int(number)] for number in numbers[1].split()[:4]) if numbers else "some parameters"
-    return f"{unused}: no gradient in a step; freeze such parameters, or leave them out"
+    return (
+        f"{unused}: no gradient in a step; freeze such parameters, leave them out, or use them in every batch, as in "
+        "output + 0 * parameter.sum()"
+    )

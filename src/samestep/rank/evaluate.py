@@ -25,7 +25,7 @@ from samestep.data.loader import loaded
 from samestep.data.same_data import gather_from_ranks
 from samestep.data.schedule import cut
 from samestep.errors import LoadingFailed, UserError, not_per_row
-from samestep.job import Batch, Job, Part, counts_by_itself
+from samestep.job import Batch, Job, Part, counts_by_itself, reads_batch
 from samestep.rank.hardware import is_out_of_memory
 from samestep.records.record import EvaluationSeen
 from samestep.world import World
@@ -176,7 +176,7 @@ def count_metric(metric: Any, output: Any, batch: Batch) -> dict[str, Any]:
     """Returns the state of a torchmetrics metric after one batch, on the CPU. Resets the metric before and after."""
     metric.reset()
     metric.to(output.device if isinstance(output, Tensor) else "cpu")
-    metric.update(output, batch.targets)
+    metric.update(output, batch if reads_batch(metric) else batch.targets)
     state: dict[str, Any] = tree_map_only(Tensor, partial(Tensor.to, device="cpu"), metric.metric_state)
     metric.reset()
     return state

@@ -19,7 +19,10 @@ def save(state: Mapping[str, Any], file: Path) -> None:
     temporary = file.with_name(f".{file.name}")
     # Cloned, because the format does not allow two names for one tensor (tied weights).
     tensors = {n: t.detach().cpu().contiguous().clone() for n, t in state.items() if isinstance(t, Tensor)}
+    with open(temporary, "wb") as empty:
+        mode = os.stat(empty.fileno()).st_mode  # as the umask says; save_file's is for the owner alone
     save_file(tensors, temporary)
+    os.chmod(temporary, mode)
     os.replace(temporary, file)
 
 

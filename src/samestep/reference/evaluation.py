@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from samestep.errors import not_per_row
-from samestep.job import Batch, Job
+from samestep.job import Batch, Job, reads_batch
 from samestep.reference.fetch import collate, place, random_state
 from samestep.reference.results import Evaluation, State
 
@@ -53,7 +53,7 @@ def _sums(job: Job, model: torch.nn.Module, device: str, weighs: list[float], ba
             output = job.forward(model, batch)
             sums["loss"] += float(job.criterion(output, batch)) * weight
             for metric in whole.values():
-                metric.update(output, batch.targets)
+                metric.update(output, batch if reads_batch(metric) else batch.targets)
             for name, metric in job.metrics.items():
                 if name in whole:
                     continue

@@ -12,7 +12,7 @@ from samestep.launch.submit import Training
 from samestep.launch.submit.kubernetes import manifests
 
 TRAININGS = [
-    Training("digits", 2, 4, 4, "fsdp", ["lr=0.1", 'note="it\'s"'], ["units=root"]),
+    Training("digits", 2, 4, 4, "fsdp", ["lr=0.1", 'note="it\'s"'], ["wrap=root"]),
     Training("jobs/My_Job.py:job", 1, 2, 0),
 ]
 

@@ -76,7 +76,7 @@ CHOSEN = [
     ("ddp", {"compress": "fp16"}),
     ("ddp", {"compress": "powersgd", "bucket_mb": "0.5"}),
     ("ddp", {"static_graph": "true", "find_unused": "true"}),
-    ("fsdp", {"units": "root", "reshard": "false"}),
+    ("fsdp", {"wrap": "root", "reshard": "false"}),
     ("fsdp", {"precision": "bf16", "checkpoint": "true"}),
     ("deepspeed", {"stage": "3"}),
     ("fabric", {"strategy": "model_parallel"}),
@@ -93,3 +93,12 @@ def test_an_engines_settings(engine: str, chosen: dict[str, str], tmp_path: Path
     script = write("digits", engine, tmp_path / "script", 2, DIGITS, **chosen)
     assert all(f", {name}=" in script.read_text().rpartition("start(")[2] for name in chosen)
     run_script(script, engine, 2).check_equal(run_own("digits", engine, tmp_path / "own", 2, DIGITS, **chosen))
+
+
+@pytest.mark.parametrize(
+    ("job", "wrap"), [("returns_a_dict", "auto"), pytest.param("nanogpt", "Block", marks=pytest.mark.check)]
+)
+def test_units_and_a_metric_that_reads_the_batch(job: str, wrap: str, tmp_path: Path) -> None:
+    target = f"{HERE.parents[1]}/conformance/jobs_of_scripts.py:{job}"
+    script = write(target, "fsdp", tmp_path / "script", 2, {}, wrap=wrap)
+    run_script(script, "fsdp", 2).check_equal(run_own(target, "fsdp", tmp_path / "own", 2, {}, wrap=wrap))

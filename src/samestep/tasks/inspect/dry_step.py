@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import traceback
 import warnings
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from samestep.data.loader import Rows, to_device
 from samestep.data.schedule import Schedule, schedule_of
 from samestep.errors import UserError, not_a_scalar, not_per_row
-from samestep.job import Batch, Job, counts_by_itself
+from samestep.job import Batch, Job, counts_by_itself, reads_batch
 from samestep.rank.evaluate import count_metric, evaluate
 from samestep.training import is_one_row_error
 from samestep.world import World
@@ -60,6 +61,8 @@ def dry_step(job: Job, schedule: Schedule, model: nn.Module, device: str) -> Dry
                 f"a batch holds a {type(leaf).__name__}, which cannot be looked into; let collate return tensors in "
                 "tuples, lists or dicts"
             )
+        if isinstance(leaf, Tensor):
+            check_dense("a tensor of the batch", leaf, "let collate return its indices and its values")
     batch = Batch(to_device(data, device), part)
     called: list[bool] = []
     model.register_forward_hook(lambda *_: called.append(True))
@@ -110,16 +113,26 @@ def _check_metrics(job: Job, model: nn.Module, device: str) -> None:
         output = _raising("forward", lambda: job.forward(model, batch), part.rows)
         for name, metric in job.metrics.items():
             if counts_by_itself(metric):
-                if batch.targets is None:
+                if batch.targets is None and not reads_batch(metric):
                     raise UserError(
                         f"the metric '{name}' is given (output, batch.targets), and a batch that is a dict has none; "
-                        "give (inputs, targets), or a metric of a class of your own whose update reads the batch"
+                        "give (inputs, targets), or a subclass of it with def update(self, output, batch)"
                     )
                 _raising(f"metric '{name}'", lambda metric=metric: count_metric(metric, output, batch), part.rows)
                 continue
             values = _raising(f"metric '{name}'", lambda metric=metric: metric(output, batch), part.rows)
             if not isinstance(values, Tensor) or list(values.shape) != [part.rows]:
                 raise not_per_row(name, list(getattr(values, "shape", [])), part.rows)
+
+
+def check_dense(what: str, tensor: Tensor, instead: str) -> None:
+    """Raises UserError for a sparse tensor. Engines cannot broadcast it, safetensors cannot hold it."""
+    if tensor.layout != torch.strided:
+        raise UserError(
+            f"{what} is sparse ({str(tensor.layout).removeprefix('torch.')}), which engines cannot send and files of "
+            f"weights cannot hold; {instead}, and let the model's forward make the matrix: "
+            "torch.sparse_coo_tensor(indices, values, size)"
+        )
 
 
 def _without_gradient(model: nn.Module) -> list[str]:
@@ -165,6 +178,8 @@ def _raising(what: str, do: Any, rows: int | None) -> Any:
         job_frames = [f for f in frames if f.filename != __file__]
         at = f" ({job_frames[-1].filename}, line {job_frames[-1].lineno})" if job_frames else ""
         on = f" on {rows} rows" if rows else ""
+        takes = "; it is called with (output, batch): the targets are batch.targets"
+        hint = takes if re.search(r"\bBatch\b", str(error)) else ""
         raise UserError(
-            f"the job's {what} raised{on}: {type(error).__name__}{': ' + text[0] if text else ''}{at}"
+            f"the job's {what} raised{on}: {type(error).__name__}{': ' + text[0] if text else ''}{at}{hint}"
         ) from error

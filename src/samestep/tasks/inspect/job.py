@@ -19,7 +19,7 @@ from samestep.errors import UserError
 from samestep.job import Batch, Job
 from samestep.records.inspection import JobFacts
 from samestep.records.plan import Prove
-from samestep.tasks.inspect.dry_step import dry_evaluation, dry_step
+from samestep.tasks.inspect.dry_step import check_dense, dry_evaluation, dry_step
 from samestep.tasks.inspect.load import build, find, innermost, settings_of
 from samestep.tasks.inspect.proof_size import rows_of_proof
 from samestep.tasks.proof_job import SGD_LR, proof_job
@@ -122,6 +122,7 @@ def _model(job: Job) -> nn.Module:
             raise UserError(
                 f"the size of {name} is not known until rows come; give its layer its input size, not Lazy…"
             )
+        check_dense(name, parameter, "register its indices and its values as two buffers")
     return model
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.util
 import inspect
 import pkgutil
+import symtable
 import sys
+import tokenize
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -40,12 +43,12 @@ def find(target: str) -> Callable[..., Any]:
         hint = nearest(target, builtin_names())
         hint += "" if hint.endswith("?") else "."
         raise UserError(f"there is no job '{target}'; {hint} A job of your own is given as file.py:function")
-    module = _import(source)
-    value = getattr(module, function, None)
+    value = getattr(_import(source, function), function, None)
     if not callable(value):
-        functions = [n for n, v in vars(module).items() if inspect.isfunction(v) and v.__module__ == module.__name__]
-        hint = nearest(function, functions[:12]) if functions else "it defines none"
-        raise UserError(f"{source} has no function '{function}'; {hint}")
+        raise UserError(
+            f"{source} has no function '{function}', but {type(value).__name__}; a job is a function that returns a "
+            "samestep.Job: see docs/porting.md"
+        )
     return value  # type: ignore[no-any-return]
 
 
@@ -92,15 +95,20 @@ def _split(target: str) -> tuple[str | None, str]:
     return (f"samestep.jobs.{target}" if target in builtin_names() else None), "job"
 
 
-def _import(source: str) -> ModuleType:
-    """Imports a job's file or module. Raises UserError with the line that failed."""
+def _import(source: str, function: str) -> ModuleType:
+    """Imports a job's file or module. Raises UserError with the line that failed, and, before anything in it runs, for
+    one that does not have `function`: it may be a training script."""
     try:
         if not source.endswith(".py"):
             sys.path.insert(0, str(Path.cwd()))
+            spec = importlib.util.find_spec(source)
+            if spec and spec.origin and spec.origin.endswith(".py") and source not in sys.modules:
+                _check_has(function, source, Path(spec.origin))
             return importlib.import_module(source)
         path = Path(source).resolve()
         if not path.is_file():
             raise UserError(f"there is no job file {source}; give the path of a Python file, as in my_job.py:job")
+        _check_has(function, source, path)
         sys.path.insert(0, str(path.parent))  # a job file may import modules beside it, as a script may
         spec = importlib.util.spec_from_file_location(path.stem, path)
         assert spec and spec.loader
@@ -112,6 +120,27 @@ def _import(source: str) -> ModuleType:
         raise
     except BaseException as error:
         raise UserError(f"the job {source} does not import: {_where(error, source)}{_summary(error)}") from error
+
+
+def _check_has(function: str, source: str, path: Path) -> None:
+    """Raises UserError for a file whose text does not bind `function` at its top: define, assign or import it."""
+    with tokenize.open(path) as file:
+        text = file.read()
+    tree = ast.parse(text)
+    top = symtable.symtable(text, str(path), "exec").get_symbols()
+    bound = {name.get_name() for name in top if name.is_assigned() or name.is_imported()}
+    for node in ast.walk(tree):
+        bound |= {*node.names} if isinstance(node, ast.Global) else set()
+        if isinstance(node, ast.ImportFrom) and node.names[0].name == "*":
+            return  # it may bring the function
+    if {function, "__getattr__"} & bound or "globals" in {name.get_name() for name in top}:
+        return
+    functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+    hint = nearest(function, functions[:12]) if functions else "it defines none"
+    raise UserError(
+        f"{source} has no function '{function}'; {hint} (none of it was run; how a training script becomes a job: "
+        "docs/porting.md)"
+    )
 
 
 def settings_of(function: Callable[..., Any]) -> dict[str, str]:

@@ -18,5 +18,5 @@ port=$((20000 + SLURM_JOB_ID % 10000))
 
 # One samestep on each machine starts the ranks of that machine.
 # When one machine fails, the others end by themselves; after a minute srun ends those that have not.
-srun --kill-on-bad-exit=0 --wait=60 PYTHON -m samestep run digits --engine fsdp --set epochs=2 --set-engine units=root --nnodes 2 --nproc 4 \
+srun --kill-on-bad-exit=0 --wait=60 PYTHON -m samestep run digits --engine fsdp --set epochs=2 --set-engine wrap=root --nnodes 2 --nproc 4 \
     --master-addr "$master" --port "$port" --out '/out/a b'

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from samestep.data.schedule import cut
-from samestep.job import Batch, Job, Part, counts_by_itself
+from samestep.job import Batch, Job, Part, counts_by_itself, reads_batch
 from samestep.tasks.eject.runtime.run import World, loaded
 
 ROWS_AT_ONCE = 128  # at most; fewer where the job's micro-batch or global batch is smaller
@@ -89,7 +89,7 @@ def counted(metric: Any, output: Any, batch: Batch) -> dict[str, Any]:
     """What a metric of torchmetrics counts in one chunk, on the CPU."""
     metric.reset()
     metric.to(output.device if isinstance(output, Tensor) else "cpu")
-    metric.update(output, batch.targets)
+    metric.update(output, batch if reads_batch(metric) else batch.targets)
     state: dict[str, Any] = tree_map_only(Tensor, lambda tensor: tensor.to("cpu"), metric.metric_state)
     metric.reset()
     return state
