@@ -14,6 +14,7 @@ from torchmetrics import Metric
 
 from command import WATCHED
 from conformance import jobs_drawn
+from mutations import jobs as mutated
 from samestep.errors import UserError
 from samestep.job import Batch
 from samestep.rank.evaluate import evaluate
@@ -25,7 +26,7 @@ from samestep.world import World
 
 @pytest.mark.parametrize("training", [True, False])
 def test_it_leaves_mode_random_stream_and_buffers_as_they_were(training: bool) -> None:
-    job = build("digits", {})
+    job = mutated.conv()
     model = job.model().train(training)
     frozen = model[0].eval()  # a part that its owner keeps in evaluation mode
     torch.manual_seed(5)
