@@ -214,10 +214,17 @@ def _results(study: Study, rows: list[Row], reference: Record | None, started: s
         started=started,
         proof=proof,
         engines=list(_engine_results(study, rows)),
+        tensors=_tensors(references),
         repeats=setup.rounds or None,
         warmup_steps=setup.warmup_steps if setup.rounds else None,
         measured_steps=setup.measured_steps if setup.rounds else None,
     )
+
+
+def _tensors(references: list[Expectation]) -> int | None:
+    """Counts the tensors of the model's state."""
+    played = [expectation for expectation in references if "sgd" in expectation.facts.trainings]
+    return len(played[0].trace("sgd", 0, 1).state) if played else None
 
 
 def _engine_results(study: Study, rows: list[Row]) -> Iterator[EngineResult]:
