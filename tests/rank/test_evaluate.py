@@ -19,7 +19,6 @@ from samestep.errors import UserError
 from samestep.job import Batch
 from samestep.rank.evaluate import evaluate
 from samestep.tasks.inspect.job import inspect_job
-from samestep.tasks.inspect.load import build
 from samestep.training import Run
 from samestep.world import World
 

@@ -54,6 +54,7 @@ def compare(
     interface: options.Interface = "",
     max_restarts: options.MaxRestarts = 0,
     timeout: options.Timeout = 120.0,
+    threads: options.Threads = None,
 ) -> int:
     """Prove each engine, then measure it: a table and a report with plots. Exit 1 if one differs or none is proven."""
     selection = (
@@ -64,7 +65,7 @@ def compare(
         names(launchers, "--launchers"),
     )
     machines = MachineOptions(
-        nnodes, node_rank, master_addr, port, names(hosts, "--hosts"), interface, max_restarts, timeout
+        nnodes, node_rank, master_addr, port, names(hosts, "--hosts"), interface, max_restarts, timeout, threads
     )
     setup = Setup(
         *selection,
@@ -104,6 +105,7 @@ def verify(
     interface: options.Interface = "",
     max_restarts: options.MaxRestarts = 0,
     timeout: options.Timeout = 120.0,
+    threads: options.Threads = None,
 ) -> int:
     """Prove only that each engine trains the same. Names the first divergence; exit codes as for compare."""
     selection = (
@@ -114,7 +116,7 @@ def verify(
         names(launchers, "--launchers"),
     )
     machines = MachineOptions(
-        nnodes, node_rank, master_addr, port, names(hosts, "--hosts"), interface, max_restarts, timeout
+        nnodes, node_rank, master_addr, port, names(hosts, "--hosts"), interface, max_restarts, timeout, threads
     )
     setup = Setup(*selection, nproc, device, out, steps=steps, deadline_s=deadline, machines=machines)
     return _study("verify", setup, json_, strict)
@@ -145,6 +147,7 @@ def run(
     interface: options.Interface = "",
     max_restarts: options.MaxRestarts = 0,
     timeout: options.Timeout = 120.0,
+    threads: options.Threads = None,
     init: options.Init = None,
     evaluate_every: options.EvaluateEvery = 1,
     best: options.Best = "",
@@ -165,7 +168,7 @@ def run(
         names(launcher, "--launcher"),
     )
     machines = MachineOptions(
-        nnodes, node_rank, master_addr, port, names(hosts, "--hosts"), interface, max_restarts, timeout
+        nnodes, node_rank, master_addr, port, names(hosts, "--hosts"), interface, max_restarts, timeout, threads
     )
     setup = Setup(*selection, nproc, device, out, deadline_s=deadline, machines=machines)
     training = train.TrainOptions(init, evaluate_every, best, patience)
@@ -205,6 +208,7 @@ def evaluate(
     hosts: options.Hosts = "",
     interface: options.Interface = "",
     timeout: options.Timeout = 120.0,
+    threads: options.Threads = None,
 ) -> int:
     """Evaluate trained weights: each row of the job's evaluation once, the same figures on any number of ranks."""
     from samestep.commands import train
@@ -213,7 +217,7 @@ def evaluate(
     no_engine_settings: dict[str, str] = {}
     selection = (job, pairs(set_, "--set"), ("ddp",), no_engine_settings, names(launcher, "--launcher"))
     machines = MachineOptions(
-        nnodes, node_rank, master_addr, port, names(hosts, "--hosts"), interface, timeout_s=timeout
+        nnodes, node_rank, master_addr, port, names(hosts, "--hosts"), interface, timeout_s=timeout, threads=threads
     )
     setup = Setup(*selection, nproc, device, out, deadline_s=deadline, machines=machines)
     results = train.evaluate(setup, train.ScoreOptions(weights, predictions))
@@ -241,6 +245,7 @@ def slurm(
     evaluate_every: options.EvaluateEvery = 1,
     best: options.Best = "",
     patience: options.Patience = None,
+    threads: options.Threads = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the batch script, and submit nothing.")] = False,
 ) -> int:
     """Write the batch script of a training, and submit it to Slurm."""
@@ -248,7 +253,9 @@ def slurm(
     from samestep.commands.train import TrainOptions
 
     selection = (job, pairs(set_, "--set"), engine_names(engine), pairs(set_engine, "--set-engine"), ())
-    setup = Setup(*selection, nproc or gpus_per_node or 2, out=out, machines=MachineOptions(nnodes=nodes))
+    setup = Setup(
+        *selection, nproc or gpus_per_node or 2, out=out, machines=MachineOptions(nnodes=nodes, threads=threads)
+    )
     training = TrainOptions(init, evaluate_every, best, patience)
     results, text = slurm_script(setup, training, gpus_per_node, time, sbatch)
     print(text if dry_run else submit_to_slurm(results, text), end="")

@@ -109,7 +109,8 @@ def _play(study: Study, root: Path, name: str, layouts: tuple[LayoutPlan, ...], 
     """Plays layouts in one process, and returns their record, in the folder `name`."""
     folder, setup = root / name, study.setup
     about = (str(folder), time.time(), setup.job, setup.settings)
-    plan = ReferencePlan(*about, layouts=layouts, steps=setup.steps, replicas=study.size)
+    threads = setup.machines.threads or 1
+    plan = ReferencePlan(*about, layouts=layouts, steps=setup.steps, replicas=study.size, threads=threads)
     return _start(study, root, "process", 1, study.inspection.devices, folder, plan, show_phase)
 
 
@@ -141,7 +142,9 @@ def _launch(study: Study, row: Row, number: int, folder: Path, reference: Record
         trainings += proof_trainings(row.facts, loop, setup.steps, study.size)
     launch_folder = folder / "launches" / f"{row.name}-{number}"
     about = (str(launch_folder), time.time(), setup.job, setup.settings)
-    plan = Plan(*about, row.engine, row.facts.settings, tuple(trainings))
+    machines = setup.machines
+    threads = (machines.planned_threads, study.nproc, machines.threads or 1)
+    plan = Plan(*about, row.engine, row.facts.settings, tuple(trainings), *threads)
     try:
         record = _start(
             study, folder, row.launcher, row.facts.processes, row.facts.devices, launch_folder, plan, show_phase
@@ -208,7 +211,7 @@ def _results(study: Study, rows: list[Row], reference: Record | None, started: s
         rows=job.rows,
         device=study.inspection.devices[0],
         machine=study.inspection.machine,
-        threads_per_rank=1,
+        threads_per_rank=_threads(rows, setup),
         workers=job.workers,
         dtype=job.dtype,
         started=started,
@@ -219,6 +222,12 @@ def _results(study: Study, rows: list[Row], reference: Record | None, started: s
         warmup_steps=setup.warmup_steps if setup.rounds else None,
         measured_steps=setup.measured_steps if setup.rounds else None,
     )
+
+
+def _threads(rows: list[Row], setup: Setup) -> int:
+    """Returns the threads of each rank: the same under every engine."""
+    counts = {rank.threads for row in rows for record in row.launches for rank in record.ranks}
+    return max(counts, default=setup.machines.threads or 1)
 
 
 def _tensors(references: list[Expectation]) -> int | None:

@@ -93,6 +93,15 @@ MaxRestarts = Annotated[
     int,
     typer.Option(help="How often torchrun restarts all ranks after one has died.", min=0, rich_help_panel=MACHINES),
 ]
+Threads = Annotated[
+    int | None,
+    typer.Option(
+        help="Threads of each rank; by default OMP_NUM_THREADS, or this machine's cores divided by its ranks; in a "
+        "proof 1.",
+        min=1,
+        rich_help_panel=MACHINES,
+    ),
+]
 Timeout = Annotated[
     float, typer.Option(help="Seconds that a rank waits for the others.", min=1, rich_help_panel=MACHINES)
 ]

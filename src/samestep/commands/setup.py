@@ -19,7 +19,8 @@ class MachineOptions:
 
     nnodes: the number of machines; None: 1, or the Slurm job's. node_rank: this machine's number; None: assigned by the
     rendezvous. master_addr, port: of the rendezvous; port 0: any free one. hosts: the machines for mpirun. interface:
-    for gloo and NCCL. max_restarts: as torchrun's. timeout_s: how long a rank waits for the others.
+    for gloo and NCCL. max_restarts: as torchrun's. timeout_s: how long a rank waits for the others. threads: with which
+    each rank computes; None: OMP_NUM_THREADS, or else the machine's cores divided by its ranks, and 1 in a proof.
     """
 
     nnodes: int | None = None
@@ -30,6 +31,13 @@ class MachineOptions:
     interface: str = ""
     max_restarts: int = 0
     timeout_s: float = 120.0
+    threads: int | None = None
+
+    @property
+    def planned_threads(self) -> int:
+        """The threads of a rank that measures or trains; 0: the machine's cores divided by its ranks."""
+        chosen = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()  # a list is for nested regions
+        return self.threads or (int(chosen) if chosen.isdecimal() else 0)
 
 
 @dataclass(frozen=True)
@@ -65,6 +73,9 @@ class Setup:
             raise UserError(f"--nproc {self.nproc}: at least one rank must train; give --nproc 1 or more")
         if self.nproc is not None and self.nproc > 64 * cores:
             raise UserError(f"--nproc {self.nproc}: this machine has {cores} cores; give at most 64 ranks for each")
+        threads = self.machines.threads
+        if threads is not None and not 1 <= threads <= 64 * cores:
+            raise UserError(f"--threads {threads}: give 1 to {64 * cores}; this machine has {cores} cores")
         for name in self.engines:
             engine.check(name)
         for name in self.launchers:

@@ -42,6 +42,7 @@ def submit_to_slurm(results: Path, script: str) -> str:
 
 
 def _training(setup: Setup, training: TrainOptions, gpus: int) -> Training:
+    threads = setup.machines.threads
     return Training(
         job=setup.job,
         nnodes=setup.machines.nnodes or 1,
@@ -50,5 +51,5 @@ def _training(setup: Setup, training: TrainOptions, gpus: int) -> Training:
         engine=setup.engines[0],
         settings=[f"{key}={value}" for key, value in setup.settings.items()],
         engine_settings=[f"{key}={value}" for key, value in setup.engine_settings.items()],
-        options=training.arguments(),
+        options=[*training.arguments(), *(["--threads", str(threads)] if threads else [])],
     )

@@ -3,9 +3,9 @@
 The scans are 8x8 pixels from 43 writers: E. Alpaydin, C. Kaynak, "Optical Recognition of Handwritten Digits", 1998.
 The last 297 are held out, as scikit-learn's own example does with its later half.
 
-Any number of ranks trains what one process trains: GroupNorm normalises over a row alone, where BatchNorm would take the
-rows of each rank, and nothing draws random numbers. The network is wide enough for a second core to pay: see
-docs/results.md, "What a second rank is worth".
+Any number of ranks trains what one process trains: GroupNorm normalises over a row alone, where BatchNorm would take
+the rows of each rank, and nothing draws random numbers. The network is wide enough for a second core to pay: see
+docs/results.md, "When more ranks are slower".
 """
 
 from __future__ import annotations

@@ -76,7 +76,11 @@ Training = Annotated[Measure | Prove | Train | Score, Field(discriminator="kind"
 
 @dataclass(frozen=True)
 class Plan:
-    """What each rank of a launch does. out: the folder for its files. started_at: Unix time, in seconds."""
+    """What each rank of a launch does. out: the folder for its files. started_at: Unix time, in seconds.
+
+    threads: with which a rank measures, trains or evaluates; 0: the machine's cores divided by `nproc`, the study's
+    ranks on each machine. proof_threads: with which it proves.
+    """
 
     out: str
     started_at: float
@@ -85,6 +89,9 @@ class Plan:
     engine: str
     engine_settings: Values = field(default_factory=dict)
     trainings: tuple[Training, ...] = ()
+    threads: int = 1
+    nproc: int = 1
+    proof_threads: int = 1
 
 
 @dataclass(frozen=True)
@@ -109,7 +116,9 @@ class LayoutPlan:
 
 @dataclass(frozen=True)
 class ReferencePlan:
-    """What the reference plays. replicas: of the study; they decide the subset's size. steps: of each training."""
+    """What the reference plays. replicas: of the study; they decide the subset's size. steps: of each training.
+
+    threads: with which it computes."""
 
     out: str
     started_at: float
@@ -118,3 +127,4 @@ class ReferencePlan:
     layouts: tuple[LayoutPlan, ...]
     steps: int
     replicas: int
+    threads: int = 1

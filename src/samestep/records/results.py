@@ -217,6 +217,7 @@ class TrainResults:
     settings: Mapping[str, str]
     launcher: str
     world_size: int
+    threads_per_rank: int
     engine: str
     engine_settings: Values
     global_batch: int
