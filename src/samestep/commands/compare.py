@@ -20,7 +20,7 @@ from samestep.commands.results_folder import package_digest, results_folder, sha
 from samestep.commands.setup import Setup
 from samestep.commands.study import Row, Study, check_devices, result_of, rows_of, study_of
 from samestep.errors import Refused, TrainingFailed, UserError, say
-from samestep.launch import Machines, fork_client, ports, supervise
+from samestep.launch import FORK, Machines, fork_client, ports, supervise
 from samestep.launch.command import command_for
 from samestep.proof.judge import judge, not_one_process, one_process
 from samestep.proof.plan import loop_layout, neutral_layouts, numerics_layout, plain_layout
@@ -41,7 +41,8 @@ def run_study(command: str, setup: Setup, show: ShowProgress) -> tuple[StudyResu
     """Runs verify or compare. Returns the results and their folder, for `save`; None on a machine that is not the
     first: it has started its ranks of each launch."""
     refuse_under_launcher(command, os.environ, setup)
-    with fork_client.running(*(("ranks", "reference") if setup.rounds == 0 else ("reference",))):
+    forks = setup.rounds == 0 or setup.launchers == (FORK,)
+    with fork_client.running(*(("ranks", "reference") if forks else ("reference",))):
         study = study_of(setup)
         if not is_first(study.machines):
             count = other_machines.join_launches(study, shared_folder(setup.out))
@@ -73,7 +74,7 @@ def _run_launches(study: Study, folder: Path, show: ShowProgress) -> StudyResult
     reference = _reference(study, planned, folder, lambda phase: show(phase, 0, total)) if planned else None
     answer = _one_process(study, folder, reference, lambda phase: show(phase, 0, total)) if reference else None
     if setup.rounds:
-        fork_client.close()  # no other process may run during a measurement
+        fork_client.close("reference")  # nothing else may run during a measurement; the ranks' server waits
     done = 1
     for number in range(max(1, setup.rounds)):
         for row in _rotated(planned, number):

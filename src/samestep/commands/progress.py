@@ -118,6 +118,7 @@ class Training(_Live):
         )  # keeps colours, drops cursor movements
 
 
+BUILT_IN = "digits"  # the default job, after which a user goes on with a job of their own
 PHASES = {"starting": "starting the ranks", "train": "training", "evaluate": "evaluation"}
 
 
@@ -135,7 +136,11 @@ def show_study(results: StudyResults) -> None:
     console.print(report.table(results))
     for line in report.below(results):
         console.print(line, markup=False, highlight=False)
-    console.print(f"report: {results.report}", markup=False, highlight=False, soft_wrap=True)
+    last = [f"report: {results.report}"]
+    if results.job == BUILT_IN:
+        last.append("next:   samestep verify my_job.py    (your own job: docs/job.md; from a script: docs/porting.md)")
+    for line in last:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def show_training(results: TrainResults) -> None:
