@@ -7,10 +7,13 @@ CACHE = $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/samestep
 # For pytest: two processes, each with whole files of tests. make test PYTEST='-k ddp' for less.
 PYTEST = -n 2 --dist loadfile
 
+# What `make demo` runs; benchmarks/starts.py and tests/test_make.py read it here.
+DEMO = compare digits --launcher fork --rounds 3 --measured-steps 20 --warmup-steps 5
+
 .PHONY: demo test check lint horovod mutations conformance overhead starts input jobs clean
 
-demo: $(VENV)/.installed
-	$(BIN)/samestep compare digits --rounds 3
+demo: $(VENV)/.demo
+	$(BIN)/samestep $(DEMO)
 
 test: $(VENV)/.tested lint
 	$(BIN)/python -m pytest -m 'not check' $(PYTEST)
@@ -31,9 +34,9 @@ mutations: $(VENV)/.tested
 overhead: $(VENV)/.tested
 	$(BIN)/python benchmarks/overhead.py
 
-# What commands cost to start, in units of importing torch.
-starts: $(VENV)/.tested
-	$(BIN)/python benchmarks/starts.py
+# What commands cost to start, and the demo, in units of importing torch. OUT=FOLDER: keeps its output and the figures.
+starts: $(VENV)/.demo
+	$(BIN)/python benchmarks/starts.py --demo $(if $(OUT),--out $(OUT))
 
 # How fast a step is fed, against torch's DataLoader. IMAGES=FOLDER: from JPEGs in class folders, too.
 input: $(VENV)/.tested
@@ -52,6 +55,11 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet -c constraints.txt torch
 	$(BIN)/pip install --quiet -c constraints.txt -e .
+	touch $@
+
+# Engines that fill the demo's table: those that install within a minute.
+$(VENV)/.demo: $(VENV)/.installed
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[accelerate,lightning]'
 	touch $@
 
 $(VENV)/.tested: $(VENV)/.installed

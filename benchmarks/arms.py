@@ -186,7 +186,8 @@ def absent(name: str) -> str | None:
 
 def conduct(model: str, names: list[str], rounds: int, block: int, world: World) -> dict[str, Any]:
     """Trains every arm, a block at a time in an order that changes from round to round; checks each one's training."""
-    job = replace(digits.job(width=WIDTHS[model]), last="drop")  # whole batches only: some arms fill up, some do not
+    job = digits.job(width=WIDTHS[model], global_batch=64)
+    job = replace(job, last="drop")  # whole batches only: some arms fill up, some do not
     turns = [Turn(name, ARMS[name][0], job, world, rounds, block) for name in names]
     for turn in turns:
         for _ in range(WARM_UP):

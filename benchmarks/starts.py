@@ -1,10 +1,11 @@
 """What samestep's commands cost to start, in units of what importing torch takes on the same machine in the same run.
 
-    python benchmarks/starts.py [--turns 5] [--demo "single,ddp,fsdp,zero,amp,dataparallel"] [--out FOLDER]
+    python benchmarks/starts.py [--turns 5] [--demo] [--engines NAMES] [--out FOLDER]
 
 Each turn times `python -c "import torch"`, `samestep --help` and `samestep verify digits --engine ddp --nproc 2`, one
-after the other; the ratios are of one turn, because the machine drifts. `--demo` times `make demo`'s command once with
-these engines (those that an installation without extras has), between two imports. `--out` keeps starts.json there.
+after the other; the ratios are of one turn, because the machine drifts. `--demo` times what `make demo` runs, once,
+between imports, which say how busy the machine was; `--engines`: with these engines alone. `--out` keeps starts.json
+there, and of the demo results.json, report.html and terminal.txt.
 """
 
 from __future__ import annotations
@@ -51,26 +52,44 @@ def turn(folder: str) -> Turn:
     return Turn(seconds(IMPORT, folder), seconds([*SAMESTEP, "--help"], folder), seconds(verify, folder))
 
 
-def demo(engines: str, folder: str) -> dict[str, float | str]:
-    """Times the command of `make demo`, between two imports of torch."""
-    (line,) = re.findall(r"^demo:.*\n\t\$\(BIN\)/samestep (.*)$", MAKEFILE.read_text(), re.M)
-    command = [*SAMESTEP, *line.split(), "--engines", engines]
-    before, took, after = seconds(IMPORT, folder), seconds(command, folder), seconds(IMPORT, folder)
-    import_s = (before + after) / 2
-    return {"command": line, "engines": engines, "import_s": import_s, "demo_s": took, "imports": took / import_s}
+def demo_command() -> list[str]:
+    """Returns the arguments of samestep in `make demo`, as the Makefile has them."""
+    (line,) = re.findall(r"^DEMO = (.*)$", MAKEFILE.read_text(), re.M)
+    return str(line).split()
+
+
+def demo(engines: str, folder: str, out: Path | None) -> dict[str, float | str]:
+    """Times the command of `make demo` between imports of torch. Keeps what it printed and its results in `out`."""
+    chosen = ["--engines", engines] if engines else []
+    command = [*SAMESTEP, *demo_command(), *chosen, "--out", "runs/demo"]
+    environment = os.environ | {"COLUMNS": "100"}
+    imports = [seconds(IMPORT, folder) for _ in range(2)]
+    began = time.perf_counter()
+    done = subprocess.run(command, cwd=folder, check=True, env=environment, stdout=subprocess.PIPE, text=True)
+    took = time.perf_counter() - began
+    imports += [seconds(IMPORT, folder) for _ in range(2)]
+    if out:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "terminal.txt").write_text(done.stdout)
+        for name in ("results.json", "report.html"):
+            (out / name).write_bytes((Path(folder) / "runs" / "demo" / name).read_bytes())
+    import_s = statistics.median(imports)
+    line = " ".join(["samestep", *demo_command(), *chosen])
+    return {"command": line, "import_s": import_s, "demo_s": took, "imports": took / import_s}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--demo", default="", help="the engines with which to time the demo; none: it is not timed")
+    parser.add_argument("--demo", action="store_true", help="time what `make demo` runs, too")
+    parser.add_argument("--engines", default="", help="the demo's engines; by default all that are installed")
     parser.add_argument("--out", type=Path, help="keep starts.json in this folder")
     options = parser.parse_args()
     load = os.getloadavg()
     with tempfile.TemporaryDirectory() as folder:
         seconds(IMPORT, folder)  # so that the first turn reads nothing from the disk
         turns = [turn(folder) for _ in range(options.turns)]
-        timed = demo(options.demo, folder) if options.demo else None
+        timed = demo(options.engines, folder, options.out) if options.demo else None
     verify = sorted(each.verify_imports for each in turns)
     summary = {
         "import_s": statistics.median(each.import_s for each in turns),

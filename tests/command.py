@@ -14,6 +14,7 @@ TESTS = Path(__file__).parent
 JOBS = TESTS / "launch" / "jobs.py"
 WATCHED = TESTS / "jobs" / "watched.py"
 DRAWN = f"{TESTS}/conformance/jobs_drawn.py:job"
+DIGITS = ("digits", "--set", "width=16", "--set", "global_batch=64")  # a step that costs a tenth of the default job's
 
 
 def samestep(

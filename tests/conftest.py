@@ -18,6 +18,8 @@ from command import TESTS
 from ranks import Ranks
 from samestep.launch.fork_client import SOCKETS
 
+# One thread a rank, unless a test says otherwise: equal on one rank and on several, and not more than the cores are.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 SLOWEST_TEST_IMPORTS = 400  # a test that takes longer hangs: the slowest takes about 100
 
 

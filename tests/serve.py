@@ -106,7 +106,7 @@ def serve(plans: str) -> None:
                 if isinstance(plan, ReferencePlan):
                     record = RankRecord(*about, layouts=play_reference(plan, world))
                 else:
-                    record = RankRecord(*about, trainings=work(plan, world))
+                    record = RankRecord(*about, trainings=work(plan, world)[0])
                 write(folder / f"rank{world.rank}.json", record)
             except BaseException as error:
                 write(folder / f"error-rank{world.rank}.json", rank_error(error, plan, world.rank))

@@ -11,23 +11,35 @@ from pathlib import Path
 import pytest
 
 from budget import budget
-from samestep import engine
 from samestep.launch.fork_client import SOCKETS
 
-MAKEFILE = Path(__file__).parents[1] / "Makefile"
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+import starts  # noqa: E402 - a script's folder is on the path when it runs
+
+
+def test_the_demos_command_stands_in_the_makefile_alone() -> None:
+    """What `make` runs, what the benchmark times and what the README tells to type are one command."""
+    typed = subprocess.run(["make", "--dry-run", "demo"], cwd=ROOT, capture_output=True, text=True, timeout=budget(30))
+    assert typed.stdout.splitlines()[-1].endswith(f"/samestep {' '.join(starts.demo_command())}"), typed
+    for page in ("README.md", "README.zh.md"):
+        assert "    make demo\n" in (ROOT / page).read_text()
 
 
 @pytest.mark.check
 def test_the_demo(tmp_path: Path) -> None:
-    """From nothing but an installed samestep: a row for each engine, and the report."""
-    (line,) = re.findall(r"^demo:.*\n\t\$\(BIN\)/samestep (.*)$", MAKEFILE.read_text(), re.M)
-    typed = [sys.executable, "-m", "samestep", *line.split()]
+    """From nothing but an installed samestep: a row for each engine, the report, and what to type next."""
+    typed = [sys.executable, "-m", "samestep", *starts.demo_command()]
     fresh = {name: value for name, value in os.environ.items() if name != SOCKETS} | {"COLUMNS": "100"}
     done = subprocess.run(typed, cwd=tmp_path, env=fresh, capture_output=True, text=True, timeout=budget(600))
     assert done.returncode == 0, done.stderr
-    rows = {row.split()[0]: row for row in done.stdout.splitlines() if row.split()[:1] and row[0] != " "}
-    assert {*engine.builtin_names()} <= {*rows}, done.stdout
+    lines = done.stdout.splitlines()
+    assert max(map(len, lines)) <= 100, done.stdout
+    rows = {row.split()[0]: row for row in lines if row.strip()}
     for name in ("single", "ddp", "fsdp", "zero"):  # those that need no more than torch
-        assert re.search(r"same step.* n=3", rows[name]), rows[name]
+        assert re.search(r"same step.* [\d,]+ +\d+ % ", rows[name]), rows[name]
+    assert "dataparallel (no-op on CPU)" in rows["Not"]
     (report,) = tmp_path.glob("runs/*/report.html")
-    assert "<html" in report.read_text() and f"report: {report.relative_to(tmp_path)}" in done.stdout
+    assert "<html" in report.read_text() and lines[-2] == f"report: {report.relative_to(tmp_path)}"
+    assert lines[-1].startswith("next:   samestep verify my_job.py")

@@ -173,7 +173,7 @@ class Run:
                 self._stop.after(self._done)
         if self._progress and time.monotonic() - self._progress_at > 0.5:
             self._progress_at = time.monotonic()
-            self._progress(self._done, self.meter.losses[-1] if self.meter.losses else float("nan"))
+            self._progress(self._done, self.meter.recent_loss())
 
     def observations(self) -> Observations:
         """Returns what this rank observed of every micro-batch, step and optimizer step. Call it after the training."""

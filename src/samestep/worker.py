@@ -86,13 +86,14 @@ def rank_error(error: BaseException, plan: Plan | ReferencePlan, rank: int) -> R
 
 def run_trainings(plan: Plan, record: RankRecord) -> RankRecord:
     """Runs the plan's trainings; returns the record with what this rank observed."""
-    trainings = work(plan, record.world)
+    trainings, threads = work(plan, record.world)
     close(plan)
-    return replace(record, trainings=trainings)
+    return replace(record, trainings=trainings, threads=threads)
 
 
 def run_reference(plan: ReferencePlan, record: RankRecord) -> RankRecord:
     """Plays the reference; returns the record with every layout that was played."""
+    hardware.set_threads(plan.threads, 1)
     return replace(record, layouts=play_reference(plan, record.world))
 
 

@@ -82,7 +82,7 @@ def test_launches_that_differ_widen_the_interval():
 
 def trained(fault=None):
     """The turn of a loop that trains in this process, with a fault planted."""
-    job = digits.job(width=4)
+    job = digits.job(width=4, global_batch=64)
 
     def train(job, world, turn):
         model = turn.model()
@@ -94,9 +94,7 @@ def trained(fault=None):
             loss.backward()
             if fault != "stands still":
                 optimizer.step()
-            turn.step_ended(
-                -loss if fault == "loss rises" else loss - number * 1e-3
-            )  # falls even without dropout's luck
+            turn.step_ended(-loss if fault == "loss rises" else loss - number * 1e-3)  # it falls in any case
         return model.state_dict()
 
     turn = turns.Turn("planted", train, job, World(), rounds=2, block=8)

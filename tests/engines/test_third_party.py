@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from budget import budget
+from command import DIGITS
 from other_package import installed
 from samestep import engine
 from samestep.launch.fork_client import SOCKETS
@@ -48,6 +49,6 @@ def test_another_packages_engine(environment: dict[str, str], tmp_path: Path) ->
     assert listed["samestep-tiny.ddp"]["reason"] == "its name is that of an engine of samestep's"
     wrong = samestep("verify", "digits", "--nproc", "2", "--set-engine", "ddp.compress=zip", "--json")
     assert (wrong.returncode, len(wrong.stderr.splitlines())) == (2, 1), wrong.stderr
-    done = samestep("verify", "digits", "--nproc", "2", "--engines", "tiny,broken,ddp", "--json")
+    done = samestep("verify", *DIGITS, "--nproc", "2", "--engines", "tiny,broken,ddp", "--json")
     verdicts = {row["engine"]: row["verdict"] for row in json.loads(done.stdout)["engines"]}
     assert verdicts == {"tiny": "same", "broken": "unavailable", "ddp": "same"}, done.stderr

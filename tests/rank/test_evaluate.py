@@ -16,20 +16,20 @@ from torchmetrics import Metric
 
 from command import WATCHED
 from conformance import jobs_drawn
+from mutations import jobs as mutated
 from ranks import Ranks
 from samestep.errors import UserError
 from samestep.job import Batch
 from samestep.rank.evaluate import evaluate
 from samestep.records.plan import Plan, Train
 from samestep.tasks.inspect.job import inspect_job
-from samestep.tasks.inspect.load import build
 from samestep.training import Run
 from samestep.world import World
 
 
 @pytest.mark.parametrize("training", [True, False])
 def test_it_leaves_mode_random_stream_and_buffers_as_they_were(training: bool) -> None:
-    job = build("digits", {})
+    job = mutated.conv()
     model = job.model().train(training)
     frozen = model[0].eval()  # a part that its owner keeps in evaluation mode
     torch.manual_seed(5)

@@ -22,6 +22,14 @@ def test_losses_come_whole_and_in_order(count: int) -> None:
     assert meter.losses == [step + 0.1 for step in range(count)]
 
 
+@pytest.mark.parametrize("count", [1, HALF - 1, HALF, 2 * HALF + 1])
+def test_there_is_a_recent_loss_from_the_first_step_on(count: int) -> None:
+    meter = Meter(0, "cpu")
+    for step in range(count):
+        meter.loss(torch.tensor(step + 0.5, dtype=torch.float64), step, 1.0)
+    assert meter.recent_loss() == count - 0.5
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize("at", [0, 5, 37, 63])
 def test_a_loss_that_is_not_finite_is_noticed_a_few_steps_late(bad: float, at: int) -> None:

@@ -1,9 +1,11 @@
-"""The terminal's table: readable at 120 characters, complete at 80, and without the speed of what was not proven."""
+"""The terminal's table at 100, 80 and 40 characters: one line an engine, no figure cropped, nothing wider."""
 
 from __future__ import annotations
 
 import io
+import re
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from example_results import with_row, with_speed
@@ -12,81 +14,123 @@ from rich.console import Console
 from samestep import report
 from samestep.records.results import StudyResults
 
+TENSORS = ("ill-conditioned: 0.weight (the job's optimizer), 1.bias (the job's optimizer), 0.weight (SGD)",)
+WIDTHS = pytest.mark.parametrize("width", [100, 80, 40])
+FIGURE = re.compile(r"–|0|[\d,]+(\.\d+)?(e-\d\d)?( %)?")
+
 
 def printed(results: StudyResults, width: int) -> list[str]:
+    """The table's lines."""
     console = Console(width=width, file=io.StringIO(), color_system=None)
     console.print(report.table(results))
-    return str(console.file.getvalue()).splitlines()  # type: ignore[attr-defined]
+    return [line.rstrip() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
 
 
-def verdicts(lines: list[str]) -> list[str]:
-    """The verdict column, a row's wrapped lines joined: it ends where the numbers' first heading begins."""
-    heading = next(line for line in lines if "verdict" in line)
-    start = heading.index("verdict")
-    end = next(line for line in lines if "max diff." in line).index("max diff.")
-    body = lines[next(i for i, line in enumerate(lines) if line.startswith("──")) + 1 :]
-    rows: list[str] = []
-    for line in body:
-        if not line.strip():
-            continue
-        if rows and line[:start].strip().split("  ")[0] not in ENGINES:
-            rows[-1] = f"{rows[-1]} {line[start:end].strip()}".strip()
-        else:
-            rows.append(line[start:end].strip())
-    return rows
+def one_launcher(results: StudyResults) -> StudyResults:
+    """The results without the row of ddp under its second launcher."""
+    return replace(results, engines=[row for row in results.engines if row.launcher != "spawn"])
 
 
-ENGINES = ("single", "ddp", "fsdp", "amp", "lightning", "horovod", "deepspeed", "dataparallel")
+@WIDTHS
+def test_each_engine_that_ran_has_one_line(results: StudyResults, proof: StudyResults, width: int) -> None:
+    for shown in (results, proof, one_launcher(results), one_launcher(proof)):
+        lines = printed(shown, width)
+        assert max(map(len, lines)) <= width
+        ran = [row for row in shown.engines if row.verdict != "unavailable"]
+        assert len(lines) == 2 + len(ran)
+        for line, row in zip(lines[2:], ran):
+            assert line.startswith(row.engine) and report.verdict_text(row).partition(":")[0] in line
 
 
-@pytest.mark.parametrize("width", [80, 100, 120, 160])
-def test_every_verdict_is_whole_at_any_width(results: StudyResults, width: int) -> None:
-    lines = printed(results, width)
-    assert max(map(len, lines)) <= width
-    shown = verdicts(lines)
-    assert len(shown) == len(results.engines) == 9
-    for text, row in zip(shown, results.engines):
-        assert text.startswith(report.verdict_text(row))
+@WIDTHS
+def test_every_figure_is_whole(results: StudyResults, width: int) -> None:
+    """What is in a line after the verdict is what numbers.py writes, all of it, or the column is not there."""
+    results = with_row(one_launcher(results), 2, max_difference=8.3e-16)
+    heading, _, *lines = printed(results, width)
+    for line, row in zip(lines, results.engines):
+        figures = line.partition(report.verdict_text(row).partition(":")[0])[2].strip()
+        assert all(FIGURE.fullmatch(figure) for figure in re.split(r"(?<!\d) +|(?<=\d) +(?!%)", figures) if figure)
+    assert ("8.3e-16" in lines[2]) == ("max diff." in heading) == (width >= 80)
+    assert ("5,203" in lines[1]) == ("samples/s" in heading) == (width >= 80)
+    assert "1.56" in lines[1] and "× one" in heading
 
 
-@pytest.mark.parametrize("width", [80, 120])
-def test_no_number_is_cut(results: StudyResults, width: int) -> None:
+def test_columns_are_left_out_in_their_order(results: StudyResults) -> None:
+    def headings(width: int) -> list[str]:
+        first = printed(one_launcher(results), width)[0]
+        return first.replace("max diff", "max_diff").replace("× one", "×").split()
+
+    every = ["engine", "launcher", "verdict", "max_diff.", "samples/s", "±", "×", "ms/step", "MiB", "start", "s"]
+    assert headings(100) == every
+    lost = {tuple(name for name in every if name not in headings(width)): width for width in range(100, 39, -1)}
+    order = list(lost)
+    assert all(set(fewer) < set(more) for fewer, more in pairwise(order))
+    assert order[-1] == ("launcher", "max_diff.", "samples/s", "±", "ms/step", "MiB", "start", "s")
+
+
+def test_an_engine_with_two_launchers_is_named_with_them(results: StudyResults) -> None:
+    for width in (100, 40):
+        assert any(line.startswith("ddp (spawn)") for line in printed(results, width))
+
+
+def test_a_wide_terminal_gets_no_wider_table(results: StudyResults) -> None:
+    assert printed(results, 200) == printed(results, 100)
+
+
+@WIDTHS
+def test_long_settings_wrap(results: StudyResults, width: int) -> None:
+    results = with_row(one_launcher(results), 2, settings={"a_setting": "of_many_letters", "another_one": "too"})
     text = "\n".join(printed(results, width))
-    for number in ("5,203 n=5", "5,047–5,307", "1.51–1.59", "78 %", "12.3", "0.12", "398", "4.62", "2.2e-16"):
-        assert number in text
+    assert max(map(len, text.splitlines())) <= width
+    for part in ("fsdp", "a_setting=", "another_one=too", "same step"):
+        assert part in text.replace("\n", "") or part in text
 
 
 def test_an_engine_that_differs_shows_no_speed(results: StudyResults) -> None:
-    text = "\n".join(printed(results, 120))
-    assert "7,111" not in text
+    assert "7,111" not in "\n".join(printed(results, 100))
     same = replace(results, engines=[replace(row, verdict="same") for row in results.engines])
-    assert "7,111" in "\n".join(printed(same, 120))
+    assert "7,111" in "\n".join(printed(same, 100))
 
 
-def test_a_reason_is_text_and_not_markup(results: StudyResults) -> None:
-    results = with_row(results, -1, reason="[bold]list[/bold] [0]")
-    assert "[bold]list[/bold] [0]" in "\n".join(printed(results, 160))
-
-
-def test_a_long_reason_is_cut_in_the_table_and_whole_in_the_notes(results: StudyResults) -> None:
-    results = with_row(results, -1, reason="word " * 60 + "end")
-    assert len(printed(results, 80)) < 60
-    assert any("word end" in note for note in report.notes(results))
-
-
-def test_a_proof_alone_has_no_columns_of_speed(proof: StudyResults) -> None:
-    lines = printed(proof, 80)
-    text = "\n".join(lines)
-    assert max(map(len, lines)) <= 80
-    assert "samples/s" not in text and "start" not in text
-    assert "1.2e-15" in text and "torchrun" in text
-    assert "differs at step 3: loss of rank" in text
+def test_a_name_is_text_and_not_markup(results: StudyResults) -> None:
+    results = with_row(results, 3, settings={"[bold]list[/bold]": "[0]"})
+    assert "[bold]list[/bold]=[0]" in "".join(printed(results, 100))
 
 
 def test_single_values_may_be_missing(results: StudyResults) -> None:
     missing = dict.fromkeys(("ratio", "efficiency", "step_ms", "peak_memory_mib", "startup_s"))
     results = with_speed(with_row(results, 1, **missing), 1, n=1, low=5203.0, high=5203.0)
-    lines = printed(results, 120)
-    first = next(line for line in lines if line.startswith("ddp"))
-    assert "5,203 n=1" in first and first.count("–") == 4
-    assert "5,047" not in "\n".join(lines) and "5,203–" not in "\n".join(lines)  # one launch has no interval
+    first = next(line for line in printed(results, 100) if line.startswith("ddp"))
+    assert "5,203" in first and first.count("–") == 5  # one launch has no spread
+
+
+def test_what_is_wrong_is_below_the_table(results: StudyResults) -> None:
+    text = "\n".join(report.below(results))
+    assert "lightning (torchrun): differs at step 3: loss of rank 1: expected 2.302585092994046, found" in text
+    assert "the usual cause: the update of step 2 is wrong" in text
+    assert "horovod (horovodrun): failed: rank 1 was killed (signal 9) in step 12." in text
+    assert "deepspeed (torchrun): refused: step 23: rank 1 gets 1 row" in text
+    assert "One step sees 2 ranks x 32 = 64 samples; 1 thread a rank." in text
+    assert "5 launches of 60 steps" in text
+    assert "Notes on fsdp: in the report." in text and "clipping never acted" not in text
+
+
+def test_a_proof_speaks_of_no_speed(proof: StudyResults) -> None:
+    text = "\n".join([*printed(proof, 100), *report.below(proof)])
+    assert "samples/s" not in text and "launches" not in text and "2.2e-16" in text
+
+
+def test_tensors_that_cannot_be_compared_are_one_line(results: StudyResults) -> None:
+    results = replace(with_row(results, 3, notes=TENSORS), tensors=18)
+    (line,) = [line for line in report.below(results) if "tensors" in line]
+    assert line == "fsdp (torchrun): 2 of 18 tensors too small to compare."
+    page = report.html(results)
+    assert "<details><summary>2 of 18 tensors too small to compare</summary>" in page
+    assert page.count("(the job&#39;s optimizer)</small>") == 2
+
+
+def test_engines_that_are_not_here_share_a_line(results: StudyResults) -> None:
+    results = with_row(results, 7, verdict="unavailable", reason="lightning is not installed", install="pip install x")
+    results = with_row(results, 6, verdict="unavailable", reason="lightning is not installed", install="pip install x")
+    assert report.below(results)[-1] == "Not here: horovod, deepspeed (pip install x); dataparallel (no-op on CPU)."
+    assert "to install: <code>pip install x</code>" in report.html(results)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from samestep.commands.machine_options import MachineOptions
+from samestep.commands.machine_options import MachineOptions, Threads
 from samestep.commands.options import Options, Typed, names, pairs
 from samestep.commands.setup import Setup
 from samestep.commands.train_options import ScoreOptions, TrainOptions
@@ -183,6 +183,7 @@ class SlurmOptions(TrainOptions, EngineOptions):
         Typed(list[str], []),
         Option(metavar="OPTION", help="More for sbatch, as in --sbatch=--partition=gpu; repeatable."),
     ] = ()
+    threads: Threads = None
 
     def setup(self, job: str) -> Setup:
         """Returns the setup of the training that the batch script starts."""
@@ -193,7 +194,7 @@ class SlurmOptions(TrainOptions, EngineOptions):
             engine_settings=texts(self.engine_settings),
             nproc=self.nproc or self.gpus_per_node or 2,
             out=Path(self.out) if self.out else None,
-            machines=MachineOptions(nnodes=self.nodes),
+            machines=MachineOptions(nnodes=self.nodes, threads=self.threads),
         )
 
 

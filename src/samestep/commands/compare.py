@@ -20,7 +20,7 @@ from samestep.commands.results_folder import package_digest, results_folder, sha
 from samestep.commands.setup import Setup
 from samestep.commands.study import Row, Study, check_devices, result_of, rows_of, study_of
 from samestep.errors import Refused, TrainingFailed, UserError, say
-from samestep.launch import Machines, fork_client, ports, supervise
+from samestep.launch import FORK, Machines, fork_client, ports, supervise
 from samestep.launch.command import command_for
 from samestep.proof.judge import judge, not_one_process, one_process
 from samestep.proof.plan import loop_layout, neutral_layouts, numerics_layout, plain_layout
@@ -41,7 +41,8 @@ def run_study(command: str, setup: Setup, show: ShowProgress) -> tuple[StudyResu
     """Runs verify or compare. Returns the results and their folder, for `save`; None on a machine that is not the
     first: it has started its ranks of each launch."""
     refuse_under_launcher(command, os.environ, setup)
-    with fork_client.running(*(("ranks", "reference") if setup.rounds == 0 else ("reference",))):
+    forks = setup.rounds == 0 or setup.launchers == (FORK,)
+    with fork_client.running(*(("ranks", "reference") if forks else ("reference",))):
         study = study_of(setup)
         if not is_first(study.machines):
             count = other_machines.join_launches(study, shared_folder(setup.out))
@@ -73,7 +74,7 @@ def _run_launches(study: Study, folder: Path, show: ShowProgress) -> StudyResult
     reference = _reference(study, planned, folder, lambda phase: show(phase, 0, total)) if planned else None
     answer = _one_process(study, folder, reference, lambda phase: show(phase, 0, total)) if reference else None
     if setup.rounds:
-        fork_client.close()  # no other process may run during a measurement
+        fork_client.close("reference")  # nothing else may run during a measurement; the ranks' server waits
     done = 1
     for number in range(max(1, setup.rounds)):
         for row in _rotated(planned, number):
@@ -118,6 +119,7 @@ def _play(study: Study, root: Path, name: str, layouts: tuple[LayoutPlan, ...], 
         replicas=study.size,
         rows=job.proof_rows,
         shaken=1 if job.dear else 2,
+        threads=setup.machines.threads or 1,
     )
     return _start(study, root, "process", 1, study.inspection.devices, folder, plan, show_phase)
 
@@ -149,7 +151,9 @@ def _launch(study: Study, row: Row, number: int, folder: Path, reference: Record
         trainings += proof_trainings(row.facts, loop, setup.steps, study.size, study.job.proof_rows)
     launch_folder = folder / "launches" / f"{row.name}-{number}"
     about = (str(launch_folder), time.time(), setup.job, setup.settings)
-    plan = Plan(*about, row.engine, row.facts.settings, tuple(trainings))
+    machines = setup.machines
+    threads = (machines.planned_threads, study.nproc, machines.threads or 1)
+    plan = Plan(*about, row.engine, row.facts.settings, tuple(trainings), *threads)
     try:
         record = _start(
             study, folder, row.launcher, row.facts.processes, row.facts.devices, launch_folder, plan, show_phase
@@ -217,16 +221,29 @@ def _results(study: Study, rows: list[Row], reference: Record | None, started: s
         rows=job.rows,
         device=study.inspection.devices[0],
         machine=study.inspection.machine,
-        threads_per_rank=1,
+        threads_per_rank=_threads(rows, setup),
         workers=job.workers,
         dtype=job.dtype,
         started=started,
         proof=proof,
         engines=list(_engine_results(study, rows)),
+        tensors=_tensors(references),
         repeats=setup.rounds or None,
         warmup_steps=setup.warmup_steps if setup.rounds else None,
         measured_steps=setup.measured_steps if setup.rounds else None,
     )
+
+
+def _threads(rows: list[Row], setup: Setup) -> int:
+    """Returns the threads of each rank: the same under every engine."""
+    counts = {rank.threads for row in rows for record in row.launches for rank in record.ranks}
+    return max(counts, default=setup.machines.threads or 1)
+
+
+def _tensors(references: list[Expectation]) -> int | None:
+    """Counts the tensors of the model's state."""
+    played = [expectation for expectation in references if "sgd" in expectation.facts.trainings]
+    return len(played[0].trace("sgd", 0, 1).state) if played else None
 
 
 def _engine_results(study: Study, rows: list[Row]) -> Iterator[EngineResult]:

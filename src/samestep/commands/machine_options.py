@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Annotated
 
 from typer import Option
 
 from samestep.commands.options import Options, Typed, names
+
+Threads = Annotated[
+    int | None,
+    Option(
+        help="Threads of each rank; by default OMP_NUM_THREADS, or this machine's cores divided by its ranks; in a "
+        "proof 1.",
+        min=1,
+    ),
+]
 
 
 @dataclass(frozen=True)
@@ -16,7 +26,8 @@ class MachineOptions(Options):
 
     nnodes: the number of machines; None: 1, or the Slurm job's. node_rank: this machine's number; None: assigned by the
     rendezvous. master_addr, port: of the rendezvous; port 0: any free one. hosts: the machines for mpirun. interface:
-    for gloo and NCCL. max_restarts: as torchrun's. timeout_s: how long a rank waits for the others.
+    for gloo and NCCL. max_restarts: as torchrun's. timeout_s: how long a rank waits for the others. threads: with which
+    each rank computes; None: OMP_NUM_THREADS, or else the machine's cores divided by its ranks, and 1 in a proof.
     """
 
     nnodes: Annotated[
@@ -40,7 +51,14 @@ class MachineOptions(Options):
     ] = ""
     max_restarts: Annotated[int, Option(help="How often torchrun restarts all ranks after one has died.", min=0)] = 0
     timeout_s: Annotated[float, Option("--timeout", help="Seconds that a rank waits for the others.", min=1)] = 120.0
+    threads: Threads = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "hosts", tuple(self.hosts))  # a list is taken too
+
+    @property
+    def planned_threads(self) -> int:
+        """The threads of a rank that measures or trains; 0: the machine's cores divided by its ranks."""
+        chosen = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()  # a list is for nested regions
+        return self.threads or (int(chosen) if chosen.isdecimal() else 0)

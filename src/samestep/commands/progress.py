@@ -118,24 +118,29 @@ class Training(_Live):
         )  # keeps colours, drops cursor movements
 
 
+BUILT_IN = "digits"  # the default job, after which a user goes on with a job of their own
 PHASES = {"starting": "starting the ranks", "train": "training", "evaluate": "evaluation"}
 
 
-def _console() -> Console:
-    """Returns a console on stdout; where that is no terminal (a file, a log), wide enough for whole tables."""
+def _console(width: int) -> Console:
+    """Returns a console on stdout; of this width where that is no terminal (a file, a log)."""
     console = Console()
-    return console if console.is_terminal or "COLUMNS" in os.environ else Console(width=120)
+    return console if console.is_terminal or "COLUMNS" in os.environ else Console(width=width)
 
 
 def show_study(results: StudyResults) -> None:
     """Prints the table of a study, its notes and the report's path."""
     from samestep import report
 
-    console = _console()
+    console = _console(100)
     console.print(report.table(results))
-    for note in report.notes(results):
-        console.print(f"  {note}", markup=False, highlight=False)
-    console.print(f"report: {results.report}", markup=False, highlight=False, soft_wrap=True)
+    for line in report.below(results):
+        console.print(line, markup=False, highlight=False)
+    last = [f"report: {results.report}"]
+    if results.job == BUILT_IN:
+        last.append("next:   samestep verify my_job.py    (your own job: docs/job.md; from a script: docs/porting.md)")
+    for line in last:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def show_training(results: TrainResults) -> None:
@@ -175,4 +180,4 @@ def show_engines(engines: Sequence[EngineFacts]) -> None:
         state = "yes" if facts.available else f"no: {facts.reason}"
         cells = (facts.name, state, facts.version or "", facts.purpose, facts.install or "")
         table.add_row(*map(Text, cells))  # Text, because rich would parse [accelerate] as markup
-    _console().print(table)
+    _console(120).print(table)

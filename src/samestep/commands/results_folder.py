@@ -41,6 +41,7 @@ def results_folder(command: str, study: Study, rank: LaunchedRank | None = None,
     kept += ["warmup_steps", "measured_steps"]
     identity |= {name: getattr(setup, name) for name in kept}
     identity |= {"nproc": study.nproc, "nnodes": study.machines.nnodes}
+    identity["threads"] = setup.machines.planned_threads
     if weights:
         identity["weights"] = weights
     return prepare(out, setup.job, identity, name, writes=writes)

@@ -47,6 +47,9 @@ class Setup:
             raise UserError(f"--nproc {self.nproc}: at least one rank must train; give --nproc 1 or more")
         if self.nproc is not None and self.nproc > 64 * cores:
             raise UserError(f"--nproc {self.nproc}: this machine has {cores} cores; give at most 64 ranks for each")
+        threads = self.machines.threads
+        if threads is not None and not 1 <= threads <= 64 * cores:
+            raise UserError(f"--threads {threads}: give 1 to {64 * cores}; this machine has {cores} cores")
         for name in self.engines:
             engine.check(name)
         for name in self.launchers:

@@ -181,4 +181,5 @@ def result_of(row: Row) -> EngineResult:
     assert row.verdict is not None
     replicas = row.facts.replicas or None
     result = EngineResult(**vars(row.verdict), engine=row.engine, launcher=row.launcher, replicas=replicas)
-    return replace(result, settings=row.facts.chosen)
+    absent = not row.facts.available and str(row.facts.reason).endswith("is not installed")
+    return replace(result, settings=row.facts.chosen, install=row.facts.install if absent else None)

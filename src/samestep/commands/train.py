@@ -121,7 +121,10 @@ def prepare(
             f"type it without {rank.launcher}"
         )
     about = (str(folder), time.time(), setup.job, setup.settings)
-    write(folder / "plan.json", Plan(*about, row.engine, row.facts.settings, (training,)))
+    write(
+        folder / "plan.json",
+        Plan(*about, row.engine, row.facts.settings, (training,), setup.machines.planned_threads, study.nproc),
+    )
     if rank:
         row.launcher = rank.launcher
         return row, rank_command(folder / "plan.json", rank, row.facts.devices, machines)
@@ -153,6 +156,7 @@ def _train_results(study: Study, row: Row, record: Record, out: Path) -> TrainRe
         settings=study.setup.settings,
         launcher=row.launcher,
         world_size=row.facts.replicas,
+        threads_per_rank=record.ranks[0].threads,
         engine=row.engine,
         engine_settings=row.facts.chosen,
         global_batch=study.job.global_batch,

@@ -2,6 +2,10 @@
 
 The scans are 8x8 pixels from 43 writers: E. Alpaydin, C. Kaynak, "Optical Recognition of Handwritten Digits", 1998.
 The last 297 are held out, as scikit-learn's own example does with its later half.
+
+Any number of ranks trains what one process trains: GroupNorm normalises over a row alone, where BatchNorm would take
+the rows of each rank, and nothing draws random numbers. The network is wide enough for a second core to pay: see
+docs/results.md, "When more ranks are slower".
 """
 
 from __future__ import annotations
@@ -34,10 +38,10 @@ def read() -> torch.Tensor:
 
 
 def job(
-    global_batch: int = 64,
+    global_batch: int = 128,
     lr: float = 0.05,
     epochs: int = 10,
-    width: int = 16,
+    width: int = 80,
     seed: int = 0,
     workers: int = 0,
 ) -> Job:
@@ -49,13 +53,12 @@ def job(
         torch.manual_seed(seed)
         return nn.Sequential(
             nn.Conv2d(1, width, 3, padding=1),
-            nn.BatchNorm2d(width),
+            nn.GroupNorm(1, width),
             nn.ReLU(),
             nn.Conv2d(width, 2 * width, 3, padding=1),
             nn.ReLU(),
             nn.MaxPool2d(2),
             nn.Flatten(),
-            nn.Dropout(0.2),
             nn.Linear(2 * width * 16, 10),
         )
 

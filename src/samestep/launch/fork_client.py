@@ -177,10 +177,11 @@ def pids() -> set[int]:
     return {server.pid for server in _servers.values() if server.pid}
 
 
-def close() -> None:
-    """Ends the servers."""
-    while _servers:
-        _servers.popitem()[1].close()
+def close(*purposes: Purpose) -> None:
+    """Ends the servers for these purposes; all of them by default."""
+    for purpose in purposes or tuple(_servers):
+        if server := _servers.pop(purpose, None):
+            server.close()
 
 
 atexit.register(close)

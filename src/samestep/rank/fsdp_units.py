@@ -93,7 +93,7 @@ def _reads(model: nn.Module) -> Iterator[tuple[nn.Module, nn.Parameter]]:
     F.linear(x, self.wte.weight). Found in the source of forward and of the methods that it names; not through a list's
     index, nor where there is no source: there the training fails, and the engine explains its error."""
     for module in model.modules():
-        for path in _paths(type(module)):
+        for path in _paths(type(module)):  # type: ignore[arg-type]  # a class is hashable
             try:
                 value: Any = attrgetter(path)(module)
             except Exception:  # a property that fails, or an attribute that is set later

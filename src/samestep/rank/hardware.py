@@ -52,6 +52,26 @@ def find_devices(wanted: str) -> tuple[str, ...]:
     return devices
 
 
+def set_threads(threads: int, ranks: int) -> int:
+    """Sets with how many threads this process computes: `threads`, or with 0 the machine's cores divided by `ranks`.
+
+    Returns the number. Never call it in a process that forks afterwards: libgomp's threads are not in the child.
+    """
+    torch.set_num_threads(threads or cores_for_each(ranks))
+    return torch.get_num_threads()
+
+
+def cores_for_each(ranks: int) -> int:
+    """Returns the physical cores that this process may use, by its affinity and its cgroup, divided by `ranks`; at
+    least 1."""
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if usable < 2 * ranks:
+        return 1  # without importing joblib, which takes 0.2 s
+    from joblib import cpu_count
+
+    return max(1, int(cpu_count(only_physical_cores=True)) // ranks)
+
+
 def _processor() -> str:
     """Returns the processor's model name from /proc/cpuinfo, or its architecture."""
     try:

@@ -54,6 +54,14 @@ class Meter:
                 self._copied[self._count // HALF % 2].record()
             self._read(self._count - HALF)
 
+    def recent_loss(self) -> float:
+        """Returns a recent loss: on a CPU the latest one. On a GPU only the first losses are waited for."""
+        if self._cuda and self.losses:
+            return self.losses[-1]
+        if self._cuda:
+            torch.cuda.synchronize(self.device)
+        return float(self._cells[(self._count - 1) % (2 * HALF)])
+
     def waited(self, seconds: float, fetch_s: float | None = None, fetch_cpu_s: float = 0.0) -> None:
         """Records the seconds that the loop waited for its next batch.
 

@@ -77,7 +77,11 @@ Training = Annotated[Measure | Prove | Train | Score, Field(discriminator="kind"
 
 @dataclass(frozen=True)
 class Plan:
-    """What each rank of a launch does. out: the folder for its files. started_at: Unix time, in seconds."""
+    """What each rank of a launch does. out: the folder for its files. started_at: Unix time, in seconds.
+
+    threads: with which a rank measures, trains or evaluates; 0: the machine's cores divided by `nproc`, the study's
+    ranks on each machine. proof_threads: with which it proves.
+    """
 
     out: str
     started_at: float
@@ -86,6 +90,9 @@ class Plan:
     engine: str
     engine_settings: Values = field(default_factory=dict)
     trainings: tuple[Training, ...] = ()
+    threads: int = 1
+    nproc: int = 1
+    proof_threads: int = 1
 
 
 @dataclass(frozen=True)
@@ -112,7 +119,8 @@ class LayoutPlan:
 class ReferencePlan:
     """What the reference plays. replicas: of the study; they decide the subset's size. steps: of each training.
 
-    rows: as in Prove. shaken: how often each training is played again with noise in the rounding.
+    rows: as in Prove. shaken: how often each training is played again with noise in the rounding. threads: with which
+    it computes.
     """
 
     out: str
@@ -124,3 +132,4 @@ class ReferencePlan:
     replicas: int
     rows: int = 0
     shaken: int = 2
+    threads: int = 1

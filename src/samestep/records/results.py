@@ -115,12 +115,14 @@ class Measurement:
 @dataclass(frozen=True)
 class EngineResult(Verdict):
     """A row of the table: an engine under a launcher. settings: those that --set-engine has changed. replicas: None for
-    an engine that cannot be imported. The other fields are its Measurement's; None without one."""
+    an engine that cannot be imported. install: the command that installs an engine that is not here; else None. The
+    other fields are its Measurement's; None without one."""
 
     engine: str = ""
     launcher: str = ""
     settings: Values = field(default_factory=dict)
     replicas: int | None = None
+    install: str | None = None
     samples_per_second: Summary | None = None
     ratio: Summary | None = None
     efficiency: Summary | None = None
@@ -164,8 +166,8 @@ class OneProcess:
 
 @dataclass(frozen=True)
 class StudyResults:
-    """The results of verify or compare. package: a digest of samestep's files. repeats: launches of each engine; None
-    without a measurement."""
+    """The results of verify or compare. package: a digest of samestep's files. tensors: of the model's state; None
+    where nothing was proven. repeats: launches of each engine; None without a measurement."""
 
     samestep: str
     package: str
@@ -183,6 +185,7 @@ class StudyResults:
     proof: Proof
     engines: list[EngineResult]
     same_as_one_process: OneProcess | None = None
+    tensors: int | None = None
     repeats: int | None = None
     warmup_steps: int | None = None
     measured_steps: int | None = None
@@ -216,6 +219,7 @@ class TrainResults:
     settings: Mapping[str, str]
     launcher: str
     world_size: int
+    threads_per_rank: int
     engine: str
     engine_settings: Values
     global_batch: int

@@ -7,21 +7,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from samestep.report.below import below
 from samestep.report.sentences import notes, verdict_text
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from samestep.records.results import StudyResults
+    from samestep.report.terminal import TerminalTable
 
-__all__ = ["html", "notes", "table", "verdict_text"]
+__all__ = ["below", "html", "notes", "table", "verdict_text"]
 
 
-def table(results: StudyResults) -> Table:
-    """The engines as a terminal table."""
-    from samestep.report.terminal import terminal_table
+def table(results: StudyResults) -> TerminalTable:
+    """The engines as a table to print on a rich console, as wide as that is."""
+    from samestep.report.terminal import TerminalTable
 
-    return terminal_table(results)
+    return TerminalTable(results)
 
 
 def html(results: StudyResults) -> str:

@@ -45,6 +45,13 @@ def interval(summary: Summary | None, show: Callable[[float], str]) -> str:
     return f"{show(summary.low)}–{show(summary.high)}"
 
 
+def spread(summary: Summary | None) -> str:
+    """'3 %': half the interval's width, as a share of the median; without an interval, as for a single launch, '–'."""
+    if summary is None or summary.low == summary.high or not summary.median:
+        return MISSING
+    return percent((summary.high - summary.low) / 2 / summary.median)
+
+
 def interval_and_n(summary: Summary | None, show: Callable[[float], str]) -> str:
     """'5,100–5,300, n=5'"""
     if summary is None:

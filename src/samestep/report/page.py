@@ -8,6 +8,7 @@ from markupsafe import Markup
 from samestep.records.results import StudyResults
 from samestep.report import numbers, sentences
 from samestep.report.headline import headline
+from samestep.report.notes import folded
 from samestep.report.sentences import TRAININGS, comparable_rows, label, speed
 
 MARKS = {"same": "✓", "approximate": "≈", "differs": "✗", "failed": "✗", "refused": "–", "unavailable": "–"}
@@ -27,6 +28,7 @@ def page(results: StudyResults) -> str:
         headline=headline(results),
         numbers=numbers,
         sentences=sentences,
+        folded=folded,
         trainings=TRAININGS,
         marks=MARKS,
         compared=comparable_rows(results),

@@ -50,6 +50,11 @@ def verdict_text(row: EngineResult) -> str:
     return f"differs{at_step}: {where(divergence)}"
 
 
+def short_verdict(row: EngineResult) -> str:
+    """The verdict in a few words: 'differs at step 3'."""
+    return verdict_text(row).partition(":")[0]
+
+
 def where(divergence: Divergence) -> str:
     """The first thing that differed: 'loss of rank 1', 'first gradient of conv1.weight'."""
     rank = "" if divergence.rank is None else f"rank {divergence.rank}"
@@ -65,14 +70,14 @@ def value(shown: Any) -> str:
 
 def notes(results: StudyResults) -> list[str]:
     """What the table has no room for, one sentence each."""
-    return [*conditions(results), *row_notes(results), *one_process(results)]
+    return [*conditions(results), *problems(results), *row_notes(results), *one_process(results)]
 
 
 def conditions(results: StudyResults) -> list[str]:
     """What all rows have in common: the batch, threads, loader workers, dtypes, and how it was measured."""
     proof = results.proof
     sentences = [
-        f"One step sees {_shares(results.global_batch, results.world_size)}, on every engine.",
+        f"One step sees {shares(results.global_batch, results.world_size)}, on every engine.",
         f"Threads per rank: {results.threads_per_rank}. Loader workers per rank: {results.workers}"
         + (" (a rank loads its own data)." if results.workers == 0 else "."),
         f"Proven in {proof.dtype} over {proof.steps} steps{_fewer_rows(results)} against the reference, which computes "
@@ -97,12 +102,12 @@ def _fewer_rows(results: StudyResults) -> str:
     return f" of {rows} samples (the whole batch would take long)" if 0 < rows < results.global_batch else ""
 
 
-def row_notes(results: StudyResults) -> list[str]:
-    """Each row's reason, first divergence and notes."""
+def problems(results: StudyResults) -> list[str]:
+    """What is wrong with each engine that ran: why it failed or refuses, or what differs first."""
     sentences = []
     for row in results.engines:
         name = label(row)
-        if row.reason:
+        if row.reason and row.verdict != "unavailable":
             sentences.append(f"{name}: {row.verdict}: {row.reason}")
         divergence = row.first_divergence
         if divergence:
@@ -110,6 +115,16 @@ def row_notes(results: StudyResults) -> list[str]:
             sentences.append(f"{name}: {verdict_text(row)}: {values}")
             if divergence.cause:
                 sentences.append(f"{name}: the usual cause: {divergence.cause}")
+    return [sentence(text) for text in sentences]
+
+
+def row_notes(results: StudyResults) -> list[str]:
+    """What else there is to say about each row."""
+    sentences = []
+    for row in results.engines:
+        name = label(row)
+        if row.verdict == "unavailable":
+            sentences.append(f"{name}: {row.verdict}: {row.reason}")
         if row.numerics:
             sentences.append(f"{name}: {numerics(row.numerics)}")
         sentences += [f"{name}: {note}" for note in row.notes]
@@ -146,7 +161,7 @@ def sentence(text: str) -> str:
     return text if text.endswith((".", "!", "?")) else f"{text}."
 
 
-def _shares(rows: int, ranks: int) -> str:
+def shares(rows: int, ranks: int) -> str:
     """'2 ranks x 32 = 64 samples'. The low ranks get the remainder: '1 rank x 22 + 2 ranks x 21 = 64 samples'."""
     each, more = divmod(rows, ranks)
     if more == 0:

@@ -9,6 +9,7 @@ from typing import Any
 
 from samestep import engine as engines
 from samestep.rank.group import process_group
+from samestep.rank.hardware import set_threads
 from samestep.rank.membership import says_lost
 from samestep.records.plan import Plan
 from samestep.records.record import Observations, Progress, attempt, write_progress
@@ -22,17 +23,20 @@ from samestep.world import World
 KINDS: dict[str, Callable[..., Observations]] = {"measure": measure, "prove": prove, "train": train, "score": score}
 
 
-def work(plan: Plan, world: World) -> dict[str, Observations]:
-    """Runs the plan's trainings. Returns name -> what this rank observed."""
+def work(plan: Plan, world: World) -> tuple[dict[str, Observations], int]:
+    """Runs the plan's trainings. Returns name -> what this rank observed, and the threads of its first training."""
     job = build(plan.job, plan.settings)
     engine = engines.load(plan.engine)
     observed = {}
+    threads: list[int] = []
     # Opened even for one rank, so that no engine's model outlives its group: DDP's destructor could wait for ever.
     with nullcontext() if engine.PROCESSES == "one" else process_group(world):
         for training in plan.trainings:
             write_progress(world.rank, Path(plan.out), Progress(training.name, attempt()))
+            wanted = plan.proof_threads if training.kind == "prove" else plan.threads
+            threads.append(set_threads(wanted, plan.nproc))
             observed[training.name] = KINDS[training.kind](plan, training, job, engine, world)
-    return observed
+    return observed, threads[0] if threads else 1
 
 
 def is_lost_peer(plan: Plan, error: BaseException) -> bool:

@@ -1,0 +1,70 @@
+"""The lines below the terminal's table: what all engines have in common, what is wrong, and what is not here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from samestep.records.results import EngineResult, StudyResults
+from samestep.report.notes import ill_conditioned
+from samestep.report.sentences import label, one_process, problems, sentence, shares, title
+
+
+def below(results: StudyResults) -> list[str]:
+    """One or two sentences a line. The HTML report has the rest: intervals, bounds, notes."""
+    lines = [*one_process(results), _batch(results), _proof(results)]
+    if results.measured:
+        lines.append(_measured(results))
+    lines += problems(results)
+    lines += [
+        f"{label(row)}: {summary}" for row in results.engines for summary in [ill_conditioned(row, results)] if summary
+    ]
+    lines += _in_the_report(results)
+    lines += _not_here(results)
+    return [sentence(line) for line in lines]
+
+
+def _batch(results: StudyResults) -> str:
+    threads = results.threads_per_rank
+    workers = f", {results.workers} loader workers" if results.workers else ""
+    each = f"{threads} thread{'' if threads == 1 else 's'}{workers} a rank"
+    return f"One step sees {shares(results.global_batch, results.world_size)}; {each}."
+
+
+def _proof(results: StudyResults) -> str:
+    proof = results.proof
+    why = f" (float64 failed: {proof.float64_failed})" if proof.float64_failed else ""
+    return f"max diff.: of a weight after {proof.steps} steps in {proof.dtype}{why}, from the reference, one process"
+
+
+def _measured(results: StudyResults) -> str:
+    launches = f"{results.repeats} launch{'' if results.repeats == 1 else 'es'}"
+    return (
+        f"Speed: medians of {launches} of {results.measured_steps} steps in {results.dtype}, "
+        "± half their 95 % interval; × one: of one process"
+    )
+
+
+def _in_the_report(results: StudyResults) -> Iterator[str]:
+    names = [title(row) for row in results.engines if row.notes or row.numerics]
+    if names:
+        yield f"Notes on {', '.join(dict.fromkeys(names))}: in the report"
+
+
+def _not_here(results: StudyResults) -> Iterator[str]:
+    """One line for all engines that cannot run here: what installs them, or why they cannot."""
+    absent = [row for row in results.engines if row.verdict == "unavailable"]
+    names: dict[str, list[str]] = {}
+    for row in absent:
+        names.setdefault(_remedy(row), []).append(_name(row, results))
+    if names:
+        yield "Not here: " + "; ".join(f"{', '.join(dict.fromkeys(of))} ({remedy})" for remedy, of in names.items())
+
+
+def _remedy(row: EngineResult) -> str:
+    return row.install or row.reason or "unavailable"
+
+
+def _name(row: EngineResult, results: StudyResults) -> str:
+    """With its launcher, where the engine runs under another one."""
+    elsewhere = any(other.engine == row.engine and other.verdict != "unavailable" for other in results.engines)
+    return label(row) if elsewhere else title(row)
