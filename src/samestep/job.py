@@ -161,6 +161,7 @@ class Job:
     weight: (index) -> the weight of a training sample in the criterion's mean (for instance its tokens); None: every
         row weighs 1. evaluation_weight: the same for the evaluation's samples.
     augment: (sample, generator) -> sample; the generator is seeded by (seed, epoch, index), never by rank or worker.
+    max_steps: optimizer steps after which the training ends, whatever `epochs` is; None: after `epochs`.
     last: keep or drop an epoch's incomplete last batch.
     shuffle: whether each epoch is shuffled anew; False: the dataset's order, as a Stream needs.
     sync_batchnorm: BatchNorm's statistics over all ranks' rows, with torch's SyncBatchNorm (on GPUs only).
@@ -182,6 +183,7 @@ class Job:
     evaluation_weight: Callable[[int], float] | None = None
     scheduler: LRSchedule | None = None
     epochs: int = 1
+    max_steps: int | None = None
     seed: int = 0
     micro_batch: int | None = None
     clip_norm: float | None = None
@@ -197,7 +199,7 @@ class Job:
             check_dataset("evaluation", self.evaluation)
         if self.shuffle and any(getattr(each, "one_order", False) for each in nested(self.train)):
             raise UserError("a Stream cannot be shuffled: it is read in its order; set Job(shuffle=False)")
-        for name in ("global_batch", "epochs", "micro_batch", "clip_norm", "prefetch"):
+        for name in ("global_batch", "epochs", "max_steps", "micro_batch", "clip_norm", "prefetch"):
             value = getattr(self, name)
             if name != "clip_norm" and value is not None and not isinstance(value, int):
                 raise UserError(f"{name} is {value!r}, a {type(value).__name__}; it must be a whole number")
@@ -218,6 +220,10 @@ class Job:
                 f"last=drop leaves no step: the dataset has {len(self.train)} rows, fewer than global_batch "
                 f"{self.global_batch}; set a smaller global_batch or last=keep"
             )
+
+    def steps(self, steps_per_epoch: int) -> int:
+        """Returns the optimizer steps of the whole training."""
+        return self.max_steps or self.epochs * steps_per_epoch
 
     def lr_scheduler(self, optimizer: Optimizer) -> LRScheduler:
         """Builds the job's scheduler of `optimizer`; a constant one where the job has none."""

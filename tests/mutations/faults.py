@@ -361,8 +361,8 @@ FAULTS = (
     Fault(
         "augmentation alike in every epoch",
         LOADER,
-        'key(self.seed, "augment", epoch, index)',
-        'key(self.seed, "augment", 0, index)',
+        '(self.seed, "augment", self.epoch, index)',
+        '(self.seed, "augment", 0, index)',
         ("tensors received",),
         "does not know the epoch",
         ("sentences",),

@@ -56,6 +56,16 @@ def test_watching_does_not_change_the_training(tmp_path: Path) -> None:
     assert blind == watched
 
 
+def test_evaluations_by_steps_and_a_training_of_so_many_steps(tmp_path: Path) -> None:
+    """Of 7 steps, an epoch's being 5: instead of after epochs, besides them, and the best is kept."""
+    seven = ["--set", "max_steps=7", "--set", "grows=true", "--evaluate-steps", "2", "--best", "loss"]
+    found = {more: run(tmp_path / more, *seven, *more.split()) for more in ("", "--evaluate-every 1")}
+    curves = [[entry["step"] for entry in each["curve"]] for each in found.values()]
+    assert curves == [[2, 4, 6, 7], [2, 4, 5, 6, 7]]
+    assert all(each["steps"] == each["asked_steps"] == 7 for each in found.values())
+    assert found[""]["weights_of_step"] == min(found[""]["curve"], key=lambda entry: entry["loss"])["step"]
+
+
 ENGINES = ["ddp", "fsdp", "lightning", "accelerate", "deepspeed", "fabric", "zero", "single"]
 
 

@@ -116,7 +116,8 @@ def run(
     out: str | Path | None = None,
     deadline_s: float | None = None,
     init: str | Path | None = None,
-    evaluate_every: int = 1,
+    evaluate_every: int | None = None,
+    evaluate_steps: int | None = None,
     best: str = "",
     patience: int | None = None,
     machines: MachineOptions = MachineOptions(),  # noqa: B008 - frozen
@@ -138,7 +139,8 @@ def run(
             deadline_s=deadline_s,
             machines=machines,
         )
-        return train(setup, TrainOptions(Path(init) if init else None, evaluate_every, best, patience))
+        training = TrainOptions(Path(init) if init else None, evaluate_every, best, patience, evaluate_steps)
+        return train(setup, training)
 
 
 def evaluate(

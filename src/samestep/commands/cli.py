@@ -146,7 +146,8 @@ def run(
     max_restarts: options.MaxRestarts = 0,
     timeout: options.Timeout = 120.0,
     init: options.Init = None,
-    evaluate_every: options.EvaluateEvery = 1,
+    evaluate_every: options.EvaluateEvery = None,
+    evaluate_steps: options.EvaluateSteps = None,
     best: options.Best = "",
     patience: options.Patience = None,
 ) -> int:
@@ -168,7 +169,7 @@ def run(
         nnodes, node_rank, master_addr, port, names(hosts, "--hosts"), interface, max_restarts, timeout
     )
     setup = Setup(*selection, nproc, device, out, deadline_s=deadline, machines=machines)
-    training = train.TrainOptions(init, evaluate_every, best, patience)
+    training = train.TrainOptions(init, evaluate_every, best, patience, evaluate_steps)
     if to:
         from samestep.commands.submit import kubernetes
 
@@ -238,7 +239,8 @@ def slurm(
         list[str], typer.Option(metavar="OPTION", help="More for sbatch, as in --sbatch=--partition=gpu; repeatable.")
     ] = [],  # noqa: B006
     init: options.Init = None,
-    evaluate_every: options.EvaluateEvery = 1,
+    evaluate_every: options.EvaluateEvery = None,
+    evaluate_steps: options.EvaluateSteps = None,
     best: options.Best = "",
     patience: options.Patience = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the batch script, and submit nothing.")] = False,
@@ -249,7 +251,7 @@ def slurm(
 
     selection = (job, pairs(set_, "--set"), engine_names(engine), pairs(set_engine, "--set-engine"), ())
     setup = Setup(*selection, nproc or gpus_per_node or 2, out=out, machines=MachineOptions(nnodes=nodes))
-    training = TrainOptions(init, evaluate_every, best, patience)
+    training = TrainOptions(init, evaluate_every, best, patience, evaluate_steps)
     results, text = slurm_script(setup, training, gpus_per_node, time, sbatch)
     print(text if dry_run else submit_to_slurm(results, text), end="")
     return 0

@@ -102,7 +102,14 @@ Best = Annotated[str, typer.Option(help="Keep the best weights by a metric, as i
 Patience = Annotated[
     int | None, typer.Option(help="Stop after so many evaluations without a better --best metric.", min=1)
 ]
-EvaluateEvery = Annotated[int, typer.Option(help="Epochs from one evaluation to the next; 0: only the last.", min=0)]
+EvaluateEvery = Annotated[
+    int | None,
+    typer.Option(help="Epochs from one evaluation to the next (by default 1); 0: only the last.", min=0),
+]
+EvaluateSteps = Annotated[
+    int | None,
+    typer.Option(help="Optimizer steps from one evaluation to the next, instead of epochs, or besides.", min=1),
+]
 
 KUBERNETES = "Kubernetes"
 To = Annotated[

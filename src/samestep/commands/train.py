@@ -34,20 +34,22 @@ Watch = Callable[[Progress], None]
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """How to train. init: weights to start from. every: epochs from one evaluation to the next; 0: only the last.
+    """How to train. init: weights to start from. every: epochs from one evaluation to the next; 0: only the last;
+    None: 1, or 0 where every_steps is given. every_steps: optimizer steps from one evaluation to the next.
 
     best: the metric, as 'accuracy' or 'error:min', whose best weights are kept; '' keeps the last. patience:
     evaluations without a better one after which the training ends.
     """
 
     init: Path | None = None
-    every: int = 1
+    every: int | None = None
     best: str = ""
     patience: int | None = None
+    every_steps: int | None = None
 
     def arguments(self) -> list[str]:
         """Returns the options that are not the default, as arguments of `samestep run`."""
-        given: dict[str, object] = {"--init": self.init, "--evaluate-every": self.every if self.every != 1 else None}
+        given: dict[str, object] = {"--init": self.init, "--evaluate-every": self.every, "--evaluate-steps": self.every_steps}
         given |= {"--best": self.best or None, "--patience": self.patience}
         return [word for name, value in given.items() if value is not None for word in (name, str(value))]
 
@@ -64,14 +66,15 @@ class TrainOptions:
             raise UserError(f"--best {self.best}: the job has no such metric; {nearest(name, list(job.metrics))}")
         if direction not in ("", "min", "max"):
             raise UserError(f"--best {self.best}: '{direction}' is neither min nor max")
-        if (name or self.patience) and not self.every:
-            raise UserError("--best and --patience need evaluations; give --evaluate-every 1 or more")
+        every = self.every if self.every is not None else 0 if self.every_steps else 1
+        if (name or self.patience) and not (every or self.every_steps):
+            raise UserError("--best and --patience need evaluations; give --evaluate-every or --evaluate-steps 1 or more")
         if self.patience and not name:
             raise UserError("--patience needs a metric; name it with --best")
         best = (name, direction or job.metrics[name]) if name else None
         init = file_of(self.init, "--init")
         digest = digest_of(Path(init)) if init else None
-        return Train("", init, digest, self.every, best, self.patience)
+        return Train("", init, digest, every, self.every_steps or 0, best, self.patience)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,8 @@ from samestep.world import World
 class BestWeights:
     """Evaluates one training between its epochs and saves the best weights in the file `weights`.
 
-    every: epochs between two evaluations; 0: only the one at the end. best: the metric and its direction, 'min' or
+    every: epochs between two evaluations; 0: only the one at the end. every_steps: optimizer steps between two
+    evaluations, besides those between epochs; 0: none. best: the metric and its direction, 'min' or
     'max'; None saves the last weights. patience: how many evaluations without an improvement end the training; None:
     it runs to its end.
     """
@@ -31,6 +32,7 @@ class BestWeights:
     every: int = 1
     best: tuple[str, str] | None = None
     patience: int | None = None
+    every_steps: int = 0
     curve: list[dict[str, float]] = field(default_factory=list)
     best_at: int = -1  # index of the best evaluation in the curve
     ended: bool = False  # whether patience has ended the training
@@ -42,7 +44,8 @@ class BestWeights:
 
     def is_due(self, done: int, steps_per_epoch: int) -> bool:
         """Returns whether to evaluate after `done` steps. Not after the last one: add() evaluates that."""
-        return bool(self.every) and done < self.steps and done % (self.every * steps_per_epoch) == 0
+        apart = [self.every * steps_per_epoch, self.every_steps]
+        return done < self.steps and any(steps and done % steps == 0 for steps in apart)
 
     def evaluate(self, done: int) -> bool:
         """Evaluates after `done` steps; every rank must call it. Returns whether patience ends the training."""

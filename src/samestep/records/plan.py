@@ -46,7 +46,7 @@ class Train:
     """Train the whole job.
 
     weights: the file for the trained weights. init, init_sha256: the file to start from. every: epochs between
-    two evaluations, 0: only the last. best: the metric, and 'min' or 'max', by which the best weights are saved; None
+    two evaluations, 0: only the last. every_steps: optimizer steps between two evaluations, besides. best: the metric, and 'min' or 'max', by which the best weights are saved; None
     saves the last. patience: how many evaluations without an improvement end the training.
     """
 
@@ -54,6 +54,7 @@ class Train:
     init: str | None = None
     init_sha256: str | None = None
     every: int = 1
+    every_steps: int = 0
     best: tuple[str, str] | None = None
     patience: int | None = None
     name: str = "train"

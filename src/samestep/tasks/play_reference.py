@@ -230,7 +230,8 @@ def _check_samples_repeat(job: Job, device: str) -> None:
     if first != second:
         raise UserError(
             "the dataset gives other values when the same sample is read again, so no two trainings of this job could "
-            "be compared; put what is random into Job.augment, which is given a generator"
+            "be compared; draw from Python's, numpy's or torch's global generator, which samestep keys by the sample, "
+            "or in Job.augment from the generator that it is given"
         )
 
 

@@ -29,10 +29,12 @@ def train(plan: Plan, training: Train, job: Job, engine: Engine, world: World) -
     """
     check_same_data(job, world)
     schedule = schedule_of(job, 1)
-    steps = job.epochs * schedule.steps_per_epoch
+    steps = job.steps(schedule.steps_per_epoch)
     folder = Path(plan.out)
-    every = training.every if job.evaluation is not None else 0
-    best = BestWeights(job, world, steps, Path(training.weights), every, training.best, training.patience)
+    epochs, steps_apart = (training.every, training.every_steps) if job.evaluation is not None else (0, 0)
+    best = BestWeights(
+        job, world, steps, Path(training.weights), epochs, training.best, training.patience, every_steps=steps_apart
+    )
     if training.init:
         job = replace(job, model=partial(model_with_weights, job.model, Path(training.init)))
 

@@ -177,6 +177,7 @@ def build(target: str, settings: Mapping[str, str]) -> Job:
 
 
 def of_every_job(
+    max_steps: int | None = None,
     micro_batch: int | None = None,
     workers: int = 0,
     prefetch: int = 2,
