@@ -120,6 +120,7 @@ def run(
     evaluate_steps: int | None = None,
     best: str = "",
     patience: int | None = None,
+    log: str | Sequence[str] = (),
     machines: MachineOptions = MachineOptions(),  # noqa: B008 - frozen
 ) -> TrainResults | None:
     """Trains the whole job on one engine, and writes weights.safetensors into `out`.
@@ -139,7 +140,7 @@ def run(
             deadline_s=deadline_s,
             machines=machines,
         )
-        training = TrainOptions(Path(init) if init else None, evaluate_every, best, patience, evaluate_steps)
+        training = TrainOptions(Path(init) if init else None, evaluate_every, best, patience, evaluate_steps, _names(log))
         return train(setup, training)
 
 

@@ -150,6 +150,7 @@ def run(
     evaluate_steps: options.EvaluateSteps = None,
     best: options.Best = "",
     patience: options.Patience = None,
+    log: options.Log = "",
 ) -> int:
     """Train the whole job: progress, evaluations, and weights.safetensors. Under torchrun, srun, mpirun or horovodrun,
     this command is one of their ranks."""
@@ -169,7 +170,7 @@ def run(
         nnodes, node_rank, master_addr, port, names(hosts, "--hosts"), interface, max_restarts, timeout
     )
     setup = Setup(*selection, nproc, device, out, deadline_s=deadline, machines=machines)
-    training = train.TrainOptions(init, evaluate_every, best, patience, evaluate_steps)
+    training = train.TrainOptions(init, evaluate_every, best, patience, evaluate_steps, names(log, "--log"))
     if to:
         from samestep.commands.submit import kubernetes
 
@@ -243,6 +244,7 @@ def slurm(
     evaluate_steps: options.EvaluateSteps = None,
     best: options.Best = "",
     patience: options.Patience = None,
+    log: options.Log = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the batch script, and submit nothing.")] = False,
 ) -> int:
     """Write the batch script of a training, and submit it to Slurm."""
@@ -251,7 +253,7 @@ def slurm(
 
     selection = (job, pairs(set_, "--set"), engine_names(engine), pairs(set_engine, "--set-engine"), ())
     setup = Setup(*selection, nproc or gpus_per_node or 2, out=out, machines=MachineOptions(nnodes=nodes))
-    training = TrainOptions(init, evaluate_every, best, patience, evaluate_steps)
+    training = TrainOptions(init, evaluate_every, best, patience, evaluate_steps, names(log, "--log"))
     results, text = slurm_script(setup, training, gpus_per_node, time, sbatch)
     print(text if dry_run else submit_to_slurm(results, text), end="")
     return 0

@@ -102,6 +102,10 @@ Best = Annotated[str, typer.Option(help="Keep the best weights by a metric, as i
 Patience = Annotated[
     int | None, typer.Option(help="Stop after so many evaluations without a better --best metric.", min=1)
 ]
+Log = Annotated[
+    str,
+    typer.Option(help="Write losses, rates, speed and evaluations: csv, tensorboard, wandb (offline), or several."),
+]
 EvaluateEvery = Annotated[
     int | None,
     typer.Option(help="Epochs from one evaluation to the next (by default 1); 0: only the last.", min=0),

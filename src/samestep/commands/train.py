@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 
 from samestep import launch
@@ -29,13 +30,14 @@ from samestep.report.figures import batch_size, data_wait
 from samestep.world.network import check_master
 
 WEIGHTS = "weights.safetensors"
+LOGS = {"csv": "", "tensorboard": "tensorboard", "wandb": "wandb"}  # --log -> the package that it needs
 Watch = Callable[[Progress], None]
 
 
 @dataclass(frozen=True)
 class TrainOptions:
     """How to train. init: weights to start from. every: epochs from one evaluation to the next; 0: only the last;
-    None: 1, or 0 where every_steps is given. every_steps: optimizer steps from one evaluation to the next.
+    None: 1, or 0 where every_steps is given. every_steps: optimizer steps from one evaluation to the next. log: of LOGS.
 
     best: the metric, as 'accuracy' or 'error:min', whose best weights are kept; '' keeps the last. patience:
     evaluations without a better one after which the training ends.
@@ -46,11 +48,12 @@ class TrainOptions:
     best: str = ""
     patience: int | None = None
     every_steps: int | None = None
+    log: tuple[str, ...] = ()
 
     def arguments(self) -> list[str]:
         """Returns the options that are not the default, as arguments of `samestep run`."""
         given: dict[str, object] = {"--init": self.init, "--evaluate-every": self.every, "--evaluate-steps": self.every_steps}
-        given |= {"--best": self.best or None, "--patience": self.patience}
+        given |= {"--best": self.best or None, "--patience": self.patience, "--log": ",".join(self.log) or None}
         return [word for name, value in given.items() if value is not None for word in (name, str(value))]
 
     def plan(self, job: JobFacts) -> Train:
@@ -71,10 +74,21 @@ class TrainOptions:
             raise UserError("--best and --patience need evaluations; give --evaluate-every or --evaluate-steps 1 or more")
         if self.patience and not name:
             raise UserError("--patience needs a metric; name it with --best")
+        _check_logs(self.log)
         best = (name, direction or job.metrics[name]) if name else None
         init = file_of(self.init, "--init")
         digest = digest_of(Path(init)) if init else None
-        return Train("", init, digest, every, self.every_steps or 0, best, self.patience)
+        return Train("", init, digest, every, self.every_steps or 0, best, self.patience, self.log)
+
+
+def _check_logs(names: tuple[str, ...]) -> None:
+    for name in names:
+        if name not in LOGS:
+            raise UserError(f"--log {name}: {nearest(name, list(LOGS))}")
+        if LOGS[name] and find_spec(LOGS[name]) is None:
+            raise UserError(
+                f"--log {name} needs the package {LOGS[name]}, which is not installed: pip install 'samestep[{name}]'"
+            )
 
 
 @dataclass(frozen=True)

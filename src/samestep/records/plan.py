@@ -48,6 +48,7 @@ class Train:
     weights: the file for the trained weights. init, init_sha256: the file to start from. every: epochs between
     two evaluations, 0: only the last. every_steps: optimizer steps between two evaluations, besides. best: the metric, and 'min' or 'max', by which the best weights are saved; None
     saves the last. patience: how many evaluations without an improvement end the training.
+    log: where the steps and evaluations are written: of 'csv', 'tensorboard' and 'wandb'.
     """
 
     weights: str
@@ -57,6 +58,7 @@ class Train:
     every_steps: int = 0
     best: tuple[str, str] | None = None
     patience: int | None = None
+    log: tuple[str, ...] = ()
     name: str = "train"
     kind: Literal["train"] = "train"
 

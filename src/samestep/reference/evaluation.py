@@ -65,3 +65,14 @@ def _sums(job: Job, model: torch.nn.Module, device: str, weighs: list[float], ba
         sums[name] = float(metric.compute())
         metric.reset()
     return sums
+
+
+def after_evaluation(job: Job, scheduler: Any, result: Evaluation | None) -> None:
+    """Steps a scheduler that evaluations step, with the mean of the metric that it watches."""
+    assert job.scheduler and result
+    name = job.scheduler.metric
+    rows = 1.0 if name in result.whole else result.weight if name == "loss" else float(result.rows)
+    if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+        scheduler.step(result.sums[name] / rows)
+    else:
+        scheduler.step()

@@ -1,7 +1,8 @@
 """Makes the job that a proof trains: the user's job on a subset of its rows, in the proof's dtype and optimizer.
 
 Three trainings: `gradient` (one step of plain SGD at rate 1, nothing clipped: the weights' change is the first
-gradient), `sgd` (SGD with momentum, which decides) and `user` (the job's own optimizer, which confirms).
+gradient), `sgd` (SGD with momentum, which decides) and `user` (the job's own optimizer, which confirms, and with which averaged
+weights are compared).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from samestep.data.stream import is_stream
 from samestep.job import Job, Recipe
 from samestep.records.plan import Prove
 
+EMA = 0.8  # the highest decay in a proof, whose few steps would hardly move a slower average
 SGD_LR = 0.05  # tried first; divided by 4 while the loss explodes
 
 
@@ -43,10 +45,10 @@ def proof_job(job: Job, training: Prove) -> Job:
         evaluation_weight=_renumbered(job.evaluation_weight, evaluated),
     )
     if training.training == "gradient":
-        return replace(small, optimizer=Recipe(torch.optim.SGD, {"lr": 1.0}), scheduler=None, clip_norm=None)
+        return replace(small, optimizer=Recipe(torch.optim.SGD, {"lr": 1.0}), scheduler=None, clip_norm=None, ema=None)
     if training.training == "sgd":
-        return replace(small, optimizer=_sgd(job.optimizer, training.sgd_lr))
-    return small
+        return replace(small, optimizer=_sgd(job.optimizer, training.sgd_lr), ema=None)
+    return replace(small, ema=min(job.ema, EMA) if job.ema else None)
 
 
 def steps_of(training: Prove) -> int:

@@ -134,10 +134,10 @@ def _check_optimizer(job: Job, model: nn.Module) -> None:
         return
     make = job.scheduler.make
     scheduler = _raising("scheduler", lambda: make(optimizer), None)
-    if "metrics" in inspect.signature(scheduler.step).parameters:
+    if "metrics" in inspect.signature(scheduler.step).parameters and job.scheduler.every != "evaluation":
         raise UserError(
-            f"{type(scheduler).__name__} needs a metric at each step, which is not supported; use a scheduler of the "
-            "step or epoch count, such as CosineAnnealingLR"
+            f"{type(scheduler).__name__} needs a metric, which an evaluation gives: "
+            'LRSchedule(make, every="evaluation", metric="loss")'
         )
 
 

@@ -181,6 +181,7 @@ def of_every_job(
     micro_batch: int | None = None,
     workers: int = 0,
     prefetch: int = 2,
+    save: Literal["all", "trainable"] = "all",
     last: Literal["keep", "drop"] = "keep",
     shuffle: bool = True,
     sync_batchnorm: bool = False,
