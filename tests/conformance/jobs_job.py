@@ -45,8 +45,8 @@ def averaged(ema: float = 0.999, save: Literal["all", "trainable"] = "all") -> J
         train=TensorDataset(X[:44], Y[:44]),
         evaluation=TensorDataset(X[44:], Y[44:]),
         metrics={"accuracy": lambda output, batch: output.argmax(1) == batch.targets},
-        global_batch=10,
-        micro_batch=3,
+        global_batch=16,
+        micro_batch=4,
         ema=ema,
         save=save,
     )
