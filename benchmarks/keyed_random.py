@@ -4,8 +4,8 @@
 
 Reads batches of 64 rows of 3 KiB from datasets that draw nothing, or one number from torch's, Python's or numpy's
 generator, or one from each. `plain` reads them as torch's DataLoader without workers does: row by row, then
-default_collate. `keyed` reads them as samestep does. The two take turns. Prints microseconds per row, the median over the
-rounds, and the difference. --out writes table.txt and raw.json (every round, the machine).
+default_collate. `keyed` reads them as samestep does. The two take turns. Prints microseconds per row, the
+median over the rounds, and the difference. --out writes table.txt and raw.json (every round, the machine).
 """
 
 from __future__ import annotations

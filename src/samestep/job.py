@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -32,6 +32,7 @@ class Part:
     computes other ranks' rows times zero. weight: the sum of their weights.
     share: weight x world size / weight of the whole step. An engine averages gradients over the ranks, so the mean
     over this rank's rows, times its share, averages to the exact mean over the global batch.
+    repeats: how often each row has come before in this epoch; None where every row comes once.
     """
 
     epoch: int
@@ -43,6 +44,7 @@ class Part:
     share: float
     completes_step: bool
     completes_epoch: bool
+    repeats: NDArray[np.int64] | None = None
 
 
 @dataclass(frozen=True)
@@ -113,6 +115,47 @@ class LRSchedule:
     make: Callable[[Optimizer], LRScheduler]
     every: Literal["step", "epoch", "evaluation"] = "step"
     metric: str = "loss"
+
+
+@dataclass(frozen=True, eq=False)
+class Weighted:
+    """An epoch's order: rows drawn with replacement, by their weights, as torch's WeightedRandomSampler draws them.
+
+    weights: of every sample, 0 or above. num_samples: rows of an epoch; None: as many as the dataset has.
+    """
+
+    weights: Sequence[float]
+    num_samples: int | None = None
+
+    def check(self, samples: int) -> None:
+        _check_one_each("Weighted", "weights", self.weights, samples)
+        if self.num_samples is not None and self.num_samples < 1:
+            raise UserError(f"Weighted(num_samples={self.num_samples}): an epoch has 1 row or more")
+        weights = self.weights.tolist() if hasattr(self.weights, "tolist") else self.weights
+        if not min(weights) >= 0 or not 0 < sum(weights) < float("inf"):
+            raise UserError("Weighted: the weights must be 0 or above, and some of them above 0")
+
+
+@dataclass(frozen=True, eq=False)
+class ByLength:
+    """An epoch's order: batches of rows of like lengths, so that little is padded; every row once.
+
+    lengths: of every sample. buckets: into so many parts of equal size the rows are sorted by length; within one they
+    are shuffled, and so are the batches. The incomplete last batch has rows of any length.
+    """
+
+    lengths: Sequence[float]
+    buckets: int = 10
+
+    def check(self, samples: int) -> None:
+        _check_one_each("ByLength", "lengths", self.lengths, samples)
+        if self.buckets < 1:
+            raise UserError(f"ByLength(buckets={self.buckets}): give 1 bucket or more")
+
+
+def _check_one_each(what: str, field: str, values: Sequence[float], samples: int) -> None:
+    if len(values) != samples:
+        raise UserError(f"{what} has {len(values)} {field}, and the dataset {samples} samples; give one for each")
 
 
 def nested(dataset: Any) -> Iterator[Any]:
@@ -192,6 +235,7 @@ class Job:
     augment: (sample, generator) -> sample; the generator is seeded by (seed, epoch, index), never by rank or worker.
     max_steps: optimizer steps after which the training ends, whatever `epochs` is; None: after `epochs`.
     last: keep or drop an epoch's incomplete last batch.
+    order: an epoch's rows in their order: Weighted, ByLength, or (epoch, generator) -> indices; None: by `shuffle`.
     shuffle: whether each epoch is shuffled anew; False: the dataset's order, as a Stream needs.
     sync_batchnorm: BatchNorm's statistics over all ranks' rows, with torch's SyncBatchNorm (on GPUs only).
     workers: loader processes per rank; 0 loads in the training process, where a plain TensorDataset is always indexed.
@@ -221,6 +265,7 @@ class Job:
     micro_batch: int | None = None
     clip_norm: float | None = None
     last: Literal["keep", "drop"] = "keep"
+    order: Weighted | ByLength | Callable[[int, Generator], Sequence[int]] | None = None
     shuffle: bool = True
     sync_batchnorm: bool = False
     workers: int = 0
@@ -253,7 +298,11 @@ class Job:
         if self.ema is not None and not 0 < self.ema < 1:
             raise UserError(f"ema is {self.ema}; it is a decay between 0 and 1, such as 0.999")
         self._check_scheduler()
-        if self.last == "drop" and len(self.train) < self.global_batch:
+        if self.order is not None and not self.shuffle:
+            raise UserError("order and shuffle=False each say the order of the rows; leave out one of them")
+        if isinstance(self.order, Weighted | ByLength):
+            self.order.check(len(self.train))
+        if self.last == "drop" and self.order is None and len(self.train) < self.global_batch:
             raise UserError(
                 f"last=drop leaves no step: the dataset has {len(self.train)} rows, fewer than global_batch "
                 f"{self.global_batch}; set a smaller global_batch or last=keep"

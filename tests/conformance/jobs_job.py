@@ -1,4 +1,4 @@
-"""Jobs with averaged weights, and with a learning rate that evaluations move."""
+"""Jobs with averaged weights, a learning rate that evaluations move, and orders of their own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import TensorDataset
 
-from samestep import Job, LRSchedule, Recipe
+from samestep import ByLength, Job, LRSchedule, Recipe, Weighted
 
 X = torch.randn(61, 6, generator=torch.Generator().manual_seed(0))
 Y = (X.sum(1) > 0).long()
@@ -60,3 +60,18 @@ def plateau(metric: str = "loss") -> Job:
         return ReduceLROnPlateau(optimizer, better, factor=0.5, patience=0, threshold=0.2, threshold_mode="abs")
 
     return replace(averaged(), ema=None, scheduler=LRSchedule(make, every="evaluation", metric=metric))
+
+
+def ordered(kind: Literal["weighted", "few", "lengths", "function"] = "weighted", last: str = "keep") -> Job:
+    """Rows in an order of the job's own; noise keyed by the sample, and by how often it has come."""
+
+    def noisy(sample: tuple[torch.Tensor, ...], generator: torch.Generator) -> tuple[torch.Tensor, ...]:
+        return sample[0] + 0.1 * torch.randn(6, generator=generator), *sample[1:]
+
+    orders = {
+        "weighted": Weighted([1.0 + 9 * (label == 0) for label in Y[:44].tolist()]),
+        "few": Weighted(torch.arange(44.0), num_samples=30),
+        "lengths": ByLength([int(40 * abs(row[0])) for row in X[:44]], buckets=4),
+        "function": lambda epoch, generator: torch.randint(44, (100,), generator=generator),
+    }
+    return replace(averaged(), ema=None, augment=noisy, micro_batch=None, order=orders[kind], last=last)

@@ -89,8 +89,8 @@ def job(
         torch.manual_seed(0)
         return nn.Sequential(nn.Linear(12, 8), nn.Tanh(), nn.Dropout(0.1), nn.Linear(8, 2))
 
-    data: Any = Stream(Shuffled(44, of), 44) if kind == "stream" else (Batched if kind == "batched" else Transformed)(
-        0, 44, of
+    data: Any = (
+        Stream(Shuffled(44, of), 44) if kind == "stream" else (Batched if kind == "batched" else Transformed)(0, 44, of)
     )
     return Job(
         model=model,

@@ -140,7 +140,9 @@ def run(
             deadline_s=deadline_s,
             machines=machines,
         )
-        training = TrainOptions(Path(init) if init else None, evaluate_every, best, patience, evaluate_steps, _names(log))
+        training = TrainOptions(
+            Path(init) if init else None, evaluate_every, best, patience, evaluate_steps, _names(log)
+        )
         return train(setup, training)
 
 

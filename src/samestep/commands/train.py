@@ -37,7 +37,8 @@ Watch = Callable[[Progress], None]
 @dataclass(frozen=True)
 class TrainOptions:
     """How to train. init: weights to start from. every: epochs from one evaluation to the next; 0: only the last;
-    None: 1, or 0 where every_steps is given. every_steps: optimizer steps from one evaluation to the next. log: of LOGS.
+    None: 1, or 0 where every_steps is given. every_steps: optimizer steps from one evaluation to the next.
+    log: of LOGS.
 
     best: the metric, as 'accuracy' or 'error:min', whose best weights are kept; '' keeps the last. patience:
     evaluations without a better one after which the training ends.
@@ -52,7 +53,11 @@ class TrainOptions:
 
     def arguments(self) -> list[str]:
         """Returns the options that are not the default, as arguments of `samestep run`."""
-        given: dict[str, object] = {"--init": self.init, "--evaluate-every": self.every, "--evaluate-steps": self.every_steps}
+        given: dict[str, object] = {
+            "--init": self.init,
+            "--evaluate-every": self.every,
+            "--evaluate-steps": self.every_steps,
+        }
         given |= {"--best": self.best or None, "--patience": self.patience, "--log": ",".join(self.log) or None}
         return [word for name, value in given.items() if value is not None for word in (name, str(value))]
 
@@ -71,7 +76,9 @@ class TrainOptions:
             raise UserError(f"--best {self.best}: '{direction}' is neither min nor max")
         every = self.every if self.every is not None else 0 if self.every_steps else 1
         if (name or self.patience) and not (every or self.every_steps):
-            raise UserError("--best and --patience need evaluations; give --evaluate-every or --evaluate-steps 1 or more")
+            raise UserError(
+                "--best and --patience need evaluations; give --evaluate-every or --evaluate-steps 1 or more"
+            )
         if self.patience and not name:
             raise UserError("--patience needs a metric; name it with --best")
         _check_logs(self.log)

@@ -55,22 +55,22 @@ class Rows(Dataset[Any]):
             self.epoch = part.epoch
             if self.set_epoch:
                 self.set_epoch(part.epoch)
-        return part, self.keyed(lambda: self._collated(part.indices.tolist()))
+        return part, self.keyed(lambda: self._collated(part.indices.tolist(), _again(part)))
 
-    def _collated(self, indices: list[int]) -> Any:
+    def _collated(self, indices: list[int], again: list[tuple[int, ...]]) -> Any:
         """Reads, augments and collates samples. The global generators that they draw from are keyed, each sample's."""
         if self.keyed.drawn and self.stream is None:
-            samples = [self._read(index) for index in indices]
+            samples = [self._read(*pair) for pair in zip(indices, again)]
         else:
             self._key_stream()
             samples = fetch(self.dataset, indices)
         if self.augment:
-            samples = [self._augmented(*pair) for pair in zip(samples, indices)]
-        self.keyed.seed(self.seed, "collate", self.epoch, indices[0])
+            samples = [self._augmented(*pair, more) for *pair, more in zip(samples, indices, again)]
+        self.keyed.seed(self.seed, "collate", self.epoch, indices[0], *again[0])
         return self.collate(samples)
 
-    def _read(self, index: int) -> Any:
-        self.keyed.seed(self.seed, "sample", self.epoch, index)
+    def _read(self, index: int, again: tuple[int, ...]) -> Any:
+        self.keyed.seed(self.seed, "sample", self.epoch, index, *again)
         return fetch(self.dataset, [index])[0]
 
     def _key_stream(self) -> None:
@@ -80,16 +80,23 @@ class Rows(Dataset[Any]):
             self.stream_keyed_by, epoch = by, self.epoch
             self.stream.key_rows(lambda row: self.keyed.seed(self.seed, "sample", epoch, row))
 
-    def _augmented(self, sample: Any, index: int) -> Any:
+    def _augmented(self, sample: Any, index: int, again: tuple[int, ...]) -> Any:
         """Augments a sample, seeded by (seed, epoch, index): the same on any number of ranks and loader workers."""
         assert self.augment
-        path = (self.seed, "augment", self.epoch, index)
+        path = (self.seed, "augment", self.epoch, index, *again)
         self.keyed.seed(*path)
         try:
             return self.augment(sample, self.generator.manual_seed(key(*path)))
         except Exception as error:
             add_note(error, f"sample {index}")
             raise
+
+
+def _again(part: Part) -> list[tuple[int, ...]]:
+    """Returns what a row's key has more where it has come before in this epoch: how often. Else nothing."""
+    if part.repeats is None:
+        return [()] * len(part.indices)
+    return [(count,) if count else () for count in part.repeats.tolist()]
 
 
 def fetch(dataset: Any, indices: list[int]) -> list[Any]:

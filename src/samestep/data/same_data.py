@@ -32,7 +32,7 @@ def check_same_data(job: Job, world: World, *, training: bool = True) -> None:
     if training:
         _check("training", job, world)
     if job.evaluation is not None:
-        _check("evaluation", replace(job, train=job.evaluation), world)
+        _check("evaluation", replace(job, train=job.evaluation, order=None), world)
 
 
 def _check(name: str, job: Job, world: World) -> None:

@@ -32,7 +32,9 @@ class Windows(Dataset[Any]):
         if length < 1 or self.stride < 1:
             raise UserError(f"Windows(length={length}, stride={self.stride}): both must be 1 or more")
         if len(array) <= length:
-            raise UserError(f"the array has {len(array)} tokens; a window of {length} and its last target need {length + 1}")
+            raise UserError(
+                f"the array has {len(array)} tokens; a window of {length} and its last target need {length + 1}"
+            )
 
     def __len__(self) -> int:
         return (len(self.array) - 1 - self.length) // self.stride + 1

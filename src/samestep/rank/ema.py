@@ -22,7 +22,7 @@ class Ema:
         self._averages = [tensor.clone() for tensor in self._tensors()]
 
     def _tensors(self) -> list[Tensor]:
-        """The parameters' values on this rank. Asked for anew each time: a library may give a parameter other memory."""
+        """The parameters' values on this rank. Anew each time: a library may give a parameter other memory."""
         return [p._local_tensor if hasattr(p, "_local_tensor") else p.data for p in self._parameters]  # a DTensor's
 
     def update(self) -> None:

@@ -27,7 +27,9 @@ def _opened(name: str, folder: Path) -> Listener:
         return LOGS[name](folder)
     except Exception as error:
         what = (str(error).strip().splitlines() or [""])[0]
-        raise UserError(f"--log {name} cannot start ({type(error).__name__}: {what}); leave it out, or mend it") from error
+        raise UserError(
+            f"--log {name} cannot start ({type(error).__name__}: {what}); leave it out, or mend it"
+        ) from error
 
 
 def scalars(info: StepInfo) -> dict[str, float]:

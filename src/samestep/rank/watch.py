@@ -86,9 +86,7 @@ class Watch:
             total = sum(weights)
             loss = sum(w * x for w, x in zip(weights, losses)) / total if total else 0.0
             rows = self.rows_of(pending.step) - self.rows_of(pending.step - 1)
-            info = StepInfo(
-                pending.step, pending.epoch, loss, pending.rates, rows, pending.seconds, pending.wait_s
-            )
+            info = StepInfo(pending.step, pending.epoch, loss, pending.rates, rows, pending.seconds, pending.wait_s)
             self._read = until
             del self._pending[0]
             for listener in self.listeners:
@@ -112,4 +110,5 @@ class Watch:
                 self._warned.add(name)
                 frame = traceback.extract_tb(error.__traceback__)[-1]
                 what = (str(error).strip().splitlines() or [""])[0]
-                say(f"{name} raised {type(error).__name__}: {what} ({frame.filename}, line {frame.lineno}); the training goes on")
+                at = f"{frame.filename}, line {frame.lineno}"
+                say(f"{name} raised {type(error).__name__}: {what} ({at}); the training goes on")

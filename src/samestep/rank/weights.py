@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from samestep.errors import UserError, first_few
 
-
 PART = {"samestep": "trainable"}  # the metadata of a file that holds the trainable part of the weights
 
 

@@ -46,9 +46,9 @@ class Train:
     """Train the whole job.
 
     weights: the file for the trained weights. init, init_sha256: the file to start from. every: epochs between
-    two evaluations, 0: only the last. every_steps: optimizer steps between two evaluations, besides. best: the metric, and 'min' or 'max', by which the best weights are saved; None
-    saves the last. patience: how many evaluations without an improvement end the training.
-    log: where the steps and evaluations are written: of 'csv', 'tensorboard' and 'wandb'.
+    two evaluations, 0: only the last. every_steps: optimizer steps between two evaluations, besides. best: the metric,
+    and 'min' or 'max', by which the best weights are saved; None saves the last. patience: how many evaluations without
+    an improvement end the training. log: where steps and evaluations are written: of 'csv', 'tensorboard', 'wandb'.
     """
 
     weights: str

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from samestep.job import Job, Part
-from samestep.reference.schedule import seeded
+from samestep.reference.schedule import Again, seeded
 
 
 def fetch(job: Job, rows: list[int], epoch: int, device: str) -> Any:
@@ -22,8 +22,9 @@ def fetch(job: Job, rows: list[int], epoch: int, device: str) -> Any:
     begin_epoch(job.train, epoch)
     samples = read(job, job.train, rows, epoch)
     for at, row in enumerate(rows if job.augment else []):
-        with global_random(job.seed, "augment", epoch, row):
-            samples[at] = job.augment(samples[at], seeded(job.seed, "augment", epoch, row))  # type: ignore[misc]
+        path = (job.seed, "augment", epoch, *_place(row))
+        with global_random(*path):
+            samples[at] = job.augment(samples[at], seeded(*path))  # type: ignore[misc]
     return collate(job, samples, device, epoch, rows[0]) if samples else None
 
 
@@ -35,11 +36,16 @@ def read(job: Job, dataset: Any, rows: list[int], epoch: int) -> list[Any]:
     if stream is not None and vars(stream).get("reference_keys") != (job.seed, epoch):
         stream.reference_keys = (job.seed, epoch)
         stream.key_rows(lambda row: _seed_all(job.seed, "sample", epoch, row))
-    found = {}
-    for row in sorted(rows):  # in the order in which a stream has them
-        with global_random(job.seed, "sample", epoch, row):
-            found[row] = dataset[row]
-    return [found[row] for row in rows]
+    found: dict[int, Any] = {}
+    for at in sorted(range(len(rows)), key=lambda at: rows[at]):  # in the order in which a stream has them
+        with global_random(job.seed, "sample", epoch, *_place(rows[at])):
+            found[at] = dataset[int(rows[at])]
+    return [found[at] for at in range(len(rows))]
+
+
+def _place(row: int) -> tuple[int, ...]:
+    """A row, and how often it has come before in the epoch where it has."""
+    return (int(row), row.times) if isinstance(row, Again) else (row,)
 
 
 @contextmanager
@@ -72,7 +78,7 @@ def begin_epoch(dataset: Any, epoch: int) -> None:
 
 def collate(job: Job, samples: list[Any], device: str, epoch: int, first: int) -> Any:
     """The samples as one batch on `device`. first: its first row, which keys what collate draws."""
-    with global_random(job.seed, "collate", epoch, first):
+    with global_random(job.seed, "collate", epoch, *_place(first)):
         data = (job.collate or torch.utils.data.default_collate)(samples)
     return tree_map_only(torch.Tensor, lambda t: t.to(device), data)
 

@@ -83,7 +83,7 @@ def dry_evaluation(job: Job, model: nn.Module, device: str) -> None:
         return
     subset: Any = Subset(job.evaluation, range(min(2 * EVALUATION_ROWS, len(job.evaluation))))  # type: ignore[arg-type]
     small = replace(job, evaluation=subset, micro_batch=EVALUATION_ROWS, workers=0)
-    _check_metrics(replace(small, train=subset, augment=None, weight=None, shuffle=False), model, device)
+    _check_metrics(replace(small, train=subset, augment=None, order=None, weight=None, shuffle=False), model, device)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of metrics that expect more rows
         _raising("evaluation", lambda: evaluate(small, model.to(device), World(devices=(device,))), EVALUATION_ROWS)
