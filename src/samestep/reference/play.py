@@ -82,7 +82,8 @@ class ReplicatedTraining:
         self.rates: list[list[float]] = []
         self.norms: list[float] = []
         self.draws = False
-        self.average = {name: p.detach().clone() for name, p in self.model.named_parameters() if p.requires_grad}
+        trained = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad and job.ema]
+        self.average = {name: p.detach().clone() for name, p in trained}
 
     def step(self, step: int) -> None:
         """One step: every micro-batch of every replica forward and backward, then the optimizer once."""
