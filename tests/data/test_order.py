@@ -56,7 +56,8 @@ def test_rows_that_come_again_are_counted() -> None:
 
 def test_batches_have_rows_of_like_lengths() -> None:
     lengths = [int(x) for x in torch.randint(1, 1000, (1037,), generator=torch.Generator().manual_seed(0))]
-    job = replace(ordered(), train=torch.utils.data.TensorDataset(torch.zeros(1037, 6), torch.zeros(1037).long()))
+    data = torch.utils.data.TensorDataset(torch.zeros(1037, 6), torch.zeros(1037).long())
+    job = replace(ordered(), train=data, order=None)
     padding = {}
     for name, order in (("usual", None), ("like", ByLength(lengths, buckets=20))):
         by_batch = np.split(schedule_of(replace(job, order=order), 1).order(0), range(16, 1037, 16))
@@ -107,7 +108,7 @@ def test_windows(stride: int | None, tmp_path: Path) -> None:
 def test_windows_that_cannot_be_are_refused() -> None:
     for array, length, says in (
         (np.zeros((2, 3)), 1, "one long array"),
-        (np.zeros(5), 5, "needs 6"),
+        (np.zeros(5), 5, "need 6"),
         (np.zeros(5), 0, "1 or more"),
     ):
         with pytest.raises(UserError, match=says):

@@ -152,8 +152,7 @@ def run(
     patience: options.Patience = None,
     log: options.Log = "",
 ) -> int:
-    """Train the whole job: progress, evaluations, and weights.safetensors. Under torchrun, srun, mpirun or horovodrun,
-    this command is one of their ranks."""
+    """Train the whole job. Under torchrun, srun, mpirun or horovodrun, this command is one of their ranks."""
     from samestep.commands import train
     from samestep.commands.progress import show_training
 

@@ -175,10 +175,10 @@ class ReplicatedTraining:
         """The weights as they are evaluated and saved: averaged where the job asks for it, with replica 0's buffers."""
         self.states[0].restore(self.model)
         state = _copy(self.model.state_dict())
-        if self.job.ema:
-            for name, parameter in self.model.named_parameters(remove_duplicate=False):
-                first = next((n for n, p in self.model.named_parameters() if p is parameter), name)
-                state[name] = self.average.get(first, state[name]).clone()
+        names = {id(parameter): name for name, parameter in self.model.named_parameters()}
+        for name, parameter in self.model.named_parameters(remove_duplicate=False):  # tied weights have several
+            if names[id(parameter)] in self.average:
+                state[name] = self.average[names[id(parameter)]].clone()
         return state
 
     def result(self) -> TrainingResult:
