@@ -64,8 +64,8 @@ def _check_order(job: Job, world: World) -> None:
     for rank, digest in enumerate(digests):
         if digest != digests[0]:
             raise UserError(
-                f"rank {rank} has another order than rank 0: each process builds the job for itself, and Job.order must "
-                "be the same in all; draw from the generator that it is given, and sort what its weights are read from"
+                f"rank {rank} has another order than rank 0: each process builds the job for itself, and Job.order "
+                "must be the same in all; draw from the generator that it is given, and sort what its weights are read from"
             )
 
 
