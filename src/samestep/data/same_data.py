@@ -65,7 +65,7 @@ def _check_order(job: Job, world: World) -> None:
         if digest != digests[0]:
             raise UserError(
                 f"rank {rank} has another order than rank 0: each process builds the job for itself, and Job.order "
-                "must be the same in all; draw from the generator that it is given, and sort what its weights are read from"
+                "must be the same in all; draw from the generator that it is given, and sort what it is made of"
             )
 
 
