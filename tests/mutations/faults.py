@@ -351,8 +351,8 @@ FAULTS = (
     Fault(
         "augmentation keyed by the place in the batch",
         LOADER,
-        "for *pair, more in zip(samples, indices, again)",
-        "for *pair, more in zip(samples, range(len(indices)), again)",
+        "for each in zip(samples, indices, again)",
+        "for each in zip(samples, range(len(indices)), again)",
         ("tensors received",),
         "not keyed by the sample",
         ("sentences",),

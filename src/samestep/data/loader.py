@@ -65,7 +65,7 @@ class Rows(Dataset[Any]):
             self._key_stream()
             samples = fetch(self.dataset, indices)
         if self.augment:
-            samples = [self._augmented(*pair, more) for *pair, more in zip(samples, indices, again)]
+            samples = [self._augmented(*each) for each in zip(samples, indices, again)]
         self.keyed.seed(self.seed, "collate", self.epoch, indices[0], *again[0])
         return self.collate(samples)
 
@@ -83,7 +83,7 @@ class Rows(Dataset[Any]):
     def _augmented(self, sample: Any, index: int, again: tuple[int, ...]) -> Any:
         """Augments a sample, seeded by (seed, epoch, index): the same on any number of ranks and loader workers."""
         assert self.augment
-        path = (self.seed, "augment", self.epoch, index, *again)
+        path: tuple[int | str, ...] = (self.seed, "augment", self.epoch, index, *again)
         self.keyed.seed(*path)
         try:
             return self.augment(sample, self.generator.manual_seed(key(*path)))

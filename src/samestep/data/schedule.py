@@ -196,7 +196,7 @@ def _own_order(by: Any, samples: int, batch: int, seed: int, epoch: int) -> NDAr
     if isinstance(by, Weighted):
         totals = np.cumsum(np.asarray(by.weights, dtype=np.float64))
         drawn = torch.rand(by.num_samples or samples, dtype=torch.float64, generator=generator).numpy() * totals[-1]
-        return np.minimum(np.searchsorted(totals, drawn, side="right"), samples - 1)
+        return np.searchsorted(totals, drawn, side="right").clip(max=samples - 1)
     if isinstance(by, ByLength):
         rank = np.empty(samples, dtype=np.int64)
         rank[np.argsort(np.asarray(by.lengths), kind="stable")] = np.arange(samples)

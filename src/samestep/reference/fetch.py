@@ -22,7 +22,7 @@ def fetch(job: Job, rows: list[int], epoch: int, device: str) -> Any:
     begin_epoch(job.train, epoch)
     samples = read(job, job.train, rows, epoch)
     for at, row in enumerate(rows if job.augment else []):
-        path = (job.seed, "augment", epoch, *_place(row))
+        path: list[int | str] = [job.seed, "augment", epoch, *_place(row)]
         with global_random(*path):
             samples[at] = job.augment(samples[at], seeded(*path))  # type: ignore[misc]
     return collate(job, samples, device, epoch, rows[0]) if samples else None
@@ -93,8 +93,8 @@ def collate_draws(job: Job, dataset: Any) -> bool:
 
 
 def _states() -> tuple[Any, ...]:
-    _, keys, *more = np.random.get_state()
-    return random.getstate(), keys.tolist(), more, torch.get_rng_state().tolist()  # type: ignore[union-attr]
+    numpys: Any = np.random.get_state()
+    return random.getstate(), numpys[1].tolist(), numpys[2:], torch.get_rng_state().tolist()
 
 
 def place(step: int, micro: int, rows: list[int], epoch: int = 0, weight: float | None = None) -> Part:
