@@ -44,7 +44,8 @@ PARENT = {"__main__", "commands", "launch", "proof", "report"}
 BOTH = {"__init__", "engine", "records", "world", "job", "errors", "version"}
 FREE = {"errors", "job", "version"}
 HEAVY = {"torch", "sklearn", "lightning", "accelerate", "deepspeed", "horovod", "transformers", "torchmetrics"}
-PUBLIC = {"Arrays", "Batch", "ImageFolder", "Job", "LRSchedule", "Pipeline", "Recipe", "Stream"}
+PUBLIC = {"Arrays", "Batch", "ByLength", "ImageFolder", "Job", "LRSchedule", "Pipeline", "Recipe", "StepInfo", "Stream"}
+PUBLIC |= {"Weighted", "Windows"}
 ROOT_MODULES, FILE_LINES, FUNCTION_LINES = 8, 350, 60
 
 

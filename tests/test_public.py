@@ -14,7 +14,19 @@ PACKAGE = Path(samestep.__file__).parent
 
 
 def test_exports() -> None:
-    of_jobs = ["Arrays", "Batch", "ImageFolder", "Job", "LRSchedule", "Pipeline", "Recipe", "Stream"]
+    of_jobs = [
+        "Arrays",
+        "Batch",
+        "ByLength",
+        "ImageFolder",
+        "Job",
+        "LRSchedule",
+        "Pipeline",
+        "Recipe",
+        "StepInfo",
+        "Stream",
+    ]
+    of_jobs += ["Weighted", "Windows"]
     of_results = ["MachineOptions", "TrainingFailed", "UserError", "Verdict"]
     calls = ["compare", "evaluate", "run", "verify"]
     assert sorted(samestep.__all__) == sorted([*of_jobs, *of_results, *calls, "__version__"])

@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from samestep.errors import TrainingFailed, UserError
-from samestep.job import Batch, Job, LRSchedule, Recipe
+from samestep.job import Batch, ByLength, Job, LRSchedule, Recipe, StepInfo, Weighted
 from samestep.version import __version__
 
 if TYPE_CHECKING:
@@ -14,21 +14,26 @@ if TYPE_CHECKING:
     from samestep.data.images import ImageFolder
     from samestep.data.pipeline import Pipeline
     from samestep.data.stream import Stream
+    from samestep.data.windows import Windows
     from samestep.records.results import Verdict
 
 __all__ = [
     "Arrays",
     "Batch",
+    "ByLength",
     "ImageFolder",
     "Job",
     "LRSchedule",
     "MachineOptions",
     "Pipeline",
     "Recipe",
+    "StepInfo",
     "Stream",
     "TrainingFailed",
     "UserError",
     "Verdict",
+    "Weighted",
+    "Windows",
     "__version__",
     "compare",
     "evaluate",
@@ -42,6 +47,7 @@ LATER = {  # name -> its module, imported when it is asked for: a job needs none
     "Pipeline": "data.pipeline",
     "Stream": "data.stream",
     "Verdict": "records.results",
+    "Windows": "data.windows",
     "compare": "commands.api",
     "evaluate": "commands.api",
     "run": "commands.api",

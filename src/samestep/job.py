@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from samestep.errors import UserError
+from samestep.errors import UserError, nearest
 
 if TYPE_CHECKING:  # a job is plain values: importing samestep must not import torch
     import numpy as np
@@ -33,6 +33,7 @@ class Part:
     computes other ranks' rows times zero. weight: the sum of their weights.
     share: weight x world size / weight of the whole step. An engine averages gradients over the ranks, so the mean
     over this rank's rows, times its share, averages to the exact mean over the global batch.
+    repeats: how often each row has come before in this epoch; None where every row comes once.
     """
 
     epoch: int
@@ -44,6 +45,7 @@ class Part:
     share: float
     completes_step: bool
     completes_epoch: bool
+    repeats: NDArray[np.int64] | None = None
 
 
 @dataclass(frozen=True)
@@ -105,10 +107,56 @@ class Recipe:
 
 @dataclass(frozen=True)
 class LRSchedule:
-    """The learning-rate schedule: `make(optimizer)` returns a torch scheduler, stepped after every step or epoch."""
+    """The learning-rate schedule: `make(optimizer)` returns a torch scheduler, stepped after every step or epoch.
+
+    every='evaluation': stepped after every evaluation; ReduceLROnPlateau, which needs a metric, with that of the name
+    `metric`.
+    """
 
     make: Callable[[Optimizer], LRScheduler]
-    every: Literal["step", "epoch"] = "step"
+    every: Literal["step", "epoch", "evaluation"] = "step"
+    metric: str = "loss"
+
+
+@dataclass(frozen=True, eq=False)
+class Weighted:
+    """An epoch's order: rows drawn with replacement, by their weights, as torch's WeightedRandomSampler draws them.
+
+    weights: of every sample, 0 or above. num_samples: rows of an epoch; None: as many as the dataset has.
+    """
+
+    weights: Sequence[float]
+    num_samples: int | None = None
+
+    def check(self, samples: int) -> None:
+        _check_one_each("Weighted", "weights", self.weights, samples)
+        if self.num_samples is not None and self.num_samples < 1:
+            raise UserError(f"Weighted(num_samples={self.num_samples}): an epoch has 1 row or more")
+        weights = self.weights.tolist() if hasattr(self.weights, "tolist") else self.weights
+        if not min(weights) >= 0 or not 0 < sum(weights) < float("inf"):
+            raise UserError("Weighted: the weights must be 0 or above, and some of them above 0")
+
+
+@dataclass(frozen=True, eq=False)
+class ByLength:
+    """An epoch's order: batches of rows of like lengths, so that little is padded; every row once.
+
+    lengths: of every sample. buckets: into so many parts of equal size the rows are sorted by length; within one they
+    are shuffled, and so are the batches. The incomplete last batch has rows of any length.
+    """
+
+    lengths: Sequence[float]
+    buckets: int = 10
+
+    def check(self, samples: int) -> None:
+        _check_one_each("ByLength", "lengths", self.lengths, samples)
+        if self.buckets < 1:
+            raise UserError(f"ByLength(buckets={self.buckets}): give 1 bucket or more")
+
+
+def _check_one_each(what: str, field: str, values: Sequence[float], samples: int) -> None:
+    if len(values) != samples:
+        raise UserError(f"{what} has {len(values)} {field}, and the dataset {samples} samples; give one for each")
 
 
 def nested(dataset: Any) -> Iterator[Any]:
@@ -220,6 +268,28 @@ def apply_to_inputs(model: nn.Module, batch: Batch) -> Any:
 
 
 @dataclass(frozen=True)
+class StepInfo:
+    """What Job.on_step is given after each optimizer step, on rank 0.
+
+    step: how many have been taken. epoch: counted from 0. loss: the mean over rank 0's rows. rates: the learning rate
+    of each parameter group in this step. rows: of the step, over all ranks. seconds: of the step, and wait_s: how many
+    of them it waited for data.
+    """
+
+    step: int
+    epoch: int
+    loss: float
+    rates: tuple[float, ...]
+    rows: int
+    seconds: float
+    wait_s: float
+
+    @property
+    def samples_per_second(self) -> float:
+        return self.rows / self.seconds if self.seconds else 0.0
+
+
+@dataclass(frozen=True)
 class Job:
     """A training job. See docs/job.md for each field with an example. Raises UserError for invalid values.
 
@@ -230,15 +300,21 @@ class Job:
         sums them exactly.
     global_batch: rows of one optimizer step, over all ranks.
     micro_batch: the most rows that a rank processes at once; None: all of its rows.
+    ema: the decay of an exponential moving average of the weights, which is evaluated and saved in their place.
+    save: what weights.safetensors holds: all weights and buffers, or the trainable ones, as of a LoRA.
     clip_norm: the global norm that gradients are clipped to before the optimizer steps.
     weight: (index) -> the weight of a training sample in the criterion's mean (for instance its tokens); None: every
         row weighs 1. evaluation_weight: the same for the evaluation's samples.
     augment: (sample, generator) -> sample; the generator is seeded by (seed, epoch, index), never by rank or worker.
+    max_steps: optimizer steps after which the training ends, whatever `epochs` is; None: after `epochs`.
     last: keep or drop an epoch's incomplete last batch.
+    order: an epoch's rows in their order: Weighted, ByLength, or (epoch, generator) -> indices; None: by `shuffle`.
     shuffle: whether each epoch is shuffled anew; False: the dataset's order, as a Stream needs.
     sync_batchnorm: BatchNorm's statistics over all ranks' rows, with torch's SyncBatchNorm (on GPUs only).
     workers: loader processes per rank; 0 loads in the training process, where a plain TensorDataset is always indexed.
     prefetch: batches that each loader process loads in advance.
+    on_step: (StepInfo) -> None, called on rank 0 of `run` after each step, some steps late. on_evaluation:
+        (step, metrics) -> None, called there after each evaluation. What they raise does not end the training.
     """
 
     model: Callable[[], nn.Module]
@@ -255,14 +331,20 @@ class Job:
     evaluation_weight: Callable[[int], float] | None = None
     scheduler: LRSchedule | None = None
     epochs: int = 1
+    max_steps: int | None = None
+    ema: float | None = None
+    save: Literal["all", "trainable"] = "all"
     seed: int = 0
     micro_batch: int | None = None
     clip_norm: float | None = None
     last: Literal["keep", "drop"] = "keep"
+    order: Weighted | ByLength | Callable[[int, Generator], Sequence[int]] | None = None
     shuffle: bool = True
     sync_batchnorm: bool = False
     workers: int = 0
     prefetch: int = 2
+    on_step: Callable[[StepInfo], None] | None = None
+    on_evaluation: Callable[[int, dict[str, float]], None] | None = None
 
     def __post_init__(self) -> None:
         _check_optimizer(self.optimizer)
@@ -272,7 +354,7 @@ class Job:
             check_dataset("evaluation", self.evaluation)
         if self.shuffle and any(getattr(each, "one_order", False) for each in nested(self.train)):
             raise UserError("a Stream cannot be shuffled: it is read in its order; set Job(shuffle=False)")
-        for name in ("global_batch", "epochs", "micro_batch", "clip_norm", "prefetch"):
+        for name in ("global_batch", "epochs", "max_steps", "micro_batch", "clip_norm", "prefetch"):
             value = getattr(self, name)
             if name != "clip_norm" and value is not None and not isinstance(value, int):
                 raise UserError(f"{name} is {value!r}, a {type(value).__name__}; it must be a whole number")
@@ -286,22 +368,47 @@ class Job:
             )
         if self.last not in ("keep", "drop"):
             raise UserError(f"last is '{self.last}'; it must be 'keep' or 'drop'")
-        if self.scheduler is not None and self.scheduler.every not in ("step", "epoch"):
-            raise UserError(f"the scheduler's every is '{self.scheduler.every}'; it must be 'step' or 'epoch'")
-        if self.last == "drop" and len(self.train) < self.global_batch:
+        if self.save not in ("all", "trainable"):
+            raise UserError(f"save is '{self.save}'; it must be 'all' or 'trainable'")
+        if self.ema is not None and not 0 < self.ema < 1:
+            raise UserError(f"ema is {self.ema}; it is a decay between 0 and 1, such as 0.999")
+        self._check_scheduler()
+        if self.order is not None and not self.shuffle:
+            raise UserError("order and shuffle=False each say the order of the rows; leave out one of them")
+        if isinstance(self.order, Weighted | ByLength):
+            self.order.check(len(self.train))
+        if self.last == "drop" and self.order is None and len(self.train) < self.global_batch:
             raise UserError(
                 f"last=drop leaves no step: the dataset has {len(self.train)} rows, fewer than global_batch "
                 f"{self.global_batch}; set a smaller global_batch or last=keep"
             )
 
+    def _check_scheduler(self) -> None:
+        if self.scheduler is None:
+            return
+        every, metric = self.scheduler.every, self.scheduler.metric
+        if every not in ("step", "epoch", "evaluation"):
+            raise UserError(f"the scheduler's every is '{every}'; it must be 'step', 'epoch' or 'evaluation'")
+        if every == "evaluation" and self.evaluation is None:
+            raise UserError("the scheduler's every is 'evaluation', and the job has none; give it Job(evaluation=…)")
+        if every == "evaluation" and metric not in ("loss", *self.metrics):
+            raise UserError(f"the scheduler's metric is '{metric}'; {nearest(metric, ['loss', *self.metrics])}")
+
+    def steps(self, steps_per_epoch: int) -> int:
+        """Returns the optimizer steps of the whole training."""
+        return self.max_steps or self.epochs * steps_per_epoch
+
     def lr_scheduler(self, optimizer: Optimizer) -> LRScheduler:
-        """Builds the job's scheduler of `optimizer`; a constant one where the job has none."""
+        """Builds the job's scheduler of `optimizer` for the training loop; a constant one where the job has none, and
+        where evaluations step it, outside of the loop."""
         from torch.optim.lr_scheduler import LambdaLR
 
-        return self.scheduler.make(optimizer) if self.scheduler else LambdaLR(optimizer, lambda _: 1.0)
+        if self.scheduler is None or self.scheduler.every == "evaluation":
+            return LambdaLR(optimizer, lambda _: 1.0)
+        return self.scheduler.make(optimizer)
 
     def moves_lr(self, batch: Batch) -> bool:
         """Whether the scheduler steps after this batch: when it completes a step, or an epoch."""
-        if self.scheduler is None:
+        if self.scheduler is None or self.scheduler.every == "evaluation":
             return False
         return batch.completes_step if self.scheduler.every == "step" else batch.completes_epoch

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -20,8 +21,11 @@ from samestep.data.loader import batches
 from samestep.data.schedule import key, schedule_of
 from samestep.errors import Refused, not_a_scalar
 from samestep.job import Batch, Job, Part
+from samestep.rank.ema import Ema
+from samestep.rank.evaluation_schedule import EvaluationSchedule
 from samestep.rank.graceful_stop import GracefulStop
 from samestep.rank.meter import Meter
+from samestep.rank.watch import Watch
 from samestep.records.record import Observations, PartSeen
 from samestep.world import World
 
@@ -39,6 +43,8 @@ class Evaluator(Protocol):
 
     def evaluate(self, done: int) -> bool: ...
 
+    def means(self) -> Mapping[str, float]: ...
+
 
 class Run:
     """One training of `job` on this rank, `steps` optimizer steps long.
@@ -46,6 +52,7 @@ class Run:
     observe: also record what only the proof needs (digests, learning rates, optimizer steps); never while measuring.
     progress: called at most twice a second with the number of steps done and a recent loss.
     stop: may end the training early. evaluator: evaluates between two epochs; its time counts for no step.
+    watch: is told of every step; None: nobody asks.
     """
 
     def __init__(
@@ -58,6 +65,7 @@ class Run:
         progress: Progress | None = None,
         stop: GracefulStop | None = None,
         evaluator: Evaluator | None = None,
+        watch: Watch | None = None,
     ) -> None:
         self.job, self.world, self.steps = job, world, steps
         self.schedule = schedule_of(job, world.size)
@@ -71,9 +79,13 @@ class Run:
         self._rates: list[list[float]] = []
         self._depth, self._stepping = 0, set[int]()
         self._progress = progress
-        self._stop, self._evaluator = stop, evaluator
+        self._stop, self._evaluator, self._watch = stop, evaluator, watch
         self._progress_at = time.monotonic()
         self._done = self._skipped = 0
+        self._model: nn.Module | None = None
+        self._ema: Ema | None = None
+        self._evaluation_schedule: EvaluationSchedule | None = None
+        self._drawn, self._all_drawn = 0, False  # steps whose batches have been handed out
         self._streams = [_default_generator(device) for device in world.devices]
 
     def begin(
@@ -84,8 +96,13 @@ class Run:
         model: the plain module, without the engine's wrapper.
         state: returns the full state dict; None: the module's own, with its shards gathered.
         """
+        self._model = model
         if self._evaluator:
             self._evaluator.begin(state or (lambda: full_state_dict(model)))
+        if self.job.scheduler and self.job.scheduler.every == "evaluation":
+            self._evaluation_schedule = EvaluationSchedule(self.job.scheduler, optimizer)
+        if self._watch:
+            self._watch.begin(optimizer)
         if self._observe:
             self._start_digest = digest_state(model)
             # The rate is read after the step: before it, libraries that accumulate show the next step's rate.
@@ -125,8 +142,20 @@ class Run:
             else:
                 self.meter.waited(time.perf_counter() - start, batch.fetch_s, batch.fetch_cpu_s)
             if batch is None or (self._stop and batch.part.micro == 0 and self._stop.ends_before(batch.part.step)):
+                self._all_drawn = True
+                self._finish()
                 return
+            self._drawn = batch.part.step + 1
             yield batch
+
+    def _finish(self) -> None:
+        """Leaves the model with its averaged weights after the last step, for the engine to return them.
+
+        Called when there are no more batches, and after each step: libraries ask for the next batch before the step.
+        """
+        if self._ema and self._all_drawn and self._done == self._drawn:
+            self._ema.swap()
+            self._ema = None
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Computes the mean loss over the batch's rows, times the batch's share. Returns a scalar.
@@ -136,6 +165,8 @@ class Run:
         Raises Refused when BatchNorm gets one row, UserError when the criterion returns no scalar.
         """
         self.part = part = batch.part
+        if self.job.ema and not self._done and not self._ema and self._model:
+            self._ema = Ema(self._model, self.job.ema)  # here, when every library has made the parameters its own
         first = self.world.rank * len(self._streams)
         for replica, stream in enumerate(self._streams, first):
             stream.manual_seed(key(self.job.seed, "replica", part.step, part.micro, replica))
@@ -166,18 +197,30 @@ class Run:
         self.meter.step()
         self._skipped += skipped
         self._done += 1
+        if self._ema and not skipped:
+            self._ema.update()
+        if self._watch and self.part:
+            self._watch.step(self._done, self.part.epoch, self.meter)
         if self._evaluator and self._evaluator.is_due(self._done, self.schedule.steps_per_epoch):
-            ends = self._evaluator.evaluate(self._done)
+            if self._watch:
+                self._watch.pause(self.meter)
+            with self._ema.swapped() if self._ema else nullcontext():
+                ends = self._evaluator.evaluate(self._done)
+            if self._evaluation_schedule:
+                self._evaluation_schedule.step(self._evaluator.means())
             self.meter.resume()
             if ends and self._stop:
                 self._stop.after(self._done)
         if self._progress and time.monotonic() - self._progress_at > 0.5:
             self._progress_at = time.monotonic()
             self._progress(self._done, self.meter.recent_loss())
+        self._finish()
 
     def observations(self) -> Observations:
         """Returns what this rank observed of every micro-batch, step and optimizer step. Call it after the training."""
         step_s = self.meter.finish()
+        if self._watch:
+            self._watch.tell(self.meter)
         return Observations(
             losses=self.meter.losses,
             step_of=self.meter.step_of,

@@ -16,6 +16,7 @@ from dataclasses import replace
 from torch.utils.data import TensorDataset
 from command import samestep
 from conformance import jobs_drawn
+from samestep import Weighted
 
 class Random(TensorDataset):
     def __getitem__(self, index):
@@ -43,6 +44,8 @@ def job(how: str = ""):
     if how == "evaluation":
         of_rank = [tensor[rank:] for tensor in drawn.evaluation.tensors]
         return replace(drawn, evaluation=TensorDataset(*of_rank))
+    if how == "weights":
+        drawn = replace(drawn, order=Weighted([1.0 + rank * row for row in range(24)]))
     kind = {"random": Random, "opened": Opened}.get(how, TensorDataset)
     return replace(drawn, train=kind(inputs, weights, targets), workers=2 * (how == "opened"))
 """
@@ -62,6 +65,7 @@ def run(tmp_path: Path, how: str, *words: str, nproc: int = 2) -> tuple[int, str
         ("order", "rank 1 reads other values than rank 0 for training sample"),
         ("length", "rank 1 has 23 training samples, and rank 0 24: each process builds the job for itself"),
         ("evaluation", "evaluation samples, and rank 0"),
+        ("weights", "rank 1 has another order than rank 0: each process builds the job for itself"),
     ],
 )
 def test_other_data_on_a_rank_is_refused(how: str, sentence: str, tmp_path: Path) -> None:

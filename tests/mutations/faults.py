@@ -351,8 +351,8 @@ FAULTS = (
     Fault(
         "augmentation keyed by the place in the batch",
         LOADER,
-        "for pair in zip(samples, indices)",
-        "for pair in zip(samples, range(len(indices)))",
+        "for each in zip(samples, indices, again)",
+        "for each in zip(samples, range(len(indices)), again)",
         ("tensors received",),
         "not keyed by the sample",
         ("sentences",),
@@ -361,8 +361,8 @@ FAULTS = (
     Fault(
         "augmentation alike in every epoch",
         LOADER,
-        'key(self.seed, "augment", epoch, index)',
-        'key(self.seed, "augment", 0, index)',
+        '(self.seed, "augment", self.epoch, index, *again)',
+        '(self.seed, "augment", 0, index, *again)',
         ("tensors received",),
         "does not know the epoch",
         ("sentences",),

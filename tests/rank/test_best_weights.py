@@ -10,10 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors.torch import load_file
 
+from command import TESTS, samestep
 from command import WATCHED as JOBS
-from command import samestep
+from conformance.jobs_job import averaged
 from samestep.commands.progress import Training
 from samestep.commands.train import count_evaluated_rows
 from samestep.errors import TrainingFailed
@@ -54,6 +56,35 @@ def test_watching_does_not_change_the_training(tmp_path: Path) -> None:
     assert [[entry["step"] for entry in each["curve"]] for each in found.values()] == [[20], [5, 10, 15, 20]]
     blind, watched = ((tmp_path / every / "weights.safetensors").read_bytes() for every in found)
     assert blind == watched
+
+
+def test_evaluations_by_steps_and_a_training_of_so_many_steps(tmp_path: Path) -> None:
+    """Of 7 steps, an epoch's being 5: instead of after epochs, besides them, and the best is kept."""
+    seven = ["--set", "max_steps=7", "--set", "grows=true", "--evaluate-steps", "2", "--best", "loss"]
+    found = {more: run(tmp_path / more, *seven, *more.split()) for more in ("", "--evaluate-every 1")}
+    curves = [[entry["step"] for entry in each["curve"]] for each in found.values()]
+    assert curves == [[2, 4, 6, 7], [2, 4, 5, 6, 7]]
+    assert all(each["steps"] == each["asked_steps"] == 7 for each in found.values())
+    assert found[""]["weights_of_step"] == min(found[""]["curve"], key=lambda entry: entry["loss"])["step"]
+
+
+@pytest.mark.parametrize("save", ["all", "trainable"])
+def test_averaged_weights_are_evaluated_and_saved(save: str, tmp_path: Path) -> None:
+    """With a decay of almost 1 they stay where they began, of which a file without the frozen part needs the rest."""
+    job = f"{TESTS}/conformance/jobs_job.py:averaged"
+    said = ["--nproc", "2", "--set", "ema=0.999999", "--set", f"save={save}", "--json"]
+    done = samestep("run", job, *said, "--set", "max_steps=7", "--evaluate-steps", "3", out=tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert [entry["step"] for entry in found["curve"]] == [3, 6, 7]
+    file = Path(found["weights"])
+    tensors, start = load_file(file), averaged(save="all").model().state_dict()
+    names = {name for name in start if save == "all" or not name.startswith("frozen")}
+    assert {*tensors} == names
+    weights = [name for name in names if "running" not in name and "batches" not in name]
+    assert all(torch.allclose(tensors[name], start[name], atol=1e-5) for name in weights)
+    scored = samestep("evaluate", job, "--weights", str(file), "--nproc", "1", "--json")
+    assert json.loads(scored.stdout)["evaluation"] == pytest.approx(found["evaluation"], rel=1e-6)
 
 
 ENGINES = ["ddp", "fsdp", "lightning", "accelerate", "deepspeed", "fabric", "zero", "single"]

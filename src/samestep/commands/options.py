@@ -107,8 +107,12 @@ def arguments(options: Options, kind: type[Options]) -> list[str]:
     for field in fields(kind):  # type: ignore[arg-type]
         value, flag = getattr(options, field.name), _flag(kind, field.name)
         if value != field.default:
-            words += [flag if value else f"--no-{flag[2:]}"] if isinstance(value, bool) else [flag, str(value)]
+            words += [flag if value else f"--no-{flag[2:]}"] if isinstance(value, bool) else [flag, _word(value)]
     return words
+
+
+def _word(value: Any) -> str:
+    return ",".join(value) if isinstance(value, tuple) else str(value)
 
 
 def _is_options(kind: Any) -> bool:

@@ -5,12 +5,21 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
 from rich.table import Table
 from rich.text import Text
 
@@ -26,7 +35,7 @@ if TYPE_CHECKING:
 class _Live:
     """A progress bar that is shown while the block runs."""
 
-    def __init__(self, *columns: TextColumn | MofNCompleteColumn) -> None:
+    def __init__(self, *columns: ProgressColumn) -> None:
         console = Console(stderr=True)
         self.progress = Progress(
             SpinnerColumn(),
@@ -61,6 +70,22 @@ class Launches(_Live):
         self.progress.update(self.task, description=phase, completed=done, total=total)
 
 
+class TimeLeft:
+    """Estimates the rest of a training from the time of its steps so far, evaluations included."""
+
+    def __init__(self) -> None:
+        self.first: tuple[int, float] | None = None  # steps done, and when
+
+    def after(self, done: int, steps: int, now: float) -> str:
+        """Returns the time left as '0:01:30'; '' before it can be estimated. now: in seconds, of any clock."""
+        if self.first is None or done < self.first[0]:  # the ranks were restarted
+            self.first = (done, now)
+        first, began = self.first
+        if done == first:
+            return ""
+        return str(timedelta(seconds=round((now - began) / (done - first) * (steps - done))))
+
+
 class Training(_Live):
     """The progress bar of a training, its steps, and the output of its ranks: equal lines of several ranks once."""
 
@@ -75,6 +100,7 @@ class Training(_Live):
         self.phase: str | None = "" if first else None
         self.attempt = self.evaluated = 0
         self.printed_at = time.monotonic()
+        self.eta = TimeLeft()
         self.progress.update(self.task, facts="")
 
     def show(self, now: RankProgress) -> None:
@@ -93,7 +119,8 @@ class Training(_Live):
             if self.phase is not None:
                 self._event(f"after step {entry['step']:.0f}: {_means(entry)}")
         if now.done is not None:
-            facts = f"{now.samples:,} samples  loss {now.loss:.4f}"
+            left = self.eta.after(now.done, now.steps, time.monotonic())
+            facts = f"{now.samples:,} samples  loss {now.loss:.4f}" + (f"  {left} left" if left else "")
             self.progress.update(self.task, completed=now.done, total=now.steps, facts=facts)
             due = time.monotonic() - self.printed_at > self.PRINT_EVERY_S
             if self.phase is not None and self.progress.disable and due:

@@ -5,23 +5,27 @@ from __future__ import annotations
 import hashlib
 import tempfile
 from dataclasses import KW_ONLY, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from samestep.commands.options import Options, Typed
+from samestep.commands.options import Options, Typed, names
 from samestep.errors import UserError, nearest
 
 if TYPE_CHECKING:
     from samestep.records.inspection import JobFacts
     from samestep.records.plan import Score, Train
 
+LOGS = {"csv": "", "tensorboard": "tensorboard", "wandb": "wandb"}  # --log -> the package that it needs
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions(Options):
     """How to train. init: weights to start from. evaluate_every: epochs from one evaluation to the next; 0: only the
-    last.
+    last; None: 1, or 0 where evaluate_steps is given. evaluate_steps: optimizer steps from one evaluation to the next.
+    log: of LOGS.
 
     best: the metric, as 'accuracy' or 'error:min', whose best weights are kept; '' keeps the last. patience:
     evaluations without a better one after which the training ends.
@@ -32,11 +36,26 @@ class TrainOptions(Options):
         Typed(Path | None),
         Option(help="Weights to start from: a safetensors file of the same model."),
     ] = None
-    evaluate_every: Annotated[int, Option(help="Epochs from one evaluation to the next; 0: only the last.", min=0)] = 1
+    evaluate_every: Annotated[
+        int | None, Option(help="Epochs from one evaluation to the next (by default 1); 0: only the last.", min=0)
+    ] = None
+    evaluate_steps: Annotated[
+        int | None,
+        Option(help="Optimizer steps from one evaluation to the next, instead of epochs, or besides.", min=1),
+    ] = None
     best: Annotated[str, Option(help="Keep the best weights by a metric, as in accuracy, loss or error:min.")] = ""
     patience: Annotated[
         int | None, Option(help="Stop after so many evaluations without a better --best metric.", min=1)
     ] = None
+    log: Annotated[
+        tuple[str, ...],
+        Typed(str, "", names),
+        Option(help="Write losses, rates, speed and evaluations: csv, tensorboard, wandb (offline), or several."),
+    ] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "log", (self.log,) if isinstance(self.log, str) else tuple(self.log))
 
     def plan(self, job: JobFacts) -> Train:
         """Returns the training to plan, without the file for its weights. Raises UserError for an unknown metric."""
@@ -53,19 +72,35 @@ class TrainOptions(Options):
             raise UserError(f"--best {self.best}: the job has no such metric; {nearest(name, list(job.metrics))}")
         if direction not in ("", "min", "max"):
             raise UserError(f"--best {self.best}: '{direction}' is neither min nor max")
-        if (name or self.patience) and not self.evaluate_every:
-            raise UserError("--best and --patience need evaluations; give --evaluate-every 1 or more")
+        every = self.evaluate_every if self.evaluate_every is not None else 0 if self.evaluate_steps else 1
+        if (name or self.patience) and not (every or self.evaluate_steps):
+            raise UserError(
+                "--best and --patience need evaluations; give --evaluate-every or --evaluate-steps 1 or more"
+            )
         if self.patience and not name:
             raise UserError("--patience needs a metric; name it with --best")
+        _check_logs(self.log)
         init = file_of(self.init, "--init")
         return Train(
             weights="",
             init=init,
             init_sha256=digest_of(Path(init)) if init else None,
-            every=self.evaluate_every,
+            every=every,
+            every_steps=self.evaluate_steps or 0,
             best=(name, direction or job.metrics[name]) if name else None,
             patience=self.patience,
+            log=self.log,
         )
+
+
+def _check_logs(names: tuple[str, ...]) -> None:
+    for name in names:
+        if name not in LOGS:
+            raise UserError(f"--log {name}: {nearest(name, list(LOGS))}")
+        if LOGS[name] and find_spec(LOGS[name]) is None:
+            raise UserError(
+                f"--log {name} needs the package {LOGS[name]}, which is not installed: pip install 'samestep[{name}]'"
+            )
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,10 @@ import torch
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from samestep.data.arrays import Arrays
+from samestep.data.keyed_random import KeyedRandom
 from samestep.data.pipeline import Pipeline, Span
 from samestep.data.schedule import Schedule, key
-from samestep.data.stream import is_stream
+from samestep.data.stream import Stream, is_stream
 from samestep.data.to_device import Gather, to_device
 from samestep.data.workers import Fetched, failed, fetched
 from samestep.errors import UserError, add_note
@@ -40,6 +41,9 @@ class Rows(Dataset[Any]):
         self.set_epoch: Callable[[int], None] | None = next(filter(None, methods), None)
         self.epoch = -1  # the latest that set_epoch was called with
         self.generator = torch.Generator()  # shared by all samples: creating one costs as much as a small augmentation
+        self.keyed = KeyedRandom()
+        self.stream = next((each for each in nested(self.dataset) if isinstance(each, Stream)), None)
+        self.stream_keyed_by: tuple[int, frozenset[str]] = (-1, frozenset())  # the epoch, and the generators
 
     def __getitem__(self, part: Part) -> tuple[Part, Any]:
         if self.by_array:  # one indexing gives the same tensors as collating row by row
@@ -47,23 +51,52 @@ class Rows(Dataset[Any]):
             return part, [tensor.index_select(0, indices) for tensor in self.dataset.tensors]
         if self.by_take:
             return part, self.dataset.take(part.indices)
-        if self.set_epoch and part.epoch != self.epoch:
+        if part.epoch != self.epoch:
             self.epoch = part.epoch
-            self.set_epoch(part.epoch)
-        indices = part.indices.tolist()
-        samples = fetch(self.dataset, indices)
-        if self.augment:
-            samples = [self._augmented(*pair, part.epoch) for pair in zip(samples, indices)]
-        return part, self.collate(samples)
+            if self.set_epoch:
+                self.set_epoch(part.epoch)
+        return part, self.keyed(lambda: self._collated(part.indices.tolist(), _again(part)))
 
-    def _augmented(self, sample: Any, index: int, epoch: int) -> Any:
+    def _collated(self, indices: list[int], again: list[tuple[int, ...]]) -> Any:
+        """Reads, augments and collates samples. The global generators that they draw from are keyed, each sample's."""
+        if self.keyed.drawn and self.stream is None:
+            samples = [self._read(*pair) for pair in zip(indices, again)]
+        else:
+            self._key_stream()
+            samples = fetch(self.dataset, indices)
+        if self.augment:
+            samples = [self._augmented(*each) for each in zip(samples, indices, again)]
+        self.keyed.seed(self.seed, "collate", self.epoch, indices[0], *again[0])
+        return self.collate(samples)
+
+    def _read(self, index: int, again: tuple[int, ...]) -> Any:
+        self.keyed.seed(self.seed, "sample", self.epoch, index, *again)
+        return fetch(self.dataset, [index])[0]
+
+    def _key_stream(self) -> None:
+        """Keys a stream's rows, which it reads one after the other, by their place in it."""
+        by = (self.epoch, self.keyed.drawn)
+        if self.stream is not None and self.keyed.drawn and by != self.stream_keyed_by:
+            self.stream_keyed_by, epoch = by, self.epoch
+            self.stream.key_rows(lambda row: self.keyed.seed(self.seed, "sample", epoch, row))
+
+    def _augmented(self, sample: Any, index: int, again: tuple[int, ...]) -> Any:
         """Augments a sample, seeded by (seed, epoch, index): the same on any number of ranks and loader workers."""
         assert self.augment
+        path: tuple[int | str, ...] = (self.seed, "augment", self.epoch, index, *again)
+        self.keyed.seed(*path)
         try:
-            return self.augment(sample, self.generator.manual_seed(key(self.seed, "augment", epoch, index)))
+            return self.augment(sample, self.generator.manual_seed(key(*path)))
         except Exception as error:
             add_note(error, f"sample {index}")
             raise
+
+
+def _again(part: Part) -> list[tuple[int, ...]]:
+    """Returns what a row's key has more where it has come before in this epoch: how often. Else nothing."""
+    if part.repeats is None:
+        return [()] * len(part.indices)
+    return [(count,) if count else () for count in part.repeats.tolist()]
 
 
 def fetch(dataset: Any, indices: list[int]) -> list[Any]:

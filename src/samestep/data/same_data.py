@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from samestep.data.loader import fetch, workers_of
+from samestep.data.schedule import schedule_of
 from samestep.data.stream import is_stream
 from samestep.data.workers import fetched
 from samestep.errors import UserError
@@ -21,7 +22,7 @@ from samestep.world import World
 
 
 def check_same_data(job: Job, world: World, *, training: bool = True) -> None:
-    """Compares the datasets' lengths and some samples between the ranks.
+    """Compares the datasets' lengths, some samples, and an order of the job's own, between the ranks.
 
     Does nothing with one rank or without an open process group. Samples that change each time they are read are not
     compared, nor are a stream's, which would have to be read up to them. training: also check the training's dataset.
@@ -31,8 +32,9 @@ def check_same_data(job: Job, world: World, *, training: bool = True) -> None:
         return
     if training:
         _check("training", job, world)
+        _check_order(job, world)
     if job.evaluation is not None:
-        _check("evaluation", replace(job, train=job.evaluation), world)
+        _check("evaluation", replace(job, train=job.evaluation, order=None), world)
 
 
 def _check(name: str, job: Job, world: World) -> None:
@@ -50,6 +52,20 @@ def _check(name: str, job: Job, world: World) -> None:
             raise UserError(
                 f"rank {rank} {difference}: each process builds the job for itself, and all must build the same; sort "
                 "the files of a folder, and seed or save what is random or learnt (a split, a vocabulary)"
+            )
+
+
+def _check_order(job: Job, world: World) -> None:
+    """Compares the first epoch's order between the ranks, where it is the job's own."""
+    if job.order is None:
+        return
+    order = schedule_of(job, 1).order(0)
+    digests = gather_from_ranks(hashlib.blake2b(order.tobytes(), digest_size=8).hexdigest(), world)
+    for rank, digest in enumerate(digests):
+        if digest != digests[0]:
+            raise UserError(
+                f"rank {rank} has another order than rank 0: each process builds the job for itself, and Job.order "
+                "must be the same in all; draw from the generator that it is given, and sort what it is made of"
             )
 
 

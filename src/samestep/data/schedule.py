@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from samestep.errors import UserError
-from samestep.job import Job, Part
+from samestep.job import ByLength, Job, Part, Weighted
 
 FILL_ROWS = 2  # of the dummy batch, with weight 0, of a rank without rows: the fewest that BatchNorm accepts
 
@@ -40,9 +40,10 @@ def cut(rows: int, parts: int) -> tuple[int, ...]:
 class Schedule:
     """The schedule of one training.
 
-    length: samples in the dataset. global_batch: rows of one step over all ranks. world_size: number of ranks.
-    micro_batch: the most rows of a micro-batch on one rank; None: no limit. last: whether to keep or drop an incomplete
-    last batch. weight: of a sample, by its index. shuffle: False keeps the dataset's order in every epoch.
+    length: rows of an epoch: the samples in the dataset, unless `ordered` says another number. global_batch: rows of
+    one step over all ranks. world_size: number of ranks. micro_batch: the most rows of a micro-batch on one rank; None:
+    no limit. last: whether to keep or drop an incomplete last batch. weight: of a sample, by its index. shuffle: False
+    keeps the dataset's order in every epoch. ordered: the order of an epoch, where the job has its own.
     """
 
     length: int
@@ -53,6 +54,7 @@ class Schedule:
     last: Literal["keep", "drop"] = "keep"
     weight: Callable[[int], float] | None = None
     shuffle: bool = True
+    ordered: Ordered | None = None
 
     @property
     def steps_per_epoch(self) -> int:
@@ -67,6 +69,8 @@ class Schedule:
 
     def order(self, epoch: int) -> NDArray[np.int64]:
         """Returns the samples' indices in the order of this epoch, the same on every rank. shape [length]"""
+        if self.ordered:
+            return self.ordered.indices(self.length, self.global_batch, self.seed, epoch)
         return _order(self.length, self.seed, epoch) if self.shuffle else np.arange(self.length)
 
     def _global_batch(self, epoch: int, number: int) -> NDArray[np.int64]:
@@ -87,9 +91,11 @@ class Schedule:
         total = self._weigh(whole)
         if not total > 0:
             raise UserError(f"the weights of the rows of step {number} add up to {total}; a mean needs more than 0")
+        repeats = self.ordered.repeats(self.global_batch, self.seed, epoch) if self.ordered else None
         parts, at = [], 0
         for micro, rows in enumerate(cut(len(mine), self.micro_batches)):
             indices = mine[at : at + rows]
+            place = number * self.global_batch + first + at
             at += rows
             weight = self._weigh(indices)
             last = micro == self.micro_batches - 1
@@ -104,6 +110,7 @@ class Schedule:
                     share=weight * self.world_size / total,
                     completes_step=last,
                     completes_epoch=last and number == self.steps_per_epoch - 1,
+                    repeats=repeats[place : place + rows] if repeats is not None and rows else None,
                 )
             )
         return parts
@@ -140,14 +147,75 @@ class Schedule:
         return float(len(indices)) if self.weight is None else float(sum(self.weight(int(i)) for i in indices))
 
 
+@dataclass(frozen=True)
+class Ordered:
+    """Job.order, of a dataset of `samples` samples: Weighted, ByLength or a function."""
+
+    by: Any
+    samples: int
+
+    def indices(self, rows: int, batch: int, seed: int, epoch: int) -> NDArray[np.int64]:
+        """Returns the `rows` indices of an epoch. Raises UserError where a function gives another number of them."""
+        found = _own_order(self.by, self.samples, batch, seed, epoch)
+        if len(found) != rows:
+            raise UserError(f"the job's order gave {rows} indices for epoch 0, and {len(found)} for epoch {epoch}")
+        return found
+
+    def repeats(self, batch: int, seed: int, epoch: int) -> NDArray[np.int64] | None:
+        """Returns how often each row of an epoch has come before in it; None for ByLength, where none comes again."""
+        return None if isinstance(self.by, ByLength) else _repeats(self.by, self.samples, batch, seed, epoch)
+
+
 def schedule_of(job: Job, world_size: int) -> Schedule:
     """Returns the schedule of a job on `world_size` ranks."""
     numbers = (job.global_batch, world_size, job.seed, job.micro_batch, job.last, job.weight, job.shuffle)
-    return Schedule(len(job.train), *numbers)
+    if job.order is None:
+        return Schedule(len(job.train), *numbers)
+    rows = len(_own_order(job.order, len(job.train), job.global_batch, job.seed, 0))
+    if job.last == "drop" and rows < job.global_batch:
+        raise UserError(
+            f"last=drop leaves no step: order gives {rows} rows, fewer than global_batch {job.global_batch}"
+        )
+    return Schedule(rows, *numbers, Ordered(job.order, len(job.train)))
+
+
+def _generator(seed: int, epoch: int) -> torch.Generator:
+    return torch.Generator().manual_seed(key(seed, "order", epoch))
 
 
 @lru_cache(maxsize=2)
 def _order(length: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    generator = torch.Generator().manual_seed(key(seed, "order", epoch))
-    order: NDArray[np.int64] = torch.randperm(length, generator=generator).numpy()
+    order: NDArray[np.int64] = torch.randperm(length, generator=_generator(seed, epoch)).numpy()
     return order
+
+
+@lru_cache(maxsize=3)
+def _own_order(by: Any, samples: int, batch: int, seed: int, epoch: int) -> NDArray[np.int64]:
+    """Returns the indices of an epoch in the job's own order. Raises UserError for those that the dataset lacks."""
+    generator = _generator(seed, epoch)
+    if isinstance(by, Weighted):
+        totals = np.cumsum(np.asarray(by.weights, dtype=np.float64))
+        drawn = torch.rand(by.num_samples or samples, dtype=torch.float64, generator=generator).numpy() * totals[-1]
+        chosen: NDArray[np.int64] = np.searchsorted(totals, drawn, side="right").clip(max=samples - 1)
+        return chosen
+    if isinstance(by, ByLength):
+        rank = np.empty(samples, dtype=np.int64)
+        rank[np.argsort(np.asarray(by.lengths), kind="stable")] = np.arange(samples)
+        shuffled = torch.randperm(samples, generator=generator).numpy()
+        kept, rest = np.split(shuffled, [samples - samples % batch])
+        by_bucket = kept[np.argsort(rank[kept] * by.buckets // samples, kind="stable")]
+        places = torch.randperm(len(kept) // batch, generator=generator).numpy()
+        return np.concatenate([by_bucket.reshape(-1, batch)[places].reshape(-1), rest])
+    found = np.asarray(by(epoch, generator), dtype=np.int64).reshape(-1)
+    if not len(found) or found.min() < 0 or found.max() >= samples:
+        raise UserError(f"the job's order gives indices for epoch {epoch} that are not all of 0 to {samples - 1}")
+    return found
+
+
+@lru_cache(maxsize=2)
+def _repeats(by: Any, samples: int, batch: int, seed: int, epoch: int) -> NDArray[np.int64]:
+    order = _own_order(by, samples, batch, seed, epoch)
+    places = np.argsort(order, kind="stable")
+    repeats = np.empty(len(order), dtype=np.int64)
+    repeats[places] = np.arange(len(order)) - np.searchsorted(order[places], order[places], side="left")
+    return repeats

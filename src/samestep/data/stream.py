@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from torch.utils.data import Dataset
@@ -50,6 +50,7 @@ class Stream(Dataset[Any]):
         if length < 0:
             raise UserError(f"Stream(length={length}): the rows of an epoch cannot be fewer than none")
         self.dataset, self.length = dataset, length
+        self._key_row: Callable[[int], None] | None = None
         self._rewind()
 
     def _rewind(self) -> None:
@@ -63,6 +64,7 @@ class Stream(Dataset[Any]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__ |= state
+        self._key_row = None
         self._rewind()
 
     def set_epoch(self, epoch: int) -> None:
@@ -72,6 +74,11 @@ class Stream(Dataset[Any]):
             self._epoch = epoch
             set_epoch(epoch)
             self._rewind()
+
+    def key_rows(self, key_row: Callable[[int], None]) -> None:
+        """Starts the dataset again, and calls `key_row` with each row's index before it is read from there."""
+        self._key_row = key_row
+        self._rewind()
 
     def __len__(self) -> int:
         return self.length
@@ -93,6 +100,8 @@ class Stream(Dataset[Any]):
         if self._rows is None or index < self._next:
             self._rows, self._next = iter(self.dataset), 0
         for _ in range(index - self._next + 1):
+            if self._key_row:
+                self._key_row(self._next)
             sample = next(self._rows, END)
             if sample is END:
                 raise UserError(self._wrong_length(f"ended after {self._next} of its {self.length} rows"))

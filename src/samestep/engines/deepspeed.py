@@ -9,6 +9,7 @@ import os
 from typing import Any, Literal
 
 from samestep.engine import Layout, Numerics, State
+from samestep.errors import Refused
 from samestep.job import Job
 from samestep.rank.group import process_group
 from samestep.training import Run
@@ -42,6 +43,8 @@ def numerics(stage: int = 1) -> Numerics:
 
 
 def train(job: Job, world: World, run: Run, *, stage: Literal[1, 2, 3] = 1) -> State:
+    if stage == 3 and job.ema:
+        raise Refused("stage 3 keeps the weights where no average of them is taken; use stage=2, or leave Job(ema) out")
     os.environ.setdefault("DS_ACCELERATOR", world.device.partition(":")[0])
     import deepspeed
 

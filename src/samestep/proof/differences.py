@@ -184,6 +184,8 @@ class Comparison:
 
     def _coverage(self, case: causes.Case) -> Iterator[Divergence]:
         """Every index once in an epoch that ended; needs no reference."""
+        if not self.expectation.of(case.training).each_once:
+            return
         length = self.expectation.of(case.training).length
         parts = [part for of_process in case.observed.parts for part in of_process]
         for epoch in range(max(part.epoch for part in parts)):

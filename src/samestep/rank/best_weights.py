@@ -10,6 +10,7 @@ from typing import Any
 
 from samestep.job import Job
 from samestep.rank.evaluate import evaluate, plain_model
+from samestep.rank.watch import Watch
 from samestep.rank.weights import save
 from samestep.records.record import EvaluationSeen
 from samestep.world import World
@@ -19,7 +20,8 @@ from samestep.world import World
 class BestWeights:
     """Evaluates one training between its epochs and saves the best weights in the file `weights`.
 
-    every: epochs between two evaluations; 0: only the one at the end. best: the metric and its direction, 'min' or
+    every: epochs between two evaluations; 0: only the one at the end. every_steps: optimizer steps between two
+    evaluations, besides those between epochs; 0: none. best: the metric and its direction, 'min' or
     'max'; None saves the last weights. patience: how many evaluations without an improvement end the training; None:
     it runs to its end.
     """
@@ -31,6 +33,9 @@ class BestWeights:
     every: int = 1
     best: tuple[str, str] | None = None
     patience: int | None = None
+    every_steps: int = 0
+    watch: Watch | None = None  # is told of every evaluation
+    saved: frozenset[str] | None = None  # the names of the tensors to save; None: all of them
     curve: list[dict[str, float]] = field(default_factory=list)
     best_at: int = -1  # index of the best evaluation in the curve
     ended: bool = False  # whether patience has ended the training
@@ -42,7 +47,8 @@ class BestWeights:
 
     def is_due(self, done: int, steps_per_epoch: int) -> bool:
         """Returns whether to evaluate after `done` steps. Not after the last one: add() evaluates that."""
-        return bool(self.every) and done < self.steps and done % (self.every * steps_per_epoch) == 0
+        apart = [self.every * steps_per_epoch, self.every_steps]
+        return done < self.steps and any(steps and done % steps == 0 for steps in apart)
 
     def evaluate(self, done: int) -> bool:
         """Evaluates after `done` steps; every rank must call it. Returns whether patience ends the training."""
@@ -50,6 +56,10 @@ class BestWeights:
         self.add(done, self._state())
         self.ended = self.patience is not None and len(self.curve) - 1 - self.best_at >= self.patience
         return self.ended
+
+    def means(self) -> Mapping[str, float]:
+        """Returns the latest evaluation's figures."""
+        return self.curve[-1]
 
     def add(self, done: int, state: dict[str, Any], *, last: bool = False) -> None:
         """Evaluates rank 0's `state` after `done` steps, and saves it if it is the best.
@@ -59,17 +69,19 @@ class BestWeights:
         entry: dict[str, float] = {"step": done}
         writes = self.world.rank == 0
         if writes and last and (self.best is None or not self.curve):
-            save(state, self.weights)  # before evaluating: if that fails, the weights are on the disk
+            save(state, self.weights, self.saved)  # before evaluating: if that fails, the weights are on the disk
         if self.job.evaluation is not None:
             evaluation = evaluate(self.job, plain_model(self.job, state, self.world), self.world)
             entry |= evaluation.means()
             self.evaluated = evaluation.record()
+            if self.watch:
+                self.watch.evaluation(done, evaluation.means())
         better = not self.curve or self.best is None or _better(entry, self.curve[self.best_at], *self.best)
         self.curve.append(entry)
         if better:
             self.best_at = len(self.curve) - 1
             if writes and self.best is not None:
-                save(state, self.weights)
+                save(state, self.weights, self.saved)
 
 
 def _better(new: Mapping[str, float], old: Mapping[str, float], name: str, direction: str) -> bool:

@@ -153,7 +153,7 @@ def _batches(job: Job, chunks: list[range], device: str) -> Iterator[Batch]:
     ]
     assert job.evaluation is not None
     try:
-        yield from loaded(replace(job, train=job.evaluation, augment=None), parts, device)
+        yield from loaded(replace(job, train=job.evaluation, augment=None, order=None), parts, device)
     except LoadingFailed as error:
         raise LoadingFailed(str(error).replace("the rows of step 0", "the evaluation's rows")) from error
 

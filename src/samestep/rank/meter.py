@@ -96,14 +96,18 @@ class Meter:
             self._events.append(event)
         self._stamps.append(time.perf_counter())
 
+    def flush(self) -> None:
+        """Waits for the device and reads the remaining losses. Raises UserError when a loss is not finite."""
+        if self._cuda:
+            torch.cuda.synchronize(self.device)
+        self._read(self._count)
+
     def finish(self) -> list[float]:
         """Reads the remaining losses. Returns the seconds of every step.
 
         Raises UserError when a loss is not finite.
         """
-        if self._cuda:
-            torch.cuda.synchronize(self.device)
-        self._read(self._count)
+        self.flush()
         if self._cuda:
             times = [a.elapsed_time(b) / 1e3 for a, b in zip(self._events, self._events[1:])]
         else:

@@ -11,9 +11,21 @@ from torch import Tensor, nn
 
 from samestep.errors import UserError, first_few
 
+PART = {"samestep": "trainable"}  # the metadata of a file that holds the trainable part of the weights
 
-def save(state: Mapping[str, Any], file: Path) -> None:
-    """Writes the tensors of a state dict as safetensors, atomically."""
+
+def trainable(model: nn.Module) -> frozenset[str]:
+    """Returns the names of the trainable parameters, and of the buffers of the modules that hold one."""
+    names: set[str] = set()
+    for path, module in model.named_modules(remove_duplicate=False):
+        own = {name for name, p in module.named_parameters(recurse=False, remove_duplicate=False) if p.requires_grad}
+        own |= {name for name, _ in module.named_buffers(recurse=False)} if own else set()
+        names |= {f"{path}.{name}" if path else name for name in own}
+    return frozenset(names)
+
+
+def save(state: Mapping[str, Any], file: Path, names: frozenset[str] | None = None) -> None:
+    """Writes the tensors of a state dict as safetensors, atomically. names: those to write; None: all of them."""
     from safetensors.torch import save_file
 
     temporary = file.with_name(f".{file.name}")
@@ -21,25 +33,32 @@ def save(state: Mapping[str, Any], file: Path) -> None:
     tensors = {n: t.detach().cpu().contiguous().clone() for n, t in state.items() if isinstance(t, Tensor)}
     with open(temporary, "wb") as empty:
         mode = os.stat(empty.fileno()).st_mode  # as the umask says; save_file's is for the owner alone
-    save_file(tensors, temporary)
+    if names is None:
+        save_file(tensors, temporary)
+    else:
+        save_file({name: tensor for name, tensor in tensors.items() if name in names}, temporary, PART)
     os.chmod(temporary, mode)
     os.replace(temporary, file)
 
 
 def model_with_weights(model: Callable[[], nn.Module], file: Path) -> nn.Module:
-    """Builds `model()` and loads the weights in `file`, which must hold exactly its tensors.
+    """Builds `model()` and loads the weights in `file`, which must hold exactly its tensors, or its trainable part.
 
     Raises UserError that names the tensors that are missing, unknown, or of another shape or dtype.
     """
-    from safetensors import SafetensorError
+    from safetensors import SafetensorError, safe_open
     from safetensors.torch import load_file
 
     try:
         loaded = load_file(file)
+        with safe_open(file, "pt") as opened:
+            whole = (opened.metadata() or {}).get("samestep") != PART["samestep"]
     except (OSError, SafetensorError) as error:
         raise UserError(f"{file} cannot be read as safetensors ({error}); give weights that a run left") from error
     built = model()
     expected = {name: value for name, value in built.state_dict().items() if isinstance(value, Tensor)}
+    if not whole:
+        expected = {name: value for name, value in expected.items() if name in trainable(built)}
     missing, unknown = sorted({*expected} - {*loaded}), sorted({*loaded} - {*expected})
     if missing or unknown:
         reasons = [f"it has no {first_few(missing)}"] if missing else []

@@ -47,16 +47,19 @@ class Train:
     """Train the whole job.
 
     weights: the file for the trained weights. init, init_sha256: the file to start from. every: epochs between
-    two evaluations, 0: only the last. best: the metric, and 'min' or 'max', by which the best weights are saved; None
-    saves the last. patience: how many evaluations without an improvement end the training.
+    two evaluations, 0: only the last. every_steps: optimizer steps between two evaluations, besides. best: the metric,
+    and 'min' or 'max', by which the best weights are saved; None saves the last. patience: how many evaluations without
+    an improvement end the training. log: where steps and evaluations are written: of 'csv', 'tensorboard', 'wandb'.
     """
 
     weights: str
     init: str | None = None
     init_sha256: str | None = None
     every: int = 1
+    every_steps: int = 0
     best: tuple[str, str] | None = None
     patience: int | None = None
+    log: tuple[str, ...] = ()
     name: str = "train"
     kind: Literal["train"] = "train"
 

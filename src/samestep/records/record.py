@@ -108,7 +108,8 @@ class Played:
 
     seen: [replica][micro-batch]. later: epoch -> [micro-batch][replica] -> the rows of its first step. rates: learning
     rates, [step][group]. norms: each step's gradient norm. draws: whether the model draws random numbers.
-    parameters: their names. length: rows of the subset. clip_norm: the job's.
+    parameters: their names. length: rows of the subset. clip_norm: the job's. each_once: whether an epoch
+    has every row once, which an order of the job's own need not.
     """
 
     seen: list[list[PartSeen]]
@@ -121,6 +122,7 @@ class Played:
     length: int
     clip_norm: float | None = None
     evaluation: EvaluationSeen | None = None
+    each_once: bool = True
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from samestep.errors import not_per_row
 from samestep.job import Batch, Job, reads_batch
-from samestep.reference.fetch import collate, place, random_state
+from samestep.reference.fetch import collate, collate_draws, place, random_state, read
 from samestep.reference.results import Evaluation, State
 
 ROWS_AT_ONCE = 16
@@ -31,7 +31,7 @@ def evaluate(job: Job, state: State, device: str) -> Evaluation | None:
     weighs = [float(job.evaluation_weight(i)) if job.evaluation_weight else 1.0 for i in range(length)]
     before = random_state(device)
     sums = _sums(job, model, device, weighs, ceil(length / ROWS_AT_ONCE))
-    draws = not torch.equal(before, random_state(device))
+    draws = not torch.equal(before, random_state(device)) or collate_draws(job, job.evaluation)
     other = _sums(job, model, device, weighs, ceil(length / ROWS_AT_ONCE) + 1) if length > 1 else sums
     precision = 1e-9 if next(model.parameters()).dtype == torch.float64 else 1e-3
     unsteady = tuple(n for n in sums if draws or not abs(sums[n] - other[n]) <= precision * max(1, abs(sums[n])))
@@ -48,7 +48,7 @@ def _sums(job: Job, model: torch.nn.Module, device: str, weighs: list[float], ba
     with torch.no_grad():
         for rows in (some.tolist() for some in torch.arange(len(weighs)).tensor_split(batches)):
             weight = sum(weighs[i] for i in rows)
-            data = collate(job, [job.evaluation[i] for i in rows], device)  # type: ignore[index]
+            data = collate(job, read(job, job.evaluation, rows, 0), device, 0, rows[0])
             batch = Batch(data, place(0, 0, rows, weight=weight))
             output = job.forward(model, batch)
             sums["loss"] += float(job.criterion(output, batch)) * weight
@@ -65,3 +65,14 @@ def _sums(job: Job, model: torch.nn.Module, device: str, weighs: list[float], ba
         sums[name] = float(metric.compute())
         metric.reset()
     return sums
+
+
+def after_evaluation(job: Job, scheduler: Any, result: Evaluation | None) -> None:
+    """Steps a scheduler that evaluations step, with the mean of the metric that it watches."""
+    assert job.scheduler and result
+    name = job.scheduler.metric
+    rows = 1.0 if name in result.whole else result.weight if name == "loss" else float(result.rows)
+    if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+        scheduler.step(result.sums[name] / rows)
+    else:
+        scheduler.step()

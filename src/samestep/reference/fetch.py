@@ -3,24 +3,69 @@
 from __future__ import annotations
 
 import hashlib
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from samestep.job import Job, Part
-from samestep.reference.schedule import seeded
+from samestep.reference.schedule import Again, seeded
 
 
 def fetch(job: Job, rows: list[int], epoch: int, device: str) -> Any:
     """The collated training samples at `rows`; None where there are none."""
     begin_epoch(job.train, epoch)
-    read = {i: job.train[i] for i in sorted(rows)}  # in the order in which a stream has them
-    samples = [read[i] for i in rows]
-    if job.augment:
-        samples = [job.augment(s, seeded(job.seed, "augment", epoch, i)) for s, i in zip(samples, rows)]
-    return collate(job, samples, device) if samples else None
+    samples = read(job, job.train, rows, epoch)
+    for at, row in enumerate(rows if job.augment else []):
+        path: list[int | str] = [job.seed, "augment", epoch, *_place(row)]
+        with global_random(*path):
+            samples[at] = job.augment(samples[at], seeded(*path))  # type: ignore[misc]
+    return collate(job, samples, device, epoch, rows[0]) if samples else None
+
+
+def read(job: Job, dataset: Any, rows: list[int], epoch: int) -> list[Any]:
+    """The samples at `rows`, each read with the global random numbers of (seed, epoch, row)."""
+    stream = dataset
+    while stream is not None and not hasattr(stream, "key_rows"):
+        stream = getattr(stream, "dataset", None)
+    if stream is not None and vars(stream).get("reference_keys") != (job.seed, epoch):
+        stream.reference_keys = (job.seed, epoch)
+        stream.key_rows(lambda row: _seed_all(job.seed, "sample", epoch, row))
+    found: dict[int, Any] = {}
+    for at in sorted(range(len(rows)), key=lambda at: rows[at]):  # in the order in which a stream has them
+        with global_random(job.seed, "sample", epoch, *_place(rows[at])):
+            found[at] = dataset[int(rows[at])]
+    return [found[at] for at in range(len(rows))]
+
+
+def _place(row: int) -> tuple[int, ...]:
+    """A row, and how often it has come before in the epoch where it has."""
+    return (int(row), row.times) if isinstance(row, Again) else (row,)
+
+
+@contextmanager
+def global_random(*path: int | str) -> Iterator[None]:
+    """Python's, numpy's and torch's generators seeded for a path; afterwards they are as they were."""
+    kept = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    _seed_all(*path)
+    try:
+        yield
+    finally:
+        random.setstate(kept[0])
+        np.random.set_state(kept[1])
+        torch.set_rng_state(kept[2])
+
+
+def _seed_all(*path: int | str) -> None:
+    number = seeded(*path).initial_seed()
+    random.seed(number)
+    np.random.seed(number & 0xFFFFFFFF)
+    torch.default_generator.manual_seed(number)
 
 
 def begin_epoch(dataset: Any, epoch: int) -> None:
@@ -31,10 +76,25 @@ def begin_epoch(dataset: Any, epoch: int) -> None:
         dataset.set_epoch(epoch)
 
 
-def collate(job: Job, samples: list[Any], device: str) -> Any:
-    """The samples as one batch on `device`."""
-    data = (job.collate or torch.utils.data.default_collate)(samples)
+def collate(job: Job, samples: list[Any], device: str, epoch: int, first: int) -> Any:
+    """The samples as one batch on `device`. first: its first row, which keys what collate draws."""
+    with global_random(job.seed, "collate", epoch, *_place(first)):
+        data = (job.collate or torch.utils.data.default_collate)(samples)
     return tree_map_only(torch.Tensor, lambda t: t.to(device), data)
+
+
+def collate_draws(job: Job, dataset: Any) -> bool:
+    """Whether the job's collate draws from a global generator: its result then depends on which rows it is given."""
+    samples = read(job, dataset, [0], 0)
+    with global_random("collate"):
+        before = _states()
+        (job.collate or torch.utils.data.default_collate)(samples)
+        return _states() != before
+
+
+def _states() -> tuple[Any, ...]:
+    numpys: Any = np.random.get_state()
+    return random.getstate(), numpys[1].tolist(), numpys[2:], torch.get_rng_state().tolist()
 
 
 def place(step: int, micro: int, rows: list[int], epoch: int = 0, weight: float | None = None) -> Part:

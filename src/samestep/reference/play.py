@@ -13,7 +13,7 @@ from torch import Tensor
 from samestep.engine import Layout
 from samestep.errors import NotFinite, not_a_scalar
 from samestep.job import Batch, Job
-from samestep.reference.evaluation import evaluate
+from samestep.reference.evaluation import after_evaluation, evaluate
 from samestep.reference.fetch import digests, fetch, place, random_state
 from samestep.reference.neutral import Neutral
 from samestep.reference.noise import Noise
@@ -82,6 +82,8 @@ class ReplicatedTraining:
         self.rates: list[list[float]] = []
         self.norms: list[float] = []
         self.draws = False
+        trained = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad and job.ema]
+        self.average = {name: p.detach().clone() for name, p in trained}
 
     def step(self, step: int) -> None:
         """One step: every micro-batch of every replica forward and backward, then the optimizer once."""
@@ -157,16 +159,33 @@ class ReplicatedTraining:
         self.optimizer.step()
         if self.noise and self.noise.rounds_weights:
             self.noise.shake(self.parameters)
+        if self.job.ema:
+            for name, parameter in self.model.named_parameters():
+                if name in self.average:
+                    kept, new = self.job.ema * self.average[name], (1.0 - self.job.ema) * parameter.detach()
+                    self.average[name] = kept + new
         ends_epoch = (step + 1) % per_epoch(self.job) == 0
-        if self.scheduler and self.job.scheduler and (self.job.scheduler.every == "step" or ends_epoch):
+        every = self.job.scheduler.every if self.job.scheduler else None
+        if self.scheduler and (every == "step" or (every == "epoch" and ends_epoch)):
             self.scheduler.step()
+        if self.scheduler and self.job.scheduler and every == "evaluation":
+            after_evaluation(self.job, self.scheduler, evaluate(self.job, self._state(), self.device))
+
+    def _state(self) -> dict[str, Tensor]:
+        """The weights as they are evaluated and saved: averaged where the job asks for it, with replica 0's buffers."""
+        self.states[0].restore(self.model)
+        state = _copy(self.model.state_dict())
+        names = {id(parameter): name for name, parameter in self.model.named_parameters()}
+        for name, parameter in self.model.named_parameters(remove_duplicate=False):  # tied weights have several
+            if names[id(parameter)] in self.average:
+                state[name] = self.average[names[id(parameter)]].clone()
+        return state
 
     def result(self) -> TrainingResult:
         """What was seen, and the weights with replica 0's buffers, evaluated."""
-        self.states[0].restore(self.model)
         names = [name for name, p in self.model.named_parameters() if p.requires_grad]
         later = () if self.noise else LATER
-        state = _copy(self.model.state_dict())
+        state = self._state()
         return TrainingResult(
             micro_batches=self.micro_batches,
             later={epoch: step_rows(self.job, self.layout, epoch * per_epoch(self.job)) for epoch in later},

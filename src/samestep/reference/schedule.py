@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect_right
+from collections import Counter
+from itertools import accumulate
 from math import ceil
 
 import torch
 
 from samestep.engine import Layout
-from samestep.job import Job
+from samestep.job import ByLength, Job, Weighted
 
 
 def per_epoch(job: Job) -> int:
     """Optimizer steps of one epoch."""
-    length, batch = len(job.train), job.global_batch
+    length, batch = len(order(job, 0)) if job.order is not None else len(job.train), job.global_batch
     return length // batch if job.last == "drop" else ceil(length / batch)
 
 
 def step_rows(job: Job, layout: Layout, step: int) -> list[list[list[int]]]:
     """[micro-batch][replica] -> sample indices of this step."""
     epoch, number = step // per_epoch(job), step % per_epoch(job)
-    order = list(range(len(job.train)))
-    if job.shuffle:
-        order = torch.randperm(len(order), generator=seeded(job.seed, "order", epoch)).tolist()
-    rows = order[number * job.global_batch :][: job.global_batch]
+    rows = order(job, epoch)[number * job.global_batch :][: job.global_batch]
     processes = 1 if layout.split == "chunk" else layout.replicas
     most = ceil(job.global_batch / processes)
     count = 1
@@ -38,6 +38,53 @@ def step_rows(job: Job, layout: Layout, step: int) -> list[list[list[int]]]:
         size = ceil(len(rows_here) / layout.replicas) or 1
         chunks.append([rows_here[i * size : (i + 1) * size] for i in range(layout.replicas)])
     return chunks
+
+
+class Again(int):
+    """A row that has come before in its epoch, `times` times."""
+
+    times: int
+
+
+def order(job: Job, epoch: int) -> list[int]:
+    """The sample indices of an epoch, in the order in which they are trained."""
+    samples, generator = len(job.train), seeded(job.seed, "order", epoch)
+    if not job.shuffle:
+        return list(range(samples))
+    if job.order is None:
+        found: list[int] = torch.randperm(samples, generator=generator).tolist()
+        return found
+    if isinstance(job.order, ByLength):
+        return _like_lengths(job.order, job.global_batch, generator)
+    if isinstance(job.order, Weighted):
+        ends = list(accumulate(map(float, job.order.weights)))
+        draws = torch.rand(job.order.num_samples or samples, dtype=torch.float64, generator=generator).tolist()
+        rows = [min(bisect_right(ends, draw * ends[-1]), samples - 1) for draw in draws]
+    else:
+        rows = [int(row) for row in job.order(epoch, generator)]
+    met: Counter[int] = Counter()
+    for place, row in enumerate(rows):
+        if met[row]:
+            again = rows[place] = Again(row)
+            again.times = met[row]
+        met[row] += 1
+    return rows
+
+
+def _like_lengths(by: ByLength, batch: int, generator: torch.Generator) -> list[int]:
+    """Batches from the buckets, one bucket after the other, shuffled; at the end the rows of the incomplete batch."""
+    samples = len(by.lengths)
+    bucket_of = {}
+    for place, row in enumerate(sorted(range(samples), key=lambda row: by.lengths[row])):
+        bucket_of[row] = place * by.buckets // samples
+    shuffled = torch.randperm(samples, generator=generator).tolist()
+    count = samples // batch
+    buckets: dict[int, list[int]] = {}
+    for row in shuffled[: count * batch]:
+        buckets.setdefault(bucket_of[row], []).append(row)
+    line = [row for bucket in sorted(buckets) for row in buckets[bucket]]
+    batches = [line[n * batch : (n + 1) * batch] for n in torch.randperm(count, generator=generator).tolist()]
+    return [row for rows in batches for row in rows] + shuffled[count * batch :]
 
 
 def _deal(rows: list[int], hands: int) -> list[list[int]]:

@@ -11,7 +11,7 @@ from torch import nn
 from samestep import reference
 from samestep.engine import Layout
 from samestep.errors import NotFinite, UserError
-from samestep.job import Job
+from samestep.job import ByLength, Job
 from samestep.rank.hardware import is_out_of_memory
 from samestep.records.plan import LayoutPlan, Prove, ReferencePlan
 from samestep.records.record import (
@@ -207,6 +207,7 @@ def _record(result: reference.TrainingResult, job: Job, model: nn.Module) -> Pla
         parameters=[name for name, _ in model.named_parameters(remove_duplicate=False)],
         length=len(job.train),
         clip_norm=job.clip_norm,
+        each_once=job.order is None or isinstance(job.order, ByLength),
         evaluation=_evaluation_seen(result.evaluation) if result.evaluation else None,
     )
 
@@ -231,7 +232,8 @@ def _check_samples_repeat(job: Job, device: str) -> None:
     if first != second:
         raise UserError(
             "the dataset gives other values when the same sample is read again, so no two trainings of this job could "
-            "be compared; put what is random into Job.augment, which is given a generator"
+            "be compared; draw from Python's, numpy's or torch's global generator, which samestep keys by the sample, "
+            "or in Job.augment from the generator that it is given"
         )
 
 

@@ -1,7 +1,8 @@
 """Makes the job that a proof trains: the user's job on a subset of its rows, in the proof's dtype and optimizer.
 
 Three trainings: `gradient` (one step of plain SGD at rate 1, nothing clipped: the weights' change is the first
-gradient), `sgd` (SGD with momentum, which decides) and `user` (the job's own optimizer, which confirms).
+gradient), `sgd` (SGD with momentum, which decides) and `user` (the job's own optimizer, which confirms; with it
+averaged weights are compared).
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ from torch.utils.data import Subset, TensorDataset
 
 from samestep.data.schedule import schedule_of
 from samestep.data.stream import is_stream
-from samestep.job import Job, Recipe
+from samestep.job import ByLength, Job, Recipe, Weighted
 from samestep.records.plan import Prove
 
+EMA = 0.8  # the highest decay in a proof, whose few steps would hardly move a slower average
 SGD_LR = 0.05  # tried first; divided by 4 while the loss explodes
 
 
@@ -42,14 +44,15 @@ def proof_job(job: Job, training: Prove) -> Job:
         augment=_with_cast(job.augment, dtype),
         train=_subset(job.train, rows, None if job.augment else sample_dtype),
         weight=_renumbered(job.weight, rows),
+        order=_subset_order(job.order, rows),
         evaluation=None if job.evaluation is None else _subset(job.evaluation, evaluated, sample_dtype),
         evaluation_weight=_renumbered(job.evaluation_weight, evaluated),
     )
     if training.training == "gradient":
-        return replace(small, optimizer=Recipe(torch.optim.SGD, {"lr": 1.0}), scheduler=None, clip_norm=None)
+        return replace(small, optimizer=Recipe(torch.optim.SGD, {"lr": 1.0}), scheduler=None, clip_norm=None, ema=None)
     if training.training == "sgd":
-        return replace(small, optimizer=_sgd(job.optimizer, training.sgd_lr))
-    return small
+        return replace(small, optimizer=_sgd(job.optimizer, training.sgd_lr), ema=None)
+    return replace(small, ema=min(job.ema, EMA) if job.ema else None)
 
 
 def with_fewer_rows(job: Job, rows: int, replicas: int) -> Job:
@@ -121,6 +124,25 @@ class _CastSubset(Subset[Any]):
 def _renumbered(weight: Callable[[int], float] | None, rows: list[int]) -> Callable[[int], float] | None:
     """Returns `weight` as a function of the index in the subset, whose samples are at `rows`."""
     return (lambda index: weight(rows[index])) if weight else None
+
+
+def _subset_order(order: Any, rows: list[int]) -> Any:
+    """Returns Job.order for the subset, whose samples are at `rows`; an epoch has as many rows as the subset."""
+    if isinstance(order, Weighted):
+        weights = [float(order.weights[row]) for row in rows]
+        return Weighted(weights if any(weights) else [1.0] * len(rows))
+    if isinstance(order, ByLength):
+        return ByLength([order.lengths[row] for row in rows], order.buckets)
+    if order is None:
+        return None
+    place = {row: at for at, row in enumerate(rows)}
+
+    def of_subset(epoch: int, generator: torch.Generator) -> list[int]:
+        """The function's order without the rows that the subset lacks; again from the beginning where it is short."""
+        kept = [place[row] for row in map(int, order(epoch, generator)) if row in place]
+        return [kept[at % len(kept)] for at in range(len(rows))] if kept else list(range(len(rows)))
+
+    return of_subset
 
 
 def _cast(data: Any, dtype: torch.dtype) -> Any:

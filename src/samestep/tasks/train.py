@@ -9,12 +9,15 @@ from pathlib import Path
 from samestep.data.same_data import check_same_data
 from samestep.data.schedule import schedule_of
 from samestep.engine import Engine
+from samestep.errors import UserError
 from samestep.job import Job
 from samestep.rank import hardware
 from samestep.rank.best_weights import BestWeights
 from samestep.rank.graceful_stop import GracefulStop
 from samestep.rank.group import stop_store
-from samestep.rank.weights import model_with_weights
+from samestep.rank.step_logs import listeners_of
+from samestep.rank.watch import Watch
+from samestep.rank.weights import model_with_weights, trainable
 from samestep.records.plan import Plan, Train
 from samestep.records.record import Observations, Progress, attempt, write_progress
 from samestep.tasks.run_engine import run_engine
@@ -29,10 +32,25 @@ def train(plan: Plan, training: Train, job: Job, engine: Engine, world: World) -
     """
     check_same_data(job, world)
     schedule = schedule_of(job, 1)
-    steps = job.epochs * schedule.steps_per_epoch
+    steps = job.steps(schedule.steps_per_epoch)
     folder = Path(plan.out)
-    every = training.every if job.evaluation is not None else 0
-    best = BestWeights(job, world, steps, Path(training.weights), every, training.best, training.patience)
+    epochs, steps_apart = (training.every, training.every_steps) if job.evaluation is not None else (0, 0)
+    if job.scheduler and job.scheduler.every == "evaluation" and not (epochs or steps_apart):
+        raise UserError("the scheduler steps after evaluations; give --evaluate-every or --evaluate-steps 1 or more")
+    listeners = listeners_of(job, training.log, Path(training.weights).parent) if world.rank == 0 else []
+    watch = Watch(listeners, schedule.rows_of) if listeners else None
+    best = BestWeights(
+        job,
+        world,
+        steps,
+        Path(training.weights),
+        epochs,
+        training.best,
+        training.patience,
+        every_steps=steps_apart,
+        watch=watch,
+        saved=trainable(job.model()) if job.save == "trainable" and world.rank == 0 else None,
+    )
     if training.init:
         job = replace(job, model=partial(model_with_weights, job.model, Path(training.init)))
 
@@ -41,12 +59,15 @@ def train(plan: Plan, training: Train, job: Job, engine: Engine, world: World) -
         write_progress(world.rank, folder, Progress("train", attempt(), done, steps, samples, loss, best.curve))
 
     stop = GracefulStop(world, stop_store())
-    run = Run(job, world, steps, progress=progress if world.rank == 0 else None, stop=stop, evaluator=best)
+    shown = progress if world.rank == 0 else None
+    run = Run(job, world, steps, progress=shown, stop=stop, evaluator=best, watch=watch)
     state = run_engine(engine, job, world, run, plan.engine_settings)
     observed = run.observations()
     write_progress(world.rank, folder, Progress("evaluate", attempt()))
     if not best.ended:  # else the weights are one step past the last evaluation: see GracefulStop.after
         best.add(len(observed.step_s), state, last=True)
+    if watch:
+        watch.close()
     return replace(
         observed,
         peak_memory_bytes=hardware.peak_memory_bytes(world.device),

@@ -98,7 +98,7 @@ def dry_evaluation(job: Job, model: nn.Module, device: str) -> None:
         return
     subset: Any = Subset(job.evaluation, range(min(2 * EVALUATION_ROWS, len(job.evaluation))))  # type: ignore[arg-type]
     small = replace(job, evaluation=subset, micro_batch=EVALUATION_ROWS, workers=0)
-    _check_metrics(replace(small, train=subset, augment=None, weight=None, shuffle=False), model, device)
+    _check_metrics(replace(small, train=subset, augment=None, order=None, weight=None, shuffle=False), model, device)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of metrics that expect more rows
         _raising("evaluation", lambda: evaluate(small, model.to(device), World(devices=(device,))), EVALUATION_ROWS)
@@ -159,10 +159,10 @@ def _check_optimizer(job: Job, model: nn.Module) -> None:
         return
     make = job.scheduler.make
     scheduler = _raising("scheduler", lambda: make(optimizer), None)
-    if "metrics" in inspect.signature(scheduler.step).parameters:
+    if "metrics" in inspect.signature(scheduler.step).parameters and job.scheduler.every != "evaluation":
         raise UserError(
-            f"{type(scheduler).__name__} needs a metric at each step, which is not supported; use a scheduler of the "
-            "step or epoch count, such as CosineAnnealingLR"
+            f"{type(scheduler).__name__} needs a metric, which an evaluation gives: "
+            'LRSchedule(make, every="evaluation", metric="loss")'
         )
 
 

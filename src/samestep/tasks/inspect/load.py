@@ -206,9 +206,11 @@ def build(target: str, settings: Mapping[str, str]) -> Job:
 
 
 def of_every_job(
+    max_steps: int | None = None,
     micro_batch: int | None = None,
     workers: int = 0,
     prefetch: int = 2,
+    save: Literal["all", "trainable"] = "all",
     last: Literal["keep", "drop"] = "keep",
     shuffle: bool = True,
     sync_batchnorm: bool = False,

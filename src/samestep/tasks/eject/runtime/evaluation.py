@@ -49,7 +49,8 @@ def evaluate(job: Job, state: dict[str, Any], world: World) -> dict[str, float]:
     by_row = [name for name in job.metrics if name not in whole]
     mine: list[tuple[list[float], dict[str, Any]]] = []  # of each chunk: its sums, and what torchmetrics counted
     with torch.no_grad():
-        for batch in loaded(replace(job, train=job.evaluation, augment=None), chunks(job, world), world.device):
+        evaluated = replace(job, train=job.evaluation, augment=None, order=None)
+        for batch in loaded(evaluated, chunks(job, world), world.device):
             output = job.forward(model, batch)
             states = {name: counted(job.metrics[name], output, batch) for name in whole}
             mine.append((sums(job, by_row, output, batch), states))

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, Dataset, default_collate
 
+from samestep.data.keyed_random import KeyedRandom
 from samestep.data.schedule import key, schedule_of
 from samestep.job import Batch, Job, Part, nested
 
@@ -41,9 +42,11 @@ class Run:
     """One training of `job` on this rank."""
 
     def __init__(self, job: Job, world: World) -> None:
+        if job.ema or (job.scheduler and job.scheduler.every == "evaluation"):
+            raise ValueError("this script trains without Job(ema) and a rate that evaluations move: leave them out")
         self.job, self.world = job, world
         self.schedule = schedule_of(job, world.size)
-        self.steps, self.done = job.epochs * self.schedule.steps_per_epoch, 0
+        self.steps, self.done = job.steps(self.schedule.steps_per_epoch), 0
         self.latest = torch.zeros(())
 
     def begin(self, model: nn.Module, optimizer: Optimizer, **_: Any) -> None:
@@ -84,21 +87,41 @@ class Fetched(Dataset[Any]):
     """The job's training data by the part: its rows, augmented and collated."""
 
     def __init__(self, job: Job) -> None:
-        self.job, self.dataset, self.epoch = job, job.train, -1
+        self.job, self.epoch = job, -1
+        self.dataset: Any = job.train
+        self.keyed = KeyedRandom()
 
     def __getitem__(self, part: Part) -> tuple[Part, Any]:
-        data: Any = self.dataset
         if part.epoch != self.epoch:
             self.epoch = part.epoch
-            set_epoch = next(filter(None, (getattr(each, "set_epoch", None) for each in nested(data))), None)
+            set_epoch = next(filter(None, (getattr(each, "set_epoch", None) for each in nested(self.dataset))), None)
             if set_epoch:
                 set_epoch(part.epoch)
-        rows = part.indices.tolist()
-        samples = list(data.__getitems__(rows)) if hasattr(data, "__getitems__") else [data[row] for row in rows]
-        if self.job.augment:  # keyed by the sample, so that an image is cropped alike on any number of ranks
-            keys = [key(self.job.seed, "augment", part.epoch, row) for row in rows]
-            samples = [self.job.augment(s, Generator().manual_seed(k)) for s, k in zip(samples, keys, strict=True)]
-        return part, (self.job.collate or default_collate)(samples)
+        return part, self.keyed(lambda: self.collated(part))
+
+    def collated(self, part: Part) -> Any:
+        """The samples, augmented and collated. What they draw is keyed by the sample: alike on any number of ranks."""
+        rows, repeats = part.indices.tolist(), part.indices * 0 if part.repeats is None else part.repeats
+        keys = [(self.epoch, row, again) if again else (self.epoch, row) for row, again in zip(rows, repeats.tolist())]
+        if self.keyed.drawn or not hasattr(self.dataset, "__getitems__"):
+            samples = [self.sample(path) for path in keys]
+        else:
+            samples = list(self.dataset.__getitems__(rows))
+        if self.job.augment:
+            samples = [self.augmented(*pair) for pair in zip(samples, keys, strict=True)]
+        self.keyed.seed(self.job.seed, "collate", *keys[0])
+        return (self.job.collate or default_collate)(samples)
+
+    def sample(self, path: tuple[int, ...]) -> Any:
+        """path: the epoch, the row, and how often it has come before in the epoch, if it has."""
+        self.keyed.seed(self.job.seed, "sample", *path)
+        data, row = self.dataset, path[1]
+        return data.__getitems__([row])[0] if hasattr(data, "__getitems__") else data[row]
+
+    def augmented(self, sample: Any, path: tuple[int, ...]) -> Any:
+        assert self.job.augment
+        self.keyed.seed(self.job.seed, "augment", *path)
+        return self.job.augment(sample, Generator().manual_seed(key(self.job.seed, "augment", *path)))
 
 
 def as_it_is(data: Any) -> Any:

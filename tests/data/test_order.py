@@ -1,0 +1,115 @@
+"""Orders of the job's own (Weighted, ByLength, a function), and windows into one long array."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from conformance.jobs_job import ordered
+from samestep import ByLength, Job, UserError, Weighted, Windows
+from samestep.data.schedule import schedule_of
+from samestep.engine import Layout
+from samestep.records.plan import Prove
+from samestep.reference.schedule import step_rows
+from samestep.tasks.proof_job import proof_job
+
+SMALL = Prove("sgd", 8, "float64", 3, 0.05)
+
+
+@pytest.mark.parametrize("kind", ["weighted", "few", "lengths", "function"])
+@pytest.mark.parametrize("last", ["keep", "drop"])
+def test_the_reference_has_the_same_rows(kind: Any, last: str) -> None:
+    for job in (ordered(kind, last), proof_job(ordered(kind, last), SMALL)):
+        schedule = schedule_of(job, 3)
+        for step in range(3 * schedule.steps_per_epoch):
+            planned = [schedule.step(rank, *divmod(step, schedule.steps_per_epoch)) for rank in range(3)]
+            rows = [[part[micro].indices[: part[micro].rows].tolist() for part in planned] for micro in range(1)]
+            assert rows == step_rows(job, Layout(3), step)
+
+
+def test_rows_are_drawn_by_their_weights() -> None:
+    job = replace(ordered(), order=Weighted([0.0, 1.0, 3.0] + [0.0] * 41, num_samples=40_000))
+    schedule = schedule_of(job, 1)
+    counts = np.bincount(schedule.order(0), minlength=44)
+    assert schedule.steps_per_epoch == 2_500 and counts.sum() == counts[1] + counts[2] == 40_000
+    assert counts[2] / counts[1] == pytest.approx(3, rel=0.1)
+    assert not np.array_equal(schedule.order(0), schedule.order(1))
+
+
+def test_rows_that_come_again_are_counted() -> None:
+    schedule = schedule_of(ordered("function"), 2)
+    seen: dict[int, int] = {}
+    steps = [[schedule.step(rank, 0, number)[0] for rank in (0, 1)] for number in range(schedule.steps_per_epoch)]
+    for part in (part for ranks in steps for part in ranks):
+        assert part.repeats is not None
+        for row, repeat in zip(part.indices.tolist(), part.repeats.tolist(), strict=True):
+            assert repeat == seen.get(row, 0)
+            seen[row] = repeat + 1
+    assert max(seen.values()) > 2
+
+
+def test_batches_have_rows_of_like_lengths() -> None:
+    lengths = [int(x) for x in torch.randint(1, 1000, (1037,), generator=torch.Generator().manual_seed(0))]
+    data = torch.utils.data.TensorDataset(torch.zeros(1037, 6), torch.zeros(1037).long())
+    job = replace(ordered(), train=data, order=None)
+    padding = {}
+    for name, order in (("usual", None), ("like", ByLength(lengths, buckets=20))):
+        by_batch = np.split(schedule_of(replace(job, order=order), 1).order(0), range(16, 1037, 16))
+        assert sorted(np.concatenate(by_batch).tolist()) == [*range(1037)]
+        padding[name] = sum(max(lengths[i] for i in batch) * len(batch) for batch in by_batch) - sum(lengths)
+    assert padding["like"] < 0.12 * padding["usual"]
+
+
+WRONG: dict[str, Callable[[], Job]] = {
+    "Weighted has 2 weights, and the dataset 44 samples": lambda: replace(ordered(), order=Weighted([1.0, 2.0])),
+    "the weights must be 0 or above": lambda: replace(ordered(), order=Weighted([-1.0] * 44)),
+    "ByLength has 1 lengths, and the dataset 44": lambda: replace(ordered(), order=ByLength([1.0])),
+    "order and shuffle=False": lambda: replace(ordered(), shuffle=False),
+}
+
+
+@pytest.mark.parametrize("says", WRONG)
+def test_orders_that_cannot_be_are_refused(says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        WRONG[says]()
+
+
+def test_a_function_that_gives_other_rows_is_refused() -> None:
+    for order, says in (
+        (lambda epoch, generator: [0, 44], "are not all of 0 to 43"),
+        (lambda epoch, generator: range(5 + epoch), "gave 5 indices for epoch 0, and 6 for epoch 1"),
+    ):
+        with pytest.raises(UserError, match=says):
+            schedule_of(replace(ordered(), order=order), 1).step(0, 1, 0)
+
+
+@pytest.mark.parametrize("stride", [None, 1, 3])
+def test_windows(stride: int | None, tmp_path: Path) -> None:
+    tokens = np.arange(23, dtype=np.uint16)
+    np.save(tmp_path / "tokens.npy", tokens)
+    for array in (tokens, torch.arange(23), tmp_path / "tokens.npy"):
+        windows = Windows(array, 5, stride)
+        starts = range(0, 23 - 5, stride or 5)
+        assert len(windows) == len(starts)
+        for index, start in enumerate(starts):
+            inputs, targets = windows[index]
+            assert inputs.tolist() == [*range(start, start + 5)] and targets.tolist() == [*range(start + 1, start + 6)]
+            assert inputs.dtype == targets.dtype == torch.int64
+        with pytest.raises(IndexError):
+            windows[len(windows)]
+
+
+def test_windows_that_cannot_be_are_refused() -> None:
+    for array, length, says in (
+        (np.zeros((2, 3)), 1, "one long array"),
+        (np.zeros(5), 5, "need 6"),
+        (np.zeros(5), 0, "1 or more"),
+    ):
+        with pytest.raises(UserError, match=says):
+            Windows(array, length)
