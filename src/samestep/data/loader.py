@@ -17,7 +17,8 @@ from samestep.data.stream import Stream, is_stream
 from samestep.data.to_device import Gather, to_device
 from samestep.data.workers import Fetched, failed, fetched
 from samestep.errors import UserError, add_note
-from samestep.job import Batch, Job, Part, nested
+from samestep.job import Batch, Job, Part
+from samestep.job.checks import nested
 from samestep.world import World
 
 __all__ = ["Rows", "batches", "fetch", "loaded", "most_workers", "to_device", "workers_of"]

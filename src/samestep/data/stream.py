@@ -9,7 +9,7 @@ from typing import Any
 from torch.utils.data import Dataset
 
 from samestep.errors import UserError
-from samestep.job import nested
+from samestep.job.checks import nested
 
 END = object()
 

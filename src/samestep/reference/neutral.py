@@ -6,7 +6,7 @@ constant and BatchNorm's statistics fixed, N ranks and one process must agree; a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -45,9 +45,7 @@ class _FixedStatistics(TorchFunctionMode):
         super().__init__()
         self.of = of
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         named = dict(kwargs or {})
         if func is functional.batch_norm:
             return self._batch_norm(*args, **named)
@@ -80,9 +78,7 @@ class _ConstantNumbers(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.of = of
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         named = dict(kwargs or {})
         if torch.Tag.nondeterministic_seeded not in func.tags:
             return func(*args, **named)

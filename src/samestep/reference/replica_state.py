@@ -12,7 +12,7 @@ OWN = frozenset(vars(nn.Module()))  # attributes that every module has, such as 
 COPIED = (list, dict, set, deque)
 SMALL = 1 << 20  # elements; a larger tensor is a constant, such as a mask, rather than a state
 
-Attributes: TypeAlias = "dict[str, dict[str, Any]]"  # module -> attribute -> value
+Attributes: TypeAlias = "dict[str, dict[str, object]]"  # module -> attribute -> value
 
 
 class ReplicaState:
@@ -46,7 +46,7 @@ class ReplicaState:
         return moved
 
 
-def _attributes(module: nn.Module) -> dict[str, Any]:
+def _attributes(module: nn.Module) -> dict[str, object]:
     return {name: _copied(value) for name, value in vars(module).items() if name not in OWN}
 
 

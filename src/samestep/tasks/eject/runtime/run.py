@@ -14,7 +14,8 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 
 from samestep.data.keyed_random import KeyedRandom
 from samestep.data.schedule import key, schedule_of
-from samestep.job import Batch, Job, Part, nested
+from samestep.job import Batch, Job, Part
+from samestep.job.checks import nested
 
 
 @dataclass(frozen=True)
