@@ -9,7 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 dist.init_process_group("gloo")
 rank, size = dist.get_rank(), dist.get_world_size()
 draw = torch.Generator().manual_seed(0)
-lengths = torch.tensor([12, 48, 7, 33, 5, 60, 9, 21])  # eight texts, of 5 to 60 words
+lengths = torch.randint(5, 61, (8,), generator=draw)  # eight texts, of 5 to 60 words
 words = torch.randint(0, 100, (8, 60), generator=draw)
 tags = (words % 7).masked_fill(torch.arange(60) >= lengths[:, None], -100)  # -100: padding, which counts for nothing
 

@@ -68,7 +68,12 @@ def padded(samples: list[Sample]) -> dict[str, Tensor]:
 
     ids = column("input_ids")
     labels = torch.tensor([sample["labels"] for sample in samples])
-    return {"input_ids": ids, "token_type_ids": column("token_type_ids"), "attention_mask": ids != PAD, "labels": labels}
+    return {
+        "input_ids": ids,
+        "token_type_ids": column("token_type_ids"),
+        "attention_mask": ids != PAD,
+        "labels": labels,
+    }
 
 
 def job(

@@ -1,6 +1,6 @@
 """Writes a text with the weights of a run, as nanoGPT's sample.py does: one process, no samestep needed for the model.
 
-    python examples/nanogpt/sample.py runs/gpt/weights.safetensors --n-head 6
+python examples/nanogpt/sample.py runs/gpt/weights.safetensors --n-head 6
 """
 
 from __future__ import annotations

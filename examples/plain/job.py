@@ -1,7 +1,7 @@
 """train.py beside this file as a Job: the loop, the device and the loader are gone, what remains has the same names.
 
-    samestep verify examples/plain/job.py --nproc 2
-    samestep run examples/plain/job.py --engine ddp --nproc 2 --out runs/plain
+samestep verify examples/plain/job.py --nproc 2
+samestep run examples/plain/job.py --engine ddp --nproc 2 --out runs/plain
 """
 
 from __future__ import annotations

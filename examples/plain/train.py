@@ -1,6 +1,6 @@
 """A training as one writes it for one GPU, in plain torch. job.py beside it says the same as a Job.
 
-    python examples/plain/train.py
+python examples/plain/train.py
 """
 
 from __future__ import annotations
