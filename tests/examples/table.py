@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import sys
 import tempfile
@@ -24,6 +25,7 @@ import numpy as np
 import torch
 
 import samestep
+from fork_servers import fork_servers
 from samestep.records.results import OneProcess
 
 ROOT = Path(__file__).parents[2]
@@ -213,7 +215,7 @@ def main() -> None:
         return
     chosen = options.only.split(",") if options.only else LEARNT
     record: list[Proven] = []
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, fork_servers():
         for name in chosen:
             for ranks, engines in ((2, PORTS[name].engines), (3, ("ddp",))):
                 record.append(prove(name, ranks, engines, Path(folder)))
@@ -221,14 +223,8 @@ def main() -> None:
     print("\n".join(rows_of(record)))
     if options.out:
         options.out.mkdir(parents=True, exist_ok=True)
-        kept = {"torch": torch.__version__, "cpu_count": samestep_cores(), "proven": [asdict(each) for each in record]}
+        kept = {"torch": torch.__version__, "cores": os.cpu_count(), "proven": [asdict(each) for each in record]}
         (options.out / "record.json").write_text(json.dumps(kept, indent=1) + "\n")
-
-
-def samestep_cores() -> int | None:
-    import os
-
-    return os.cpu_count()
 
 
 if __name__ == "__main__":
