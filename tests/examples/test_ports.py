@@ -15,7 +15,7 @@ from budget import budget
 from command import samestep
 from examples.table import EXAMPLES, LEARNT, PAGES, PORTS, ROOT, Proven, newest, prove, read, rows_of
 
-QUICK = ("nanogpt", "accelerate_nlp", "tagger")
+QUICK = ("plain", "nanogpt", "tagger")  # transformers takes ten seconds to import
 LINES = 60  # of a port, beside its model
 
 
@@ -25,6 +25,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def check(found: Proven) -> None:
+    if fails := PORTS[found.port].fails:
+        assert found.reason and fails in found.reason and not found.verdicts, found
+        return
     assert {text.partition(" ")[0] for text in found.verdicts.values()} == {"same"}, found
     assert found.same == PORTS[found.port].same, found
     assert found.same or found.reason
