@@ -1,4 +1,4 @@
-"""Are two digits the same? As pytorch/examples/siamese_network: one trunk for both images, BCE (of logits), Adadelta.
+"""Are two digits the same? As pytorch/examples/siamese_network: one trunk for both images, BCE, Adadelta.
 
 The original draws each pair from numpy when it is read; here row n's pair is drawn from n, so that it is the same
 pair on every rank and in every process.
@@ -21,7 +21,7 @@ class Siamese(nn.Module):
         self.head = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 1))
 
     def forward(self, first: Tensor, second: Tensor) -> Tensor:
-        return self.head(torch.cat([self.trunk(first), self.trunk(second)], 1)).flatten()
+        return torch.sigmoid(self.head(torch.cat([self.trunk(first), self.trunk(second)], 1))).flatten()
 
 
 def pairs(images: Tensor, labels: Tensor, seed: int) -> TensorDataset:
@@ -46,12 +46,12 @@ def job(batch_size: int = 64, lr: float = 1.0, gamma: float = 0.7, epochs: int =
     return Job(
         model=model,
         forward=lambda network, batch: network(batch.data[0], batch.data[1]),
-        criterion=lambda output, batch: F.binary_cross_entropy_with_logits(output, batch.data[2]),
+        criterion=lambda output, batch: F.binary_cross_entropy(output, batch.data[2]),
         optimizer=Recipe(torch.optim.Adadelta, {"lr": lr}),
         scheduler=LRSchedule(lambda optimizer: StepLR(optimizer, step_size=1, gamma=gamma), every="epoch"),
         train=pairs(images[:1500], labels[:1500], seed=0),
         evaluation=pairs(images[1500:], labels[1500:], seed=1),
-        metrics={"accuracy": lambda output, batch: (output > 0) == (batch.data[2] > 0.5)},
+        metrics={"accuracy": lambda output, batch: (output > 0.5) == (batch.data[2] > 0.5)},
         global_batch=batch_size,
         epochs=epochs,
     )

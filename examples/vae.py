@@ -1,7 +1,7 @@
 """A variational autoencoder, as pytorch/examples/vae: BCE plus KL divergence, Adam.
 
 The original sums its loss over the batch, which makes the step grow with the batch; a criterion is a mean over rows,
-so the sum is divided by them. The sigmoid is the loss's (`with_logits`). Each replica draws its own noise, so that N
+so the sum is divided by them. Each replica draws its own noise, so that N
 ranks are not one process by nature.
 """
 
@@ -24,12 +24,12 @@ class VAE(nn.Module):
         hidden = F.relu(self.fc1(x))
         mean, logvar = self.fc21(hidden), self.fc22(hidden)
         z = mean + torch.randn_like(mean) * torch.exp(logvar / 2) if self.training else mean
-        return self.fc4(F.relu(self.fc3(z))), mean, logvar
+        return torch.sigmoid(self.fc4(F.relu(self.fc3(z)))), mean, logvar
 
 
 def loss(output: tuple[Tensor, Tensor, Tensor], batch: Batch) -> Tensor:
     restored, mean, logvar = output
-    apart = F.binary_cross_entropy_with_logits(restored, batch.targets, reduction="sum")
+    apart = F.binary_cross_entropy(restored, batch.targets, reduction="sum")
     divergence = -0.5 * torch.sum(1 + logvar - mean.pow(2) - logvar.exp())
     return (apart + divergence) / len(restored)
 

@@ -29,6 +29,7 @@ from fork_servers import fork_servers
 from samestep.records.results import OneProcess
 
 ROOT = Path(__file__).parents[2]
+YES, NATURE, NO = "yes", "by nature no", "no"
 EXAMPLES = ROOT / "examples"
 PAGES = (ROOT / "docs" / "porting.md", ROOT / "docs" / "zh" / "porting.md")
 HEAD = "| port of | how | `verify`: engine | `verify`: one process | command |"
@@ -38,18 +39,16 @@ HEAD = "| port of | how | `verify`: engine | `verify`: one process | command |"
 class Port:
     """A public script as a Job. how: 'as is', 'with …' (what the port changes) or 'not yet: …' (why).
 
-    file: in examples/, with its function; '' for a script that cannot be said. same: whether N ranks train what one
-    process trains. settings: for a proof of a second. engines: proven on 2 ranks; `ddp` on 3 ranks, too. fails: words
-    of the error with which `verify` ends today.
+    file: in examples/, with its function; '' for a script that cannot be said. answer: to whether N ranks
+    train what one process trains. settings: for a proof of a second. engines: proven on 2 ranks; `ddp` on 3 ranks, too.
     """
 
     of: str
     how: str
     file: str = ""
-    same: bool = True
+    answer: str = YES
     settings: Mapping[str, str] = field(default_factory=dict)
     engines: tuple[str, ...] = ("ddp", "fsdp")
-    fails: str = ""
 
 
 ROWS16 = {"batch_size": "16"}
@@ -62,23 +61,19 @@ PORTS: dict[str, Port] = {
         "accelerate_nlp/job.py",
         settings={"layers": "1", "hidden": "16", "dropout": "0", "batch_size": "8"},
     ),
-    "mnist": Port("pytorch/examples: mnist", "as is", "mnist.py", same=False, settings=ROWS16),
+    "mnist": Port("pytorch/examples: mnist", "as is", "mnist.py", answer=NATURE, settings=ROWS16),
     "imagenet": Port(
         "pytorch/examples: imagenet",
         "as is",
         "imagenet.py",
-        same=False,
+        answer=NATURE,
         settings={"batch_size": "12", "size": "16", "width": "4"},
     ),
     "word_lm": Port(
         "pytorch/examples: word_language_model", "with a state of zeros for each window", "word_lm.py", settings=ROWS16
     ),
-    "vae": Port(
-        "pytorch/examples: vae", "with its sum divided by the rows, and logits", "vae.py", same=False, settings=ROWS16
-    ),
-    "siamese": Port(
-        "pytorch/examples: siamese_network", "with pairs drawn by row, and logits", "siamese.py", settings=ROWS16
-    ),
+    "vae": Port("pytorch/examples: vae", "with its sum divided by the rows", "vae.py", answer=NATURE, settings=ROWS16),
+    "siamese": Port("pytorch/examples: siamese_network", "with pairs drawn by row", "siamese.py", settings=ROWS16),
     "superres": Port("pytorch/examples: super_resolution", "as is", "superres.py", settings=ROWS16),
     "gcn": Port("pytorch/examples: gcn", "with the graph as the model's buffers", "gcn.py"),
     "vit": Port("vit-cifar10 scripts", "as is", "vit.py", settings=ROWS16 | {"width": "16", "depth": "1"}),
@@ -94,34 +89,28 @@ PORTS: dict[str, Port] = {
     "textcnn": Port("Kim's text CNN, class weights", "with a row's class weight", "textcnn.py", settings=ROWS16),
     "ctc": Port("CRNN and DeepSpeech: CTC", "as is", "ctc.py", settings={"batch_size": "8"}),
     "regression": Port("regression on a table", "as is", "regression.py", settings=ROWS16),
-    "binary": Port(
-        "binary classifier, BCELoss on a sigmoid",
-        "not yet: trains as is, but the proof's noise moves a target of 1 beyond 1; take BCEWithLogitsLoss",
-        "binary.py",
-        settings=ROWS16,
-        fails="all elements of target should be between 0 and 1",
-    ),
+    "binary": Port("binary classifier, BCELoss on a sigmoid", "as is", "binary.py", settings=ROWS16),
     "recommender": Port("MovieLens factorisation", "as is", "recommender.py", settings=ROWS16),
     "bandit": Port("offline contextual bandit", "as is", "bandit.py", settings=ROWS16),
     "clip": Port(
         "CLIP, open_clip",
         "not yet: its loss compares a row with all rows of the batch, and a rank has only its own",
         "clip.py",
-        same=False,
+        answer=NO,
         settings=ROWS16,
     ),
     "tagger unweighted": Port(
         "the same tagger as it is usually written",
         "not: a mean over each rank's words is no mean over all words; give weights",
         "tagger.py",
-        same=False,
+        answer=NO,
         settings={"weighted": "false"},
     ),
     "moe batch": Port(
         "Switch Transformers' balance over the batch",
         "not yet: its loss looks at all rows of the batch",
         "moe.py",
-        same=False,
+        answer=NO,
         settings={"balance": "batch", "batch_size": "8"},
     ),
     "carried state": Port(
@@ -140,15 +129,14 @@ LEARNT = [name for name, port in PORTS.items() if port.file]
 class Proven:
     """What `verify` said of a port on one number of ranks.
 
-    verdicts: engine -> 'same (bitwise)', 'differs', …; none where it failed. reason: why it failed, or why N ranks do
-    not train what one process trains.
+    verdicts: engine -> 'same (bitwise)', 'differs', … answer, reason: whether N ranks train what one process trains.
     """
 
     port: str
     ranks: int
     verdicts: Mapping[str, str]
-    same: bool
-    reason: str | None
+    answer: str
+    reason: str
     seconds: float
 
 
@@ -159,16 +147,12 @@ def prove(name: str, ranks: int, engines: tuple[str, ...], folder: Path) -> Prov
     if name == "imagenet":
         settings["data"] = str(write_images(folder / "images"))
     out = folder / re.sub(r"\W", "_", f"{name}{ranks}")
-    try:
-        results = samestep.verify(EXAMPLES / port.file, engines, nproc=ranks, settings=settings, device="cpu", out=out)
-    except (samestep.TrainingFailed, samestep.UserError) as error:
-        sentence = str(error).partition(" (its traceback")[0]
-        return Proven(name, ranks, {}, False, sentence, round(time.monotonic() - began, 1))
+    results = samestep.verify(EXAMPLES / port.file, engines, nproc=ranks, settings=settings, device="cpu", out=out)
     rows = {row.engine: row for row in results.engines}
     verdicts = {each: "same (bitwise)" if row.bitwise else row.verdict for each, row in rows.items()}
-    compared = results.same_as_one_process or OneProcess(True, 0.0)
+    compared = results.same_as_one_process or OneProcess("yes", 0.0)
     seconds = round(time.monotonic() - began, 1)
-    return Proven(name, ranks, verdicts, compared.same, compared.reason, seconds)
+    return Proven(name, ranks, verdicts, compared.answer, compared.reason, seconds)
 
 
 def write_images(folder: Path) -> Path:
@@ -193,17 +177,23 @@ def rows_of(record: list[Proven]) -> list[str]:
         if not found:
             lines.append(f"| {port.of} | {port.how} | – | – | – |")
             continue
-        said = {f"{engine} {text}": None for each in found for engine, text in each.verdicts.items()}
-        ranks = " and ".join(str(each.ranks) for each in found)
-        engines = f"{', '.join(said) or 'fails'}; {ranks} ranks"
-        reasons = [each.reason for each in found if each.reason]
-        answer = "yes" if all(each.same for each in found) else f"no: {reasons[0]}"
+        engines = "; ".join(f"{each.ranks} ranks: {_said(each.verdicts)}" for each in found)
+        (answer,) = {each.answer for each in found}
+        answer += f": {found[0].reason}" if found[0].reason else ""
         given = "".join(f" --set {key}={text}" for key, text in port.settings.items() if key not in SIZES)
         data = " --set data=FOLDER" if name == "imagenet" else ""
         lines.append(
             f"| {port.of} | {port.how} | {engines} | {answer} | `samestep verify examples/{port.file}{data}{given}` |"
         )
     return lines
+
+
+def _said(verdicts: Mapping[str, str]) -> str:
+    """'ddp, fsdp same (bitwise)'"""
+    by_text: dict[str, list[str]] = {}
+    for engine, text in verdicts.items():
+        by_text.setdefault(text, []).append(engine)
+    return ", ".join(f"{', '.join(engines)} {text}" for text, engines in by_text.items())
 
 
 SIZES = {"batch_size", "width", "depth", "size", "layers", "hidden"}  # of the proof: not what the port is about
