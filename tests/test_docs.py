@@ -20,6 +20,7 @@ from samestep.records.files import from_json
 from samestep.records.results import StudyResults
 
 ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 JOBS = [
     (page, block)
@@ -58,6 +59,22 @@ def test_both_readmes_say_the_same() -> None:
     assert sorted(targets[0][1:]) == sorted(targets[1][1:])  # the first is the link to the other language
     figures = [sorted(re.findall(r"\d[\d,.]*\d", page.read_text())) for page in (english, chinese)]
     assert figures[0] == figures[1]
+
+
+def test_the_readme_is_short() -> None:
+    """120 lines with a table of 14 lines, the fences included: a line an engine."""
+    text = (ROOT / "README.md").read_text()
+    assert len(re.sub(r"```text.*?```\n", "", text, flags=re.S).splitlines()) <= 120 - 16
+
+
+@pytest.mark.check
+def test_the_silent_failure_of_the_readme_is_real() -> None:
+    shown = re.search(r"^    \$ torchrun (.*); echo exit code \$\?\n    (.*)\n    exit code 0$", README, re.M)
+    assert shown
+    line = [sys.executable, "-m", "torch.distributed.run", *shown[1].split()]
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=budget())
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == shown[2]
 
 
 @pytest.mark.parametrize("name", ["job", "porting", "proof"])
