@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
 
+import fork_servers
 from budget import budget
-from command import TESTS
 from ranks import Ranks
-from samestep.launch.fork_client import SOCKETS
 
 # One thread a rank, unless a test says otherwise: equal on one rank and on several, and not more than the cores are.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -31,22 +24,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def fork_servers() -> Iterator[None]:
+def _fork_servers() -> Iterator[None]:
     """Every command of the tests asks these for its workers, which then need not import torch again."""
-    with tempfile.TemporaryDirectory(prefix="samestep-") as folder:
-        command = [sys.executable, "-m", "samestep.worker", "--fork-server"]
-        paths = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
-        alone = os.environ | {"PYTHONPATH": paths} | {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
-        sockets = [Path(folder) / of for of in ("ranks", "reference")]
-        servers = [subprocess.Popen([*command, path.name, str(path)], env=alone) for path in sockets]
-        while not all(path.exists() for path in sockets):
-            assert all(server.poll() is None for server in servers), "a fork server has ended"
-            time.sleep(0.05)
-        os.environ[SOCKETS] = folder
+    with fork_servers.fork_servers():
         yield
-        for server in servers:
-            server.kill()
-            server.wait()
 
 
 @pytest.fixture(scope="session")
