@@ -141,7 +141,7 @@ def test_calls_of_several_threads_take_turns(tmp_path: Path) -> None:
     def train(name: str) -> None:
         trained.append(samestep.run(f"{JOBS}:quick", "single", nproc=1, launcher="fork", out=tmp_path / name))
 
-    threads = [threading.Thread(target=train, args=(name,)) for name in "ab"]
+    threads = [threading.Thread(target=train, args=(name,), daemon=True) for name in "ab"]
     with api._call("digits"):
         for thread in threads:
             thread.start()
