@@ -19,15 +19,19 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 from samestep import Job, Recipe
 
+def model():
+    torch.manual_seed(0)
+    return torch.nn.Linear(4, 2)
+
 def job():
     rows = TensorDataset(torch.randn(16, 4, generator=torch.Generator().manual_seed(0)), torch.arange(16) % 2)
     return Job(
-        model=lambda: torch.nn.Linear(4, 2),
+        model=model,
         criterion=lambda output, batch: F.cross_entropy(output, batch.targets),
         optimizer=Recipe(torch.optim.SGD, {"lr": 0.1}),
         train=rows,
         evaluation=rows,
-        metrics={"threads": lambda output, batch: torch.full((len(output),), torch.get_num_threads())},
+        metrics={"threads": lambda output, batch: torch.full((len(output),), float(torch.get_num_threads()))},
         global_batch=8,
     )
 """

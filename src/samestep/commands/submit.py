@@ -40,7 +40,6 @@ def submit_to_slurm(results: Path, script: str) -> str:
 
 
 def _training(setup: Setup, training: TrainOptions, gpus: int) -> Training:
-    threads = setup.machines.threads
     return Training(
         job=setup.job,
         nnodes=setup.machines.nnodes or 1,
@@ -49,5 +48,6 @@ def _training(setup: Setup, training: TrainOptions, gpus: int) -> Training:
         engine=setup.engines[0],
         settings=[f"{key}={value}" for key, value in setup.settings.items()],
         engine_settings=[f"{key}={value}" for key, value in setup.engine_settings.items()],
-        options=[*options.arguments(training, TrainOptions), *(["--threads", str(threads)] if threads else [])],
+        options=options.arguments(training, TrainOptions),
+        threads=setup.machines.threads or 0,
     )

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from samestep.records.results import EngineResult, StudyResults
 from samestep.report.notes import ill_conditioned
-from samestep.report.sentences import label, one_process, problems, sentence, shares, title
+from samestep.report.sentences import fewer_rows, label, one_process, problems, sentence, shares, title
 
 
 def below(results: StudyResults) -> list[str]:
@@ -33,7 +33,8 @@ def _batch(results: StudyResults) -> str:
 def _proof(results: StudyResults) -> str:
     proof = results.proof
     why = f" (float64 failed: {proof.float64_failed})" if proof.float64_failed else ""
-    return f"max diff.: of a weight after {proof.steps} steps in {proof.dtype}{why}, from the reference, one process"
+    steps = f"{proof.steps} steps{fewer_rows(results)}"
+    return f"max diff.: of a weight after {steps} in {proof.dtype}{why}, from the reference, one process"
 
 
 def _measured(results: StudyResults) -> str:

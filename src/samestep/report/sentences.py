@@ -80,7 +80,7 @@ def conditions(results: StudyResults) -> list[str]:
         f"One step sees {shares(results.global_batch, results.world_size)}, on every engine.",
         f"Threads per rank: {results.threads_per_rank}. Loader workers per rank: {results.workers}"
         + (" (a rank loads its own data)." if results.workers == 0 else "."),
-        f"Proven in {proof.dtype} over {proof.steps} steps{_fewer_rows(results)} against the reference, which computes "
+        f"Proven in {proof.dtype} over {proof.steps} steps{fewer_rows(results)} against the reference, which computes "
         "alone what the ranks must compute together"
         + (f"; float64 failed: {proof.float64_failed}." if proof.float64_failed else "."),
     ]
@@ -97,7 +97,8 @@ def conditions(results: StudyResults) -> list[str]:
     return sentences
 
 
-def _fewer_rows(results: StudyResults) -> str:
+def fewer_rows(results: StudyResults) -> str:
+    """' of 32 samples …', where a step of the proof takes fewer than the job's."""
     rows = results.proof.rows
     return f" of {rows} samples (the whole batch would take long)" if 0 < rows < results.global_batch else ""
 

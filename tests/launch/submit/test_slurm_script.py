@@ -15,7 +15,7 @@ from samestep.launch.submit.slurm import script, submit
 GOLDEN = Path(__file__).parent / "golden"
 CASES = {
     "slurm-gpus": (Training("digits", 2, 4, 4, "fsdp", ["epochs=2"], ["wrap=root"]), "2:00:00", ["--partition=gpu"]),
-    "slurm-cpus": (Training("my jobs/x y.py:job", 1, 2, 0), "30:00", []),
+    "slurm-cpus": (Training("my jobs/x y.py:job", 1, 2, 0, threads=3), "30:00", []),
 }
 
 

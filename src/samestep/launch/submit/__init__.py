@@ -18,7 +18,8 @@ class Training:
     """The training of a batch script or a manifest.
 
     job: as for `samestep run`. nproc: ranks on each of `nnodes` machines. gpus: GPUs of each machine; 0: train on CPUs.
-    settings, engine_settings: the values of --set and --set-engine. options: more arguments of `samestep run`.
+    settings, engine_settings: the values of --set and --set-engine. options: more arguments of `samestep run`. threads:
+    of each rank; 0: one, or what the machine has.
     """
 
     job: str
@@ -29,6 +30,7 @@ class Training:
     settings: Sequence[str] = ()
     engine_settings: Sequence[str] = ()
     options: Sequence[str] = ()
+    threads: int = 0
 
     def __post_init__(self) -> None:
         if self.nnodes < 1 or self.nproc < 1:
@@ -51,6 +53,7 @@ class Training:
         words += [word for pair in self.settings for word in ("--set", pair)]
         words += [word for pair in self.engine_settings for word in ("--set-engine", pair)]
         words += self.options
+        words += ["--threads", str(self.threads)] if self.threads else []
         words += [] if self.gpus else ["--device", "cpu"]
         words += ["--nnodes", str(self.nnodes), "--nproc", str(self.nproc)]
         return " ".join(shlex.quote(word) for word in words)

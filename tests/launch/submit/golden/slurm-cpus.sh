@@ -2,7 +2,7 @@
 #SBATCH --job-name=x-y
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=1
-#SBATCH --cpus-per-task=2
+#SBATCH --cpus-per-task=6
 #SBATCH --time=30:00
 #SBATCH --output="/out/a b/slurm-%j.out"
 #SBATCH --open-mode=append
@@ -17,5 +17,5 @@ port=$((20000 + SLURM_JOB_ID % 10000))
 
 # One samestep on each machine starts the ranks of that machine.
 # When one machine fails, the others end by themselves; after a minute srun ends those that have not.
-srun --kill-on-bad-exit=0 --wait=60 PYTHON -m samestep run 'my jobs/x y.py:job' --engine ddp --device cpu --nnodes 1 --nproc 2 \
+srun --kill-on-bad-exit=0 --wait=60 PYTHON -m samestep run 'my jobs/x y.py:job' --engine ddp --threads 3 --device cpu --nnodes 1 --nproc 2 \
     --master-addr "$master" --port "$port" --out '/out/a b'
