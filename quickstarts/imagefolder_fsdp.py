@@ -575,7 +575,8 @@ def _reads(model: nn.Module) -> Iterator[tuple[nn.Module, nn.Parameter]]:
     F.linear(x, self.wte.weight). Found in the source of forward and of the methods that it names; not through a list's
     index, nor where there is no source: there the training fails, and the engine explains its error."""
     for module in model.modules():
-        for path in _paths(type(module)):
+        cls: Any = type(module)  # which mypy does not take for hashable
+        for path in _paths(cls):
             try:
                 value: Any = attrgetter(path)(module)
             except Exception:  # a property that fails, or an attribute that is set later
@@ -585,8 +586,8 @@ def _reads(model: nn.Module) -> Iterator[tuple[nn.Module, nn.Parameter]]:
 
 
 @cache
-def _paths(cls: type[nn.Module]) -> frozenset[str]:
-    """Returns what a class's forward reads of self: {'wte.weight', 'wte', …}."""
+def _paths(cls: Any) -> frozenset[str]:
+    """Returns what the forward of a class of modules reads of self: {'wte.weight', 'wte', …}."""
     found: set[str] = set()
     waiting, seen = ["forward"], set[str]()
     while waiting:
