@@ -93,7 +93,8 @@ def _reads(model: nn.Module) -> Iterator[tuple[nn.Module, nn.Parameter]]:
     F.linear(x, self.wte.weight). Found in the source of forward and of the methods that it names; not through a list's
     index, nor where there is no source: there the training fails, and the engine explains its error."""
     for module in model.modules():
-        for path in _paths(type(module)):  # type: ignore[arg-type]  # a class is hashable
+        cls: Any = type(module)  # which mypy does not take for hashable
+        for path in _paths(cls):
             try:
                 value: Any = attrgetter(path)(module)
             except Exception:  # a property that fails, or an attribute that is set later
