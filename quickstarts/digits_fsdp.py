@@ -13,11 +13,12 @@ import hashlib
 import inspect
 import math
 import os
+import random
 import sys
 import textwrap
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
@@ -25,7 +26,7 @@ from importlib.util import find_spec
 from math import ceil
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -51,6 +52,10 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
 The scans are 8x8 pixels from 43 writers: E. Alpaydin, C. Kaynak, "Optical Recognition of Handwritten Digits", 1998.
 The last 297 are held out, as scikit-learn's own example does with its later half.
+
+Any number of ranks trains what one process trains: GroupNorm normalises over a row alone, where BatchNorm would take
+the rows of each rank, and nothing draws random numbers. The network is wide enough for a second core to pay: see
+docs/results.md, "When more ranks are slower".
 """
 
 
@@ -69,10 +74,10 @@ def read() -> torch.Tensor:
 
 
 def job(
-    global_batch: int = 64,
+    global_batch: int = 128,
     lr: float = 0.05,
     epochs: int = 10,
-    width: int = 16,
+    width: int = 80,
     seed: int = 0,
     workers: int = 0,
 ) -> Job:
@@ -84,13 +89,12 @@ def job(
         torch.manual_seed(seed)
         return nn.Sequential(
             nn.Conv2d(1, width, 3, padding=1),
-            nn.BatchNorm2d(width),
+            nn.GroupNorm(1, width),
             nn.ReLU(),
             nn.Conv2d(width, 2 * width, 3, padding=1),
             nn.ReLU(),
             nn.MaxPool2d(2),
             nn.Flatten(),
-            nn.Dropout(0.2),
             nn.Linear(2 * width * 16, 10),
         )
 
@@ -334,9 +338,11 @@ class Run:
     """One training of `job` on this rank."""
 
     def __init__(self, job: Job, world: World) -> None:
+        if job.ema or (job.scheduler and job.scheduler.every == "evaluation"):
+            raise ValueError("this script trains without Job(ema) and a rate that evaluations move: leave them out")
         self.job, self.world = job, world
         self.schedule = schedule_of(job, world.size)
-        self.steps, self.done = job.epochs * self.schedule.steps_per_epoch, 0
+        self.steps, self.done = job.steps(self.schedule.steps_per_epoch), 0
         self.latest = torch.zeros(())
 
     def begin(self, model: nn.Module, optimizer: Optimizer, **_: Any) -> None:
@@ -377,21 +383,41 @@ class Fetched(Dataset[Any]):
     """The job's training data by the part: its rows, augmented and collated."""
 
     def __init__(self, job: Job) -> None:
-        self.job, self.dataset, self.epoch = job, job.train, -1
+        self.job, self.epoch = job, -1
+        self.dataset: Any = job.train
+        self.keyed = KeyedRandom()
 
     def __getitem__(self, part: Part) -> tuple[Part, Any]:
-        data: Any = self.dataset
         if part.epoch != self.epoch:
             self.epoch = part.epoch
-            set_epoch = next(filter(None, (getattr(each, "set_epoch", None) for each in nested(data))), None)
+            set_epoch = next(filter(None, (getattr(each, "set_epoch", None) for each in nested(self.dataset))), None)
             if set_epoch:
                 set_epoch(part.epoch)
-        rows = part.indices.tolist()
-        samples = list(data.__getitems__(rows)) if hasattr(data, "__getitems__") else [data[row] for row in rows]
-        if self.job.augment:  # keyed by the sample, so that an image is cropped alike on any number of ranks
-            keys = [key(self.job.seed, "augment", part.epoch, row) for row in rows]
-            samples = [self.job.augment(s, Generator().manual_seed(k)) for s, k in zip(samples, keys, strict=True)]
-        return part, (self.job.collate or default_collate)(samples)
+        return part, self.keyed(lambda: self.collated(part))
+
+    def collated(self, part: Part) -> Any:
+        """The samples, augmented and collated. What they draw is keyed by the sample: alike on any number of ranks."""
+        rows, repeats = part.indices.tolist(), part.indices * 0 if part.repeats is None else part.repeats
+        keys = [(self.epoch, row, again) if again else (self.epoch, row) for row, again in zip(rows, repeats.tolist())]
+        if self.keyed.drawn or not hasattr(self.dataset, "__getitems__"):
+            samples = [self.sample(path) for path in keys]
+        else:
+            samples = list(self.dataset.__getitems__(rows))
+        if self.job.augment:
+            samples = [self.augmented(*pair) for pair in zip(samples, keys, strict=True)]
+        self.keyed.seed(self.job.seed, "collate", *keys[0])
+        return (self.job.collate or default_collate)(samples)
+
+    def sample(self, path: tuple[int, ...]) -> Any:
+        """path: the epoch, the row, and how often it has come before in the epoch, if it has."""
+        self.keyed.seed(self.job.seed, "sample", *path)
+        data, row = self.dataset, path[1]
+        return data.__getitems__([row])[0] if hasattr(data, "__getitems__") else data[row]
+
+    def augmented(self, sample: Any, path: tuple[int, ...]) -> Any:
+        assert self.job.augment
+        self.keyed.seed(self.job.seed, "augment", *path)
+        return self.job.augment(sample, Generator().manual_seed(key(self.job.seed, "augment", *path)))
 
 
 def as_it_is(data: Any) -> Any:
@@ -455,7 +481,8 @@ def evaluate(job: Job, state: dict[str, Any], world: World) -> dict[str, float]:
     by_row = [name for name in job.metrics if name not in whole]
     mine: list[tuple[list[float], dict[str, Any]]] = []  # of each chunk: its sums, and what torchmetrics counted
     with torch.no_grad():
-        for batch in loaded(replace(job, train=job.evaluation, augment=None), chunks(job, world), world.device):
+        evaluated = replace(job, train=job.evaluation, augment=None, order=None)
+        for batch in loaded(evaluated, chunks(job, world), world.device):
             output = job.forward(model, batch)
             states = {name: counted(job.metrics[name], output, batch) for name in whole}
             mine.append((sums(job, by_row, output, batch), states))
@@ -507,6 +534,7 @@ def merged(metric: Any, states: list[dict[str, Any]]) -> float:
     metric.to("cpu")
     for state in reversed(states):  # a state that is merged goes before what is there
         metric.merge_state(state)
+    metric.distributed_available_fn = lambda: False  # the states are of all ranks: it must not add them up again
     with warnings.catch_warnings():  # it has merged, and not been updated
         warnings.simplefilter("ignore")
         return float(metric.compute())
@@ -542,9 +570,10 @@ def cut(rows: int, parts: int) -> tuple[int, ...]:
 class Schedule:
     """The schedule of one training.
 
-    length: samples in the dataset. global_batch: rows of one step over all ranks. world_size: number of ranks.
-    micro_batch: the most rows of a micro-batch on one rank; None: no limit. last: whether to keep or drop an incomplete
-    last batch. weight: of a sample, by its index. shuffle: False keeps the dataset's order in every epoch.
+    length: rows of an epoch: the samples in the dataset, unless `ordered` says another number. global_batch: rows of
+    one step over all ranks. world_size: number of ranks. micro_batch: the most rows of a micro-batch on one rank; None:
+    no limit. last: whether to keep or drop an incomplete last batch. weight: of a sample, by its index. shuffle: False
+    keeps the dataset's order in every epoch. ordered: the order of an epoch, where the job has its own.
     """
 
     length: int
@@ -555,6 +584,7 @@ class Schedule:
     last: Literal["keep", "drop"] = "keep"
     weight: Callable[[int], float] | None = None
     shuffle: bool = True
+    ordered: Ordered | None = None
 
     @property
     def steps_per_epoch(self) -> int:
@@ -569,6 +599,8 @@ class Schedule:
 
     def order(self, epoch: int) -> NDArray[np.int64]:
         """Returns the samples' indices in the order of this epoch, the same on every rank. shape [length]"""
+        if self.ordered:
+            return self.ordered.indices(self.length, self.global_batch, self.seed, epoch)
         return _order(self.length, self.seed, epoch) if self.shuffle else np.arange(self.length)
 
     def _global_batch(self, epoch: int, number: int) -> NDArray[np.int64]:
@@ -589,9 +621,11 @@ class Schedule:
         total = self._weigh(whole)
         if not total > 0:
             raise UserError(f"the weights of the rows of step {number} add up to {total}; a mean needs more than 0")
+        repeats = self.ordered.repeats(self.global_batch, self.seed, epoch) if self.ordered else None
         parts, at = [], 0
         for micro, rows in enumerate(cut(len(mine), self.micro_batches)):
             indices = mine[at : at + rows]
+            place = number * self.global_batch + first + at
             at += rows
             weight = self._weigh(indices)
             last = micro == self.micro_batches - 1
@@ -606,6 +640,7 @@ class Schedule:
                     share=weight * self.world_size / total,
                     completes_step=last,
                     completes_epoch=last and number == self.steps_per_epoch - 1,
+                    repeats=repeats[place : place + rows] if repeats is not None and rows else None,
                 )
             )
         return parts
@@ -642,17 +677,97 @@ class Schedule:
         return float(len(indices)) if self.weight is None else float(sum(self.weight(int(i)) for i in indices))
 
 
+@dataclass(frozen=True)
+class Ordered:
+    """Job.order, of a dataset of `samples` samples: Weighted, ByLength or a function."""
+
+    by: Any
+    samples: int
+
+    def indices(self, rows: int, batch: int, seed: int, epoch: int) -> NDArray[np.int64]:
+        """Returns the `rows` indices of an epoch. Raises UserError where a function gives another number of them."""
+        found = _own_order(self.by, self.samples, batch, seed, epoch)
+        if len(found) != rows:
+            raise UserError(f"the job's order gave {rows} indices for epoch 0, and {len(found)} for epoch {epoch}")
+        return found
+
+    def repeats(self, batch: int, seed: int, epoch: int) -> NDArray[np.int64] | None:
+        """Returns how often each row of an epoch has come before in it; None for ByLength, where none comes again."""
+        return None if isinstance(self.by, ByLength) else _repeats(self.by, self.samples, batch, seed, epoch)
+
+
 def schedule_of(job: Job, world_size: int) -> Schedule:
     """Returns the schedule of a job on `world_size` ranks."""
     numbers = (job.global_batch, world_size, job.seed, job.micro_batch, job.last, job.weight, job.shuffle)
-    return Schedule(len(job.train), *numbers)
+    if job.order is None:
+        return Schedule(len(job.train), *numbers)
+    rows = len(_own_order(job.order, len(job.train), job.global_batch, job.seed, 0))
+    if job.last == "drop" and rows < job.global_batch:
+        raise UserError(
+            f"last=drop leaves no step: order gives {rows} rows, fewer than global_batch {job.global_batch}"
+        )
+    return Schedule(rows, *numbers, Ordered(job.order, len(job.train)))
+
+
+def _generator(seed: int, epoch: int) -> torch.Generator:
+    return torch.Generator().manual_seed(key(seed, "order", epoch))
 
 
 @lru_cache(maxsize=2)
 def _order(length: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    generator = torch.Generator().manual_seed(key(seed, "order", epoch))
-    order: NDArray[np.int64] = torch.randperm(length, generator=generator).numpy()
+    order: NDArray[np.int64] = torch.randperm(length, generator=_generator(seed, epoch)).numpy()
     return order
+
+
+@lru_cache(maxsize=3)
+def _own_order(by: Any, samples: int, batch: int, seed: int, epoch: int) -> NDArray[np.int64]:
+    """Returns the indices of an epoch in the job's own order. Raises UserError for those that the dataset lacks."""
+    generator = _generator(seed, epoch)
+    if isinstance(by, Weighted):
+        totals = np.cumsum(np.asarray(by.weights, dtype=np.float64))
+        drawn = torch.rand(by.num_samples or samples, dtype=torch.float64, generator=generator).numpy() * totals[-1]
+        chosen: NDArray[np.int64] = np.searchsorted(totals, drawn, side="right").clip(max=samples - 1)
+        return chosen
+    if isinstance(by, ByLength):
+        rank = np.empty(samples, dtype=np.int64)
+        rank[np.argsort(np.asarray(by.lengths), kind="stable")] = np.arange(samples)
+        shuffled = torch.randperm(samples, generator=generator).numpy()
+        kept, rest = np.split(shuffled, [samples - samples % batch])
+        by_bucket = kept[np.argsort(rank[kept] * by.buckets // samples, kind="stable")]
+        places = torch.randperm(len(kept) // batch, generator=generator).numpy()
+        return np.concatenate([by_bucket.reshape(-1, batch)[places].reshape(-1), rest])
+    found = np.asarray(by(epoch, generator), dtype=np.int64).reshape(-1)
+    if not len(found) or found.min() < 0 or found.max() >= samples:
+        raise UserError(f"the job's order gives indices for epoch {epoch} that are not all of 0 to {samples - 1}")
+    return found
+
+
+@lru_cache(maxsize=2)
+def _repeats(by: Any, samples: int, batch: int, seed: int, epoch: int) -> NDArray[np.int64]:
+    order = _own_order(by, samples, batch, seed, epoch)
+    places = np.argsort(order, kind="stable")
+    repeats = np.empty(len(order), dtype=np.int64)
+    repeats[places] = np.arange(len(order)) - np.searchsorted(order[places], order[places], side="left")
+    return repeats
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# samestep/errors.py
+
+"""The errors that a user sees: each is one sentence that names the problem and its fix.
+"""
+
+
+class UserError(Exception):
+    """A mistake in the user's input. The command prints the sentence and exits with 2."""
+
+
+def nearest(word: str, known: list[str]) -> str:
+    """Returns a hint for an unknown name: the closest known name, or all of them."""
+    from difflib import get_close_matches
+
+    close = get_close_matches(word, known, n=1)
+    return f"did you mean '{close[0]}'?" if close else f"known are: {', '.join(known)}"
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -670,6 +785,7 @@ class Part:
     computes other ranks' rows times zero. weight: the sum of their weights.
     share: weight x world size / weight of the whole step. An engine averages gradients over the ranks, so the mean
     over this rank's rows, times its share, averages to the exact mean over the global batch.
+    repeats: how often each row has come before in this epoch; None where every row comes once.
     """
 
     epoch: int
@@ -681,6 +797,7 @@ class Part:
     share: float
     completes_step: bool
     completes_epoch: bool
+    repeats: NDArray[np.int64] | None = None
 
 
 @dataclass(frozen=True)
@@ -742,10 +859,316 @@ class Recipe:
 
 @dataclass(frozen=True)
 class LRSchedule:
-    """The learning-rate schedule: `make(optimizer)` returns a torch scheduler, stepped after every step or epoch."""
+    """The learning-rate schedule: `make(optimizer)` returns a torch scheduler, stepped after every step or epoch.
+
+    every='evaluation': stepped after every evaluation; ReduceLROnPlateau, which needs a metric, with that of the name
+    `metric`.
+    """
 
     make: Callable[[Optimizer], LRScheduler]
-    every: Literal["step", "epoch"] = "step"
+    every: Literal["step", "epoch", "evaluation"] = "step"
+    metric: str = "loss"
+
+
+@dataclass(frozen=True, eq=False)
+class Weighted:
+    """An epoch's order: rows drawn with replacement, by their weights, as torch's WeightedRandomSampler draws them.
+
+    weights: of every sample, 0 or above. num_samples: rows of an epoch; None: as many as the dataset has.
+    """
+
+    weights: Sequence[float]
+    num_samples: int | None = None
+
+    def check(self, samples: int) -> None:
+        _check_one_each("Weighted", "weights", self.weights, samples)
+        if self.num_samples is not None and self.num_samples < 1:
+            raise UserError(f"Weighted(num_samples={self.num_samples}): an epoch has 1 row or more")
+        weights = self.weights.tolist() if hasattr(self.weights, "tolist") else self.weights
+        if not min(weights) >= 0 or not 0 < sum(weights) < float("inf"):
+            raise UserError("Weighted: the weights must be 0 or above, and some of them above 0")
+
+
+@dataclass(frozen=True, eq=False)
+class ByLength:
+    """An epoch's order: batches of rows of like lengths, so that little is padded; every row once.
+
+    lengths: of every sample. buckets: into so many parts of equal size the rows are sorted by length; within one they
+    are shuffled, and so are the batches. The incomplete last batch has rows of any length.
+    """
+
+    lengths: Sequence[float]
+    buckets: int = 10
+
+    def check(self, samples: int) -> None:
+        _check_one_each("ByLength", "lengths", self.lengths, samples)
+        if self.buckets < 1:
+            raise UserError(f"ByLength(buckets={self.buckets}): give 1 bucket or more")
+
+
+def _check_one_each(what: str, field: str, values: Sequence[float], samples: int) -> None:
+    if len(values) != samples:
+        raise UserError(f"{what} has {len(values)} {field}, and the dataset {samples} samples; give one for each")
+
+
+def counts_by_itself(metric: Any) -> bool:
+    """Whether a metric is a torchmetrics one, with a state over many batches, not a function of each row."""
+    return hasattr(metric, "merge_state")
+
+
+def reads_batch(metric: Any) -> bool:
+    """Whether a torchmetrics metric is updated with (output, batch), because its update's second argument is `batch`;
+    others are with (output, batch.targets)."""
+    return "batch" in inspect.signature(metric.update).parameters
+
+
+def apply_to_inputs(model: nn.Module, batch: Batch) -> Any:
+    """Calls the model with the batch's inputs: the default `forward`."""
+    return model(batch.inputs)
+
+
+@dataclass(frozen=True)
+class StepInfo:
+    """What Job.on_step is given after each optimizer step, on rank 0.
+
+    step: how many have been taken. epoch: counted from 0. loss: the mean over rank 0's rows. rates: the learning rate
+    of each parameter group in this step. rows: of the step, over all ranks. seconds: of the step, and wait_s: how many
+    of them it waited for data.
+    """
+
+    step: int
+    epoch: int
+    loss: float
+    rates: tuple[float, ...]
+    rows: int
+    seconds: float
+    wait_s: float
+
+    @property
+    def samples_per_second(self) -> float:
+        return self.rows / self.seconds if self.seconds else 0.0
+
+
+@dataclass(frozen=True)
+class Job:
+    """A training job. See docs/job.md for each field with an example. Raises UserError for invalid values.
+
+    model: builds the network, with identical weights at every call.
+    criterion: (output, batch) -> scalar, the mean over the rows of the batch.
+    metrics: name -> (output, batch) -> one value per row (shape [rows]), or a torchmetrics metric, which is called with
+        (output, batch.targets), or with (output, batch) where its update's second argument is named batch; evaluation
+        sums them exactly.
+    global_batch: rows of one optimizer step, over all ranks.
+    micro_batch: the most rows that a rank processes at once; None: all of its rows.
+    ema: the decay of an exponential moving average of the weights, which is evaluated and saved in their place.
+    save: what weights.safetensors holds: all weights and buffers, or the trainable ones, as of a LoRA.
+    clip_norm: the global norm that gradients are clipped to before the optimizer steps.
+    weight: (index) -> the weight of a training sample in the criterion's mean (for instance its tokens); None: every
+        row weighs 1. evaluation_weight: the same for the evaluation's samples.
+    augment: (sample, generator) -> sample; the generator is seeded by (seed, epoch, index), never by rank or worker.
+    max_steps: optimizer steps after which the training ends, whatever `epochs` is; None: after `epochs`.
+    last: keep or drop an epoch's incomplete last batch.
+    order: an epoch's rows in their order: Weighted, ByLength, or (epoch, generator) -> indices; None: by `shuffle`.
+    shuffle: whether each epoch is shuffled anew; False: the dataset's order, as a Stream needs.
+    sync_batchnorm: BatchNorm's statistics over all ranks' rows, with torch's SyncBatchNorm (on GPUs only).
+    workers: loader processes per rank; 0 loads in the training process, where a plain TensorDataset is always indexed.
+    prefetch: batches that each loader process loads in advance.
+    on_step: (StepInfo) -> None, called on rank 0 of `run` after each step, some steps late. on_evaluation:
+        (step, metrics) -> None, called there after each evaluation. What they raise does not end the training.
+    """
+
+    model: Callable[[], nn.Module]
+    criterion: Callable[[Any, Batch], Tensor]
+    optimizer: Recipe
+    train: Dataset
+    global_batch: int
+    evaluation: Dataset | None = None
+    forward: Callable[[nn.Module, Batch], Any] = apply_to_inputs
+    metrics: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    collate: Callable[[list[Any]], Any] | None = None
+    augment: Callable[[Any, Generator], Any] | None = None
+    weight: Callable[[int], float] | None = None
+    evaluation_weight: Callable[[int], float] | None = None
+    scheduler: LRSchedule | None = None
+    epochs: int = 1
+    max_steps: int | None = None
+    ema: float | None = None
+    save: Literal["all", "trainable"] = "all"
+    seed: int = 0
+    micro_batch: int | None = None
+    clip_norm: float | None = None
+    last: Literal["keep", "drop"] = "keep"
+    order: Weighted | ByLength | Callable[[int, Generator], Sequence[int]] | None = None
+    shuffle: bool = True
+    sync_batchnorm: bool = False
+    workers: int = 0
+    prefetch: int = 2
+    on_step: Callable[[StepInfo], None] | None = None
+    on_evaluation: Callable[[int, dict[str, float]], None] | None = None
+
+    def __post_init__(self) -> None:
+        check_optimizer(self.optimizer, isinstance(self.optimizer, Recipe))
+        check_functions(self.model, self.criterion)
+        check_dataset("train", self.train)
+        if self.evaluation is not None:
+            check_dataset("evaluation", self.evaluation)
+        if self.shuffle and any(getattr(each, "one_order", False) for each in nested(self.train)):
+            raise UserError("a Stream cannot be shuffled: it is read in its order; set Job(shuffle=False)")
+        for name in ("global_batch", "epochs", "max_steps", "micro_batch", "clip_norm", "prefetch"):
+            value = getattr(self, name)
+            if name != "clip_norm" and value is not None and not isinstance(value, int):
+                raise UserError(f"{name} is {value!r}, a {type(value).__name__}; it must be a whole number")
+            if value is not None and not value > 0:
+                raise UserError(f"{name} is {value}; it must be above 0")
+        if not isinstance(self.workers, int) or self.workers < 0:
+            raise UserError(f"workers is {self.workers!r}; it must be a whole number, 0 or above")
+        for name in {"loss", "step"} & {*self.metrics}:
+            raise UserError(
+                f"a metric is called '{name}', a name that the evaluation curve uses itself; give it another name"
+            )
+        if self.last not in ("keep", "drop"):
+            raise UserError(f"last is '{self.last}'; it must be 'keep' or 'drop'")
+        if self.save not in ("all", "trainable"):
+            raise UserError(f"save is '{self.save}'; it must be 'all' or 'trainable'")
+        if self.ema is not None and not 0 < self.ema < 1:
+            raise UserError(f"ema is {self.ema}; it is a decay between 0 and 1, such as 0.999")
+        self._check_scheduler()
+        if self.order is not None and not self.shuffle:
+            raise UserError("order and shuffle=False each say the order of the rows; leave out one of them")
+        if isinstance(self.order, Weighted | ByLength):
+            self.order.check(len(self.train))
+        if self.last == "drop" and self.order is None and len(self.train) < self.global_batch:
+            raise UserError(
+                f"last=drop leaves no step: the dataset has {len(self.train)} rows, fewer than global_batch "
+                f"{self.global_batch}; set a smaller global_batch or last=keep"
+            )
+
+    def _check_scheduler(self) -> None:
+        if self.scheduler is None:
+            return
+        if not isinstance(self.scheduler, LRSchedule):
+            raise UserError(
+                f"scheduler is {shown(self.scheduler)}; it is built with the optimizer: write "
+                "scheduler=LRSchedule(lambda optimizer: CosineAnnealingLR(optimizer, 100))"
+            )
+        every, metric = self.scheduler.every, self.scheduler.metric
+        if every not in ("step", "epoch", "evaluation"):
+            raise UserError(f"the scheduler's every is '{every}'; it must be 'step', 'epoch' or 'evaluation'")
+        if every == "evaluation" and self.evaluation is None:
+            raise UserError("the scheduler's every is 'evaluation', and the job has none; give it Job(evaluation=…)")
+        if every == "evaluation" and metric not in ("loss", *self.metrics):
+            raise UserError(f"the scheduler's metric is '{metric}'; {nearest(metric, ['loss', *self.metrics])}")
+
+    def steps(self, steps_per_epoch: int) -> int:
+        """Returns the optimizer steps of the whole training."""
+        return self.max_steps or self.epochs * steps_per_epoch
+
+    def lr_scheduler(self, optimizer: Optimizer) -> LRScheduler:
+        """Builds the job's scheduler of `optimizer` for the training loop; a constant one where the job has none, and
+        where evaluations step it, outside of the loop."""
+        from torch.optim.lr_scheduler import LambdaLR
+
+        if self.scheduler is None or self.scheduler.every == "evaluation":
+            return LambdaLR(optimizer, lambda _: 1.0)
+        return self.scheduler.make(optimizer)
+
+    def moves_lr(self, batch: Batch) -> bool:
+        """Whether the scheduler steps after this batch: when it completes a step, or an epoch."""
+        if self.scheduler is None or self.scheduler.every == "evaluation":
+            return False
+        return batch.completes_step if self.scheduler.every == "step" else batch.completes_epoch
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# samestep/data/keyed_random.py
+
+"""Keys the global random generators by sample, for datasets whose transforms draw from them.
+
+Many transforms, torchvision's among them, draw from Python's `random`, numpy's global generator or torch's default one.
+What these give depends on the process and on all that was drawn before, so that another number of ranks or of loader
+workers would be another training. Here each sample is read with the generators seeded by (seed, epoch, index).
+"""
+
+
+Result = TypeVar("Result")
+CHECKED_FIRST = CHECKED_EVERY = 8  # batches: saving and comparing the three states takes 0.1 to 0.3 ms
+
+
+class KeyedRandom:
+    """Seeds the global generators that a dataset draws from, and restores them.
+
+    drawn: the names of those that it has drawn from so far. The others are neither seeded nor restored. Which these are
+    is found by comparing all states before and after the first batches, and every eighth later.
+    """
+
+    def __init__(self) -> None:
+        self.drawn: frozenset[str] = frozenset()
+        self._calls = 0
+
+    def __call__(self, read: Callable[[], Result]) -> Result:
+        """Returns read(), which calls seed() before each sample, and restores the generators.
+
+        A read that is seen to draw from a generator for the first time is repeated, with this generator seeded.
+        """
+        checks = self._calls < CHECKED_FIRST or self._calls % CHECKED_EVERY == 0
+        self._calls += 1
+        while True:
+            saved = {name: GENERATORS[name].state() for name in (GENERATORS if checks else self.drawn)}
+            try:
+                result = read()
+            finally:
+                changed = {
+                    name
+                    for name, state in saved.items()
+                    if name in self.drawn or not _same_state(state, GENERATORS[name].state())
+                }
+                for name in changed:
+                    GENERATORS[name].restore(saved[name])
+            if changed <= self.drawn:
+                return result
+            self.drawn |= changed
+
+    def seed(self, *path: int | str) -> None:
+        """Seeds the generators in `drawn` for a path such as (seed, 'sample', epoch, index)."""
+        if self.drawn:
+            number = key(*path)
+            for name in self.drawn:
+                GENERATORS[name].seed(number)
+
+
+class GlobalGenerator(NamedTuple):
+    """A global random generator. restore: takes what `state` returned."""
+
+    seed: Callable[[int], Any]
+    state: Callable[[], Any]
+    restore: Callable[[Any], Any]
+
+
+GENERATORS: Mapping[str, GlobalGenerator] = {
+    "random": GlobalGenerator(random.seed, random.getstate, random.setstate),
+    "numpy": GlobalGenerator(lambda number: np.random.seed(number % 2**32), np.random.get_state, np.random.set_state),
+    # The generator itself: torch.manual_seed also queues a seed for CUDA, which takes 70 µs.
+    "torch": GlobalGenerator(
+        lambda number: torch.default_generator.manual_seed(number),
+        torch.default_generator.get_state,
+        lambda state: torch.default_generator.set_state(state),
+    ),
+}
+
+
+def _same_state(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one[1], np.ndarray):  # numpy's state: a name, the keys, and numbers
+        return bool(one[2:] == other[2:] and np.array_equal(one[1], other[1]))
+    return bool(one == other)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# samestep/job/checks.py
+
+"""Checks the values that a Job is made of; each error names what to write instead.
+"""
 
 
 def nested(dataset: Any) -> Iterator[Any]:
@@ -775,23 +1198,12 @@ def check_dataset(name: str, dataset: Any) -> None:
         raise UserError(f"the {name} dataset has no rows" + ("; leave it out (None)" if name != "train" else ""))
 
 
-def counts_by_itself(metric: Any) -> bool:
-    """Whether a metric is a torchmetrics one, with a state over many batches, not a function of each row."""
-    return hasattr(metric, "merge_state")
-
-
-def reads_batch(metric: Any) -> bool:
-    """Whether a torchmetrics metric is updated with (output, batch), because its update's second argument is `batch`;
-    others are with (output, batch.targets)."""
-    return "batch" in inspect.signature(metric.update).parameters
-
-
-def _is_a(value: Any, name: str) -> bool:
+def is_a(value: Any, name: str) -> bool:
     """Whether `value` is an instance of torch's class `name`. A job is checked without importing torch."""
     return any(base.__name__ == name and base.__module__.startswith("torch.") for base in type(value).__mro__)
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
     """Returns what a value is, for a sentence: 'the class SGD', 'a function', 'an instance of Net', …"""
     if isinstance(value, type):
         return f"the class {value.__name__}"
@@ -804,155 +1216,48 @@ def _shown(value: Any) -> str:
     )
 
 
-def _check_optimizer(optimizer: Any) -> None:
-    """Raises UserError with the line to write where a Job's optimizer is no Recipe of a class and its settings."""
-    recipe = isinstance(optimizer, Recipe)
+def check_optimizer(optimizer: Any, recipe: bool) -> None:
+    """Raises UserError with the line to write where a Job's optimizer is no Recipe of a class and its settings.
+
+    recipe: whether it is a Recipe.
+    """
     given = optimizer.cls if recipe else optimizer
     if recipe and isinstance(given, type) and isinstance(optimizer.settings, Mapping):
         return
-    built = _is_a(given, "Optimizer")
+    built = is_a(given, "Optimizer")
     cls = given if isinstance(given, type) else type(given) if built else None
     name = cls.__name__ if cls else "AdamW"
     known = cls is None or cls.__module__.startswith("torch.optim")
     lr = given.defaults.get("lr", 1e-3) if built else 1e-3
     if recipe and isinstance(given, type):
-        what = f"the optimizer's settings are {_shown(optimizer.settings)}, not a dict"
+        what = f"the optimizer's settings are {shown(optimizer.settings)}, not a dict"
     else:
-        what = f"optimizer is {'a Recipe of ' if recipe else ''}{_shown(given)}"
+        what = f"optimizer is {'a Recipe of ' if recipe else ''}{shown(given)}"
     raise UserError(
         f"{what}; each engine builds the optimizer itself, some after they have sharded the model: write "
         f'optimizer=Recipe({"torch.optim." if known else ""}{name}, {{"lr": {float(lr):g}}})'
     )
 
 
-def _check_functions(job: Job) -> None:
+def check_functions(model: Any, criterion: Any) -> None:
     """Raises UserError with the line to write where a Job has a module, or one of torch's losses, for a function."""
-    if _is_a(job.model, "Module") or not callable(job.model):
+    if is_a(model, "Module") or not callable(model):
         raise UserError(
-            f"model is {_shown(job.model)}; engines build it, each time with the same weights: write a function, "
+            f"model is {shown(model)}; engines build it, each time with the same weights: write a function, "
             "def model(): torch.manual_seed(0); return Net()"
         )
-    cls = job.criterion if isinstance(job.criterion, type) else type(job.criterion)
-    name = cls.__name__ if cls.__module__.startswith("torch.nn") else getattr(job.criterion, "__name__", "")
+    cls = criterion if isinstance(criterion, type) else type(criterion)
+    name = cls.__name__ if cls.__module__.startswith("torch.nn") else getattr(criterion, "__name__", "")
     call = ""
     if cls.__module__ == "torch.nn.modules.loss":
         call = f"nn.{name}()"
-    elif getattr(job.criterion, "__module__", None) == "torch.nn.functional":
+    elif getattr(criterion, "__module__", None) == "torch.nn.functional":
         call = f"F.{name}"
-    if call or not callable(job.criterion):
+    if call or not callable(criterion):
         raise UserError(
-            f"criterion is {call or _shown(job.criterion)}, and is called with (output, batch), not with the targets: "
+            f"criterion is {call or shown(criterion)}, and is called with (output, batch), not with the targets: "
             f"write criterion=lambda output, batch: {call or 'F.cross_entropy'}(output, batch.targets)"
         )
-    if job.scheduler is not None and not isinstance(job.scheduler, LRSchedule):
-        raise UserError(
-            f"scheduler is {_shown(job.scheduler)}; it is built with the optimizer: write "
-            "scheduler=LRSchedule(lambda optimizer: CosineAnnealingLR(optimizer, 100))"
-        )
-
-
-def apply_to_inputs(model: nn.Module, batch: Batch) -> Any:
-    """Calls the model with the batch's inputs: the default `forward`."""
-    return model(batch.inputs)
-
-
-@dataclass(frozen=True)
-class Job:
-    """A training job. See docs/job.md for each field with an example. Raises UserError for invalid values.
-
-    model: builds the network, with identical weights at every call.
-    criterion: (output, batch) -> scalar, the mean over the rows of the batch.
-    metrics: name -> (output, batch) -> one value per row (shape [rows]), or a torchmetrics metric, which is called with
-        (output, batch.targets), or with (output, batch) where its update's second argument is named batch; evaluation
-        sums them exactly.
-    global_batch: rows of one optimizer step, over all ranks.
-    micro_batch: the most rows that a rank processes at once; None: all of its rows.
-    clip_norm: the global norm that gradients are clipped to before the optimizer steps.
-    weight: (index) -> the weight of a training sample in the criterion's mean (for instance its tokens); None: every
-        row weighs 1. evaluation_weight: the same for the evaluation's samples.
-    augment: (sample, generator) -> sample; the generator is seeded by (seed, epoch, index), never by rank or worker.
-    last: keep or drop an epoch's incomplete last batch.
-    shuffle: whether each epoch is shuffled anew; False: the dataset's order, as a Stream needs.
-    sync_batchnorm: BatchNorm's statistics over all ranks' rows, with torch's SyncBatchNorm (on GPUs only).
-    workers: loader processes per rank; 0 loads in the training process, where a plain TensorDataset is always indexed.
-    prefetch: batches that each loader process loads in advance.
-    """
-
-    model: Callable[[], nn.Module]
-    criterion: Callable[[Any, Batch], Tensor]
-    optimizer: Recipe
-    train: Dataset
-    global_batch: int
-    evaluation: Dataset | None = None
-    forward: Callable[[nn.Module, Batch], Any] = apply_to_inputs
-    metrics: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
-    collate: Callable[[list[Any]], Any] | None = None
-    augment: Callable[[Any, Generator], Any] | None = None
-    weight: Callable[[int], float] | None = None
-    evaluation_weight: Callable[[int], float] | None = None
-    scheduler: LRSchedule | None = None
-    epochs: int = 1
-    seed: int = 0
-    micro_batch: int | None = None
-    clip_norm: float | None = None
-    last: Literal["keep", "drop"] = "keep"
-    shuffle: bool = True
-    sync_batchnorm: bool = False
-    workers: int = 0
-    prefetch: int = 2
-
-    def __post_init__(self) -> None:
-        _check_optimizer(self.optimizer)
-        _check_functions(self)
-        check_dataset("train", self.train)
-        if self.evaluation is not None:
-            check_dataset("evaluation", self.evaluation)
-        if self.shuffle and any(getattr(each, "one_order", False) for each in nested(self.train)):
-            raise UserError("a Stream cannot be shuffled: it is read in its order; set Job(shuffle=False)")
-        for name in ("global_batch", "epochs", "micro_batch", "clip_norm", "prefetch"):
-            value = getattr(self, name)
-            if name != "clip_norm" and value is not None and not isinstance(value, int):
-                raise UserError(f"{name} is {value!r}, a {type(value).__name__}; it must be a whole number")
-            if value is not None and not value > 0:
-                raise UserError(f"{name} is {value}; it must be above 0")
-        if not isinstance(self.workers, int) or self.workers < 0:
-            raise UserError(f"workers is {self.workers!r}; it must be a whole number, 0 or above")
-        for name in {"loss", "step"} & {*self.metrics}:
-            raise UserError(
-                f"a metric is called '{name}', a name that the evaluation curve uses itself; give it another name"
-            )
-        if self.last not in ("keep", "drop"):
-            raise UserError(f"last is '{self.last}'; it must be 'keep' or 'drop'")
-        if self.scheduler is not None and self.scheduler.every not in ("step", "epoch"):
-            raise UserError(f"the scheduler's every is '{self.scheduler.every}'; it must be 'step' or 'epoch'")
-        if self.last == "drop" and len(self.train) < self.global_batch:
-            raise UserError(
-                f"last=drop leaves no step: the dataset has {len(self.train)} rows, fewer than global_batch "
-                f"{self.global_batch}; set a smaller global_batch or last=keep"
-            )
-
-    def lr_scheduler(self, optimizer: Optimizer) -> LRScheduler:
-        """Builds the job's scheduler of `optimizer`; a constant one where the job has none."""
-        from torch.optim.lr_scheduler import LambdaLR
-
-        return self.scheduler.make(optimizer) if self.scheduler else LambdaLR(optimizer, lambda _: 1.0)
-
-    def moves_lr(self, batch: Batch) -> bool:
-        """Whether the scheduler steps after this batch: when it completes a step, or an epoch."""
-        if self.scheduler is None:
-            return False
-        return batch.completes_step if self.scheduler.every == "step" else batch.completes_epoch
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# samestep/errors.py
-
-"""The errors that a user sees: each is one sentence that names the problem and its fix.
-"""
-
-
-class UserError(Exception):
-    """A mistake in the user's input. The command prints the sentence and exits with 2."""
 
 
 # ----------------------------------------------------------------------------------------------------------------------
