@@ -1,4 +1,4 @@
-"""Jobs whose criterion needs all rows of a step: contrastive, two towers with a learned temperature, balanced experts."""
+"""Jobs whose criterion needs all rows of a step: contrastive, two towers with a learned scale, balanced experts."""
 
 from __future__ import annotations
 
@@ -90,14 +90,3 @@ def balanced_experts() -> Job:
         return F.cross_entropy(logits, batch.targets) + 4 * (taken * probable.mean(0)).sum() + 0.1 * size
 
     return _job(Experts, criterion, 53)
-
-
-def looks_aside() -> Job:
-    """Its forward centres a rank's rows, which no gathering of outputs can mend."""
-
-    class Centred(nn.Linear):
-        def forward(self, x: Tensor) -> Tensor:
-            found = super().forward(x)
-            return found - found.mean(0)
-
-    return _job(lambda: Centred(20, 3), lambda output, batch: F.cross_entropy(output, batch.targets))

@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from conformance import jobs_gathered
-from ranks import Ranks, engine_facts, prove
+from mutations.faults import Fault
+from mutations.plant import patched
+from ranks import Ranks, RanksFailed, engine_facts, prove
 from samestep import reference
 from samestep.engine import Layout
 from samestep.errors import UserError
@@ -19,16 +21,7 @@ from samestep.job import Job
 JOBS = f"{Path(__file__).parent}/jobs_gathered.py"
 NAMES = ("clip", "supervised_contrastive", "balanced_experts")
 FAST = {("clip", "ddp"), ("supervised_contrastive", "ddp"), ("balanced_experts", "fsdp")}
-ENGINES = {
-    "ddp": {},
-    "fsdp": {},
-    "zero": {},
-    "accelerate": {},
-    "fabric": {},
-    "lightning": {},
-    "deepspeed": {},
-    "horovod": {},
-}
+ENGINES = ("ddp", "fsdp", "zero", "accelerate", "fabric", "lightning", "deepspeed", "horovod")
 CASES = [
     pytest.param(name, engine, size, marks=() if size == 2 and (name, engine) in FAST else pytest.mark.check)
     for name in NAMES
@@ -50,6 +43,46 @@ def test_ranks_take_the_references_step(
         with Ranks(size, engine=engine) as own:
             verdict = prove(reference_rank, own, f"{JOBS}:{name}", engine)
     assert verdict.verdict == "same", verdict
+
+
+GATHER = "rank/gather.py"
+FAULTS = [
+    ("clip", "ranks not multiplied", "training.py", "share = float(self.world.size)", "share = 1.0", "differs"),
+    ("clip", "no graph of its own", GATHER, "parts[world.rank] = _tensor(own[n])", "parts[world.rank].sum()", "torch"),
+    ("clip", "temperature not shared out", GATHER, "averaged = [not by_row[n] and", "averaged = [False and", "differs"),
+    (
+        "supervised_contrastive",
+        "outputs in another order than the rows",
+        GATHER,
+        "leaves[n] = torch.cat(parts)",
+        "leaves[n] = torch.cat(parts[::-1] if n < of_output else parts)",
+        "differs",
+    ),
+    (
+        "supervised_contrastive",
+        "rows of a rank that has none",
+        GATHER,
+        "rows=part.rows,",
+        "rows=len(part.indices),",
+        "differs",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("job", "name", "file", "old", "new", "expected"),
+    [pytest.param(*f, marks=() if f is FAULTS[0] else pytest.mark.check, id=f[1]) for f in FAULTS],
+)
+def test_a_planted_fault_is_caught(
+    job: str, name: str, file: str, old: str, new: str, expected: str, reference_rank: Ranks, tmp_path: Path
+) -> None:
+    source = patched(Fault(name, file, old, new, named=(), cause=""), tmp_path)
+    with Ranks(2, source) as own:
+        try:
+            caught = prove(reference_rank, own, f"{JOBS}:{job}", "ddp").verdict
+        except RanksFailed as error:  # torch or the criterion refuses what the fault makes
+            caught = "torch" if "does not require grad" in str(error) else str(error)
+    assert caught == expected
 
 
 def without_dropout(name: str) -> Job:

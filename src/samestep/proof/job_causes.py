@@ -80,8 +80,8 @@ def _in_forward(separation: SeparationSeen, losses: _Losses) -> Sentence:
     if separation.moved:
         return _keeps_state(separation)
     return (
-        "the criterion sees all ranks' rows, and the forward pass only a rank's own: what it returns besides its rows is "
-        "no mean over them, or looks at other rows",
+        "the criterion sees all ranks' rows, and the forward pass only a rank's own: what it returns besides its rows "
+        "is no mean over them, or looks at other rows",
         "return what each row gives, and compute the rest in the criterion",
     )
 

@@ -120,7 +120,7 @@ class ReplicatedTraining:
 
     def _forward_and_backward(self, forward: Forward, replica: int, data: Any, weighs: float) -> float:
         """Adds to a replica's gradient, from its own state and random numbers. Returns the rows' mean loss."""
-        job, step, micro, rows = self.job, forward.step, forward.micro, forward.rows[replica]
+        job, step, micro = self.job, forward.step, forward.micro
         if not forward.outputs:
             self.states[replica].restore(self.model)
         for parameter, gradient in zip(self.parameters, self.gradients[replica]):

@@ -147,8 +147,8 @@ def _check_gathered(output: Any, data: Any, rows: int) -> None:
             )
     if not any(isinstance(leaf, Tensor) and leaf.dim() and len(leaf) == rows for leaf in tree_leaves(output)):
         raise UserError(
-            "gather_outputs puts the rows of all ranks together, and forward returns no tensor whose first dimension is "
-            "the rows; return what each row gives, such as its features, and compute the rest in the criterion"
+            "gather_outputs puts the rows of all ranks together, and forward returns no tensor whose first dimension "
+            "is the rows; return what each row gives, such as its features, and compute the rest in the criterion"
         )
 
 
