@@ -90,3 +90,19 @@ def balanced_experts() -> Job:
         return F.cross_entropy(logits, batch.targets) + 4 * (taken * probable.mean(0)).sum() + 0.1 * size
 
     return _job(Experts, criterion, 53)
+
+
+def padded() -> Job:
+    """Its rows are as long as the longest beside them."""
+
+    def collate(rows: list[Any]) -> dict[str, Tensor]:
+        inputs, targets = torch.stack([x for x, _ in rows]), torch.stack([y for _, y in rows])
+        longest = 2 + int(inputs.abs().max() * 100) % 17
+        return {"inputs": inputs, "padded": torch.zeros(len(rows), longest), "targets": targets}
+
+    return _job(
+        lambda: nn.Linear(20, 3),
+        lambda output, batch: F.cross_entropy(output, batch.data["targets"]),
+        forward=lambda model, batch: model(batch.data["inputs"]),
+        collate=collate,
+    )

@@ -12,11 +12,13 @@ import torch
 from conformance import jobs_gathered
 from mutations.faults import Fault
 from mutations.plant import patched
-from ranks import Ranks, RanksFailed, engine_facts, prove
+from ranks import Ranks, RanksFailed, engine_facts, proof_plan, prove, reference_plan
 from samestep import reference
 from samestep.engine import Layout
 from samestep.errors import UserError
 from samestep.job import Job
+from samestep.proof.trace import Expectation
+from samestep.tasks.eject.runtime import run as script
 
 JOBS = f"{Path(__file__).parent}/jobs_gathered.py"
 NAMES = ("clip", "supervised_contrastive", "balanced_experts")
@@ -64,7 +66,7 @@ FAULTS = [
         GATHER,
         "rows=part.rows,",
         "rows=len(part.indices),",
-        "differs",
+        "the criterion",
     ),
 ]
 
@@ -80,9 +82,31 @@ def test_a_planted_fault_is_caught(
     with Ranks(2, source) as own:
         try:
             caught = prove(reference_rank, own, f"{JOBS}:{job}", "ddp").verdict
-        except RanksFailed as error:  # torch or the criterion refuses what the fault makes
-            caught = "torch" if "does not require grad" in str(error) else str(error)
+        except RanksFailed as error:  # torch, or an assertion of the job's criterion, refuses what the fault makes
+            refused = {"does not require grad": "torch", "AssertionError": "the criterion"}
+            caught = next((by for words, by in refused.items() if words in str(error)), str(error))
     assert caught == expected
+
+
+def test_what_does_not_fit_together_is_refused() -> None:
+    with pytest.raises(UserError, match="all else must be of one size; pad to one length in collate"):
+        reference.play(jobs_gathered.padded(), Layout(2), 1)
+    with pytest.raises(UserError, match="verify it with one of them"):
+        reference.play(replace(jobs_gathered.clip(), sync_batchnorm=True), Layout(2), 1)
+
+
+def test_a_script_by_itself_refuses_other_ranks() -> None:
+    with pytest.raises(ValueError, match="leave gather_outputs out"):
+        script.Run(jobs_gathered.clip(), script.World(size=2))
+    script.Run(jobs_gathered.clip(), script.World())
+
+
+@pytest.mark.check
+def test_and_by_the_ranks_too(reference_rank: Ranks) -> None:
+    """What the reference has of another job only tells the dtype and the rate."""
+    other = Expectation(reference_rank.work(reference_plan(f"{JOBS}:clip", 2)), 0)
+    with Ranks(2) as own, pytest.raises(RanksFailed, match=r"Refused: step \d: gather_outputs finds a tensor of"):
+        own.work(proof_plan(other, f"{JOBS}:padded", "ddp", 2))
 
 
 def without_dropout(name: str) -> Job:
@@ -108,8 +132,3 @@ def test_the_reference_of_three_ranks_is_plain_training(name: str) -> None:
     )
     differs = [max(float((one.state[n] - p.state[n]).abs().max()) for n in one.state) for p in (three, apart)]
     assert differs[0] < 1e-13 < 1e-4 < differs[1]
-
-
-def test_it_needs_all_rows_at_once() -> None:
-    with pytest.raises(UserError, match="micro_batch is 4, and gather_outputs=True computes the loss over all rows"):
-        replace(jobs_gathered.clip(), micro_batch=4)

@@ -171,6 +171,18 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
         },
         "is sparse",
     ),
+    "all rows of an output that has none": (
+        {"gather_outputs": True, "forward": lambda model, batch: model(batch.inputs).mean(0)},
+        "forward returns no tensor whose first dimension is the rows; return what each row gives",
+    ),
+    "all rows of texts": (
+        {"gather_outputs": True, "forward": lambda model, batch: (model(batch.inputs), "a text")},
+        "gather_outputs gathers tensors, and the output or the batch holds a str; let forward and collate return",
+    ),
+    "all rows in parts": (
+        {"gather_outputs": True, "micro_batch": 4},
+        "micro_batch is 4, and gather_outputs=True computes the loss over all rows of a step at once",
+    ),
 }
 
 
