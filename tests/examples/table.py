@@ -54,7 +54,7 @@ class Port:
 ROWS16 = {"batch_size": "16"}
 PORTS: dict[str, Port] = {
     "plain": Port("a script for one GPU", "as is", "plain/job.py", settings=ROWS16),
-    "nanogpt": Port("nanoGPT", "with windows drawn once", "nanogpt/job.py:small", engines=("ddp", "zero")),
+    "nanogpt": Port("nanoGPT", "with windows drawn once", "nanogpt/job.py:small"),
     "accelerate_nlp": Port(
         "Accelerate's nlp_example: BERT, dynamic padding",
         "as is",
