@@ -23,6 +23,7 @@ from samestep.errors import Refused, not_a_scalar
 from samestep.job import Batch, Job, Part
 from samestep.rank.ema import Ema
 from samestep.rank.evaluation_schedule import EvaluationSchedule
+from samestep.rank.gather import loss_over_all_rows
 from samestep.rank.graceful_stop import GracefulStop
 from samestep.rank.meter import Meter
 from samestep.rank.watch import Watch
@@ -162,6 +163,7 @@ class Run:
 
         The share makes the average over the ranks exact where they have different numbers of rows. Before the forward
         pass each device's random generator is seeded for this (step, micro-batch, replica).
+        With Job(gather_outputs=True) it is the loss over all ranks' rows, times the number of ranks.
         Raises Refused when BatchNorm gets one row, UserError when the criterion returns no scalar.
         """
         self.part = part = batch.part
@@ -179,7 +181,12 @@ class Run:
             if is_one_row_error(error):
                 raise Refused(one_row_message(part.step, self.world.rank)) from error
             raise
-        loss = self.job.criterion(output, batch)
+        share = part.share
+        if self.job.gather_outputs and self.world.size > 1:
+            loss = loss_over_all_rows(self.job, output, batch, self.schedule, self.world)
+            share = float(self.world.size)  # the ranks' gradients, averaged, are then their sum
+        else:
+            loss = self.job.criterion(output, batch)
         if loss.dim() != 0:
             raise not_a_scalar(list(loss.shape))
         if restore:
@@ -187,7 +194,7 @@ class Run:
         self.meter.loss(loss.detach(), part.step, part.weight)
         if self._observe:
             self._observe_batch(batch)
-        return loss if part.share == 1.0 else loss * part.share  # no multiplication in the graph where batches are even
+        return loss if share == 1.0 else loss * share  # no multiplication in the graph where batches are even
 
     def step(self, loss: Tensor, *, skipped: bool = False) -> None:
         """Counts one optimizer step. Call it after each, with the loss of its last micro-batch.

@@ -94,9 +94,8 @@ PORTS: dict[str, Port] = {
     "bandit": Port("offline contextual bandit", "as is", "bandit.py", settings=ROWS16),
     "clip": Port(
         "CLIP, open_clip",
-        "not yet: its loss compares a row with all rows of the batch, and a rank has only its own",
+        "with the features of all ranks (`gather_outputs`)",
         "clip.py",
-        answer=NO,
         settings=ROWS16,
     ),
     "tagger unweighted": Port(
@@ -108,9 +107,8 @@ PORTS: dict[str, Port] = {
     ),
     "moe batch": Port(
         "Switch Transformers' balance over the batch",
-        "not yet: its loss looks at all rows of the batch",
+        "with the gates of all ranks (`gather_outputs`)",
         "moe.py",
-        answer=NO,
         settings={"balance": "batch", "batch_size": "8"},
     ),
     "carried state": Port(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -140,6 +141,10 @@ def contrastive() -> Job:
     return _job(_mlp, lambda output, batch: F.cross_entropy(output @ output.T, torch.arange(len(output))))
 
 
+def contrastive_over_all_rows() -> Job:
+    return replace(contrastive(), gather_outputs=True)
+
+
 class Centred(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -152,6 +157,10 @@ class Centred(nn.Module):
 
 def other_rows_in_forward() -> Job:
     return _job(Centred)
+
+
+def other_rows_in_forward_with_all_rows() -> Job:
+    return replace(other_rows_in_forward(), gather_outputs=True)
 
 
 class Carried(nn.Module):

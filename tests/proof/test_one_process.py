@@ -36,6 +36,8 @@ ANSWERS = {
     "tokens": ("no", "weighs 3.5 times the lightest, as rows with more tokens do"),
     "tokens_under_dropout": ("no", "weighs 3.5 times the lightest, as rows with more tokens do"),
     "contrastive": ("no", "the criterion looks at other rows of the batch"),
+    "contrastive_over_all_rows": ("yes", ""),
+    "other_rows_in_forward_with_all_rows": ("no", "the model's output for a row depends on the rows beside it"),
     "other_rows_in_forward": ("no", "the model's output for a row depends on the rows beside it"),
     "carried_state": ("no", "keeps something from batch to batch (hidden)"),
     "unused_weights": ("no", "Job(weight=…) is given, and the criterion's mean does not use it"),
@@ -65,6 +67,7 @@ FEW = (
     "autoencoder_sum",
     "tokens_under_dropout",
     "contrastive",
+    "contrastive_over_all_rows",
     "carried_state",
 )
 CASES = [

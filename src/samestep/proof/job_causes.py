@@ -12,6 +12,10 @@ from samestep.records.record import PlayedLayout, SeparationSeen
 Sentence = tuple[str, str]  # (the reason, what helps)
 
 ROWS_TOGETHER = "docs/job.md, Losses over all rows"
+PADDED = (
+    "the model's output for a row depends on the rows beside it, for instance by padding to the longest row",
+    "mask what is padded, so that a row's output is the same in every batch",
+)
 
 
 def natural_causes(job: JobFacts, neutral: PlayedLayout) -> Sentence:
@@ -30,11 +34,13 @@ def natural_causes(job: JobFacts, neutral: PlayedLayout) -> Sentence:
     return "; ".join(reasons), "; ".join(advice)
 
 
-def mistake(separation: SeparationSeen, dtype: str) -> Sentence:
+def mistake(separation: SeparationSeen, dtype: str, job: JobFacts) -> Sentence:
     """Names the mistake of a job whose ranks differ from one process without random numbers and batch statistics."""
     losses = _Losses(separation, dtype)
     if not losses.same(separation.again, separation.whole):
         return _keeps_state(separation)
+    if job.gather_outputs:
+        return _in_forward(separation, losses)
     if losses.is_mean(losses.weights):
         if separation.moved:
             return _keeps_state(separation)
@@ -50,11 +56,8 @@ def mistake(separation: SeparationSeen, dtype: str) -> Sentence:
             "Job(weight=…) is given, and the criterion's mean does not use it",
             "weight each row's loss in the criterion as the job's weight says, or leave weight out",
         )
-    if separation.output_gap is not None and separation.output_gap > losses.visible:
-        return (
-            "the model's output for a row depends on the rows beside it, for instance by padding to the longest row",
-            "mask what is padded, so that a row's output is the same in every batch",
-        )
+    if losses.output_depends_on_other_rows():
+        return PADDED
     ratios = losses.ratios()
     if ratios and losses.is_mean(ratios):
         heaviest, lightest = max(ratios), min(ratios)
@@ -66,7 +69,20 @@ def mistake(separation: SeparationSeen, dtype: str) -> Sentence:
     return (
         "the criterion looks at other rows of the batch, as contrastive losses do: on N ranks it sees a rank's own "
         "rows alone",
-        f"see {ROWS_TOGETHER}",
+        f"let it see all ranks' rows, with Job(gather_outputs=True): {ROWS_TOGETHER}",
+    )
+
+
+def _in_forward(separation: SeparationSeen, losses: _Losses) -> Sentence:
+    """Of a job whose criterion sees all rows: what is left are its forward pass and what is done once for each step."""
+    if losses.output_depends_on_other_rows():
+        return PADDED
+    if separation.moved:
+        return _keeps_state(separation)
+    return (
+        "the criterion sees all ranks' rows, and the forward pass only a rank's own: what it returns besides its rows "
+        "is no mean over them, or looks at other rows",
+        "return what each row gives, and compute the rest in the criterion",
     )
 
 
@@ -88,6 +104,9 @@ class _Losses:
     def same(self, one: float, other: float) -> bool:
         scale = max(map(abs, [*self.seen.alone, self.seen.whole]), default=1.0)
         return isclose(one, other, rel_tol=self.visible, abs_tol=self.visible * scale if isfinite(scale) else 0.0)
+
+    def output_depends_on_other_rows(self) -> bool:
+        return self.seen.output_gap is not None and self.seen.output_gap > self.visible
 
     def is_mean(self, weights: list[float]) -> bool:
         """Whether the rows' loss is the mean of theirs with these weights, and the halves' losses are, too."""

@@ -140,7 +140,7 @@ def not_one_process(
     if same or separation.unknown:
         reason, advice = causes.natural_causes(job, neutral[0].facts)
         return OneProcess("by nature no", worst, reason, advice)
-    return OneProcess("no", worst, *causes.mistake(separation, neutral[1].facts.dtype))
+    return OneProcess("no", worst, *causes.mistake(separation, neutral[1].facts.dtype, job))
 
 
 def _alike(many: Expectation, one: Expectation) -> tuple[bool, float]:

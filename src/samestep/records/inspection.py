@@ -108,6 +108,7 @@ class JobFacts:
     prefetch: int
     last: str
     sync_batchnorm: bool
+    gather_outputs: bool
     batch_layers: tuple[str, ...]
     random_layers: tuple[str, ...]
     unused: tuple[str, ...]

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from samestep.engine import Layout
-from samestep.errors import NotFinite, not_a_scalar
+from samestep.errors import NotFinite, UserError, not_a_scalar
 from samestep.job import Batch, Job
+from samestep.reference.all_rows import AllRows, over_all_rows
 from samestep.reference.evaluation import after_evaluation, evaluate
 from samestep.reference.fetch import digests, fetch, place, random_state
 from samestep.reference.neutral import Neutral
@@ -50,7 +51,8 @@ def play(
 @dataclass
 class Forward:
     """What the replicas' forward passes of one micro-batch share. rows: each replica's. total: what all rows of the
-    step weigh. outputs: each replica's, where one forward pass serves all of them (SyncBatchNorm)."""
+    step weigh. outputs: each replica's, where one forward pass serves all of them (SyncBatchNorm). all_rows: the loss,
+    where the criterion sees all replicas' rows at once."""
 
     epoch: int
     step: int
@@ -58,6 +60,7 @@ class Forward:
     rows: list[list[int]]
     total: float
     outputs: list[Any] = field(default_factory=list)
+    all_rows: AllRows | None = None
 
 
 class ReplicatedTraining:
@@ -99,6 +102,8 @@ class ReplicatedTraining:
             if self.noise and self.noise.reverses:
                 of_replica = [rows[::-1] for rows in of_replica]
             forward = Forward(step // per_epoch(self.job), step, micro, of_replica, total)
+            if self.job.gather_outputs and self.layout.replicas > 1:
+                forward.all_rows = self._over_all_rows(forward)
             for replica in self.replicas:
                 self.micro_batches[replica].append(self._micro_batch(forward, replica))
         if step == 0:
@@ -115,28 +120,29 @@ class ReplicatedTraining:
 
     def _forward_and_backward(self, forward: Forward, replica: int, data: Any, weighs: float) -> float:
         """Adds to a replica's gradient, from its own state and random numbers. Returns the rows' mean loss."""
-        job, step, micro, rows = self.job, forward.step, forward.micro, forward.rows[replica]
+        job, step, micro = self.job, forward.step, forward.micro
         if not forward.outputs:
             self.states[replica].restore(self.model)
         for parameter, gradient in zip(self.parameters, self.gradients[replica]):
             parameter.grad = gradient
         torch.manual_seed(seeded(job.seed, "replica", step, micro, replica).initial_seed())
-        if self.noise:
-            data = self.noise.shaken(data)
+        all_rows = forward.all_rows
+        batch = all_rows.batches[replica] if all_rows else self._batch(forward, replica, data)
         before = random_state(self.device)
-        batch = Batch(data, place(step, micro, rows, forward.epoch, weighs))
         if job.sync_batchnorm and self.layout.replicas > 1 and not forward.outputs:
             forward.outputs = outputs_together(job, self.model, forward.rows, step, micro, forward.epoch, self.noise)
         share = weighs * self.layout.replicas / forward.total  # the mean over the replicas is then that over the rows
+        if forward.all_rows:
+            share = float(self.layout.replicas)  # the mean over the replicas is then their sum
         scale = self.noise.scale if self.noise else 1.0
         with self.neutral:
             output = forward.outputs[replica] if forward.outputs else job.forward(self.model, batch)
-            loss = job.criterion(output, batch)
+            loss = all_rows.stand_in(replica, output) if all_rows else job.criterion(output, batch)
             if loss.dim() != 0:
                 raise not_a_scalar(list(loss.shape))
             self.draws = self.draws or not torch.equal(before, random_state(self.device))
             (loss * (share * scale)).backward(retain_graph=bool(forward.outputs))
-        mean_loss = float(loss.detach())
+        mean_loss = all_rows.loss if all_rows else float(loss.detach())
         if not isfinite(mean_loss):
             raise NotFinite(
                 f"the loss is not finite at step {step} of the proof: {mean_loss}; "
@@ -145,6 +151,30 @@ class ReplicatedTraining:
         self.gradients[replica] = [p.grad for p in self.parameters]
         self.states[replica] = ReplicaState(self.model)
         return mean_loss
+
+    def _batch(self, forward: Forward, replica: int, data: Any) -> Batch:
+        rows = forward.rows[replica]
+        part = place(forward.step, forward.micro, rows, forward.epoch, weight(self.job, rows))
+        return Batch(self.noise.shaken(data) if self.noise else data, part)
+
+    def _over_all_rows(self, forward: Forward) -> AllRows:
+        """The loss over all replicas' rows. Their outputs are computed here without a graph, and in each replica's turn
+        again: each needs its own state then, too."""
+        job = self.job
+        if job.sync_batchnorm:
+            raise UserError("the proof takes sync_batchnorm or gather_outputs, not both; verify it with one of them")
+        batches, outputs = {}, {}
+        for replica in (each for each in self.replicas if forward.rows[each]):
+            data = fetch(job, forward.rows[replica], forward.epoch, self.device)
+            batches[replica] = self._batch(forward, replica, data)
+            self.states[replica].restore(self.model)
+            torch.manual_seed(seeded(job.seed, "replica", forward.step, forward.micro, replica).initial_seed())
+            with torch.no_grad(), self.neutral:
+                outputs[replica] = job.forward(self.model, batches[replica])
+        with self.neutral:
+            found = over_all_rows(job, outputs, batches, self.device)
+        self.draws = self.draws or found.draws
+        return found
 
     def _optimizer_step(self, step: int) -> None:
         """The mean of the replicas' gradients, clipped; the optimizer; the scheduler where it is due."""

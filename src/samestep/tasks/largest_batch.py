@@ -25,6 +25,11 @@ def out_of_memory(job: Job, part: Part, world: World) -> UserError:
             f"{message}, nor for 1 when it was tried with the whole model here; smaller rows need less, and so does an "
             "engine that shards the model, such as --engine fsdp"
         )
+    if job.gather_outputs:
+        return UserError(
+            f"{message}; {fits} fit{'s' * (fits == 1)}, and gather_outputs needs all at once: use more ranks, or a "
+            "smaller global_batch"
+        )
     return UserError(
         f"{message}; {fits} fit{'s' * (fits == 1)}: --set micro_batch={fits} takes the same step, in more parts"
     )

@@ -79,6 +79,8 @@ def dry_step(job: Job, schedule: Schedule, model: nn.Module, device: str) -> Dry
             "the job's forward does not call the model itself, but a part or a method of it; engines wrap the model, "
             "and only a call of it goes through the wrapper: call model(...), and let its forward do the rest"
         )
+    if job.gather_outputs:
+        _check_gathered(output, batch.data, part.rows)
     loss = _raising("criterion", lambda: job.criterion(output, batch), part.rows)
     if not isinstance(loss, Tensor):
         raise UserError(
@@ -97,7 +99,7 @@ def dry_evaluation(job: Job, model: nn.Module, device: str) -> None:
     if job.evaluation is None:
         return
     subset: Any = Subset(job.evaluation, range(min(2 * EVALUATION_ROWS, len(job.evaluation))))  # type: ignore[arg-type]
-    small = replace(job, evaluation=subset, micro_batch=EVALUATION_ROWS, workers=0)
+    small = replace(job, evaluation=subset, micro_batch=EVALUATION_ROWS, gather_outputs=False, workers=0)
     _check_metrics(replace(small, train=subset, augment=None, order=None, weight=None, shuffle=False), model, device)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of metrics that expect more rows
@@ -132,6 +134,21 @@ def check_dense(what: str, tensor: Tensor, instead: str) -> None:
             f"{what} is sparse ({str(tensor.layout).removeprefix('torch.')}), which engines cannot send and files of "
             f"weights cannot hold; {instead}, and let the model's forward make the matrix: "
             "torch.sparse_coo_tensor(indices, values, size)"
+        )
+
+
+def _check_gathered(output: Any, data: Any, rows: int) -> None:
+    """Raises UserError for an output without rows, and for what Job(gather_outputs=True) cannot gather."""
+    for leaf in tree_leaves((output, data)):
+        if not isinstance(leaf, Tensor | int | float | type(None)):
+            raise UserError(
+                f"gather_outputs gathers tensors, and the output or the batch holds a {type(leaf).__name__}; let "
+                "forward and collate return tensors, in tuples, lists or dicts"
+            )
+    if not any(isinstance(leaf, Tensor) and leaf.dim() and len(leaf) == rows for leaf in tree_leaves(output)):
+        raise UserError(
+            "gather_outputs puts the rows of all ranks together, and forward returns no tensor whose first dimension "
+            "is the rows; return what each row gives, such as its features, and compute the rest in the criterion"
         )
 
 

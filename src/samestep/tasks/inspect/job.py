@@ -74,6 +74,7 @@ def inspect_job(target: str, settings: Mapping[str, str], replicas: int, steps: 
         prefetch=job.prefetch,
         last=job.last,
         sync_batchnorm=job.sync_batchnorm,
+        gather_outputs=job.gather_outputs,
         batch_layers=_layers(model, nn.modules.batchnorm._BatchNorm),
         random_layers=_layers(model, nn.modules.dropout._DropoutNd),
         unused=tuple(dry.unused),

@@ -214,6 +214,7 @@ def of_every_job(
     last: Literal["keep", "drop"] = "keep",
     shuffle: bool = True,
     sync_batchnorm: bool = False,
+    gather_outputs: bool = False,
 ) -> None:
     """Declares the settings that every job has, even if its function does not declare them."""
 

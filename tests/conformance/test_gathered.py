@@ -1,0 +1,115 @@
+"""Job(gather_outputs=True): the criterion sees all ranks' rows, and N ranks take the step of one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from conformance import jobs_gathered
+from mutations.faults import Fault
+from mutations.plant import patched
+from ranks import Ranks, RanksFailed, engine_facts, prove
+from samestep import reference
+from samestep.engine import Layout
+from samestep.errors import UserError
+from samestep.job import Job
+
+JOBS = f"{Path(__file__).parent}/jobs_gathered.py"
+NAMES = ("clip", "supervised_contrastive", "balanced_experts")
+FAST = {("clip", "ddp"), ("supervised_contrastive", "ddp"), ("balanced_experts", "fsdp")}
+ENGINES = ("ddp", "fsdp", "zero", "accelerate", "fabric", "lightning", "deepspeed", "horovod")
+CASES = [
+    pytest.param(name, engine, size, marks=() if size == 2 and (name, engine) in FAST else pytest.mark.check)
+    for name in NAMES
+    for engine in ENGINES
+    for size in (2, 3)
+    if size == 2 or engine in ("ddp", "fsdp")
+]
+
+
+@pytest.mark.parametrize(("name", "engine", "size"), CASES)
+def test_ranks_take_the_references_step(
+    name: str, engine: str, size: int, ranks: Callable[[int], Ranks], reference_rank: Ranks
+) -> None:
+    if not engine_facts(engine, size).available:
+        pytest.skip(f"{engine} is not installed")
+    if engine in ("ddp", "fsdp", "zero"):
+        verdict = prove(reference_rank, ranks(size), f"{JOBS}:{name}", engine)
+    else:
+        with Ranks(size, engine=engine) as own:
+            verdict = prove(reference_rank, own, f"{JOBS}:{name}", engine)
+    assert verdict.verdict == "same", verdict
+
+
+GATHER = "rank/gather.py"
+FAULTS = [
+    ("clip", "ranks not multiplied", "training.py", "share = float(self.world.size)", "share = 1.0", "differs"),
+    ("clip", "no graph of its own", GATHER, "parts[world.rank] = _tensor(own[n])", "parts[world.rank].sum()", "torch"),
+    ("clip", "temperature not shared out", GATHER, "averaged = [not by_row[n] and", "averaged = [False and", "differs"),
+    (
+        "supervised_contrastive",
+        "outputs in another order than the rows",
+        GATHER,
+        "leaves[n] = torch.cat(parts)",
+        "leaves[n] = torch.cat(parts[::-1] if n < of_output else parts)",
+        "differs",
+    ),
+    (
+        "supervised_contrastive",
+        "rows of a rank that has none",
+        GATHER,
+        "rows=part.rows,",
+        "rows=len(part.indices),",
+        "differs",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("job", "name", "file", "old", "new", "expected"),
+    [pytest.param(*f, marks=() if f is FAULTS[0] else pytest.mark.check, id=f[1]) for f in FAULTS],
+)
+def test_a_planted_fault_is_caught(
+    job: str, name: str, file: str, old: str, new: str, expected: str, reference_rank: Ranks, tmp_path: Path
+) -> None:
+    source = patched(Fault(name, file, old, new, named=(), cause=""), tmp_path)
+    with Ranks(2, source) as own:
+        try:
+            caught = prove(reference_rank, own, f"{JOBS}:{job}", "ddp").verdict
+        except RanksFailed as error:  # torch or the criterion refuses what the fault makes
+            caught = "torch" if "does not require grad" in str(error) else str(error)
+    assert caught == expected
+
+
+def without_dropout(name: str) -> Job:
+    job: Job = getattr(jobs_gathered, name)()
+
+    def model() -> torch.nn.Module:
+        built = job.model().double()
+        for module in built.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.0
+        return built
+
+    inputs, targets = job.train.tensors  # type: ignore[attr-defined]
+    return replace(job, model=model, train=torch.utils.data.TensorDataset(inputs.double(), targets))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_reference_of_three_ranks_is_plain_training(name: str) -> None:
+    job = without_dropout(name)
+    one, three, apart = (
+        reference.play(each, Layout(replicas), 7)
+        for each, replicas in ((job, 1), (job, 3), (replace(job, gather_outputs=False), 3))
+    )
+    differs = [max(float((one.state[n] - p.state[n]).abs().max()) for n in one.state) for p in (three, apart)]
+    assert differs[0] < 1e-13 < 1e-4 < differs[1]
+
+
+def test_it_needs_all_rows_at_once() -> None:
+    with pytest.raises(UserError, match="micro_batch is 4, and gather_outputs=True computes the loss over all rows"):
+        replace(jobs_gathered.clip(), micro_batch=4)
