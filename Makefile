@@ -11,3 +11,71 @@ PYTEST = -n 2 --dist loadfile
 DEMO = compare digits --launcher fork --rounds 3 --measured-steps 20 --warmup-steps 5
 
 .PHONY: demo test check lint horovod mutations conformance overhead starts input jobs ports clean
+
+demo: $(VENV)/.demo
+	$(BIN)/samestep $(DEMO)
+
+test: $(VENV)/.tested lint
+	$(BIN)/python -m pytest -m 'not check' $(PYTEST)
+
+check: $(VENV)/.tested
+	$(BIN)/python -m pytest -m check $(PYTEST)
+
+lint: $(VENV)/.tested
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy --cache-dir $(CACHE)/mypy
+
+# Plants every fault of tests/mutations and prints the share that the proof catches and names.
+mutations: $(VENV)/.tested
+	$(BIN)/python tests/mutations/plant.py
+
+# What the ddp engine costs over a hand-written script, and against the wrappers.
+overhead: $(VENV)/.tested
+	$(BIN)/python benchmarks/overhead.py
+
+# What commands cost to start, and the demo, in units of importing torch. OUT=FOLDER: keeps its output and the figures.
+starts: $(VENV)/.demo
+	$(BIN)/python benchmarks/starts.py --demo $(if $(OUT),--out $(OUT))
+
+# How fast a step is fed, against torch's DataLoader. IMAGES=FOLDER: from JPEGs in class folders, too.
+input: $(VENV)/.tested
+	$(BIN)/python benchmarks/input.py $(if $(IMAGES),--images $(IMAGES))
+
+# Trains each built-in job on 1, 2 and 3 ranks and verifies it under every engine. DATA=FOLDER: see the script.
+jobs: $(VENV)/.tested
+	$(BIN)/python benchmarks/jobs.py --data $(DATA)
+
+# Verifies each port of examples/ on 2 and 3 ranks, and prints the coverage table of docs/porting.md.
+ports: $(VENV)/.tested
+	$(BIN)/python tests/examples/table.py
+
+# Measures the table of docs/conformance.md again.
+conformance: $(VENV)/.tested
+	$(BIN)/python tests/conformance/table.py --write
+
+# torch comes first and alone: no other package then chooses its version.
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet -c constraints.txt torch
+	$(BIN)/pip install --quiet -c constraints.txt -e .
+	touch $@
+
+# Engines that fill the demo's table: those that install within a minute.
+$(VENV)/.demo: $(VENV)/.installed
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[accelerate,lightning]'
+	touch $@
+
+$(VENV)/.tested: $(VENV)/.installed
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[test,all]'
+	touch $@
+
+# The one engine that pip alone does not install: minutes of compiling. Its tests skip without it, and say so.
+horovod: $(VENV)/.horovod
+
+$(VENV)/.horovod: $(VENV)/.tested scripts/install-horovod
+	scripts/install-horovod $(BIN)/python
+	touch $@
+
+clean:
+	rm -rf $(VENV) runs

@@ -1,7 +1,6 @@
 """Batches of like lengths, as fairseq's and Hugging Face's `group_by_length` make them: little padding.
 
-The rows are sorted by length once and not shuffled, so that each batch holds neighbours; the original shuffles the
-batches of each epoch.
+`order=ByLength(…)` puts rows of like lengths into one batch and shuffles the batches in each epoch.
 """
 
 import torch
@@ -10,17 +9,17 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
-from samestep import Batch, Job, Recipe
+from samestep import Batch, ByLength, Job, Recipe
 
 WORDS = 30
 
 
-class Sorted(Dataset[tuple[Tensor, Tensor]]):
-    """Texts of 2 to 40 words, the shortest first; the label says whether word 1 or word 2 is in it more often."""
+class Texts(Dataset[tuple[Tensor, Tensor]]):
+    """Texts of 2 to 40 words; the label says whether word 1 or word 2 is in it more often."""
 
     def __init__(self, rows: int, seed: int) -> None:
         draw = torch.Generator().manual_seed(seed)
-        lengths = torch.randint(2, 41, (rows,), generator=draw).sort().values.tolist()
+        lengths = torch.randint(2, 41, (rows,), generator=draw).tolist()
         self.texts = [torch.randint(1, WORDS, (length,), generator=draw) for length in lengths]
 
     def __len__(self) -> int:
@@ -52,6 +51,8 @@ def mean_over_texts(output: Tensor, batch: Batch) -> Tensor:
 
 
 def job(rows: int = 400, batch_size: int = 16, lr: float = 1e-2, epochs: int = 10) -> Job:
+    train = Texts(rows, 0)
+
     def model() -> nn.Module:
         torch.manual_seed(0)
         return Pooled(16)
@@ -60,11 +61,11 @@ def job(rows: int = 400, batch_size: int = 16, lr: float = 1e-2, epochs: int = 1
         model=model,
         criterion=mean_over_texts,
         optimizer=Recipe(torch.optim.Adam, {"lr": lr}),
-        train=Sorted(rows, 0),
-        evaluation=Sorted(rows // 5, 1),
+        train=train,
+        evaluation=Texts(rows // 5, 1),
         collate=padded,
         metrics={"accuracy": lambda output, batch: output.argmax(1) == batch.targets},
-        shuffle=False,
+        order=ByLength([len(text) for text in train.texts]),
         global_batch=batch_size,
         epochs=epochs,
     )

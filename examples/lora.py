@@ -56,6 +56,7 @@ def job(batch_size: int = 32, lr: float = 1e-3, rank: int = 4, alpha: float = 8.
         train=TensorDataset(images[:1500], labels[:1500]),
         evaluation=TensorDataset(images[1500:], labels[1500:]),
         metrics={"accuracy": lambda output, batch: output.argmax(1) == batch.targets},
+        save="trainable",  # the adapters alone
         global_batch=batch_size,
         epochs=epochs,
     )

@@ -495,6 +495,8 @@ class Run:
     def __init__(self, job: Job, world: World) -> None:
         if job.ema or (job.scheduler and job.scheduler.every == "evaluation"):
             raise ValueError("this script trains without Job(ema) and a rate that evaluations move: leave them out")
+        if job.gather_outputs and world.size > 1:
+            raise ValueError("this script gathers no outputs of other ranks: leave gather_outputs out, or run samestep")
         self.job, self.world = job, world
         self.schedule = schedule_of(job, world.size)
         self.steps, self.done = job.steps(self.schedule.steps_per_epoch), 0
@@ -1119,6 +1121,7 @@ class Job:
         sums them exactly.
     global_batch: rows of one optimizer step, over all ranks.
     micro_batch: the most rows that a rank processes at once; None: all of its rows.
+    gather_outputs: the criterion sees the outputs and the batches of all ranks, and so all rows of a step at once.
     ema: the decay of an exponential moving average of the weights, which is evaluated and saved in their place.
     save: what weights.safetensors holds: all weights and buffers, or the trainable ones, as of a LoRA.
     clip_norm: the global norm that gradients are clipped to before the optimizer steps.
@@ -1155,6 +1158,7 @@ class Job:
     save: Literal["all", "trainable"] = "all"
     seed: int = 0
     micro_batch: int | None = None
+    gather_outputs: bool = False
     clip_norm: float | None = None
     last: Literal["keep", "drop"] = "keep"
     order: Weighted | ByLength | Callable[[int, Generator], Sequence[int]] | None = None
@@ -1181,6 +1185,11 @@ class Job:
                 raise UserError(f"{name} is {value}; it must be above 0")
         if not isinstance(self.workers, int) or self.workers < 0:
             raise UserError(f"workers is {self.workers!r}; it must be a whole number, 0 or above")
+        if self.gather_outputs and self.micro_batch is not None:
+            raise UserError(
+                f"micro_batch is {self.micro_batch}, and gather_outputs=True computes the loss over all rows of a step "
+                "at once; leave out one of them"
+            )
         for name in {"loss", "step"} & {*self.metrics}:
             raise UserError(
                 f"a metric is called '{name}', a name that the evaluation curve uses itself; give it another name"
@@ -1196,6 +1205,9 @@ class Job:
             raise UserError("order and shuffle=False each say the order of the rows; leave out one of them")
         if isinstance(self.order, Weighted | ByLength):
             self.order.check(len(self.train))
+        elif self.order is not None and not callable(self.order):
+            kind = type(self.order).__name__
+            raise UserError(f"order is a {kind}; give Weighted, ByLength or a function (epoch, generator) -> indices")
         if self.last == "drop" and self.order is None and len(self.train) < self.global_batch:
             raise UserError(
                 f"last=drop leaves no step: the dataset has {len(self.train)} rows, fewer than global_batch "

@@ -62,9 +62,7 @@ def test_both_readmes_say_the_same() -> None:
 
 
 def test_the_readme_is_short() -> None:
-    """120 lines with a table of 14 lines, the fences included: a line an engine."""
-    text = (ROOT / "README.md").read_text()
-    assert len(re.sub(r"```text.*?```\n", "", text, flags=re.S).splitlines()) <= 120 - 16
+    assert len(README.splitlines()) <= 120
 
 
 @pytest.mark.check
@@ -93,6 +91,7 @@ def test_the_readmes_table_is_that_of_its_record() -> None:
     (folder,) = set(re.findall(r"results/digits[^/)`]+", (ROOT / "README.md").read_text()))
     results = json.loads((ROOT / folder / "results.json").read_text())
     console = Console(file=io.StringIO(), width=100, color_system=None)
+    results |= {"same_as_one_process": None}  # of an older schema, and not in the table
     console.print(report.table(from_json(StudyResults, {"package": ""} | results)))
     shown = [line.rstrip() for line in console.file.getvalue().rstrip().splitlines()]  # type: ignore[attr-defined]
     assert "\n".join(shown) in (ROOT / "README.md").read_text()

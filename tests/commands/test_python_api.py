@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 import samestep
+from budget import budget
 from command import JOBS, WATCHED
 from samestep.commands import api
 from samestep.launch import fork_client
@@ -136,19 +137,23 @@ def test_an_argument_that_no_function_has() -> None:
 
 def test_calls_of_several_threads_take_turns(tmp_path: Path) -> None:
     """None of them is the main thread, which alone may handle signals."""
-    handler, trained = signal.getsignal(signal.SIGUSR1), []
+    handler, trained, began = signal.getsignal(signal.SIGUSR1), [], threading.Event()
+
+    class Seen(str):
+        def __str__(self) -> str:
+            began.set()
+            return f"{JOBS}:quick"
 
     def train(name: str) -> None:
-        trained.append(samestep.run(f"{JOBS}:quick", "single", nproc=1, launcher="fork", out=tmp_path / name))
+        trained.append(samestep.run(Seen(), "single", nproc=1, launcher="fork", out=tmp_path / name))
 
     threads = [threading.Thread(target=train, args=(name,), daemon=True) for name in "ab"]
     with api._call("digits"):
         for thread in threads:
             thread.start()
-        threads[0].join(0.5)
-        assert not (tmp_path / "a").exists() and not (tmp_path / "b").exists()
+        assert not began.wait(0.5)
     for thread in threads:
-        thread.join()
+        thread.join(budget())
     assert [each.steps for each in trained if each] == [8, 8]
     assert samestep.run(f"{JOBS}:quick", "single", nproc=1, launcher="fork", out=tmp_path / "main")
     assert signal.getsignal(signal.SIGUSR1) is handler

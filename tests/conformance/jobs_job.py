@@ -53,11 +53,11 @@ def averaged(ema: float = 0.999, save: Literal["all", "trainable"] = "all") -> J
 
 
 def plateau(metric: str = "loss") -> Job:
-    """The rate is halved after each evaluation that is no better by 0.2."""
+    """The rate is halved after each evaluation that is no better. It is in the third training, not in the second."""
 
     def make(optimizer: torch.optim.Optimizer) -> ReduceLROnPlateau:
         better = "min" if metric == "loss" else "max"
-        return ReduceLROnPlateau(optimizer, better, factor=0.5, patience=0, threshold=0.2, threshold_mode="abs")
+        return ReduceLROnPlateau(optimizer, better, factor=0.5, patience=0, threshold=1e-4, threshold_mode="abs")
 
     return replace(averaged(), ema=None, scheduler=LRSchedule(make, every="evaluation", metric=metric))
 

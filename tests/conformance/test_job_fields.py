@@ -30,7 +30,10 @@ EMA, EVALUATED, SCHEDULE = "rank/ema.py", "rank/evaluation_schedule.py", "data/s
 INDICES = ("indices", "tensors received")
 FAULTS = [
     ("averaged", Fault("other decay", EMA, "1 - self.decay", "self.decay", ("parameter",), "")),
-    ("averaged", Fault("no average", EMA, "torch._foreach_lerp_(", "torch._foreach_add_(", ("parameter",), "")),
+    (
+        "averaged",
+        Fault("no average", EMA, "self._tensors(), 1 - self.decay", "self._tensors(), 1.0", ("parameter",), ""),
+    ),
     ("averaged", Fault("weights as they are", "training.py", "self._ema.swap()", "pass", ("parameter",), "")),
     (
         "weighted",

@@ -70,6 +70,7 @@ WRONG: dict[str, Callable[[], Job]] = {
     "Weighted has 2 weights, and the dataset 44 samples": lambda: replace(ordered(), order=Weighted([1.0, 2.0])),
     "the weights must be 0 or above": lambda: replace(ordered(), order=Weighted([-1.0] * 44)),
     "ByLength has 1 lengths, and the dataset 44": lambda: replace(ordered(), order=ByLength([1.0])),
+    "order is a list; give Weighted, ByLength or a function": lambda: replace(ordered(), order=[0, 1]),
     "order and shuffle=False": lambda: replace(ordered(), shuffle=False),
 }
 

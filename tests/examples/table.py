@@ -54,7 +54,7 @@ class Port:
 ROWS16 = {"batch_size": "16"}
 PORTS: dict[str, Port] = {
     "plain": Port("a script for one GPU", "as is", "plain/job.py", settings=ROWS16),
-    "nanogpt": Port("nanoGPT", "with windows drawn once", "nanogpt/job.py:small", engines=("ddp", "zero")),
+    "nanogpt": Port("nanoGPT", "with windows drawn once", "nanogpt/job.py:small"),
     "accelerate_nlp": Port(
         "Accelerate's nlp_example: BERT, dynamic padding",
         "as is",
@@ -85,7 +85,7 @@ PORTS: dict[str, Port] = {
     "ddpm": Port("ddpm scripts", "with noise drawn by row", "ddpm.py", settings=ROWS16),
     "autoencoder": Port("denoising autoencoders", "with noise drawn by row", "autoencoder.py", settings=ROWS16),
     "tagger": Port("torch's LSTM tagger, padded", "with a row's words as its weight", "tagger.py"),
-    "buckets": Port("group_by_length: batches of like lengths", "with rows sorted once, not shuffled", "buckets.py"),
+    "buckets": Port("group_by_length: batches of like lengths", "as is: order=ByLength", "buckets.py"),
     "textcnn": Port("Kim's text CNN, class weights", "with a row's class weight", "textcnn.py", settings=ROWS16),
     "ctc": Port("CRNN and DeepSpeech: CTC", "as is", "ctc.py", settings={"batch_size": "8"}),
     "regression": Port("regression on a table", "as is", "regression.py", settings=ROWS16),
@@ -115,7 +115,7 @@ PORTS: dict[str, Port] = {
         "truncated BPTT with carried state",
         "not yet: a row's state would be the previous window's, which a Job's independent rows do not know",
     ),
-    "ema": Port("weights averaged over steps (EMA)", "not yet: a Job keeps, and evaluates, the weights of a step"),
+    "ema": Port("timm and swa_utils: averaged weights (EMA)", "as is: ema=", "ema.py", settings=ROWS16),
     "dcgan": Port("pytorch/examples: dcgan", "not yet: two optimizers that take turns in one step"),
     "lbfgs": Port("pytorch/examples: time_sequence_prediction", "not: LBFGS calls the loss again and again in a step"),
     "reinforce": Port("pytorch/examples: reinforcement_learning", "not: no dataset; rows are what the policy did"),

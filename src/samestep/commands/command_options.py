@@ -112,7 +112,10 @@ class VerifyOptions(LaunchOptions):
     settings: Set = None
     engine_settings: SetEngine = None
     launchers: Launchers = ()
-    steps: Annotated[int, Option(help="Optimizer steps of each training of the proof.", min=4)] = 8
+    steps: Annotated[
+        int | None,
+        Option(help="Optimizer steps of each training of the proof; by default 8, or 4 where a step is dear.", min=4),
+    ] = None
 
     def setup(self, job: str) -> Setup:
         """Returns the setup. job: as workers load it."""

@@ -115,11 +115,11 @@ def _play(study: Study, root: Path, name: str, layouts: tuple[LayoutPlan, ...], 
     plan = ReferencePlan(
         *about,
         layouts=layouts,
-        steps=setup.steps,
+        steps=job.proof_steps,
         replicas=study.size,
         rows=job.proof_rows,
         shaken=1 if job.dear else 2,
-        threads=setup.machines.threads or 1,
+        threads=setup.machines.threads or (study.inspection.machine.cores if job.dear else 1),
     )
     return _start(study, root, "process", 1, study.inspection.devices, folder, plan, show_phase)
 
@@ -148,7 +148,7 @@ def _launch(study: Study, row: Row, number: int, folder: Path, reference: Record
     loop = Expectation(reference, row.loop_number)
     numerics = None if row.numerics_number is None else Expectation(reference, row.numerics_number)
     if number == 0:
-        trainings += proof_trainings(row.facts, loop, setup.steps, study.size, study.job.proof_rows)
+        trainings += proof_trainings(row.facts, loop, study.job.proof_steps, study.size, study.job.proof_rows)
     launch_folder = folder / "launches" / f"{row.name}-{number}"
     about = (str(launch_folder), time.time(), setup.job, setup.settings)
     machines = setup.machines
@@ -208,9 +208,9 @@ def _results(study: Study, rows: list[Row], reference: Record | None, started: s
     setup, job = study.setup, study.job
     references = [Expectation(reference, n) for n in range(len(reference.ranks[0].layouts))] if reference else []
     of_step = job.proof_rows or job.global_batch
-    proof = Proof(setup.steps, "float64", rows=of_step)
+    proof = Proof(job.proof_steps, "float64", rows=of_step)
     if references:
-        proof = Proof(setup.steps, references[0].facts.dtype, references[0].facts.float64_failed, of_step)
+        proof = Proof(job.proof_steps, references[0].facts.dtype, references[0].facts.float64_failed, of_step)
     return StudyResults(
         samestep=__version__,
         package=package_digest(),

@@ -21,7 +21,8 @@ class Setup:
     job: a built-in job, file.py:function or package.module:function. settings: the values of --set. engines: empty: all
     of them. engine_settings: the values of --set-engine. launchers: empty: each engine's first; or 'all'.
     nproc: ranks on each machine; None: one for each GPU, or 2 on a CPU. out: the folder for the results; None: a dated
-    one under runs/. steps: optimizer steps of each training of the proof. rounds: measured launches of each engine; 0:
+    one under runs/. steps: optimizer steps of each training of the proof; None: 8, or 4
+    where a step takes long. rounds: measured launches of each engine; 0:
     prove only. Of each measured launch, warmup_steps are discarded and measured_steps count. deadline_s: the seconds
     after which a launch is ended.
     """
@@ -34,7 +35,7 @@ class Setup:
     nproc: int | None = None
     device: str = "auto"
     out: Path | None = None
-    steps: int = 8
+    steps: int | None = None
     rounds: int = 0
     warmup_steps: int = 20
     measured_steps: int = 100

@@ -293,6 +293,9 @@ class Job:
             raise UserError("order and shuffle=False each say the order of the rows; leave out one of them")
         if isinstance(self.order, Weighted | ByLength):
             self.order.check(len(self.train))
+        elif self.order is not None and not callable(self.order):
+            kind = type(self.order).__name__
+            raise UserError(f"order is a {kind}; give Weighted, ByLength or a function (epoch, generator) -> indices")
         if self.last == "drop" and self.order is None and len(self.train) < self.global_batch:
             raise UserError(
                 f"last=drop leaves no step: the dataset has {len(self.train)} rows, fewer than global_batch "

@@ -24,13 +24,13 @@ def natural_causes(job: JobFacts, neutral: PlayedLayout) -> Sentence:
     if neutral.batch_statistics:
         name = f" ({job.batch_layers[0]})" if job.batch_layers else ""
         reasons.append(f"BatchNorm{name} normalises over each rank's own rows")
-        advice.append("GroupNorm does not, nor does Job(sync_batchnorm=True) on GPUs")
+        advice.append("use GroupNorm, or Job(sync_batchnorm=True) on GPUs")
     if neutral.draws:
         if job.random_layers:
             reasons.append(f"dropout ({job.random_layers[0]}) draws another mask on each rank")
         else:
             reasons.append("the forward pass or the criterion draws other random numbers on each rank")
-        advice.append("the same in distribution; nothing needs to change")
+        advice.append("random numbers need no change: their distribution is the same")
     return "; ".join(reasons), "; ".join(advice)
 
 

@@ -19,8 +19,8 @@ class Question:
 
     job: its name or path; None: about the engines alone. settings: texts of --set. device: as --device gives it.
     replicas: on each of `machines`; None: one for each GPU, or 2 on a CPU.
-    steps: of the proof, whose subset is inspected too. engines: their names; none: all. engine_settings: texts of
-    --set-engine, which these engines must have.
+    steps: of the proof, whose subset is inspected too; None: as the job needs. engines: their names; none: all.
+    engine_settings: texts of --set-engine, which these engines must have.
     """
 
     job: str | None = None
@@ -28,7 +28,7 @@ class Question:
     device: str = "auto"
     replicas: int | None = None
     machines: int = 1
-    steps: int = 8
+    steps: int | None = None
     engines: tuple[str, ...] = ()
     engine_settings: Mapping[str, str] = field(default_factory=dict)
 
@@ -81,10 +81,10 @@ class JobFacts:
 
     settings: name -> its type and default, as text. chosen: those that --set has changed. source: a digest of its file
     and the modules beside it. rows, evaluation_rows: of its datasets. metrics: name -> 'min' or 'max'. micro_batches:
-    replicas -> micro-batches in a step. proof_rows: of a step of the proof, where the job's whole batch would take too
-    long; else 0. dear: whether a step of the proof takes long all the same. unused: parameters without a gradient;
-    scalars: those without dimensions. batch_layers, random_layers: the names of its BatchNorm and dropout layers.
-    refused: replicas -> why they cannot train it.
+    replicas -> micro-batches in a step. proof_steps: of a training of the proof. proof_rows: of a step of the proof,
+    where the job's whole batch would take too long; else 0. dear: whether a step of the proof takes long all the same.
+    unused: parameters without a gradient; scalars: those without dimensions. batch_layers, random_layers: the names of
+    its BatchNorm and dropout layers. refused: replicas -> why they cannot train it.
     """
 
     settings: Mapping[str, str]
@@ -95,6 +95,7 @@ class JobFacts:
     metrics: Mapping[str, Literal["min", "max"]]
     global_batch: int
     micro_batches: Mapping[int, int]
+    proof_steps: int
     proof_rows: int
     dear: bool
     steps_per_epoch: int

@@ -26,10 +26,11 @@ from samestep.tasks.proof_job import SGD_LR, proof_job
 from samestep.training import digest_state, is_one_row_error, one_row_message
 
 
-def inspect_job(target: str, settings: Mapping[str, str], replicas: int, steps: int, device: str) -> JobFacts:
+def inspect_job(target: str, settings: Mapping[str, str], replicas: int, steps: int | None, device: str) -> JobFacts:
     """Returns a job's settings and sizes, and what its layers refuse, with 1 and with `replicas` replicas.
 
-    steps: of the proof. Raises UserError for a job that cannot be trained, or that cannot be proven.
+    steps: of the proof; None: 8, or 4 where a step takes long. Raises UserError for a job that cannot be trained, or
+    that cannot be proven.
     """
     function = find(target)
     job = build(target, settings)
@@ -47,6 +48,7 @@ def inspect_job(target: str, settings: Mapping[str, str], replicas: int, steps: 
     dry = dry_step(job, schedule_of(job, 1), _model(job), device)
     proof_rows, dear = rows_of_proof(job, replicas, dry.forward_flop)
     dry_evaluation(job, _model(job), device)
+    steps = steps or (4 if dear else 8)
     training = Prove("sgd", steps, "float32", replicas, SGD_LR, rows=proof_rows)
     sizes = sorted({1, replicas})
     metrics = {"loss": "min"} | {name: _better(metric) for name, metric in job.metrics.items()}
@@ -59,6 +61,7 @@ def inspect_job(target: str, settings: Mapping[str, str], replicas: int, steps: 
         metrics={} if job.evaluation is None else metrics,  # type: ignore[arg-type]  # 'min' and 'max' alone
         global_batch=job.global_batch,
         micro_batches={n: schedule_of(job, n).micro_batches for n in sizes},
+        proof_steps=steps,
         proof_rows=proof_rows,
         dear=dear,
         steps_per_epoch=schedule_of(job, 1).steps_per_epoch,
