@@ -234,8 +234,8 @@ FAULTS = (
     Fault(
         "last batch averaged per rank",
         RUN,
-        "return loss if part.share == 1.0 else loss * part.share",
-        "return loss if part.share else loss * 0",
+        "return loss if share == 1.0 else loss * share",
+        "return loss if share else loss * 0",
         ("loss", "first gradient"),
         "row",
     ),
