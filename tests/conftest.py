@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
@@ -15,6 +16,19 @@ from ranks import Ranks
 # One thread a rank, unless a test says otherwise: equal on one rank and on several, and not more than the cores are.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 SLOWEST_TEST_IMPORTS = 400  # a test that takes longer hangs: the slowest takes about 100
+BEGAN_S = time.monotonic()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--minutes", type=float, help="tests that have not begun after so many minutes are skipped")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skips what has not begun in time, on a machine too slow for all of it: each is listed with this reason."""
+    minutes = item.config.getoption("--minutes")
+    if minutes is not None and time.monotonic() - BEGAN_S > 60 * minutes:
+        pytest.skip(f"NOT RUN: the {minutes:g} minutes of this run are over")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
