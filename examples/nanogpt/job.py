@@ -22,7 +22,7 @@ from samestep import Job, LRSchedule, Recipe
 SONNETS = Path(__file__).parent
 
 
-class Windows(Dataset[tuple[Tensor, Tensor]]):
+class TextWindows(Dataset[tuple[Tensor, Tensor]]):
     """Row n is a window into the text that begins at starts[n], and the same one token later."""
 
     def __init__(self, text: Tensor, starts: Tensor, block_size: int) -> None:
@@ -90,8 +90,8 @@ def job(
             groups=lambda gpt: gpt.decay_groups(weight_decay),  # type: ignore[operator, no-any-return]
         ),
         scheduler=LRSchedule(lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, warmed_up_cosine)),
-        train=Windows(train, starts, block_size),
-        evaluation=Windows(held_out, torch.arange(0, len(held_out) - block_size, block_size), block_size),
+        train=TextWindows(train, starts, block_size),
+        evaluation=TextWindows(held_out, torch.arange(0, len(held_out) - block_size, block_size), block_size),
         global_batch=rows,
         micro_batch=batch_size,
         clip_norm=grad_clip,

@@ -89,7 +89,7 @@ def test_one_sentence_and_exit_2(case: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "says"),
-    [("import no_such_package", "line 1: ModuleNotFoundError"), ("def job(:", "line 1: SyntaxError")],
+    [("import no_such_package\ndef job(): ...", "line 1: ModuleNotFoundError"), ("def job(:", "line 1: SyntaxError")],
 )
 def test_job_file_that_does_not_import(content: str, says: str, tmp_path: Path) -> None:
     file = tmp_path / "my_job.py"

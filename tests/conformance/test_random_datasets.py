@@ -13,7 +13,7 @@ import torch
 from conformance import jobs_random
 from ranks import Ranks, RanksFailed, engine_facts, prove
 from samestep import Job
-from samestep.data.keyed_random import CHECKED_FIRST, KeyedRandom
+from samestep.data.keyed_random import KeyedRandom
 from samestep.data.loader import Rows, batches
 from samestep.data.schedule import schedule_of
 from samestep.world import World
@@ -102,8 +102,18 @@ def test_only_what_is_drawn_from_is_keyed() -> None:
         assert rows.keyed.drawn == names
 
 
-def test_a_late_draw_is_found() -> None:
-    keyed, drawn = KeyedRandom(), []
-    for call in range(3 * CHECKED_FIRST):
-        keyed(lambda call=call: drawn.append(random.random()) if call > CHECKED_FIRST else None)
-    assert keyed.drawn == {"random"}
+def test_a_draw_is_keyed_from_the_first_on_however_late() -> None:
+    """A dataset may begin to draw in its second epoch."""
+    for began in (1, 5, 13):
+        keyed, drawn = KeyedRandom(), []
+
+        def read(batch: int, keyed: KeyedRandom = keyed, began: int = began) -> float:
+            keyed.seed(7, batch)
+            return random.random() if batch >= began else 0.0
+
+        for batch in range(20):
+            drawn.append(keyed(lambda batch=batch, read=read: read(batch)))
+        assert keyed.drawn == {"random"}
+        again = KeyedRandom()
+        again.drawn = frozenset({"random"})
+        assert drawn == [again(lambda batch=batch, read=read, keyed=again: read(batch, keyed)) for batch in range(20)]

@@ -26,7 +26,6 @@ import torch
 
 import samestep
 from fork_servers import fork_servers
-from samestep.records.results import OneProcess
 
 ROOT = Path(__file__).parents[2]
 YES, NATURE, NO = "yes", "by nature no", "no"
@@ -148,7 +147,8 @@ def prove(name: str, ranks: int, engines: tuple[str, ...], folder: Path) -> Prov
     results = samestep.verify(EXAMPLES / port.file, engines, nproc=ranks, settings=settings, device="cpu", out=out)
     rows = {row.engine: row for row in results.engines}
     verdicts = {each: "same (bitwise)" if row.bitwise else row.verdict for each, row in rows.items()}
-    compared = results.same_as_one_process or OneProcess("yes", 0.0)
+    compared = results.same_as_one_process
+    assert compared is not None, f"{name}: whether {ranks} ranks train as one process was not compared"
     seconds = round(time.monotonic() - began, 1)
     return Proven(name, ranks, verdicts, compared.answer, compared.reason, seconds)
 

@@ -183,3 +183,20 @@ def carried_state() -> Job:
 
 def unused_weights() -> Job:
     return _job(_mlp, weight=lambda index: 1.0 + index % 3)
+
+
+def mixup() -> Job:
+    """Mixes the rows of a batch, in collate."""
+
+    def collate(samples: list[Any]) -> Any:
+        inputs, targets = (torch.stack(each) for each in zip(*samples))
+        return inputs + 0.1 * inputs[torch.randperm(len(inputs))], targets
+
+    return _job(_mlp, collate=collate)
+
+
+def unknown_random_numbers() -> Job:
+    def criterion(output: Tensor, batch: Batch) -> Tensor:
+        return F.cross_entropy(output * torch._standard_gamma(torch.ones(len(output), 1)), batch.targets)
+
+    return _job(_mlp, criterion)

@@ -32,6 +32,8 @@ ANSWERS = {
     "batch_norm_and_dropout": ("by nature no", "BatchNorm normalises over each rank's own rows; the forward pass"),
     "recurrent_dropout": ("by nature no", "draws other random numbers on each rank"),
     "autoencoder": ("by nature no", "draws other random numbers on each rank"),
+    "mixup": ("by nature no", "collate draws random numbers for each rank's own rows, as MixUp does"),
+    "unknown_random_numbers": ("by nature no", "_standard_gamma cannot be held constant, so a mistake could hide"),
     "autoencoder_sum": ("no", "the criterion is a sum over its rows, not a mean"),
     "tokens": ("no", "weighs 3.5 times the lightest, as rows with more tokens do"),
     "tokens_under_dropout": ("no", "weighs 3.5 times the lightest, as rows with more tokens do"),

@@ -119,7 +119,7 @@ def _play(study: Study, root: Path, name: str, layouts: tuple[LayoutPlan, ...], 
         replicas=study.size,
         rows=job.proof_rows,
         shaken=1 if job.dear else 2,
-        threads=setup.machines.threads or (study.inspection.machine.cores if job.dear else 1),
+        threads=setup.machines.threads or (0 if job.dear else 1),
     )
     return _start(study, root, "process", 1, study.inspection.devices, folder, plan, show_phase)
 

@@ -37,10 +37,11 @@ def results_folder(command: str, study: Study, rank: LaunchedRank | None = None,
     writes = rank.rank == 0 if rank else is_first(study.machines)
     identity: dict[str, object] = {"schema": SCHEMA, "command": command, "file": study.job.source}
     identity |= {"samestep": __version__, "torch": study.inspection.machine.torch, "package": package_digest()}
-    kept = ["job", "settings", "engines", "launchers", "engine_settings", "device", "steps", "rounds"]
+    kept = ["job", "settings", "engines", "launchers", "engine_settings", "device", "rounds"]
     kept += ["warmup_steps", "measured_steps"]
     identity |= {name: getattr(setup, name) for name in kept}
     identity |= {"nproc": study.nproc, "nnodes": study.machines.nnodes}
+    identity["steps"] = study.job.proof_steps
     identity["threads"] = setup.machines.planned_threads
     if weights:
         identity["weights"] = weights

@@ -18,9 +18,13 @@ PADDED = (
 )
 
 
-def natural_causes(job: JobFacts, neutral: PlayedLayout) -> Sentence:
-    """Names what differs by nature: BatchNorm and random numbers."""
+def natural_causes(job: JobFacts, neutral: PlayedLayout, separation: SeparationSeen, *, hides: bool) -> Sentence:
+    """Names what differs by nature: BatchNorm and random numbers. hides: whether some random numbers are not constant
+    in the neutral trainings, so that a mistake could hide behind them."""
     reasons, advice = [], []
+    if separation.collate_draws:
+        reasons.append("collate draws random numbers for each rank's own rows, as MixUp does")
+        advice.append("draw for each sample, in augment, where that is meant")
     if neutral.batch_statistics:
         name = f" ({job.batch_layers[0]})" if job.batch_layers else ""
         reasons.append(f"BatchNorm{name} normalises over each rank's own rows")
@@ -31,6 +35,12 @@ def natural_causes(job: JobFacts, neutral: PlayedLayout) -> Sentence:
         else:
             reasons.append("the forward pass or the criterion draws other random numbers on each rank")
         advice.append("random numbers need no change: their distribution is the same")
+    if not reasons:
+        reasons.append("random numbers that torch does not draw, or statistics of a rank's own rows")
+        advice.append("draw random numbers with torch")
+    if hides:
+        what = ", ".join(separation.unknown) or "collate"
+        reasons.append(f"{what} cannot be held constant, so a mistake could hide behind it")
     return "; ".join(reasons), "; ".join(advice)
 
 

@@ -137,8 +137,8 @@ def not_one_process(
     same, _ = _alike(*neutral)
     separation = neutral[1].facts.separation
     assert separation is not None
-    if same or separation.unknown:
-        reason, advice = causes.natural_causes(job, neutral[0].facts)
+    if same or separation.unknown or separation.collate_draws:
+        reason, advice = causes.natural_causes(job, neutral[0].facts, separation, hides=not same)
         return OneProcess("by nature no", worst, reason, advice)
     return OneProcess("no", worst, *causes.mistake(separation, neutral[1].facts.dtype, job))
 

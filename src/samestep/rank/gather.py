@@ -21,7 +21,8 @@ from samestep.world import World
 class Held:
     """What one rank has to say of its tensors before it sends them.
 
-    rows: of the rank, and their weight. structure: of its output and data. shapes: of each leaf; None: no tensor.
+    rows: of the rank, and their weight. structure: of its output and data, with the leaves' dtypes. shapes: of each
+    leaf; None: no tensor.
     by_row: whether a leaf's first dimension is the rank's rows.
     """
 
@@ -61,7 +62,7 @@ def gather_rows(output: Any, batch: Batch, whole: Part, world: World) -> tuple[A
     mine = Held(
         rows=part.rows,
         weight=part.weight,
-        structure=str(tree),
+        structure=f"{tree} {[None if t is None else t.dtype for t in tensors]}",
         shapes=[None if t is None else tuple(t.shape) for t in tensors],
         by_row=[t is not None and t.dim() > 0 and len(t) == len(part.indices) for t in tensors],
     )

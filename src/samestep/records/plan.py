@@ -123,7 +123,7 @@ class ReferencePlan:
     """What the reference plays. replicas: of the study; they decide the subset's size. steps: of each training.
 
     rows: as in Prove. shaken: how often each training is played again with noise in the rounding. threads: with which
-    it computes.
+    it computes; 0: all cores.
     """
 
     out: str

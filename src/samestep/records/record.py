@@ -133,6 +133,7 @@ class SeparationSeen:
     row. pairs: of the first row with each other one. halves: of the first and the second half of the rows.
     output_gap: how far a row's output depends on the other rows, relative; None where it cannot be compared.
     moved: buffers and attributes that a forward pass changes. unknown: random operations that are not held constant.
+    collate_draws: whether the job's collate draws random numbers.
     """
 
     weights: list[float]
@@ -144,6 +145,7 @@ class SeparationSeen:
     output_gap: float | None
     moved: list[str]
     unknown: list[str]
+    collate_draws: bool
 
 
 @dataclass(frozen=True)

@@ -130,7 +130,10 @@ class ReplicatedTraining:
         batch = all_rows.batches[replica] if all_rows else self._batch(forward, replica, data)
         before = random_state(self.device)
         if job.sync_batchnorm and self.layout.replicas > 1 and not forward.outputs:
-            forward.outputs = outputs_together(job, self.model, forward.rows, step, micro, forward.epoch, self.noise)
+            with self.neutral:
+                forward.outputs = outputs_together(
+                    job, self.model, forward.rows, step, micro, forward.epoch, self.noise
+                )
         share = weighs * self.layout.replicas / forward.total  # the mean over the replicas is then that over the rows
         if forward.all_rows:
             share = float(self.layout.replicas)  # the mean over the replicas is then their sum

@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 from samestep.engine import Layout
 from samestep.job import Batch, Job
-from samestep.reference.fetch import fetch, place
+from samestep.reference.fetch import collate_draws, fetch, place
 from samestep.reference.neutral import Neutral
 from samestep.reference.replica_state import ReplicaState
 from samestep.reference.results import Separation
@@ -45,6 +45,7 @@ def separate(job: Job, device: str) -> Separation:
         output_gap=_output_gap(output, [output for _, output in alone]),
         moved=moved,
         unknown=sorted(losses.neutral.unknown),
+        collate_draws=collate_draws(job, job.train),
     )
 
 
@@ -71,8 +72,9 @@ class _Losses:
             return float("nan"), None
 
     def moved(self) -> list[str]:
-        """The buffers and attributes of the model that its latest forward pass has changed."""
-        return self.first.changed(ReplicaState(self.model))
+        """The buffers and attributes of the model that its latest forward pass has changed; not BatchNorm's counts."""
+        changed = self.first.changed(ReplicaState(self.model))
+        return [name for name in changed if not name.endswith("num_batches_tracked")]
 
 
 def _output_gap(whole: Any, alone: list[Any]) -> float | None:

@@ -74,14 +74,15 @@ def subset_length(length: int, global_batch: int, training: Prove) -> int:
     """Returns how many rows the proof's subset has: full batches, then one that does not divide among the replicas.
 
     That one is as large as the job's last batch if it does not divide (replicas may then get no rows), else about half
-    a batch. The steps reach the second epoch. A smaller dataset is taken whole.
+    a batch, as where the proof takes fewer rows than the job. The steps reach the second epoch. A smaller dataset is
+    taken whole.
     """
     replicas = training.replicas
     last = length % global_batch
     uneven = max(global_batch // 2, min(2 * replicas, global_batch - 1))
     while replicas > 1 and uneven < global_batch - 1 and uneven % replicas == 0:
         uneven += 1
-    if last % replicas:
+    if last % replicas and not training.rows:
         uneven = last
     whole = max(1, training.steps * 5 // 8 - 1)  # of 8 steps: 4 whole, 1 uneven, then 3 of the next epoch
     return min(length, whole * global_batch + uneven)

@@ -1,0 +1,32 @@
+"""A proof on fewer rows keeps what it must show: an uneven last batch, and rows for every rank."""
+
+from __future__ import annotations
+
+import pytest
+
+from conformance.jobs_drawn import job as drawn
+from samestep.job import Job
+from samestep.records.plan import Prove
+from samestep.tasks.inspect.proof_size import rows_of_proof
+from samestep.tasks.proof_job import subset_length, with_fewer_rows
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 3, 4])
+@pytest.mark.parametrize("length", range(96, 128, 5))
+def test_every_rank_has_two_rows_in_the_last_batch_too(replicas: int, length: int) -> None:
+    training = Prove("sgd", 8, "float64", replicas, 0.05, rows=3 * replicas)
+    rows = subset_length(length, training.rows, training)
+    last = rows % training.rows or training.rows
+    assert last // replicas >= 2 or replicas == 1
+    assert replicas == 1 or last % replicas, "the last batch divides evenly: unequal weights are not proven"
+    assert rows > training.rows, "no whole batch"
+
+
+def test_a_cheap_job_keeps_its_batch_and_a_dear_one_its_micro_batches() -> None:
+    job: Job = drawn(rows=200, global_batch=64, micro_batch=8)
+    assert rows_of_proof(job, 2, forward_flop=1e3) == (0, False)
+    rows, dear = rows_of_proof(job, 2, forward_flop=1e8)
+    assert rows == 2 * 4 * 4 and not dear  # four micro-batches on each rank, of four rows
+    assert rows_of_proof(job, 2, forward_flop=3.6e9) == (rows, True)
+    small = with_fewer_rows(job, rows, 2)
+    assert (small.global_batch, small.micro_batch) == (rows, 4)
