@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from samestep.proof import job_causes as causes
+from samestep.proof import job_causes
 from samestep.proof.differences import BOUND, FLOOR_ULPS, Comparison, distance, largest_of
 from samestep.proof.plan import AS_NUMERICS, INEXACT
 from samestep.proof.too_exact import too_exact
@@ -138,9 +138,9 @@ def not_one_process(
     separation = neutral[1].facts.separation
     assert separation is not None
     if same or separation.unknown or separation.collate_draws:
-        reason, advice = causes.natural_causes(job, neutral[0].facts, separation, hides=not same)
+        reason, advice = job_causes.natural_causes(job, neutral[0].facts, separation, hides=not same)
         return OneProcess("by nature no", worst, reason, advice)
-    return OneProcess("no", worst, *causes.mistake(separation, neutral[1].facts.dtype, job))
+    return OneProcess("no", worst, *job_causes.mistake(separation, neutral[1].facts.dtype, job))
 
 
 def _alike(many: Expectation, one: Expectation) -> tuple[bool, float]:
