@@ -14,13 +14,15 @@ from pathlib import Path
 from samestep.launch.fork_client import SOCKETS
 
 TESTS = Path(__file__).parent
+# lightning is imported once for all tests: with torchmetrics, transformers and scipy it takes longer than torch.
+START = "import lightning, sys; from samestep.worker import main; main(sys.argv[1:])"
 
 
 @contextmanager
 def fork_servers() -> Iterator[None]:
     """While it runs, every command asks these servers for its workers."""
     with tempfile.TemporaryDirectory(prefix="samestep-") as folder:
-        command = [sys.executable, "-m", "samestep.worker", "--fork-server"]
+        command = [sys.executable, "-c", START, "--fork-server"]
         paths = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
         alone = os.environ | {"PYTHONPATH": paths} | {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
         sockets = [Path(folder) / of for of in ("ranks", "reference")]
