@@ -69,6 +69,8 @@ def train(
 ) -> State:
     if static_graph and run.schedule.micro_batches > 1:
         raise Refused("static_graph does not work with accumulation (no_sync) in torch; leave out one of them")
+    if static_graph and job.phases:
+        raise Refused("static_graph does not work with phases, which train other parameters; leave out one of them")
     if compress == "bf16" and world.device == "cpu":
         raise Refused("gloo does not compress to bf16; use compress=fp16, or a GPU")
     if order == "rank" and compress != "none":
@@ -82,7 +84,7 @@ def train(
             device_ids=None if world.device == "cpu" else [world.device],
             bucket_cap_mb=bucket_mb,
             static_graph=static_graph,
-            find_unused_parameters=find_unused,
+            find_unused_parameters=find_unused or bool(job.phases),  # a phase leaves the others' out
         )
         if compress == "powersgd":
             model.register_comm_hook(PowerSGDState(None, start_powerSGD_iter=EXACT), powerSGD_hook)
