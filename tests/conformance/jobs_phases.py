@@ -50,7 +50,7 @@ def judged(logits: Tensor, real: float) -> Tensor:
 
 
 def gan() -> Job:
-    """49 rows: the last batch has one. Accumulation, clipping, another class of optimizer for each phase, a schedule."""
+    """49 rows: the last batch has one. Accumulation, clipping, two classes of optimizers, a schedule."""
     return Job(
         model=_seeded(Gan),
         phases=(
