@@ -48,10 +48,16 @@ def parameters_of(phases: Sequence[Phase], model: nn.Module) -> list[list[nn.Par
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name.replace(CHECKPOINTED, ""))
     chosen = [_chosen(phase, model, names) for phase in phases]
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for phase, ids in zip(phases, chosen):
+        if not any(id(parameter) in ids for parameter in trained):
+            modules = ", ".join(name for name, _ in model.named_children())
+            raise UserError(
+                f"phase '{phase.name}' has no parameters to train; name one of the model's modules ({modules}) in its "
+                "`parameters`"
+            )
     found: list[list[nn.Parameter]] = [[] for _ in phases]
-    for parameter in model.parameters():
-        if not parameter.requires_grad:
-            continue
+    for parameter in trained:
         of = [number for number, ids in enumerate(chosen) if id(parameter) in ids]
         name = names[id(parameter)][0]
         if not of:
@@ -64,13 +70,6 @@ def parameters_of(phases: Sequence[Phase], model: nn.Module) -> list[list[nn.Par
             both = " and ".join(f"'{phases[number].name}'" for number in of)
             raise UserError(f"{name} belongs to the phases {both}; each parameter is trained by one")
         found[of[0]].append(parameter)
-    for phase, parameters in zip(phases, found):
-        if not parameters:
-            modules = ", ".join(name for name, _ in model.named_children())
-            raise UserError(
-                f"phase '{phase.name}' has no parameters to train; name one of the model's modules ({modules}) in its "
-                "`parameters`"
-            )
     return found
 
 
