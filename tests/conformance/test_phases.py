@@ -18,12 +18,15 @@ from mutations.faults import Fault
 from mutations.plant import patched
 from ranks import Ranks, engine_facts, prove
 from samestep import Job, Phase, Recipe
+from samestep.commands.study import refusal
 from samestep.data.loader import batches
 from samestep.data.schedule import schedule_of
 from samestep.errors import UserError
 from samestep.job.phases import parameters_of
 from samestep.rank.turns import Turns
 from samestep.tasks.eject.runtime import run as script
+from samestep.tasks.inspect.dry_step import dry_step
+from samestep.tasks.inspect.job import inspect_job
 from samestep.world import World
 
 JOBS = f"{Path(__file__).parent}/jobs_phases.py"
@@ -161,6 +164,16 @@ def test_the_optimizers_states_can_be_loaded() -> None:
     assert all(torch.equal(*pair) for pair in zip(models[0].parameters(), models[1].parameters()))
 
 
+def test_the_dry_step_names_the_phase() -> None:
+    job = jobs_phases.actor_critic()
+    critic, actor = job.phases
+    wrong = replace(job, phases=(critic, replace(actor, criterion=critic.criterion)))
+    says = "^phase 'actor': the criterion's loss does not depend on any parameter that it trains"
+    with pytest.raises(UserError, match=says):
+        dry_step(wrong, schedule_of(wrong, 1), wrong.model(), "cpu")
+    assert dry_step(job, schedule_of(job, 1), job.model(), "cpu").unused == []
+
+
 SGD = Recipe(torch.optim.SGD, {"lr": 0.1})
 
 
@@ -197,5 +210,15 @@ def test_phases_that_cannot_be_taken_are_refused(changed: dict[str, Any], says: 
 
 
 def test_who_takes_one_optimizer_says_so() -> None:
+    facts = inspect_job(f"{JOBS}:gan", {}, 2, None, "cpu")
+    assert facts.phases == {"discriminator": "Adam", "generator": "RMSprop"}
+    assert (facts.proof_steps, facts.steps_per_epoch) == (8, 10)
+    assert refusal(engine_facts("ddp", 2), facts) is None
+    assert refusal(engine_facts("deepspeed", 2), facts) == (
+        "deepspeed takes one optimizer, and the job has phases (discriminator, generator); use ddp, fsdp, zero, "
+        "accelerate, fabric, lightning or horovod"
+    )
+    muon = {"generator": "Muon"}
+    assert "fsdp cannot take Muon" in str(refusal(engine_facts("fsdp", 2), replace(facts, phases=muon)))
     with pytest.raises(ValueError, match=r"leave Job\(phases\) out"):
         script.Run(jobs_phases.gan(), script.World())

@@ -68,7 +68,7 @@ def inspect_job(target: str, settings: Mapping[str, str], replicas: int, steps: 
         epochs=job.epochs,
         parameters=sum(p.numel() for p in parameters),
         dtype=str(next(p.dtype for p in parameters)).removeprefix("torch."),
-        optimizer=job.optimizer.cls.__name__,
+        optimizer=job.of_phases()[0].optimizer.cls.__name__,
         workers=workers_of(job),
         most_workers=most_workers(job),
         prefetch=job.prefetch,
