@@ -633,6 +633,7 @@ Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.Distrib
 """
 
 
+NOT_STATIC = "static_graph does not work with {}; leave out one of them"
 EXACT = 2  # steps before PowerSGD compresses: the fewest that DDP allows
 
 
@@ -648,10 +649,8 @@ def train(
     bucket_mb: float | None = None,
     compile: bool = False,
 ) -> State:
-    if static_graph and run.schedule.micro_batches > 1:
-        raise Refused("static_graph does not work with accumulation (no_sync) in torch; leave out one of them")
-    if static_graph and job.phases:
-        raise Refused("static_graph does not work with phases, which train other parameters; leave out one of them")
+    if static_graph and (job.phases or run.schedule.micro_batches > 1):
+        raise Refused(NOT_STATIC.format("phases" if job.phases else "accumulation (no_sync) in torch"))
     if compress == "bf16" and world.device == "cpu":
         raise Refused("gloo does not compress to bf16; use compress=fp16, or a GPU")
     if order == "rank" and compress != "none":

@@ -627,6 +627,9 @@ Source: https://lightning.ai/docs/pytorch/stable/model/train_model_basic.html
 """
 
 
+BY_PHASES = "ddp_find_unused_parameters_true"  # a phase leaves the others' parameters out
+
+
 def train(
     job: Job,
     world: World,
@@ -640,7 +643,6 @@ def train(
     from torch.distributed.fsdp import fully_shard
 
     sharded = strategy == "model_parallel"
-    ddp = "ddp_find_unused_parameters_true" if job.phases else "ddp"  # a phase leaves the others' out
 
     class Module(LightningModule):
         def __init__(self) -> None:
@@ -676,7 +678,7 @@ def train(
             accelerator="cpu" if world.device == "cpu" else "cuda",
             devices=world.local_size,
             num_nodes=world.size // world.local_size,
-            strategy=ModelParallelStrategy(world.size, 1) if sharded else ddp,
+            strategy=ModelParallelStrategy(world.size, 1) if sharded else BY_PHASES if job.phases else "ddp",
             precision="bf16-mixed" if precision == "bf16" else None,
             max_epochs=1,  # of what run.batches() gives: all of them
             accumulate_grad_batches=run.schedule.micro_batches,
