@@ -22,7 +22,7 @@ from samestep.commands.study import Row, Study, check_devices, result_of, rows_o
 from samestep.errors import Refused, TrainingFailed, UserError, say
 from samestep.launch import FORK, Machines, fork_client, ports, supervise
 from samestep.launch.command import command_for
-from samestep.proof.judge import judge, not_one_process, one_process
+from samestep.proof.judge import judge, not_one_process, same_as_one
 from samestep.proof.plan import loop_layout, neutral_layouts, numerics_layout, plain_layout
 from samestep.proof.plan import trainings as proof_trainings
 from samestep.proof.trace import Expectation
@@ -103,8 +103,8 @@ def _reference(study: Study, rows: list[Row], folder: Path, show_phase: ShowPhas
         layouts += [layout for layout in (loop, inexact) if layout and layout not in layouts]
         row.loop_number = layouts.index(loop)
         row.numerics_number = layouts.index(inexact) if inexact else None
-    if plain_layout() not in layouts and not study.job.refused[1]:
-        layouts.append(replace(plain_layout(), trainings=("sgd",)))  # to compare the others with
+    if LayoutPlan() not in layouts and not study.job.refused[1]:
+        layouts.append(plain_layout())
     return _play(study, folder, "reference", tuple(layouts), show_phase)
 
 
@@ -132,11 +132,11 @@ def _one_process(study: Study, folder: Path, reference: Record, show_phase: Show
     many = next((each for each in played if each.facts.layout.replicas > 1), None)
     if one is None or many is None:
         return None
-    if answer := one_process(many, one):
-        return answer
-    layouts = neutral_layouts(many.facts)
-    record = _play(study, folder, "neutral", layouts, show_phase)
-    return not_one_process(many, one, (Expectation(record, 1), Expectation(record, 0)), study.job)
+    same, worst = same_as_one(many, one)
+    if same:
+        return OneProcess("yes", worst)
+    record = _play(study, folder, "neutral", neutral_layouts(many.facts), show_phase)
+    return not_one_process(worst, Expectation(record, 1), Expectation(record, 0), study.job)
 
 
 def _launch(study: Study, row: Row, number: int, folder: Path, reference: Record, show_phase: ShowPhase) -> None:
@@ -243,7 +243,7 @@ def _threads(rows: list[Row], setup: Setup) -> int:
 def _tensors(references: list[Expectation]) -> int | None:
     """Counts the tensors of the model's state."""
     played = [expectation for expectation in references if "sgd" in expectation.facts.trainings]
-    return len(played[0].trace("sgd", 0, 1).state) if played else None
+    return len(played[0].apart("sgd")) if played else None
 
 
 def _engine_results(study: Study, rows: list[Row]) -> Iterator[EngineResult]:

@@ -48,8 +48,9 @@ def proof_job(job: Job, training: Prove) -> Job:
         evaluation=None if job.evaluation is None else _subset(job.evaluation, evaluated, sample_dtype),
         evaluation_weight=_renumbered(job.evaluation_weight, evaluated),
     )
-    if training.training == "gradient":
-        return replace(small, optimizer=Recipe(torch.optim.SGD, {"lr": 1.0}), scheduler=None, clip_norm=None, ema=None)
+    if training.training == "gradient":  # nothing is evaluated: 'sgd' and 'user' are
+        plain = Recipe(torch.optim.SGD, {"lr": 1.0})
+        return replace(small, optimizer=plain, scheduler=None, clip_norm=None, ema=None, evaluation=None)
     if training.training == "sgd":
         return replace(small, optimizer=_sgd(job.optimizer, training.sgd_lr), ema=None)
     return replace(small, ema=min(job.ema, EMA) if job.ema else None)
