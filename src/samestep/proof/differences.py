@@ -18,7 +18,7 @@ from samestep.records.results import Divergence
 BOUND = 10  # times the distance that rounding alone makes
 FLOOR_ULPS = 8  # and never tighter than this many units in the last place of the tensor's largest value
 USELESS = 1e-3  # a bound above this share of a tensor's own movement says nothing about it
-BLOCK = 1 << 20  # elements that are compared at once
+BLOCK = 1 << 16  # elements that are compared at once
 _OPTIMIZER = {"gradient": "SGD", "sgd": "SGD", "user": "the job's optimizer"}
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-AT_ONCE = 1 << 20  # elements
+AT_ONCE = 1 << 16  # elements
 
 
 class Noise:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -27,8 +28,6 @@ from samestep.reference.schedule import per_epoch, seeded, step_rows, weight
 from samestep.reference.together import outputs_together
 
 LATER = (2, 3, 97)  # epochs whose rows are told without training on them
-
-LARGE = 1_000_000  # parameters: the memory of such a model is freed before the next one is built
 
 
 def play(
@@ -57,9 +56,10 @@ def play(
         if after_step:
             after_step(step, losses)
     result = training.result(evaluated)
+    model = weakref.ref(training.model)
     del training
-    if sum(tensor.numel() for tensor in result.state.values()) > LARGE:
-        gc.collect()  # optimizers, their schedulers and some models are in circles
+    if model():
+        gc.collect()  # the model is in a circle: it would stay in memory beside the next
     return result
 
 
@@ -260,6 +260,7 @@ class ReplicatedTraining:
         state = self._state()
         self._clear_gradients()
         self.optimizer.state.clear()
+        self.optimizer.param_groups.clear()  # it is in a circle with its scheduler, and would keep the weights
         return TrainingResult(
             micro_batches=self.micro_batches,
             later={epoch: step_rows(self.job, self.layout, epoch * per_epoch(self.job)) for epoch in later},

@@ -13,7 +13,7 @@ from samestep.records.record import FromOne, write_state
 
 State = Mapping[str, Tensor]
 
-BLOCK = 1 << 20  # elements that are compared at once: copies of the largest tensor would need a model's memory
+BLOCK = 1 << 16  # elements that are compared at once: copies of the largest tensor would need a model's memory
 
 
 def write_training(folder: Path, rank: int, key: str, result: reference.TrainingResult) -> None:
