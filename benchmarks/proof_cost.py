@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -40,7 +41,7 @@ def mlp(rows: int = 6400, global_batch: int = 256) -> Job:
     def model() -> nn.Module:
         torch.manual_seed(0)
         widths = (784, WIDTH, WIDTH, 1448, 10)
-        layers = [layer for pair in zip(widths, widths[1:]) for layer in (nn.Linear(*pair), nn.ReLU())]
+        layers = [layer for pair in pairwise(widths) for layer in (nn.Linear(*pair), nn.ReLU())]
         return nn.Sequential(*layers[:-1])
 
     return Job(

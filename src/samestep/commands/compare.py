@@ -16,9 +16,11 @@ from pathlib import Path
 
 from samestep.commands import other_machines
 from samestep.commands.machines import is_first, refuse_under_launcher
+from samestep.commands.needs import check_needs, need_of, room_in
 from samestep.commands.results_folder import package_digest, results_folder, shared_folder
 from samestep.commands.setup import Setup
 from samestep.commands.study import Row, Study, check_devices, result_of, rows_of, study_of
+from samestep.commands.time_left import TimeLeft
 from samestep.errors import Refused, TrainingFailed, UserError, say
 from samestep.launch import FORK, Machines, fork_client, ports, supervise
 from samestep.launch.command import command_for
@@ -70,6 +72,8 @@ def _run_launches(study: Study, folder: Path, show: ShowProgress) -> StudyResult
     rows = rows_of(study, forks=setup.rounds == 0)
     planned = [row for row in rows if row.open]
     total = 1 + len(planned) * max(1, setup.rounds)
+    if planned and not Record(folder / "reference").complete(1):
+        check_needs(need_of(study, planned), room_in(folder), study.inspection.devices[0])
     began = time.strftime("%Y-%m-%dT%H:%M:%S")
     reference = _reference(study, planned, folder, lambda phase: show(phase, 0, total)) if planned else None
     answer = _one_process(study, folder, reference, lambda phase: show(phase, 0, total)) if reference else None
@@ -195,8 +199,12 @@ def _start(
         relative = str(folder.relative_to(root))
         other_machines.publish(root, other_machines.Launch(relative, launcher, nproc, size, devices, time.time()))
 
+    left = TimeLeft()
+
     def watch(progress: Progress) -> None:
-        show_phase(progress.phase)
+        done = progress.done
+        time_left = left.after(done, progress.steps, time.monotonic()) if is_reference and done is not None else ""
+        show_phase(progress.phase + (f", {time_left} left" if time_left else ""))
         if study.machines.nnodes > 1:
             other_machines.publish(root)
 

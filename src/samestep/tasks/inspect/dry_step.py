@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import time
 import traceback
 import warnings
 from dataclasses import dataclass, replace
@@ -32,10 +33,13 @@ PLAIN = (Tensor, np.ndarray, np.generic, str, bytes, int, float, type(None))
 @dataclass(frozen=True)
 class DryStep:
     """unused: the parameters without a gradient. forward_flop: the floating-point operations of a row's forward pass,
-    0 where they cannot be counted."""
+    0 where they cannot be counted. row_bytes: of the outputs of the model's layers, a row. row_s: the seconds of its
+    forward and backward passes, roughly."""
 
     unused: list[str]
     forward_flop: float
+    row_bytes: float = 0.0
+    row_s: float = 0.0
 
 
 def dry_step(job: Job, schedule: Schedule, model: nn.Module, device: str) -> DryStep:
@@ -66,6 +70,8 @@ def dry_step(job: Job, schedule: Schedule, model: nn.Module, device: str) -> Dry
     batch = Batch(to_device(data, device), part)
     called: list[bool] = []
     model.register_forward_hook(lambda *_: called.append(True))
+    sizes = _output_sizes(model)
+    began = time.perf_counter()
     counter = FlopCounterMode(display=False)
     try:
         with counter:
@@ -91,7 +97,9 @@ def dry_step(job: Job, schedule: Schedule, model: nn.Module, device: str) -> Dry
     if not loss.requires_grad:
         raise UserError("the criterion's loss does not depend on any parameter; compute it from the model's output")
     _raising("backward", loss.backward, part.rows)
-    return DryStep(_without_gradient(model), counter.get_total_flops() / max(1, rows))
+    seconds = time.perf_counter() - began
+    of_row = (total / max(1, rows) for total in (counter.get_total_flops(), sum(sizes), seconds))
+    return DryStep(_without_gradient(model), *of_row)
 
 
 def dry_evaluation(job: Job, model: nn.Module, device: str) -> None:
@@ -135,6 +143,19 @@ def check_dense(what: str, tensor: Tensor, instead: str) -> None:
             f"weights cannot hold; {instead}, and let the model's forward make the matrix: "
             "torch.sparse_coo_tensor(indices, values, size)"
         )
+
+
+def _output_sizes(model: nn.Module) -> list[int]:
+    """Returns a list to which each layer of `model` adds its outputs' bytes when it is called."""
+    sizes: list[int] = []
+
+    def add(layer: nn.Module, inputs: Any, output: Any) -> None:
+        sizes.extend(leaf.nbytes for leaf in tree_leaves(output) if isinstance(leaf, Tensor))
+
+    for layer in model.modules():
+        if next(layer.children(), None) is None:
+            layer.register_forward_hook(add)
+    return sizes
 
 
 def _check_gathered(output: Any, data: Any, rows: int) -> None:

@@ -64,6 +64,8 @@ def inspect_job(target: str, settings: Mapping[str, str], replicas: int, steps: 
         proof_steps=steps,
         proof_rows=proof_rows,
         dear=dear,
+        row_bytes=dry.row_bytes,
+        row_s=dry.row_s,
         steps_per_epoch=schedule_of(job, 1).steps_per_epoch,
         epochs=job.epochs,
         parameters=sum(p.numel() for p in parameters),
