@@ -127,7 +127,7 @@ def same_as_one(many: Expectation, one: Expectation) -> tuple[bool, float]:
     eps = EPS[many.facts.dtype]
     spreads = [each.apart("sgd") for each in (many, one)]
     for name, parameter in many.facts.from_one.items():
-        spread = max(of[name] for of in spreads)
+        spread = max(of[name] for of in spreads if of)
         worst = max(worst, parameter.distance)
         same &= bool(parameter.distance <= max(BOUND * spread, FLOOR_ULPS * eps * parameter.largest))
     return same, worst

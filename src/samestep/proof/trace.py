@@ -121,9 +121,9 @@ class Expectation:
         return self.record.arrays(f"start.{self.facts.dtype}")
 
     def apart(self, training: str) -> dict[str, float]:
-        """Tensor -> how far rounding alone moves its final values."""
+        """Tensor -> how far rounding alone moves its final values; empty where no noise was played."""
         shaken = [played.apart for played in self.facts.trainings[training][1:]]
-        return {name: max(apart[name] for apart in shaken) for name in shaken[0]}
+        return {name: max(apart[name] for apart in shaken) for name in (shaken[0] if shaken else ())}
 
 
 def sample_like(values: Any, sample: Any) -> Any:

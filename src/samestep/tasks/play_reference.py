@@ -24,7 +24,7 @@ from samestep.records.record import (
 )
 from samestep.tasks.inspect.load import build
 from samestep.tasks.proof_job import SGD_LR, proof_job, steps_of
-from samestep.tasks.reference_progress import StepsPlayed
+from samestep.tasks.reference_progress import StepsPlayed, shaken
 from samestep.tasks.reference_tensors import State, distances, from_plain, write_start, write_training
 from samestep.training import digest_state
 from samestep.world import World
@@ -177,19 +177,19 @@ class ReferencePlayer:
         """Plays a training again with noise in the rounding, and with reversed rows if their order does not matter."""
         dtype = getattr(torch, planned.rounds_to or training.dtype)
         reverses = self.reverses and not base.draws
-        seeds = range(1, 2 if planned.neutral else 1 + self.plan.shaken)
+        seeds = range(1, 1 + shaken(self.plan, planned))
 
-        def shaken(seed: int) -> Played:
+        def with_noise(seed: int) -> Played:
             noise = reference.Noise(dtype, seed, reverses, planned.rounds_weights, self.shakes_data)
             return _record(self._play(training, planned, noise), job, facts, base)
 
         try:
-            noisy = [shaken(seed) for seed in seeds]
+            noisy = [with_noise(seed) for seed in seeds]
         except (RuntimeError, ValueError, IndexError, UserError):
             if not self.shakes_data:
                 raise
             self.shakes_data = False  # the criterion refuses rows that are moved by rounding
-            noisy = [shaken(seed) for seed in seeds]
+            noisy = [with_noise(seed) for seed in seeds]
         first = base.micro_batches[0][0].loss
         visible = max(ORDERED, 100 * torch.finfo(dtype).eps) * abs(first)
         if reverses and any(abs((other.seen[0][0].loss or 0.0) - first) > visible for other in noisy):
