@@ -74,7 +74,7 @@ class Launches(_Live):
         """Shows a phase and how many launches are done; without a terminal, a line now and then."""
         if self.progress.disable and time.monotonic() - self.printed_at > self.PRINT_EVERY_S:
             self.printed_at = time.monotonic()
-            say(f"{phase} (launch {done + 1} of {total})")
+            say(f"{phase} (launch {min(done + 1, total)} of {total})")
         self.progress.update(self.task, description=phase, completed=done, total=total)
 
 
