@@ -86,6 +86,7 @@ class JobFacts:
     row_bytes, row_s: what a row's forward pass keeps, and the seconds of its forward and backward passes, roughly.
     unused: parameters without a gradient; scalars: those without dimensions. batch_layers, random_layers: the names of
     its BatchNorm and dropout layers. refused: replicas -> why they cannot train it.
+    phases: those of a job with several optimizers, in their turn -> the optimizer's class.
     """
 
     settings: Mapping[str, str]
@@ -117,6 +118,7 @@ class JobFacts:
     unused: tuple[str, ...]
     scalars: tuple[str, ...]
     refused: Mapping[int, str | None]
+    phases: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

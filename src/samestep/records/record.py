@@ -108,8 +108,9 @@ class Played:
     seen: [replica][micro-batch]. later: epoch -> [micro-batch][replica] -> the rows of its first step. rates: learning
     rates, [step][group]. norms: each step's gradient norm. draws: whether the model draws random numbers.
     parameters: their names. length: rows of the subset. clip_norm: the job's. each_once: whether an epoch
-    has every row once, which an order of the job's own need not. apart: of a training with noise, tensor -> the
-    greatest distance of its final values from those of the training as it is.
+    has every row once, which an order of the job's own need not. phases: how many steps each batch is trained for.
+    apart: of a training with noise, tensor -> the greatest distance of its final values from those of the training as
+    it is.
     """
 
     seen: list[list[PartSeen]]
@@ -124,6 +125,7 @@ class Played:
     evaluation: EvaluationSeen | None = None
     each_once: bool = True
     apart: Mapping[str, float] = field(default_factory=dict)
+    phases: int = 1
 
 
 @dataclass(frozen=True)

@@ -32,9 +32,9 @@ class FirstGradient:
 
     def add(self, replica: int, micro: int, before: Sample, after: Sample) -> None:
         """Notes a part. before, after: samples of the sum, without it and with it."""
-        self.parts[replica, micro] = [
-            new if old is None or new is None else new - old for old, new in zip(before, after, strict=True)
-        ]
+        part = [new if old is None or new is None else new - old for old, new in zip(before, after, strict=True)]
+        of_phases = self.parts.get((replica, micro), [None] * len(part))  # each phase trains its own parameters
+        self.parts[replica, micro] = [old if new is None else new for old, new in zip(of_phases, part, strict=True)]
 
     def own(self) -> Sample:
         """Replica 0's own gradient."""

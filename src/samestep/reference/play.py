@@ -26,6 +26,7 @@ from samestep.reference.replica_state import ReplicaState
 from samestep.reference.results import MicroBatch, TrainingResult
 from samestep.reference.schedule import per_epoch, seeded, step_rows, weight
 from samestep.reference.together import outputs_together
+from samestep.reference.turns import Turn, scheduled, turns_of
 
 LATER = (2, 3, 97)  # epochs whose rows are told without training on them
 
@@ -65,10 +66,11 @@ def play(
 
 @dataclass
 class Forward:
-    """What the replicas' forward passes of one micro-batch share. rows: each replica's. total: what all rows of the
-    step weigh. outputs: each replica's, where one forward pass serves all of them (SyncBatchNorm). all_rows: the loss,
-    where the criterion sees all replicas' rows at once."""
+    """What the replicas' forward passes of one micro-batch share. turn: the phase. rows: each replica's. total: what
+    all rows of the step weigh. outputs: each replica's, where one forward pass serves all of them (SyncBatchNorm).
+    all_rows: the loss, where the criterion sees all replicas' rows at once."""
 
+    turn: Turn
     epoch: int
     step: int
     micro: int
@@ -79,7 +81,7 @@ class Forward:
 
 
 class ReplicatedTraining:
-    """One model and one optimizer, the sum of the replicas' gradients, and of each replica its state."""
+    """One model, an optimizer for each phase, the sum of the replicas' gradients, and of each replica its state."""
 
     def __init__(self, job: Job, layout: Layout, noise: Noise | None, device: str, neutral: Neutral | None) -> None:
         self.neutral = neutral or nullcontext()
@@ -88,8 +90,9 @@ class ReplicatedTraining:
         self.model = job.model().to(device)
         if noise:
             noise.shake(self.model.parameters())
-        self.optimizer = job.optimizer.build(self.model)
-        self.scheduler = job.scheduler.make(self.optimizer) if job.scheduler else None
+        self.turns = turns_of(job, self.model)
+        self.scheduled = scheduled(self.turns)
+        self.scheduler = job.scheduler.make(self.scheduled) if job.scheduler else None
         self.states = [ReplicaState(self.model) for _ in self.replicas]
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         self.first: FirstGradient | None = None
@@ -101,8 +104,9 @@ class ReplicatedTraining:
         self.average = {name: p.detach().clone() for name, p in trained}
 
     def step(self, step: int) -> list[float]:
-        """One step: every micro-batch of every replica forward and backward, then the optimizer once. Returns the
-        losses."""
+        """One step: every micro-batch of every replica forward and backward, then the phase's optimizer once. Returns
+        the losses."""
+        turn = self.turns[step % len(self.turns)]
         plan = step_rows(self.job, self.layout, step)
         total = sum(weight(self.job, rows) for of_replica in plan for rows in of_replica)
         if self.noise and self.noise.reverses:
@@ -111,9 +115,9 @@ class ReplicatedTraining:
             for state in self.states[1:]:
                 state.buffers = _copy(self.states[0].buffers)
         epoch = step // per_epoch(self.job)
-        forwards = [Forward(epoch, step, micro, of_replica, total) for micro, of_replica in enumerate(plan)]
+        forwards = [Forward(turn, epoch, step, micro, of_replica, total) for micro, of_replica in enumerate(plan)]
         found = list(self._summed(forwards))
-        self._optimizer_step(step)
+        self._optimizer_step(step, turn)
         return found
 
     def _summed(self, forwards: list[Forward]) -> Iterator[float]:
@@ -158,7 +162,7 @@ class ReplicatedTraining:
 
     def _forward_and_backward(self, forward: Forward, replica: int, data: Any, weighs: float) -> float:
         """Adds a replica's gradient, from its own state and random numbers. Returns the rows' mean loss."""
-        job, step, micro = self.job, forward.step, forward.micro
+        job, step, micro = forward.turn.job, forward.step, forward.micro
         if not forward.outputs:
             self.states[replica].restore(self.model)
         torch.manual_seed(seeded(job.seed, "replica", step, micro, replica).initial_seed())
@@ -168,7 +172,7 @@ class ReplicatedTraining:
         if job.sync_batchnorm and self.layout.replicas > 1 and not forward.outputs:
             with self.neutral:
                 forward.outputs = outputs_together(
-                    job, self.model, forward.rows, step, micro, forward.epoch, self.noise
+                    job, self.model, forward.rows, step, micro, forward.epoch, self.noise, forward.turn.number
                 )
         share = weighs * self.layout.replicas / forward.total  # the mean over the replicas is then that over the rows
         if forward.all_rows:
@@ -180,8 +184,10 @@ class ReplicatedTraining:
             if loss.dim() != 0:
                 raise not_a_scalar(list(loss.shape))
             self.draws = self.draws or not torch.equal(before, random_state(self.device))
-            sampled = sample(self.parameters) if self.first and step == 0 else None
+            sampled = sample(self.parameters) if self.first and step < len(self.turns) else None
             (loss * (share * scale)).backward(retain_graph=bool(forward.outputs))
+        for parameter, gradient in zip(self.parameters, forward.turn.own([p.grad for p in self.parameters])):
+            parameter.grad = gradient
         if self.first and sampled:
             self.first.add(replica, micro, sampled, sample(self.parameters))
         mean_loss = all_rows.loss if all_rows else float(loss.detach())
@@ -195,13 +201,14 @@ class ReplicatedTraining:
 
     def _batch(self, forward: Forward, replica: int, data: Any) -> Batch:
         rows = forward.rows[replica]
-        part = place(forward.step, forward.micro, rows, forward.epoch, weight(self.job, rows))
+        weighs, phase = weight(self.job, rows), forward.turn.number
+        part = place(forward.step, forward.micro, rows, forward.epoch, weighs, phase)
         return Batch(self.noise.shaken(data) if self.noise else data, part)
 
     def _over_all_rows(self, forward: Forward) -> AllRows:
         """The loss over all replicas' rows. Their outputs are computed here without a graph, and in each replica's turn
         again: each needs its own state then, too."""
-        job = self.job
+        job = forward.turn.job
         if job.sync_batchnorm:
             raise UserError("the proof takes sync_batchnorm or gather_outputs, not both; verify it with one of them")
         batches, outputs = {}, {}
@@ -217,8 +224,8 @@ class ReplicatedTraining:
         self.draws = self.draws or found.draws
         return found
 
-    def _optimizer_step(self, step: int) -> None:
-        """The mean of the replicas' gradients, clipped; the optimizer; the scheduler where it is due."""
+    def _optimizer_step(self, step: int, turn: Turn) -> None:
+        """The mean of the replicas' gradients, clipped; the phase's optimizer; the scheduler where it is due."""
         present = [p.grad for p in self.parameters if p.grad is not None]
         for gradient in present:
             gradient.div_(self.layout.replicas)
@@ -226,18 +233,22 @@ class ReplicatedTraining:
             self.noise.shake(gradient.div_(self.noise.scale) for gradient in present)
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.job.clip_norm or float("inf"))
         self.norms.append(float(norm))
-        self.rates.append([float(group["lr"]) for group in self.optimizer.param_groups if group["params"]])
-        self.optimizer.step()
+        self.rates.append([float(group["lr"]) for group in self.scheduled.param_groups if group["params"]])
+        turn.optimizer.step()
         if self.noise and self.noise.rounds_weights:
             self.noise.shake(self.parameters)
         if self.job.ema:
+            moved = [p for p, own in zip(self.parameters, turn.owns) if own]
             for name, parameter in self.model.named_parameters():
-                if name in self.average:
+                if any(parameter is p for p in moved):
                     kept, new = self.job.ema * self.average[name], (1.0 - self.job.ema) * parameter.detach()
                     self.average[name] = kept + new
         ends_epoch = (step + 1) % per_epoch(self.job) == 0
         every = self.job.scheduler.every if self.job.scheduler else None
-        if self.scheduler and (every == "step" or (every == "epoch" and ends_epoch)):
+        ends_round = turn is self.turns[-1]
+        if ends_round and turn.optimizer is not self.scheduled:
+            self.scheduled.step()  # a scheduler warns where it has not been called
+        if self.scheduler and ((every == "step" and ends_round) or (every == "epoch" and ends_epoch)):
             self.scheduler.step()
         if self.scheduler and self.job.scheduler and every == "evaluation":
             after_evaluation(self.job, self.scheduler, evaluate(self.job, self._state(), self.device, twice=False))
@@ -259,8 +270,9 @@ class ReplicatedTraining:
         later = () if self.noise else LATER
         state = self._state()
         self._clear_gradients()
-        self.optimizer.state.clear()
-        self.optimizer.param_groups.clear()  # it is in a circle with its scheduler, and would keep the weights
+        for optimizer in (self.scheduled, *(turn.optimizer for turn in self.turns)):
+            optimizer.state.clear()
+            optimizer.param_groups.clear()  # it is in a circle with its scheduler, and would keep the weights
         return TrainingResult(
             micro_batches=self.micro_batches,
             later={epoch: step_rows(self.job, self.layout, epoch * per_epoch(self.job)) for epoch in later},

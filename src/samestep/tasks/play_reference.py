@@ -194,7 +194,7 @@ class ReferencePlayer:
         visible = max(ORDERED, 100 * torch.finfo(dtype).eps) * abs(first)
         if reverses and any(abs((other.seen[0][0].loss or 0.0) - first) > visible for other in noisy):
             self.reverses = False
-            self.progress.again(len(noisy) * steps_of(training))
+            self.progress.again(len(noisy) * steps_of(training, job))
             return self._with_noise(training, planned, base, job, facts)
         return noisy
 
@@ -205,7 +205,8 @@ class ReferencePlayer:
         noise: reference.Noise | None = None,
         after_step: Callable[[int, list[float]], None] = lambda step, losses: None,
     ) -> reference.TrainingResult:
-        small, steps = proof_job(self.job, training), steps_of(training)
+        small = proof_job(self.job, training)
+        steps = steps_of(training, small)
 
         def count(step: int, losses: list[float]) -> None:
             self.progress.after_step(step, steps)
@@ -232,7 +233,9 @@ class ReferencePlayer:
         for _ in range(RATES - 1):
             done = self.progress.done
             try:
-                return training, self._play(training, planned, after_step=_end_at_explosion())
+                return training, self._play(
+                    training, planned, after_step=_end_at_explosion(max(1, len(self.job.phases)))
+                )
             except (NotFinite, RuntimeError, ValueError) as error:
                 if is_out_of_memory(error):
                     raise
@@ -245,13 +248,14 @@ def _layout(planned: LayoutPlan) -> Layout:
     return Layout(planned.replicas, planned.split, planned.buffers)
 
 
-def _end_at_explosion() -> Callable[[int, list[float]], None]:
-    """Returns a function of each step and its losses that raises Exploded once one is far above the first step's."""
-    largest = []
+def _end_at_explosion(phases: int) -> Callable[[int, list[float]], None]:
+    """Returns a function of each step and its losses that raises Exploded once one is far above the first steps', as
+    many as there are phases."""
+    largest: list[float] = []
 
     def after_step(step: int, losses: list[float]) -> None:
         largest.append(max(map(abs, losses)))
-        if largest[-1] > EXPLODES * largest[0]:
+        if step >= phases and largest[-1] > EXPLODES * max(largest[:phases]):
             raise Exploded
 
     return after_step
@@ -272,6 +276,7 @@ def _record(
         length=len(job.train),
         clip_norm=job.clip_norm,
         each_once=job.order is None or isinstance(job.order, ByLength),
+        phases=max(1, len(job.phases)),
         evaluation=_evaluation_seen(result.evaluation) if result.evaluation else None,
         apart=distances(base.state, result.state) if base else {},
     )
