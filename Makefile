@@ -10,7 +10,7 @@ PYTEST = -n 2 --dist loadfile
 # What `make demo` runs; benchmarks/starts.py and tests/test_make.py read it here.
 DEMO = compare digits --launcher fork --rounds 3 --measured-steps 20 --warmup-steps 5
 
-.PHONY: demo test check lint horovod mutations conformance overhead starts input jobs ports clean
+.PHONY: demo test check lint horovod mutations conformance overhead starts input jobs ports proof-cost clean
 
 demo: $(VENV)/.demo
 	$(BIN)/samestep $(DEMO)
@@ -37,6 +37,10 @@ overhead: $(VENV)/.tested
 # What commands cost to start, and the demo, in units of importing torch. OUT=FOLDER: keeps its output and the figures.
 starts: $(VENV)/.demo
 	$(BIN)/python benchmarks/starts.py --demo $(if $(OUT),--out $(OUT))
+
+# What the reference of a proof costs: its steps, memory and disk. OUT=FOLDER: keeps the figures.
+proof-cost: $(VENV)/.tested
+	$(BIN)/python benchmarks/proof_cost.py $(if $(OUT),--out $(OUT))
 
 # How fast a step is fed, against torch's DataLoader. IMAGES=FOLDER: from JPEGs in class folders, too.
 input: $(VENV)/.tested

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from ranks import Ranks, prove
-from samestep.proof.judge import not_one_process, one_process
+from samestep.proof.judge import not_one_process, same_as_one
 from samestep.proof.plan import neutral_layouts, plain_layout
 from samestep.proof.trace import Expectation
 from samestep.records.plan import LayoutPlan, ReferencePlan
@@ -55,11 +55,12 @@ def answer(reference_rank: Ranks, name: str, replicas: int) -> OneProcess:
         return [Expectation(record, number) for number in range(len(layouts))]
 
     one, many = play(plain_layout(), LayoutPlan(replicas=replicas))
-    if same := one_process(many, one):
-        return same
+    same, worst = same_as_one(many, one)
+    if same:
+        return OneProcess("yes", worst)
     neutral_one, neutral_many = play(*neutral_layouts(many.facts))
     job = inspect_job(f"{JOBS}:{name}", {}, replicas, 8, "cpu")
-    return not_one_process(many, one, (neutral_many, neutral_one), job)
+    return not_one_process(worst, neutral_many, neutral_one, job)
 
 
 FEW = (

@@ -12,7 +12,7 @@ import pytest
 
 from command import TESTS, samestep
 from ranks import engine_facts
-from samestep.commands.progress import TimeLeft
+from samestep.commands.time_left import TimeLeft
 from samestep.commands.train_options import _check_logs
 from samestep.errors import UserError
 from samestep.job import StepInfo

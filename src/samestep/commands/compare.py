@@ -16,13 +16,15 @@ from pathlib import Path
 
 from samestep.commands import other_machines
 from samestep.commands.machines import is_first, refuse_under_launcher
+from samestep.commands.needs import check_needs, need_of, room_in
 from samestep.commands.results_folder import package_digest, results_folder, shared_folder
 from samestep.commands.setup import Setup
 from samestep.commands.study import Row, Study, check_devices, result_of, rows_of, study_of
+from samestep.commands.time_left import TimeLeft
 from samestep.errors import Refused, TrainingFailed, UserError, say
 from samestep.launch import FORK, Machines, fork_client, ports, supervise
 from samestep.launch.command import command_for
-from samestep.proof.judge import judge, not_one_process, one_process
+from samestep.proof.judge import judge, not_one_process, same_as_one
 from samestep.proof.plan import loop_layout, neutral_layouts, numerics_layout, plain_layout
 from samestep.proof.plan import trainings as proof_trainings
 from samestep.proof.trace import Expectation
@@ -70,6 +72,8 @@ def _run_launches(study: Study, folder: Path, show: ShowProgress) -> StudyResult
     rows = rows_of(study, forks=setup.rounds == 0)
     planned = [row for row in rows if row.open]
     total = 1 + len(planned) * max(1, setup.rounds)
+    if planned and not Record(folder / "reference").complete(1):
+        check_needs(need_of(study, planned), room_in(folder), study.inspection.devices[0])
     began = time.strftime("%Y-%m-%dT%H:%M:%S")
     reference = _reference(study, planned, folder, lambda phase: show(phase, 0, total)) if planned else None
     answer = _one_process(study, folder, reference, lambda phase: show(phase, 0, total)) if reference else None
@@ -103,8 +107,8 @@ def _reference(study: Study, rows: list[Row], folder: Path, show_phase: ShowPhas
         layouts += [layout for layout in (loop, inexact) if layout and layout not in layouts]
         row.loop_number = layouts.index(loop)
         row.numerics_number = layouts.index(inexact) if inexact else None
-    if plain_layout() not in layouts and not study.job.refused[1]:
-        layouts.append(replace(plain_layout(), trainings=("sgd",)))  # to compare the others with
+    if LayoutPlan() not in layouts and not study.job.refused[1]:
+        layouts.append(plain_layout())
     return _play(study, folder, "reference", tuple(layouts), show_phase)
 
 
@@ -132,11 +136,11 @@ def _one_process(study: Study, folder: Path, reference: Record, show_phase: Show
     many = next((each for each in played if each.facts.layout.replicas > 1), None)
     if one is None or many is None:
         return None
-    if answer := one_process(many, one):
-        return answer
-    layouts = neutral_layouts(many.facts)
-    record = _play(study, folder, "neutral", layouts, show_phase)
-    return not_one_process(many, one, (Expectation(record, 1), Expectation(record, 0)), study.job)
+    same, worst = same_as_one(many, one)
+    if same:
+        return OneProcess("yes", worst)
+    record = _play(study, folder, "neutral", neutral_layouts(many.facts), show_phase)
+    return not_one_process(worst, Expectation(record, 1), Expectation(record, 0), study.job)
 
 
 def _launch(study: Study, row: Row, number: int, folder: Path, reference: Record, show_phase: ShowPhase) -> None:
@@ -195,8 +199,12 @@ def _start(
         relative = str(folder.relative_to(root))
         other_machines.publish(root, other_machines.Launch(relative, launcher, nproc, size, devices, time.time()))
 
+    left = TimeLeft()
+
     def watch(progress: Progress) -> None:
-        show_phase(progress.phase)
+        done = progress.done
+        time_left = left.after(done, progress.steps, time.monotonic()) if is_reference and done is not None else ""
+        show_phase(progress.phase + (f", {time_left} left" if time_left else ""))
         if study.machines.nnodes > 1:
             other_machines.publish(root)
 
@@ -243,7 +251,7 @@ def _threads(rows: list[Row], setup: Setup) -> int:
 def _tensors(references: list[Expectation]) -> int | None:
     """Counts the tensors of the model's state."""
     played = [expectation for expectation in references if "sgd" in expectation.facts.trainings]
-    return len(played[0].trace("sgd", 0, 1).state) if played else None
+    return len(played[0].apart("sgd")) if played else None
 
 
 def _engine_results(study: Study, rows: list[Row]) -> Iterator[EngineResult]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -23,6 +22,8 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
+from samestep.commands.time_left import TimeLeft
+from samestep.errors import say
 from samestep.launch.rank_output import RankOutput, name
 from samestep.records.inspection import EngineFacts
 from samestep.records.record import Progress as RankProgress
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 
 class _Live:
     """A progress bar that is shown while the block runs."""
+
+    PRINT_EVERY_S = 30.0  # where there is no terminal, and so no bar
 
     def __init__(self, *columns: ProgressColumn) -> None:
         console = Console(stderr=True)
@@ -65,31 +68,19 @@ class Launches(_Live):
 
     def __init__(self) -> None:
         super().__init__(MofNCompleteColumn(), TextColumn("launches"))
+        self.printed_at = time.monotonic()
 
     def show(self, phase: str, done: int, total: int) -> None:
+        """Shows a phase and how many launches are done; without a terminal, a line now and then."""
+        if self.progress.disable and time.monotonic() - self.printed_at > self.PRINT_EVERY_S:
+            self.printed_at = time.monotonic()
+            say(f"{phase} (launch {min(done + 1, total)} of {total})")
         self.progress.update(self.task, description=phase, completed=done, total=total)
-
-
-class TimeLeft:
-    """Estimates the rest of a training from the time of its steps so far, evaluations included."""
-
-    def __init__(self) -> None:
-        self.first: tuple[int, float] | None = None  # steps done, and when
-
-    def after(self, done: int, steps: int, now: float) -> str:
-        """Returns the time left as '0:01:30'; '' before it can be estimated. now: in seconds, of any clock."""
-        if self.first is None or done < self.first[0]:  # the ranks were restarted
-            self.first = (done, now)
-        first, began = self.first
-        if done == first:
-            return ""
-        return str(timedelta(seconds=round((now - began) / (done - first) * (steps - done))))
 
 
 class Training(_Live):
     """The progress bar of a training, its steps, and the output of its ranks: equal lines of several ranks once."""
 
-    PRINT_EVERY_S = 30.0  # where there is no terminal, and so no bar
     COLORS = ("cyan", "magenta", "green", "yellow", "blue", "red")
 
     def __init__(self, title: str, folder: Path, *, first: bool = True) -> None:

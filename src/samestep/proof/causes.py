@@ -183,9 +183,9 @@ def _buffer(case: Case, at: Divergence) -> str:
     if tensor.endswith("num_batches_tracked") and at.found > at.expected:
         times = "counted twice" if at.found == 2 * at.expected else f"counted as {at.found / at.expected:.3g}"
         return f"every batch is {times}: a forward pass with BatchNorm is computed again, as checkpointing does"
-    for replica in range(case.replicas):
-        theirs = case.expectation.arrays(case.training, what=f".buffers{replica}").get(tensor)
-        if theirs is not None and np.allclose(theirs, case.observed.state[tensor], rtol=1e-9, atol=0) and replica:
+    for replica in range(1, case.replicas):
+        theirs = case.expectation.arrays(case.training, f".buffers{replica}").get(tensor)
+        if theirs is not None and np.allclose(theirs, case.observed.state[tensor], rtol=1e-9, atol=0):
             return f"these are rank {replica}'s buffers; the training's are rank 0's"
     return "the buffers are synchronised in another way, or averaged over the ranks"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import product
 from typing import Any
 
@@ -19,6 +19,7 @@ from samestep.records.results import Divergence
 BOUND = 10  # times the distance that rounding alone makes
 FLOOR_ULPS = 8  # and never tighter than this many units in the last place of the tensor's largest value
 USELESS = 1e-3  # a bound above this share of a tensor's own movement says nothing about it
+BLOCK = 1 << 16  # elements that are compared at once
 _OPTIMIZER = {"gradient": "SGD", "sgd": "SGD", "user": "the job's optimizer"}
 
 
@@ -53,11 +54,11 @@ class Comparison:
         self._note_reach(case, bounds)
         yield from self._steps(case, bounds)
         if training == "gradient":
-            yield from self._gradient(case, shaken)
+            yield from self._gradient(case)
         else:
             yield from self._coverage(case)
             yield from self._later(case)
-            yield from self._final(case, shaken)
+            yield from self._final(case)
             yield from self._evaluation(case, shaken)
 
     def _start(self, case: causes.Case) -> Iterator[Divergence]:
@@ -131,16 +132,16 @@ class Comparison:
             widest = bounds[step] = max(widest, bounds[step])
         return [bounds[step] for step in sorted(bounds)]
 
-    def _gradient(self, case: causes.Case, shaken: list[Trace]) -> Iterator[Divergence]:
+    def _gradient(self, case: causes.Case) -> Iterator[Divergence]:
         """One step of SGD at rate 1 moves each weight by minus its gradient."""
-        start = self.expectation.arrays("gradient", what=".start")
+        start = self.expectation.start()
         names = self.expectation.of("gradient").parameters
-        for name, want, got, _ in self._outside(case, shaken, names):
+        for name, want, got in self._outside(case, names):
             at = _furthest(want, got)
             pair = (float(start[name][at] - want[at]), float(start[name][at] - got[at]))
             yield case.divergence("first gradient", *pair, step=0, tensor=name)
 
-    def _final(self, case: causes.Case, shaken: list[Trace]) -> Iterator[Divergence]:
+    def _final(self, case: causes.Case) -> Iterator[Divergence]:
         """Parameters and buffers after the last step."""
         parameters = set(self.expectation.of(case.training).parameters)
         want_names, got_names = sorted(case.expected.state), sorted(case.observed.state)
@@ -149,25 +150,24 @@ class Comparison:
             return
         buffers = [name for name in want_names if name not in parameters]
         for quantity, names in (("parameter", sorted(parameters)), ("buffer", buffers)):
-            for name, want, got, _ in self._outside(case, shaken, names):
+            for name, want, got in self._outside(case, names):
                 at, last = _furthest(want, got), case.expected.last_step
                 yield case.divergence(quantity, float(want[at]), float(got[at]), step=last, tensor=name)
 
-    def _outside(self, case: causes.Case, shaken: list[Trace], names: list[str]) -> list[tuple[str, Any, Any, float]]:
-        """(name, expected, observed, bound) of the tensors that differ by more than rounding explains."""
+    def _outside(self, case: causes.Case, names: list[str]) -> list[tuple[str, Any, Any]]:
+        """(name, expected, observed) of the tensors that differ by more than rounding explains."""
         outside = []
-        start = self.expectation.arrays(case.training, what=".start")
+        start, apart = self.expectation.start(), self.expectation.apart(case.training)
         largest = min(1.0, max((largest_of(case.expected.state[name]) for name in names), default=0.0))
         # A tensor whose true gradient is zero moves by the rounding of the others' gradients.
         furthest = max((distance(case.expected.state[name], start[name]) for name in names), default=0.0)
         for name in names:
             want, got = case.expected.state[name], case.observed.state.get(name)
             if got is None or got.shape != want.shape:
-                outside.append((name, want, np.full_like(want, np.nan, dtype=np.float64), 0.0))
+                outside.append((name, want, np.full_like(want, np.nan, dtype=np.float64)))
                 continue
-            apart = max(distance(want, trace.state[name]) for trace in shaken)
             floor = FLOOR_ULPS * self.eps * max(largest_of(want), largest_of(start[name]), furthest)
-            bound = max(BOUND * apart, floor) if np.issubdtype(want.dtype, np.floating) else 0.0
+            bound = max(BOUND * apart[name], floor) if np.issubdtype(want.dtype, np.floating) else 0.0
             difference = distance(want, got)
             self.bitwise &= bool(np.array_equal(want, got))
             moved = distance(want, start[name])
@@ -180,7 +180,7 @@ class Comparison:
             if self.worst is None or not difference <= self.worst[0]:
                 self.worst = (difference, bound)
             if not difference <= bound:
-                outside.append((name, want, got, bound))
+                outside.append((name, want, got))
         return outside
 
     def _coverage(self, case: causes.Case) -> Iterator[Divergence]:
@@ -279,13 +279,28 @@ def _gap(a: Any, b: Any) -> Any:
 
 def distance(a: Any, b: Any) -> float:
     """The greatest difference of two arrays."""
-    return float(np.max(_gap(a, b), initial=0.0))
+    return max_of(float(np.max(_gap(*pair), initial=0.0)) for pair in _blocks(a, b))
 
 
 def largest_of(values: Any) -> float:
     """The largest finite magnitude."""
-    sizes = np.abs(values.astype(np.float64))
-    return float(np.max(sizes, initial=0.0, where=np.isfinite(sizes)))
+
+    def of(block: Any) -> float:
+        sizes = np.abs(block.astype(np.float64))
+        return float(np.max(sizes, initial=0.0, where=np.isfinite(sizes)))
+
+    return max(map(of, (block for (block,) in _blocks(values))), default=0.0)
+
+
+def max_of(distances: Iterable[float]) -> float:
+    """The greatest; NaN where one is NaN, which max would lose."""
+    return float(np.max(np.fromiter(distances, np.float64), initial=0.0))
+
+
+def _blocks(*arrays: Any) -> Iterator[tuple[Any, ...]]:
+    """Equal parts of flat arrays: temporary arrays of the largest tensors' size would need the memory of a model."""
+    flat = [array.reshape(-1) for array in arrays]
+    return (tuple(array[first : first + BLOCK] for array in flat) for first in range(0, flat[0].size, BLOCK))
 
 
 def _furthest(want: Any, got: Any) -> tuple[int, ...]:

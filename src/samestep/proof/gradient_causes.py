@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from samestep.proof.trace import EPS, Expectation, Trace
+from samestep.proof.trace import EPS, Expectation, Trace, sample_like
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -21,11 +21,14 @@ CLIPPED_TO = 1.0  # the default of libraries that clip unasked
 
 
 def cause(expectation: Expectation, expected: Trace, observed: Trace) -> str:
-    """Names the cause from the whole gradient, once one of its tensors differs."""
-    start = expectation.arrays("gradient", what=".start")
-    alone = expectation.arrays("gradient", what=".rank0_gradient")
-    want = {name: start[name] - expected.state[name] for name in alone}
-    got = {name: start[name] - observed.state[name] for name in alone}
+    """Names the cause from samples of all tensors of the gradient, once one of them differs."""
+    alone = expectation.arrays("gradient", ".own")
+    start, last, theirs = (
+        {name: sample_like(state[name], own) for name, own in alone.items()}
+        for state in (expectation.start(), expected.state, observed.state)
+    )
+    want = {name: start[name] - last[name] for name in alone}
+    got = {name: start[name] - theirs[name] for name in alone}
     size = max(np.abs(values).max() for values in want.values())
     real = [name for name in alone if np.abs(want[name]).max() > 1e-9 * size]  # others are rounding around zero
     slack = {name: _slack(expectation, start[name], want[name]) for name in alone}
@@ -44,9 +47,9 @@ def cause(expectation: Expectation, expected: Trace, observed: Trace) -> str:
         if len(wrong) == len(real):
             return "the gradients are rank 0's own: they are never reduced, or the result is thrown away"
         return f"{', '.join(wrong[:3])}: rank 0's own gradient, left out of the reduction"
-    before = expectation.arrays("gradient", what=".before_last")
+    before = expectation.arrays("gradient", ".before_last")
     if before:
-        own = expectation.arrays("gradient", what=".rank0_before_last")
+        own = expectation.arrays("gradient", ".own_before_last")
         if all(alike(name, want[name] - before[name]) for name in real):
             return "the gradient is the last micro-batch's alone: the others' never ran backward, or were cleared"
         if all(alike(name, before[name] + alone[name] - own[name]) for name in real):

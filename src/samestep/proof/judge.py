@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 from samestep.proof import job_causes
-from samestep.proof.differences import BOUND, FLOOR_ULPS, Comparison, distance, largest_of
+from samestep.proof.differences import BOUND, FLOOR_ULPS, Comparison
 from samestep.proof.plan import AS_NUMERICS, INEXACT
 from samestep.proof.too_exact import too_exact
 from samestep.proof.trace import EPS, Expectation, of_engine
@@ -120,38 +120,29 @@ def _verdict(
     )
 
 
-def one_process(many: Expectation, one: Expectation) -> OneProcess | None:
-    """Returns 'yes' where N-replica training of a job is plain training in one process; None where it is not."""
-    same, worst = _alike(many, one)
-    return OneProcess("yes", worst) if same else None
-
-
-def not_one_process(
-    many: Expectation, one: Expectation, neutral: tuple[Expectation, Expectation], job: JobFacts
-) -> OneProcess:
-    """Says why N replicas do not train as one process.
-
-    neutral: N replicas and one, both without random numbers and batch statistics. What then remains is a mistake.
-    """
-    _, worst = _alike(many, one)
-    same, _ = _alike(*neutral)
-    separation = neutral[1].facts.separation
-    assert separation is not None
-    if same or separation.unknown or separation.collate_draws:
-        reason, advice = job_causes.natural_causes(job, neutral[0].facts, separation, hides=not same)
-        return OneProcess("by nature no", worst, reason, advice)
-    return OneProcess("no", worst, *job_causes.mistake(separation, neutral[1].facts.dtype, job))
-
-
-def _alike(many: Expectation, one: Expectation) -> tuple[bool, float]:
-    """Whether two expectations end with the same parameters up to rounding, and how far these are apart."""
+def same_as_one(many: Expectation, one: Expectation) -> tuple[bool, float]:
+    """Whether N-replica training of a job is plain training in one process: whether both end with the same parameters
+    up to rounding, and how far these are apart."""
     worst, same = 0.0, True
     eps = EPS[many.facts.dtype]
-    states = [[e.trace("sgd", v, 1).state for v in range(len(e.facts.trainings["sgd"]))] for e in (many, one)]
-    for name in many.of("sgd").parameters:
-        a, b = states[0][0][name], states[1][0][name]
-        difference = distance(a, b)
-        spread = max(distance(of[0][name], shaken[name]) for of in states for shaken in of[1:])
-        worst = max(worst, difference)
-        same &= bool(difference <= max(BOUND * spread, FLOOR_ULPS * eps * largest_of(a)))
+    spreads = [each.apart("sgd") for each in (many, one)]
+    for name, parameter in many.facts.from_one.items():
+        spread = max(of[name] for of in spreads if of)
+        worst = max(worst, parameter.distance)
+        same &= bool(parameter.distance <= max(BOUND * spread, FLOOR_ULPS * eps * parameter.largest))
     return same, worst
+
+
+def not_one_process(worst: float, many: Expectation, one: Expectation, job: JobFacts) -> OneProcess:
+    """Says why N replicas do not train as one process, whose parameters are `worst` apart.
+
+    many, one: N replicas and plain training, both without random numbers and batch statistics. What then remains is a
+    mistake.
+    """
+    same, _ = same_as_one(many, one)
+    separation = one.facts.separation
+    assert separation is not None
+    if same or separation.unknown or separation.collate_draws:
+        reason, advice = job_causes.natural_causes(job, many.facts, separation, hides=not same)
+        return OneProcess("by nature no", worst, reason, advice)
+    return OneProcess("no", worst, *job_causes.mistake(separation, one.facts.dtype, job))

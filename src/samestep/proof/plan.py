@@ -19,13 +19,13 @@ AS_NUMERICS = "numerics of {}"  # their names in the record
 
 
 def plain_layout() -> LayoutPlan:
-    """One replica: plain training in one process."""
-    return LayoutPlan()
+    """One replica: plain training in one process, to compare the others with."""
+    return LayoutPlan(trainings=("sgd",), compared=True)
 
 
 def neutral_layouts(many: PlayedLayout) -> tuple[LayoutPlan, LayoutPlan]:
     """Plain training and `many` replicas, both without random numbers and batch statistics."""
-    one = LayoutPlan(dtype=many.dtype, neutral=True, trainings=("sgd",))
+    one = LayoutPlan(dtype=many.dtype, neutral=True, compared=True, trainings=("sgd",))
     return one, replace(one, replicas=many.layout.replicas, split=many.layout.split, buffers=many.layout.buffers)
 
 

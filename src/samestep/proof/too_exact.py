@@ -12,7 +12,7 @@ import numpy as np
 
 from samestep.proof.differences import BOUND, distance
 from samestep.proof.plan import AS_NUMERICS
-from samestep.proof.trace import Expectation
+from samestep.proof.trace import Expectation, sample_like
 from samestep.records.record import Record
 from samestep.records.results import Divergence
 
@@ -39,8 +39,8 @@ def too_exact(loop: Expectation, numerics: Expectation, record: Record) -> Diver
     name = AS_NUMERICS.format("gradient")
     if any(rank.autocast for rank in record.training(name)):
         return None
-    start, end, observed = numerics.arrays("gradient", what=".start"), numerics.arrays("gradient"), record.arrays(name)
-    alone, exact = (of.arrays("gradient", what=".rank0_gradient") for of in (numerics, loop))
+    start, end, observed = numerics.start(), numerics.arrays("gradient"), record.arrays(name)
+    alone, exact = (of.arrays("gradient", ".own") for of in (numerics, loop))
     telling = 0
     for tensor, own in alone.items():
         want, got = (_float64(start[tensor]) - _float64(state[tensor]) for state in (end, observed))
@@ -49,8 +49,9 @@ def too_exact(loop: Expectation, numerics: Expectation, record: Record) -> Diver
         float32 = BOUND * distance(own, exact[tensor]) + 2 * _float64(read)
         if not (np.abs(want - got) <= float32).all():
             return None
-        lost = np.minimum(*(np.abs(values - _rounded(values, DIGITS[asked])) for values in (want, _float64(own))))
-        telling += int((lost > FACTOR * replicas * float32).sum())
+        sampled = sample_like(want, own), _float64(own)
+        lost = np.minimum(*(np.abs(values - _rounded(values, DIGITS[asked])) for values in sampled))
+        telling += int((lost > FACTOR * replicas * sample_like(float32, own)).sum())
     if telling < ENOUGH:
         return None
     cause = f"asked for {asked} numerics, but computed in float32: the hook or the autocast is not in force"

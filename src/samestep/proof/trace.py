@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -93,7 +94,8 @@ class Expectation:
         return self.facts.trainings[training][0]
 
     def trace(self, training: str, variant: int, processes: int) -> Trace:
-        """The trace of one training. variant: 0 is the reference itself, 1 and 2 have their rounding shaken.
+        """The trace of one training. variant: 0 is the reference itself, 1 and 2 have their rounding shaken; of these
+        the state is empty, and Played.apart tells how far it is off.
 
         processes: a process that holds several replicas (DataParallel) is given their rows one after the other.
         """
@@ -104,14 +106,29 @@ class Expectation:
             parts=[_merged(replicas[first : first + each]) for first in range(0, len(replicas), each)],
             start=[played.start_digest] * processes,
             rates=[played.rates] * processes,
-            state=self.arrays(training, variant),
+            state={} if variant else self.arrays(training),
             evaluation=[played.evaluation] if played.evaluation else [],
         )
 
-    def arrays(self, training: str, variant: int = 0, what: str = "") -> State:
-        """The final state of a training; or its '.start', '.buffersR', or of its first gradient '.rank0_gradient',
-        '.before_last' and '.rank0_before_last': without the last micro-batch, empty where there is but one."""
-        return self.record.arrays(f"{self.number}.{training}.{variant}{what}")
+    def arrays(self, training: str, what: str = "") -> State:
+        """The final state of a training; or '.buffersR', those of replica R that are not replica 0's; or of the first
+        gradient, see sample_like, '.own': replica 0's, '.before_last' and '.own_before_last': without the last
+        micro-batch, empty where there is but one."""
+        return self.record.arrays(f"{self.facts.files}.{training}{what}")
+
+    def start(self) -> State:
+        """The weights and buffers that every training starts from; float32 where that holds them exactly."""
+        return self.record.arrays(f"start.{self.facts.dtype}")
+
+    def apart(self, training: str) -> dict[str, float]:
+        """Tensor -> how far rounding alone moves its final values; empty where no noise was played."""
+        shaken = [played.apart for played in self.facts.trainings[training][1:]]
+        return {name: max(apart[name] for apart in shaken) for name in (shaken[0] if shaken else ())}
+
+
+def sample_like(values: Any, sample: Any) -> Any:
+    """The elements of a tensor that a sample of it has, which is every n-th. shape [len(sample)]"""
+    return values.reshape(-1)[:: math.ceil(values.size / len(sample)) if len(sample) else 1]
 
 
 def _part(seen: PartSeen, mean_loss: float) -> Part:

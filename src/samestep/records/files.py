@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -103,21 +103,22 @@ def replace_text(path: Path, text: str) -> None:
 
 def write_array(path: Path, array: NDArray[np.generic]) -> None:
     """Writes one array to `path` (.npy), atomically."""
-    import io
-
     import numpy as np
 
-    buffer = io.BytesIO()
-    np.save(buffer, array)
-    replace(path, buffer.getvalue())
+    replace_by(path, lambda file: np.save(file, array))
 
 
 def replace(path: Path, content: bytes) -> None:
-    """Writes `content` to `path`, atomically: to a temporary file, which is synced to the disk and renamed."""
+    """Writes `content` to `path`, atomically."""
+    replace_by(path, lambda file: file.write(content))
+
+
+def replace_by(path: Path, write_to: Callable[[IO[bytes]], object]) -> None:
+    """Writes `path`, atomically: `write_to` fills a temporary file, which is synced to the disk and renamed."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with open(temporary, "wb") as file:
-            file.write(content)
+            write_to(file)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)

@@ -83,6 +83,7 @@ class JobFacts:
     and the modules beside it. rows, evaluation_rows: of its datasets. metrics: name -> 'min' or 'max'. micro_batches:
     replicas -> micro-batches in a step. proof_steps: of a training of the proof. proof_rows: of a step of the proof,
     where the job's whole batch would take too long; else 0. dear: whether a step of the proof takes long all the same.
+    row_bytes, row_s: what a row's forward pass keeps, and the seconds of its forward and backward passes, roughly.
     unused: parameters without a gradient; scalars: those without dimensions. batch_layers, random_layers: the names of
     its BatchNorm and dropout layers. refused: replicas -> why they cannot train it.
     phases: those of a job with several optimizers, in their turn -> the optimizer's class.
@@ -99,6 +100,8 @@ class JobFacts:
     proof_steps: int
     proof_rows: int
     dear: bool
+    row_bytes: float
+    row_s: float
     steps_per_epoch: int
     epochs: int
     parameters: int

@@ -104,7 +104,8 @@ class LayoutPlan:
 
     replicas, split, buffers: as in engine.Layout. rounds_to: the dtype that gradients pass through. rounds_weights:
     whether the weights are rounded to it too. exact_steps: how many first steps are exact. dtype: the widest to use.
-    neutral: without random numbers and batch statistics.
+    neutral: without random numbers and batch statistics. compared: only with the other layouts; no engine is, so that
+    its tensors are not written, and its weights not evaluated.
     """
 
     replicas: int = 1
@@ -115,6 +116,7 @@ class LayoutPlan:
     exact_steps: int = 0
     dtype: str = "float64"
     neutral: bool = False
+    compared: bool = False
     trainings: tuple[str, ...] = TRAININGS
 
 

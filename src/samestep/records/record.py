@@ -5,7 +5,6 @@ A rank writes `rankR.json`, what it observed, and `rankR.NAME.npz`, tensors.
 
 from __future__ import annotations
 
-import io
 import os
 import zlib
 from collections.abc import Mapping
@@ -17,7 +16,7 @@ from zipfile import BadZipFile
 
 from samestep.engine import Layout
 from samestep.errors import TrainingFailed
-from samestep.records.files import is_current, read, replace, write
+from samestep.records.files import is_current, read, replace_by, write
 from samestep.records.inspection import MachineFacts
 from samestep.records.plan import Plan
 from samestep.world import World
@@ -110,6 +109,8 @@ class Played:
     rates, [step][group]. norms: each step's gradient norm. draws: whether the model draws random numbers.
     parameters: their names. length: rows of the subset. clip_norm: the job's. each_once: whether an epoch
     has every row once, which an order of the job's own need not. phases: how many steps each batch is trained for.
+    apart: of a training with noise, tensor -> the greatest distance of its final values from those of the training as
+    it is.
     """
 
     seen: list[list[PartSeen]]
@@ -123,6 +124,7 @@ class Played:
     clip_norm: float | None = None
     evaluation: EvaluationSeen | None = None
     each_once: bool = True
+    apart: Mapping[str, float] = field(default_factory=dict)
     phases: int = 1
 
 
@@ -150,11 +152,22 @@ class SeparationSeen:
 
 
 @dataclass(frozen=True)
+class FromOne:
+    """How far a parameter is from plain training's after 'sgd'. distance: the greatest. largest: its greatest finite
+    magnitude."""
+
+    distance: float
+    largest: float
+
+
+@dataclass(frozen=True)
 class PlayedLayout:
     """The reference's trainings for one layout.
 
     trainings: name -> [the training as it is, and twice with noise in its rounding]. dtype: of these. float64_failed:
     why it is not float64. sgd_lr: the learning rate of 'sgd'. sgd_lr_usual: the one that is tried first.
+    files: the number in the names of its files, which layouts that train alike share. from_one: parameter -> its
+    distance from plain training's, where that was played too.
     Only of a layout without random numbers and batch statistics: separation, and whether the job asked for them.
     """
 
@@ -167,6 +180,8 @@ class PlayedLayout:
     sgd_lr: float
     sgd_lr_usual: float
     trainings: Mapping[str, list[Played]]
+    files: int = 0
+    from_one: Mapping[str, FromOne] = field(default_factory=dict)
     separation: SeparationSeen | None = None
     draws: bool = False
     batch_statistics: bool = False
@@ -233,10 +248,8 @@ def write_arrays(path: Path, arrays: Arrays) -> None:
     """Writes named arrays to `path` (.npz), atomically."""
     import numpy as np
 
-    buffer = io.BytesIO()
     named = {PREFIX + name: array for name, array in arrays.items()}
-    np.savez(buffer, **named)  # type: ignore[arg-type]  # its stub types the names as its options
-    replace(path, buffer.getvalue())
+    replace_by(path, lambda file: np.savez(file, **named))  # type: ignore[arg-type]  # the stub: names are options
 
 
 def write_state(folder: Path, rank: int, name: str, state: Mapping[str, Tensor]) -> None:

@@ -16,10 +16,10 @@ from samestep.reference.results import Evaluation, State
 ROWS_AT_ONCE = 16
 
 
-def evaluate(job: Job, state: State, device: str) -> Evaluation | None:
+def evaluate(job: Job, state: State, device: str, *, twice: bool) -> Evaluation | None:
     """Evaluates the weights in `state`, loaded into a new model; None where the job has no evaluation dataset.
 
-    Twice, with other numbers of rows at once: sums that then differ are `unsteady`.
+    twice: once more, with another number of rows at once: sums that then differ are `unsteady`.
     """
     if job.evaluation is None:
         return None
@@ -32,7 +32,7 @@ def evaluate(job: Job, state: State, device: str) -> Evaluation | None:
     before = random_state(device)
     sums = _sums(job, model, device, weighs, ceil(length / ROWS_AT_ONCE))
     draws = not torch.equal(before, random_state(device)) or collate_draws(job, job.evaluation)
-    other = _sums(job, model, device, weighs, ceil(length / ROWS_AT_ONCE) + 1) if length > 1 else sums
+    other = _sums(job, model, device, weighs, ceil(length / ROWS_AT_ONCE) + 1) if twice and length > 1 else sums
     precision = 1e-9 if next(model.parameters()).dtype == torch.float64 else 1e-3
     unsteady = tuple(n for n in sums if draws or not abs(sums[n] - other[n]) <= precision * max(1, abs(sums[n])))
     whole = tuple(name for name, metric in job.metrics.items() if hasattr(metric, "compute"))

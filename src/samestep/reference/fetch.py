@@ -124,7 +124,7 @@ def digests(data: Any, rows: int) -> list[str]:
         for leaf in tree_leaves(data):
             if isinstance(leaf, Tensor):
                 tensor = leaf[row] if leaf.dim() and len(leaf) == rows else leaf
-                state.update(bytes(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).tolist()))
+                state.update(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
             else:
                 state.update(repr(leaf).encode())
         out.append(state.hexdigest())

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
+AT_ONCE = 1 << 16  # elements
+
 
 class Noise:
     """Moves every value by up to one unit in the last place of `dtype`.
@@ -37,10 +39,11 @@ class Noise:
         return tensor * (1 + self.eps * unit.to(tensor.device)).to(tensor.dtype)
 
     def shake(self, tensors: Iterable[Tensor]) -> None:
-        """Moves tensors in place."""
+        """Moves tensors in place, a part after the other."""
         with torch.no_grad():
             for tensor in tensors:
-                tensor.copy_(self._moved(tensor))
+                for part in tensor.view(-1).split(AT_ONCE) if tensor.is_contiguous() else (tensor,):
+                    part.copy_(self._moved(part))
 
     def shaken(self, data: Any) -> Any:
         """A copy of `data` with its floating-point values moved, but not beyond the smallest and the largest: a

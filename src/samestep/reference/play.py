@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from math import isfinite
@@ -16,13 +19,14 @@ from samestep.job import Batch, Job
 from samestep.reference.all_rows import AllRows, over_all_rows
 from samestep.reference.evaluation import after_evaluation, evaluate
 from samestep.reference.fetch import digests, fetch, place, random_state
+from samestep.reference.first_gradient import FirstGradient, Sample, sample
 from samestep.reference.neutral import Neutral
 from samestep.reference.noise import Noise
 from samestep.reference.replica_state import ReplicaState
 from samestep.reference.results import MicroBatch, TrainingResult
 from samestep.reference.schedule import per_epoch, seeded, step_rows, weight
 from samestep.reference.together import outputs_together
-from samestep.reference.turns import Gradient, Turn, filled, scheduled, turns_of
+from samestep.reference.turns import Turn, scheduled, turns_of
 
 LATER = (2, 3, 97)  # epochs whose rows are told without training on them
 
@@ -35,16 +39,29 @@ def play(
     noise: Noise | None = None,
     neutral: Neutral | None = None,
     device: str = "cpu",
+    parts: bool = False,
+    evaluated: bool = True,
+    after_step: Callable[[int, list[float]], None] | None = None,
 ) -> TrainingResult:
     """Trains `job` for `steps` optimizer steps on `layout.replicas` replicas: see docs/proof.md, "What is compared".
 
     noise: shakes the rounding, for a second training that differs from the first by rounding alone. neutral: computes
-    without random numbers and batch statistics.
+    without random numbers and batch statistics. parts: whether the parts of the first gradient are sampled.
+    evaluated: whether the last weights are. after_step: called with each step and its losses.
     """
     training = ReplicatedTraining(job, layout, noise, device, neutral)
+    if parts:
+        training.first = FirstGradient(layout.replicas, {})
     for step in range(steps):
-        training.step(step)
-    return training.result()
+        losses = training.step(step)
+        if after_step:
+            after_step(step, losses)
+    result = training.result(evaluated)
+    model = weakref.ref(training.model)
+    del training
+    if model():
+        gc.collect()  # the model is in a circle: it would stay in memory beside the next
+    return result
 
 
 @dataclass
@@ -64,14 +81,13 @@ class Forward:
 
 
 class ReplicatedTraining:
-    """One model, an optimizer for each phase, and of each replica its gradient and its state."""
+    """One model, an optimizer for each phase, the sum of the replicas' gradients, and of each replica its state."""
 
     def __init__(self, job: Job, layout: Layout, noise: Noise | None, device: str, neutral: Neutral | None) -> None:
         self.neutral = neutral or nullcontext()
         self.job, self.layout, self.noise, self.device = job, layout, noise, device
         self.replicas = range(layout.replicas)
         self.model = job.model().to(device)
-        self.start = _copy(self.model.state_dict())
         if noise:
             noise.shake(self.model.parameters())
         self.turns = turns_of(job, self.model)
@@ -79,9 +95,7 @@ class ReplicatedTraining:
         self.scheduler = job.scheduler.make(self.scheduled) if job.scheduler else None
         self.states = [ReplicaState(self.model) for _ in self.replicas]
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
-        self.gradients: list[Gradient] = []  # [replica], of the step so far
-        self.rank0_gradient: Gradient = []  # of the first step, or of each phase's first
-        self.before_last: list[Gradient] = []  # [replica], of the first step without its last micro-batch
+        self.first: FirstGradient | None = None
         self.micro_batches: list[list[MicroBatch]] = [[] for _ in self.replicas]
         self.rates: list[list[float]] = []
         self.norms: list[float] = []
@@ -89,46 +103,68 @@ class ReplicatedTraining:
         trained = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad and job.ema]
         self.average = {name: p.detach().clone() for name, p in trained}
 
-    def step(self, step: int) -> None:
-        """One step: every micro-batch of every replica forward and backward, then the optimizer once."""
+    def step(self, step: int) -> list[float]:
+        """One step: every micro-batch of every replica forward and backward, then the phase's optimizer once. Returns
+        the losses."""
         turn = self.turns[step % len(self.turns)]
-        first = step < len(self.turns)
         plan = step_rows(self.job, self.layout, step)
         total = sum(weight(self.job, rows) for of_replica in plan for rows in of_replica)
-        self.gradients = [[None] * len(self.parameters) for _ in self.replicas]
-        for micro, of_replica in enumerate(plan):
-            if first and 0 < micro == len(plan) - 1:
-                before: list[Gradient] = self.before_last or [[] for _ in self.replicas]
-                self.before_last = [filled(*pair) for pair in zip(before, self.gradients)]
-            if micro == 0 and self.layout.buffers == "rank0":
-                for state in self.states[1:]:
-                    state.buffers = _copy(self.states[0].buffers)
-            if self.noise and self.noise.reverses:
-                of_replica = [rows[::-1] for rows in of_replica]
-            forward = Forward(turn, step // per_epoch(self.job), step, micro, of_replica, total)
-            if self.job.gather_outputs and self.layout.replicas > 1:
-                forward.all_rows = self._over_all_rows(forward)
-            for replica in self.replicas:
-                self.micro_batches[replica].append(self._micro_batch(forward, replica))
-        if first:
-            self.rank0_gradient = filled(self.rank0_gradient, self.gradients[0])
+        if self.noise and self.noise.reverses:
+            plan = [[rows[::-1] for rows in of_replica] for of_replica in plan]
+        if self.layout.buffers == "rank0":
+            for state in self.states[1:]:
+                state.buffers = _copy(self.states[0].buffers)
+        epoch = step // per_epoch(self.job)
+        forwards = [Forward(turn, epoch, step, micro, of_replica, total) for micro, of_replica in enumerate(plan)]
+        found = list(self._summed(forwards))
         self._optimizer_step(step, turn)
+        return found
 
-    def _micro_batch(self, forward: Forward, replica: int) -> MicroBatch:
-        """One replica's part of a micro-batch; nothing happens where it has no rows."""
+    def _summed(self, forwards: list[Forward]) -> Iterator[float]:
+        """Sums all gradients of a step, as N ranks do: each replica's over its micro-batches, then these over the
+        replicas; with noise, the replicas in reverse. Yields the losses.
+
+        Where the replicas share forward passes, all replicas' parts of a micro-batch are added, then the next's.
+        """
+        self._clear_gradients()
+        replicas = self.replicas[::-1] if self.noise else self.replicas
+        if self.layout.replicas > 1 and (self.job.gather_outputs or self.job.sync_batchnorm):
+            for forward in forwards:
+                if self.job.gather_outputs:
+                    forward.all_rows = self._over_all_rows(forward)
+                for replica in replicas:
+                    yield self._micro_batch(forward, replica)
+            return
+        others: list[Tensor | None] = [None] * len(self.parameters)  # the sum of the replicas before
+        for replica in replicas:
+            for forward in forwards:
+                yield self._micro_batch(forward, replica)
+            if len(forwards) > 1:
+                others = [_sum(sum_, p.grad) for sum_, p in zip(others, self.parameters)]
+                self._clear_gradients()
+        if len(forwards) > 1:
+            for parameter, sum_ in zip(self.parameters, others):
+                parameter.grad = sum_
+
+    def _clear_gradients(self) -> None:
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def _micro_batch(self, forward: Forward, replica: int) -> float:
+        """One replica's part of a micro-batch; nothing happens where it has no rows. Returns its loss."""
         rows = forward.rows[replica]
         data, weighs = fetch(self.job, rows, forward.epoch, self.device), weight(self.job, rows)
         loss = self._forward_and_backward(forward, replica, data, weighs) if rows else 0.0
         digested = [] if self.noise else digests(data, len(rows))
-        return MicroBatch(forward.epoch, forward.step, forward.micro, rows, weighs, digested, loss)
+        seen = MicroBatch(forward.epoch, forward.step, forward.micro, rows, weighs, digested, loss)
+        self.micro_batches[replica].append(seen)
+        return loss
 
     def _forward_and_backward(self, forward: Forward, replica: int, data: Any, weighs: float) -> float:
-        """Adds to a replica's gradient, from its own state and random numbers. Returns the rows' mean loss."""
+        """Adds a replica's gradient, from its own state and random numbers. Returns the rows' mean loss."""
         job, step, micro = forward.turn.job, forward.step, forward.micro
         if not forward.outputs:
             self.states[replica].restore(self.model)
-        for parameter, gradient in zip(self.parameters, self.gradients[replica]):
-            parameter.grad = gradient
         torch.manual_seed(seeded(job.seed, "replica", step, micro, replica).initial_seed())
         all_rows = forward.all_rows
         batch = all_rows.batches[replica] if all_rows else self._batch(forward, replica, data)
@@ -148,14 +184,18 @@ class ReplicatedTraining:
             if loss.dim() != 0:
                 raise not_a_scalar(list(loss.shape))
             self.draws = self.draws or not torch.equal(before, random_state(self.device))
+            sampled = sample(self.parameters) if self.first and step < len(self.turns) else None
             (loss * (share * scale)).backward(retain_graph=bool(forward.outputs))
+        for parameter, gradient in zip(self.parameters, forward.turn.own([p.grad for p in self.parameters])):
+            parameter.grad = gradient
+        if self.first and sampled:
+            self.first.add(replica, micro, sampled, sample(self.parameters))
         mean_loss = all_rows.loss if all_rows else float(loss.detach())
         if not isfinite(mean_loss):
             raise NotFinite(
                 f"the loss is not finite at step {step} of the proof: {mean_loss}; "
                 "look at the data and the criterion, or lower the learning rate"
             )
-        self.gradients[replica] = forward.turn.own([p.grad for p in self.parameters])
         self.states[replica] = ReplicaState(self.model)
         return mean_loss
 
@@ -186,10 +226,10 @@ class ReplicatedTraining:
 
     def _optimizer_step(self, step: int, turn: Turn) -> None:
         """The mean of the replicas' gradients, clipped; the phase's optimizer; the scheduler where it is due."""
-        for parameter, gradient in zip(self.parameters, _mean(self.gradients, reverse=self.noise is not None)):
-            parameter.grad = gradient
+        present = [p.grad for p in self.parameters if p.grad is not None]
+        for gradient in present:
+            gradient.div_(self.layout.replicas)
         if self.noise:
-            present = [p.grad for p in self.parameters if p.grad is not None]
             self.noise.shake(gradient.div_(self.noise.scale) for gradient in present)
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.job.clip_norm or float("inf"))
         self.norms.append(float(norm))
@@ -211,50 +251,50 @@ class ReplicatedTraining:
         if self.scheduler and ((every == "step" and ends_round) or (every == "epoch" and ends_epoch)):
             self.scheduler.step()
         if self.scheduler and self.job.scheduler and every == "evaluation":
-            after_evaluation(self.job, self.scheduler, evaluate(self.job, self._state(), self.device))
+            after_evaluation(self.job, self.scheduler, evaluate(self.job, self._state(), self.device, twice=False))
 
     def _state(self) -> dict[str, Tensor]:
         """The weights as they are evaluated and saved: averaged where the job asks for it, with replica 0's buffers."""
         self.states[0].restore(self.model)
-        state = _copy(self.model.state_dict())
+        state = {name: t.detach() for name, t in self.model.state_dict().items() if isinstance(t, Tensor)}
         names = {id(parameter): name for name, parameter in self.model.named_parameters()}
         for name, parameter in self.model.named_parameters(remove_duplicate=False):  # tied weights have several
             if names[id(parameter)] in self.average:
-                state[name] = self.average[names[id(parameter)]].clone()
+                state[name] = self.average[names[id(parameter)]]
         return state
 
-    def result(self) -> TrainingResult:
-        """What was seen, and the weights with replica 0's buffers, evaluated."""
+    def result(self, evaluated: bool) -> TrainingResult:
+        """What was seen, and the weights with replica 0's buffers. The training has ended; its gradients and its
+        optimizer's state are freed."""
         names = [name for name, p in self.model.named_parameters() if p.requires_grad]
         later = () if self.noise else LATER
         state = self._state()
+        self._clear_gradients()
+        for optimizer in (self.scheduled, *(turn.optimizer for turn in self.turns)):
+            optimizer.state.clear()
+            optimizer.param_groups.clear()  # it is in a circle with its scheduler, and would keep the weights
         return TrainingResult(
             micro_batches=self.micro_batches,
             later={epoch: step_rows(self.job, self.layout, epoch * per_epoch(self.job)) for epoch in later},
             rates=self.rates,
             norms=self.norms,
             draws=self.draws,
-            start=self.start,
             state=state,
             buffers=[state.buffers for state in self.states],
-            rank0_gradient=_present(names, self.rank0_gradient),
-            before_last=_present(names, _mean(self.before_last)),
-            rank0_before_last=_present(names, self.before_last[0]) if self.before_last else {},
-            evaluation=evaluate(self.job, state, self.device),
+            own=_present(names, self.first.own()) if self.first else {},
+            before_last=_present(names, self.first.before_last()) if self.first else {},
+            own_before_last=_present(names, self.first.own_before_last()) if self.first else {},
+            evaluation=evaluate(self.job, state, self.device, twice=not self.noise) if evaluated else None,
         )
 
 
-def _mean(gradients: list[Gradient], reverse: bool = False) -> Gradient:
-    """Over the replicas, whose share of the step their losses hold already: added in order, or in reverse."""
-    means: Gradient = []
-    for of_replicas in zip(*gradients):
-        present = [g for g in of_replicas if g is not None]
-        ordered = present[::-1] if reverse else present
-        means.append(sum(ordered, torch.zeros_like(ordered[0])) / len(gradients) if present else None)
-    return means
+def _sum(one: Tensor | None, other: Tensor | None) -> Tensor | None:
+    if one is None or other is None:
+        return other if one is None else one
+    return one.add_(other)
 
 
-def _present(names: list[str], gradient: Gradient) -> dict[str, Tensor]:
+def _present(names: list[str], gradient: Sample) -> dict[str, Tensor]:
     return {name: g for name, g in zip(names, gradient) if g is not None}
 
 

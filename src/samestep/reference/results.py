@@ -43,9 +43,10 @@ class TrainingResult:
 
     micro_batches: [replica][micro-batch in order]. later: epoch -> [micro-batch][replica] -> the rows of its first
     step. rates: [step][parameter group], the learning rates. norms: of each step's gradient, before clipping. draws:
-    whether the model draws random numbers. start, state: the model's state dict before and after. buffers: [replica].
-    rank0_gradient: replica 0's own gradient of the first step. before_last, rank0_before_last: the mean over the
-    replicas and replica 0's, without the first step's last micro-batch; empty where there is but one.
+    whether the model draws random numbers. state: the model's state dict after the last step. buffers: [replica].
+    own: samples of replica 0's own gradient of the first step. before_last, own_before_last: of the mean over the
+    replicas and of replica 0's, without the first step's last micro-batch; empty where there is but one. See
+    first_gradient.py.
     """
 
     micro_batches: list[list[MicroBatch]]
@@ -53,12 +54,11 @@ class TrainingResult:
     rates: list[list[float]]
     norms: list[float]
     draws: bool
-    start: State
     state: State
     buffers: list[State]
-    rank0_gradient: State
+    own: State
     before_last: State
-    rank0_before_last: State
+    own_before_last: State
     evaluation: Evaluation | None
 
 

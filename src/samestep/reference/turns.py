@@ -71,8 +71,3 @@ class _Groups(torch.optim.Optimizer):
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         pass
-
-
-def filled(before: Gradient, gradient: Gradient) -> Gradient:
-    """A gradient, and where it has nothing what was there before."""
-    return [old if new is None else new.clone() for old, new in zip(before or [None] * len(gradient), gradient)]

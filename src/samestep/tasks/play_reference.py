@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from torch import nn
 
 from samestep import reference
 from samestep.engine import Layout
@@ -19,14 +19,13 @@ from samestep.records.record import (
     PartSeen,
     Played,
     PlayedLayout,
-    Progress,
+    Record,
     SeparationSeen,
-    attempt,
-    write_progress,
-    write_state,
 )
 from samestep.tasks.inspect.load import build
 from samestep.tasks.proof_job import SGD_LR, proof_job, steps_of
+from samestep.tasks.reference_progress import StepsPlayed, shaken
+from samestep.tasks.reference_tensors import State, distances, from_plain, write_start, write_training
 from samestep.training import digest_state
 from samestep.world import World
 
@@ -35,10 +34,22 @@ ORDERED = 1e-6  # relative change of the first loss above which it depends on th
 EXPLODES = 10  # a loss above this multiple of the first step's largest
 
 
+@dataclass(frozen=True)
+class ModelFacts:
+    """The untrained model. digest: of its weights. parameters: their names."""
+
+    digest: str
+    parameters: list[str]
+
+
+class Exploded(RuntimeError):
+    """The losses of a training explode."""
+
+
 def play_reference(plan: ReferencePlan, world: World) -> list[PlayedLayout]:
     """Plays every training of every layout: once as it is, and twice with noise in the rounding."""
     player = ReferencePlayer(build(plan.job, plan.settings), plan, world)
-    return [player.layout(number, layout) for number, layout in enumerate(plan.layouts)]
+    return player.from_one([player.layout(number, layout) for number, layout in enumerate(plan.layouts)])
 
 
 class ReferencePlayer:
@@ -53,9 +64,23 @@ class ReferencePlayer:
         self.reverses = True  # whether the noise may include reversing the rows
         self.shakes_data = True
         self.neutral: reference.Neutral | None = None
+        self.progress = StepsPlayed(plan, world.rank)
+        self.facts: dict[str, ModelFacts] = {}  # dtype -> of the model in it
+        self.has_buffers = any(True for _ in job.model().buffers())
+        self.played: dict[LayoutPlan, PlayedLayout] = {}
+        self.compared: dict[int, State] = {}  # layout -> its state after 'sgd', where that is not written
 
     def layout(self, number: int, planned: LayoutPlan) -> PlayedLayout:
-        """Plays all trainings of one layout; in float32 if the model fails in float64. The record has the reason."""
+        """Plays all trainings of one layout, unless they are those of one that was played before."""
+        alike = replace(planned, exact_steps=0, buffers=planned.buffers if self.has_buffers else "rank0")
+        if alike in self.played:
+            self.progress.skip([planned])
+        else:
+            self.played[alike] = self._played(number, planned)
+        return replace(self.played[alike], layout=_layout(planned), exact_steps=planned.exact_steps)
+
+    def _played(self, number: int, planned: LayoutPlan) -> PlayedLayout:
+        """Plays a layout; in float32 if the model fails in float64. The record has the reason."""
         dtype = planned.dtype if self.dtype == "float64" else self.dtype
         self.neutral = reference.Neutral() if planned.neutral else None
         try:
@@ -84,6 +109,7 @@ class ReferencePlayer:
             sgd_lr=self.sgd_lr or SGD_LR,
             sgd_lr_usual=SGD_LR,
             trainings=trainings,
+            files=number,
             separation=self._separation(dtype) if planned.neutral and planned.replicas == 1 else None,
             draws=bool(self.neutral and self.neutral.draws),
             batch_statistics=bool(self.neutral and self.neutral.batch_statistics),
@@ -94,13 +120,29 @@ class ReferencePlayer:
         training = Prove("sgd", self.plan.steps, dtype, self.plan.replicas, SGD_LR, rows=self.plan.rows)
         return SeparationSeen(**vars(reference.separate(proof_job(self.job, training), self.world.device)))
 
+    def from_one(self, layouts: list[PlayedLayout]) -> list[PlayedLayout]:
+        """Returns the layouts, those of several replicas with their parameters' distances from plain training's."""
+        one = next((each for each in layouts if each.layout.replicas == 1 and "sgd" in each.trainings), None)
+        return [self._from(one, each) if one and each.layout.replicas > 1 else each for each in layouts]
+
+    def _from(self, one: PlayedLayout, many: PlayedLayout) -> PlayedLayout:
+        if one.dtype != many.dtype:
+            return many
+        names = many.trainings["sgd"][0].parameters
+        return replace(many, from_one=from_plain(self._final(many), self._final(one), names))
+
+    def _final(self, layout: PlayedLayout) -> State:
+        """The state after 'sgd'."""
+        if layout.files in self.compared:
+            return self.compared[layout.files]
+        arrays = Record(self.folder).arrays(f"{layout.files}.sgd", self.world.rank)
+        return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
     def _trainings(self, number: int, planned: LayoutPlan, dtype: str) -> dict[str, list[Played]]:
-        """Plays the layout's trainings and writes their tensors. Returns name -> [as it is, and twice with noise]."""
+        """Plays the layout's trainings and writes their tensors. Returns name -> [as it is, and with noise]."""
         played: dict[str, list[Played]] = {}
         for name in planned.trainings:
-            what = " without random numbers and batch statistics" if planned.neutral else ""
-            phase = f"reference {name}, {planned.replicas} replicas{what}"
-            write_progress(self.world.rank, self.folder, Progress(phase=phase, attempt=attempt()))
+            self.progress.begin(name, planned)
             rate = self.sgd_lr or SGD_LR
             training = Prove(name, self.plan.steps, dtype, self.plan.replicas, rate, rows=self.plan.rows)
             if name == "sgd" and self.sgd_lr is None:
@@ -112,50 +154,74 @@ class ReferencePlayer:
             if name == "gradient":
                 _check_samples_repeat(small, self.world.device)
                 _check_repeats(base, self._play(training, planned), self.world.device)
-            results = [base, *self._with_noise(training, planned, base)]
-            for variant, result in enumerate(results):
-                self._write(f"{number}.{name}.{variant}", result, whole=variant == 0)
-            model = small.model()
-            played[name] = [_record(result, small, model) for result in results]
+            if planned.compared:
+                self.compared[number] = base.state
+            else:
+                write_training(self.folder, self.world.rank, f"{number}.{name}", base)
+            facts = self._facts(small, dtype)
+            played[name] = [_record(base, small, facts), *self._with_noise(training, planned, base, small, facts)]
         return played
 
+    def _facts(self, job: Job, dtype: str) -> ModelFacts:
+        """Describes the untrained model, and writes its tensors once."""
+        if dtype not in self.facts:
+            model = job.model()
+            write_start(self.folder, self.world.rank, dtype, model.state_dict())
+            names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
+            self.facts[dtype] = ModelFacts(digest_state(model), names)
+        return self.facts[dtype]
+
     def _with_noise(
-        self, training: Prove, planned: LayoutPlan, base: reference.TrainingResult
-    ) -> list[reference.TrainingResult]:
-        """Plays a training twice with noise in the rounding, and with reversed rows if their order does not matter."""
+        self, training: Prove, planned: LayoutPlan, base: reference.TrainingResult, job: Job, facts: ModelFacts
+    ) -> list[Played]:
+        """Plays a training again with noise in the rounding, and with reversed rows if their order does not matter."""
         dtype = getattr(torch, planned.rounds_to or training.dtype)
         reverses = self.reverses and not base.draws
-        seeds = range(1, 2 if planned.neutral else 1 + self.plan.shaken)
+        seeds = range(1, 1 + shaken(self.plan, planned))
 
-        def shaken(seed: int) -> reference.TrainingResult:
+        def with_noise(seed: int) -> Played:
             noise = reference.Noise(dtype, seed, reverses, planned.rounds_weights, self.shakes_data)
-            return self._play(training, planned, noise)
+            return _record(self._play(training, planned, noise), job, facts, base)
 
         try:
-            noisy = [shaken(seed) for seed in seeds]
+            noisy = [with_noise(seed) for seed in seeds]
         except (RuntimeError, ValueError, IndexError, UserError):
             if not self.shakes_data:
                 raise
             self.shakes_data = False  # the criterion refuses rows that are moved by rounding
-            noisy = [shaken(seed) for seed in seeds]
+            noisy = [with_noise(seed) for seed in seeds]
         first = base.micro_batches[0][0].loss
         visible = max(ORDERED, 100 * torch.finfo(dtype).eps) * abs(first)
-        if reverses and any(abs(other.micro_batches[0][0].loss - first) > visible for other in noisy):
+        if reverses and any(abs((other.seen[0][0].loss or 0.0) - first) > visible for other in noisy):
             self.reverses = False
-            return self._with_noise(training, planned, base)
+            self.progress.again(len(noisy) * steps_of(training, job))
+            return self._with_noise(training, planned, base, job, facts)
         return noisy
 
     def _play(
-        self, training: Prove, planned: LayoutPlan, noise: reference.Noise | None = None
+        self,
+        training: Prove,
+        planned: LayoutPlan,
+        noise: reference.Noise | None = None,
+        after_step: Callable[[int, list[float]], None] = lambda step, losses: None,
     ) -> reference.TrainingResult:
         small = proof_job(self.job, training)
+        steps = steps_of(training, small)
+
+        def count(step: int, losses: list[float]) -> None:
+            self.progress.after_step(step, steps)
+            after_step(step, losses)
+
         return reference.play(
             small,
             _layout(planned),
-            steps_of(training, small),
+            steps,
             noise=noise,
             neutral=self.neutral,
             device=self.world.device,
+            parts=training.training == "gradient" and not noise,
+            evaluated=not planned.compared,
+            after_step=count,
         )
 
     def _at_stable_rate(self, training: Prove, planned: LayoutPlan) -> tuple[Prove, reference.TrainingResult]:
@@ -164,52 +230,55 @@ class ReferencePlayer:
         Exploding losses would amplify rounding. Returns the training with that rate, and its result. An error counts
         as an explosion: a criterion may refuse what an exploding model returns.
         """
-        for number in range(RATES):
+        for _ in range(RATES - 1):
+            done = self.progress.done
             try:
-                result = self._play(training, planned)
+                return training, self._play(
+                    training, planned, after_step=_end_at_explosion(max(1, len(self.job.phases)))
+                )
             except (NotFinite, RuntimeError, ValueError) as error:
-                if number == RATES - 1 or is_out_of_memory(error):
+                if is_out_of_memory(error):
                     raise
-            else:
-                if number == RATES - 1 or not _explodes(result, max(1, len(self.job.phases))):
-                    break
+            self.progress.again(self.progress.done - done)
             training = replace(training, sgd_lr=training.sgd_lr / 4)
-        return training, result
-
-    def _write(self, key: str, result: reference.TrainingResult, whole: bool) -> None:
-        """Writes a training's final state to files. whole: also its first weights, gradients and buffers."""
-        tensors = {"": result.state}
-        if whole:
-            tensors |= {
-                ".start": result.start,
-                ".rank0_gradient": result.rank0_gradient,
-                ".before_last": result.before_last,
-                ".rank0_before_last": result.rank0_before_last,
-            }
-            tensors |= {f".buffers{replica}": buffers for replica, buffers in enumerate(result.buffers)}
-        for suffix, state in tensors.items():
-            write_state(self.folder, self.world.rank, f"{key}{suffix}", state)
+        return training, self._play(training, planned)
 
 
 def _layout(planned: LayoutPlan) -> Layout:
     return Layout(planned.replicas, planned.split, planned.buffers)
 
 
-def _record(result: reference.TrainingResult, job: Job, model: nn.Module) -> Played:
-    """Returns the record of one training of the proof's `job`. model: untrained, for the digest of its weights."""
+def _end_at_explosion(phases: int) -> Callable[[int, list[float]], None]:
+    """Returns a function of each step and its losses that raises Exploded once one is far above the first steps', as
+    many as there are phases."""
+    largest: list[float] = []
+
+    def after_step(step: int, losses: list[float]) -> None:
+        largest.append(max(map(abs, losses)))
+        if step >= phases and largest[-1] > EXPLODES * max(largest[:phases]):
+            raise Exploded
+
+    return after_step
+
+
+def _record(
+    result: reference.TrainingResult, job: Job, facts: ModelFacts, base: reference.TrainingResult | None = None
+) -> Played:
+    """Returns the record of one training of the proof's `job`. base: of one with noise, the training as it is."""
     return Played(
         seen=[[_part_seen(micro_batch) for micro_batch in replica] for replica in result.micro_batches],
         later=result.later,
         rates=result.rates,
         norms=result.norms,
         draws=result.draws,
-        start_digest=digest_state(model),
-        parameters=[name for name, _ in model.named_parameters(remove_duplicate=False)],
+        start_digest=facts.digest,
+        parameters=facts.parameters,
         length=len(job.train),
         clip_norm=job.clip_norm,
         each_once=job.order is None or isinstance(job.order, ByLength),
         phases=max(1, len(job.phases)),
         evaluation=_evaluation_seen(result.evaluation) if result.evaluation else None,
+        apart=distances(base.state, result.state) if base else {},
     )
 
 
@@ -219,12 +288,6 @@ def _part_seen(batch: reference.MicroBatch) -> PartSeen:
 
 def _evaluation_seen(result: reference.Evaluation) -> EvaluationSeen:
     return EvaluationSeen(result.rows, result.weight, result.sums, result.whole, unsteady=result.unsteady)
-
-
-def _explodes(result: reference.TrainingResult, phases: int) -> bool:
-    """phases: how many first steps show how large losses are at the beginning."""
-    losses = [(part.step, abs(part.loss)) for replica in result.micro_batches for part in replica]
-    return max(loss for _, loss in losses) > EXPLODES * max(loss for step, loss in losses if step < phases)
 
 
 def _check_samples_repeat(job: Job, device: str) -> None:

@@ -48,8 +48,8 @@ def proof_job(job: Job, training: Prove) -> Job:
         evaluation=None if job.evaluation is None else _subset(job.evaluation, evaluated, sample_dtype),
         evaluation_weight=_renumbered(job.evaluation_weight, evaluated),
     )
-    if training.training == "gradient":
-        plain = replace(small, scheduler=None, clip_norm=None, ema=None)
+    if training.training == "gradient":  # nothing is evaluated: 'sgd' and 'user' are
+        plain = replace(small, scheduler=None, clip_norm=None, ema=None, evaluation=None)
         return _with_optimizer(plain, lambda recipe: Recipe(torch.optim.SGD, {"lr": 1.0}))
     if training.training == "sgd":
         return _with_optimizer(replace(small, ema=None), lambda recipe: _sgd(recipe, training.sgd_lr))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import time
 import traceback
 import warnings
 from dataclasses import dataclass, replace
@@ -33,10 +34,13 @@ PLAIN = (Tensor, np.ndarray, np.generic, str, bytes, int, float, type(None))
 @dataclass(frozen=True)
 class DryStep:
     """unused: the parameters without a gradient. forward_flop: the floating-point operations of a row's forward pass,
-    0 where they cannot be counted."""
+    0 where they cannot be counted. row_bytes: of the outputs of the model's layers, a row. row_s: the seconds of its
+    forward and backward passes, roughly."""
 
     unused: list[str]
     forward_flop: float
+    row_bytes: float = 0.0
+    row_s: float = 0.0
 
 
 def dry_step(job: Job, schedule: Schedule, model: nn.Module, device: str) -> DryStep:
@@ -65,6 +69,7 @@ def dry_step(job: Job, schedule: Schedule, model: nn.Module, device: str) -> Dry
         if isinstance(leaf, Tensor):
             check_dense("a tensor of the batch", leaf, "let collate return its indices and its values")
     turns, flop = Turns(job.phases, model), 0.0
+    sizes, began = _output_sizes(model), time.perf_counter()
     try:
         for number, turn in enumerate(job.of_phases()):
             turns.take(number)
@@ -76,7 +81,9 @@ def dry_step(job: Job, schedule: Schedule, model: nn.Module, device: str) -> Dry
             raise
         raise UserError(f"phase '{job.phases[number].name}': {error}") from error
     turns.end()
-    return DryStep(_without_gradient(model), flop / max(1, rows))
+    seconds = time.perf_counter() - began
+    of_row = (total / max(1, rows) for total in (flop, sum(sizes), seconds))
+    return DryStep(_without_gradient(model), *of_row)
 
 
 def _forward_backward(job: Job, model: nn.Module, batch: Batch) -> float:
@@ -149,6 +156,19 @@ def check_dense(what: str, tensor: Tensor, instead: str) -> None:
             f"weights cannot hold; {instead}, and let the model's forward make the matrix: "
             "torch.sparse_coo_tensor(indices, values, size)"
         )
+
+
+def _output_sizes(model: nn.Module) -> list[int]:
+    """Returns a list to which each layer of `model` adds its outputs' bytes when it is called."""
+    sizes: list[int] = []
+
+    def add(layer: nn.Module, inputs: Any, output: Any) -> None:
+        sizes.extend(leaf.nbytes for leaf in tree_leaves(output) if isinstance(leaf, Tensor))
+
+    for layer in model.modules():
+        if next(layer.children(), None) is None:
+            layer.register_forward_hook(add)
+    return sizes
 
 
 def _check_gathered(output: Any, data: Any, rows: int) -> None:

@@ -46,7 +46,7 @@ def inspect_job(target: str, settings: Mapping[str, str], replicas: int, steps: 
             "seed it inside: def model(): torch.manual_seed(seed); return Net()"
         )
     dry = dry_step(job, schedule_of(job, 1), _model(job), device)
-    proof_rows, dear = rows_of_proof(job, replicas, dry.forward_flop)
+    proof_rows, dear = rows_of_proof(job, replicas, dry.forward_flop, sum(p.numel() for p in parameters))
     dry_evaluation(job, _model(job), device)
     steps = steps or (4 * max(1, len(job.phases)) if dear or job.phases else 8)  # 4 rounds of all phases
     training = Prove("sgd", steps, "float32", replicas, SGD_LR, rows=proof_rows)
@@ -64,6 +64,8 @@ def inspect_job(target: str, settings: Mapping[str, str], replicas: int, steps: 
         proof_steps=steps,
         proof_rows=proof_rows,
         dear=dear,
+        row_bytes=dry.row_bytes,
+        row_s=dry.row_s,
         steps_per_epoch=schedule_of(job, 1).steps_per_epoch,
         epochs=job.epochs,
         parameters=sum(p.numel() for p in parameters),

@@ -7,20 +7,21 @@ from samestep.job import Job
 
 CHEAP_FLOP = 0.25e9  # of a step: some 0.1 s in float64 on one core
 DEAR_FLOP = 20e9
+OF_PARAMETER = 2500  # what updating, shaking and comparing a parameter takes, as so many FLOP
 BACKWARD = 3  # a forward and a backward pass cost about three forward passes
 
 
-def rows_of_proof(job: Job, replicas: int, forward_flop: float) -> tuple[int, bool]:
+def rows_of_proof(job: Job, replicas: int, forward_flop: float, parameters: int) -> tuple[int, bool]:
     """Returns the rows of a step of the proof, 0 for the job's global batch, and whether such a step is dear.
 
     forward_flop: of one row's forward pass. Every replica gets two rows or more in each of its micro-batches, also of
     the uneven last batch.
     """
-    of_row = BACKWARD * forward_flop
+    of_row, of_model = BACKWARD * forward_flop, OF_PARAMETER * parameters
     each = replicas * schedule_of(job, replicas).micro_batches
     fewest = each * (3 if each == replicas else 4)
     affordable = int(CHEAP_FLOP / of_row) // each * each if of_row else job.global_batch
     rows = max(fewest, affordable)
     if rows >= job.global_batch:
-        return 0, of_row * job.global_batch > DEAR_FLOP
-    return rows, of_row * rows > DEAR_FLOP
+        return 0, of_row * job.global_batch + of_model > DEAR_FLOP
+    return rows, of_row * rows + of_model > DEAR_FLOP

@@ -1,0 +1,95 @@
+"""What a proof needs of the machine: memory, disk and time, estimated from the job's sizes before it starts."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import psutil
+
+from samestep.commands.study import Row, Study
+from samestep.errors import UserError, say
+from samestep.launch import oom_kills
+from samestep.proof.plan import loop_layout, numerics_layout
+
+# Bytes a parameter, in float64. Of the reference: weights, gradient, Adam's two moments, the state that a training with
+# noise is compared with, and temporary copies; measured by benchmarks/proof_cost.py.
+OF_REFERENCE = 62
+OF_RANK = 56  # weights, gradient, its buckets, Adam's two moments, the gathered state, the evaluated model
+OF_LAYOUT, OF_LAUNCH = 28, 24  # of the files: three final states, and in the reference's float32 what they start from
+PROCESS = 0.1 * 2**30  # besides; ranks share what they were forked with
+WIDER = 2  # bytes of float64 over those of float32
+SLOWER = 4  # seconds of float64 over those of float32, without the libraries that have kernels for float32 alone
+PARAMETER_S = 30e-9  # of a step, to update, shake and compare a parameter
+PLENTY = 2**30  # nothing is said of a proof that needs less memory
+
+
+@dataclass(frozen=True)
+class Need:
+    """memory, disk: bytes. seconds: of the reference and the engines' trainings."""
+
+    memory: float
+    disk: float
+    seconds: float
+
+    def __str__(self) -> str:
+        about = timedelta(seconds=round(self.seconds, -1 if self.seconds > 60 else 0))
+        return f"about {_gb(self.memory)} of memory, {_gb(self.disk)} of disk and {about}"
+
+
+@dataclass(frozen=True)
+class Room:
+    """Bytes of this machine, or of this process's control group."""
+
+    memory: float
+    free_memory: float
+    free_disk: float
+
+
+def need_of(study: Study, rows: list[Row]) -> Need:
+    """Estimates what the proof of `rows` needs."""
+    job = study.job
+    layouts = {layout for row in rows for layout in (loop_layout(row.facts), numerics_layout(row.facts)) if layout}
+    of_step = job.proof_rows or job.global_batch
+    activations = WIDER * job.row_bytes * -(-of_step // study.size)
+    ranks = max((row.facts.processes or 1) for row in rows) / study.machines.nnodes
+    reference = PROCESS + OF_REFERENCE * job.parameters + activations
+    trained = ranks * (PROCESS + OF_RANK * job.parameters + activations)
+    of_layout = (2 if job.dear else 3) * (1 + 2 * job.proof_steps)
+    steps = (1 + len(layouts)) * of_layout + len(rows) * (1 + 2 * job.proof_steps)
+    seconds = steps * (of_step * job.row_s * SLOWER + job.parameters * PARAMETER_S)
+    disk = (len(layouts) * OF_LAYOUT + len(rows) * OF_LAUNCH) * job.parameters
+    return Need(max(reference, trained), disk, seconds)
+
+
+def room_in(folder: Path) -> Room:
+    """The room that this process and `folder` have."""
+    memory, limit = psutil.virtual_memory(), oom_kills.limit_bytes()
+    total, free = float(memory.total), float(memory.available)
+    if limit and limit < total:
+        total, free = float(limit), min(free, float(limit))
+    return Room(total, free, float(shutil.disk_usage(folder).free))
+
+
+def check_needs(need: Need, room: Room, device: str) -> None:
+    """Says what a proof needs that is more than the machine has free. Raises UserError where it cannot fit.
+
+    On a GPU the memory is not the machine's.
+    """
+    memory = need.memory if device == "cpu" and need.memory > PLENTY else 0.0
+    helps = "give fewer ranks (--nproc), one engine (--engine), a smaller model"
+    if memory > room.memory:
+        raise UserError(f"the proof needs {need}, and this machine has {_gb(room.memory)} of memory; {helps}")
+    if need.disk > room.free_disk:
+        raise UserError(
+            f"the proof needs {need}, and the results' folder has {_gb(room.free_disk)} free; {helps}, or another "
+            "folder with --out"
+        )
+    if memory > room.free_memory:
+        say(f"the proof needs {need}; this machine has {_gb(room.free_memory)} of memory free: close other programs")
+
+
+def _gb(count: float) -> str:
+    return f"{count / 1e9:.1f} GB"

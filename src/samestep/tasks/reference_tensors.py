@@ -1,0 +1,74 @@
+"""The reference's tensors: how far two trainings' are apart, and what of one training the judge reads from files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from samestep import reference
+from samestep.records.record import FromOne, write_state
+
+State = Mapping[str, Tensor]
+
+BLOCK = 1 << 16  # elements that are compared at once: copies of the largest tensor would need a model's memory
+
+
+def write_training(folder: Path, rank: int, key: str, result: reference.TrainingResult) -> None:
+    """Writes a training's final state; its first gradient's parts and the other replicas' buffers where there are."""
+    tensors: dict[str, State] = {"": result.state}
+    if result.own:
+        parts = {".own": result.own, ".before_last": result.before_last, ".own_before_last": result.own_before_last}
+        tensors |= parts
+    first, *others = result.buffers
+    for replica, buffers in enumerate(others, 1):
+        different = {name: buffer for name, buffer in buffers.items() if not _equal(buffer, first[name])}
+        tensors[f".buffers{replica}"] = different
+    for suffix, state in tensors.items():
+        write_state(folder, rank, f"{key}{suffix}", state)
+
+
+def write_start(folder: Path, rank: int, dtype: str, state: Mapping[str, object]) -> None:
+    """Writes the tensors that all trainings in `dtype` start from: float64 as float32 where that loses nothing."""
+    tensors = {name: tensor for name, tensor in state.items() if isinstance(tensor, Tensor)}
+    write_state(folder, rank, f"start.{dtype}", {name: _shortest(tensor) for name, tensor in tensors.items()})
+
+
+def _shortest(tensor: Tensor) -> Tensor:
+    if tensor.dtype != torch.float64:
+        return tensor
+    short = tensor.float()
+    return short if all(torch.equal(a.double(), b) for a, b in _blocks(short, tensor)) else tensor
+
+
+def from_plain(theirs: State, plain: State, names: list[str]) -> dict[str, FromOne]:
+    """How far each of the named tensors is from plain training's."""
+    return {name: FromOne(_distance(theirs[name], plain[name]), _largest(theirs[name])) for name in names}
+
+
+def distances(one: State, other: State) -> dict[str, float]:
+    """The greatest difference of each tensor; NaN where one is NaN."""
+    return {name: _distance(tensor, other[name]) for name, tensor in one.items()}
+
+
+def _distance(one: Tensor, other: Tensor) -> float:
+    """The greatest difference; 0 where both are the same infinity, as in a mask."""
+    found = [torch.where(a == b, 0.0, (a.double() - b.double()).abs()).max() for a, b in _blocks(one, other)]
+    return float(torch.stack(found).max()) if found else 0.0
+
+
+def _largest(tensor: Tensor) -> float:
+    """The largest finite magnitude."""
+    return max((float(a.double().nan_to_num(0, 0, 0).abs().max()) for (a,) in _blocks(tensor)), default=0.0)
+
+
+def _blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Equal parts of flat tensors."""
+    flat = [tensor.detach().reshape(-1) for tensor in tensors]
+    return (tuple(each[first : first + BLOCK] for each in flat) for first in range(0, flat[0].numel(), BLOCK))
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    return one.layout == other.layout and not one.is_sparse and torch.equal(one, other)

@@ -1,0 +1,39 @@
+"""A proof that does not fit into the machine is refused before it starts; one that is tight says so and goes on."""
+
+from __future__ import annotations
+
+import pytest
+
+from samestep.commands.needs import Need, Room, check_needs
+from samestep.errors import UserError
+
+NEED = Need(memory=10e9, disk=5e9, seconds=754)
+PLENTIFUL = Room(memory=64e9, free_memory=32e9, free_disk=100e9)
+
+
+def test_a_proof_that_fits_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    check_needs(NEED, PLENTIFUL, "cpu")
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("room", "sentence"),
+    [
+        (Room(8e9, 6e9, 100e9), "this machine has 8.0 GB of memory; give fewer ranks"),
+        (Room(64e9, 32e9, 4e9), "the results' folder has 4.0 GB free; give fewer ranks"),
+    ],
+)
+def test_a_proof_that_cannot_fit_is_refused(room: Room, sentence: str) -> None:
+    with pytest.raises(UserError) as error:
+        check_needs(NEED, room, "cpu")
+    assert "needs about 10.0 GB of memory, 5.0 GB of disk and 0:12:30" in str(error.value)
+    assert sentence in str(error.value)
+
+
+def test_a_tight_proof_says_so_and_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+    check_needs(NEED, Room(64e9, 6e9, 100e9), "cpu")
+    assert "needs about 10.0 GB of memory" in capsys.readouterr().err
+
+
+def test_a_gpus_memory_is_not_the_machines() -> None:
+    check_needs(NEED, Room(8e9, 6e9, 100e9), "cuda:0")
