@@ -64,6 +64,7 @@ CASES = {
         ["verify", "--engine", "ddp", "--set-engine", "bucket_mb=0"],
         "--set-engine bucket_mb=0: it must be above 0",
     ),
+    "a host that is an option": (["run", "--hosts", "h1,-oProxyCommand=x"], "--hosts '-oProxyCommand=x': this is no"),
     "launcher that starts no engine asked for": (
         ["verify", "--engine", "single", "--launcher", "spawn"],
         "--launchers spawn starts none of these engines: single starts with process",
