@@ -193,12 +193,14 @@ def _start(
         command = replace(command, fork="reference")
     if machines.nnodes > 1 and not machines.single_launch:
         relative = str(folder.relative_to(root))
-        other_machines.publish(root, other_machines.Launch(relative, launcher, nproc, size, devices, time.time()))
+        other_machines.publish(
+            study, root, other_machines.Launch(relative, launcher, nproc, size, devices, time.time())
+        )
 
     def watch(progress: Progress) -> None:
         show_phase(progress.phase)
         if study.machines.nnodes > 1:
-            other_machines.publish(root)
+            other_machines.publish(study, root)
 
     return supervise.run(command, folder, size, deadline_s=study.setup.deadline_s, watch=watch, machines=machines)
 

@@ -97,6 +97,11 @@ def machines_of(setup: Setup, env: Mapping[str, str]) -> Machines:
     if nnodes == 1:
         return machines
     check_master(machines.master, nnodes)
+    if node_rank == 0 and not machines.single_launch and not is_this_machine(machines.master):
+        raise UserError(
+            f"--node-rank 0 is for the machine of --master-addr, {machines.master}, and this is another; give each "
+            "machine its own number"
+        )
     route = towards(machines.master)
     is_master, address = is_this_machine(machines.master), route[1] if route else ""
     return replace(machines, is_master=is_master, local_address=address, port=machines.port or TORCHRUN_PORT)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import sys
+import sysconfig
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -108,8 +109,10 @@ def _source_digest(target: str, function: Callable[..., Any]) -> str:
         for module in list(sys.modules.values())
         if getattr(module, "__file__", None)
     }
+    library = Path(sysconfig.get_path("stdlib")).resolve()  # Python's own, where a job lies above it
+    beside = {f for f in files if f.is_relative_to(home) and not f.is_relative_to(library)}
     state = hashlib.blake2b(digest_size=8)
-    for file in sorted(f for f in files if f.is_relative_to(home) and "site-packages" not in f.parts and f.is_file()):
+    for file in sorted(f for f in beside if not {"site-packages", "dist-packages"} & {*f.parts} and f.is_file()):
         state.update(file.read_bytes())
     return state.hexdigest()
 
