@@ -72,6 +72,10 @@ def slow_briefly(workers: int = 0) -> Job:
     return _job(Slow(96), epochs=1, workers=workers)
 
 
+def slow_for_a_while() -> Job:
+    return _job(Slow(1000), epochs=1)
+
+
 def slow(workers: int = 0) -> Job:
     return _job(Slow(), workers=workers)
 
