@@ -120,7 +120,7 @@ def test_the_jobs_of_the_docs_are_proven(page: Path, block: str, tmp_path: Path)
 @pytest.mark.parametrize("name", ["images.py", "graph.py"])
 def test_the_pipelines_scripts_run(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(SCRIPTS[name])
-    done = subprocess.run([sys.executable, name], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, name], cwd=tmp_path, capture_output=True, text=True, timeout=budget(90))
     assert done.returncode == 0, done.stderr
     assert not done.stderr
 
@@ -147,7 +147,7 @@ def test_the_readmes_job_is_trained_and_evaluated_as_shown(tmp_path: Path) -> No
     for begin in ("samestep run my_job.py --engine", "samestep evaluate"):
         (command,) = [line for line in _commands(ROOT / "README.md") if line.startswith(begin)]
         line = [sys.executable, "-m", *command.split()]
-        done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=budget(90))
         assert done.returncode == 0, done.stderr
         assert "evaluation over 200 rows, each once: " in done.stdout
     assert (tmp_path / "runs" / "a" / "weights.safetensors").exists()

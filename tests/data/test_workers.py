@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from budget import budget
 from command import samestep
 from data import jobs_failing
 from data.test_pipeline import in_time
@@ -128,7 +129,7 @@ def test_the_workers_end_even_where_their_error_is_kept(how: str) -> None:
     threading.Thread(target=load, daemon=True).start()
     assert failed.wait(DEADLINE_S) and kept
     started = set(psutil.Process().children(recursive=True)) - before
-    _, left = psutil.wait_procs(started, timeout=5)
+    _, left = psutil.wait_procs(started, timeout=budget(5))
     seen.set()
     assert not left
 
@@ -146,7 +147,7 @@ def _in_small_shm(command: list[str], mebibytes: int) -> subprocess.CompletedPro
     """`command` where /dev/shm is so small, in a mount namespace of its own."""
     script = f'mount -t tmpfs -o size={mebibytes}m none /dev/shm && exec "$@"'
     return subprocess.run(
-        ["unshare", "-m", "sh", "-c", script, "sh", *command], capture_output=True, text=True, timeout=180
+        ["unshare", "-m", "sh", "-c", script, "sh", *command], capture_output=True, text=True, timeout=budget(120)
     )
 
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from budget import budget
 from example_results import with_row
 from PIL import Image
 
@@ -76,7 +77,7 @@ def browse(chromium: str, folder: Path, html: str, *flags: str, width: int = 128
         start_new_session=True,
     )
     try:
-        printed, _ = process.communicate(timeout=60)
+        printed, _ = process.communicate(timeout=budget(40))
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
+from budget import budget
 from example_results import with_divergence, with_row
 
 from samestep import report
@@ -182,7 +183,7 @@ def test_another_process_writes_the_same_page_without_torch(results: StudyResult
         capture_output=True,
         text=True,
         encoding="utf-8",
-        timeout=120,
+        timeout=budget(),
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == report.html(results)

@@ -27,16 +27,24 @@ from samestep.tasks.proof_job import SGD_LR, proof_job
 from samestep.training import digest_state, is_one_row_error, one_row_message
 
 
-def inspect_job(target: str, settings: Mapping[str, str], replicas: int, steps: int | None, device: str) -> JobFacts:
+def inspect_job(
+    target: str,
+    settings: Mapping[str, str],
+    replicas: int,
+    steps: int | None,
+    device: str,
+    check: Callable[[nn.Module], None] = lambda model: None,
+) -> JobFacts:
     """Returns a job's settings and sizes, and what its layers refuse, with 1 and with `replicas` replicas.
 
-    steps: of the proof; None: 8, or 4 where a step takes long. Raises UserError for a job that cannot be trained, or
+    steps: of the proof; None: 8, or 4 where a step takes long. check: called with the model. Raises UserError for a job that cannot be trained, or
     that cannot be proven.
     """
     function = find(target)
     job = build(target, settings)
     _check_evaluation_weights(job)
     model = _model(job)
+    check(model)
     parameters = list(model.parameters())
     if not any(p.requires_grad for p in parameters):
         raise UserError(f"the model of the job {target} has no parameters to train; return a module that has some")
