@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from budget import budget
+from budget import budget, deadline
 from command import samestep
 from samestep import report
 from samestep.records.files import from_json
@@ -112,7 +112,7 @@ def test_nothing_is_left_to_fill_in(page: Path) -> None:
 def test_the_jobs_of_the_docs_are_proven(page: Path, block: str, tmp_path: Path) -> None:
     file = tmp_path / "my_job.py"
     file.write_text(block)
-    done = samestep("verify", str(file), "--nproc", "2", "--engines", "ddp", "--deadline", "120", out=tmp_path / "out")
+    done = samestep("verify", str(file), "--nproc", "2", "--engines", "ddp", *deadline(), out=tmp_path / "out")
     assert done.returncode == 0, done.stderr
     assert "same step" in done.stdout
 

@@ -107,6 +107,29 @@ def merged() -> Job:
     return replace(job(), metrics={"merged": Merged()}, epochs=1)
 
 
+def heavy(mib: int = 600, kept_mib: int = 0) -> Job:
+    """A model of so many MiB, and so many kept from step to step, where a rank may have 1000 more than at its start."""
+    plain, kept = job(), list[Tensor]()
+
+    def model() -> nn.Module:
+        limited, _ = resource.getrlimit(resource.RLIMIT_AS)
+        if "RANK" in os.environ and limited == resource.RLIM_INFINITY:
+            used = psutil.Process().memory_info().vms
+            resource.setrlimit(resource.RLIMIT_AS, (used + 1000 * 2**20, resource.RLIM_INFINITY))
+        network = plain.model()
+        network.register_parameter("extra", nn.Parameter(torch.zeros(mib if "RANK" in os.environ else 1, 2**18)))
+        return network
+
+    def forward(network: nn.Module, batch: Batch) -> Tensor:
+        if "RANK" in os.environ and kept_mib:
+            kept.append(torch.zeros(kept_mib, 2**18))
+            del kept[2:]  # so that there is room again for a step on its own
+        output: Tensor = network(batch.inputs)
+        return output + 0 * network.get_parameter("extra").sum()
+
+    return replace(plain, model=model, forward=forward)
+
+
 def greedy(mib_a_row: int = 128, spare_mib: int = 1000) -> Job:
     """Each row of a batch needs memory, of which a rank may have only so much more than it has when it starts."""
     plain = job()

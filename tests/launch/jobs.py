@@ -86,6 +86,12 @@ def with_a_child() -> Job:
     return _job(Slow())
 
 
+def leaves_a_daemon(mark: str = "") -> Job:
+    """Starts a process in a session of its own, which does not know who started it, and leaves it."""
+    subprocess.Popen(["sleep", "986", mark][: 3 if mark else 2], start_new_session=True, env={})
+    return _job(_rows())
+
+
 def raises_on_rank_1() -> Job:
     def criterion(output: torch.Tensor, batch: Batch) -> torch.Tensor:
         if os.environ.get("RANK") == "1" and batch.part.step == 3:

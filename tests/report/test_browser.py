@@ -12,10 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from budget import budget
 from example_results import with_row
 from PIL import Image
 
+from budget import budget
 from samestep import report
 from samestep.records.results import StudyResults
 

@@ -10,9 +10,9 @@ from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
-from budget import budget
 from example_results import with_divergence, with_row
 
+from budget import budget
 from samestep import report
 from samestep.records.results import OneProcess, Proof, StudyResults, results_json
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from samestep.errors import UserError, nearest
-from samestep.job.checks import check_dataset, check_functions, check_optimizer, nested, shown
+from samestep.job.checks import check_dataset, check_functions, check_optimizer, check_workers, nested, shown
 from samestep.job.optimizer import LRSchedule as LRSchedule
 from samestep.job.optimizer import Phase as Phase
 from samestep.job.optimizer import Recipe as Recipe

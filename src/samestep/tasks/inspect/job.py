@@ -37,8 +37,8 @@ def inspect_job(
 ) -> JobFacts:
     """Returns a job's settings and sizes, and what its layers refuse, with 1 and with `replicas` replicas.
 
-    steps: of the proof; None: 8, or 4 where a step takes long. check: called with the model. Raises UserError for a job that cannot be trained, or
-    that cannot be proven.
+    steps: of the proof; None: 8, or 4 where a step takes long. check: called with the model. Raises UserError for a job
+    that cannot be trained, or that cannot be proven.
     """
     function = find(target)
     job = build(target, settings)
