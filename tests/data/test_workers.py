@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from budget import budget
-from command import samestep
+from command import TESTS, samestep
 from data import jobs_failing
 from data.test_pipeline import in_time
 from samestep.data.loader import Rows, batches
@@ -167,6 +167,30 @@ def test_a_full_shared_memory_says_what_to_do(collate: str, tmp_path: Path) -> N
     (said,) = [line for line in done.stderr.splitlines() if "/dev/shm" in line]
     assert re.search(r"/dev/shm, through which loader workers send batches, is full \(\d+ of 20 MiB free\)", said)
     assert "--shm-size" in said and "workers=0" in said
+
+
+@pytest.mark.parametrize("kibibytes", [4, 16])
+def test_a_shared_memory_without_room_for_a_lock_says_so(kibibytes: int) -> None:
+    """Which a worker needs before its first batch."""
+    if not _can_mount():
+        assert "CI" not in os.environ, "no mount namespace can be made here"
+        pytest.skip("no mount namespace can be made here")
+    script = (
+        "from data import jobs_failing, test_workers\n"
+        "from samestep.errors import UserError\n"
+        "_, error = test_workers.loaded(jobs_failing.job(workers=2))\n"
+        "assert type(error) is UserError and str(error).startswith('/dev/shm, through which'), error\n"
+    )
+    environment = os.environ | {"PYTHONPATH": f"{TESTS}:{os.environ.get('PYTHONPATH', '')}"}
+    mount = f'mount -t tmpfs -o size={kibibytes}k none /dev/shm && exec "$@"'
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", mount, "sh", sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=budget(),
+        env=environment,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(
