@@ -11,10 +11,13 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
+import torch
+from torch.utils.data import TensorDataset
 
 from budget import budget
 from command import TESTS, samestep
@@ -167,6 +170,27 @@ def test_a_full_shared_memory_says_what_to_do(collate: str, tmp_path: Path) -> N
     (said,) = [line for line in done.stderr.splitlines() if "/dev/shm" in line]
     assert re.search(r"/dev/shm, through which loader workers send batches, is full \(\d+ of 20 MiB free\)", said)
     assert "--shm-size" in said and "workers=0" in said
+
+
+class Growing(TensorDataset):
+    """Has more samples after its first epoch."""
+
+    more = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.more = epoch
+
+    def __len__(self) -> int:
+        return super().__len__() + self.more
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_dataset_whose_length_changes_is_told(workers: int) -> None:
+    job = replace(jobs_failing.job(), train=Growing(torch.ones(16, 4), torch.zeros(16)), epochs=2, workers=workers)
+    seen, error = loaded(job, 2 * (16 // job.global_batch))
+    assert len(seen) == 16 // job.global_batch
+    assert type(error) is UserError
+    assert "has 17 samples in epoch 1, and had 16 when the training began" in str(error)
 
 
 @pytest.mark.parametrize("kibibytes", [4, 16])
