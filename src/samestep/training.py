@@ -235,10 +235,6 @@ class Run:
             self._progress(self._done, self.meter.recent_loss())
         self._finish()
 
-    def release(self) -> None:
-        """Drops the model and its optimizer after an error, so that their memory is free."""
-        self._model = self._ema = self._evaluator = self._evaluation_schedule = None
-
     def observations(self) -> Observations:
         """Returns what this rank observed of every micro-batch, step and optimizer step. Call it after the training."""
         step_s = self.meter.finish()

@@ -48,7 +48,7 @@ def out_of_memory(job: Job, part: Part, world: World) -> UserError:
 
 def no_model(job: Job, world: World) -> UserError:
     """Returns the error for a model that does not fit into memory, whatever its rows."""
-    optimizer = job.optimizer.cls.__name__
+    optimizer = job.of_phases()[0].optimizer.cls.__name__
     return UserError(
         f"rank {world.rank} has no memory for the model with its gradients and the state of {optimizer}, whatever the "
         "rows; use fewer ranks on this machine, a smaller model or an optimizer with less state, or an engine that "
