@@ -45,15 +45,8 @@ def inspect_job(
     _check_evaluation_weights(job)
     model = _model(job)
     check(model)
+    _check_model(job, model, target)
     parameters = list(model.parameters())
-    if not any(p.requires_grad for p in parameters):
-        raise UserError(f"the model of the job {target} has no parameters to train; return a module that has some")
-    first, second = digest_state(model), digest_state(_model(job))
-    if first != second:
-        raise UserError(
-            f"the model of the job {target} differs from call to call, so no two trainings of it could be compared; "
-            "seed it inside: def model(): torch.manual_seed(seed); return Net()"
-        )
     dry = dry_step(job, schedule_of(job, 1), _model(job), device)
     proof_rows, dear = rows_of_proof(job, replicas, dry.forward_flop)
     dry_evaluation(job, _model(job), device)
@@ -91,6 +84,17 @@ def inspect_job(
         phases={phase.name: phase.optimizer.cls.__name__ for phase in job.phases},
         refused={n: _refusal(job, n) or _refusal(proof_job(job, replace(training, replicas=n)), n) for n in sizes},
     )
+
+
+def _check_model(job: Job, model: nn.Module, target: str) -> None:
+    """Raises UserError for a model without parameters to train, or one that differs from call to call."""
+    if not any(p.requires_grad for p in model.parameters()):
+        raise UserError(f"the model of the job {target} has no parameters to train; return a module that has some")
+    if digest_state(model) != digest_state(_model(job)):
+        raise UserError(
+            f"the model of the job {target} differs from call to call, so no two trainings of it could be compared; "
+            "seed it inside: def model(): torch.manual_seed(seed); return Net()"
+        )
 
 
 def _better(metric: Any) -> str:
