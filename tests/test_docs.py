@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from budget import budget
+from budget import budget, deadline
 from command import samestep
 from samestep import report
 from samestep.records.files import from_json
@@ -112,7 +112,7 @@ def test_nothing_is_left_to_fill_in(page: Path) -> None:
 def test_the_jobs_of_the_docs_are_proven(page: Path, block: str, tmp_path: Path) -> None:
     file = tmp_path / "my_job.py"
     file.write_text(block)
-    done = samestep("verify", str(file), "--nproc", "2", "--engines", "ddp", "--deadline", "120", out=tmp_path / "out")
+    done = samestep("verify", str(file), "--nproc", "2", "--engines", "ddp", *deadline(), out=tmp_path / "out")
     assert done.returncode == 0, done.stderr
     assert "same step" in done.stdout
 
@@ -120,7 +120,7 @@ def test_the_jobs_of_the_docs_are_proven(page: Path, block: str, tmp_path: Path)
 @pytest.mark.parametrize("name", ["images.py", "graph.py"])
 def test_the_pipelines_scripts_run(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(SCRIPTS[name])
-    done = subprocess.run([sys.executable, name], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, name], cwd=tmp_path, capture_output=True, text=True, timeout=budget(90))
     assert done.returncode == 0, done.stderr
     assert not done.stderr
 
@@ -147,7 +147,7 @@ def test_the_readmes_job_is_trained_and_evaluated_as_shown(tmp_path: Path) -> No
     for begin in ("samestep run my_job.py --engine", "samestep evaluate"):
         (command,) = [line for line in _commands(ROOT / "README.md") if line.startswith(begin)]
         line = [sys.executable, "-m", *command.split()]
-        done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=budget(90))
         assert done.returncode == 0, done.stderr
         assert "evaluation over 200 rows, each once: " in done.stdout
     assert (tmp_path / "runs" / "a" / "weights.safetensors").exists()

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from budget import budget
+
 PACKAGE = Path(__file__).parents[1] / "src" / "samestep"
 Sources = Mapping[str, str]  # 'room/file.py' -> its text
 
@@ -205,9 +207,9 @@ def test_the_parent_never_imports_torch(tmp_path: Path) -> None:
         "sys.meta_path.insert(0, NoTorch())\n"
         "from samestep.commands.cli import main\n"
         f"sys.argv = ['samestep', 'compare', '--nproc', '1', '--engines', 'single', '--rounds', '1', "
-        f"'--measured-steps', '5', '--deadline', '120', '--out', {str(tmp_path / 'out')!r}]\n"
+        f"'--measured-steps', '5', '--deadline', '{budget():.0f}', '--out', {str(tmp_path / 'out')!r}]\n"
         "main()\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=180)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=budget(90))
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "out" / "report.html").exists()

@@ -81,6 +81,7 @@ class Engine(Protocol):
     An engine may also have
     INSTALL: the command that installs it, where it is not pip install.
     close(): called by each rank after its last training.
+    check(model, **settings): raises UserError for a setting that does not fit the model.
     explain(error, job): a sentence about an error of its library that the user can fix, or None.
     says_lost(error): whether an error of its library only means that another rank has ended.
     """

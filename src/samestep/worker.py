@@ -40,7 +40,7 @@ from samestep.tasks.answer import eject_main, inspect_main
 from samestep.tasks.play_reference import play_reference
 from samestep.tasks.trainings import close, is_lost_peer, work
 from samestep.world import RANK_VARIABLES, World, places
-from samestep.world.orphans import die_with_parent
+from samestep.world.orphans import die_with_parent, end_children
 
 AnyPlan = TypeVar("AnyPlan", Plan, ReferencePlan)
 
@@ -69,6 +69,7 @@ def rank_main(path: str, kind: type[AnyPlan], do: Callable[[AnyPlan, RankRecord]
         write(folder / f"error-rank{rank}.json", rank_error(error, plan, rank))
         code = 2 if isinstance(error, UserError) else 1
         traceback.print_exc()
+    end_children()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
@@ -145,10 +146,12 @@ def main(arguments: list[str]) -> None:
         case ["--inspect", path]:
             die_with_parent()
             inspect_main(path)
+            end_children()
             os._exit(0)  # without waiting for threads that the job started
         case ["--eject", path]:
             die_with_parent()
             eject_main(path)
+            end_children()
             os._exit(0)
         case ["--reference", path]:
             rank_main(path, ReferencePlan, run_reference)

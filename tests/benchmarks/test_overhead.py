@@ -156,7 +156,7 @@ def run(*arguments):
         if process.poll() is None:
             process.kill()
             process.communicate()
-        _, left = psutil.wait_procs(started, timeout=5)
+        _, left = psutil.wait_procs(started, timeout=DEADLINE_S)
         for member in left:
             member.kill()
         assert not left

@@ -155,7 +155,7 @@ class Slurm:
         for member in members:
             with suppress(psutil.NoSuchProcess):
                 member.send_signal(signal.SIGTERM)
-        _, left = psutil.wait_procs(members, timeout=5)
+        _, left = psutil.wait_procs(members, timeout=budget(5))
         for member in left:
             with suppress(psutil.NoSuchProcess):
                 member.kill()

@@ -25,6 +25,14 @@ CASES = {
     "nproc 0": (["verify", "--nproc", "0"], "--nproc 0: at least one rank must train"),
     "global batch 0": (["verify", "--set", "global_batch=0"], "global_batch is 0; it must be above 0"),
     "workers below 0": (["verify", "--set", "workers=-1"], "workers is -1; it must be a whole number, 0 or above"),
+    "workers without number": (["verify", "--set", "workers=100000"], "workers is 100000; this machine has"),
+    "a rate of no number": (["verify", "--set", "lr=nan"], "--set lr=nan: give 'lr' a finite number"),
+    "a rate without end": (["verify", "--set", "lr=-inf"], "--set lr=-inf: give 'lr' a finite number"),
+    "a setting twice": (["verify", "--set", "lr=1", "--set", "lr=2"], "--set gives lr twice, 1 and 2; leave out one"),
+    "a class that the model has not": (
+        ["verify", "--engines", "fsdp", "--set-engine", "fsdp.wrap=Nope"],
+        "--set-engine fsdp.wrap=Nope: the model has no module of this class; name one of",
+    ),
     "no CUDA device": (["verify", "--device", "cuda"], "--device cuda: this machine shows no CUDA device"),
     "no such device": (["verify", "--device", "tpu:0"], "there is no device 'tpu:0' here"),
     "job that raises": (["verify", f"{JOBS}:raises_when_built"], "raised while it was built: line"),
@@ -54,7 +62,7 @@ CASES = {
     "no engine to verify": (["verify", "--engines", " , "], "--engines ' , ' names none; name one, or leave it out"),
     "a bucket of no number": (
         ["verify", "--engine", "ddp", "--set-engine", "bucket_mb=nan"],
-        "--set-engine bucket_mb=nan: it must be above 0",
+        "--set-engine bucket_mb=nan: give 'bucket_mb' a finite number",
     ),
     "a bucket below nothing": (
         ["verify", "--engine", "ddp", "--set-engine", "bucket_mb=-5"],
@@ -64,6 +72,7 @@ CASES = {
         ["verify", "--engine", "ddp", "--set-engine", "bucket_mb=0"],
         "--set-engine bucket_mb=0: it must be above 0",
     ),
+    "a host that is an option": (["run", "--hosts", "h1,-oProxyCommand=x"], "--hosts '-oProxyCommand=x': this is no"),
     "launcher that starts no engine asked for": (
         ["verify", "--engine", "single", "--launcher", "spawn"],
         "--launchers spawn starts none of these engines: single starts with process",

@@ -11,7 +11,8 @@ import pytest
 import samestep
 from samestep.commands import cli
 from samestep.commands.options import Options, arguments
-from samestep.commands.train_options import TrainOptions
+from samestep.commands.train_options import LOGS, TrainOptions
+from samestep.rank import step_logs
 
 
 def test_options_are_words_again() -> None:
@@ -32,6 +33,10 @@ class Switches(Options):
 
 def test_a_switch_is_one_word() -> None:
     assert arguments(Switches(on=True, off=False), Switches) == ["--on", "--no-off"]
+
+
+def test_every_log_has_a_listener() -> None:
+    assert step_logs.LOGS.keys() == LOGS.keys()
 
 
 @pytest.mark.parametrize("command", ["run", "slurm"])

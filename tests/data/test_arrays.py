@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch.utils.data import Subset, TensorDataset
 
+from budget import budget
 from conformance import jobs_drawn
 from samestep.data.arrays import Arrays
 from samestep.data.loader import batches
@@ -131,7 +132,7 @@ for batch in batches(job, World(), schedule_of(job, 1), 256):
 print(rows, most - before)
 """
     here = Path(__file__).parents[1]
-    done = subprocess.run([sys.executable, "-c", script], cwd=here, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", script], cwd=here, capture_output=True, text=True, timeout=budget())
     assert done.returncode == 0, done.stderr
     rows, grown_mib = done.stdout.split()
     assert int(rows) == 2**14

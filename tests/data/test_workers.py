@@ -11,12 +11,16 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
+import torch
+from torch.utils.data import TensorDataset
 
-from command import samestep
+from budget import budget
+from command import TESTS, samestep
 from data import jobs_failing
 from data.test_pipeline import in_time
 from samestep.data.loader import Rows, batches
@@ -128,7 +132,7 @@ def test_the_workers_end_even_where_their_error_is_kept(how: str) -> None:
     threading.Thread(target=load, daemon=True).start()
     assert failed.wait(DEADLINE_S) and kept
     started = set(psutil.Process().children(recursive=True)) - before
-    _, left = psutil.wait_procs(started, timeout=5)
+    _, left = psutil.wait_procs(started, timeout=budget(5))
     seen.set()
     assert not left
 
@@ -146,7 +150,7 @@ def _in_small_shm(command: list[str], mebibytes: int) -> subprocess.CompletedPro
     """`command` where /dev/shm is so small, in a mount namespace of its own."""
     script = f'mount -t tmpfs -o size={mebibytes}m none /dev/shm && exec "$@"'
     return subprocess.run(
-        ["unshare", "-m", "sh", "-c", script, "sh", *command], capture_output=True, text=True, timeout=180
+        ["unshare", "-m", "sh", "-c", script, "sh", *command], capture_output=True, text=True, timeout=budget(120)
     )
 
 
@@ -166,6 +170,51 @@ def test_a_full_shared_memory_says_what_to_do(collate: str, tmp_path: Path) -> N
     (said,) = [line for line in done.stderr.splitlines() if "/dev/shm" in line]
     assert re.search(r"/dev/shm, through which loader workers send batches, is full \(\d+ of 20 MiB free\)", said)
     assert "--shm-size" in said and "workers=0" in said
+
+
+class Growing(TensorDataset):
+    """Has more samples after its first epoch."""
+
+    more = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.more = epoch
+
+    def __len__(self) -> int:
+        return super().__len__() + self.more
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_dataset_whose_length_changes_is_told(workers: int) -> None:
+    job = replace(jobs_failing.job(), train=Growing(torch.ones(16, 4), torch.zeros(16)), epochs=2, workers=workers)
+    seen, error = loaded(job, 2 * (16 // job.global_batch))
+    assert len(seen) == 16 // job.global_batch
+    assert type(error) is UserError
+    assert "has 17 samples in epoch 1, and had 16 when the training began" in str(error)
+
+
+@pytest.mark.parametrize("kibibytes", [4, 16])
+def test_a_shared_memory_without_room_for_a_lock_says_so(kibibytes: int) -> None:
+    """Which a worker needs before its first batch."""
+    if not _can_mount():
+        assert "CI" not in os.environ, "no mount namespace can be made here"
+        pytest.skip("no mount namespace can be made here")
+    script = (
+        "from data import jobs_failing, test_workers\n"
+        "from samestep.errors import UserError\n"
+        "_, error = test_workers.loaded(jobs_failing.job(workers=2))\n"
+        "assert type(error) is UserError and str(error).startswith('/dev/shm, through which'), error\n"
+    )
+    environment = os.environ | {"PYTHONPATH": f"{TESTS}:{os.environ.get('PYTHONPATH', '')}"}
+    mount = f'mount -t tmpfs -o size={kibibytes}k none /dev/shm && exec "$@"'
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", mount, "sh", sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=budget(),
+        env=environment,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(

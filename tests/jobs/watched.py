@@ -107,6 +107,29 @@ def merged() -> Job:
     return replace(job(), metrics={"merged": Merged()}, epochs=1)
 
 
+def heavy(mib: int = 600, once_mib: int = 0) -> Job:
+    """A model of so many MiB, and so many once in step 3, where a rank may have 1000 more than at its start."""
+    plain, had = job(), list[int]()
+
+    def model() -> nn.Module:
+        limited, _ = resource.getrlimit(resource.RLIMIT_AS)
+        if "RANK" in os.environ and limited == resource.RLIM_INFINITY:
+            used = psutil.Process().memory_info().vms
+            resource.setrlimit(resource.RLIMIT_AS, (used + 1000 * 2**20, resource.RLIM_INFINITY))
+        network = plain.model()
+        network.register_parameter("extra", nn.Parameter(torch.zeros(mib if "RANK" in os.environ else 1, 2**18)))
+        return network
+
+    def forward(network: nn.Module, batch: Batch) -> Tensor:
+        if "RANK" in os.environ and once_mib and batch.part.step == 3 and not had:
+            had.append(3)
+            torch.zeros(once_mib, 2**18)
+        output: Tensor = network(batch.inputs)
+        return output + 0 * sum(parameter.sum() for parameter in network.parameters())
+
+    return replace(plain, model=model, forward=forward)
+
+
 def greedy(mib_a_row: int = 128, spare_mib: int = 1000) -> Job:
     """Each row of a batch needs memory, of which a rank may have only so much more than it has when it starts."""
     plain = job()

@@ -72,6 +72,10 @@ def slow_briefly(workers: int = 0) -> Job:
     return _job(Slow(96), epochs=1, workers=workers)
 
 
+def slow_for_a_while() -> Job:
+    return _job(Slow(1000), epochs=1)
+
+
 def slow(workers: int = 0) -> Job:
     return _job(Slow(), workers=workers)
 
@@ -80,6 +84,12 @@ def with_a_child() -> Job:
     """Starts a process of its own, and does not end it."""
     subprocess.Popen(["sleep", "987"])
     return _job(Slow())
+
+
+def leaves_a_daemon(mark: str = "") -> Job:
+    """Starts a process in a session of its own, which does not know who started it, and leaves it."""
+    subprocess.Popen(["sleep", "986", mark][: 3 if mark else 2], start_new_session=True, env={})
+    return _job(_rows())
 
 
 def raises_on_rank_1() -> Job:

@@ -235,6 +235,24 @@ def test_what_a_killed_rank_had_started_ends_too(launcher: str, tmp_path: Path) 
         assert_gone([*run.pids, *children])
 
 
+@pytest.mark.parametrize("command", ["run", "verify"])
+def test_a_daemon_of_the_job_ends_with_a_normal_end(command: str, tmp_path: Path) -> None:
+    """One that is in no session of ours, and has no variable of ours: of the inspection, and of each rank."""
+    own = ["--engine", "ddp", "--nproc", "2", *deadline(), "--set", "mark=9.25"]
+    done = samestep(command, f"{JOBS}:leaves_a_daemon", *own, out=tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+
+    def left() -> list[int]:
+        found = [process for process in psutil.process_iter(["cmdline"]) if process.info["cmdline"]]
+        return [process.pid for process in found if process.info["cmdline"][:3] == ["sleep", "986", "9.25"]]
+
+    try:
+        wait_until(lambda: not left(), "still there", left, imports=5)
+    finally:
+        for pid in left():
+            os.kill(pid, signal.SIGKILL)
+
+
 @pytest.mark.check
 @pytest.mark.parametrize("launcher", ["torchrun", "spawn"])
 def test_the_interface_reaches_the_ranks(launcher: str, tmp_path: Path) -> None:

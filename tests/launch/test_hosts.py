@@ -157,6 +157,53 @@ def test_a_master_that_others_cannot_reach_is_refused(hosts: Hosts, tmp_path: Pa
     assert "an address that no other machine can reach" in said and "--master-addr 10.77.0.10" in said
 
 
+def test_lines_that_differ_are_refused_and_what_differs_is_named(hosts: Hosts, tmp_path: Path) -> None:
+    ended = everywhere(hosts, lambda i: [*by_number(tmp_path / "out")(i), "--set", f"max_steps={i + 1}"])
+    assert [code for code, _ in ended] == [2, 2], ended
+    says = "--set: max_steps=2 there, max_steps=1 on rank 0; type the same line on each machine"
+    assert all(says in said for _, said in ended), ended
+
+
+def test_proofs_that_differ_are_refused(hosts: Hosts, tmp_path: Path) -> None:
+    shape = ["--nnodes", "2", "--nproc", "1", "--master-addr", "h0", "--timeout", "5", "--out", str(tmp_path / "out")]
+    ended = everywhere(hosts, lambda i: ["verify", "digits", "--engine", "ddp", "--set", f"lr=0.{i + 1}", *shape])
+    assert "--set: lr=0.2 here, lr=0.1 there; type the same line" in ended[1][1], ended
+    assert ended[1][0] == 2 and ended[0][0] == 1, ended
+
+
+def test_two_machines_with_number_0(hosts: Hosts, tmp_path: Path) -> None:
+    ((code, said),) = everywhere(hosts, lambda i: by_number(tmp_path / "out")(0), on=range(1, 2))
+    assert code == 2
+    assert "--node-rank 0 is for the machine of --master-addr, h0, and this is another" in said
+
+
+def test_the_loop_interface_is_refused(hosts: Hosts, tmp_path: Path) -> None:
+    ended = everywhere(hosts, by_number(tmp_path / "out", "--interface", "lo"))
+    assert [code for code, _ in ended] == [2, 2], ended
+    assert all("--interface lo leads to no other machine; give one that does, of eth0" in said for _, said in ended)
+
+
+@pytest.mark.parametrize("how", ["static", "c10d"])
+def test_a_machine_of_another_training_is_told_at_once(how: str, hosts: Hosts, tmp_path: Path) -> None:
+    """On the port where two machines train already."""
+    out, late = tmp_path / "out", list[tuple[int, str]]()
+    shape = ["--nnodes", "2", "--nproc", "1", "--master-addr", "h0"]
+    numbered: Line = (lambda i: ["--node-rank", str(i)]) if how == "static" else (lambda i: [])
+
+    def come() -> None:
+        wait_until(lambda: has_begun(out / "machine-h0"), "it did not begin to train")
+        more = ["--out", str(tmp_path / "late"), *numbered(1)]
+        typed = [*SAMESTEP, "run", f"{JOBS}:quick", *shape, *more]
+        third = hosts.start(1, typed, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
+        late.append((third.wait(budget(60)), read(third)))
+
+    line: Line = lambda i: ["run", f"{JOBS}:slow_for_a_while", *shape, "--out", str(out), *numbered(i)]  # noqa: E731
+    ended = everywhere(hosts, line, during=come)
+    assert [code for code, _ in ended] == [0, 0], ended
+    says = "with --node-rank 1 already (h1, process" if how == "static" else "have met at h0:29500 already"
+    assert late[0][0] == 2 and says in late[0][1], late
+
+
 def test_mpirun_starts_on_other_hosts(hosts: Hosts, tmp_path: Path) -> None:
     """Open MPI reaches a host by a remote shell; here one that enters the host's network."""
     if which("mpirun") is None:

@@ -11,7 +11,7 @@ import pytest
 from samestep import launch
 from samestep.errors import UserError
 from samestep.launch import Machines, Shape
-from samestep.launch.command import shell_line
+from samestep.launch.command import private_folder, shell_line
 
 PROGRAM = ("-m", "samestep.worker", "plan.json")
 GOLDEN = Path(__file__).parent / "golden"
@@ -43,6 +43,25 @@ def test_plan(case: str) -> None:
     home = str(Path(sys.executable).parent)
     text = "\n".join(words).replace(sys.executable, "PYTHON").replace(home, "BIN") + "\n"
     assert text == (GOLDEN / f"{case}.txt").read_text()
+
+
+@pytest.mark.parametrize("how", ["link", "open", "file"])
+def test_no_other_user_prepares_the_folder_of_temporary_files(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    folder = private_folder()
+    assert folder == private_folder() and folder.stat().st_mode & 0o777 == 0o700
+    folder.rmdir()
+    if how == "link":
+        folder.symlink_to(tmp_path)
+    elif how == "open":
+        folder.mkdir()
+        folder.chmod(0o755)
+    else:
+        folder.touch()
+    with pytest.raises(UserError, match="is not a folder for this user alone; remove it, or set TMPDIR"):
+        private_folder()
 
 
 def test_every_launcher_has_a_golden_file() -> None:

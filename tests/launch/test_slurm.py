@@ -83,6 +83,16 @@ def test_sbatch(slurm: Slurm, tmp_path: Path) -> None:
     assert (out / "weights.safetensors").exists()
 
 
+def test_sbatch_on_one_node(slurm: Slurm, tmp_path: Path) -> None:
+    """As `samestep slurm` writes it unless told otherwise."""
+    out = tmp_path / "50%j"
+    done = slurm.run(*SAMESTEP, "slurm", f"{JOBS}:quick", "--time", "10", "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    number = done.stdout.split()[1]
+    assert slurm.wait(number, "COMPLETED", "FAILED")["JobState"] == "COMPLETED"
+    assert "ddp on 2 ranks: 8 steps" in (out / f"slurm-{number}.out").read_text()
+
+
 def test_the_same_step_under_srun(slurm: Slurm, tmp_path: Path) -> None:
     line = [
         "verify",

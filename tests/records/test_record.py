@@ -24,6 +24,7 @@ from samestep.records.record import (
     Record,
     read_progress,
     write_arrays,
+    write_progress,
 )
 from samestep.records.results import Launch
 from samestep.world import World
@@ -54,6 +55,18 @@ def test_a_plan_keeps_the_kinds_of_its_trainings(tmp_path: Path) -> None:
     plan = Plan(str(tmp_path), 1.5, "digits", {"lr": "0.1"}, "fsdp", {"reshard": False}, (Measure(20), proof))
     write(tmp_path / "plan.json", plan)
     assert Record(tmp_path).plan() == plan
+
+
+def test_a_record_holds_no_bare_nan(tmp_path: Path) -> None:
+    """JSON has none, and programs that read progress.json fail at it."""
+    curve = [{"step": 1.0, "loss": float("nan"), "error": float("-inf")}]
+    write_progress(0, tmp_path, Progress("train", 0, 1, 2, 3, float("inf"), curve))
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(constant)
+
+    json.loads((tmp_path / "progress.json").read_text(), parse_constant=refuse)
+    assert repr(read_progress(tmp_path)) == repr(Progress("train", 0, 1, 2, 3, float("inf"), curve))
 
 
 def test_complete_needs_all_ranks_in_this_schema(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 from example_results import with_row
 from PIL import Image
 
+from budget import budget
 from samestep import report
 from samestep.records.results import StudyResults
 
@@ -76,7 +77,7 @@ def browse(chromium: str, folder: Path, html: str, *flags: str, width: int = 128
         start_new_session=True,
     )
     try:
-        printed, _ = process.communicate(timeout=60)
+        printed, _ = process.communicate(timeout=budget(40))
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)

@@ -12,6 +12,7 @@ from html.parser import HTMLParser
 import pytest
 from example_results import with_divergence, with_row
 
+from budget import budget
 from samestep import report
 from samestep.records.results import OneProcess, Proof, StudyResults, results_json
 
@@ -182,7 +183,7 @@ def test_another_process_writes_the_same_page_without_torch(results: StudyResult
         capture_output=True,
         text=True,
         encoding="utf-8",
-        timeout=120,
+        timeout=budget(),
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == report.html(results)

@@ -6,6 +6,8 @@ import json
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from command import WATCHED as JOBS
 from command import samestep
 
@@ -23,6 +25,20 @@ def test_it_names_a_micro_batch_that_fits(tmp_path: Path) -> None:
     roomy = run(tmp_path / "roomy", "--set", "spare_mib=4000")
     losses = [[entry["loss"] for entry in json.loads(each.stdout)["curve"]] for each in (parts, roomy)]
     assert [round(loss, 5) for loss in losses[0]] == [round(loss, 5) for loss in losses[1]]
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ("mib=600", "has no memory for the model with its gradients and the state of "),
+        ("mib=2000", "has no memory for the model with its gradients and the state of "),
+        ("mib=1 once_mib=2000", "step 3: rank 0 has run out of memory, and not for its 16 rows, which fit by"),
+    ],
+)
+def test_memory_that_is_not_for_rows(settings: str, says: str, tmp_path: Path) -> None:
+    words = [word for pair in settings.split() for word in ("--set", pair)]
+    done = samestep("run", f"{JOBS}:heavy", "--nproc", "1", *words, out=tmp_path / "out")
+    assert done.returncode == 2 and says in done.stderr and "micro_batch=" not in done.stderr, done.stderr
 
 
 def test_a_model_that_does_not_fit_with_one_row(tmp_path: Path) -> None:

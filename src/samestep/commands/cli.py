@@ -23,6 +23,7 @@ from samestep.commands.command_options import (
     texts,
 )
 from samestep.commands.exit_codes import exit_code, with_exit_code
+from samestep.commands.lost_output import survive_lost_output
 from samestep.commands.options import from_command_line, refuse
 from samestep.commands.setup import Setup
 from samestep.errors import UserError, say
@@ -186,6 +187,7 @@ def _print(results: Any, as_json: bool, show: Callable[[Any], None]) -> None:
 
 
 def main() -> None:
+    survive_lost_output()
     app()
 
 

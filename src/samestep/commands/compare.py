@@ -197,7 +197,9 @@ def _start(
         command = replace(command, fork="reference")
     if machines.nnodes > 1 and not machines.single_launch:
         relative = str(folder.relative_to(root))
-        other_machines.publish(root, other_machines.Launch(relative, launcher, nproc, size, devices, time.time()))
+        other_machines.publish(
+            study, root, other_machines.Launch(relative, launcher, nproc, size, devices, time.time())
+        )
 
     left = TimeLeft()
 
@@ -206,7 +208,7 @@ def _start(
         time_left = left.after(done, progress.steps, time.monotonic()) if is_reference and done is not None else ""
         show_phase(progress.phase + (f", {time_left} left" if time_left else ""))
         if study.machines.nnodes > 1:
-            other_machines.publish(root)
+            other_machines.publish(study, root)
 
     return supervise.run(command, folder, size, deadline_s=study.setup.deadline_s, watch=watch, machines=machines)
 

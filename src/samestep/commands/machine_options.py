@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from typing import Annotated
 
 from typer import Option
 
 from samestep.commands.options import Options, Typed, names
+from samestep.errors import UserError
 
 Threads = Annotated[
     int | None,
@@ -56,6 +58,9 @@ class MachineOptions(Options):
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "hosts", tuple(self.hosts))  # a list is taken too
+        for host in self.hosts:
+            if not re.fullmatch(r"[\w\[][\w.:%\]-]*", host):  # ssh would take one that begins with - for an option
+                raise UserError(f"--hosts {host!r}: this is no machine's name or address; write them as in h1,h2")
 
     @property
     def planned_threads(self) -> int:

@@ -72,9 +72,11 @@ def machines_of(setup: Setup, env: Mapping[str, str]) -> Machines:
     if hosts:
         nnodes, master = len(hosts), master or hosts[0]
         port = port or (ports.any_free(master) if len(hosts) > 1 and is_this_machine(master) else 0)
-    nnodes = nnodes or 1
-    if nnodes == 1 and master and not hosts:
+    if nnodes is None and master and not hosts:
         raise UserError(f"--master-addr {master} is for several machines; give their number with --nnodes")
+    nnodes = nnodes or 1
+    if nnodes == 1 and not hosts and not in_job:
+        master = ""  # a script for --nnodes $N may name the rendezvous for one machine, too: its ranks meet on itself
     if nnodes > 1 and not master:
         raise UserError(f"--nnodes {nnodes}: name the machine where the ranks meet, as in --master-addr h1")
     if node_rank is not None and node_rank >= nnodes:
@@ -95,6 +97,11 @@ def machines_of(setup: Setup, env: Mapping[str, str]) -> Machines:
     if nnodes == 1:
         return machines
     check_master(machines.master, nnodes)
+    if node_rank == 0 and not machines.single_launch and not is_this_machine(machines.master):
+        raise UserError(
+            f"--node-rank 0 is for the machine of --master-addr, {machines.master}, and this is another; give each "
+            "machine its own number"
+        )
     route = towards(machines.master)
     is_master, address = is_this_machine(machines.master), route[1] if route else ""
     return replace(machines, is_master=is_master, local_address=address, port=machines.port or TORCHRUN_PORT)

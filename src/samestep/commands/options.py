@@ -225,11 +225,16 @@ def names(given: str | Sequence[str], flag: str) -> tuple[str, ...]:
 
 
 def pairs(given: Sequence[str], flag: str) -> dict[str, str]:
-    """Parses ['a=1'] into {'a': '1'}. Raises UserError for a pair without '='."""
+    """Parses ['a=1'] into {'a': '1'}. Raises UserError for a pair without '=', and for two of one name."""
     wrong = [pair for pair in given if "=" not in pair]
     if wrong:
         raise UserError(f"{flag} {wrong[0]}: write it as key=value")
-    return dict(pair.split("=", 1) for pair in given)
+    values: dict[str, str] = {}
+    for name, value in (pair.split("=", 1) for pair in given):
+        if name in values:
+            raise UserError(f"{flag} gives {name} twice, {values[name]} and {value}; leave out one of them")
+        values[name] = value
+    return values
 
 
 def refuse(given: Mapping[str, object], why: str) -> None:

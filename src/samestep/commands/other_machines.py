@@ -12,11 +12,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from samestep.commands.agreement import asked_of, check_agreement
 from samestep.commands.study import Study
 from samestep.errors import TrainingFailed, UserError
 from samestep.launch import supervise
 from samestep.launch.command import command_for
 from samestep.records.files import read, write
+from samestep.records.plan import Asked
 
 STATE = "first-machine.json"
 MAX_SILENCE_S = 120.0  # between two states of the first machine
@@ -38,20 +40,21 @@ class Launch:
 
 @dataclass(frozen=True)
 class FirstMachine:
-    """The state of the first machine. launch: the latest one. told_at: when the state was written, in seconds since
-    1970."""
+    """The state of the first machine. asked: what its command was asked. launch: the latest one. told_at: when the
+    state was written, in seconds since 1970."""
 
+    asked: Asked
     launch: Launch | None = None
     ended: bool = False
     told_at: float = 0.0
 
 
-def publish(folder: Path, launch: Launch | None = None) -> None:
+def publish(study: Study, folder: Path, launch: Launch | None = None) -> None:
     """Writes the state of the first machine: a new launch at once, otherwise at most once a second."""
     path = folder / STATE
     if launch is None and path.exists() and time.time() - path.stat().st_mtime < INTERVAL_S:
         return
-    state = _state(folder) or FirstMachine()
+    state = _state(folder) or FirstMachine(asked_of(study))
     write(path, replace(state, launch=launch or state.launch, told_at=time.time()))
 
 
@@ -61,17 +64,18 @@ def publishing(study: Study, folder: Path) -> Iterator[None]:
     if study.machines.nnodes == 1 or study.machines.single_launch:
         yield
         return
-    write(folder / STATE, FirstMachine(told_at=time.time()))
+    asked = asked_of(study)
+    write(folder / STATE, FirstMachine(asked, told_at=time.time()))
     try:
         yield
     finally:
-        write(folder / STATE, FirstMachine(ended=True, told_at=time.time()))
+        write(folder / STATE, FirstMachine(asked, ended=True, told_at=time.time()))
 
 
 def join_launches(study: Study, folder: Path) -> int:
     """Starts this machine's ranks of each launch, until the first machine has ended. Returns the number of launches.
 
-    Raises UserError when the first machine writes no state for two minutes.
+    Raises UserError when the first machine was asked something else, or writes no state for two minutes.
     """
     known, changed_at = _state(folder), time.monotonic()
     joined: list[Launch] = []
@@ -79,6 +83,7 @@ def join_launches(study: Study, folder: Path) -> int:
         state = _state(folder)
         if state and state != known:
             known, changed_at = state, time.monotonic()
+            check_agreement(asked_of(study), state.asked, f"the first machine ({study.machines.master})")
             if state.ended:
                 return len(joined)
             if state.launch and state.launch not in joined:

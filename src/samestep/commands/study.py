@@ -65,7 +65,7 @@ def study_of(setup: Setup, rank: LaunchedRank | None = None) -> Study:
     inherited = Machines(timeout_s=setup.machines.timeout_s, interface=setup.machines.interface)
     machines = inherited if rank else machines_of(setup, os.environ)
     if setup.machines.interface:
-        check_interface(setup.machines.interface)
+        check_interface(setup.machines.interface, several=machines.nnodes > 1 or _is_one_of_several(rank))
     nproc = setup.nproc
     if nproc is None and machines.single_launch and "SLURM_TASKS_PER_NODE" in os.environ:
         with reading_launcher_variables():
@@ -86,6 +86,11 @@ def study_of(setup: Setup, rank: LaunchedRank | None = None) -> Study:
     if inspection.devices[0] == "cpu" and local_size > cores and (rank is None or rank.local_rank == 0):
         say(f"{local_size} ranks share {cores} cores: the proof is valid, measured speeds are not representative")
     return Study(setup, local_size, machines, inspection)
+
+
+def _is_one_of_several(rank: LaunchedRank | None) -> bool:
+    """Whether an outer launcher has started this command's ranks on several machines."""
+    return rank is not None and rank.local_size < rank.size
 
 
 def rows_of(study: Study, *, forks: bool = False) -> list[Row]:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from samestep import launch
+from samestep.commands.agreement import asked_of
 from samestep.commands.machines import detect_launched_rank
 from samestep.commands.progress import Training
 from samestep.commands.results_folder import launch_folder, results_folder
@@ -120,11 +121,9 @@ def prepare(
             f"{rank.launcher} has started {rank.size} processes, and {row.engine} starts with {' or '.join(possible)}; "
             f"type it without {rank.launcher}"
         )
-    about = (str(folder), time.time(), setup.job, setup.settings)
-    write(
-        folder / "plan.json",
-        Plan(*about, row.engine, row.facts.settings, (training,), setup.machines.planned_threads, study.nproc),
-    )
+    about = (str(folder), time.time(), setup.job, setup.settings, row.engine, row.facts.settings, (training,))
+    threads = (setup.machines.planned_threads, study.nproc)
+    write(folder / "plan.json", Plan(*about, *threads, asked=asked_of(study, training)))
     if rank:
         row.launcher = rank.launcher
         return row, rank_command(folder / "plan.json", rank, row.facts.devices, machines)

@@ -36,6 +36,7 @@ class Rows(Dataset[Any]):
     def __init__(self, job: Job) -> None:
         # Not the job itself: loader processes that are not forked must be able to pickle this object.
         self.dataset: Any = job.train
+        self.length = len(self.dataset)
         self.seed, self.augment, self.collate = job.seed, job.augment, job.collate or default_collate
         self.by_array = type(self.dataset) is TensorDataset and not job.collate and not job.augment
         self.by_take = type(self.dataset) is Arrays and not job.collate and not job.augment
@@ -48,16 +49,24 @@ class Rows(Dataset[Any]):
         self.stream_keyed_by: tuple[int, frozenset[str]] = (-1, frozenset())  # the epoch, and the generators
 
     def __getitem__(self, part: Part) -> tuple[Part, Any]:
+        if part.epoch != self.epoch:
+            self._begin(part.epoch)
         if self.by_array:  # one indexing gives the same tensors as collating row by row
             indices = torch.from_numpy(part.indices)
             return part, [tensor.index_select(0, indices) for tensor in self.dataset.tensors]
         if self.by_take:
             return part, self.dataset.take(part.indices)
-        if part.epoch != self.epoch:
-            self.epoch = part.epoch
-            if self.set_epoch:
-                self.set_epoch(part.epoch)
         return part, self.keyed(lambda: self._collated(part.indices.tolist(), _again(part)))
+
+    def _begin(self, epoch: int) -> None:
+        self.epoch = epoch
+        if self.set_epoch:
+            self.set_epoch(epoch)
+        if len(self.dataset) != self.length:
+            raise UserError(
+                f"the training's dataset has {len(self.dataset)} samples in epoch {epoch}, and had {self.length} when "
+                "the training began; let its length stay the same: every epoch is shared out by it"
+            )
 
     def _collated(self, indices: list[int], again: list[tuple[int, ...]]) -> Any:
         """Reads, augments and collates samples. The global generators that they draw from are keyed, each sample's."""

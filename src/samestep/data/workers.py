@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import re
@@ -55,7 +56,10 @@ def fetched(rows: Any, parts: Iterable[Part], workers: int, prefetch: int) -> Ge
         worker_init_fn=die_with_parent,
         generator=torch.Generator(),  # starting a loader must not draw from the training's generator
     )
-    iterator = iter(loader)
+    try:
+        iterator = iter(loader)
+    except OSError as error:
+        raise _cannot_start(error, workers) from error
     try:
         while (answer := next(iterator, None)) is not None:
             part, seconds, cpu_s, pickled, failure = answer
@@ -146,6 +150,13 @@ def _explained(error: BaseException, workers: list[Any]) -> Exception:
         else "a library that the dataset calls has crashed; workers=0 shows where"
     )
     return LoadingFailed(f"a loader worker (process {pid}) was ended by {signal.Signals(-code).name} ({why})")
+
+
+def _cannot_start(error: OSError, workers: int) -> UserError:
+    """Returns the error for workers that the system does not start; each needs locks in shared memory."""
+    if error.errno == errno.ENOSPC:
+        return UserError(_shared_memory_message())
+    return UserError(f"{workers} loader workers cannot be started here ({error.strerror}); use fewer, or workers=0")
 
 
 def _shared_memory_message() -> str:

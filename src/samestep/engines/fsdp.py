@@ -53,6 +53,10 @@ def numerics(precision: str = "full", **settings: Any) -> Numerics:
     return Numerics("bfloat16", lossy=True, without={"precision": "full"})
 
 
+def check(model: nn.Module, *, wrap: str = "auto", **settings: Any) -> None:
+    units_of(model, wrap)
+
+
 def explain(error: BaseException, job: Job) -> str | None:
     """Returns a sentence about a call into a sharded unit that bypasses its forward; None for other errors."""
     if "got mixed torch.Tensor and DTensor" not in str(error):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from samestep.errors import UserError, nearest
-from samestep.job.checks import check_dataset, check_functions, check_optimizer, nested, shown
+from samestep.job.checks import check_dataset, check_functions, check_optimizer, check_workers, nested, shown
 from samestep.job.optimizer import LRSchedule as LRSchedule
 from samestep.job.optimizer import Phase as Phase
 from samestep.job.optimizer import Recipe as Recipe
@@ -254,6 +254,7 @@ class Job:
                 raise UserError(f"{name} is {value}; it must be above 0")
         if not isinstance(self.workers, int) or self.workers < 0:
             raise UserError(f"workers is {self.workers!r}; it must be a whole number, 0 or above")
+        check_workers(self.workers)
         if self.gather_outputs and self.micro_batch is not None:
             raise UserError(
                 f"micro_batch is {self.micro_batch}, and gather_outputs=True computes the loss over all rows of a step "

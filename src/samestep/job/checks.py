@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -34,6 +35,13 @@ def check_dataset(name: str, dataset: Any) -> None:
         raise UserError(f"the length of {name}, a {kind}, cannot be read: {type(error).__name__}: {error}") from error
     if rows == 0:
         raise UserError(f"the {name} dataset has no rows" + ("; leave it out (None)" if name != "train" else ""))
+
+
+def check_workers(workers: int) -> None:
+    """Raises UserError for more loader processes than a machine of so many cores can start."""
+    cores = os.cpu_count() or 1
+    if workers > 64 * cores:
+        raise UserError(f"workers is {workers}; this machine has {cores} cores: give at most 64 for each")
 
 
 def is_a(value: Any, name: str) -> bool:

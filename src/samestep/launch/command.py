@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import shlex
+import stat
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from samestep import launch
+from samestep.errors import UserError
 from samestep.launch import Command, Machines
 from samestep.launch.started_by import LaunchedRank
 from samestep.records.record import TELL
@@ -51,9 +54,22 @@ def rank_command(path: Path, rank: LaunchedRank, devices: Sequence[str], machine
     env = _environment(devices, machines) | _saved_variables(module) | module.VARIABLES.environment()
     env |= {"SAMESTEP_RUN": rank.id}
     if rank.launcher != "torchrun":  # a file named after the launch: all ranks on this machine derive the same name
-        file = f"{Path(tempfile.gettempdir()).resolve()}/samestep-{os.getuid()}-{rank.launcher}-{rank.id}"
-        env["SAMESTEP_INIT_METHOD"] = rank.init_method or f"file://{file}"
+        env["SAMESTEP_INIT_METHOD"] = rank.init_method or f"file://{private_folder()}/{rank.launcher}-{rank.id}"
     return Command((sys.executable, "-m", "samestep.worker", str(path)), env)
+
+
+def private_folder() -> Path:
+    """Creates this user's folder for temporary files whose names several processes must know.
+
+    Raises UserError for a folder that another user made, or may write to: its files could be links to others.
+    """
+    folder = Path(tempfile.gettempdir()).resolve() / f"samestep-{os.getuid()}"
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise UserError(f"{folder} is not a folder for this user alone; remove it, or set TMPDIR to another folder")
+    return folder
 
 
 def shell_line(command: Command) -> str:

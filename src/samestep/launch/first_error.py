@@ -46,6 +46,8 @@ def raise_if_failed(record: Record, code: int, size: int, machines: Machines, me
         )
     if error:
         raise TrainingFailed(error.message)
+    if refused := re.search(r"^samestep\.errors\.UserError: (.+)$", log, re.MULTILINE):  # by rank/rendezvous.py
+        raise UserError(refused[1])
     if machines.nnodes > 1 and not list(record.folder.glob("pid-rank*")):
         where = f"{machines.endpoint} within {machines.timeout_s:.0f} s"
         raise TrainingFailed(

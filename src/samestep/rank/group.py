@@ -18,6 +18,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from samestep.errors import LostPeer, UserError
 from samestep.rank.membership import Membership, in_time, names, says_lost
+from samestep.records.plan import Asked
 from samestep.world import World, network
 
 TIMEOUT_S = 120.0  # of a collective; --timeout sets another
@@ -29,10 +30,11 @@ _open_store: list[Store] = []  # the open group's rendezvous store; a graceful s
 
 
 @contextmanager
-def process_group(world: World) -> Iterator[None]:
+def process_group(world: World, asked: Asked | None = None) -> Iterator[None]:
     """Opens the default process group for `world`, and closes it after the block. A nested block does nothing.
 
-    Raises UserError when a rank does not join in time, LostPeer when a rank is lost while the block runs.
+    asked: what this rank's command was asked, to compare with the others'. Raises UserError when a rank does not join
+    in time or was asked something else, LostPeer when a rank is lost while the block runs.
     """
     if dist.is_initialized():
         yield
@@ -46,13 +48,16 @@ def process_group(world: World) -> Iterator[None]:
     chosen = network.choose(os.environ, host if world.local_size < world.size else "127.0.0.1")
     if chosen:
         print(f"samestep: {chosen}", flush=True)
+    if world.local_size < world.size:
+        network.check_chosen(os.environ, host)
     timeout = timedelta(seconds=float(os.environ.get("SAMESTEP_TIMEOUT_S", TIMEOUT_S)))
     members: Membership | None = None
     began = time.monotonic()
     try:
         store = _store(url, world, timeout)
         store.set_timeout(timeout)
-        members = Membership(store, world)
+        members = Membership(store, world, asked)
+        members.read()
         group = PrefixStore("group", store)
 
         def join() -> None:
@@ -63,7 +68,6 @@ def process_group(world: World) -> Iterator[None]:
             )
 
         in_time(timeout.total_seconds() + SETTLE_S, join)  # gloo ignores the timeout while it connects
-        members.read()
     except (dist.DistError, RuntimeError, OSError) as error:
         raise _join_error(url, members, time.monotonic() - began, error) from error
     _open_store.append(store)
@@ -106,9 +110,25 @@ def _store(url: str, world: World, timeout: timedelta) -> Store:
         )
     else:
         store = next(iter(rendezvous(url, world.rank, world.size, timeout=timeout)))[0]
+    _check_run(store, url)
     # torchrun's store outlives a restart: restarted ranks must not read the addresses of the dead ones. And a rank
     # that connects to another run's store must not find that run's ranks.
     return PrefixStore(f"{os.environ.get(RUN, '')} attempt {attempt()}", store)
+
+
+def _check_run(store: Store, url: str) -> None:
+    """Raises UserError where the ranks of another run meet in this store."""
+    run = os.environ.get(RUN) or "alone"
+    first = store.compare_set("samestep/run", "", run).decode()
+    if first != run:
+        raise UserError(
+            f"the ranks of another run ({first}) meet at {_shown(url)}; choose another port, or wait for its end"
+        )
+
+
+def _shown(url: str) -> str:
+    """Returns the address of a rendezvous, for an error."""
+    return url if url != "env://" else f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
 
 
 def attempt() -> str:
@@ -118,9 +138,7 @@ def attempt() -> str:
 
 def _join_error(url: str, members: Membership | None, seconds: float, error: Exception) -> Exception:
     """Returns the error for a group that not all ranks have joined. members: None where there is no store."""
-    at = url
-    if url == "env://":
-        at = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+    at = _shown(url)
     if members is None:
         detail = str(error).splitlines()[0][:200]
         if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:

@@ -9,12 +9,15 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from torch._C._distributed_c10d import Store
 
 from samestep.errors import LostPeer, Refused
+from samestep.records.files import as_json, from_json
+from samestep.records.plan import Asked
 from samestep.world import World
 
 T = TypeVar("T")
@@ -37,46 +40,76 @@ def says_lost(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and bool(GLOO_LOST.search(str(error)))
 
 
+@dataclass(frozen=True)
+class Member:
+    """A rank, as it tells the others: where it runs, and what its command was asked."""
+
+    rank: int
+    host: str
+    local_rank: int
+    device: str
+    asked: Asked | None = None
+
+
 class Membership:
     """The ranks of one process group: which rank runs where, and which are lost."""
 
-    def __init__(self, store: Store, world: World) -> None:
+    def __init__(self, store: Store, world: World, asked: Asked | None = None) -> None:
         self._store, self.world = store, world
-        self.others: list[dict[str, Any]] = []
-        location = {"rank": world.rank, "host": hostname(), "local_rank": world.local_rank, "device": world.device}
-        store.set(self._key("here", world.rank), json.dumps(location))
+        self.others: list[Member] = []
+        me = Member(world.rank, hostname(), world.local_rank, world.device, asked)
+        store.set(self._key("here", world.rank), json.dumps(as_json(me)))
 
     def _key(self, what: str, rank: int) -> str:
         return f"samestep/{what}/{rank}"
 
     def read(self) -> None:
-        """Reads the location of every rank. Call it when all have joined.
+        """Waits until every rank has come, and reads where it runs and what it was asked.
 
-        Raises Refused when two ranks on one host have the same local rank, once every rank knows it.
+        Raises Refused when two ranks on one host have the same local rank, or when one was asked something else than
+        rank 0, once every rank knows it.
         """
         ranks = range(self.world.size)
-        self.others = [json.loads(self._store.get(self._key("here", rank))) for rank in ranks]
+        texts = [self._store.get(self._key("here", rank)) for rank in ranks]
+        self.others = [from_json(Member, json.loads(text), f"what rank {rank} says") for rank, text in enumerate(texts)]
         try:
             self._check_local_ranks()
+            self._check_asked()
         except Refused:
-            # Rank 0's end takes the store with it: the others must have read it before.
+            # Rank 0's end may take the store with it: the others must have read it before, and ask nothing after.
             self._store.add("samestep/read", 1)
             until = time.monotonic() + READ_S
-            while self._store.add("samestep/read", 0) < self.world.size and time.monotonic() < until:
+            while self.world.rank == 0 and time.monotonic() < until:
+                if self._store.add("samestep/read", 0) >= self.world.size:
+                    break
                 time.sleep(0.02)
             raise
 
     def _check_local_ranks(self) -> None:
         rank_at: dict[tuple[str, int], int] = {}
         for other in self.others:
-            host, local_rank = other["host"], other["local_rank"]
-            if (host, local_rank) in rank_at:
+            place = other.host, other.local_rank
+            if place in rank_at:
                 raise Refused(
-                    f"ranks {rank_at[host, local_rank]} and {other['rank']} on {host} both have local rank "
-                    f"{local_rank}, so both would use one device ({other['device']}); unset LOCAL_RANK, or "
+                    f"ranks {rank_at[place]} and {other.rank} on {other.host} both have local rank "
+                    f"{other.local_rank}, so both would use one device ({other.device}); unset LOCAL_RANK, or "
                     "let one launcher number them, as in torchrun --nproc-per-node or srun --ntasks-per-node"
                 )
-            rank_at[host, local_rank] = other["rank"]
+            rank_at[place] = other.rank
+
+    def _check_asked(self) -> None:
+        first = self.others[0]
+        for other in self.others[1:]:
+            kinds = [member.device.partition(":")[0] for member in (first, other)]
+            different = ("the device", *kinds) if kinds[0] != kinds[1] else None
+            if first.asked and other.asked:
+                different = different or first.asked.difference(other.asked)
+            if different:
+                what, mine, theirs = different
+                raise Refused(
+                    f"rank {other.rank} on {other.host} was asked something else than rank 0 on {first.host}: {what}: "
+                    f"{theirs} there, {mine} on rank 0; type the same line on each machine, with the same files"
+                )
 
     def missing(self) -> list[int]:
         """Returns the ranks that have not joined."""
@@ -87,7 +120,7 @@ class Membership:
         answers = within(ANSWER_S + 1, self._answers)
         detail = GLOO_SOURCE.sub("", str(error).strip().splitlines()[0])[:200]
         if answers is None:
-            host = self.others[0]["host"] if self.others else "unknown"
+            host = self.others[0].host if self.others else "unknown"
             lost, how = [0], f"rank 0 on {host} is lost or cannot be reached: the rendezvous store does not answer"
         else:
             lost = [rank for rank, answer in answers.items() if answer is None]
@@ -122,7 +155,7 @@ class Membership:
         return answers
 
     def _name(self, rank: int) -> str:
-        return f"rank {rank}" + (f" on {self.others[rank]['host']}" if self.others else "")
+        return f"rank {rank}" + (f" on {self.others[rank].host}" if self.others else "")
 
 
 def within(seconds: float, do: Callable[[], T]) -> T | None:

@@ -1,23 +1,72 @@
-"""torchrun's static rendezvous with a store that listens on the master's address only.
+"""torchrun's rendezvous of machines, which refuses at once a machine that does not belong to it.
 
-torch's TCPStore listens on every interface. This handler gives it a socket that is bound to one. torchrun finds the
-handler by its entry point in the group `torchrun.handlers`. Port 0 in the endpoint means any free port.
+With --node-rank it is torch's static one, with a store that listens on the master's address only: torch's TCPStore
+listens on every interface, and this handler gives it a socket that is bound to one. Port 0 in the endpoint means any
+free port. Without --node-rank it is torch's c10d, which numbers the machines. torchrun finds the handler by its entry
+point in the group `torchrun.handlers`.
 Source: https://docs.pytorch.org/docs/stable/elastic/rendezvous.html
 """
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Callable
 
-from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousParameters
 from torch.distributed.elastic.rendezvous.api import RendezvousStoreInfo
+from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_backend
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
+from samestep.errors import UserError
 from samestep.world.network import bound
 
 JOIN_S = 600  # how long a machine waits for the master, as torch's own handler does
+
+
+class Meeting:
+    """The machines that have come to a rendezvous, as they say in its store.
+
+    endpoint: the address, for the errors. machines: how many --nnodes asks for.
+    """
+
+    def __init__(self, store: Store, endpoint: str, machines: int) -> None:
+        self._store, self._endpoint, self._machines = PrefixStore("samestep/meeting", store), endpoint, machines
+
+    def come(self, number: int | None) -> None:
+        """Says that this machine has come. number: its --node-rank; None: the rendezvous will number it.
+
+        Raises UserError where another one has this number, or where all machines of another training have come.
+        """
+        first = int(self._store.compare_set("machines", "", str(self._machines)))
+        if first != self._machines:
+            raise UserError(
+                f"--nnodes {self._machines} here, and --nnodes {first} on the machine that came to {self._endpoint} "
+                "first; type the same line on each machine, or give another training another --port"
+            )
+        if number is None and self._store.check(["complete"]):
+            raise UserError(
+                f"the {first} machines of another training have met at {self._endpoint} already; choose another "
+                "--port, or wait for its end"
+            )
+        if number is not None:
+            me = f"{socket.gethostname()}, process {os.getpid()}"
+            holder = self._store.compare_set(f"machine {number}", "", me).decode()
+            if holder != me:
+                raise UserError(
+                    f"another machine has come to {self._endpoint} with --node-rank {number} already ({holder}); give "
+                    "each machine its own number, and another training another --port"
+                )
+
+    def is_complete(self, complete: bool) -> None:
+        """Says whether all machines have come. After a restart they come once more."""
+        if complete:
+            self._store.set("complete", "")
+        else:
+            self._store.delete_key("complete")
 
 
 class BoundRendezvous(StaticTCPRendezvous):
@@ -45,15 +94,59 @@ class BoundRendezvous(StaticTCPRendezvous):
                 self._store = TCPStore(
                     self.master_addr, self.master_port, None, False, self.timeout, wait_for_workers=False
                 )
+            Meeting(self._store, f"{self.master_addr}:{self.master_port}", self.world_size).come(self.rank)
         store = PrefixStore(self.run_id, self._store)
         store_info = RendezvousStoreInfo(self.master_addr, self.master_port)
         return RendezvousInfo(store, self.rank, self.world_size, store_info)
+
+
+class Numbering(RendezvousHandler):
+    """torch's c10d rendezvous, which numbers the machines; a machine of another training is refused."""
+
+    def __init__(self, params: RendezvousParameters) -> None:
+        backend, store = create_backend(params)
+        self._meeting = Meeting(store, params.endpoint, params.max_nodes)
+        self._meeting.come(None)
+        self._inner = create_handler(store, backend, params)
+        self._met = False
+
+    def get_backend(self) -> str:
+        return "samestep"
+
+    @property
+    def use_agent_store(self) -> bool:
+        return self._inner.use_agent_store
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        if self._met:
+            self._meeting.is_complete(False)
+        found = self._inner.next_rendezvous()
+        self._meeting.is_complete(True)
+        self._met = True
+        return found
+
+    def is_closed(self) -> bool:
+        return self._inner.is_closed()
+
+    def set_closed(self) -> None:
+        self._inner.set_closed()
+
+    def num_nodes_waiting(self) -> int:
+        return self._inner.num_nodes_waiting()
+
+    def get_run_id(self) -> str:
+        return self._inner.get_run_id()
+
+    def shutdown(self) -> bool:
+        return self._inner.shutdown()
 
 
 def handler() -> Callable[[RendezvousParameters], RendezvousHandler]:
     """Returns the function that torchrun calls with its parameters to create the handler: its entry point."""
 
     def create(params: RendezvousParameters) -> RendezvousHandler:
+        if "rank" not in params.config:
+            return Numbering(params)
         host, port = parse_rendezvous_endpoint(params.endpoint, 0)
         rank, timeout_s = int(params.config["rank"]), int(params.config.get("timeout", JOIN_S))
         return BoundRendezvous(host, port, rank, params.max_nodes, params.run_id, timeout_s)

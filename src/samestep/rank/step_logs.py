@@ -125,4 +125,5 @@ class Wandb:
         self.run.finish()
 
 
-LOGS: Mapping[str, Callable[[Path], Listener]] = {"csv": Csv, "tensorboard": TensorBoard, "wandb": Wandb}
+# --log -> its class, whose name it is; the command's help and checks are in commands/train_options.py
+LOGS: Mapping[str, Callable[[Path], Listener]] = {log.__name__.lower(): log for log in (Csv, TensorBoard, Wandb)}

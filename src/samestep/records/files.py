@@ -92,8 +92,12 @@ def finite(value: Any) -> Any:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Writes `value` to `path` as JSON, atomically."""
-    replace(path, json.dumps(value).encode())
+    """Writes `value` to `path` as JSON, atomically. NaN and infinities are written as `finite` does."""
+    try:
+        text = json.dumps(value, allow_nan=False)
+    except ValueError:
+        text = json.dumps(finite(value), allow_nan=False)
+    replace(path, text.encode())
 
 
 def replace_text(path: Path, text: str) -> None:

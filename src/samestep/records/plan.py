@@ -79,11 +79,49 @@ Training = Annotated[Measure | Prove | Train | Score, Field(discriminator="kind"
 
 
 @dataclass(frozen=True)
+class Asked:
+    """What a command was asked to train, and by which code: equal on all machines of one training.
+
+    job: its function and the name of its file. source: a digest of that file and the modules beside it. settings,
+    engine_settings: as typed. training: the options that decide what is trained. samestep, torch: their versions.
+    """
+
+    job: str
+    source: str
+    settings: str
+    engine: str
+    engine_settings: str
+    training: str
+    samestep: str
+    torch: str
+
+    def difference(self, other: Asked) -> tuple[str, str, str] | None:
+        """Returns the first thing in which `other` differs: its name, this one's value and the other's; or None."""
+        for name, word in ASKED_WORDS.items():
+            mine, theirs = getattr(self, name), getattr(other, name)
+            if mine != theirs:
+                return word, mine or "none", theirs or "none"
+        return None
+
+
+ASKED_WORDS = {
+    "job": "the job",
+    "source": "the job's file, or a module beside it (by digest)",
+    "settings": "--set",
+    "engine": "--engine",
+    "engine_settings": "--set-engine",
+    "training": "the options",
+    "samestep": "the version of samestep (and a digest of its files)",
+    "torch": "the version of torch",
+}
+
+
+@dataclass(frozen=True)
 class Plan:
     """What each rank of a launch does. out: the folder for its files. started_at: Unix time, in seconds.
 
     threads: with which a rank measures, trains or evaluates; 0: the machine's cores divided by `nproc`, the study's
-    ranks on each machine. proof_threads: with which it proves.
+    ranks on each machine. proof_threads: with which it proves. asked: what the ranks compare when they meet.
     """
 
     out: str
@@ -96,6 +134,7 @@ class Plan:
     threads: int = 1
     nproc: int = 1
     proof_threads: int = 1
+    asked: Asked | None = None
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from samestep.records.inspection import (
     Script,
 )
 from samestep.tasks.eject import eject
-from samestep.tasks.inspect.engines import inspect_engines
+from samestep.tasks.inspect.engines import check_settings, inspect_engines
 from samestep.tasks.inspect.job import inspect_job
 
 
@@ -45,8 +46,11 @@ def _inspection(question: Question) -> Inspection:
     devices = hardware.find_devices(question.device)
     replicas = (question.replicas or (2 if devices[0] == "cpu" else len(devices))) * question.machines
     rows = inspect_engines(devices, replicas, question.engine_settings, question.engines)
-    job = question.job and inspect_job(question.job, question.settings, replicas, question.steps, devices[0])
-    return Inspection(devices, hardware.facts(devices[0]), replicas, tuple(rows), job or None)
+    job = None
+    if question.job:
+        check = partial(check_settings, rows, question.engines)
+        job = inspect_job(question.job, question.settings, replicas, question.steps, devices[0], check)
+    return Inspection(devices, hardware.facts(devices[0]), replicas, tuple(rows), job)
 
 
 def _script(question: EjectQuestion) -> Script:

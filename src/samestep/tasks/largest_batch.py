@@ -14,12 +14,23 @@ from samestep.world import World
 
 
 def out_of_memory(job: Job, part: Part, world: World) -> UserError:
-    """Returns the error for a micro-batch that does not fit into memory. Tries smaller ones to name one that does."""
+    """Returns the error for a micro-batch that does not fit into memory. Tries smaller ones to name one that does.
+
+    The memory of the training must have been freed before.
+    """
     rows = len(part.indices)
     message = f"step {part.step}: rank {world.rank} has no memory for {rows} rows at once"
+    if _fits(job, part, rows, world):
+        return UserError(
+            f"step {part.step}: rank {world.rank} has run out of memory, and not for its {rows} rows, which fit by "
+            "themselves: see what the job keeps from step to step (losses or outputs with their graphs), or what the "
+            "engine needs besides"
+        )
     fits = rows // 2
     while fits and not _fits(job, part, fits, world):
         fits //= 2
+    if not fits and not _fits(job, part, 0, world):
+        return no_model(job, world)
     if not fits:
         return UserError(
             f"{message}, nor for 1 when it was tried with the whole model here; smaller rows need less, and so does an "
@@ -35,8 +46,19 @@ def out_of_memory(job: Job, part: Part, world: World) -> UserError:
     )
 
 
+def no_model(job: Job, world: World) -> UserError:
+    """Returns the error for a model that does not fit into memory, whatever its rows."""
+    optimizer = job.of_phases()[0].optimizer.cls.__name__
+    return UserError(
+        f"rank {world.rank} has no memory for the model with its gradients and the state of {optimizer}, whatever the "
+        "rows; use fewer ranks on this machine, a smaller model or an optimizer with less state, or an engine that "
+        "shards them, such as --engine fsdp"
+    )
+
+
 def _fits(job: Job, part: Part, rows: int, world: World) -> bool:
-    """Returns whether a step on the first `rows` rows fits: forward, backward and optimizer.step()."""
+    """Returns whether a step on the first `rows` rows fits: forward, backward and optimizer.step(). 0: with gradients
+    alone."""
     try:
         _step(job, replace(part, indices=part.indices[:rows], rows=rows), world)
     except (RuntimeError, MemoryError):
@@ -51,7 +73,11 @@ def _fits(job: Job, part: Part, rows: int, world: World) -> bool:
 def _step(job: Job, part: Part, world: World) -> None:
     model = job.model().to(world.device)
     optimizer = job.optimizer.build(model)
-    batch = Batch(to_device(Rows(job)[part][1], world.device), part)
-    turn = job.of_phases()[part.phase]
-    turn.criterion(turn.forward(model, batch), batch).backward()
+    if part.rows:
+        batch = Batch(to_device(Rows(job)[part][1], world.device), part)
+        turn = job.of_phases()[part.phase]
+        turn.criterion(turn.forward(model, batch), batch).backward()
+    else:
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
     optimizer.step()

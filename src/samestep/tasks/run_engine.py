@@ -12,7 +12,7 @@ from samestep.engine import Engine
 from samestep.errors import Refused
 from samestep.job import Job
 from samestep.rank.hardware import is_out_of_memory
-from samestep.tasks.largest_batch import out_of_memory
+from samestep.tasks.largest_batch import no_model, out_of_memory
 from samestep.training import Run
 from samestep.world import World
 
@@ -24,6 +24,12 @@ def with_sync_batchnorm(job: Job, world: World) -> Job:
     return replace(job, model=lambda: torch.nn.SyncBatchNorm.convert_sync_batchnorm(job.model()))
 
 
+def _release(run: Run) -> None:
+    """Drops the model of a training that has failed, and what holds it, so that their memory is free."""
+    for name in ("_model", "_ema", "_evaluator", "_evaluation_schedule"):
+        setattr(run, name, None)
+
+
 def run_engine(engine: Engine, job: Job, world: World, run: Run, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Trains `job` with an engine. Returns the full state dict on rank 0.
 
@@ -32,9 +38,10 @@ def run_engine(engine: Engine, job: Job, world: World, run: Run, settings: Mappi
     try:
         return engine.train(with_sync_batchnorm(job, world), world, run, **settings)
     except RuntimeError as error:
-        if is_out_of_memory(error) and run.part:
+        if is_out_of_memory(error):
             error.__traceback__ = None  # its frames hold the tensors that fill the memory
-            raise out_of_memory(job, run.part, world) from None
+            _release(run)
+            raise (out_of_memory(job, run.part, world) if run.part else no_model(job, world)) from None
         explain: Any = getattr(engine, "explain", None)
         sentence = explain(error, job) if explain else None
         if sentence is None:

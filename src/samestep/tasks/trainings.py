@@ -30,7 +30,7 @@ def work(plan: Plan, world: World) -> tuple[dict[str, Observations], int]:
     observed = {}
     threads: list[int] = []
     # Opened even for one rank, so that no engine's model outlives its group: DDP's destructor could wait for ever.
-    with nullcontext() if engine.PROCESSES == "one" else process_group(world):
+    with nullcontext() if engine.PROCESSES == "one" else process_group(world, plan.asked):
         for training in plan.trainings:
             write_progress(world.rank, Path(plan.out), Progress(training.name, attempt()))
             wanted = plan.proof_threads if training.kind == "prove" else plan.threads

@@ -95,12 +95,36 @@ def bound(host: str, port: int) -> socket.socket:
     return listening
 
 
-def check_interface(name: str) -> Mapping[str, str]:
-    """Returns the variables that make gloo and NCCL use interface `name`. Raises UserError for an unknown one."""
+def check_interface(name: str, *, several: bool = False) -> Mapping[str, str]:
+    """Returns the variables that make gloo and NCCL use interface `name`. several: whether there are other machines.
+
+    Raises UserError for an unknown interface, or one that leads to no other machine.
+    """
     known = interfaces()
     if name not in known:
         raise UserError(f"--interface {name}: this machine has {', '.join(known)}; name one of them")
+    if several and is_loop(name):
+        others = ", ".join(each for each in known if not is_loop(each)) or "none"
+        raise UserError(
+            f"--interface {name} leads to no other machine; give one that does, of {others}, or leave it out"
+        )
     return dict.fromkeys(NAMES, name)
+
+
+def is_loop(interface: str) -> bool:
+    """Whether an interface has addresses, and leads to this machine alone."""
+    entries = interfaces().get(interface, [])
+    return bool(entries) and all(ipaddress.ip_address(address).is_loopback for address in entries)
+
+
+def check_chosen(env: Mapping[str, str], master: str) -> None:
+    """Raises UserError where GLOO_SOCKET_IFNAME leads to no other machine, for a rank that `master` must reach."""
+    name = env.get(NAMES[0], "")
+    if is_loop(name) and not any(ipaddress.ip_address(address).is_loopback for address in addresses(master)):
+        raise UserError(
+            f"{NAMES[0]}={name} leads to no other machine, and {master} is one; unset it, or name an interface that "
+            "leads there"
+        )
 
 
 def check_master(master: str, machines: int) -> None:

@@ -9,12 +9,14 @@ import socket
 import sys
 import threading
 import time
+from contextlib import suppress
 
 import psutil
 
 COMMAND = "SAMESTEP_COMMAND"  # environment variable: the command that started this process tree, as PID@HOST
 # Loaded here, not after a fork, where loading could wait for a lock that no thread releases.
 LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+CHILD_S = 1.0  # how long a child has to end after a signal
 PR_SET_PDEATHSIG = 1  # from linux/prctl.h
 
 
@@ -30,6 +32,24 @@ def die_with_parent(_: object = None, *, by: signal.Signals = signal.SIGKILL) ->
         threading.Thread(target=_watch, args=(parent,), daemon=True).start()
     if os.getppid() != parent or _ended(os.environ.get(COMMAND)):  # the parent ended before the two lines above
         os._exit(1)
+
+
+def end_children() -> None:
+    """Ends what this process has started and left running, whatever session it is in. To be called before its end."""
+    children = [child for child in psutil.Process().children(recursive=True) if not _ends_by_itself(child)]
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        for child in children:
+            with suppress(psutil.NoSuchProcess):
+                child.send_signal(number)
+        _, children = psutil.wait_procs(children, timeout=CHILD_S)
+
+
+def _ends_by_itself(child: psutil.Process) -> bool:
+    """Whether a process is multiprocessing's resource tracker, which cleans up when its parent has ended."""
+    try:
+        return "resource_tracker" in " ".join(child.cmdline())
+    except psutil.Error:
+        return False
 
 
 def this_command() -> str:

@@ -90,6 +90,18 @@ def test_what_is_missing_is_said(kind: str, image: str, sentence: str) -> None:
         manifests(kind, TRAININGS[0], image)
 
 
+@pytest.mark.parametrize(("image", "claim"), [("x\ny", ""), ("x", "results\n- name: more")])
+def test_no_value_adds_a_line(image: str, claim: str) -> None:
+    with pytest.raises(UserError, match="holds a line break or another control character"):
+        manifests("k8s", TRAININGS[0], image, claim)
+
+
+def test_kubernetes_replaces_nothing_in_the_command() -> None:
+    """It would put the value of $(NAME) into the shell's line."""
+    _, job = read(manifests("k8s", Training("digits", 1, 1, 0, settings=["note=$(NAME)"]), "x"))
+    assert "'note=$$(NAME)'" in job["spec"]["template"]["spec"]["containers"][0]["args"][0]
+
+
 def test_a_schema_rejects_a_fault() -> None:
     """The guard guards: a misspelt field is found."""
     _, job = read(manifests("k8s", TRAININGS[0], "x"))

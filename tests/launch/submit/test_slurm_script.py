@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from budget import budget
+from command import JOBS
 from samestep.errors import UserError
 from samestep.launch.submit import Training
 from samestep.launch.submit.slurm import script, submit
@@ -26,6 +29,37 @@ def test_script(case: str) -> None:
     assert text == (GOLDEN / f"{case}.sh").read_text()
     read = subprocess.run(["bash", "-n"], input=text, capture_output=True, text=True)
     assert read.returncode == 0, read.stderr
+
+
+@pytest.mark.parametrize(
+    ("setting", "out", "option"),
+    [
+        ("note=a\nrm -r x", "/out", ""),
+        ("", "/out\n#SBATCH --wrap=x", ""),
+        ("", "/out", "--partition=a\rb"),
+        ("", "/o\u2028ut", ""),
+    ],
+)
+def test_no_value_adds_a_line(setting: str, out: str, option: str) -> None:
+    with pytest.raises(UserError, match="holds a line break or another control character"):
+        script(Training("digits", 1, 1, 0, settings=[setting]), Path(out), "30:00", [option])
+
+
+def test_a_percent_sign_in_the_folder_is_not_sbatchs() -> None:
+    text = script(Training("digits", 1, 1, 0), Path("/50%j"), "30:00")
+    assert '#SBATCH --output="/50%%j/slurm-%j.out"' in text and "--out /50%j" in text
+
+
+def test_on_one_machine_the_line_is_one_that_run_takes(tmp_path: Path) -> None:
+    """As bash reads the script; srun, which is not here, is a script that only starts what it is given."""
+    srun = tmp_path / "srun"
+    srun.write_text('#!/bin/bash\nwhile [ "${1#--}" != "$1" ]; do shift; done\nexec "$@" --dry-run\n')
+    srun.chmod(0o755)
+    text = script(Training(f"{JOBS}:quick", 1, 1, 0, threads=1), tmp_path / "a 'b", "30:00")
+    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
+    done = subprocess.run(["bash"], input=text, capture_output=True, text=True, timeout=budget(), env=environment)
+    assert done.returncode == 0, done.stderr
+    assert "samestep.worker" in done.stdout
 
 
 def test_without_slurm_a_sentence_says_what_to_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

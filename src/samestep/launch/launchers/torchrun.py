@@ -35,7 +35,7 @@ def plan(program: Sequence[str], shape: Shape) -> Command:
         rendezvous = ["--rdzv-backend=samestep", f"--rdzv-conf=rank={machines.node_rank or 0},timeout={wait_s}"]
     else:
         rendezvous = [
-            "--rdzv-backend=c10d",
+            "--rdzv-backend=samestep",
             "--rdzv-id=samestep",
             f"--rdzv-conf=join_timeout={wait_s},read_timeout={wait_s},is_host={str(machines.is_master).lower()}",
             *([f"--local-addr={machines.local_address}"] if machines.local_address else []),

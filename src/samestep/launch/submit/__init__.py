@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,8 @@ class Training:
     threads: int = 0
 
     def __post_init__(self) -> None:
+        for word in (self.job, self.engine, *self.settings, *self.engine_settings, *self.options):
+            check_line("the value", word)
         if self.nnodes < 1 or self.nproc < 1:
             raise UserError(f"{self.nnodes} machines of {self.nproc} ranks: give at least one of each")
         if 0 < self.gpus < self.nproc:
@@ -57,6 +60,18 @@ class Training:
         words += [] if self.gpus else ["--device", "cpu"]
         words += ["--nnodes", str(self.nnodes), "--nproc", str(self.nproc)]
         return " ".join(shlex.quote(word) for word in words)
+
+
+def check_line(what: str, text: str) -> None:
+    """Raises UserError for a text that is more than one line, or no text: it would add lines of its own to a script.
+
+    what: the option, for the error.
+    """
+    if any(unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp") for character in text):
+        raise UserError(
+            f"{what} {text!r} holds a line break or another control character, which a script or a manifest cannot "
+            "hold; leave it out"
+        )
 
 
 def render(template: str, **facts: object) -> str:

@@ -7,7 +7,7 @@ https://www.kubeflow.org/docs/components/trainer/legacy-v1/user-guides/pytorch/
 from __future__ import annotations
 
 from samestep.errors import UserError
-from samestep.launch.submit import Training, render
+from samestep.launch.submit import Training, check_line, render
 
 KINDS = {"k8s": "kubernetes.yaml.j2", "kubeflow": "kubeflow.yaml.j2"}
 PORT = 29500
@@ -23,4 +23,6 @@ def manifests(kind: str, training: Training, image: str, claim: str = "") -> str
         raise UserError(f"--to {kind}: manifests are written for {' and '.join(KINDS)}")
     if not image:
         raise UserError("name the container image that holds samestep and the job, as in --image registry/samestep:1")
+    check_line("--image", image)
+    check_line("--claim", claim)
     return render(KINDS[kind], training=training, image=image, claim=claim, port=PORT)

@@ -13,20 +13,23 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from samestep.errors import UserError
-from samestep.launch.submit import Training, render
+from samestep.launch.submit import Training, check_line, render
 
 
 def script(training: Training, out: Path, time: str, options: Sequence[str] = ()) -> str:
-    """Returns the script, with the results in `out`. time: the limit, as in '2:00:00'. options: more of sbatch's."""
-    multiline = [text for text in (time, *options) if "\n" in text]
-    if multiline:
-        raise UserError(f"{multiline[0]!r} is more than one line; give each option of sbatch by itself")
+    """Returns the script, with the results in `out`. time: the limit, as in '2:00:00'. options: more of sbatch's.
+
+    Raises UserError for a value that is more than one line, or no limit.
+    """
+    check_line("--out", str(out))
+    for option in options:
+        check_line("--sbatch", option)
     if not re.fullmatch(r"(\d+-)?\d+(:\d+){0,2}|UNLIMITED|INFINITE", time):
-        raise UserError(f"--time {time}: write minutes, hours:minutes:seconds or days-hours:minutes, as in 2:00:00")
+        raise UserError(f"--time {time!r}: write minutes, hours:minutes:seconds or days-hours:minutes, as in 2:00:00")
     return render(
         "slurm.sh.j2",
         training=training,
-        out=str(out),
+        log=f"{out}/slurm-".replace("%", "%%") + "%j.out",  # sbatch replaces %j and the like, also in the folder
         time=time,
         options=options,
         python=shlex.quote(sys.executable),

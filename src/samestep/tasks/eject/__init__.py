@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -47,6 +48,8 @@ def eject(target: str, texts: Mapping[str, str], name: str, settings: Mapping[st
 
     The job is not built: its data may be on another machine. Raises UserError for a job that no script can hold.
     """
+    _check_head(file)
+    _check_head(target.rpartition("/")[2])
     function, engine = find(target), engines.load(name)
     given = _given(function, texts, target)
     job, called = home(target, function)
@@ -70,7 +73,7 @@ def eject(target: str, texts: Mapping[str, str], name: str, settings: Mapping[st
         [
             HEAD.format(
                 title=f"{target.rpartition('/')[2]} on {name}",
-                launch=LAUNCH[engine.PROCESSES].format(size=size, file=file),
+                launch=LAUNCH[engine.PROCESSES].format(size=size, file=shlex.quote(file)),
                 beside=f" It needs {' and '.join(beside)} beside it." if beside else "",
             ),
             block(_imports(joined) | extra),
@@ -138,6 +141,12 @@ def literal(value: Any) -> str:
     raise UserError(
         f"a script cannot hold the setting {value!r}, a {type(value).__name__}; let the job take a number or a text"
     )
+
+
+def _check_head(name: str) -> None:
+    """Raises UserError for a name that would end the docstring at the script's head."""
+    if '"' in name or "\\" in name or not name.isprintable():
+        raise UserError(f"the script's head cannot hold the name {name!r}; give one without quotes and line breaks")
 
 
 def _check_file(file: str, script: str) -> None:

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, requires, version
 from typing import Any
 
+from torch import nn
+
 from samestep import engine as engines
 from samestep.errors import UserError, nearest
 from samestep.records.files import as_json
@@ -56,6 +58,18 @@ def inspect_engines(
             known_keys = nearest(option, listed) if listed else "they have no settings"
             raise UserError(f"--set-engine {option}: none of the engines asked for has this setting; {known_keys}")
     return rows
+
+
+def check_settings(rows: Sequence[EngineFacts], names: Sequence[str], model: nn.Module) -> None:
+    """Has the engines of this command check the settings that were chosen, with the job's model. names: none: all.
+
+    Raises UserError for a setting that does not fit the model.
+    """
+    for row in rows:
+        if row.chosen and row.available and (row.name in names or not names):
+            check: Any = getattr(engines.load(row.name), "check", None)
+            if check:
+                check(model, **row.settings)
 
 
 def _settings(engine: engines.Engine) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import sys
+import sysconfig
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -26,25 +27,26 @@ from samestep.tasks.proof_job import SGD_LR, proof_job
 from samestep.training import digest_state, is_one_row_error, one_row_message
 
 
-def inspect_job(target: str, settings: Mapping[str, str], replicas: int, steps: int | None, device: str) -> JobFacts:
+def inspect_job(
+    target: str,
+    settings: Mapping[str, str],
+    replicas: int,
+    steps: int | None,
+    device: str,
+    check: Callable[[nn.Module], None] = lambda model: None,
+) -> JobFacts:
     """Returns a job's settings and sizes, and what its layers refuse, with 1 and with `replicas` replicas.
 
-    steps: of the proof; None: 8, or 4 where a step takes long. Raises UserError for a job that cannot be trained, or
-    that cannot be proven.
+    steps: of the proof; None: 8, or 4 where a step takes long. check: called with the model. Raises UserError for a job
+    that cannot be trained, or that cannot be proven.
     """
     function = find(target)
     job = build(target, settings)
     _check_evaluation_weights(job)
     model = _model(job)
+    check(model)
+    _check_model(job, model, target)
     parameters = list(model.parameters())
-    if not any(p.requires_grad for p in parameters):
-        raise UserError(f"the model of the job {target} has no parameters to train; return a module that has some")
-    first, second = digest_state(model), digest_state(_model(job))
-    if first != second:
-        raise UserError(
-            f"the model of the job {target} differs from call to call, so no two trainings of it could be compared; "
-            "seed it inside: def model(): torch.manual_seed(seed); return Net()"
-        )
     dry = dry_step(job, schedule_of(job, 1), _model(job), device)
     proof_rows, dear = rows_of_proof(job, replicas, dry.forward_flop, sum(p.numel() for p in parameters))
     dry_evaluation(job, _model(job), device)
@@ -86,6 +88,17 @@ def inspect_job(target: str, settings: Mapping[str, str], replicas: int, steps: 
     )
 
 
+def _check_model(job: Job, model: nn.Module, target: str) -> None:
+    """Raises UserError for a model without parameters to train, or one that differs from call to call."""
+    if not any(p.requires_grad for p in model.parameters()):
+        raise UserError(f"the model of the job {target} has no parameters to train; return a module that has some")
+    if digest_state(model) != digest_state(_model(job)):
+        raise UserError(
+            f"the model of the job {target} differs from call to call, so no two trainings of it could be compared; "
+            "seed it inside: def model(): torch.manual_seed(seed); return Net()"
+        )
+
+
 def _better(metric: Any) -> str:
     """Returns whether a higher ('max') or a lower value ('min') of a metric is better. torchmetrics say it."""
     return "min" if getattr(metric, "higher_is_better", True) is False else "max"
@@ -110,8 +123,10 @@ def _source_digest(target: str, function: Callable[..., Any]) -> str:
         for module in list(sys.modules.values())
         if getattr(module, "__file__", None)
     }
+    library = Path(sysconfig.get_path("stdlib")).resolve()  # Python's own, where a job lies above it
+    beside = {f for f in files if f.is_relative_to(home) and not f.is_relative_to(library)}
     state = hashlib.blake2b(digest_size=8)
-    for file in sorted(f for f in files if f.is_relative_to(home) and "site-packages" not in f.parts and f.is_file()):
+    for file in sorted(f for f in beside if not {"site-packages", "dist-packages"} & {*f.parts} and f.is_file()):
         state.update(file.read_bytes())
     return state.hexdigest()
 

@@ -6,6 +6,7 @@ import ast
 import importlib
 import importlib.util
 import inspect
+import math
 import pkgutil
 import symtable
 import sys
@@ -179,6 +180,8 @@ def values_of(function: Callable[..., Any], texts: Mapping[str, str], what: str,
         except ValidationError:
             shown = " or ".join(literals) or getattr(kind, "__name__", str(kind))
             raise UserError(f"{flag} {name}={text}: '{name}' takes {shown}, not '{text}'") from None
+        if isinstance(values[name], float) and not math.isfinite(values[name]):
+            raise UserError(f"{flag} {name}={text}: give '{name}' a finite number")
     return values
 
 

@@ -11,11 +11,7 @@
 # Two minutes before the limit: stop after a step, and save its weights:
 #SBATCH --signal=USR1@120
 
-# The rendezvous is on the job's first machine, at a port derived from the job's number.
-master=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-port=$((20000 + SLURM_JOB_ID % 10000))
-
 # One samestep on each machine starts the ranks of that machine.
 # When one machine fails, the others end by themselves; after a minute srun ends those that have not.
 srun --kill-on-bad-exit=0 --wait=60 PYTHON -m samestep run 'my jobs/x y.py:job' --engine ddp --threads 3 --device cpu --nnodes 1 --nproc 2 \
-    --master-addr "$master" --port "$port" --out '/out/a b'
+    --out '/out/a b'

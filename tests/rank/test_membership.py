@@ -1,0 +1,113 @@
+"""What ranks and machines compare when they meet: each fault is a sentence for every one of them, at once."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields, replace
+
+import pytest
+from torch.distributed import HashStore, Store
+
+from samestep.errors import Refused, UserError
+from samestep.rank.membership import Membership
+from samestep.rank.rendezvous import Meeting
+from samestep.records.plan import Asked
+from samestep.world import World
+
+ASKED = Asked("my_job.py:job", "f00d", "lr=0.1", "ddp", "", "best", "0.1.0 beef", "2.13.0")
+PLACES = [World(0, 2, 0, 2), World(1, 2, 1, 2)]
+
+
+def met(worlds: list[World], asked: list[Asked | None]) -> list[str | None]:
+    """What each rank is refused with, when they meet."""
+    store = HashStore()
+
+    def meet(rank: int) -> str | None:
+        try:
+            Membership(store, worlds[rank], asked[rank]).read()
+        except Refused as error:
+            return str(error)
+        return None
+
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(meet, range(2)))
+
+
+def test_equal_ones_meet() -> None:
+    assert met(PLACES, [ASKED, ASKED]) == [None, None]
+    assert met(PLACES, [None, None]) == [None, None]
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(Asked)])
+def test_each_difference_is_named_to_both(name: str) -> None:
+    other = replace(ASKED, **{name: "lr=0.2"})
+    refused = met(PLACES, [ASKED, other])
+    assert refused[0] and refused[0] == refused[1]
+    assert "rank 1 on " in refused[0] and "was asked something else than rank 0" in refused[0]
+    assert f"lr=0.2 there, {getattr(ASKED, name) or 'none'} on rank 0" in refused[0]
+
+
+def test_a_gpu_and_a_cpu() -> None:
+    refused = met([PLACES[0], replace(PLACES[1], devices=("cuda:0",))], [ASKED, ASKED])
+    assert all(sentence and "the device: cuda there, cpu on rank 0" in sentence for sentence in refused)
+
+
+def test_two_ranks_with_one_local_rank() -> None:
+    refused = met([PLACES[0], replace(PLACES[1], local_rank=0)], [ASKED, ASKED])
+    assert all(sentence and "both have local rank 0" in sentence for sentence in refused)
+
+
+class _EndsWithRank0:
+    """A store that answers nothing once all ranks have read, as when rank 0 has ended."""
+
+    def __init__(self, read: int) -> None:
+        self.store, self.read = HashStore(), read
+
+    def set(self, key: str, value: str) -> None:
+        self.store.set(key, value)
+
+    def get(self, key: str) -> bytes:
+        return self.store.get(key)
+
+    def add(self, key: str, amount: int) -> int:
+        assert self.read < len(PLACES), "the store has ended"
+        self.read += amount
+        return self.read
+
+
+def test_no_rank_asks_a_store_that_may_have_ended() -> None:
+    store = _EndsWithRank0(read=1)
+    ranks = [Membership(store, replace(world, local_rank=0)) for world in PLACES]  # type: ignore[arg-type]
+    with pytest.raises(Refused, match="both have local rank 0"):
+        ranks[1].read()
+
+
+def meeting(store: Store, machines: int = 2) -> Meeting:
+    return Meeting(store, "h0:29500", machines)
+
+
+def test_two_machines_with_one_number() -> None:
+    store = HashStore()
+    store.set("samestep/meeting/machine 1", "h1, process 7")
+    meeting(store).come(0)
+    with pytest.raises(UserError, match=r"come to h0:29500 with --node-rank 1 already \(h1, process 7\); give each"):
+        meeting(store).come(1)
+
+
+def test_another_number_of_machines() -> None:
+    store = HashStore()
+    meeting(store).come(None)
+    with pytest.raises(UserError, match="--nnodes 3 here, and --nnodes 2 on the machine that came to h0:29500 first"):
+        meeting(store, 3).come(None)
+
+
+def test_a_machine_of_another_training_is_told_and_one_after_a_restart_is_not() -> None:
+    store = HashStore()
+    first = meeting(store)
+    first.come(None)
+    meeting(store).come(None)
+    first.is_complete(True)
+    with pytest.raises(UserError, match="the 2 machines of another training have met at h0:29500 already"):
+        meeting(store).come(None)
+    first.is_complete(False)
+    meeting(store).come(None)
