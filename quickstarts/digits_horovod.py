@@ -1067,6 +1067,7 @@ class Job:
                 raise UserError(f"{name} is {value}; it must be above 0")
         if not isinstance(self.workers, int) or self.workers < 0:
             raise UserError(f"workers is {self.workers!r}; it must be a whole number, 0 or above")
+        check_workers(self.workers)
         if self.gather_outputs and self.micro_batch is not None:
             raise UserError(
                 f"micro_batch is {self.micro_batch}, and gather_outputs=True computes the loss over all rows of a step "
@@ -1264,6 +1265,13 @@ def check_dataset(name: str, dataset: Any) -> None:
         raise UserError(f"the length of {name}, a {kind}, cannot be read: {type(error).__name__}: {error}") from error
     if rows == 0:
         raise UserError(f"the {name} dataset has no rows" + ("; leave it out (None)" if name != "train" else ""))
+
+
+def check_workers(workers: int) -> None:
+    """Raises UserError for more loader processes than a machine of so many cores can start."""
+    cores = os.cpu_count() or 1
+    if workers > 64 * cores:
+        raise UserError(f"workers is {workers}; this machine has {cores} cores: give at most 64 for each")
 
 
 def is_a(value: Any, name: str) -> bool:
