@@ -84,7 +84,8 @@ class JobFacts:
     replicas -> micro-batches in a step. proof_steps: of a training of the proof. proof_rows: of a step of the proof,
     where the job's whole batch would take too long; else 0. dear: whether a step of the proof takes long all the same.
     unused: parameters without a gradient; scalars: those without dimensions. batch_layers, random_layers: the names of
-    its BatchNorm and dropout layers. refused: replicas -> why they cannot train it.
+    its BatchNorm and dropout layers. pretrained: of its outermost modules with save_pretrained, '' for
+    the model itself. refused: replicas -> why they cannot train it.
     """
 
     settings: Mapping[str, str]
@@ -109,10 +110,12 @@ class JobFacts:
     last: str
     sync_batchnorm: bool
     gather_outputs: bool
+    carry_state: bool
     batch_layers: tuple[str, ...]
     random_layers: tuple[str, ...]
     unused: tuple[str, ...]
     scalars: tuple[str, ...]
+    pretrained: tuple[str, ...]
     refused: Mapping[int, str | None]
 
 

@@ -14,6 +14,7 @@ from samestep.engine import Layout
 from samestep.errors import NotFinite, UserError, not_a_scalar
 from samestep.job import Batch, Job
 from samestep.reference.all_rows import AllRows, over_all_rows
+from samestep.reference.carried import Carried, output_of
 from samestep.reference.evaluation import after_evaluation, evaluate
 from samestep.reference.fetch import digests, fetch, place, random_state
 from samestep.reference.neutral import Neutral
@@ -77,6 +78,7 @@ class ReplicatedTraining:
         self.optimizer = job.optimizer.build(self.model)
         self.scheduler = job.scheduler.make(self.optimizer) if job.scheduler else None
         self.states = [ReplicaState(self.model) for _ in self.replicas]
+        self.carried = Carried(job)
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         self.gradients: list[Gradient] = []  # [replica], of the step so far
         self.rank0_gradient: Gradient = []
@@ -91,6 +93,8 @@ class ReplicatedTraining:
     def step(self, step: int) -> None:
         """One step: every micro-batch of every replica forward and backward, then the optimizer once."""
         plan = step_rows(self.job, self.layout, step)
+        if step % per_epoch(self.job) == 0:
+            self.carried.forget()
         total = sum(weight(self.job, rows) for of_replica in plan for rows in of_replica)
         self.gradients = [[None] * len(self.parameters) for _ in self.replicas]
         for micro, of_replica in enumerate(plan):
@@ -139,7 +143,10 @@ class ReplicatedTraining:
             share = float(self.layout.replicas)  # the mean over the replicas is then their sum
         scale = self.noise.scale if self.noise else 1.0
         with self.neutral:
-            output = forward.outputs[replica] if forward.outputs else job.forward(self.model, batch)
+            if forward.outputs:
+                output = forward.outputs[replica]
+            else:
+                output = self.carried.keep(job.forward(self.model, batch), replica, micro)
             loss = all_rows.stand_in(replica, output) if all_rows else job.criterion(output, batch)
             if loss.dim() != 0:
                 raise not_a_scalar(list(loss.shape))
@@ -158,7 +165,8 @@ class ReplicatedTraining:
     def _batch(self, forward: Forward, replica: int, data: Any) -> Batch:
         rows = forward.rows[replica]
         part = place(forward.step, forward.micro, rows, forward.epoch, weight(self.job, rows))
-        return Batch(self.noise.shaken(data) if self.noise else data, part)
+        state = self.carried.of(replica, forward.micro)
+        return Batch(self.noise.shaken(data) if self.noise else data, part, state=state)
 
     def _over_all_rows(self, forward: Forward) -> AllRows:
         """The loss over all replicas' rows. Their outputs are computed here without a graph, and in each replica's turn
@@ -173,7 +181,7 @@ class ReplicatedTraining:
             self.states[replica].restore(self.model)
             torch.manual_seed(seeded(job.seed, "replica", forward.step, forward.micro, replica).initial_seed())
             with torch.no_grad(), self.neutral:
-                outputs[replica] = job.forward(self.model, batches[replica])
+                outputs[replica] = output_of(job, self.model, batches[replica])
         with self.neutral:
             found = over_all_rows(job, outputs, batches, self.device)
         self.draws = self.draws or found.draws

@@ -11,7 +11,7 @@ from torch import nn
 from samestep import reference
 from samestep.engine import Layout
 from samestep.errors import NotFinite, UserError
-from samestep.job import ByLength, Job
+from samestep.job import ByLength, Job, Lanes
 from samestep.rank.hardware import is_out_of_memory
 from samestep.records.plan import LayoutPlan, Prove, ReferencePlan
 from samestep.records.record import (
@@ -207,7 +207,7 @@ def _record(result: reference.TrainingResult, job: Job, model: nn.Module) -> Pla
         parameters=[name for name, _ in model.named_parameters(remove_duplicate=False)],
         length=len(job.train),
         clip_norm=job.clip_norm,
-        each_once=job.order is None or isinstance(job.order, ByLength),
+        each_once=job.order is None or isinstance(job.order, ByLength | Lanes),
         evaluation=_evaluation_seen(result.evaluation) if result.evaluation else None,
     )
 
