@@ -152,10 +152,9 @@ def _batches(job: Job, chunks: list[range], device: str) -> Iterator[Batch]:
         for chunk in chunks
     ]
     assert job.evaluation is not None
+    rows = replace(job, train=job.evaluation, augment=None, order=None, last="keep", carry_state=False)
     try:
-        yield from loaded(
-            replace(job, train=job.evaluation, augment=None, order=None, carry_state=False), parts, device
-        )
+        yield from loaded(rows, parts, device)
     except LoadingFailed as error:
         raise LoadingFailed(str(error).replace("the rows of step 0", "the evaluation's rows")) from error
 
