@@ -86,6 +86,7 @@ class JobFacts:
     unused: parameters without a gradient; scalars: those without dimensions. batch_layers, random_layers: the names of
     its BatchNorm and dropout layers. pretrained: of its outermost modules with save_pretrained, '' for
     the model itself. refused: replicas -> why they cannot train it.
+    phases: those of a job with several optimizers, in their turn -> the optimizer's class.
     """
 
     settings: Mapping[str, str]
@@ -117,6 +118,7 @@ class JobFacts:
     scalars: tuple[str, ...]
     pretrained: tuple[str, ...]
     refused: Mapping[int, str | None]
+    phases: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

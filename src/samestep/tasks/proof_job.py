@@ -49,9 +49,10 @@ def proof_job(job: Job, training: Prove) -> Job:
         evaluation_weight=_renumbered(job.evaluation_weight, evaluated),
     )
     if training.training == "gradient":
-        return replace(small, optimizer=Recipe(torch.optim.SGD, {"lr": 1.0}), scheduler=None, clip_norm=None, ema=None)
+        plain = replace(small, scheduler=None, clip_norm=None, ema=None)
+        return _with_optimizer(plain, lambda recipe: Recipe(torch.optim.SGD, {"lr": 1.0}))
     if training.training == "sgd":
-        return replace(small, optimizer=_sgd(job.optimizer, training.sgd_lr), ema=None)
+        return _with_optimizer(replace(small, ema=None), lambda recipe: _sgd(recipe, training.sgd_lr))
     return replace(small, ema=min(job.ema, EMA) if job.ema else None)
 
 
@@ -65,15 +66,17 @@ def with_fewer_rows(job: Job, rows: int, replicas: int) -> Job:
     return replace(job, global_batch=rows, micro_batch=micro_batch)
 
 
-def steps_of(training: Prove) -> int:
-    """Returns how many optimizer steps a training of the proof takes."""
-    return 1 if training.training == "gradient" else training.steps
+def _with_optimizer(job: Job, instead: Callable[[Recipe], Recipe]) -> Job:
+    """Returns `job` with another optimizer instead of its own, or instead of that of each phase."""
+    if not job.phases:
+        return replace(job, optimizer=instead(job.optimizer))
+    return replace(job, phases=[replace(phase, optimizer=instead(phase.optimizer)) for phase in job.phases])
 
 
 def _rows_of_subset(job: Job, training: Prove) -> list[int]:
     """Returns the rows that the proof trains: with Lanes, as many lanes as its steps have rows, each contiguous."""
     whole, batch = len(job.train), job.global_batch
-    rows = subset_length(whole, batch, training)
+    rows = subset_length(whole, batch, training, max(1, len(job.phases)))
     if job.carry_state:
         rows = min(whole, max(rows, 2 * batch))  # two steps in an epoch: the second one continues the first
     if not isinstance(job.order, Lanes):
@@ -83,7 +86,12 @@ def _rows_of_subset(job: Job, training: Prove) -> list[int]:
     return lanes + list(range(whole - (rows - len(lanes)), whole))
 
 
-def subset_length(length: int, global_batch: int, training: Prove) -> int:
+def steps_of(training: Prove, job: Job) -> int:
+    """Returns how many optimizer steps a training of the proof takes: one for a gradient, or one of each phase."""
+    return max(1, len(job.phases)) if training.training == "gradient" else training.steps
+
+
+def subset_length(length: int, global_batch: int, training: Prove, phases: int = 1) -> int:
     """Returns how many rows the proof's subset has: full batches, then one that does not divide among the replicas.
 
     That one is as large as the job's last batch if it does not divide (replicas may then get no rows), else about half
@@ -97,7 +105,8 @@ def subset_length(length: int, global_batch: int, training: Prove) -> int:
         uneven += 1
     if last % replicas and not training.rows:
         uneven = last
-    whole = max(1, training.steps * 5 // 8 - 1)  # of 8 steps: 4 whole, 1 uneven, then 3 of the next epoch
+    batches = training.steps // phases
+    whole = max(1, batches * 5 // 8 - 1)  # of 8 batches: 4 whole, 1 uneven, then 3 of the next epoch
     return min(length, whole * global_batch + uneven)
 
 
