@@ -1,7 +1,7 @@
 """An LSTM that predicts the next word, as pytorch/examples/word_language_model, clipped, with tied weights.
 
-The original carries the hidden state from one window to the next of its 20 lanes. A Job's rows are independent, so
-that here each window begins with a state of zeros: give longer windows (`bptt`) instead.
+The text is cut into `batch_size` lanes. The hidden state goes from one window of a lane to the next, without its graph
+(truncated BPTT). The evaluation's windows each begin with a state of zeros.
 """
 
 from pathlib import Path
@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.data import TensorDataset
+from torch.utils.data import Subset
 
-from samestep import Job, Recipe
+from samestep import Job, Lanes, Recipe, Windows
 
 TEXT = Path(__file__).parent / "nanogpt" / "input.txt"
 
@@ -25,8 +25,9 @@ class RNNModel(nn.Module):
         self.decoder.weight = self.encoder.weight  # tied
         nn.init.uniform_(self.encoder.weight, -0.1, 0.1)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        return self.decoder(self.drop(self.rnn(self.drop(self.encoder(tokens)))[0]))
+    def forward(self, tokens: Tensor, state: tuple[Tensor, Tensor] | None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        hidden, state = self.rnn(self.drop(self.encoder(tokens)), state)
+        return self.decoder(self.drop(hidden)), state
 
 
 def job(
@@ -34,8 +35,7 @@ def job(
 ) -> Job:
     words = data.read_text(encoding="utf-8").split()
     number = {word: n for n, word in enumerate(sorted(set(words)))}
-    text = torch.tensor([number[word] for word in words])
-    windows = text[: (len(text) - 1) // bptt * bptt + 1].unfold(0, bptt + 1, bptt)
+    windows = Windows(torch.tensor([number[word] for word in words]), bptt)
     held_out = len(windows) // 10
 
     def model() -> nn.Module:
@@ -44,11 +44,15 @@ def job(
 
     return Job(
         model=model,
+        forward=lambda network, batch: network(batch.inputs, batch.state),
+        carry_state=True,
         criterion=lambda output, batch: F.cross_entropy(output.flatten(0, 1), batch.targets.flatten()),
         optimizer=Recipe(torch.optim.SGD, {"lr": lr}),
-        train=TensorDataset(windows[held_out:, :-1], windows[held_out:, 1:]),
-        evaluation=TensorDataset(windows[:held_out, :-1], windows[:held_out, 1:]),
+        train=Subset(windows, range(held_out, len(windows))),
+        evaluation=Subset(windows, range(held_out)),
         global_batch=batch_size,
+        order=Lanes(),
+        last="drop",
         clip_norm=0.25,
         epochs=40,
     )

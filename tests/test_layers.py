@@ -47,7 +47,7 @@ BOTH = {"__init__", "engine", "records", "world", "job", "errors", "version"}
 FREE = {"errors", "job", "version"}
 HEAVY = {"torch", "sklearn", "lightning", "accelerate", "deepspeed", "horovod", "transformers", "torchmetrics"}
 PUBLIC = {"Arrays", "Batch", "ByLength", "ImageFolder", "Job", "LRSchedule", "Pipeline", "Recipe", "StepInfo", "Stream"}
-PUBLIC |= {"Phase", "Weighted", "Windows"}
+PUBLIC |= {"Lanes", "Phase", "Weighted", "Windows"}
 ROOT_MODULES, FILE_LINES, FUNCTION_LINES = 8, 350, 60
 
 

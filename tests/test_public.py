@@ -29,7 +29,7 @@ def test_exports() -> None:
         "StepInfo",
         "Stream",
     ]
-    of_jobs += ["Weighted", "Windows"]
+    of_jobs += ["Lanes", "Weighted", "Windows"]
     of_results = ["MachineOptions", "TrainingFailed", "UserError", "Verdict"]
     calls = ["compare", "evaluate", "run", "verify"]
     assert sorted(samestep.__all__) == sorted([*of_jobs, *of_results, *calls, "__version__"])

@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from samestep.errors import TrainingFailed, UserError
-from samestep.job import Batch, ByLength, Job, LRSchedule, Phase, Recipe, StepInfo, Weighted
+from samestep.job import Batch, ByLength, Job, Lanes, LRSchedule, Phase, Recipe, StepInfo, Weighted
 from samestep.version import __version__
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ __all__ = [
     "ImageFolder",
     "Job",
     "LRSchedule",
+    "Lanes",
     "MachineOptions",
     "Phase",
     "Pipeline",

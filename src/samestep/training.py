@@ -21,6 +21,8 @@ from samestep.data.loader import batches
 from samestep.data.schedule import key, schedule_of
 from samestep.errors import Refused, not_a_scalar
 from samestep.job import Batch, Job, Part
+from samestep.rank.carry import CarriedState
+from samestep.rank.default_generator import default_generator
 from samestep.rank.ema import Ema
 from samestep.rank.evaluation_schedule import EvaluationSchedule
 from samestep.rank.gather import loss_over_all_rows
@@ -86,11 +88,12 @@ class Run:
         self._done = self._skipped = 0
         self._model: nn.Module | None = None
         self._ema: Ema | None = None
+        self._carried = CarriedState() if job.carry_state else None
         self._of_phase = job.of_phases()
         self._turns: Turns | None = None
         self._evaluation_schedule: EvaluationSchedule | None = None
         self._drawn, self._all_drawn = 0, False  # steps whose batches have been handed out
-        self._streams = [_default_generator(device) for device in world.devices]
+        self._streams = [default_generator(device) for device in world.devices]
 
     def begin(
         self, model: nn.Module, optimizer: Optimizer, *, state: Callable[[], dict[str, Any]] | None = None
@@ -171,7 +174,8 @@ class Run:
 
         The share makes the average over the ranks exact where they have different numbers of rows. Before the forward
         pass each device's random generator is seeded for this (step, micro-batch, replica).
-        With Job(gather_outputs=True) it is the loss over all ranks' rows, times the number of ranks.
+        With Job(gather_outputs=True) it is the loss over all ranks' rows, times the number of ranks. With
+        Job(carry_state=True) the batch gets its rows' state here, since libraries ask for batches in advance.
         Raises Refused when BatchNorm gets one row, UserError when the criterion returns no scalar.
         """
         self.part = part = batch.part
@@ -187,12 +191,14 @@ class Run:
         restore = _keep_state(model) if part.rows == 0 else None
         if self._observe:
             self._autocast |= torch.is_autocast_enabled(self.world.device.partition(":")[0])
+        batch = self._carried.given_to(batch) if self._carried else batch
         try:
             output = job.forward(model, batch)
         except ValueError as error:
             if is_one_row_error(error):
                 raise Refused(one_row_message(part.step, self.world.rank)) from error
             raise
+        output = self._carried.kept_from(output, batch) if self._carried else output
         share = part.share
         if self.job.gather_outputs and self.world.size > 1:
             loss = loss_over_all_rows(job, output, batch, self.schedule, self.world)
@@ -336,14 +342,3 @@ def _keep_state(model: nn.Module) -> Callable[[], None]:
                 of_module[name] = kept
 
     return restore
-
-
-def _default_generator(device: str) -> torch.Generator:
-    """Returns the default random generator of `device`, which dropout there draws from.
-
-    Seeding it takes 1 µs. torch.manual_seed takes 70 µs: it also queues a seed for CUDA, with a stack trace.
-    """
-    if device == "cpu":
-        return torch.default_generator
-    torch.cuda.init()
-    return torch.cuda.default_generators[torch.device(device).index or 0]

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import TensorDataset
 
-from samestep import ByLength, Job, LRSchedule, Recipe, Weighted
+from samestep import ByLength, Job, Lanes, LRSchedule, Recipe, Weighted
 
 X = torch.randn(61, 6, generator=torch.Generator().manual_seed(0))
 Y = (X.sum(1) > 0).long()
@@ -62,7 +62,7 @@ def plateau(metric: str = "loss") -> Job:
     return replace(averaged(), ema=None, scheduler=LRSchedule(make, every="evaluation", metric=metric))
 
 
-def ordered(kind: Literal["weighted", "few", "lengths", "function"] = "weighted", last: str = "keep") -> Job:
+def ordered(kind: Literal["weighted", "few", "lengths", "lanes", "function"] = "weighted", last: str = "keep") -> Job:
     """Rows in an order of the job's own; noise keyed by the sample, and by how often it has come."""
 
     def noisy(sample: tuple[torch.Tensor, ...], generator: torch.Generator) -> tuple[torch.Tensor, ...]:
@@ -71,6 +71,7 @@ def ordered(kind: Literal["weighted", "few", "lengths", "function"] = "weighted"
     orders = {
         "weighted": Weighted([1.0 + 9 * (label == 0) for label in Y[:44].tolist()]),
         "few": Weighted(torch.arange(44.0), num_samples=30),
+        "lanes": Lanes(),
         "lengths": ByLength([int(40 * abs(row[0])) for row in X[:44]], buckets=4),
         "function": lambda epoch, generator: torch.randint(44, (100,), generator=generator),
     }

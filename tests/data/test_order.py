@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from conformance.jobs_job import ordered
-from samestep import ByLength, Job, UserError, Weighted, Windows
+from samestep import ByLength, Job, Lanes, UserError, Weighted, Windows
 from samestep.data.schedule import schedule_of
 from samestep.engine import Layout
 from samestep.records.plan import Prove
@@ -22,7 +22,7 @@ from samestep.tasks.proof_job import proof_job
 SMALL = Prove("sgd", 8, "float64", 3, 0.05)
 
 
-@pytest.mark.parametrize("kind", ["weighted", "few", "lengths", "function"])
+@pytest.mark.parametrize("kind", ["weighted", "few", "lengths", "lanes", "function"])
 @pytest.mark.parametrize("last", ["keep", "drop"])
 def test_the_reference_has_the_same_rows(kind: Any, last: str) -> None:
     for job in (ordered(kind, last), proof_job(ordered(kind, last), SMALL)):
@@ -66,11 +66,18 @@ def test_batches_have_rows_of_like_lengths() -> None:
     assert padding["like"] < 0.12 * padding["usual"]
 
 
+def test_lanes_are_contiguous() -> None:
+    schedule = schedule_of(replace(ordered(), order=Lanes(), global_batch=10), 1)
+    rows = schedule.order(0)
+    assert rows[:40].reshape(4, 10).T.tolist() == np.arange(40).reshape(10, 4).tolist()
+    assert rows[40:].tolist() == [40, 41, 42, 43] and np.array_equal(rows, schedule.order(1))
+
+
 WRONG: dict[str, Callable[[], Job]] = {
     "Weighted has 2 weights, and the dataset 44 samples": lambda: replace(ordered(), order=Weighted([1.0, 2.0])),
     "the weights must be 0 or above": lambda: replace(ordered(), order=Weighted([-1.0] * 44)),
     "ByLength has 1 lengths, and the dataset 44": lambda: replace(ordered(), order=ByLength([1.0])),
-    "order is a list; give Weighted, ByLength or a function": lambda: replace(ordered(), order=[0, 1]),
+    "order is a list; give Weighted, ByLength, Lanes": lambda: replace(ordered(), order=[0, 1]),
     "order and shuffle=False": lambda: replace(ordered(), shuffle=False),
 }
 

@@ -69,7 +69,10 @@ PORTS: dict[str, Port] = {
         settings={"batch_size": "12", "size": "16", "width": "4"},
     ),
     "word_lm": Port(
-        "pytorch/examples: word_language_model", "with a state of zeros for each window", "word_lm.py", settings=ROWS16
+        "pytorch/examples: word_language_model",
+        "as is: carry_state=, order=Lanes; evaluated with a state of zeros for each window",
+        "word_lm.py",
+        settings=ROWS16,
     ),
     "vae": Port("pytorch/examples: vae", "with its sum divided by the rows", "vae.py", answer=NATURE, settings=ROWS16),
     "siamese": Port("pytorch/examples: siamese_network", "with pairs drawn by row", "siamese.py", settings=ROWS16),
@@ -109,10 +112,6 @@ PORTS: dict[str, Port] = {
         "with the gates of all ranks (`gather_outputs`)",
         "moe.py",
         settings={"balance": "batch", "batch_size": "8"},
-    ),
-    "carried state": Port(
-        "truncated BPTT with carried state",
-        "not yet: a row's state would be the previous window's, which a Job's independent rows do not know",
     ),
     "ema": Port("timm and swa_utils: averaged weights (EMA)", "as is: ema=", "ema.py", settings=ROWS16),
     "dcgan": Port(

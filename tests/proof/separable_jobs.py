@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
-from samestep import Batch, Job, Recipe
+from samestep import Batch, Job, Lanes, Recipe
 
 X = torch.randn(60, 20, generator=torch.Generator().manual_seed(0))
 Y = (X.sum(1) > 0).long()
@@ -179,6 +179,32 @@ class Carried(nn.Module):
 
 def carried_state() -> Job:
     return _job(Carried, train=TensorDataset(X[:49], Y[:49]))  # a rank without rows must not move its state
+
+
+class CarriedOn(nn.Module):
+    """Returns its state. by_row: a state of each row's own, and not a mean over them."""
+
+    def __init__(self, by_row: bool) -> None:
+        super().__init__()
+        self.layer, self.by_row = nn.Linear(20, 2), by_row
+
+    def forward(self, x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
+        output: Tensor = self.layer(x) + (0 if state is None else state)
+        return output, output if self.by_row else output.mean(0)
+
+
+def carried_on(by_row: bool = True) -> Job:
+    return _job(
+        lambda: CarriedOn(by_row),
+        forward=lambda model, batch: model(batch.inputs, batch.state),
+        carry_state=True,
+        order=Lanes(),
+        last="drop",
+    )
+
+
+def carried_mean() -> Job:
+    return carried_on(by_row=False)
 
 
 def unused_weights() -> Job:

@@ -42,6 +42,8 @@ ANSWERS = {
     "other_rows_in_forward_with_all_rows": ("no", "the model's output for a row depends on the rows beside it"),
     "other_rows_in_forward": ("no", "the model's output for a row depends on the rows beside it"),
     "carried_state": ("no", "keeps something from batch to batch (hidden)"),
+    "carried_on": ("yes", ""),
+    "carried_mean": ("no", "the state that it carries on is not each row's own"),
     "unused_weights": ("no", "Job(weight=…) is given, and the criterion's mean does not use it"),
 }
 
@@ -72,6 +74,7 @@ FEW = (
     "contrastive",
     "contrastive_over_all_rows",
     "carried_state",
+    "carried_mean",
 )
 CASES = [
     pytest.param(name, replicas, marks=() if name in FEW and replicas == 2 else pytest.mark.check)

@@ -41,6 +41,13 @@ def test_it_leaves_mode_random_stream_and_buffers_as_they_were(training: bool) -
     assert all(torch.equal(buffer, before[1][name]) for name, buffer in model.named_buffers())
 
 
+def test_last_drop_is_of_the_training_alone() -> None:
+    job = jobs_drawn.job(rows=40, global_batch=16)
+    fewer: Any = Subset(job.evaluation, range(5))  # type: ignore[arg-type]
+    job = replace(job, evaluation=fewer, last="drop")
+    assert evaluate(job, job.model(), World()).rows == 5
+
+
 class Last(Metric):
     """The target of the last row: it shows in which order the chunks are put together."""
 

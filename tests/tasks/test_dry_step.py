@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.utils.data import IterableDataset, Subset, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
 
-from samestep import Job, LRSchedule, Recipe
+from samestep import Job, Lanes, LRSchedule, Recipe
 from samestep.data.stream import Stream
 from samestep.errors import UserError
 from samestep.tasks.inspect.job import inspect_job
@@ -178,6 +178,24 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "all rows of texts": (
         {"gather_outputs": True, "forward": lambda model, batch: (model(batch.inputs), "a text")},
         "gather_outputs gathers tensors, and the output or the batch holds a str; let forward and collate return",
+    ),
+    "a state without a tensor": (
+        {
+            "carry_state": True,
+            "order": Lanes(),
+            "last": "drop",
+            "forward": lambda model, batch: (model(batch.inputs), None),
+        },
+        "the state that forward returned holds no tensor",
+    ),
+    "a state that forward does not take": (
+        {
+            "carry_state": True,
+            "order": Lanes(),
+            "last": "drop",
+            "forward": lambda model, batch: (model(batch.inputs + (0 if batch.state is None else batch.state)),) * 2,
+        },
+        "the job's forward with batch.state raised on 4 rows: RuntimeError",
     ),
     "all rows in parts": (
         {"gather_outputs": True, "micro_batch": 4},

@@ -171,6 +171,7 @@ def _train_results(study: Study, row: Row, record: Record, out: Path) -> TrainRe
         evaluation={name: value for name, value in best.items() if name != "step"} or None,
         evaluation_rows=count_evaluated_rows(record, "train", study.job.evaluation_rows),
         weights=str(out / WEIGHTS),
+        export=step.export,
         wait_share=wait.share if wait else None,
         loader_ceiling=wait.loader_ceiling if wait else None,
         demand=wait.demand if wait else None,

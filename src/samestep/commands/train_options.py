@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from samestep.commands.options import Options, Typed, names
-from samestep.errors import UserError, nearest
+from samestep.errors import UserError, first_few, nearest
 
 if TYPE_CHECKING:
     from samestep.records.inspection import JobFacts
@@ -25,7 +25,7 @@ LOGS = {"csv": "", "tensorboard": "tensorboard", "wandb": "wandb"}  # --log -> t
 class TrainOptions(Options):
     """How to train. init: weights to start from. evaluate_every: epochs from one evaluation to the next; 0: only the
     last; None: 1, or 0 where evaluate_steps is given. evaluate_steps: optimizer steps from one evaluation to the next.
-    log: of LOGS.
+    log: of LOGS. export: the folder that from_pretrained is to load.
 
     best: the metric, as 'accuracy' or 'error:min', whose best weights are kept; '' keeps the last. patience:
     evaluations without a better one after which the training ends.
@@ -52,6 +52,11 @@ class TrainOptions(Options):
         Typed(str, "", names),
         Option(help="Write losses, rates, speed and evaluations: csv, tensorboard, wandb (offline), or several."),
     ] = ()
+    export: Annotated[
+        str | Path | None,
+        Typed(Path | None),
+        Option(help="Write a folder that from_pretrained loads, with the trained weights."),
+    ] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -80,6 +85,9 @@ class TrainOptions(Options):
         if self.patience and not name:
             raise UserError("--patience needs a metric; name it with --best")
         _check_logs(self.log)
+        export = Path(self.export).resolve() if self.export else None
+        if export:
+            _check_export(export, job.pretrained)
         init = file_of(self.init, "--init")
         return Train(
             weights="",
@@ -90,7 +98,26 @@ class TrainOptions(Options):
             best=(name, direction or job.metrics[name]) if name else None,
             patience=self.patience,
             log=self.log,
+            export=str(export) if export else None,
         )
+
+
+def _check_export(folder: Path, modules: tuple[str, ...]) -> None:
+    """modules: the names of those that have save_pretrained."""
+    if not modules:
+        raise UserError(
+            f"--export {folder}: neither the job's model nor a module of it has save_pretrained, as those of "
+            "transformers and peft have; leave it out: weights.safetensors is written all the same"
+        )
+    if len(modules) > 1:
+        raise UserError(
+            f"--export {folder}: {len(modules)} modules of the model have save_pretrained "
+            f"({first_few(list(modules))}), and a folder holds one; leave it out, and call save_pretrained on the one "
+            "that you need, with the weights of weights.safetensors"
+        )
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder} exists, and would be replaced; give another folder with --export")
+    _check_writable(folder, "--export", "give a folder in an existing one")
 
 
 def _check_logs(names: tuple[str, ...]) -> None:
@@ -131,12 +158,19 @@ class ScoreOptions(Options):
 def _check_predictions(file: Path) -> None:
     if file.exists():
         raise UserError(f"{file} exists, and would be replaced; give another name with --predictions")
-    if file.suffix != ".npy" or not file.resolve().parent.is_dir():
+    if file.suffix != ".npy":
         raise UserError(f"--predictions {file}: give a file that ends in .npy, in an existing folder")
+    _check_writable(file, "--predictions", "give a file that ends in .npy, in an existing folder")
+
+
+def _check_writable(path: Path, flag: str, instead: str) -> None:
+    """Raises UserError where the folder that is to hold `path` does not exist, or takes no files."""
+    if not path.resolve().parent.is_dir():
+        raise UserError(f"{flag} {path}: {instead}")
     try:
-        tempfile.TemporaryFile(dir=file.resolve().parent).close()
+        tempfile.TemporaryFile(dir=path.resolve().parent).close()
     except OSError as error:
-        raise UserError(f"--predictions {file} cannot be written: {error.strerror}; name another") from None
+        raise UserError(f"{flag} {path} cannot be written: {error.strerror}; name another") from None
 
 
 def file_of(path: str | Path | None, flag: str) -> str | None:

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from samestep.errors import UserError
-from samestep.job import ByLength, Job, Part, Weighted
+from samestep.job import ByLength, Job, Lanes, Part, Weighted
 
 FILL_ROWS = 2  # of the dummy batch, with weight 0, of a rank without rows: the fewest that BatchNorm accepts
 
@@ -154,7 +154,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Ordered:
-    """Job.order, of a dataset of `samples` samples: Weighted, ByLength or a function."""
+    """Job.order, of a dataset of `samples` samples: Weighted, ByLength, Lanes or a function."""
 
     by: Any
     samples: int
@@ -167,8 +167,9 @@ class Ordered:
         return found
 
     def repeats(self, batch: int, seed: int, epoch: int) -> NDArray[np.int64] | None:
-        """Returns how often each row of an epoch has come before in it; None for ByLength, where none comes again."""
-        return None if isinstance(self.by, ByLength) else _repeats(self.by, self.samples, batch, seed, epoch)
+        """Returns how often each row of an epoch has come before in it; None where none comes again."""
+        once = isinstance(self.by, ByLength | Lanes)
+        return None if once else _repeats(self.by, self.samples, batch, seed, epoch)
 
 
 def schedule_of(job: Job, world_size: int) -> Schedule:
@@ -212,6 +213,9 @@ def _own_order(by: Any, samples: int, batch: int, seed: int, epoch: int) -> NDAr
         by_bucket = kept[np.argsort(rank[kept] * by.buckets // samples, kind="stable")]
         places = torch.randperm(len(kept) // batch, generator=generator).numpy()
         return np.concatenate([by_bucket.reshape(-1, batch)[places].reshape(-1), rest])
+    if isinstance(by, Lanes):
+        lanes = np.arange(samples - samples % batch).reshape(batch, -1)
+        return np.concatenate([lanes.T.reshape(-1), np.arange(lanes.size, samples)])
     found = np.asarray(by(epoch, generator), dtype=np.int64).reshape(-1)
     if not len(found) or found.min() < 0 or found.max() >= samples:
         raise UserError(f"the job's order gives indices for epoch {epoch} that are not all of 0 to {samples - 1}")

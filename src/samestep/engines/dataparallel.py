@@ -12,6 +12,7 @@ from torch.nn import DataParallel
 from torch.nn.utils import clip_grad_norm_
 
 from samestep.engine import Layout, Numerics, State
+from samestep.errors import Refused
 from samestep.job import Job
 from samestep.training import Run
 from samestep.world import World
@@ -36,6 +37,8 @@ def numerics() -> Numerics:
 
 
 def train(job: Job, world: World, run: Run) -> State:
+    if job.carry_state:
+        raise Refused("DataParallel cuts and joins tensors along rows, and a carried state may have others; use ddp")
     module = job.model().to(world.device)
     model = DataParallel(module, device_ids=[torch.device(device) for device in world.devices])
     optimizer = job.optimizer.build(module)

@@ -8,10 +8,21 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from samestep.errors import UserError, nearest
-from samestep.job.checks import check_dataset, check_functions, check_optimizer, check_workers, nested, shown
+from samestep.job.checks import (
+    check_carried,
+    check_dataset,
+    check_functions,
+    check_optimizer,
+    check_workers,
+    nested,
+    shown,
+)
 from samestep.job.optimizer import LRSchedule as LRSchedule
 from samestep.job.optimizer import Phase as Phase
 from samestep.job.optimizer import Recipe as Recipe
+from samestep.job.orders import ByLength as ByLength
+from samestep.job.orders import Lanes as Lanes
+from samestep.job.orders import Weighted as Weighted
 from samestep.job.phases import check_phases, in_turn
 
 if TYPE_CHECKING:  # a job is plain values: importing samestep must not import torch
@@ -64,12 +75,15 @@ class Batch:
     part: the rows' step, micro-batch, sample indices and share of the step.
     fetch_s: seconds that a loader process took to fetch them; None where the training process fetched them.
     fetch_cpu_s: the CPU time of these; the rest was spent waiting for a disk, a network or a CPU.
+    state: what `forward` returned for the same rows of the step before, with Job.carry_state; None where an epoch
+    begins, in an evaluation, and without carry_state.
     """
 
     data: Any
     part: Part
     fetch_s: float | None = None
     fetch_cpu_s: float = 0.0
+    state: Any = None
 
     @property
     def inputs(self) -> Any:
@@ -94,47 +108,6 @@ def _is_pair(data: Any) -> bool:
     return isinstance(data, (list, tuple)) and len(data) == 2
 
 
-@dataclass(frozen=True, eq=False)
-class Weighted:
-    """An epoch's order: rows drawn with replacement, by their weights, as torch's WeightedRandomSampler draws them.
-
-    weights: of every sample, 0 or above. num_samples: rows of an epoch; None: as many as the dataset has.
-    """
-
-    weights: Sequence[float]
-    num_samples: int | None = None
-
-    def check(self, samples: int) -> None:
-        _check_one_each("Weighted", "weights", self.weights, samples)
-        if self.num_samples is not None and self.num_samples < 1:
-            raise UserError(f"Weighted(num_samples={self.num_samples}): an epoch has 1 row or more")
-        weights = self.weights.tolist() if hasattr(self.weights, "tolist") else self.weights
-        if not min(weights) >= 0 or not 0 < sum(weights) < float("inf"):
-            raise UserError("Weighted: the weights must be 0 or above, and some of them above 0")
-
-
-@dataclass(frozen=True, eq=False)
-class ByLength:
-    """An epoch's order: batches of rows of like lengths, so that little is padded; every row once.
-
-    lengths: of every sample. buckets: into so many parts of equal size the rows are sorted by length; within one they
-    are shuffled, and so are the batches. The incomplete last batch has rows of any length.
-    """
-
-    lengths: Sequence[float]
-    buckets: int = 10
-
-    def check(self, samples: int) -> None:
-        _check_one_each("ByLength", "lengths", self.lengths, samples)
-        if self.buckets < 1:
-            raise UserError(f"ByLength(buckets={self.buckets}): give 1 bucket or more")
-
-
-def _check_one_each(what: str, field: str, values: Sequence[float], samples: int) -> None:
-    if len(values) != samples:
-        raise UserError(f"{what} has {len(values)} {field}, and the dataset {samples} samples; give one for each")
-
-
 def counts_by_itself(metric: Any) -> bool:
     """Whether a metric is a torchmetrics one, with a state over many batches, not a function of each row."""
     return hasattr(metric, "merge_state")
@@ -149,6 +122,16 @@ def reads_batch(metric: Any) -> bool:
 def apply_to_inputs(model: nn.Module, batch: Batch) -> Any:
     """Calls the model with the batch's inputs: the default `forward`."""
     return model(batch.inputs)
+
+
+def output_and_state(returned: Any) -> tuple[Any, Any]:
+    """Returns the two halves of what a forward with Job.carry_state returned. Raises UserError for anything else."""
+    if not isinstance(returned, tuple) or len(returned) != 2:
+        raise UserError(
+            f"carry_state=True: forward returned {shown(returned)}, not a pair (output, state); return the state too, "
+            "or leave carry_state out"
+        )
+    return returned
 
 
 @dataclass(frozen=True)
@@ -189,6 +172,8 @@ class Job:
     gather_outputs: the criterion sees the outputs and the batches of all ranks, and so all rows of a step at once.
     ema: the decay of an exponential moving average of the weights, which is evaluated and saved in their place.
     save: what weights.safetensors holds: all weights and buffers, or the trainable ones, as of a LoRA.
+    carry_state: forward returns (output, state), and finds the state of the same rows in the next step's batch.state,
+        detached; the criterion and the metrics see the output.
     clip_norm: the global norm that gradients are clipped to before the optimizer steps.
     weight: (index) -> the weight of a training sample in the criterion's mean (for instance its tokens); None: every
         row weighs 1. evaluation_weight: the same for the evaluation's samples.
@@ -196,7 +181,8 @@ class Job:
     max_steps: optimizer steps, of all phases together, after which the training ends, whatever `epochs` is; None:
         after `epochs`.
     last: keep or drop an epoch's incomplete last batch.
-    order: an epoch's rows in their order: Weighted, ByLength, or (epoch, generator) -> indices; None: by `shuffle`.
+    order: an epoch's rows in their order: Weighted, ByLength, Lanes, or (epoch, generator) -> indices; None: by
+        `shuffle`.
     shuffle: whether each epoch is shuffled anew; False: the dataset's order, as a Stream needs.
     sync_batchnorm: BatchNorm's statistics over all ranks' rows, with torch's SyncBatchNorm (on GPUs only).
     workers: loader processes per rank; 0 loads in the training process, where a plain TensorDataset is always indexed.
@@ -226,9 +212,10 @@ class Job:
     seed: int = 0
     micro_batch: int | None = None
     gather_outputs: bool = False
+    carry_state: bool = False
     clip_norm: float | None = None
     last: Literal["keep", "drop"] = "keep"
-    order: Weighted | ByLength | Callable[[int, Generator], Sequence[int]] | None = None
+    order: Weighted | ByLength | Lanes | Callable[[int, Generator], Sequence[int]] | None = None
     shuffle: bool = True
     sync_batchnorm: bool = False
     workers: int = 0
@@ -271,13 +258,25 @@ class Job:
         if self.ema is not None and not 0 < self.ema < 1:
             raise UserError(f"ema is {self.ema}; it is a decay between 0 and 1, such as 0.999")
         self._check_scheduler()
+        self._check_order()
+
+    def _check_order(self) -> None:
         if self.order is not None and not self.shuffle:
             raise UserError("order and shuffle=False each say the order of the rows; leave out one of them")
         if isinstance(self.order, Weighted | ByLength):
             self.order.check(len(self.train))
-        elif self.order is not None and not callable(self.order):
+        elif self.order is not None and not isinstance(self.order, Lanes) and not callable(self.order):
             kind = type(self.order).__name__
-            raise UserError(f"order is a {kind}; give Weighted, ByLength or a function (epoch, generator) -> indices")
+            raise UserError(
+                f"order is a {kind}; give Weighted, ByLength, Lanes() or a function (epoch, generator) -> indices"
+            )
+        if self.carry_state:
+            in_lanes = not (self.order is None or isinstance(self.order, Weighted | ByLength)) or not self.shuffle
+            if self.phases:
+                raise UserError(
+                    "carry_state=True with phases: each phase would take the state of the one before it; leave out one"
+                )
+            check_carried(self.forward is apply_to_inputs, in_lanes, self.last)
         if self.last == "drop" and self.order is None and len(self.train) < self.global_batch:
             raise UserError(
                 f"last=drop leaves no step: the dataset has {len(self.train)} rows, fewer than global_batch "
@@ -316,6 +315,11 @@ class Job:
             raise UserError("the scheduler's every is 'evaluation', and the job has none; give it Job(evaluation=…)")
         if every == "evaluation" and metric not in ("loss", *self.metrics):
             raise UserError(f"the scheduler's metric is '{metric}'; {nearest(metric, ['loss', *self.metrics])}")
+
+    def output(self, model: nn.Module, batch: Batch) -> Any:
+        """Calls `forward`. Returns its output, without the state where it carries one."""
+        returned = self.forward(model, batch)
+        return output_and_state(returned)[0] if self.carry_state else returned
 
     def steps(self, steps_per_epoch: int) -> int:
         """Returns the optimizer steps of the whole training."""

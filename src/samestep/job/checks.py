@@ -104,3 +104,25 @@ def check_functions(model: Any, criterion: Any) -> None:
             f"criterion is {call or shown(criterion)}, and is called with (output, batch), not with the targets: "
             f"write criterion=lambda output, batch: {call or 'F.cross_entropy'}(output, batch.targets)"
         )
+
+
+def check_carried(default_forward: bool, in_lanes: bool, last: str) -> None:
+    """Raises UserError with the line to write where a Job with carry_state cannot carry a state.
+
+    default_forward: whether the job has no forward of its own. in_lanes: whether its order may be one of lanes.
+    """
+    if default_forward:
+        raise UserError(
+            "carry_state=True: the default forward does not give the model its state; write "
+            "forward=lambda model, batch: model(batch.inputs, batch.state)"
+        )
+    if not in_lanes:
+        raise UserError(
+            "carry_state=True: a row continues the row at its place in the step before, and this job's rows are "
+            "shuffled; give Job(order=Lanes()), or shuffle=False where the dataset has that order"
+        )
+    if last != "drop":
+        raise UserError(
+            "carry_state=True: the rows of an incomplete last step continue none; give Job(last='drop'), which leaves "
+            "them out"
+        )

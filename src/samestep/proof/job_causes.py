@@ -12,6 +12,7 @@ from samestep.records.record import PlayedLayout, SeparationSeen
 Sentence = tuple[str, str]  # (the reason, what helps)
 
 ROWS_TOGETHER = "docs/job.md, Losses over all rows"
+CARRIED = "docs/job.md, State carried from step to step"
 PADDED = (
     "the model's output for a row depends on the rows beside it, for instance by padding to the longest row",
     "mask what is padded, so that a row's output is the same in every batch",
@@ -54,6 +55,12 @@ def mistake(separation: SeparationSeen, dtype: str, job: JobFacts) -> Sentence:
     if losses.is_mean(losses.weights):
         if separation.moved:
             return _keeps_state(separation)
+        if job.carry_state:
+            return (
+                "its losses are means over rows, its training is not: the state that it carries on is not each row's "
+                "own, or the optimizer, a hook or the model's own code depends on the ranks",
+                "let the state of a row hold what that row has seen, and look for what is done once for each batch",
+            )
         return (
             "its losses are means over rows, its training is not: the optimizer, a hook or the model's own code "
             "depends on the ranks or on the number of micro-batches",
@@ -100,7 +107,8 @@ def _keeps_state(separation: SeparationSeen) -> Sentence:
     where = f" ({first_few(separation.moved)})" if separation.moved else ""
     return (
         f"the model or the criterion keeps something from batch to batch{where}, and each rank keeps its own",
-        "compute it from the batch alone, or keep it out of what is trained",
+        "compute it from the batch alone, keep it out of what is trained, or return it from forward, which carries it "
+        f"on with its rows: Job(carry_state=True), {CARRIED}",
     )
 
 

@@ -113,7 +113,7 @@ def evaluate(job: Job, model: nn.Module, world: World, *, predictions: bool = Fa
     model.eval()
     with torch.no_grad(), _memory_errors(f"to evaluate {chunk_rows} rows at once", chunk_rows, world):
         for number, batch in zip(mine, _batches(job, [chunks[number] for number in mine], world.device)):
-            output = job.forward(model, batch)
+            output = job.output(model, batch)
             table[number] = _sums(job, by_row, output, batch)
             states.append({name: count_metric(job.metrics[name], output, batch) for name in whole})
             if predictions:
@@ -152,8 +152,9 @@ def _batches(job: Job, chunks: list[range], device: str) -> Iterator[Batch]:
         for chunk in chunks
     ]
     assert job.evaluation is not None
+    rows = replace(job, train=job.evaluation, augment=None, order=None, last="keep", carry_state=False)
     try:
-        yield from loaded(replace(job, train=job.evaluation, augment=None, order=None), parts, device)
+        yield from loaded(rows, parts, device)
     except LoadingFailed as error:
         raise LoadingFailed(str(error).replace("the rows of step 0", "the evaluation's rows")) from error
 

@@ -85,7 +85,8 @@ class JobFacts:
     where the job's whole batch would take too long; else 0. dear: whether a step of the proof takes long all the same.
     row_bytes, row_s: what a row's forward pass keeps, and the seconds of its forward and backward passes, roughly.
     unused: parameters without a gradient; scalars: those without dimensions. batch_layers, random_layers: the names of
-    its BatchNorm and dropout layers. refused: replicas -> why they cannot train it.
+    its BatchNorm and dropout layers. pretrained: of its outermost modules with save_pretrained, '' for
+    the model itself. refused: replicas -> why they cannot train it.
     phases: those of a job with several optimizers, in their turn -> the optimizer's class.
     """
 
@@ -113,10 +114,12 @@ class JobFacts:
     last: str
     sync_batchnorm: bool
     gather_outputs: bool
+    carry_state: bool
     batch_layers: tuple[str, ...]
     random_layers: tuple[str, ...]
     unused: tuple[str, ...]
     scalars: tuple[str, ...]
+    pretrained: tuple[str, ...]
     refused: Mapping[int, str | None]
     phases: Mapping[str, str] = field(default_factory=dict)
 

@@ -50,6 +50,7 @@ class Train:
     two evaluations, 0: only the last. every_steps: optimizer steps between two evaluations, besides. best: the metric,
     and 'min' or 'max', by which the best weights are saved; None saves the last. patience: how many evaluations without
     an improvement end the training. log: where steps and evaluations are written: of 'csv', 'tensorboard', 'wandb'.
+    export: the folder for from_pretrained; None: none.
     """
 
     weights: str
@@ -60,6 +61,7 @@ class Train:
     best: tuple[str, str] | None = None
     patience: int | None = None
     log: tuple[str, ...] = ()
+    export: str | None = None
     name: str = "train"
     kind: Literal["train"] = "train"
 

@@ -210,7 +210,8 @@ class InitialWeights:
 class TrainResults:
     """The results of a training.
 
-    curve: the evaluations, each {step, loss, …}. weights: their file. weights_of_step: the step after which they were
+    curve: the evaluations, each {step, loss, …}. weights: their file. export: the folder for from_pretrained, where one
+    was asked for. weights_of_step: the step after which they were
     saved. evaluation: of these weights. stopped: 'asked' or 'early'. wait_share: share of
     the time that it waited for data. loader_ceiling, demand: rows/s that loading and training could reach.
     """
@@ -235,6 +236,7 @@ class TrainResults:
     evaluation: Mapping[str, float] | None
     evaluation_rows: int
     weights: str
+    export: str | None
     wait_share: float | None
     loader_ceiling: float | None
     demand: float | None

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from samestep.errors import not_per_row
 from samestep.job import Batch, Job, reads_batch
+from samestep.reference.carried import output_of
 from samestep.reference.fetch import collate, collate_draws, place, random_state, read
 from samestep.reference.results import Evaluation, State
 
@@ -50,7 +51,7 @@ def _sums(job: Job, model: torch.nn.Module, device: str, weighs: list[float], ba
             weight = sum(weighs[i] for i in rows)
             data = collate(job, read(job, job.evaluation, rows, 0), device, 0, rows[0])
             batch = Batch(data, place(0, 0, rows, weight=weight))
-            output = job.forward(model, batch)
+            output = output_of(job, model, batch)
             sums["loss"] += float(job.criterion(output, batch)) * weight
             for metric in whole.values():
                 metric.update(output, batch if reads_batch(metric) else batch.targets)

@@ -17,6 +17,7 @@ from samestep.engine import Layout
 from samestep.errors import NotFinite, UserError, not_a_scalar
 from samestep.job import Batch, Job
 from samestep.reference.all_rows import AllRows, over_all_rows
+from samestep.reference.carried import Carried, output_of
 from samestep.reference.evaluation import after_evaluation, evaluate
 from samestep.reference.fetch import digests, fetch, place, random_state
 from samestep.reference.first_gradient import FirstGradient, Sample, sample
@@ -94,6 +95,7 @@ class ReplicatedTraining:
         self.scheduled = scheduled(self.turns)
         self.scheduler = job.scheduler.make(self.scheduled) if job.scheduler else None
         self.states = [ReplicaState(self.model) for _ in self.replicas]
+        self.carried = Carried(job)
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         self.first: FirstGradient | None = None
         self.micro_batches: list[list[MicroBatch]] = [[] for _ in self.replicas]
@@ -108,6 +110,8 @@ class ReplicatedTraining:
         the losses."""
         turn = self.turns[step % len(self.turns)]
         plan = step_rows(self.job, self.layout, step)
+        if step % per_epoch(self.job) == 0:
+            self.carried.forget()
         total = sum(weight(self.job, rows) for of_replica in plan for rows in of_replica)
         if self.noise and self.noise.reverses:
             plan = [[rows[::-1] for rows in of_replica] for of_replica in plan]
@@ -179,7 +183,10 @@ class ReplicatedTraining:
             share = float(self.layout.replicas)  # the mean over the replicas is then their sum
         scale = self.noise.scale if self.noise else 1.0
         with self.neutral:
-            output = forward.outputs[replica] if forward.outputs else job.forward(self.model, batch)
+            if forward.outputs:
+                output = forward.outputs[replica]
+            else:
+                output = self.carried.keep(job.forward(self.model, batch), replica, micro)
             loss = all_rows.stand_in(replica, output) if all_rows else job.criterion(output, batch)
             if loss.dim() != 0:
                 raise not_a_scalar(list(loss.shape))
@@ -203,7 +210,8 @@ class ReplicatedTraining:
         rows = forward.rows[replica]
         weighs, phase = weight(self.job, rows), forward.turn.number
         part = place(forward.step, forward.micro, rows, forward.epoch, weighs, phase)
-        return Batch(self.noise.shaken(data) if self.noise else data, part)
+        state = self.carried.of(replica, forward.micro)
+        return Batch(self.noise.shaken(data) if self.noise else data, part, state=state)
 
     def _over_all_rows(self, forward: Forward) -> AllRows:
         """The loss over all replicas' rows. Their outputs are computed here without a graph, and in each replica's turn
@@ -218,7 +226,7 @@ class ReplicatedTraining:
             self.states[replica].restore(self.model)
             torch.manual_seed(seeded(job.seed, "replica", forward.step, forward.micro, replica).initial_seed())
             with torch.no_grad(), self.neutral:
-                outputs[replica] = job.forward(self.model, batches[replica])
+                outputs[replica] = output_of(job, self.model, batches[replica])
         with self.neutral:
             found = over_all_rows(job, outputs, batches, self.device)
         self.draws = self.draws or found.draws

@@ -11,7 +11,7 @@ from math import ceil
 import torch
 
 from samestep.engine import Layout
-from samestep.job import ByLength, Job, Weighted
+from samestep.job import ByLength, Job, Lanes, Weighted
 
 
 def per_epoch(job: Job) -> int:
@@ -59,6 +59,10 @@ def order(job: Job, epoch: int) -> list[int]:
         return found
     if isinstance(job.order, ByLength):
         return _like_lengths(job.order, job.global_batch, generator)
+    if isinstance(job.order, Lanes):
+        steps = samples // job.global_batch
+        rows = [lane * steps + step for step in range(steps) for lane in range(job.global_batch)]
+        return rows + list(range(len(rows), samples))
     if isinstance(job.order, Weighted):
         ends = list(accumulate(map(float, job.order.weights)))
         draws = torch.rand(job.order.num_samples or samples, dtype=torch.float64, generator=generator).tolist()

@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 from samestep.engine import Layout
 from samestep.job import Batch, Job
+from samestep.reference.carried import output_of
 from samestep.reference.fetch import collate_draws, fetch, place
 from samestep.reference.neutral import Neutral
 from samestep.reference.replica_state import ReplicaState
@@ -79,7 +80,7 @@ class _Losses:
         batch = Batch(fetch(self.job, rows, 0, self.device), place(0, 0, rows, 0, weight(self.job, rows)))
         try:
             with self.neutral:
-                output = self.job.forward(self.model, batch)
+                output = output_of(self.job, self.model, batch)
                 return float(self.job.criterion(output, batch)), output
         except (RuntimeError, ValueError, IndexError):  # of one row alone, for instance
             return float("nan"), None

@@ -27,6 +27,8 @@ def outputs_together(
     phase: int = 0,
 ) -> list[Any]:
     """Each replica's output. Raises UserError for a model that draws random numbers, which would fall on other rows."""
+    if job.carry_state:
+        raise UserError("the proof takes sync_batchnorm or carry_state, not both; verify it with one of them")
     device = str(next(model.parameters()).device)
     rows = [row for rows in of_replica for row in rows]
     data = fetch(job, rows, epoch, device)

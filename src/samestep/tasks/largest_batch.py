@@ -76,7 +76,7 @@ def _step(job: Job, part: Part, world: World) -> None:
     if part.rows:
         batch = Batch(to_device(Rows(job)[part][1], world.device), part)
         turn = job.of_phases()[part.phase]
-        turn.criterion(turn.forward(model, batch), batch).backward()
+        turn.criterion(turn.output(model, batch), batch).backward()
     else:
         for parameter in model.parameters():
             parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None

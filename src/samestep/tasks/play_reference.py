@@ -11,7 +11,7 @@ import torch
 from samestep import reference
 from samestep.engine import Layout
 from samestep.errors import NotFinite, UserError
-from samestep.job import ByLength, Job
+from samestep.job import ByLength, Job, Lanes
 from samestep.rank.hardware import is_out_of_memory
 from samestep.records.plan import LayoutPlan, Prove, ReferencePlan
 from samestep.records.record import (
@@ -275,7 +275,7 @@ def _record(
         parameters=facts.parameters,
         length=len(job.train),
         clip_norm=job.clip_norm,
-        each_once=job.order is None or isinstance(job.order, ByLength),
+        each_once=job.order is None or isinstance(job.order, ByLength | Lanes),
         phases=max(1, len(job.phases)),
         evaluation=_evaluation_seen(result.evaluation) if result.evaluation else None,
         apart=distances(base.state, result.state) if base else {},

@@ -20,7 +20,7 @@ from torch.utils.data import Subset, TensorDataset
 
 from samestep.data.schedule import schedule_of
 from samestep.data.stream import is_stream
-from samestep.job import ByLength, Job, Recipe, Weighted
+from samestep.job import ByLength, Job, Lanes, Recipe, Weighted
 from samestep.records.plan import Prove
 
 EMA = 0.8  # the highest decay in a proof, whose few steps would hardly move a slower average
@@ -35,7 +35,7 @@ def proof_job(job: Job, training: Prove) -> Job:
     job = with_fewer_rows(job, training.rows, training.replicas)
     dtype = getattr(torch, training.dtype)
     sample_dtype = None if job.collate else dtype  # a job's collate creates the tensors; its result is cast
-    rows = _spread(job.train, subset_length(len(job.train), job.global_batch, training, max(1, len(job.phases))))
+    rows = _rows_of_subset(job, training)
     evaluated = [] if job.evaluation is None else _spread(job.evaluation, evaluated_rows(job, training.replicas))
     small = replace(
         job,
@@ -71,6 +71,19 @@ def _with_optimizer(job: Job, instead: Callable[[Recipe], Recipe]) -> Job:
     if not job.phases:
         return replace(job, optimizer=instead(job.optimizer))
     return replace(job, phases=[replace(phase, optimizer=instead(phase.optimizer)) for phase in job.phases])
+
+
+def _rows_of_subset(job: Job, training: Prove) -> list[int]:
+    """Returns the rows that the proof trains: with Lanes, as many lanes as its steps have rows, each contiguous."""
+    whole, batch = len(job.train), job.global_batch
+    rows = subset_length(whole, batch, training, max(1, len(job.phases)))
+    if job.carry_state:
+        rows = min(whole, max(rows, 2 * batch))  # two steps in an epoch: the second one continues the first
+    if not isinstance(job.order, Lanes):
+        return _spread(job.train, rows)
+    steps = rows // batch
+    lanes = [lane * (whole // batch) + step for lane in range(batch) for step in range(steps)]
+    return lanes + list(range(whole - (rows - len(lanes)), whole))
 
 
 def steps_of(training: Prove, job: Job) -> int:
@@ -143,8 +156,8 @@ def _subset_order(order: Any, rows: list[int]) -> Any:
         return Weighted(weights if any(weights) else [1.0] * len(rows))
     if isinstance(order, ByLength):
         return ByLength([order.lengths[row] for row in rows], order.buckets)
-    if order is None:
-        return None
+    if order is None or isinstance(order, Lanes):
+        return order
     place = {row: at for at, row in enumerate(rows)}
 
     def of_subset(epoch: int, generator: torch.Generator) -> list[int]:

@@ -13,6 +13,7 @@ from samestep.errors import UserError
 from samestep.job import Job
 from samestep.rank import hardware
 from samestep.rank.best_weights import BestWeights
+from samestep.rank.export import export
 from samestep.rank.graceful_stop import GracefulStop
 from samestep.rank.group import stop_store
 from samestep.rank.step_logs import listeners_of
@@ -68,6 +69,8 @@ def train(plan: Plan, training: Train, job: Job, engine: Engine, world: World) -
         best.add(len(observed.step_s), state, last=True)
     if watch:
         watch.close()
+    if training.export and world.rank == 0:
+        export(job.model, Path(training.weights), Path(training.export))
     return replace(
         observed,
         peak_memory_bytes=hardware.peak_memory_bytes(world.device),

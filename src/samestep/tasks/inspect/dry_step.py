@@ -20,7 +20,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from samestep.data.loader import Rows, to_device
 from samestep.data.schedule import Schedule, schedule_of
 from samestep.errors import UserError, not_a_scalar, not_per_row
-from samestep.job import Batch, Job, counts_by_itself, reads_batch
+from samestep.job import Batch, Job, counts_by_itself, output_and_state, reads_batch
+from samestep.rank.carry import detached
 from samestep.rank.evaluate import count_metric, evaluate
 from samestep.rank.turns import Turns
 from samestep.training import is_one_row_error
@@ -92,12 +93,13 @@ def _forward_backward(job: Job, model: nn.Module, batch: Batch) -> float:
     model.register_forward_hook(lambda *_: called.append(True))
     counter = FlopCounterMode(display=False)
     with counter:
-        output = _raising("forward", lambda: job.forward(model, batch), part.rows)
+        returned = _raising("forward", lambda: job.forward(model, batch), part.rows)
     if not called:
         raise UserError(
             "the job's forward does not call the model itself, but a part or a method of it; engines wrap the model, "
             "and only a call of it goes through the wrapper: call model(...), and let its forward do the rest"
         )
+    output, state = output_and_state(returned) if job.carry_state else (returned, None)
     if job.gather_outputs:
         _check_gathered(output, batch.data, part.rows)
     loss = _raising("criterion", lambda: job.criterion(output, batch), part.rows)
@@ -112,6 +114,8 @@ def _forward_backward(job: Job, model: nn.Module, batch: Batch) -> float:
             "the criterion's loss does not depend on any parameter that it trains; compute it from the model's output"
         )
     _raising("backward", loss.backward, part.rows)
+    if job.carry_state:
+        _check_carried(job, model, batch, state)
     return float(counter.get_total_flops())
 
 
@@ -121,7 +125,8 @@ def dry_evaluation(job: Job, model: nn.Module, device: str) -> None:
         return
     subset: Any = Subset(job.evaluation, range(min(2 * EVALUATION_ROWS, len(job.evaluation))))  # type: ignore[arg-type]
     small = replace(job, evaluation=subset, micro_batch=EVALUATION_ROWS, gather_outputs=False, workers=0)
-    _check_metrics(replace(small, train=subset, augment=None, order=None, weight=None, shuffle=False), model, device)
+    rows = replace(small, train=subset, global_batch=1, augment=None, order=None, weight=None, shuffle=False)
+    _check_metrics(rows, model, device)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of metrics that expect more rows
         _raising("evaluation", lambda: evaluate(small, model.to(device), World(devices=(device,))), EVALUATION_ROWS)
@@ -133,7 +138,7 @@ def _check_metrics(job: Job, model: nn.Module, device: str) -> None:
     model = model.to(device).eval()
     batch = Batch(to_device(_raising("reading", lambda: Rows(job)[part][1], part.rows), device), part)
     with torch.no_grad():
-        output = _raising("forward", lambda: job.forward(model, batch), part.rows)
+        output = _raising("forward", lambda: job.output(model, batch), part.rows)
         for name, metric in job.metrics.items():
             if counts_by_itself(metric):
                 if batch.targets is None and not reads_batch(metric):
@@ -169,6 +174,18 @@ def _output_sizes(model: nn.Module) -> list[int]:
         if next(layer.children(), None) is None:
             layer.register_forward_hook(add)
     return sizes
+
+
+def _check_carried(job: Job, model: nn.Module, batch: Batch, state: Any) -> None:
+    """Raises UserError for a state without tensors, and where forward does not take the state that it has returned."""
+    if not any(isinstance(leaf, Tensor) for leaf in tree_leaves(state)):
+        raise UserError(
+            "carry_state=True: the state that forward returned holds no tensor, so nothing is carried on; return the "
+            "state as the second of the pair, or leave carry_state out"
+        )
+    continued = replace(batch, state=detached(state))
+    with torch.no_grad():
+        _raising("forward with batch.state", lambda: job.forward(model, continued), batch.part.rows)
 
 
 def _check_gathered(output: Any, data: Any, rows: int) -> None:

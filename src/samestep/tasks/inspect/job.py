@@ -18,6 +18,7 @@ from samestep.data.loader import Rows, most_workers, workers_of
 from samestep.data.schedule import schedule_of
 from samestep.errors import UserError
 from samestep.job import Batch, Job
+from samestep.rank.export import pretrained
 from samestep.records.inspection import JobFacts
 from samestep.records.plan import Prove
 from samestep.tasks.inspect.dry_step import check_dense, dry_evaluation, dry_step
@@ -79,10 +80,12 @@ def inspect_job(
         last=job.last,
         sync_batchnorm=job.sync_batchnorm,
         gather_outputs=job.gather_outputs,
+        carry_state=job.carry_state,
         batch_layers=_layers(model, nn.modules.batchnorm._BatchNorm),
         random_layers=_layers(model, nn.modules.dropout._DropoutNd),
         unused=tuple(dry.unused),
         scalars=tuple(name for name, parameter in model.named_parameters() if parameter.dim() == 0),
+        pretrained=tuple(pretrained(model)),
         phases={phase.name: phase.optimizer.cls.__name__ for phase in job.phases},
         refused={n: _refusal(job, n) or _refusal(proof_job(job, replace(training, replicas=n)), n) for n in sizes},
     )

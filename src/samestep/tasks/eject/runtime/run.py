@@ -49,6 +49,8 @@ class Run:
             raise ValueError("this script takes no phases in turn: leave Job(phases) out, or run samestep")
         if job.gather_outputs and world.size > 1:
             raise ValueError("this script gathers no outputs of other ranks: leave gather_outputs out, or run samestep")
+        if job.carry_state:
+            raise ValueError("this script carries no state from step to step: leave carry_state out, or run samestep")
         self.job, self.world = job, world
         self.schedule = schedule_of(job, world.size)
         self.steps, self.done = job.steps(self.schedule.steps_per_epoch), 0

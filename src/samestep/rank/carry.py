@@ -1,0 +1,40 @@
+"""Carries the state that a job's forward returns to the same rows of the next step (Job.carry_state)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+from samestep.job import Batch, output_and_state
+
+
+class CarriedState:
+    """The state of each micro-batch of this rank's step, detached: its rows continue those of the step before."""
+
+    def __init__(self) -> None:
+        self._epoch = -1
+        self._of_micro: dict[int, Any] = {}
+
+    def given_to(self, batch: Batch) -> Batch:
+        """Returns the batch with the state of its rows; None in the first step of an epoch, where no row continues."""
+        if batch.part.epoch != self._epoch:
+            self._epoch, self._of_micro = batch.part.epoch, {}
+        return replace(batch, state=self._of_micro.get(batch.part.micro))
+
+    def kept_from(self, returned: Any, batch: Batch) -> Any:
+        """Keeps the state that forward returned for `batch`. Returns the output.
+
+        A rank without rows keeps none: it computes other ranks' rows. Raises UserError where forward returned no pair.
+        """
+        output, state = output_and_state(returned)
+        if batch.part.rows:
+            self._of_micro[batch.part.micro] = detached(state)
+        return output
+
+
+def detached(state: Any) -> Any:
+    """Returns a state whose tensors have no graph."""
+    return tree_map_only(Tensor, Tensor.detach, state)

@@ -1,0 +1,45 @@
+"""Exports trained weights as a folder that from_pretrained loads (run --export)."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from samestep.errors import UserError
+from samestep.rank.weights import model_with_weights
+
+
+def pretrained(model: nn.Module) -> dict[str, nn.Module]:
+    """Returns the outermost modules that have `save_pretrained`, by name: '' for the model itself."""
+    found: dict[str, nn.Module] = {}
+    for name, module in model.named_modules():
+        within = any(name.startswith(f"{outer}.") or not outer for outer in found)
+        if not within and callable(getattr(module, "save_pretrained", None)):
+            found[name] = module
+    return found
+
+
+def export(model: Callable[[], nn.Module], weights: Path, folder: Path) -> None:
+    """Writes the folder that from_pretrained loads, of `model()` with the weights in the file `weights`.
+
+    It is written beside `folder` and renamed, so that a folder of that name is complete. Raises UserError when it
+    cannot be written.
+    """
+    (module,) = pretrained(model_with_weights(model, weights)).values()
+    save_pretrained: Any = module.save_pretrained
+    part = folder.with_name(f".{folder.name}.part")
+    try:
+        shutil.rmtree(part, ignore_errors=True)
+        save_pretrained(str(part))
+        os.replace(part, folder)
+    except Exception as error:
+        shutil.rmtree(part, ignore_errors=True)
+        raise UserError(
+            f"--export {folder}: {type(module).__name__}.save_pretrained failed: {type(error).__name__}: {error}; the "
+            f"trained weights are in {weights}"
+        ) from error
