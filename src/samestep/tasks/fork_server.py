@@ -34,7 +34,7 @@ Main = Callable[[list[str]], None]
 
 
 def serve(of: str, main: Main) -> None:
-    """Serves the parent process through stdin and stdout. of: 'ranks', 'reference' or 'tests', which workers it forks."""
+    """Serves the parent process through stdin and stdout. of: 'ranks', 'reference' or 'tests', what it forks."""
     die_with_parent()
     answers = os.dup(1)
     os.dup2(2, 1)  # a library may print while it is imported

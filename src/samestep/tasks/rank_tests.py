@@ -25,12 +25,22 @@ from _pytest.config import _prepareconfig
 from _pytest.main import wrap_session
 from _pytest.skipping import evaluate_skip_marks
 
-from samestep.records.rank_tests import DUMP_STACKS, AskState, Ended, Opened, PhaseReport, ProcessState, PytestSession, RunTest
+from samestep.records.rank_tests import (
+    DUMP_STACKS,
+    AskState,
+    Ended,
+    Opened,
+    PhaseReport,
+    ProcessState,
+    PytestSession,
+    RunTest,
+)
 from samestep.tasks import rank_state, thread_ranks
 from samestep.world import network
 from samestep.world.orphans import die_with_parent
 
 PLUGIN = "samestep-rank"
+GROUP_TIMEOUT_S = 60.0  # of collectives, after the test's own timeout, which names every rank
 # The options that belong to the command alone, and what a rank has in their place.
 OPTIONS = {
     "looponfail": False,
@@ -208,14 +218,14 @@ def open_group(test: RunTest) -> str:
     if test.threads or test.backend is None:
         return ""
     if not dist.is_backend_available(test.backend):
-        return f"this torch has no backend {test.backend!r}; @ranks takes one that torch.distributed has, such as 'gloo'"
+        return f"this torch has no backend {test.backend!r}; give one that torch.distributed has, such as 'gloo'"
     if test.backend == "nccl":
         if torch.cuda.device_count() < test.size:
             return f"backend='nccl' needs {test.size} GPUs, and this machine has {torch.cuda.device_count()}"
         torch.cuda.set_device(test.rank)
     try:
         store = dist.FileStore(test.store, test.size)
-        limit = timedelta(seconds=test.timeout_s)
+        limit = timedelta(seconds=test.timeout_s + GROUP_TIMEOUT_S)
         dist.init_process_group(test.backend, store=store, rank=test.rank, world_size=test.size, timeout=limit)
     except Exception as error:
         return f"the process group could not be opened: {type(error).__name__}: {error}"

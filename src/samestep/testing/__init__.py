@@ -27,7 +27,11 @@ POOL = pytest.StashKey["Pool"]()
 
 
 def ranks(
-    processes: int | None = None, *, threads: int | None = None, backend: str | None = "gloo", timeout: float = TIMEOUT_S
+    processes: int | None = None,
+    *,
+    threads: int | None = None,
+    backend: str | None = "gloo",
+    timeout: float = TIMEOUT_S,
 ) -> pytest.MarkDecorator:
     """Runs a test function, or every test of a class, on several ranks of a torch.distributed process group.
 
@@ -46,7 +50,9 @@ def ranks(
     elif not isinstance(timeout, (int, float)) or not 0 < timeout < float("inf"):
         problem = f"@ranks(timeout={timeout!r}): give a number of seconds above 0"
     elif threads is not None and backend not in ("gloo", "threaded"):
-        problem = f"@ranks(threads={threads}, backend={backend!r}): threads have a group of their own; leave backend out"
+        problem = (
+            f"@ranks(threads={threads}, backend={backend!r}): threads have a group of their own; leave backend out"
+        )
     if problem:
         pytest.fail(problem, pytrace=False)
     return pytest.mark.ranks(given[0], threads=threads is not None, backend=backend, timeout=float(timeout))

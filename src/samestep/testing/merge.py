@@ -17,7 +17,8 @@ from _pytest._code.code import (
 from samestep.testing.results import RankResult
 
 Chain = list[tuple[ReprTraceback, ReprFileLocation | None, str | None]]
-FIRST = ("failed", "ended", "stopped")  # what is shown first; other outcomes have nothing to show
+# Outcomes that fail a test, the likely causes first: a rank that died makes the others fail, too.
+FAILED = ("died", "failed", "ended", "stopped")
 
 
 def merged(item: pytest.Item, results: Sequence[RankResult]) -> list[pytest.TestReport]:
@@ -28,7 +29,7 @@ def merged(item: pytest.Item, results: Sequence[RankResult]) -> list[pytest.Test
     reports = [_report(item, results, "setup", "passed", None)] if first == "call" else []
     outcomes = {result.outcome() for result in results}
     decisive = results[0].decisive()
-    if len(outcomes) == 1 and not outcomes & set(FIRST) and decisive:
+    if len(outcomes) == 1 and not outcomes & set(FAILED) and decisive:
         report = _report(item, results, first, decisive.outcome, decisive.longrepr)
         if hasattr(decisive, "wasxfail"):
             report.wasxfail = decisive.wasxfail
@@ -94,7 +95,7 @@ def _shown(item: pytest.Item, results: Sequence[RankResult]) -> ExceptionChainRe
         lines = [f"{_label(same)}: {phrase}\n" for phrase, same in _grouped(results, phrases)]
         chain += _native(item, "the ranks differ", "".join(["the ranks differ:\n", *(f"  {line}" for line in lines)]))
     heads = []
-    for outcome in FIRST:
+    for outcome in FAILED:
         of_it = [result for result in results if result.outcome() == outcome]
         texts = {result.rank: _text(result) for result in of_it}
         for _, same in _grouped(of_it, texts):

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import wait
-from pathlib import Path
 
 import pytest
 
@@ -120,7 +119,6 @@ class Pool:
             message = process.connection.recv()
         except (EOFError, OSError):
             message = Ended(f"{process.describe()} {process.wait_for_end()}")
-            running.hung.add(process.number)
         if isinstance(message, Opened):
             running.opened += 1
             if running.opened == len(running.processes) and running.until != float("inf"):
@@ -135,7 +133,7 @@ class Pool:
         elif isinstance(message, Ended):
             running.done.add(process.number)
             for result in results:
-                result.problem = message.problem
+                result.problem, result.died = message.problem, bool(message.problem)
         failed = not all(result.clean() for result in results if result.decisive() or process.number in running.done)
         if failed and running.failed_after_s is None:
             running.failed_after_s = time.monotonic() - running.began
@@ -164,9 +162,7 @@ def run_protocol(pool: Pool, item: pytest.Item, nextitem: pytest.Item | None, ma
     item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
 
 
-def _reports(
-    pool: Pool, item: pytest.Item, nextitem: pytest.Item | None, mark: pytest.Mark
-) -> list[pytest.TestReport]:
+def _reports(pool: Pool, item: pytest.Item, nextitem: pytest.Item | None, mark: pytest.Mark) -> list[pytest.TestReport]:
     size, threads = int(mark.args[0]), bool(mark.kwargs.get("threads"))
     debug = bool(item.config.getoption("usepdb") or item.config.getoption("trace"))
     if debug and size > 1:

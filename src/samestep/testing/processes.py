@@ -137,9 +137,7 @@ class Processes:
         label = "threads" if number == THREADS else f"rank {number}"
         out, err = (None, None) if debug else (folder / "out", folder / "err")
         basetemp = str(basetemp_of(self._config) / f"{label.replace(' ', '')}-{folder.name}")
-        connection.send(
-            PytestSession((*arguments,), (*sys.path,), basetemp, out and str(out), err and str(err))
-        )
+        connection.send(PytestSession((*arguments,), (*sys.path,), basetemp, out and str(out), err and str(err)))
         live = self._config.getoption("capture") in ("no", "tee-sys")
         return RankProcess(number, process, connection, folder, Output(label, out, err, live))
 

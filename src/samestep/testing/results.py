@@ -8,30 +8,31 @@ import pytest
 
 from samestep.testing.output import Printed
 
-STOPPED = "was stopped in a collective, because another rank had failed"
+STOPPED = "stopped in a collective, because another rank had failed"
 
 
 @dataclass
 class RankResult:
     """What a test came to on one rank.
 
-    reports: pytest's own, by phase. problem: why the rank has not ended by itself, for a sentence; stack: where it was
-    then. stopped: ended in a collective by another rank's failure.
+    reports: pytest's own, by phase. problem: why the rank has not come to the test's end, for a sentence; died: it had
+    ended by itself; stack: where it was when it was ended.
     """
 
     rank: int
     reports: dict[str, pytest.TestReport] = field(default_factory=dict)
     printed: list[tuple[str, Printed]] = field(default_factory=list)
     problem: str = ""
+    died: bool = False
     stack: str = ""
-    stopped: bool = False
 
     def outcome(self) -> str:
-        """Returns 'passed', 'failed', 'skipped', 'xfailed', 'xpassed', 'stopped' or 'ended', teardown left out."""
+        """Returns 'passed', 'failed', 'skipped', 'xfailed', 'xpassed', 'died', 'ended' or 'stopped'; of the teardown
+        only how it ended a rank. stopped: a thread, in a collective, because another rank had failed."""
         if self.problem:
-            return "ended"
+            return "died" if self.died else "ended"
         report = self.decisive()
-        if report is None or self.stopped:
+        if report is None:
             return "stopped"
         if hasattr(report, "wasxfail"):
             return {"skipped": "xfailed", "passed": "xpassed"}.get(report.outcome, "failed")
@@ -50,7 +51,7 @@ class RankResult:
     def says(self) -> str:
         """Returns the outcome as one phrase."""
         report, outcome = self.decisive(), self.outcome()
-        if outcome == "ended":
+        if self.problem:
             return self.problem.splitlines()[0]
         if outcome == "stopped":
             return STOPPED
