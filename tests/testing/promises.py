@@ -1,4 +1,4 @@
-"""One test, or a few, for each promise of the plugin: run by test_promises.py, which looks at what pytest then prints."""
+"""Tests for each promise of the plugin: run by test_promises.py, which looks at what pytest then prints."""
 
 import os
 import re

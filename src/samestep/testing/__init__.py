@@ -11,19 +11,18 @@ See docs/testing.md. pytest loads this module at its start; everything else is i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
-    from samestep.testing.pool import Pool
+    from samestep.testing import pool
 
 __all__ = ["ranks"]
 TIMEOUT_S = 60.0
 RANK_PLUGIN = "samestep-rank"  # registered in the processes that are ranks
-POOL = pytest.StashKey["Pool"]()
+POOL = pytest.StashKey["pool.Pool"]()
 
 
 def ranks(
@@ -83,9 +82,9 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 @pytest.fixture
-def shared_tmp_path(request: pytest.FixtureRequest) -> Iterator[Path]:
+def shared_tmp_path(request: pytest.FixtureRequest) -> Path:
     """A new folder that all ranks of the test share. `tmp_path` is another folder on each rank."""
     rank = request.config.pluginmanager.get_plugin(RANK_PLUGIN)
     if rank is None:
         pytest.fail("shared_tmp_path is for tests with @ranks; use tmp_path here", pytrace=False)
-    yield Path(rank.test.shared_folder)
+    return Path(rank.test.shared_folder)
