@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from samestep.testing import pool
+    from samestep.testing.pool import Pool
 
 __all__ = ["ranks"]
 TIMEOUT_S = 60.0
 RANK_PLUGIN = "samestep-rank"  # registered in the processes that are ranks
-POOL = pytest.StashKey["pool.Pool"]()
+POOL: pytest.StashKey[Pool] = pytest.StashKey()
 
 
 def ranks(
