@@ -16,6 +16,7 @@ from _pytest._code.code import (
 
 from samestep.testing.results import RankResult
 
+PHASES = ("setup", "call", "teardown")
 Chain = list[tuple[ReprTraceback, ReprFileLocation | None, str | None]]
 # Outcomes that fail a test, the likely causes first: a rank that died makes the others fail, too.
 FAILED = ("died", "failed", "ended", "stopped")
@@ -30,10 +31,9 @@ def merged(item: pytest.Item, results: Sequence[RankResult]) -> list[pytest.Test
     outcomes = {result.outcome() for result in results}
     decisive = results[0].decisive()
     if len(outcomes) == 1 and not outcomes & set(FAILED) and decisive:
-        report = _report(item, results, first, decisive.outcome, decisive.longrepr)
+        reports.append(_report(item, results, first, decisive.outcome, decisive.longrepr))
         if hasattr(decisive, "wasxfail"):
-            report.wasxfail = decisive.wasxfail
-        reports.append(report)
+            reports[-1].wasxfail = decisive.wasxfail
     else:
         reports.append(_report(item, results, first, "failed", _shown(item, results)))
     torn = [result for result in results if (report := result.reports.get("teardown")) and report.failed]
@@ -74,8 +74,7 @@ def _report(
 
 def _sections(results: Sequence[RankResult], until: str) -> Iterator[tuple[str, str]]:
     """Yields what each rank printed and logged, up to and with a phase, as pytest's own reports hold it."""
-    phases = ("setup", "call", "teardown")
-    phases = phases[: phases.index(until) + 1]
+    phases = PHASES[: PHASES.index(until) + 1]
     for result in results:
         label = _label([result])
         for phase, printed in result.printed:
@@ -94,7 +93,7 @@ def _shown(item: pytest.Item, results: Sequence[RankResult]) -> ExceptionChainRe
     if len(set(phrases.values())) > 1:
         lines = [f"{_label(same)}: {phrase}\n" for phrase, same in _grouped(results, phrases)]
         chain += _native(item, "the ranks differ", "".join(["the ranks differ:\n", *(f"  {line}" for line in lines)]))
-    heads = []
+    heads: list[ReprFileLocation] = []
     for outcome in FAILED:
         of_it = [result for result in results if result.outcome() == outcome]
         texts = {result.rank: _text(result) for result in of_it}
@@ -136,9 +135,10 @@ def _chain(item: pytest.Item, ranks: Sequence[RankResult], longrepr: object) -> 
     """Returns a failure as pytest shows it, with a line before it that names its ranks."""
     label = _label(ranks)
     if isinstance(longrepr, ExceptionChainRepr):
-        parts: Chain = list(longrepr.chain)
+        parts: PHASES = ("setup", "call", "teardown")
+Chain = list(longrepr.chain)
     elif isinstance(longrepr, ExceptionRepr):
-        parts = [(longrepr.reprtraceback, longrepr.reprcrash, None)]  # type: ignore[attr-defined]
+        parts = [(longrepr.reprtraceback, longrepr.reprcrash, None)]
     else:
         text = str(longrepr).strip()
         parts = _native(item, text.splitlines()[0] if text else "", f"{text}\n")

@@ -135,11 +135,12 @@ class Processes:
         arguments = [*map(str, self._config.invocation_params.args)]
         arguments += ["--no-cov"] * self._config.pluginmanager.hasplugin("pytest_cov")
         label = "threads" if number == THREADS else f"rank {number}"
-        out, err = (None, None) if debug else (folder / "out", folder / "err")
+        paths = (None, None) if debug else (folder / "out", folder / "err")
+        out, err = (str(path) if path else None for path in paths)
         basetemp = str(basetemp_of(self._config) / f"{label.replace(' ', '')}-{folder.name}")
-        connection.send(PytestSession((*arguments,), (*sys.path,), basetemp, out and str(out), err and str(err)))
+        connection.send(PytestSession((*arguments,), (*sys.path,), basetemp, out, err))
         live = self._config.getoption("capture") in ("no", "tee-sys")
-        return RankProcess(number, process, connection, folder, Output(label, out, err, live))
+        return RankProcess(number, process, connection, folder, Output(label, *paths, live=live))
 
     def end(self, numbers: Collection[int], hung: Collection[int] = ()) -> None:
         """Ends processes. hung: those to kill at once; the others may tear their fixtures down first."""
