@@ -2,9 +2,9 @@
 
     python benchmarks/rank_tests.py [--tests 30] [--out FILE]
 
-Runs pytest on a file of equal tests, each an all_reduce on two ranks. Prints the seconds of the first test, which starts
-the process that imports torch and the ranks, the median and the slowest of the others, and, from the same machine in
-the same run, the seconds of importing torch and of one `torch.multiprocessing.spawn` of two processes that do the same.
+Runs pytest on a file of equal tests, each an all_reduce on two ranks. Prints the seconds of the first test, which
+starts the process that imports torch and the ranks, the median and the slowest of the others, and, in the same run, the
+seconds of importing torch and of one `torch.multiprocessing.spawn` of two processes that do the same.
 """
 
 from __future__ import annotations

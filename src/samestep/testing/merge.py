@@ -135,8 +135,7 @@ def _chain(item: pytest.Item, ranks: Sequence[RankResult], longrepr: object) -> 
     """Returns a failure as pytest shows it, with a line before it that names its ranks."""
     label = _label(ranks)
     if isinstance(longrepr, ExceptionChainRepr):
-        parts: PHASES = ("setup", "call", "teardown")
-Chain = list(longrepr.chain)
+        parts: Chain = list(longrepr.chain)
     elif isinstance(longrepr, ExceptionRepr):
         parts = [(longrepr.reprtraceback, longrepr.reprcrash, None)]
     else:
