@@ -178,6 +178,7 @@ def test_threads(tmp_path):
 
 @ranks(threads=4)
 def test_a_thread_fails():
+    print("printed by", dist.get_rank())
     assert dist.get_rank() != 2
     dist.barrier()
 

@@ -71,7 +71,13 @@ def test_passes(name: str, printed: str) -> None:
         ("test_unknown_backend", ["this torch has no backend 'planted'"]),
         ("test_setup_fails", ["AssertionError: assert '1' == '0'", "rank 0: process", "it waits in gloo:barrier"]),
         ("test_teardown_fails", ["---- rank 1 ----", "AssertionError: assert '1' == '0'"]),
-        ("test_a_thread_fails", ["rank 2: failed", "ranks 0, 1, 3: stopped in a collective", "assert 2 != 2"]),
+        (
+            "test_a_thread_fails",
+            [
+                *("rank 2: failed", "ranks 0, 1, 3: stopped in a collective", "assert 2 != 2"),
+                *("Captured stdout call, threads -", "[rank 0] printed by 0", "[rank 3] printed by 3"),
+            ],
+        ),
         ("test_a_thread_sleeps", ["---- rank 3 ----", "time.sleep(1000)", "---- rank 0 ----", "dist.barrier()"]),
     ],
 )

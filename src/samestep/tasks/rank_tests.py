@@ -80,7 +80,8 @@ def run(address: str) -> None:
         if hasattr(config.option, name):
             setattr(config.option, name, value)
     # Plugins that write one file for the whole command do not write it where this attribute exists.
-    config.workerinput = {"workerid": "rank", "workercount": 1, "testrunuid": "", "mainargv": sys.argv}  # type: ignore[attr-defined]
+    worker = {"workerid": os.environ.get("PYTEST_XDIST_WORKER", "master"), "workercount": 1}
+    config.workerinput = {**worker, "testrunuid": "", "mainargv": sys.argv}  # type: ignore[attr-defined]
     rank = Rank(connection)
     config.pluginmanager.register(rank, PLUGIN)
     wrap_session(config, lambda config, session: rank.loop(session))

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import io
+import sys
 import threading
 from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+from typing import TextIO
 
 import pytest
 import torch
@@ -44,14 +48,46 @@ def call(size: int, function: Callable[[], object]) -> dict[int, pytest.CallInfo
     torch._C._distributed_c10d._set_thread_isolation_mode(True)
     _install_threaded_pg()
     try:
-        threads = [threading.Thread(target=rank_main, args=(rank,), name=f"{THREAD}{rank}") for rank in range(size)]
-        for thread in threads:
-            thread.daemon = True
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with Labelled(sys.stdout) as out, Labelled(sys.stderr) as err, redirect_stdout(out), redirect_stderr(err):
+            names = [f"{THREAD}{rank}" for rank in range(size)]
+            threads = [threading.Thread(target=rank_main, args=(n,), name=name) for n, name in enumerate(names)]
+            for thread in threads:
+                thread.daemon = True
+                thread.start()
+            for thread in threads:
+                thread.join()
     finally:
         ProcessLocalGroup.reset()
         _uninstall_threaded_pg()
         torch._C._distributed_c10d._set_thread_isolation_mode(False)
     return dict(sorted(calls.items()))
+
+
+class Labelled(io.TextIOBase):
+    """A stream that writes a rank's lines with '[rank 3]' before them; what other threads write stays as it is."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._partial: dict[str, str] = {}  # a thread's name -> the beginning of a line
+
+    def write(self, text: str) -> int:
+        name = threading.current_thread().name
+        if not name.startswith(THREAD):
+            return self._stream.write(text)
+        *lines, self._partial[name] = (self._partial.get(name, "") + text).split("\n")
+        self._stream.write("".join(f"{_label(name)}{line}\n" for line in lines))
+        return len(text)
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+    def close(self) -> None:
+        """Writes the lines that have no end. The stream stays open."""
+        for name, text in self._partial.items():
+            if text:
+                self._stream.write(f"{_label(name)}{text}\n")
+        self._partial = {}
+
+
+def _label(name: str) -> str:
+    return f"[rank {name.removeprefix(THREAD)}] "

@@ -81,7 +81,7 @@ def _sections(results: Sequence[RankResult], until: str) -> Iterator[tuple[str, 
             if phase in phases:
                 for stream, text in (("stdout", printed.out), ("stderr", printed.err)):
                     if text:
-                        yield f"Captured {stream} {phase}, {label}", text
+                        yield f"Captured {stream} {phase}, {printed.label}", text
         report = result.reports.get(until)
         yield from ((f"{name}, {label}", text) for name, text in (report.sections if report else ()))
 

@@ -9,6 +9,9 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Printed:
+    """A part of what a process printed. label: 'rank 1', or 'threads'."""
+
+    label: str
     out: str = ""
     err: str = ""
 
@@ -24,13 +27,13 @@ class Output:
     def take(self, until: tuple[int, int] | None = None) -> Printed:
         """Returns what has been printed since the last call, up to these sizes in bytes of the two files."""
         if not self._paths or self._live:
-            return Printed()
+            return Printed(self.label)
         texts = []
         for number, path in enumerate(self._paths):
             data = _read(path, self._taken[number], until[number] if until else None)
             self._taken[number] += len(data)
             texts.append(data.decode(errors="replace"))
-        return Printed(*texts)
+        return Printed(self.label, *texts)
 
     def show(self, rest: bool = False) -> None:
         """Prints each new line with the rank before it, where pytest captures nothing. rest: a partial line too."""

@@ -98,9 +98,16 @@ class Processes:
             if number in self._kept and self._kept[number].process.poll() is not None:
                 self._kept.pop(number).connection.close()
         started = [(number, self._start(debug)) for number in numbers if number not in self._kept]
-        for number, (process, folder, listening) in started:
-            connection = _connected(process, folder, listening)
-            self._kept[number] = self._begin_session(number, process, connection, folder, debug)
+        try:
+            for number, (process, folder, listening) in started:
+                connection = _connected(process, folder, listening)
+                self._kept[number] = self._begin_session(number, process, connection, folder, debug)
+        except BaseException:  # Ctrl-C, too
+            for number, (process, _, listening) in started:
+                listening.close()
+                if number not in self._kept:
+                    process.kill()
+            raise
         return [self._kept[number] for number in numbers]
 
     def _start(self, debug: bool) -> tuple[AnyProcess, Path, socket.socket]:
