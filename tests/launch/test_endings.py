@@ -28,6 +28,7 @@ OTHERS = ["spawn", "mpirun"] if which("mpirun") or "CI" in os.environ else ["spa
 ENGINES = ["ddp", *(pytest.param(name, marks=pytest.mark.check) for name in ("lightning", "deepspeed", "accelerate"))]
 ENGINES.append("single")
 LAUNCHERS = ["torchrun", *(pytest.param(name, marks=pytest.mark.check) for name in OTHERS)]
+CHECKED = [pytest.param(name, marks=pytest.mark.check) for name in ("torchrun", *OTHERS)]  # what resembles another test
 
 
 @dataclass
@@ -89,7 +90,7 @@ def assert_gone(pids: list[int]) -> None:
     wait_until(lambda: not alive(pids), "still alive", lambda: alive(pids))
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("launcher", CHECKED)
 def test_a_command_killed_while_its_ranks_still_import(launcher: str, tmp_path: Path) -> None:
     """Before a rank can tie itself to its parent, that parent may have gone."""
     command = [sys.executable, "-m", "samestep", "run", "digits", "--nproc", "2", "--launcher", launcher]
@@ -130,7 +131,7 @@ def test_a_killed_rank(launcher: str, tmp_path: Path) -> None:
     assert not (tmp_path / "out" / "weights.safetensors").exists()
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("launcher", CHECKED)
 def test_a_killed_launcher(launcher: str, tmp_path: Path) -> None:
     with training("slow", tmp_path / "out", launcher) as run:
         os.kill(psutil.Process(run.parent.pid).children()[0].pid, signal.SIGKILL)
@@ -178,6 +179,7 @@ def test_an_interrupt_stops_all_ranks_after_the_same_step(engine: str, tmp_path:
     assert (out / "weights.safetensors").exists()
 
 
+@pytest.mark.check
 def test_a_second_interrupt_ends_at_once(tmp_path: Path) -> None:
     with training("hangs_on_rank_1", tmp_path / "out", "torchrun") as run:
         run.parent.send_signal(signal.SIGINT)
@@ -207,12 +209,13 @@ def test_an_error_is_told_once_with_its_rank(launcher: str, tmp_path: Path) -> N
     assert_gone([pid_of(path) for path in out.glob("pid-rank*")])
 
 
+@pytest.mark.check
 def test_an_error_whose_words_are_a_lost_connections_too(tmp_path: Path) -> None:
     done = run_to_its_end(f"{JOBS}:times_out_on_rank_1", *deadline(), "--out", str(tmp_path / "out"))
     assert "rank 1 failed: RuntimeError: timeout: the feature server reset the connection" in done.stderr
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("launcher", CHECKED)
 def test_a_rank_that_leaves_without_a_word(launcher: str, tmp_path: Path) -> None:
     job = f"{JOBS}:leaves_on_rank_1"
     done = run_to_its_end(job, "--launcher", launcher, *deadline(), "--out", str(tmp_path / "out"))
@@ -232,7 +235,8 @@ def test_what_a_killed_rank_had_started_ends_too(launcher: str, tmp_path: Path) 
         assert_gone([*run.pids, *children])
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", pytest.param("spawn", marks=pytest.mark.check)])
+@pytest.mark.check
+@pytest.mark.parametrize("launcher", ["torchrun", "spawn"])
 def test_the_interface_reaches_the_ranks(launcher: str, tmp_path: Path) -> None:
     """NCCL's too, which nobody names for ranks on one machine unless they are told."""
     job, out = f"{JOBS}:prints_its_interfaces", tmp_path / "out"

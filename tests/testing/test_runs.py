@@ -46,6 +46,7 @@ def test_x_k_and_s(tmp_path: Path) -> None:
     assert 'tests="2"' in (tmp_path / "junit.xml").read_text()
 
 
+@pytest.mark.check
 def test_xdist(tmp_path: Path) -> None:
     done = run(tmp_path, HEAD + SOME, "-n", "2")
     assert "1 failed, 2 passed" in done.stdout

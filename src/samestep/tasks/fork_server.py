@@ -11,6 +11,7 @@ signal 9). At the end of its input the server exits, and its workers end with it
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import json
 import os
 import random
@@ -77,6 +78,9 @@ def _preload(of: str) -> None:
     of_tests = OF_TESTS if of == "tests" else ()
     for name in (*PRELOADED, *of_tests, *(f"samestep.engines.{name}" for name in engines)):
         importlib.import_module(name)
+    for plugin in importlib.metadata.entry_points(group="pytest11") if of_tests else ():
+        with suppress(Exception):  # pytest will show it
+            plugin.load()
     # A scheduler sends SIGUSR1 to every process; the workers set their own handlers.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 

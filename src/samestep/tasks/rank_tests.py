@@ -24,6 +24,7 @@ import torch.distributed as dist
 from _pytest.config import _prepareconfig
 from _pytest.main import wrap_session
 from _pytest.skipping import evaluate_skip_marks
+from torch._C._distributed_c10d import FileStore
 
 from samestep.records.rank_tests import (
     DUMP_STACKS,
@@ -225,7 +226,7 @@ def open_group(test: RunTest) -> str:
             return f"backend='nccl' needs {test.size} GPUs, and this machine has {torch.cuda.device_count()}"
         torch.cuda.set_device(test.rank)
     try:
-        store = dist.FileStore(test.store, test.size)
+        store = FileStore(test.store, test.size)
         limit = timedelta(seconds=test.timeout_s + GROUP_TIMEOUT_S)
         dist.init_process_group(test.backend, store=store, rank=test.rank, world_size=test.size, timeout=limit)
     except Exception as error:

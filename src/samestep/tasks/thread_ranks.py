@@ -10,8 +10,8 @@ from contextlib import redirect_stderr, redirect_stdout
 from typing import TextIO
 
 import pytest
-import torch
 import torch.distributed as dist
+from torch._C import _distributed_c10d
 
 THREAD = "samestep rank "  # and the rank: a thread's name
 
@@ -28,7 +28,7 @@ def call(size: int, function: Callable[[], object]) -> dict[int, pytest.CallInfo
     )
 
     calls: dict[int, pytest.CallInfo[None] | None] = {}
-    store = dist.HashStore()
+    store = _distributed_c10d.HashStore()
     failed = threading.Event()
 
     def rank_main(rank: int) -> None:
@@ -45,7 +45,7 @@ def call(size: int, function: Callable[[], object]) -> dict[int, pytest.CallInfo
         if dist.is_initialized():
             dist.destroy_process_group()
 
-    torch._C._distributed_c10d._set_thread_isolation_mode(True)
+    _distributed_c10d._set_thread_isolation_mode(True)
     _install_threaded_pg()
     try:
         with Labelled(sys.stdout) as out, Labelled(sys.stderr) as err, redirect_stdout(out), redirect_stderr(err):
@@ -59,7 +59,7 @@ def call(size: int, function: Callable[[], object]) -> dict[int, pytest.CallInfo
     finally:
         ProcessLocalGroup.reset()
         _uninstall_threaded_pg()
-        torch._C._distributed_c10d._set_thread_isolation_mode(False)
+        _distributed_c10d._set_thread_isolation_mode(False)
     return dict(sorted(calls.items()))
 
 
