@@ -45,7 +45,8 @@ def call(size: int, function: Callable[[], object]) -> dict[int, pytest.CallInfo
         if dist.is_initialized():
             dist.destroy_process_group()
 
-    _distributed_c10d._set_thread_isolation_mode(True)
+    isolate: Callable[[bool], None] = _distributed_c10d._set_thread_isolation_mode  # type: ignore[attr-defined]
+    isolate(True)
     _install_threaded_pg()
     try:
         with Labelled(sys.stdout) as out, Labelled(sys.stderr) as err, redirect_stdout(out), redirect_stderr(err):
@@ -59,7 +60,7 @@ def call(size: int, function: Callable[[], object]) -> dict[int, pytest.CallInfo
     finally:
         ProcessLocalGroup.reset()
         _uninstall_threaded_pg()
-        _distributed_c10d._set_thread_isolation_mode(False)
+        isolate(False)
     return dict(sorted(calls.items()))
 
 
