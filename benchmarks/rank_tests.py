@@ -3,8 +3,9 @@
     python benchmarks/rank_tests.py [--tests 30] [--out FILE]
 
 Runs pytest on a file of equal tests, each an all_reduce on two ranks. Prints the seconds of the first test, which
-starts the process that imports torch and the ranks, the median and the slowest of the others, and, in the same run, the
-seconds of importing torch and of one `torch.multiprocessing.spawn` of two processes that do the same.
+starts the process that imports torch and the ranks, the median and the slowest of the others, the median of tests after
+one that failed, whose processes are new, and, in the same run, the seconds of importing torch and of one
+`torch.multiprocessing.spawn` of two processes that do the same.
 """
 
 from __future__ import annotations
@@ -35,6 +36,12 @@ def test_sum(number):
     total = torch.tensor([dist.get_rank()])
     dist.all_reduce(total)
     assert total.item() == 1
+
+
+@ranks(2)
+@pytest.mark.parametrize("number", range(2 * {replaced}))
+def test_every_second_fails(number):
+    assert number % 2
 """
 TIMES = """
 import time
@@ -49,6 +56,7 @@ def pytest_runtest_logstart(nodeid):
 def pytest_runtest_logfinish(nodeid):
     print("TOOK", time.perf_counter() - BEGAN[nodeid])
 """
+REPLACED = 5  # tests whose ranks' processes are new
 SPAWNED = """
 import sys
 import tempfile
@@ -78,12 +86,13 @@ def seconds(command: list[str]) -> float:
 
 
 def tests(folder: Path, number: int) -> list[float]:
-    """Runs pytest on `number` equal tests. Returns the seconds of each, its start and its reports included."""
-    (folder / "test_ranks.py").write_text(SOURCE.format(tests=number))
+    """Runs pytest on `number` equal tests, then on others of which every second fails. Returns the seconds of each."""
+    (folder / "test_ranks.py").write_text(SOURCE.format(tests=number, replaced=REPLACED))
     (folder / "conftest.py").write_text(TIMES)
     loaded = ["-p", "samestep.testing", "-p", "no:cacheprovider", "-s"]
     command = [sys.executable, "-m", "pytest", *loaded, "test_ranks.py"]
-    done = subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=folder, check=False, capture_output=True, text=True)
+    assert f"{REPLACED} failed, {number + REPLACED} passed" in done.stdout, done.stdout
     return [float(line.split()[-1]) for line in done.stdout.splitlines() if "TOOK" in line]
 
 
@@ -99,12 +108,14 @@ def main() -> None:
         import_s = seconds([sys.executable, "-c", "import torch"])
         spawn_s = seconds([sys.executable, str(folder / "spawned.py"), str(folder / "store")])
         first, *others = tests(folder, options.tests)
+        others, replaced = others[: options.tests - 1], others[options.tests + 1 :: 2]
     figures = {
         "import_torch_s": import_s,
         "spawn_two_s": spawn_s,
         "first_s": first,
         "others_median_s": statistics.median(others),
         "others_slowest_s": max(others),
+        "after_a_failure_s": statistics.median(replaced),
     }
     for what, value in figures.items():
         print(f"{what}: {value:.3f}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,11 +18,13 @@ class Printed:
 
 
 class Output:
-    """Reads the files that receive a process's stdout and stderr. out, err: None under --pdb, which uses no files."""
+    """Reads the two files that receive a process's stdout and stderr. paths: none under --pdb, which uses no files.
 
-    def __init__(self, label: str, out: Path | None, err: Path | None, live: bool) -> None:
-        self.label, self._live = label, live
-        self._paths = [path for path in (out, err) if path]
+    live: print them as they grow, and take nothing.
+    """
+
+    def __init__(self, label: str, paths: Sequence[Path], live: bool) -> None:
+        self.label, self._paths, self._live = label, paths, live
         self._taken, self._shown = [0, 0], [0, 0]
 
     def take(self, until: tuple[int, int] | None = None) -> Printed:

@@ -142,12 +142,12 @@ class Processes:
         arguments = [*map(str, self._config.invocation_params.args)]
         arguments += ["--no-cov"] * self._config.pluginmanager.hasplugin("pytest_cov")
         label = "threads" if number == THREADS else f"rank {number}"
-        paths = (None, None) if debug else (folder / "out", folder / "err")
-        out, err = (str(path) if path else None for path in paths)
+        paths = [] if debug else [folder / "out", folder / "err"]
+        out, err = map(str, paths) if paths else (None, None)
         basetemp = str(basetemp_of(self._config) / f"{label.replace(' ', '')}-{folder.name}")
         connection.send(PytestSession((*arguments,), (*sys.path,), basetemp, out, err))
         live = self._config.getoption("capture") in ("no", "tee-sys")
-        return RankProcess(number, process, connection, folder, Output(label, *paths, live=live))
+        return RankProcess(number, process, connection, folder, Output(label, paths, live))
 
     def end(self, numbers: Collection[int], hung: Collection[int] = ()) -> None:
         """Ends processes. hung: those to kill at once; the others may tear their fixtures down first."""
