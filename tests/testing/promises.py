@@ -102,6 +102,12 @@ def test_holds_the_gil():
 
 
 @ranks(2)
+@pytest.mark.timeout(1)
+def test_alarm_of_pytest_timeout():
+    time.sleep(1000)
+
+
+@ranks(2)
 def test_killed():
     print("last words")
     if dist.get_rank() == 1:
