@@ -107,6 +107,201 @@ def job(
 
 
 # ----------------------------------------------------------------------------------------------------------------------
+# samestep/job/optimizer.py
+
+"""Recipe, LRSchedule and Phase: how the optimizers of a job are built, and when their rates move.
+"""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to build the optimizer, which an engine that shards parameters does after sharding.
+
+    cls: for example torch.optim.AdamW. settings: its keyword arguments, `lr` among them.
+    groups: (model) -> torch's parameter groups (a list of dicts); None: one group of all parameters.
+    """
+
+    cls: type[Optimizer]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    groups: Callable[[nn.Module], list[dict[str, Any]]] | None = None
+
+    def build(self, model: nn.Module) -> Optimizer:
+        """Builds the optimizer of `model`: the plain module, not a wrapper that renames its parameters."""
+        parameters = self.groups(model) if self.groups else model.parameters()
+        return self.cls(parameters, **self.settings)
+
+
+@dataclass(frozen=True)
+class LRSchedule:
+    """The learning-rate schedule: `make(optimizer)` returns a torch scheduler, stepped after every step or epoch.
+
+    Of a job with phases every='step' means: after all phases have taken theirs.
+    every='evaluation': stepped after every evaluation; ReduceLROnPlateau, which needs a metric, with that of the name
+    `metric`.
+    """
+
+    make: Callable[[Optimizer], LRScheduler]
+    every: Literal["step", "epoch", "evaluation"] = "step"
+    metric: str = "loss"
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One of several optimizers of a job, such as the discriminator's of a GAN: see Job.phases.
+
+    parameters: what the phase trains: the name of a module or parameter, such as 'generator', several names, or
+        (model) -> parameters.
+    criterion: (output, batch) -> scalar, the mean over the rows of the batch.
+    forward: (model, batch) -> the output that the criterion is given; None: Job.forward.
+    """
+
+    name: str
+    parameters: str | Sequence[str] | Callable[[nn.Module], Iterable[nn.Parameter]]
+    criterion: Callable[[Any, Any], Tensor]
+    optimizer: Recipe
+    forward: Callable[[nn.Module, Any], Any] | None = None
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# samestep/job/phases.py
+
+"""Phases: finds the parameters of each, and builds the one optimizer that takes their steps in turn.
+"""
+
+
+CHECKPOINTED = "_checkpoint_wrapped_module."  # what torch's activation checkpointing puts into names
+
+
+@dataclass(frozen=True)
+class InTurn(Recipe):
+    """The recipe of the optimizer of a job with phases."""
+
+
+def check_phases(phases: Any, model: Any, optimizer: Any) -> None:
+    """Raises UserError for phases that cannot be taken in turn. optimizer: the job's own, which it then has not."""
+    if not isinstance(phases, Sequence) or not all(isinstance(phase, Phase) for phase in phases):
+        raise UserError(f"phases is {shown(phases)}; give a tuple of Phase(name, parameters, criterion, optimizer)")
+    if optimizer is not None and not isinstance(optimizer, InTurn):
+        raise UserError("optimizer and phases each say how the job is optimized; leave optimizer out")
+    names = [phase.name for phase in phases]
+    if len({*names}) < len(names):
+        raise UserError(f"the phases are called {', '.join(names)}; give each a name of its own")
+    for phase in phases:
+        try:
+            check_functions(model, phase.criterion)
+            check_optimizer(phase.optimizer, isinstance(phase.optimizer, Recipe))
+        except UserError as error:
+            raise UserError(f"phase '{phase.name}': {error}") from None
+
+
+def parameters_of(phases: Sequence[Phase], model: nn.Module) -> list[list[nn.Parameter]]:
+    """Returns the trained parameters of each phase, in the model's order. Frozen ones belong to none.
+
+    Raises UserError for a trained parameter of no phase or of several, and for a phase without any.
+    """
+    names: dict[int, list[str]] = {}  # of each parameter; tied ones have several
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name.replace(CHECKPOINTED, ""))
+    chosen = [_chosen(phase, model, names) for phase in phases]
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for phase, ids in zip(phases, chosen):
+        if not any(id(parameter) in ids for parameter in trained):
+            modules = ", ".join(name for name, _ in model.named_children())
+            raise UserError(
+                f"phase '{phase.name}' has no parameters to train; name one of the model's modules ({modules}) in its "
+                "`parameters`"
+            )
+    found: list[list[nn.Parameter]] = [[] for _ in phases]
+    for parameter in trained:
+        of = [number for number, ids in enumerate(chosen) if id(parameter) in ids]
+        name = names[id(parameter)][0]
+        if not of:
+            known = ", ".join(phase.name for phase in phases)
+            raise UserError(
+                f"{name} is trained and belongs to no phase ({known}): name it or its module in the `parameters` of "
+                "one, or freeze it with requires_grad_(False)"
+            )
+        if len(of) > 1:
+            both = " and ".join(f"'{phases[number].name}'" for number in of)
+            raise UserError(f"{name} belongs to the phases {both}; each parameter is trained by one")
+        found[of[0]].append(parameter)
+    return found
+
+
+def _chosen(phase: Phase, model: nn.Module, names: dict[int, list[str]]) -> set[int]:
+    """Returns the ids of the parameters that a phase names."""
+    if callable(phase.parameters):
+        return {id(parameter) for parameter in phase.parameters(model)}
+    given = [phase.parameters] if isinstance(phase.parameters, str) else list(phase.parameters)
+    prefixes = tuple(f"{name}." for name in given)
+    return {number for number, of in names.items() if any(f"{name}.".startswith(prefixes) for name in of)}
+
+
+def in_turn(phases: Sequence[Phase]) -> InTurn:
+    """Returns the recipe of one optimizer with the parameter groups of all phases."""
+
+    def groups(model: nn.Module) -> list[dict[str, Any]]:
+        return [
+            {**group, "phase": number}
+            for number, (phase, parameters) in enumerate(zip(phases, parameters_of(phases, model)))
+            for group in _groups_of(phase, parameters, model)
+        ]
+
+    return InTurn(_optimizer_class([phase.optimizer for phase in phases]), {}, groups)
+
+
+def _groups_of(phase: Phase, parameters: list[nn.Parameter], model: nn.Module) -> list[dict[str, Any]]:
+    """Returns a phase's parameter groups. Raises UserError where its Recipe's hold a parameter of another phase."""
+    if phase.optimizer.groups is None:
+        return [{"params": parameters}]
+    built: list[Any] = list(phase.optimizer.groups(model))
+    groups = built if all(isinstance(group, dict) for group in built) else [{"params": built}]
+    own = {id(parameter) for parameter in parameters}
+    for group in groups:
+        group["params"] = list(group["params"])
+        if any(id(parameter) not in own for parameter in group["params"] if parameter.requires_grad):
+            raise UserError(
+                f"the groups of phase '{phase.name}' hold a parameter that it does not train; groups(model) is given "
+                "the whole model, and returns the groups of the phase's parameters"
+            )
+    return groups
+
+
+def _optimizer_class(recipes: Sequence[Recipe]) -> type[Optimizer]:
+    """Returns the class of the optimizer whose steps are in turn those of the recipes' optimizers.
+
+    A class, not an instance: ZeroRedundancyOptimizer and Horovod build it again, from its parameter groups.
+    """
+    from torch.optim import Optimizer
+
+    class Phases(Optimizer):
+        """Takes the steps of those phases whose parameters require a gradient: of one, while a Run trains.
+
+        groups: parameter groups, with the number of the phase under 'phase'. Some may have no parameters on this rank.
+        """
+
+        def __init__(self, groups: Iterable[dict[str, Any]]) -> None:
+            given = list(groups)
+            self.optimizers: list[Optimizer] = []
+            for number, recipe in enumerate(recipes):
+                own = [{**group, "params": list(group["params"])} for group in given if group["phase"] == number]
+                self.optimizers.append(recipe.cls(own, **recipe.settings))
+            super().__init__([group for optimizer in self.optimizers for group in optimizer.param_groups], {})
+
+        def step(self, closure: Any = None) -> Any:
+            loss = None if closure is None else closure()
+            for number, optimizer in enumerate(self.optimizers):
+                groups = [group for group in self.param_groups if group["phase"] == number]
+                if any(parameter.requires_grad for group in groups for parameter in group["params"]):
+                    # Each time: load_state_dict has replaced them. States are kept by parameter, so all can be in one.
+                    optimizer.param_groups, optimizer.state = groups, self.state
+                    optimizer.step()
+            return loss
+
+    return Phases
+
+
+# ----------------------------------------------------------------------------------------------------------------------
 # samestep/engines/deepspeed.py
 
 """deepspeed: DeepSpeed's ZeRO. stage 1 shards the optimizer's state, 2 also gradients, 3 also parameters.
@@ -199,6 +394,8 @@ class Run:
     def __init__(self, job: Job, world: World) -> None:
         if job.ema or (job.scheduler and job.scheduler.every == "evaluation"):
             raise ValueError("this script trains without Job(ema) and a rate that evaluations move: leave them out")
+        if job.phases:
+            raise ValueError("this script takes no phases in turn: leave Job(phases) out, or run samestep")
         if job.gather_outputs and world.size > 1:
             raise ValueError("this script gathers no outputs of other ranks: leave gather_outputs out, or run samestep")
         self.job, self.world = job, world
@@ -434,7 +631,8 @@ class Schedule:
     length: rows of an epoch: the samples in the dataset, unless `ordered` says another number. global_batch: rows of
     one step over all ranks. world_size: number of ranks. micro_batch: the most rows of a micro-batch on one rank; None:
     no limit. last: whether to keep or drop an incomplete last batch. weight: of a sample, by its index. shuffle: False
-    keeps the dataset's order in every epoch. ordered: the order of an epoch, where the job has its own.
+    keeps the dataset's order in every epoch. ordered: the order of an epoch, where the job has its own. phases: how
+    many steps each batch is trained for, one of each phase.
     """
 
     length: int
@@ -446,11 +644,12 @@ class Schedule:
     weight: Callable[[int], float] | None = None
     shuffle: bool = True
     ordered: Ordered | None = None
+    phases: int = 1
 
     @property
     def steps_per_epoch(self) -> int:
         whole, rest = divmod(self.length, self.global_batch)
-        return whole + (1 if rest and self.last == "keep" else 0)
+        return (whole + (1 if rest and self.last == "keep" else 0)) * self.phases
 
     @property
     def micro_batches(self) -> int:
@@ -475,7 +674,8 @@ class Schedule:
 
         Raises UserError when the weights of the step's rows add up to 0.
         """
-        whole = self._global_batch(epoch, number)
+        batch, phase = divmod(number, self.phases)
+        whole = self._global_batch(epoch, batch)
         per_rank = cut(len(whole), self.world_size)
         first = sum(per_rank[:rank])
         mine = whole[first : first + per_rank[rank]]
@@ -486,7 +686,7 @@ class Schedule:
         parts, at = [], 0
         for micro, rows in enumerate(cut(len(mine), self.micro_batches)):
             indices = mine[at : at + rows]
-            place = number * self.global_batch + first + at
+            place = batch * self.global_batch + first + at
             at += rows
             weight = self._weigh(indices)
             last = micro == self.micro_batches - 1
@@ -502,14 +702,16 @@ class Schedule:
                     completes_step=last,
                     completes_epoch=last and number == self.steps_per_epoch - 1,
                     repeats=repeats[place : place + rows] if repeats is not None and rows else None,
+                    phase=phase,
                 )
             )
         return parts
 
     def rows_of(self, steps: int) -> int:
-        """Returns how many rows the first `steps` steps train on, over all ranks."""
+        """Returns how many rows the first `steps` steps train on, over all ranks; each phase's step counts them."""
         epochs, more = divmod(steps, self.steps_per_epoch)
-        return epochs * min(self.length, self.steps_per_epoch * self.global_batch) + more * self.global_batch
+        of_epoch = min(self.length * self.phases, self.steps_per_epoch * self.global_batch)
+        return epochs * of_epoch + more * self.global_batch
 
     def parts(self, rank: int, steps: int) -> Iterator[Part]:
         """Yields the rank's micro-batches of the first `steps` steps."""
@@ -526,9 +728,9 @@ class Schedule:
 
     def _sizes(self) -> Iterator[tuple[int, int, int]]:
         """Yields (rows, step, rank) of each part of an epoch's first and last step; the others are like the first."""
-        final = self.steps_per_epoch - 1
+        final = self.steps_per_epoch - self.phases
         rows_of = {0: min(self.global_batch, self.length)}
-        rows_of[final] = min(self.global_batch, self.length - final * self.global_batch)
+        rows_of[final] = min(self.global_batch, self.length - final // self.phases * self.global_batch)
         for step, in_step in rows_of.items():
             for rank, in_rank in enumerate(cut(in_step, self.world_size)):
                 for rows in cut(in_rank, self.micro_batches):
@@ -560,14 +762,15 @@ class Ordered:
 def schedule_of(job: Job, world_size: int) -> Schedule:
     """Returns the schedule of a job on `world_size` ranks."""
     numbers = (job.global_batch, world_size, job.seed, job.micro_batch, job.last, job.weight, job.shuffle)
+    phases = max(1, len(job.phases))
     if job.order is None:
-        return Schedule(len(job.train), *numbers)
+        return Schedule(len(job.train), *numbers, phases=phases)
     rows = len(_own_order(job.order, len(job.train), job.global_batch, job.seed, 0))
     if job.last == "drop" and rows < job.global_batch:
         raise UserError(
             f"last=drop leaves no step: order gives {rows} rows, fewer than global_batch {job.global_batch}"
         )
-    return Schedule(rows, *numbers, Ordered(job.order, len(job.train)))
+    return Schedule(rows, *numbers, Ordered(job.order, len(job.train)), phases)
 
 
 def _generator(seed: int, epoch: int) -> torch.Generator:
@@ -651,6 +854,7 @@ class Part:
     share: weight x world size / weight of the whole step. An engine averages gradients over the ranks, so the mean
     over this rank's rows, times its share, averages to the exact mean over the global batch.
     repeats: how often each row has come before in this epoch; None where every row comes once.
+    phase: the number of the job's phase that takes this step; 0 of a job without phases.
     """
 
     epoch: int
@@ -663,6 +867,7 @@ class Part:
     completes_step: bool
     completes_epoch: bool
     repeats: NDArray[np.int64] | None = None
+    phase: int = 0
 
 
 @dataclass(frozen=True)
@@ -702,37 +907,6 @@ class Batch:
 
 def _is_pair(data: Any) -> bool:
     return isinstance(data, (list, tuple)) and len(data) == 2
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """How to build the optimizer, which an engine that shards parameters does after sharding.
-
-    cls: for example torch.optim.AdamW. settings: its keyword arguments, `lr` among them.
-    groups: (model) -> torch's parameter groups (a list of dicts); None: one group of all parameters.
-    """
-
-    cls: type[Optimizer]
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    groups: Callable[[nn.Module], list[dict[str, Any]]] | None = None
-
-    def build(self, model: nn.Module) -> Optimizer:
-        """Builds the optimizer of `model`: the plain module, not a wrapper that renames its parameters."""
-        parameters = self.groups(model) if self.groups else model.parameters()
-        return self.cls(parameters, **self.settings)
-
-
-@dataclass(frozen=True)
-class LRSchedule:
-    """The learning-rate schedule: `make(optimizer)` returns a torch scheduler, stepped after every step or epoch.
-
-    every='evaluation': stepped after every evaluation; ReduceLROnPlateau, which needs a metric, with that of the name
-    `metric`.
-    """
-
-    make: Callable[[Optimizer], LRScheduler]
-    every: Literal["step", "epoch", "evaluation"] = "step"
-    metric: str = "loss"
 
 
 @dataclass(frozen=True, eq=False)
@@ -820,6 +994,8 @@ class Job:
 
     model: builds the network, with identical weights at every call.
     criterion: (output, batch) -> scalar, the mean over the rows of the batch.
+    phases: several optimizers, which take steps in turn on the same rows, each with its own parameters, criterion and
+        forward; `optimizer` is then left out. Without a `criterion` the first phase's is evaluated, on its forward.
     metrics: name -> (output, batch) -> one value per row (shape [rows]), or a torchmetrics metric, which is called with
         (output, batch.targets), or with (output, batch) where its update's second argument is named batch; evaluation
         sums them exactly.
@@ -832,7 +1008,8 @@ class Job:
     weight: (index) -> the weight of a training sample in the criterion's mean (for instance its tokens); None: every
         row weighs 1. evaluation_weight: the same for the evaluation's samples.
     augment: (sample, generator) -> sample; the generator is seeded by (seed, epoch, index), never by rank or worker.
-    max_steps: optimizer steps after which the training ends, whatever `epochs` is; None: after `epochs`.
+    max_steps: optimizer steps, of all phases together, after which the training ends, whatever `epochs` is; None:
+        after `epochs`.
     last: keep or drop an epoch's incomplete last batch.
     order: an epoch's rows in their order: Weighted, ByLength, or (epoch, generator) -> indices; None: by `shuffle`.
     shuffle: whether each epoch is shuffled anew; False: the dataset's order, as a Stream needs.
@@ -844,11 +1021,12 @@ class Job:
     """
 
     model: Callable[[], nn.Module]
-    criterion: Callable[[Any, Batch], Tensor]
-    optimizer: Recipe
-    train: Dataset
-    global_batch: int
+    criterion: Callable[[Any, Batch], Tensor] = None  # type: ignore[assignment]  # the first phase's
+    optimizer: Recipe = None  # type: ignore[assignment]  # made of the phases'
+    train: Dataset = None  # type: ignore[assignment]
+    global_batch: int = 0
     evaluation: Dataset | None = None
+    phases: Sequence[Phase] = ()
     forward: Callable[[nn.Module, Batch], Any] = apply_to_inputs
     metrics: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     collate: Callable[[list[Any]], Any] | None = None
@@ -874,6 +1052,8 @@ class Job:
     on_evaluation: Callable[[int, dict[str, float]], None] | None = None
 
     def __post_init__(self) -> None:
+        if self.phases:
+            self._take_phases()
         check_optimizer(self.optimizer, isinstance(self.optimizer, Recipe))
         check_functions(self.model, self.criterion)
         check_dataset("train", self.train)
@@ -918,6 +1098,23 @@ class Job:
                 f"{self.global_batch}; set a smaller global_batch or last=keep"
             )
 
+    def _take_phases(self) -> None:
+        """Sets the optimizer, and what evaluation uses, from the phases."""
+        check_phases(self.phases, self.model, self.optimizer)
+        phases = tuple(replace(phase, forward=phase.forward or self.forward) for phase in self.phases)
+        object.__setattr__(self, "phases", phases)
+        object.__setattr__(self, "optimizer", in_turn(phases))
+        if self.criterion is None:
+            object.__setattr__(self, "criterion", phases[0].criterion)
+            object.__setattr__(self, "forward", phases[0].forward)
+
+    def of_phases(self) -> list[Job]:
+        """Returns a job for each phase, with its criterion, forward and optimizer; without phases the job itself."""
+        return [
+            replace(self, phases=(), criterion=p.criterion, forward=p.forward or self.forward, optimizer=p.optimizer)
+            for p in self.phases
+        ] or [self]
+
     def _check_scheduler(self) -> None:
         if self.scheduler is None:
             return
@@ -948,10 +1145,12 @@ class Job:
         return self.scheduler.make(optimizer)
 
     def moves_lr(self, batch: Batch) -> bool:
-        """Whether the scheduler steps after this batch: when it completes a step, or an epoch."""
+        """Whether the scheduler steps after this batch: when it completes a step (of the last phase), or an epoch."""
         if self.scheduler is None or self.scheduler.every == "evaluation":
             return False
-        return batch.completes_step if self.scheduler.every == "step" else batch.completes_epoch
+        if self.scheduler.every == "epoch":
+            return batch.completes_epoch
+        return batch.completes_step and batch.part.phase == max(0, len(self.phases) - 1)  # alike for all phases
 
 
 # ----------------------------------------------------------------------------------------------------------------------

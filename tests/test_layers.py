@@ -46,7 +46,7 @@ BOTH = {"__init__", "engine", "records", "world", "job", "errors", "version"}
 FREE = {"errors", "job", "version"}
 HEAVY = {"torch", "sklearn", "lightning", "accelerate", "deepspeed", "horovod", "transformers", "torchmetrics"}
 PUBLIC = {"Arrays", "Batch", "ByLength", "ImageFolder", "Job", "LRSchedule", "Pipeline", "Recipe", "StepInfo", "Stream"}
-PUBLIC |= {"Weighted", "Windows"}
+PUBLIC |= {"Phase", "Weighted", "Windows"}
 ROOT_MODULES, FILE_LINES, FUNCTION_LINES = 8, 350, 60
 
 

@@ -6,6 +6,8 @@ import inspect
 from dataclasses import fields
 from pathlib import Path
 
+import pytest
+
 import samestep
 from samestep.commands import cli
 from samestep.training import Run
@@ -21,6 +23,7 @@ def test_exports() -> None:
         "ImageFolder",
         "Job",
         "LRSchedule",
+        "Phase",
         "Pipeline",
         "Recipe",
         "StepInfo",
@@ -44,10 +47,15 @@ def test_commands() -> None:
 
 
 def test_a_job_needs_five_fields() -> None:
-    from dataclasses import MISSING
-
-    needed = [f.name for f in fields(samestep.Job) if f.default is MISSING and f.default_factory is MISSING]
-    assert needed == ["model", "criterion", "optimizer", "train", "global_batch"]
+    """`criterion` and `optimizer` have defaults for jobs with phases; a job without these needs them all the same."""
+    needed = ["model", "criterion", "optimizer", "train", "global_batch"]
+    assert [field.name for field in fields(samestep.Job)][:5] == needed
+    optimizer = samestep.Recipe(type("SGD", (), {}))
+    given = {"model": dict, "criterion": max, "optimizer": optimizer, "train": [1], "global_batch": 1}
+    samestep.Job(**given)
+    for name in needed[1:]:
+        with pytest.raises(samestep.UserError, match=f"^{name} is "):
+            samestep.Job(**{key: value for key, value in given.items() if key != name})
 
 
 def test_engines_stay_short() -> None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from samestep.data.stream import Stream
     from samestep.data.windows import Windows
     from samestep.errors import TrainingFailed, UserError
-    from samestep.job import Batch, ByLength, Job, LRSchedule, Recipe, StepInfo, Weighted
+    from samestep.job import Batch, ByLength, Job, LRSchedule, Phase, Recipe, StepInfo, Weighted
     from samestep.records.results import Verdict
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "Job",
     "LRSchedule",
     "MachineOptions",
+    "Phase",
     "Pipeline",
     "Recipe",
     "StepInfo",
@@ -48,6 +49,7 @@ LATER = {  # name -> its module, imported when it is asked for: none needs them 
     "Job": "job",
     "LRSchedule": "job",
     "MachineOptions": "commands.machine_options",
+    "Phase": "job",
     "Pipeline": "data.pipeline",
     "Recipe": "job",
     "StepInfo": "job",

@@ -54,6 +54,7 @@ class Layout:
     lone_batchnorm: True where torch's SyncBatchNorm cannot reach the other replicas.
     no_scalars: True where a parameter without dimensions is an error (FSDP).
     no_optimizers: class of optimizer -> why the engine cannot take it.
+    no_phases: True where the engine takes one optimizer, not several in turn.
     """
 
     replicas: int
@@ -63,6 +64,7 @@ class Layout:
     lone_batchnorm: bool = False
     no_scalars: bool = False
     no_optimizers: Mapping[str, str] = field(default_factory=dict)
+    no_phases: bool = False
 
 
 class Engine(Protocol):

@@ -26,6 +26,7 @@ from samestep.rank.evaluation_schedule import EvaluationSchedule
 from samestep.rank.gather import loss_over_all_rows
 from samestep.rank.graceful_stop import GracefulStop
 from samestep.rank.meter import Meter
+from samestep.rank.turns import Turns
 from samestep.rank.watch import Watch
 from samestep.records.record import Observations, PartSeen
 from samestep.world import World
@@ -85,6 +86,8 @@ class Run:
         self._done = self._skipped = 0
         self._model: nn.Module | None = None
         self._ema: Ema | None = None
+        self._of_phase = job.of_phases()
+        self._turns: Turns | None = None
         self._evaluation_schedule: EvaluationSchedule | None = None
         self._drawn, self._all_drawn = 0, False  # steps whose batches have been handed out
         self._streams = [_default_generator(device) for device in world.devices]
@@ -150,16 +153,21 @@ class Run:
             yield batch
 
     def _finish(self) -> None:
-        """Leaves the model with its averaged weights after the last step, for the engine to return them.
+        """Leaves the model with its averaged weights after the last step, for the engine to return them. No phase has
+        the turn any more.
 
         Called when there are no more batches, and after each step: libraries ask for the next batch before the step.
         """
-        if self._ema and self._all_drawn and self._done == self._drawn:
+        if not self._all_drawn or self._done < self._drawn:
+            return
+        if self._turns:
+            self._turns.end()
+        if self._ema:
             self._ema.swap()
             self._ema = None
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Computes the mean loss over the batch's rows, times the batch's share. Returns a scalar.
+        """Computes the mean loss of the batch's phase over its rows, times its share. Returns a scalar.
 
         The share makes the average over the ranks exact where they have different numbers of rows. Before the forward
         pass each device's random generator is seeded for this (step, micro-batch, replica).
@@ -169,6 +177,10 @@ class Run:
         self.part = part = batch.part
         if self.job.ema and not self._done and not self._ema and self._model:
             self._ema = Ema(self._model, self.job.ema)  # here, when every library has made the parameters its own
+        job = self._of_phase[part.phase]
+        if self.job.phases and self._model:
+            self._turns = self._turns or Turns(self.job.phases, self._model)
+            self._turns.take(part.phase)
         first = self.world.rank * len(self._streams)
         for replica, stream in enumerate(self._streams, first):
             stream.manual_seed(key(self.job.seed, "replica", part.step, part.micro, replica))
@@ -176,17 +188,17 @@ class Run:
         if self._observe:
             self._autocast |= torch.is_autocast_enabled(self.world.device.partition(":")[0])
         try:
-            output = self.job.forward(model, batch)
+            output = job.forward(model, batch)
         except ValueError as error:
             if is_one_row_error(error):
                 raise Refused(one_row_message(part.step, self.world.rank)) from error
             raise
         share = part.share
         if self.job.gather_outputs and self.world.size > 1:
-            loss = loss_over_all_rows(self.job, output, batch, self.schedule, self.world)
+            loss = loss_over_all_rows(job, output, batch, self.schedule, self.world)
             share = float(self.world.size)  # the ranks' gradients, averaged, are then their sum
         else:
-            loss = self.job.criterion(output, batch)
+            loss = job.criterion(output, batch)
         if loss.dim() != 0:
             raise not_a_scalar(list(loss.shape))
         if restore:

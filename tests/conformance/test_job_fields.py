@@ -32,7 +32,7 @@ FAULTS = [
     ("averaged", Fault("other decay", EMA, "1 - self.decay", "self.decay", ("parameter",), "")),
     (
         "averaged",
-        Fault("no average", EMA, "self._tensors(), 1 - self.decay", "self._tensors(), 1.0", ("parameter",), ""),
+        Fault("no average", EMA, "new in moved], 1 - self.decay", "new in moved], 1.0", ("parameter",), ""),
     ),
     ("averaged", Fault("weights as they are", "training.py", "self._ema.swap()", "pass", ("parameter",), "")),
     (

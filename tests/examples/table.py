@@ -115,7 +115,13 @@ PORTS: dict[str, Port] = {
         "not yet: a row's state would be the previous window's, which a Job's independent rows do not know",
     ),
     "ema": Port("timm and swa_utils: averaged weights (EMA)", "as is: ema=", "ema.py", settings=ROWS16),
-    "dcgan": Port("pytorch/examples: dcgan", "not yet: two optimizers that take turns in one step"),
+    "dcgan": Port(
+        "pytorch/examples: dcgan",
+        "with both networks in one module, and noise drawn by row (`phases`)",
+        "dcgan.py",
+        answer=NATURE,
+        settings=ROWS16 | {"width": "4"},
+    ),
     "lbfgs": Port("pytorch/examples: time_sequence_prediction", "not: LBFGS calls the loss again and again in a step"),
     "reinforce": Port("pytorch/examples: reinforcement_learning", "not: no dataset; rows are what the policy did"),
 }

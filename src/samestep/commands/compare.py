@@ -249,7 +249,7 @@ def _tensors(references: list[Expectation]) -> int | None:
 def _engine_results(study: Study, rows: list[Row]) -> Iterator[EngineResult]:
     setup, job = study.setup, study.job
     baseline = next((row.launches for row in rows if row.engine == "single" and row.launches), [])
-    sizes = (job.global_batch, job.rows, job.steps_per_epoch)
+    sizes = (job.global_batch, job.rows, job.steps_per_epoch, max(1, len(job.phases)))
     measured = Measured(setup.warmup_steps, setup.measured_steps, *sizes)
     for row in rows:
         result = result_of(row)

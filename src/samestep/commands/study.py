@@ -155,8 +155,14 @@ def refusal(facts: EngineFacts, job: JobFacts) -> str | None:
     if layout.no_scalars and job.scalars:
         names = first_few(job.scalars)
         return f"{facts.name} takes no scalar parameter: {names}; make it of shape [1], as in torch.ones(1)"
-    if why := layout.no_optimizers.get(job.optimizer):
-        return f"{facts.name} cannot take {job.optimizer}: {why}; use AdamW, or the engine ddp or zero"
+    for optimizer in job.phases.values() or [job.optimizer]:
+        if why := layout.no_optimizers.get(optimizer):
+            return f"{facts.name} cannot take {optimizer}: {why}; use AdamW, or the engine ddp or zero"
+    if layout.no_phases and job.phases:
+        return (
+            f"{facts.name} takes one optimizer, and the job has phases ({', '.join(job.phases)}); use ddp, fsdp, zero, "
+            "accelerate, fabric, lightning or horovod"
+        )
     if job.sync_batchnorm and job.batch_layers and layout.replicas > 1:
         if layout.lone_batchnorm:
             return f"SyncBatchNorm does not find the other ranks of {facts.name}; use ddp, or leave sync_batchnorm out"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -129,7 +130,23 @@ def batches(
     trace: a list to which the pipeline's stages append their spans. Raises a UserError of the dataset unchanged, and
     LoadingFailed for its other errors and for a loader process that dies.
     """
-    return loaded(job, schedule.parts(world.rank, steps), world.device, trace=trace)
+    parts = schedule.parts(world.rank, steps)
+    if schedule.phases == 1:
+        return loaded(job, parts, world.device, trace=trace)
+    first = (part for part in schedule.parts(world.rank, steps) if part.phase == 0)
+    return _in_turn(loaded(job, first, world.device, trace=trace), parts)
+
+
+def _in_turn(loaded_once: Iterator[Batch], parts: Iterable[Part]) -> Iterator[Batch]:
+    """Yields a batch for each part. Those of the first phase are loaded, and kept for the phases after it."""
+    kept: dict[int, Batch] = {}  # by micro-batch
+    for part in parts:
+        if part.phase == 0:
+            kept[part.micro] = next(loaded_once)
+            yield kept[part.micro]
+        else:
+            before = kept[part.micro]
+            yield replace(before, part=part, fetch_s=None if before.fetch_s is None else 0.0, fetch_cpu_s=0.0)
 
 
 def most_workers(job: Job) -> int:

@@ -43,7 +43,8 @@ class Schedule:
     length: rows of an epoch: the samples in the dataset, unless `ordered` says another number. global_batch: rows of
     one step over all ranks. world_size: number of ranks. micro_batch: the most rows of a micro-batch on one rank; None:
     no limit. last: whether to keep or drop an incomplete last batch. weight: of a sample, by its index. shuffle: False
-    keeps the dataset's order in every epoch. ordered: the order of an epoch, where the job has its own.
+    keeps the dataset's order in every epoch. ordered: the order of an epoch, where the job has its own. phases: how
+    many steps each batch is trained for, one of each phase.
     """
 
     length: int
@@ -55,11 +56,12 @@ class Schedule:
     weight: Callable[[int], float] | None = None
     shuffle: bool = True
     ordered: Ordered | None = None
+    phases: int = 1
 
     @property
     def steps_per_epoch(self) -> int:
         whole, rest = divmod(self.length, self.global_batch)
-        return whole + (1 if rest and self.last == "keep" else 0)
+        return (whole + (1 if rest and self.last == "keep" else 0)) * self.phases
 
     @property
     def micro_batches(self) -> int:
@@ -84,7 +86,8 @@ class Schedule:
 
         Raises UserError when the weights of the step's rows add up to 0.
         """
-        whole = self._global_batch(epoch, number)
+        batch, phase = divmod(number, self.phases)
+        whole = self._global_batch(epoch, batch)
         per_rank = cut(len(whole), self.world_size)
         first = sum(per_rank[:rank])
         mine = whole[first : first + per_rank[rank]]
@@ -95,7 +98,7 @@ class Schedule:
         parts, at = [], 0
         for micro, rows in enumerate(cut(len(mine), self.micro_batches)):
             indices = mine[at : at + rows]
-            place = number * self.global_batch + first + at
+            place = batch * self.global_batch + first + at
             at += rows
             weight = self._weigh(indices)
             last = micro == self.micro_batches - 1
@@ -111,14 +114,16 @@ class Schedule:
                     completes_step=last,
                     completes_epoch=last and number == self.steps_per_epoch - 1,
                     repeats=repeats[place : place + rows] if repeats is not None and rows else None,
+                    phase=phase,
                 )
             )
         return parts
 
     def rows_of(self, steps: int) -> int:
-        """Returns how many rows the first `steps` steps train on, over all ranks."""
+        """Returns how many rows the first `steps` steps train on, over all ranks; each phase's step counts them."""
         epochs, more = divmod(steps, self.steps_per_epoch)
-        return epochs * min(self.length, self.steps_per_epoch * self.global_batch) + more * self.global_batch
+        of_epoch = min(self.length * self.phases, self.steps_per_epoch * self.global_batch)
+        return epochs * of_epoch + more * self.global_batch
 
     def parts(self, rank: int, steps: int) -> Iterator[Part]:
         """Yields the rank's micro-batches of the first `steps` steps."""
@@ -135,9 +140,9 @@ class Schedule:
 
     def _sizes(self) -> Iterator[tuple[int, int, int]]:
         """Yields (rows, step, rank) of each part of an epoch's first and last step; the others are like the first."""
-        final = self.steps_per_epoch - 1
+        final = self.steps_per_epoch - self.phases
         rows_of = {0: min(self.global_batch, self.length)}
-        rows_of[final] = min(self.global_batch, self.length - final * self.global_batch)
+        rows_of[final] = min(self.global_batch, self.length - final // self.phases * self.global_batch)
         for step, in_step in rows_of.items():
             for rank, in_rank in enumerate(cut(in_step, self.world_size)):
                 for rows in cut(in_rank, self.micro_batches):
@@ -169,14 +174,15 @@ class Ordered:
 def schedule_of(job: Job, world_size: int) -> Schedule:
     """Returns the schedule of a job on `world_size` ranks."""
     numbers = (job.global_batch, world_size, job.seed, job.micro_batch, job.last, job.weight, job.shuffle)
+    phases = max(1, len(job.phases))
     if job.order is None:
-        return Schedule(len(job.train), *numbers)
+        return Schedule(len(job.train), *numbers, phases=phases)
     rows = len(_own_order(job.order, len(job.train), job.global_batch, job.seed, 0))
     if job.last == "drop" and rows < job.global_batch:
         raise UserError(
             f"last=drop leaves no step: order gives {rows} rows, fewer than global_batch {job.global_batch}"
         )
-    return Schedule(rows, *numbers, Ordered(job.order, len(job.train)))
+    return Schedule(rows, *numbers, Ordered(job.order, len(job.train)), phases)
 
 
 def _generator(seed: int, epoch: int) -> torch.Generator:

@@ -41,10 +41,11 @@ def train(job: Job, world: World, run: Run, *, precision: Literal["no", "bf16", 
         raise Refused(
             "on a CPU Accelerate computes in float32 for fp16, and says nothing; use precision=bf16, or --engine amp"
         )
-    from accelerate import Accelerator
+    from accelerate import Accelerator, DistributedDataParallelKwargs
 
     with process_group(world):
-        accelerator = Accelerator(cpu=world.device == "cpu", mixed_precision=precision)
+        of_ddp = DistributedDataParallelKwargs(find_unused_parameters=bool(job.phases))  # a phase leaves others' out
+        accelerator = Accelerator(cpu=world.device == "cpu", mixed_precision=precision, kwargs_handlers=[of_ddp])
         module = job.model()
         optimizer = job.optimizer.build(module)
         # Neither the loader nor the scheduler is prepared: run.batches() has shared out the rows already, where

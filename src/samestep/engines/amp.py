@@ -43,7 +43,11 @@ def train(job: Job, world: World, run: Run, *, precision: Literal["bf16", "fp16"
     with process_group(world):
         device = world.device.partition(":")[0]
         module = job.model().to(world.device)
-        model = DistributedDataParallel(module, device_ids=None if device == "cpu" else [world.device])
+        model = DistributedDataParallel(
+            module,
+            device_ids=None if device == "cpu" else [world.device],
+            find_unused_parameters=bool(job.phases),  # a phase leaves the others' out
+        )
         optimizer = job.optimizer.build(module)
         scheduler = job.lr_scheduler(optimizer)
         scaler = torch.amp.GradScaler(device, enabled=precision == "fp16")  # bf16 has float32's range

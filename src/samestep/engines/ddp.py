@@ -30,6 +30,7 @@ from samestep.world import World
 PURPOSE = "data parallel, one process per device"
 NEEDS: tuple[str, ...] = ()
 PROCESSES = "group"
+NOT_STATIC = "static_graph does not work with {}; leave out one of them"
 EXACT = 2  # steps before PowerSGD compresses: the fewest that DDP allows
 
 
@@ -67,8 +68,8 @@ def train(
     bucket_mb: float | None = None,
     compile: bool = False,
 ) -> State:
-    if static_graph and run.schedule.micro_batches > 1:
-        raise Refused("static_graph does not work with accumulation (no_sync) in torch; leave out one of them")
+    if static_graph and (job.phases or run.schedule.micro_batches > 1):
+        raise Refused(NOT_STATIC.format("phases" if job.phases else "accumulation (no_sync) in torch"))
     if compress == "bf16" and world.device == "cpu":
         raise Refused("gloo does not compress to bf16; use compress=fp16, or a GPU")
     if order == "rank" and compress != "none":
@@ -82,7 +83,7 @@ def train(
             device_ids=None if world.device == "cpu" else [world.device],
             bucket_cap_mb=bucket_mb,
             static_graph=static_graph,
-            find_unused_parameters=find_unused,
+            find_unused_parameters=find_unused or bool(job.phases),  # a phase leaves the others' out
         )
         if compress == "powersgd":
             model.register_comm_hook(PowerSGDState(None, start_powerSGD_iter=EXACT), powerSGD_hook)

@@ -33,7 +33,12 @@ def layout(world: World, **settings: Any) -> Layout:
     # DeepSpeed does not synchronise buffers. It replaces a missing gradient by zeros, and weight decay then changes the
     # parameter. Its broadcast of the first weights fails for a parameter without dimensions.
     return Layout(
-        replicas=world.size, buffers="local", every_gradient=True, no_scalars=True, no_optimizers=NOT_IN_DEEPSPEED
+        replicas=world.size,
+        buffers="local",
+        every_gradient=True,
+        no_scalars=True,
+        no_optimizers=NOT_IN_DEEPSPEED,
+        no_phases=True,
     )
 
 

@@ -59,11 +59,12 @@ def train(
 
     with process_group(world):
         sharded = strategy == "model_parallel"
+        ddp = "ddp_find_unused_parameters_true" if job.phases else "ddp"  # a phase leaves the others' out
         fabric: Any = Fabric(
             accelerator="cpu" if world.device == "cpu" else "cuda",
             devices=world.local_size,
             num_nodes=world.size // world.local_size,
-            strategy=ModelParallelStrategy(shard, world.size, 1) if sharded else "ddp",
+            strategy=ModelParallelStrategy(shard, world.size, 1) if sharded else ddp,
             precision="bf16-mixed" if precision == "bf16" else None,
         )
         fabric.launch()

@@ -19,6 +19,7 @@ from samestep.world import World
 PURPOSE = "Lightning's Trainer, which owns the loop"
 NEEDS = ("lightning",)
 PROCESSES = "group"
+BY_PHASES = "ddp_find_unused_parameters_true"  # a phase leaves the others' parameters out
 NOT_ON_SHARDS = {
     "Adafactor": "torch's fails on shards",
     "Muon": "it needs whole matrices, and gets shards",
@@ -100,7 +101,7 @@ def train(
             accelerator="cpu" if world.device == "cpu" else "cuda",
             devices=world.local_size,
             num_nodes=world.size // world.local_size,
-            strategy=ModelParallelStrategy(world.size, 1) if sharded else "ddp",
+            strategy=ModelParallelStrategy(world.size, 1) if sharded else BY_PHASES if job.phases else "ddp",
             precision="bf16-mixed" if precision == "bf16" else None,
             max_epochs=1,  # of what run.batches() gives: all of them
             accumulate_grad_batches=run.schedule.micro_batches,

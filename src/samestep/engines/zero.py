@@ -5,6 +5,7 @@ Source: https://docs.pytorch.org/docs/stable/distributed.optim.html
 
 from __future__ import annotations
 
+import logging
 from contextlib import nullcontext
 
 import torch.distributed as dist
@@ -39,11 +40,17 @@ def numerics() -> Numerics:
 def train(job: Job, world: World, run: Run) -> State:
     with process_group(world):
         module = job.model().to(world.device)
-        model = DistributedDataParallel(module, device_ids=None if world.device == "cpu" else [world.device])
+        model = DistributedDataParallel(
+            module,
+            device_ids=None if world.device == "cpu" else [world.device],
+            find_unused_parameters=bool(job.phases),  # a phase leaves the others' out
+        )
         recipe = job.optimizer
         optimizer = ZeroRedundancyOptimizer(
             recipe.groups(module) if recipe.groups else module.parameters(), recipe.cls, **recipe.settings
         )
+        if job.phases:  # it warns of parameters that require a gradient by turns
+            logging.getLogger(ZeroRedundancyOptimizer.__module__).setLevel(logging.ERROR)
         scheduler = job.lr_scheduler(optimizer)
         run.begin(module, optimizer)
         for batch in run.batches():

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from samestep.errors import UserError, nearest
 from samestep.job.checks import check_dataset, check_functions, check_optimizer, nested, shown
+from samestep.job.optimizer import LRSchedule as LRSchedule
+from samestep.job.optimizer import Phase as Phase
+from samestep.job.optimizer import Recipe as Recipe
+from samestep.job.phases import check_phases, in_turn
 
 if TYPE_CHECKING:  # a job is plain values: importing samestep must not import torch
     import numpy as np
@@ -35,6 +39,7 @@ class Part:
     share: weight x world size / weight of the whole step. An engine averages gradients over the ranks, so the mean
     over this rank's rows, times its share, averages to the exact mean over the global batch.
     repeats: how often each row has come before in this epoch; None where every row comes once.
+    phase: the number of the job's phase that takes this step; 0 of a job without phases.
     """
 
     epoch: int
@@ -47,6 +52,7 @@ class Part:
     completes_step: bool
     completes_epoch: bool
     repeats: NDArray[np.int64] | None = None
+    phase: int = 0
 
 
 @dataclass(frozen=True)
@@ -86,37 +92,6 @@ class Batch:
 
 def _is_pair(data: Any) -> bool:
     return isinstance(data, (list, tuple)) and len(data) == 2
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """How to build the optimizer, which an engine that shards parameters does after sharding.
-
-    cls: for example torch.optim.AdamW. settings: its keyword arguments, `lr` among them.
-    groups: (model) -> torch's parameter groups (a list of dicts); None: one group of all parameters.
-    """
-
-    cls: type[Optimizer]
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    groups: Callable[[nn.Module], list[dict[str, Any]]] | None = None
-
-    def build(self, model: nn.Module) -> Optimizer:
-        """Builds the optimizer of `model`: the plain module, not a wrapper that renames its parameters."""
-        parameters = self.groups(model) if self.groups else model.parameters()
-        return self.cls(parameters, **self.settings)
-
-
-@dataclass(frozen=True)
-class LRSchedule:
-    """The learning-rate schedule: `make(optimizer)` returns a torch scheduler, stepped after every step or epoch.
-
-    every='evaluation': stepped after every evaluation; ReduceLROnPlateau, which needs a metric, with that of the name
-    `metric`.
-    """
-
-    make: Callable[[Optimizer], LRScheduler]
-    every: Literal["step", "epoch", "evaluation"] = "step"
-    metric: str = "loss"
 
 
 @dataclass(frozen=True, eq=False)
@@ -204,6 +179,8 @@ class Job:
 
     model: builds the network, with identical weights at every call.
     criterion: (output, batch) -> scalar, the mean over the rows of the batch.
+    phases: several optimizers, which take steps in turn on the same rows, each with its own parameters, criterion and
+        forward; `optimizer` is then left out. Without a `criterion` the first phase's is evaluated, on its forward.
     metrics: name -> (output, batch) -> one value per row (shape [rows]), or a torchmetrics metric, which is called with
         (output, batch.targets), or with (output, batch) where its update's second argument is named batch; evaluation
         sums them exactly.
@@ -216,7 +193,8 @@ class Job:
     weight: (index) -> the weight of a training sample in the criterion's mean (for instance its tokens); None: every
         row weighs 1. evaluation_weight: the same for the evaluation's samples.
     augment: (sample, generator) -> sample; the generator is seeded by (seed, epoch, index), never by rank or worker.
-    max_steps: optimizer steps after which the training ends, whatever `epochs` is; None: after `epochs`.
+    max_steps: optimizer steps, of all phases together, after which the training ends, whatever `epochs` is; None:
+        after `epochs`.
     last: keep or drop an epoch's incomplete last batch.
     order: an epoch's rows in their order: Weighted, ByLength, or (epoch, generator) -> indices; None: by `shuffle`.
     shuffle: whether each epoch is shuffled anew; False: the dataset's order, as a Stream needs.
@@ -228,11 +206,12 @@ class Job:
     """
 
     model: Callable[[], nn.Module]
-    criterion: Callable[[Any, Batch], Tensor]
-    optimizer: Recipe
-    train: Dataset
-    global_batch: int
+    criterion: Callable[[Any, Batch], Tensor] = None  # type: ignore[assignment]  # the first phase's
+    optimizer: Recipe = None  # type: ignore[assignment]  # made of the phases'
+    train: Dataset = None  # type: ignore[assignment]
+    global_batch: int = 0
     evaluation: Dataset | None = None
+    phases: Sequence[Phase] = ()
     forward: Callable[[nn.Module, Batch], Any] = apply_to_inputs
     metrics: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     collate: Callable[[list[Any]], Any] | None = None
@@ -258,6 +237,8 @@ class Job:
     on_evaluation: Callable[[int, dict[str, float]], None] | None = None
 
     def __post_init__(self) -> None:
+        if self.phases:
+            self._take_phases()
         check_optimizer(self.optimizer, isinstance(self.optimizer, Recipe))
         check_functions(self.model, self.criterion)
         check_dataset("train", self.train)
@@ -302,6 +283,23 @@ class Job:
                 f"{self.global_batch}; set a smaller global_batch or last=keep"
             )
 
+    def _take_phases(self) -> None:
+        """Sets the optimizer, and what evaluation uses, from the phases."""
+        check_phases(self.phases, self.model, self.optimizer)
+        phases = tuple(replace(phase, forward=phase.forward or self.forward) for phase in self.phases)
+        object.__setattr__(self, "phases", phases)
+        object.__setattr__(self, "optimizer", in_turn(phases))
+        if self.criterion is None:
+            object.__setattr__(self, "criterion", phases[0].criterion)
+            object.__setattr__(self, "forward", phases[0].forward)
+
+    def of_phases(self) -> list[Job]:
+        """Returns a job for each phase, with its criterion, forward and optimizer; without phases the job itself."""
+        return [
+            replace(self, phases=(), criterion=p.criterion, forward=p.forward or self.forward, optimizer=p.optimizer)
+            for p in self.phases
+        ] or [self]
+
     def _check_scheduler(self) -> None:
         if self.scheduler is None:
             return
@@ -332,7 +330,9 @@ class Job:
         return self.scheduler.make(optimizer)
 
     def moves_lr(self, batch: Batch) -> bool:
-        """Whether the scheduler steps after this batch: when it completes a step, or an epoch."""
+        """Whether the scheduler steps after this batch: when it completes a step (of the last phase), or an epoch."""
         if self.scheduler is None or self.scheduler.every == "evaluation":
             return False
-        return batch.completes_step if self.scheduler.every == "step" else batch.completes_epoch
+        if self.scheduler.every == "epoch":
+            return batch.completes_epoch
+        return batch.completes_step and batch.part.phase == max(0, len(self.phases) - 1)  # alike for all phases

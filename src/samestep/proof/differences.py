@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -183,16 +184,17 @@ class Comparison:
         return outside
 
     def _coverage(self, case: causes.Case) -> Iterator[Divergence]:
-        """Every index once in an epoch that ended; needs no reference."""
-        if not self.expectation.of(case.training).each_once:
+        """Every index once in an epoch that ended, in each phase; needs no reference."""
+        played = self.expectation.of(case.training)
+        if not played.each_once:
             return
-        length = self.expectation.of(case.training).length
         parts = [part for of_process in case.observed.parts for part in of_process]
-        for epoch in range(max(part.epoch for part in parts)):
-            seen = Counter(index for part in parts if part.epoch == epoch for index in part.indices)
+        for epoch, phase in product(range(max(part.epoch for part in parts)), range(played.phases)):
+            here = (part for part in parts if part.epoch == epoch and part.step % played.phases == phase)
+            seen = Counter(index for part in here for index in part.indices)
             dropped = self._dropped(case, epoch)
-            if sum(seen.values()) != length - dropped or any(count > 1 for count in seen.values()):
-                yield case.divergence("every index once", length - dropped, sum(seen.values()))
+            if sum(seen.values()) != played.length - dropped or any(count > 1 for count in seen.values()):
+                yield case.divergence("every index once", played.length - dropped, sum(seen.values()))
 
     def _later(self, case: causes.Case) -> Iterator[Divergence]:
         """The rows of epochs that no training of the proof reaches, as each side would share them out."""
@@ -208,7 +210,8 @@ class Comparison:
     def _dropped(self, case: causes.Case, epoch: int) -> int:
         """Rows that last=drop leaves out, which the reference left out too."""
         parts = [part for of_process in case.expected.parts for part in of_process if part.epoch == epoch]
-        return self.expectation.of(case.training).length - sum(len(part.indices) for part in parts)
+        played = self.expectation.of(case.training)
+        return played.length - sum(len(part.indices) for part in parts) // played.phases
 
     def _evaluation(self, case: causes.Case, shaken: list[Trace]) -> Iterator[Divergence]:
         """The evaluation of the final weights: its rows and their weights, its sums and means."""

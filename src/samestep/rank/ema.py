@@ -12,6 +12,7 @@ from torch import Tensor, nn
 class Ema:
     """The average of the trained parameters: average = decay * average + (1 - decay) * parameter, after each step.
 
+    Of a job with phases, a phase's step moves the averages of that phase's parameters.
     Begins with the parameters as they are. A sharded parameter's average is sharded as it is, and needs no collective.
     Buffers, such as BatchNorm's statistics, are not averaged.
     """
@@ -27,8 +28,13 @@ class Ema:
 
     def update(self) -> None:
         """Takes in the parameters. Call it after each optimizer step."""
+        moved = [
+            pair
+            for pair, parameter in zip(zip(self._averages, self._tensors()), self._parameters)
+            if parameter.requires_grad  # the phase's that has stepped
+        ]
         with torch.no_grad():
-            torch._foreach_lerp_(self._averages, self._tensors(), 1 - self.decay)
+            torch._foreach_lerp_([average for average, _ in moved], [new for _, new in moved], 1 - self.decay)
 
     def swap(self) -> None:
         """Exchanges the parameters and their averages."""

@@ -85,6 +85,7 @@ class JobFacts:
     where the job's whole batch would take too long; else 0. dear: whether a step of the proof takes long all the same.
     unused: parameters without a gradient; scalars: those without dimensions. batch_layers, random_layers: the names of
     its BatchNorm and dropout layers. refused: replicas -> why they cannot train it.
+    phases: those of a job with several optimizers, in their turn -> the optimizer's class.
     """
 
     settings: Mapping[str, str]
@@ -114,6 +115,7 @@ class JobFacts:
     unused: tuple[str, ...]
     scalars: tuple[str, ...]
     refused: Mapping[int, str | None]
+    phases: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -109,7 +109,7 @@ class Played:
     seen: [replica][micro-batch]. later: epoch -> [micro-batch][replica] -> the rows of its first step. rates: learning
     rates, [step][group]. norms: each step's gradient norm. draws: whether the model draws random numbers.
     parameters: their names. length: rows of the subset. clip_norm: the job's. each_once: whether an epoch
-    has every row once, which an order of the job's own need not.
+    has every row once, which an order of the job's own need not. phases: how many steps each batch is trained for.
     """
 
     seen: list[list[PartSeen]]
@@ -123,6 +123,7 @@ class Played:
     clip_norm: float | None = None
     evaluation: EvaluationSeen | None = None
     each_once: bool = True
+    phases: int = 1
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ def over_all_rows(job: Job, outputs: dict[int, Any], batches: dict[int, Batch], 
     weights = [batch.part.weight for batch in batches.values()]
     counts = [batch.part.rows for batch in batches.values()]
     tracked = {replica: tree_map(_tracked, output) for replica, output in outputs.items()}
-    part = place(first.part.step, first.part.micro, rows, first.part.epoch, sum(weights))
+    part = place(first.part.step, first.part.micro, rows, first.part.epoch, sum(weights), first.part.phase)
     data = tree_map(lambda *leaves: _joined(leaves, counts, None), *(batch.data for batch in batches.values()))
     torch.manual_seed(seeded(job.seed, "all rows", first.part.step).initial_seed())
     before = random_state(device)

@@ -97,7 +97,7 @@ def _states() -> tuple[Any, ...]:
     return random.getstate(), numpys[1].tolist(), numpys[2:], torch.get_rng_state().tolist()
 
 
-def place(step: int, micro: int, rows: list[int], epoch: int = 0, weight: float | None = None) -> Part:
+def place(step: int, micro: int, rows: list[int], epoch: int = 0, weight: float | None = None, phase: int = 0) -> Part:
     """The `Batch.part` of `rows`, for a criterion that reads it."""
     return Part(
         epoch=epoch,
@@ -109,6 +109,7 @@ def place(step: int, micro: int, rows: list[int], epoch: int = 0, weight: float 
         share=1.0,
         completes_step=True,
         completes_epoch=False,
+        phase=phase,
     )
 
 

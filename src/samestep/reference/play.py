@@ -22,10 +22,9 @@ from samestep.reference.replica_state import ReplicaState
 from samestep.reference.results import MicroBatch, TrainingResult
 from samestep.reference.schedule import per_epoch, seeded, step_rows, weight
 from samestep.reference.together import outputs_together
+from samestep.reference.turns import Gradient, Turn, filled, scheduled, turns_of
 
 LATER = (2, 3, 97)  # epochs whose rows are told without training on them
-
-Gradient = list[Tensor | None]  # of each trained parameter, in the model's order
 
 
 def play(
@@ -50,10 +49,11 @@ def play(
 
 @dataclass
 class Forward:
-    """What the replicas' forward passes of one micro-batch share. rows: each replica's. total: what all rows of the
-    step weigh. outputs: each replica's, where one forward pass serves all of them (SyncBatchNorm). all_rows: the loss,
-    where the criterion sees all replicas' rows at once."""
+    """What the replicas' forward passes of one micro-batch share. turn: the phase. rows: each replica's. total: what
+    all rows of the step weigh. outputs: each replica's, where one forward pass serves all of them (SyncBatchNorm).
+    all_rows: the loss, where the criterion sees all replicas' rows at once."""
 
+    turn: Turn
     epoch: int
     step: int
     micro: int
@@ -64,7 +64,7 @@ class Forward:
 
 
 class ReplicatedTraining:
-    """One model and one optimizer, and of each replica its gradient and its state."""
+    """One model, an optimizer for each phase, and of each replica its gradient and its state."""
 
     def __init__(self, job: Job, layout: Layout, noise: Noise | None, device: str, neutral: Neutral | None) -> None:
         self.neutral = neutral or nullcontext()
@@ -74,12 +74,13 @@ class ReplicatedTraining:
         self.start = _copy(self.model.state_dict())
         if noise:
             noise.shake(self.model.parameters())
-        self.optimizer = job.optimizer.build(self.model)
-        self.scheduler = job.scheduler.make(self.optimizer) if job.scheduler else None
+        self.turns = turns_of(job, self.model)
+        self.scheduled = scheduled(self.turns)
+        self.scheduler = job.scheduler.make(self.scheduled) if job.scheduler else None
         self.states = [ReplicaState(self.model) for _ in self.replicas]
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         self.gradients: list[Gradient] = []  # [replica], of the step so far
-        self.rank0_gradient: Gradient = []
+        self.rank0_gradient: Gradient = []  # of the first step, or of each phase's first
         self.before_last: list[Gradient] = []  # [replica], of the first step without its last micro-batch
         self.micro_batches: list[list[MicroBatch]] = [[] for _ in self.replicas]
         self.rates: list[list[float]] = []
@@ -90,25 +91,28 @@ class ReplicatedTraining:
 
     def step(self, step: int) -> None:
         """One step: every micro-batch of every replica forward and backward, then the optimizer once."""
+        turn = self.turns[step % len(self.turns)]
+        first = step < len(self.turns)
         plan = step_rows(self.job, self.layout, step)
         total = sum(weight(self.job, rows) for of_replica in plan for rows in of_replica)
         self.gradients = [[None] * len(self.parameters) for _ in self.replicas]
         for micro, of_replica in enumerate(plan):
-            if step == 0 and 0 < micro == len(plan) - 1:
-                self.before_last = [_cloned(gradient) for gradient in self.gradients]
+            if first and 0 < micro == len(plan) - 1:
+                before: list[Gradient] = self.before_last or [[] for _ in self.replicas]
+                self.before_last = [filled(*pair) for pair in zip(before, self.gradients)]
             if micro == 0 and self.layout.buffers == "rank0":
                 for state in self.states[1:]:
                     state.buffers = _copy(self.states[0].buffers)
             if self.noise and self.noise.reverses:
                 of_replica = [rows[::-1] for rows in of_replica]
-            forward = Forward(step // per_epoch(self.job), step, micro, of_replica, total)
+            forward = Forward(turn, step // per_epoch(self.job), step, micro, of_replica, total)
             if self.job.gather_outputs and self.layout.replicas > 1:
                 forward.all_rows = self._over_all_rows(forward)
             for replica in self.replicas:
                 self.micro_batches[replica].append(self._micro_batch(forward, replica))
-        if step == 0:
-            self.rank0_gradient = _cloned(self.gradients[0])
-        self._optimizer_step(step)
+        if first:
+            self.rank0_gradient = filled(self.rank0_gradient, self.gradients[0])
+        self._optimizer_step(step, turn)
 
     def _micro_batch(self, forward: Forward, replica: int) -> MicroBatch:
         """One replica's part of a micro-batch; nothing happens where it has no rows."""
@@ -120,7 +124,7 @@ class ReplicatedTraining:
 
     def _forward_and_backward(self, forward: Forward, replica: int, data: Any, weighs: float) -> float:
         """Adds to a replica's gradient, from its own state and random numbers. Returns the rows' mean loss."""
-        job, step, micro = self.job, forward.step, forward.micro
+        job, step, micro = forward.turn.job, forward.step, forward.micro
         if not forward.outputs:
             self.states[replica].restore(self.model)
         for parameter, gradient in zip(self.parameters, self.gradients[replica]):
@@ -132,7 +136,7 @@ class ReplicatedTraining:
         if job.sync_batchnorm and self.layout.replicas > 1 and not forward.outputs:
             with self.neutral:
                 forward.outputs = outputs_together(
-                    job, self.model, forward.rows, step, micro, forward.epoch, self.noise
+                    job, self.model, forward.rows, step, micro, forward.epoch, self.noise, forward.turn.number
                 )
         share = weighs * self.layout.replicas / forward.total  # the mean over the replicas is then that over the rows
         if forward.all_rows:
@@ -151,19 +155,20 @@ class ReplicatedTraining:
                 f"the loss is not finite at step {step} of the proof: {mean_loss}; "
                 "look at the data and the criterion, or lower the learning rate"
             )
-        self.gradients[replica] = [p.grad for p in self.parameters]
+        self.gradients[replica] = forward.turn.own([p.grad for p in self.parameters])
         self.states[replica] = ReplicaState(self.model)
         return mean_loss
 
     def _batch(self, forward: Forward, replica: int, data: Any) -> Batch:
         rows = forward.rows[replica]
-        part = place(forward.step, forward.micro, rows, forward.epoch, weight(self.job, rows))
+        weighs, phase = weight(self.job, rows), forward.turn.number
+        part = place(forward.step, forward.micro, rows, forward.epoch, weighs, phase)
         return Batch(self.noise.shaken(data) if self.noise else data, part)
 
     def _over_all_rows(self, forward: Forward) -> AllRows:
         """The loss over all replicas' rows. Their outputs are computed here without a graph, and in each replica's turn
         again: each needs its own state then, too."""
-        job = self.job
+        job = forward.turn.job
         if job.sync_batchnorm:
             raise UserError("the proof takes sync_batchnorm or gather_outputs, not both; verify it with one of them")
         batches, outputs = {}, {}
@@ -179,8 +184,8 @@ class ReplicatedTraining:
         self.draws = self.draws or found.draws
         return found
 
-    def _optimizer_step(self, step: int) -> None:
-        """The mean of the replicas' gradients, clipped; the optimizer; the scheduler where it is due."""
+    def _optimizer_step(self, step: int, turn: Turn) -> None:
+        """The mean of the replicas' gradients, clipped; the phase's optimizer; the scheduler where it is due."""
         for parameter, gradient in zip(self.parameters, _mean(self.gradients, reverse=self.noise is not None)):
             parameter.grad = gradient
         if self.noise:
@@ -188,18 +193,22 @@ class ReplicatedTraining:
             self.noise.shake(gradient.div_(self.noise.scale) for gradient in present)
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.job.clip_norm or float("inf"))
         self.norms.append(float(norm))
-        self.rates.append([float(group["lr"]) for group in self.optimizer.param_groups if group["params"]])
-        self.optimizer.step()
+        self.rates.append([float(group["lr"]) for group in self.scheduled.param_groups if group["params"]])
+        turn.optimizer.step()
         if self.noise and self.noise.rounds_weights:
             self.noise.shake(self.parameters)
         if self.job.ema:
+            moved = [p for p, own in zip(self.parameters, turn.owns) if own]
             for name, parameter in self.model.named_parameters():
-                if name in self.average:
+                if any(parameter is p for p in moved):
                     kept, new = self.job.ema * self.average[name], (1.0 - self.job.ema) * parameter.detach()
                     self.average[name] = kept + new
         ends_epoch = (step + 1) % per_epoch(self.job) == 0
         every = self.job.scheduler.every if self.job.scheduler else None
-        if self.scheduler and (every == "step" or (every == "epoch" and ends_epoch)):
+        ends_round = turn is self.turns[-1]
+        if ends_round and turn.optimizer is not self.scheduled:
+            self.scheduled.step()  # a scheduler warns where it has not been called
+        if self.scheduler and ((every == "step" and ends_round) or (every == "epoch" and ends_epoch)):
             self.scheduler.step()
         if self.scheduler and self.job.scheduler and every == "evaluation":
             after_evaluation(self.job, self.scheduler, evaluate(self.job, self._state(), self.device))
@@ -243,10 +252,6 @@ def _mean(gradients: list[Gradient], reverse: bool = False) -> Gradient:
         ordered = present[::-1] if reverse else present
         means.append(sum(ordered, torch.zeros_like(ordered[0])) / len(gradients) if present else None)
     return means
-
-
-def _cloned(gradient: Gradient) -> Gradient:
-    return [None if g is None else g.clone() for g in gradient]
 
 
 def _present(names: list[str], gradient: Gradient) -> dict[str, Tensor]:

@@ -15,14 +15,17 @@ from samestep.job import ByLength, Job, Weighted
 
 
 def per_epoch(job: Job) -> int:
-    """Optimizer steps of one epoch."""
+    """Optimizer steps of one epoch: a batch takes one of each phase."""
     length, batch = len(order(job, 0)) if job.order is not None else len(job.train), job.global_batch
-    return length // batch if job.last == "drop" else ceil(length / batch)
+    batches = length // batch if job.last == "drop" else ceil(length / batch)
+    return batches * (len(job.phases) or 1)
 
 
 def step_rows(job: Job, layout: Layout, step: int) -> list[list[list[int]]]:
     """[micro-batch][replica] -> sample indices of this step."""
     epoch, number = step // per_epoch(job), step % per_epoch(job)
+    if job.phases:
+        number = number // len(job.phases)
     rows = order(job, epoch)[number * job.global_batch :][: job.global_batch]
     processes = 1 if layout.split == "chunk" else layout.replicas
     most = ceil(job.global_batch / processes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import isclose
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from samestep.reference.neutral import Neutral
 from samestep.reference.replica_state import ReplicaState
 from samestep.reference.results import Separation
 from samestep.reference.schedule import step_rows, weight
+from samestep.reference.turns import turns_of
 
 ROWS = 6
 
@@ -22,10 +24,21 @@ ROWS = 6
 def separate(job: Job, device: str) -> Separation:
     """Evaluates the criterion on the first rows of the first step, without random numbers and batch statistics.
 
+    Of several phases the first whose losses are not the mean of their rows' is told, else the last.
+
     Each loss is that of an untrained model which has seen nothing before. Only `again` is computed right after
     `whole`, by the model that has computed `whole`.
     """
     rows = step_rows(job, Layout(1), 0)[0][0][:ROWS]
+    for phase in turns_of(job, job.model()):
+        found = _separate(phase.job, rows, device)
+        mean = sum(w * loss for w, loss in zip(found.weights, found.alone)) / sum(found.weights)
+        if not isclose(found.whole, mean, rel_tol=1e-6, abs_tol=1e-9):
+            break
+    return found
+
+
+def _separate(job: Job, rows: list[int], device: str) -> Separation:
     with torch.no_grad():
         losses = _Losses(job, device)
         whole, output = losses.of(rows)

@@ -17,14 +17,22 @@ from samestep.reference.schedule import weight
 
 
 def outputs_together(
-    job: Job, model: nn.Module, of_replica: list[list[int]], step: int, micro: int, epoch: int, noise: Noise | None
+    job: Job,
+    model: nn.Module,
+    of_replica: list[list[int]],
+    step: int,
+    micro: int,
+    epoch: int,
+    noise: Noise | None,
+    phase: int = 0,
 ) -> list[Any]:
     """Each replica's output. Raises UserError for a model that draws random numbers, which would fall on other rows."""
     device = str(next(model.parameters()).device)
     rows = [row for rows in of_replica for row in rows]
     data = fetch(job, rows, epoch, device)
     before = random_state(device)
-    batch = Batch(noise.shaken(data) if noise else data, place(step, micro, rows, epoch, weight(job, rows)))
+    part = place(step, micro, rows, epoch, weight(job, rows), phase)
+    batch = Batch(noise.shaken(data) if noise else data, part)
     output = job.forward(model, batch)
     if not torch.equal(before, random_state(device)):
         raise UserError(

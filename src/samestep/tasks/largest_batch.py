@@ -52,5 +52,6 @@ def _step(job: Job, part: Part, world: World) -> None:
     model = job.model().to(world.device)
     optimizer = job.optimizer.build(model)
     batch = Batch(to_device(Rows(job)[part][1], world.device), part)
-    job.criterion(job.forward(model, batch), batch).backward()
+    turn = job.of_phases()[part.phase]
+    turn.criterion(turn.forward(model, batch), batch).backward()
     optimizer.step()

@@ -152,7 +152,7 @@ class ReferencePlayer:
         return reference.play(
             small,
             _layout(planned),
-            steps_of(training),
+            steps_of(training, small),
             noise=noise,
             neutral=self.neutral,
             device=self.world.device,
@@ -171,7 +171,7 @@ class ReferencePlayer:
                 if number == RATES - 1 or is_out_of_memory(error):
                     raise
             else:
-                if number == RATES - 1 or not _explodes(result):
+                if number == RATES - 1 or not _explodes(result, max(1, len(self.job.phases))):
                     break
             training = replace(training, sgd_lr=training.sgd_lr / 4)
         return training, result
@@ -208,6 +208,7 @@ def _record(result: reference.TrainingResult, job: Job, model: nn.Module) -> Pla
         length=len(job.train),
         clip_norm=job.clip_norm,
         each_once=job.order is None or isinstance(job.order, ByLength),
+        phases=max(1, len(job.phases)),
         evaluation=_evaluation_seen(result.evaluation) if result.evaluation else None,
     )
 
@@ -220,9 +221,10 @@ def _evaluation_seen(result: reference.Evaluation) -> EvaluationSeen:
     return EvaluationSeen(result.rows, result.weight, result.sums, result.whole, unsteady=result.unsteady)
 
 
-def _explodes(result: reference.TrainingResult) -> bool:
+def _explodes(result: reference.TrainingResult, phases: int) -> bool:
+    """phases: how many first steps show how large losses are at the beginning."""
     losses = [(part.step, abs(part.loss)) for replica in result.micro_batches for part in replica]
-    return max(loss for _, loss in losses) > EXPLODES * max(loss for step, loss in losses if step == 0)
+    return max(loss for _, loss in losses) > EXPLODES * max(loss for step, loss in losses if step < phases)
 
 
 def _check_samples_repeat(job: Job, device: str) -> None:

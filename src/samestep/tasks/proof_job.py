@@ -35,7 +35,7 @@ def proof_job(job: Job, training: Prove) -> Job:
     job = with_fewer_rows(job, training.rows, training.replicas)
     dtype = getattr(torch, training.dtype)
     sample_dtype = None if job.collate else dtype  # a job's collate creates the tensors; its result is cast
-    rows = _spread(job.train, subset_length(len(job.train), job.global_batch, training))
+    rows = _spread(job.train, subset_length(len(job.train), job.global_batch, training, max(1, len(job.phases))))
     evaluated = [] if job.evaluation is None else _spread(job.evaluation, evaluated_rows(job, training.replicas))
     small = replace(
         job,
@@ -49,9 +49,10 @@ def proof_job(job: Job, training: Prove) -> Job:
         evaluation_weight=_renumbered(job.evaluation_weight, evaluated),
     )
     if training.training == "gradient":
-        return replace(small, optimizer=Recipe(torch.optim.SGD, {"lr": 1.0}), scheduler=None, clip_norm=None, ema=None)
+        plain = replace(small, scheduler=None, clip_norm=None, ema=None)
+        return _with_optimizer(plain, lambda recipe: Recipe(torch.optim.SGD, {"lr": 1.0}))
     if training.training == "sgd":
-        return replace(small, optimizer=_sgd(job.optimizer, training.sgd_lr), ema=None)
+        return _with_optimizer(replace(small, ema=None), lambda recipe: _sgd(recipe, training.sgd_lr))
     return replace(small, ema=min(job.ema, EMA) if job.ema else None)
 
 
@@ -65,12 +66,19 @@ def with_fewer_rows(job: Job, rows: int, replicas: int) -> Job:
     return replace(job, global_batch=rows, micro_batch=micro_batch)
 
 
-def steps_of(training: Prove) -> int:
-    """Returns how many optimizer steps a training of the proof takes."""
-    return 1 if training.training == "gradient" else training.steps
+def _with_optimizer(job: Job, instead: Callable[[Recipe], Recipe]) -> Job:
+    """Returns `job` with another optimizer instead of its own, or instead of that of each phase."""
+    if not job.phases:
+        return replace(job, optimizer=instead(job.optimizer))
+    return replace(job, phases=[replace(phase, optimizer=instead(phase.optimizer)) for phase in job.phases])
 
 
-def subset_length(length: int, global_batch: int, training: Prove) -> int:
+def steps_of(training: Prove, job: Job) -> int:
+    """Returns how many optimizer steps a training of the proof takes: one for a gradient, or one of each phase."""
+    return max(1, len(job.phases)) if training.training == "gradient" else training.steps
+
+
+def subset_length(length: int, global_batch: int, training: Prove, phases: int = 1) -> int:
     """Returns how many rows the proof's subset has: full batches, then one that does not divide among the replicas.
 
     That one is as large as the job's last batch if it does not divide (replicas may then get no rows), else about half
@@ -84,7 +92,8 @@ def subset_length(length: int, global_batch: int, training: Prove) -> int:
         uneven += 1
     if last % replicas and not training.rows:
         uneven = last
-    whole = max(1, training.steps * 5 // 8 - 1)  # of 8 steps: 4 whole, 1 uneven, then 3 of the next epoch
+    batches = training.steps // phases
+    whole = max(1, batches * 5 // 8 - 1)  # of 8 batches: 4 whole, 1 uneven, then 3 of the next epoch
     return min(length, whole * global_batch + uneven)
 
 

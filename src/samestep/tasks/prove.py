@@ -42,7 +42,7 @@ def prove(plan: Plan, training: Prove, job: Job, engine: Engine, world: World) -
     """Runs one observed training of the proof, and evaluates it. Rank 0 writes the final weights."""
     small = proof_job(job, training)
     by_evaluation = small.scheduler is not None and small.scheduler.every == "evaluation"
-    steps = steps_of(training)
+    steps = steps_of(training, job)
     run = Run(small, world, steps, observe=True, evaluator=EachStep(small, world, steps) if by_evaluation else None)
     state = run_engine(engine, small, world, run, training.engine_settings)
     if world.rank == 0:

@@ -16,7 +16,7 @@ class Measured:
     """Which steps of a launch are measured, and how many rows each step has.
 
     warmup_steps: come first and are left out. measured_steps: come after them. global_batch, rows, steps_per_epoch: of
-    the job; the last batch of an epoch may be smaller.
+    the job; the last batch of an epoch may be smaller. phases: how many steps each batch is trained for.
     """
 
     warmup_steps: int
@@ -24,10 +24,11 @@ class Measured:
     global_batch: int
     rows: int
     steps_per_epoch: int
+    phases: int = 1
 
     def rows_in(self, step: int) -> int:
         """The rows of one step, over all ranks."""
-        return min(self.global_batch, self.rows - step % self.steps_per_epoch * self.global_batch)
+        return min(self.global_batch, self.rows - step % self.steps_per_epoch // self.phases * self.global_batch)
 
 
 def measurement(

@@ -21,6 +21,7 @@ from samestep.data.schedule import Schedule, schedule_of
 from samestep.errors import UserError, not_a_scalar, not_per_row
 from samestep.job import Batch, Job, counts_by_itself, reads_batch
 from samestep.rank.evaluate import count_metric, evaluate
+from samestep.rank.turns import Turns
 from samestep.training import is_one_row_error
 from samestep.world import World
 
@@ -63,17 +64,28 @@ def dry_step(job: Job, schedule: Schedule, model: nn.Module, device: str) -> Dry
             )
         if isinstance(leaf, Tensor):
             check_dense("a tensor of the batch", leaf, "let collate return its indices and its values")
-    batch = Batch(to_device(data, device), part)
-    called: list[bool] = []
-    model.register_forward_hook(lambda *_: called.append(True))
-    counter = FlopCounterMode(display=False)
+    turns, flop = Turns(job.phases, model), 0.0
     try:
-        with counter:
-            output = _raising("forward", lambda: job.forward(model, batch), part.rows)
+        for number, turn in enumerate(job.of_phases()):
+            turns.take(number)
+            flop += _forward_backward(turn, model, Batch(to_device(data, device), replace(part, phase=number)))
     except UserError as error:
         if is_one_row_error(error):
             return DryStep([], 0.0)  # inspect_job checks which ranks get one row
-        raise
+        if not job.phases:
+            raise
+        raise UserError(f"phase '{job.phases[number].name}': {error}") from error
+    turns.end()
+    return DryStep(_without_gradient(model), flop / max(1, rows))
+
+
+def _forward_backward(job: Job, model: nn.Module, batch: Batch) -> float:
+    """Computes the gradients of one batch. Returns the floating-point operations of the forward pass."""
+    part, called = batch.part, list[bool]()
+    model.register_forward_hook(lambda *_: called.append(True))
+    counter = FlopCounterMode(display=False)
+    with counter:
+        output = _raising("forward", lambda: job.forward(model, batch), part.rows)
     if not called:
         raise UserError(
             "the job's forward does not call the model itself, but a part or a method of it; engines wrap the model, "
@@ -89,9 +101,11 @@ def dry_step(job: Job, schedule: Schedule, model: nn.Module, device: str) -> Dry
     if loss.dim() != 0:
         raise not_a_scalar(list(loss.shape))
     if not loss.requires_grad:
-        raise UserError("the criterion's loss does not depend on any parameter; compute it from the model's output")
+        raise UserError(
+            "the criterion's loss does not depend on any parameter that it trains; compute it from the model's output"
+        )
     _raising("backward", loss.backward, part.rows)
-    return DryStep(_without_gradient(model), counter.get_total_flops() / max(1, rows))
+    return float(counter.get_total_flops())
 
 
 def dry_evaluation(job: Job, model: nn.Module, device: str) -> None:
@@ -165,10 +179,12 @@ def _without_gradient(model: nn.Module) -> list[str]:
 
 def _check_optimizer(job: Job, model: nn.Module) -> None:
     """Raises UserError for an optimizer that needs a closure, and for a scheduler that needs a metric."""
-    closure = inspect.signature(job.optimizer.cls.step).parameters.get("closure")
-    if closure is not None and closure.default is inspect.Parameter.empty:
+    for recipe in [phase.optimizer for phase in job.phases] or [job.optimizer]:
+        closure = inspect.signature(recipe.cls.step).parameters.get("closure")
+        if closure is None or closure.default is not inspect.Parameter.empty:
+            continue
         raise UserError(
-            f"{job.optimizer.cls.__name__} needs a closure that computes the loss again, which distributed engines do "
+            f"{recipe.cls.__name__} needs a closure that computes the loss again, which distributed engines do "
             "not offer; use an optimizer that steps from gradients, such as AdamW"
         )
     optimizer = _raising("optimizer", lambda: job.optimizer.build(model), None)

@@ -48,7 +48,7 @@ def inspect_job(target: str, settings: Mapping[str, str], replicas: int, steps: 
     dry = dry_step(job, schedule_of(job, 1), _model(job), device)
     proof_rows, dear = rows_of_proof(job, replicas, dry.forward_flop)
     dry_evaluation(job, _model(job), device)
-    steps = steps or (4 if dear else 8)
+    steps = steps or (4 * max(1, len(job.phases)) if dear or job.phases else 8)  # 4 rounds of all phases
     training = Prove("sgd", steps, "float32", replicas, SGD_LR, rows=proof_rows)
     sizes = sorted({1, replicas})
     metrics = {"loss": "min"} | {name: _better(metric) for name, metric in job.metrics.items()}
@@ -68,7 +68,7 @@ def inspect_job(target: str, settings: Mapping[str, str], replicas: int, steps: 
         epochs=job.epochs,
         parameters=sum(p.numel() for p in parameters),
         dtype=str(next(p.dtype for p in parameters)).removeprefix("torch."),
-        optimizer=job.optimizer.cls.__name__,
+        optimizer=job.of_phases()[0].optimizer.cls.__name__,
         workers=workers_of(job),
         most_workers=most_workers(job),
         prefetch=job.prefetch,
@@ -79,6 +79,7 @@ def inspect_job(target: str, settings: Mapping[str, str], replicas: int, steps: 
         random_layers=_layers(model, nn.modules.dropout._DropoutNd),
         unused=tuple(dry.unused),
         scalars=tuple(name for name, parameter in model.named_parameters() if parameter.dim() == 0),
+        phases={phase.name: phase.optimizer.cls.__name__ for phase in job.phases},
         refused={n: _refusal(job, n) or _refusal(proof_job(job, replace(training, replicas=n)), n) for n in sizes},
     )
 
@@ -151,7 +152,8 @@ def _refusal(job: Job, replicas: int) -> str | None:
     part = replace(part, indices=part.indices[:1], rows=1)
     _, data = Rows(job)[part]
     try:
-        job.forward(job.model(), Batch(data, part))
+        for number, turn in enumerate(job.of_phases()):
+            turn.forward(job.model(), Batch(data, replace(part, phase=number)))
     except ValueError as error:
         if is_one_row_error(error):
             return one_row_message(step, rank)

@@ -45,6 +45,8 @@ class Run:
     def __init__(self, job: Job, world: World) -> None:
         if job.ema or (job.scheduler and job.scheduler.every == "evaluation"):
             raise ValueError("this script trains without Job(ema) and a rate that evaluations move: leave them out")
+        if job.phases:
+            raise ValueError("this script takes no phases in turn: leave Job(phases) out, or run samestep")
         if job.gather_outputs and world.size > 1:
             raise ValueError("this script gathers no outputs of other ranks: leave gather_outputs out, or run samestep")
         self.job, self.world = job, world

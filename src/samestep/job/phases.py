@@ -1,0 +1,146 @@
+"""Phases: finds the parameters of each, and builds the one optimizer that takes their steps in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from samestep.errors import UserError
+from samestep.job.checks import check_functions, check_optimizer, shown
+from samestep.job.optimizer import Phase, Recipe
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.optim import Optimizer
+
+CHECKPOINTED = "_checkpoint_wrapped_module."  # what torch's activation checkpointing puts into names
+
+
+@dataclass(frozen=True)
+class InTurn(Recipe):
+    """The recipe of the optimizer of a job with phases."""
+
+
+def check_phases(phases: Any, model: Any, optimizer: Any) -> None:
+    """Raises UserError for phases that cannot be taken in turn. optimizer: the job's own, which it then has not."""
+    if not isinstance(phases, Sequence) or not all(isinstance(phase, Phase) for phase in phases):
+        raise UserError(f"phases is {shown(phases)}; give a tuple of Phase(name, parameters, criterion, optimizer)")
+    if optimizer is not None and not isinstance(optimizer, InTurn):
+        raise UserError("optimizer and phases each say how the job is optimized; leave optimizer out")
+    names = [phase.name for phase in phases]
+    if len({*names}) < len(names):
+        raise UserError(f"the phases are called {', '.join(names)}; give each a name of its own")
+    for phase in phases:
+        try:
+            check_functions(model, phase.criterion)
+            check_optimizer(phase.optimizer, isinstance(phase.optimizer, Recipe))
+        except UserError as error:
+            raise UserError(f"phase '{phase.name}': {error}") from None
+
+
+def parameters_of(phases: Sequence[Phase], model: nn.Module) -> list[list[nn.Parameter]]:
+    """Returns the trained parameters of each phase, in the model's order. Frozen ones belong to none.
+
+    Raises UserError for a trained parameter of no phase or of several, and for a phase without any.
+    """
+    names: dict[int, list[str]] = {}  # of each parameter; tied ones have several
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name.replace(CHECKPOINTED, ""))
+    chosen = [_chosen(phase, model, names) for phase in phases]
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for phase, ids in zip(phases, chosen):
+        if not any(id(parameter) in ids for parameter in trained):
+            modules = ", ".join(name for name, _ in model.named_children())
+            raise UserError(
+                f"phase '{phase.name}' has no parameters to train; name one of the model's modules ({modules}) in its "
+                "`parameters`"
+            )
+    found: list[list[nn.Parameter]] = [[] for _ in phases]
+    for parameter in trained:
+        of = [number for number, ids in enumerate(chosen) if id(parameter) in ids]
+        name = names[id(parameter)][0]
+        if not of:
+            known = ", ".join(phase.name for phase in phases)
+            raise UserError(
+                f"{name} is trained and belongs to no phase ({known}): name it or its module in the `parameters` of "
+                "one, or freeze it with requires_grad_(False)"
+            )
+        if len(of) > 1:
+            both = " and ".join(f"'{phases[number].name}'" for number in of)
+            raise UserError(f"{name} belongs to the phases {both}; each parameter is trained by one")
+        found[of[0]].append(parameter)
+    return found
+
+
+def _chosen(phase: Phase, model: nn.Module, names: dict[int, list[str]]) -> set[int]:
+    """Returns the ids of the parameters that a phase names."""
+    if callable(phase.parameters):
+        return {id(parameter) for parameter in phase.parameters(model)}
+    given = [phase.parameters] if isinstance(phase.parameters, str) else list(phase.parameters)
+    prefixes = tuple(f"{name}." for name in given)
+    return {number for number, of in names.items() if any(f"{name}.".startswith(prefixes) for name in of)}
+
+
+def in_turn(phases: Sequence[Phase]) -> InTurn:
+    """Returns the recipe of one optimizer with the parameter groups of all phases."""
+
+    def groups(model: nn.Module) -> list[dict[str, Any]]:
+        return [
+            {**group, "phase": number}
+            for number, (phase, parameters) in enumerate(zip(phases, parameters_of(phases, model)))
+            for group in _groups_of(phase, parameters, model)
+        ]
+
+    return InTurn(_optimizer_class([phase.optimizer for phase in phases]), {}, groups)
+
+
+def _groups_of(phase: Phase, parameters: list[nn.Parameter], model: nn.Module) -> list[dict[str, Any]]:
+    """Returns a phase's parameter groups. Raises UserError where its Recipe's hold a parameter of another phase."""
+    if phase.optimizer.groups is None:
+        return [{"params": parameters}]
+    built: list[Any] = list(phase.optimizer.groups(model))
+    groups = built if all(isinstance(group, dict) for group in built) else [{"params": built}]
+    own = {id(parameter) for parameter in parameters}
+    for group in groups:
+        group["params"] = list(group["params"])
+        if any(id(parameter) not in own for parameter in group["params"] if parameter.requires_grad):
+            raise UserError(
+                f"the groups of phase '{phase.name}' hold a parameter that it does not train; groups(model) is given "
+                "the whole model, and returns the groups of the phase's parameters"
+            )
+    return groups
+
+
+def _optimizer_class(recipes: Sequence[Recipe]) -> type[Optimizer]:
+    """Returns the class of the optimizer whose steps are in turn those of the recipes' optimizers.
+
+    A class, not an instance: ZeroRedundancyOptimizer and Horovod build it again, from its parameter groups.
+    """
+    from torch.optim import Optimizer
+
+    class Phases(Optimizer):
+        """Takes the steps of those phases whose parameters require a gradient: of one, while a Run trains.
+
+        groups: parameter groups, with the number of the phase under 'phase'. Some may have no parameters on this rank.
+        """
+
+        def __init__(self, groups: Iterable[dict[str, Any]]) -> None:
+            given = list(groups)
+            self.optimizers: list[Optimizer] = []
+            for number, recipe in enumerate(recipes):
+                own = [{**group, "params": list(group["params"])} for group in given if group["phase"] == number]
+                self.optimizers.append(recipe.cls(own, **recipe.settings))
+            super().__init__([group for optimizer in self.optimizers for group in optimizer.param_groups], {})
+
+        def step(self, closure: Any = None) -> Any:
+            loss = None if closure is None else closure()
+            for number, optimizer in enumerate(self.optimizers):
+                groups = [group for group in self.param_groups if group["phase"] == number]
+                if any(parameter.requires_grad for group in groups for parameter in group["params"]):
+                    # Each time: load_state_dict has replaced them. States are kept by parameter, so all can be in one.
+                    optimizer.param_groups, optimizer.state = groups, self.state
+                    optimizer.step()
+            return loss
+
+    return Phases

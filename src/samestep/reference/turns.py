@@ -1,0 +1,78 @@
+"""The reference's phases: each has an optimizer of its own, and of a gradient only its own parameters' part counts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from samestep.job import Job, Phase
+
+Gradient = list[Tensor | None]  # of each trained parameter, in the model's order
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One phase, or the whole step of a job without phases.
+
+    job: with the phase's criterion and forward. owns: whether the phase trains each of the trained parameters.
+    """
+
+    number: int
+    job: Job
+    owns: list[bool]
+    optimizer: torch.optim.Optimizer
+
+    def own(self, gradient: Sequence[Tensor | None]) -> Gradient:
+        """The gradient of the phase's parameters, None for the others."""
+        return [g if own else None for g, own in zip(gradient, self.owns, strict=True)]
+
+
+def turns_of(job: Job, model: nn.Module) -> list[Turn]:
+    """The phases in their order."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    if not job.phases:
+        return [Turn(0, job, [True] * len(trained), job.optimizer.build(model))]
+    turns = []
+    for number, phase in enumerate(job.phases):
+        plain = replace(
+            job,
+            phases=(),
+            criterion=phase.criterion,
+            forward=phase.forward or job.forward,
+            optimizer=phase.optimizer,
+        )
+        ids = _ids(phase, model)
+        owns = [id(p) in ids for p in trained]
+        recipe = phase.optimizer
+        given: Any = recipe.groups(model) if recipe.groups else [p for p, own in zip(trained, owns) if own]
+        turns.append(Turn(number, plain, owns, recipe.cls(given, **recipe.settings)))
+    return turns
+
+
+def _ids(phase: Phase, model: nn.Module) -> set[int]:
+    if callable(phase.parameters):
+        return {id(p) for p in phase.parameters(model)}
+    names = [phase.parameters] if isinstance(phase.parameters, str) else phase.parameters
+    every = dict(model.named_parameters(remove_duplicate=False))
+    return {id(p) for name in names for full, p in every.items() if full == name or full.startswith(name + ".")}
+
+
+def scheduled(turns: list[Turn]) -> torch.optim.Optimizer:
+    """What a scheduler is made for: the optimizer, or one with the groups of all phases' optimizers."""
+    return turns[0].optimizer if len(turns) == 1 else _Groups([g for t in turns for g in t.optimizer.param_groups], {})
+
+
+class _Groups(torch.optim.Optimizer):
+    """Holds parameter groups, the very dicts of other optimizers. Its step does nothing."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        pass
+
+
+def filled(before: Gradient, gradient: Gradient) -> Gradient:
+    """A gradient, and where it has nothing what was there before."""
+    return [old if new is None else new.clone() for old, new in zip(before or [None] * len(gradient), gradient)]

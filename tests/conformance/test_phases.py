@@ -1,0 +1,224 @@
+"""Job(phases=…): several optimizers take their steps in turn, the same under every engine."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from conformance import jobs_phases
+from mutations.faults import Fault
+from mutations.plant import patched
+from ranks import Ranks, engine_facts, prove
+from samestep import Job, Phase, Recipe
+from samestep.commands.study import refusal
+from samestep.data.loader import batches
+from samestep.data.schedule import schedule_of
+from samestep.errors import UserError
+from samestep.job.phases import parameters_of
+from samestep.rank.turns import Turns
+from samestep.tasks.eject.runtime import run as script
+from samestep.tasks.inspect.dry_step import dry_step
+from samestep.tasks.inspect.job import inspect_job
+from samestep.world import World
+
+JOBS = f"{Path(__file__).parent}/jobs_phases.py"
+ENGINES = ("single", "ddp", "fsdp", "zero", "accelerate", "fabric", "lightning", "horovod")
+FAST = {("gan", "ddp"), ("actor_critic", "ddp"), ("actor_critic", "zero")}
+CASES = [
+    pytest.param(name, engine, size, marks=() if size == 2 and (name, engine) in FAST else pytest.mark.check)
+    for name in ("gan", "actor_critic", "contrastive")
+    for engine in ENGINES
+    for size in ((1,) if engine == "single" else (2, 3))
+    if size < 3 or engine in ("ddp", "fsdp")
+]
+
+
+@pytest.mark.parametrize(("name", "engine", "size"), CASES)
+def test_ranks_take_the_references_step(
+    name: str, engine: str, size: int, ranks: Callable[[int], Ranks], reference_rank: Ranks
+) -> None:
+    if not engine_facts(engine, size).available:
+        pytest.skip(f"{engine} is not installed")
+    if engine in ("single", "ddp", "fsdp", "zero"):
+        verdict = prove(reference_rank, ranks(size), f"{JOBS}:{name}", engine)
+    else:
+        with Ranks(size, engine=engine) as own:
+            verdict = prove(reference_rank, own, f"{JOBS}:{name}", engine)
+    assert verdict.verdict == "same", verdict
+
+
+MIXED = """
+                    for p in [p for group in groups for p in group["params"]]:
+                        for other in [o for o in self.state if o.shape == p.shape]:
+                            self.state[p] = self.state[other]
+"""
+IN_LOSS = "        self.part = part = batch.part\n"
+FAULTS = [
+    (
+        "gan",
+        "a step trains the other phase, too",
+        "rank/turns.py",
+        "requires_grad_(number == phase)",
+        "requires_grad_()",
+    ),
+    (
+        "gan",
+        "the phases in another order",
+        "training.py",
+        IN_LOSS,
+        "        last = len(self.job.phases) - 1\n"
+        "        batch = replace(batch, part=replace(batch.part, phase=last - batch.part.phase))\n" + IN_LOSS,
+    ),
+    (
+        "gan",
+        "gradients cleared once for all phases",
+        "engines/ddp.py",
+        "                optimizer.zero_grad()\n",
+        "                if batch.part.phase == 0:\n                    optimizer.zero_grad()\n",
+    ),
+    (
+        "contrastive",
+        "the optimizers' states mixed",
+        "job/phases.py",
+        "optimizer.state = groups, self.state\n",
+        "optimizer.state = groups, self.state" + MIXED,
+    ),
+    (
+        "gan",
+        "the criterion of the first phase in all",
+        "training.py",
+        "loss = job.criterion(output, batch)",
+        "loss = self._of_phase[0].criterion(output if part.phase == 0 else (output, output), batch)",
+    ),
+    ("gan", "the rate moves after each phase", "job/__init__.py", "len(self.phases) - 1)  #", "batch.part.phase)  #"),
+    ("gan", "another micro-batch's rows", "data/loader.py", "before = kept[part.micro]", "before = kept[0]"),
+    ("actor_critic", "averages of all parameters", "rank/ema.py", "if parameter.requires_grad  #", "if True  #"),
+]
+
+
+@pytest.mark.parametrize(
+    ("job", "name", "file", "old", "new"),
+    [pytest.param(*fault, marks=() if fault is FAULTS[0] else pytest.mark.check, id=fault[1]) for fault in FAULTS],
+)
+def test_a_planted_fault_is_caught(
+    job: str, name: str, file: str, old: str, new: str, reference_rank: Ranks, tmp_path: Path
+) -> None:
+    source = patched(Fault(name, file, old, new, named=(), cause=""), tmp_path)
+    with Ranks(2, source) as own:
+        verdict = prove(reference_rank, own, f"{JOBS}:{job}", "ddp")
+    assert verdict.verdict == "differs", verdict
+
+
+def test_a_batch_is_loaded_once_for_all_phases() -> None:
+    read: list[int] = []
+
+    class Counted(TensorDataset):
+        def __getitem__(self, index: int) -> Any:
+            read.append(index)
+            return super().__getitem__(index)
+
+    job = replace(jobs_phases.gan(), train=Counted(jobs_phases.X[:49]))
+    schedule = schedule_of(job, 2)
+    assert (schedule.steps_per_epoch, schedule.rows_of(10), schedule.rows_of(3)) == (10, 98, 36)
+    assert schedule.smallest_part() == (1, 8, 0)
+    assert schedule.without_rows() == (8, 0)
+    seen = list(batches(job, World(size=2), schedule, 9))
+    assert [(b.part.step, b.part.phase, b.part.micro) for b in seen[:4]] == [(0, 0, 0), (0, 0, 1), (1, 1, 0), (1, 1, 1)]
+    assert all(torch.equal(a.inputs, b.inputs) for a, b in zip(seen[:2], seen[2:4]))
+    assert len(read) == 24 + 1 + 2  # of four batches a half each, the last row, and two that fill a micro-batch
+    assert [b.completes_epoch for b in batches(job, World(size=2), schedule, 10)].index(True) == 19
+
+
+def test_only_the_phase_that_has_the_turn_needs_gradients() -> None:
+    job = jobs_phases.actor_critic()
+    model = job.model()
+    turns, trained = Turns(job.phases, model), [name for name, p in model.named_parameters() if p.requires_grad]
+    turns.take(1)
+    assert [name for name, p in model.named_parameters() if p.requires_grad] == ["act.weight", "act.bias"]
+    turns.end()
+    assert [name for name, p in model.named_parameters() if p.requires_grad] == trained
+
+
+def test_the_optimizers_states_can_be_loaded() -> None:
+    job = jobs_phases.contrastive()
+    models = [job.model(), job.model()]
+    first, second = (job.optimizer.build(model) for model in models)
+    for optimizer, model in ((first, models[0]), (first, models[0])):
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+    models[1].load_state_dict(models[0].state_dict())
+    second.load_state_dict(copy.deepcopy(first.state_dict()))  # else they share Adam's count of steps
+    for optimizer, model in ((first, models[0]), (second, models[1])):
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+    assert all(torch.equal(*pair) for pair in zip(models[0].parameters(), models[1].parameters()))
+
+
+def test_the_dry_step_names_the_phase() -> None:
+    job = jobs_phases.actor_critic()
+    critic, actor = job.phases
+    wrong = replace(job, phases=(critic, replace(actor, criterion=critic.criterion)))
+    says = "^phase 'actor': the criterion's loss does not depend on any parameter that it trains"
+    with pytest.raises(UserError, match=says):
+        dry_step(wrong, schedule_of(wrong, 1), wrong.model(), "cpu")
+    assert dry_step(job, schedule_of(job, 1), job.model(), "cpu").unused == []
+
+
+SGD = Recipe(torch.optim.SGD, {"lr": 0.1})
+
+
+@pytest.mark.parametrize(
+    ("parameters", "says"),
+    [
+        (("D", "X"), "phase 'two' has no parameters to train; name one of the model's modules"),
+        (("D", "G.0"), "G.1.weight is trained and belongs to no phase"),
+        (("D", ("G", "D.3")), "D.3.weight belongs to the phases 'one' and 'two'"),
+        ((lambda model: model.parameters(), "G"), "G.0.weight belongs to the phases 'one' and 'two'"),
+    ],
+)
+def test_each_parameter_has_one_phase(parameters: tuple[Any, Any], says: str) -> None:
+    phases = [Phase(n, p, lambda o, b: o.mean(), SGD) for n, p in zip(("one", "two"), parameters)]
+    with pytest.raises(UserError, match=says):
+        parameters_of(phases, jobs_phases.Gan())
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"phases": "two"}, "phases is 'two'; give a tuple of Phase"),
+        ({"optimizer": SGD}, "optimizer and phases each say how the job is optimized; leave optimizer out"),
+        ({"phases": [Phase("a", "D", lambda o, b: o, SGD)] * 2}, "the phases are called a, a; give each a name"),
+        ({"phases": [Phase("a", "D", nn.MSELoss(), SGD)]}, r"phase 'a': criterion is nn.MSELoss\(\)"),
+        ({"phases": [Phase("a", "D", lambda o, b: o, torch.optim.SGD)]}, "phase 'a': optimizer is the class SGD"),
+        ({"phases": ()}, "optimizer is None; each engine builds"),
+    ],
+)
+def test_phases_that_cannot_be_taken_are_refused(changed: dict[str, Any], says: str) -> None:
+    given = {"model": jobs_phases.Gan, "phases": jobs_phases.gan().phases, "train": TensorDataset(jobs_phases.X)}
+    with pytest.raises(UserError, match=says):
+        Job(**given | {"global_batch": 4} | changed)
+
+
+def test_who_takes_one_optimizer_says_so() -> None:
+    facts = inspect_job(f"{JOBS}:gan", {}, 2, None, "cpu")
+    assert facts.phases == {"discriminator": "Adam", "generator": "RMSprop"}
+    assert (facts.proof_steps, facts.steps_per_epoch) == (8, 10)
+    assert refusal(engine_facts("ddp", 2), facts) is None
+    assert refusal(engine_facts("deepspeed", 2), facts) == (
+        "deepspeed takes one optimizer, and the job has phases (discriminator, generator); use ddp, fsdp, zero, "
+        "accelerate, fabric, lightning or horovod"
+    )
+    muon = {"generator": "Muon"}
+    assert "fsdp cannot take Muon" in str(refusal(engine_facts("fsdp", 2), replace(facts, phases=muon)))
+    with pytest.raises(ValueError, match=r"leave Job\(phases\) out"):
+        script.Run(jobs_phases.gan(), script.World())
