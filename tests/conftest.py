@@ -13,8 +13,11 @@ import fork_servers
 from budget import budget
 from ranks import Ranks
 
+pytest_plugins = ["pytester", "samestep.testing"]  # the second is loaded by itself where samestep is installed
+
 # One thread a rank, unless a test says otherwise: equal on one rank and on several, and not more than the cores are.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+RANK = "samestep-rank"  # the plugin that a rank of a test has
 SLOWEST_TEST_IMPORTS = 400  # a test that takes longer hangs: the slowest takes about 100
 BEGAN_S = time.monotonic()
 
@@ -31,16 +34,21 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip(f"NOT RUN: the {minutes:g} minutes of this run are over")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Gives each test a deadline, at which pytest-timeout prints the stacks of its threads and fails it."""
+    if config.pluginmanager.hasplugin(RANK):
+        return  # a rank's test has its own
     for item in items:
         if item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(budget(SLOWEST_TEST_IMPORTS)))
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _fork_servers() -> Iterator[None]:
+def _fork_servers(request: pytest.FixtureRequest) -> Iterator[None]:
     """Every command of the tests asks these for its workers, which then need not import torch again."""
+    if request.config.pluginmanager.hasplugin(RANK):
+        yield  # a rank of a test runs no commands
+        return
     with fork_servers.fork_servers():
         yield
 

@@ -14,25 +14,43 @@ from pathlib import Path
 from samestep.launch.fork_client import SOCKETS
 
 TESTS = Path(__file__).parent
+WORKER = "import sys; from samestep.worker import main; main(sys.argv[1:])"
 # lightning is imported once for all tests: with torchmetrics, transformers and scipy it takes longer than torch.
-START = "import lightning, sys; from samestep.worker import main; main(sys.argv[1:])"
+WITH_LIGHTNING = f"import lightning; {WORKER}"
 
 
 @contextmanager
 def fork_servers() -> Iterator[None]:
     """While it runs, every command asks these servers for its workers."""
-    with tempfile.TemporaryDirectory(prefix="samestep-") as folder:
-        command = [sys.executable, "-c", START, "--fork-server"]
-        paths = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
-        alone = os.environ | {"PYTHONPATH": paths} | {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
-        sockets = [Path(folder) / of for of in ("ranks", "reference")]
-        servers = [subprocess.Popen([*command, path.name, str(path)], env=alone) for path in sockets]
-        while not all(path.exists() for path in sockets):
-            assert all(server.poll() is None for server in servers), "a fork server has ended"
-            time.sleep(0.05)
+    with (
+        tempfile.TemporaryDirectory(prefix="samestep-") as folder,
+        _listening(Path(folder), WITH_LIGHTNING, "ranks", "reference"),
+    ):
         os.environ[SOCKETS] = folder
         yield
         os.environ.pop(SOCKETS)
-        for server in servers:
-            server.kill()
-            server.wait()
+
+
+@contextmanager
+def of_pytest_runs() -> Iterator[None]:
+    """While it runs, the runs of pytest that a test starts ask a server for the ranks of their tests, too."""
+    with _listening(Path(os.environ[SOCKETS]), WORKER, "tests"):
+        yield
+
+
+@contextmanager
+def _listening(folder: Path, start: str, *purposes: str) -> Iterator[None]:
+    """Runs a server for each purpose, which listens at a socket of this name in `folder`. start: its program."""
+    command = [sys.executable, "-c", start, "--fork-server"]
+    paths = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
+    alone = os.environ | {"PYTHONPATH": paths} | {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    sockets = [folder / of for of in purposes]
+    servers = [subprocess.Popen([*command, path.name, str(path)], env=alone) for path in sockets]
+    while not all(path.exists() for path in sockets):
+        assert all(server.poll() is None for server in servers), "a fork server has ended"
+        time.sleep(0.05)
+    yield
+    for server, path in zip(servers, sockets):
+        server.kill()
+        server.wait()
+        path.unlink(missing_ok=True)

@@ -153,6 +153,14 @@ def test_the_readmes_job_is_trained_and_evaluated_as_shown(tmp_path: Path) -> No
     assert (tmp_path / "runs" / "a" / "weights.safetensors").exists()
 
 
+def test_the_test_of_testing_md_passes(tmp_path: Path) -> None:
+    (block,) = re.findall(r"```python\n(# test_sum\.py\n.*?)```", (ROOT / "docs" / "testing.md").read_text(), re.S)
+    (tmp_path / "test_sum.py").write_text(block)
+    line = [sys.executable, "-m", "pytest", "-p", "samestep.testing", "test_sum.py"]
+    done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=budget())
+    assert "1 passed" in done.stdout, done.stdout + done.stderr
+
+
 @cache
 def _help(command: str) -> str:
     return samestep(command, "--help").stdout

@@ -24,6 +24,7 @@ ARROWS = {
     "launch": {"records", "world"},
     "proof": {"engine", "records"},
     "report": {"records"},
+    "testing": {"launch", "records"},  # the pytest plugin: pytest's process is the parent
     # both sides
     "__init__": {"commands", "data", "records"},
     "engine": {"world"},
@@ -42,7 +43,7 @@ ARROWS = {
     "data": {"world"},
     "jobs": {"__init__", "data"},
 }
-PARENT = {"__main__", "commands", "launch", "proof", "report"}
+PARENT = {"__main__", "commands", "launch", "proof", "report", "testing"}
 BOTH = {"__init__", "engine", "records", "world", "job", "errors", "version"}
 FREE = {"errors", "job", "version"}
 HEAVY = {"torch", "sklearn", "lightning", "accelerate", "deepspeed", "horovod", "transformers", "torchmetrics"}

@@ -3,8 +3,6 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from samestep.errors import TrainingFailed, UserError
-from samestep.job import Batch, ByLength, Job, Lanes, LRSchedule, Phase, Recipe, StepInfo, Weighted
 from samestep.version import __version__
 
 if TYPE_CHECKING:
@@ -15,6 +13,8 @@ if TYPE_CHECKING:
     from samestep.data.pipeline import Pipeline
     from samestep.data.stream import Stream
     from samestep.data.windows import Windows
+    from samestep.errors import TrainingFailed, UserError
+    from samestep.job import Batch, ByLength, Job, Lanes, LRSchedule, Phase, Recipe, StepInfo, Weighted
     from samestep.records.results import Verdict
 
 __all__ = [
@@ -42,13 +42,24 @@ __all__ = [
     "run",
     "verify",
 ]
-LATER = {  # name -> its module, imported when it is asked for: a job needs none of them
+LATER = {  # name -> its module, imported when it is asked for: none needs them all, and the pytest plugin needs none
     "Arrays": "data.arrays",
+    "Batch": "job",
+    "ByLength": "job",
     "ImageFolder": "data.images",
+    "Job": "job",
+    "LRSchedule": "job",
+    "Lanes": "job",
     "MachineOptions": "commands.machine_options",
+    "Phase": "job",
     "Pipeline": "data.pipeline",
+    "Recipe": "job",
+    "StepInfo": "job",
     "Stream": "data.stream",
+    "TrainingFailed": "errors",
+    "UserError": "errors",
     "Verdict": "records.results",
+    "Weighted": "job",
     "Windows": "data.windows",
     "compare": "commands.api",
     "evaluate": "commands.api",

@@ -6,6 +6,7 @@
     python -m samestep.worker --inspect QUERY.json    a job's sizes and faults, and which engines run here, as JSON
     python -m samestep.worker --eject QUERY.json      a stand-alone script of a job on an engine
     python -m samestep.worker --reference PLAN.json   the reference, for every layout in the plan
+    python -m samestep.worker --test-rank SOCKET      a rank of the pytest plugin's tests
     python -m samestep.worker --fork-server ranks     forks workers on request, each with one of these lines
 
 A rank writes `rankR.json` and `rankR.NAME.npz` in the plan's folder, or `error-rankR.json` and exits with code 1
@@ -161,6 +162,11 @@ def main(arguments: list[str]) -> None:
         case ["--fork", size, path]:
             die_with_parent()
             spawn_main(int(size), path, "fork")
+        case ["--test-rank", path]:
+            from samestep.tasks import rank_tests  # needs pytest
+
+            rank_tests.run(path)
+            os._exit(0)
         case ["--fork-server", of]:
             fork_server.serve(of, main)
         case ["--fork-server", of, path]:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 from command import samestep
+from samestep import Job, UserError
+from samestep.data.same_data import check_same_data
+from samestep.testing import ranks
+from samestep.world import World
 
 TESTS = Path(__file__).parents[1]
 JOBS = """
@@ -15,6 +20,10 @@ import os, torch
 from dataclasses import replace
 from torch.utils.data import TensorDataset
 from command import samestep
+from samestep import Job, UserError
+from samestep.data.same_data import check_same_data
+from samestep.testing import ranks
+from samestep.world import World
 from conformance import jobs_drawn
 from samestep import Weighted
 
@@ -51,6 +60,14 @@ def job(how: str = ""):
 """
 
 
+def built(how: str) -> Job:
+    """The job of JOBS, as a rank builds it."""
+    names: dict[str, object] = {}
+    exec(JOBS, names)
+    job: Job = names["job"](how)  # type: ignore[operator]
+    return job
+
+
 def run(tmp_path: Path, how: str, *words: str, nproc: int = 2) -> tuple[int, str]:
     (tmp_path / "jobs.py").write_text(JOBS)
     asked = [f"{tmp_path}/jobs.py", "--nproc", str(nproc), "--set", f"how={how}", "--deadline", "90", "--json"]
@@ -58,18 +75,30 @@ def run(tmp_path: Path, how: str, *words: str, nproc: int = 2) -> tuple[int, str
     return found.returncode, found.stderr + (json.dumps(json.loads(found.stdout)) if found.stdout else "")
 
 
+@ranks(2)
 @pytest.mark.parametrize(
     ("how", "sentence"),
     [
-        ("values", "rank 1 reads other values than rank 0 for training sample 0: each process builds the job for"),
         ("order", "rank 1 reads other values than rank 0 for training sample"),
         ("length", "rank 1 has 23 training samples, and rank 0 24: each process builds the job for itself"),
         ("evaluation", "evaluation samples, and rank 0"),
         ("weights", "rank 1 has another order than rank 0: each process builds the job for itself"),
     ],
 )
-def test_other_data_on_a_rank_is_refused(how: str, sentence: str, tmp_path: Path) -> None:
-    code, said = run(tmp_path, how)
+def test_other_data_on_a_rank_is_refused_on_all(how: str, sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        check_same_data(built(how), World.from_env(os.environ))
+
+
+@ranks(2)
+@pytest.mark.parametrize("how", ["", "random"])
+def test_the_same_data_and_samples_that_are_random_say_nothing(how: str) -> None:
+    check_same_data(built(how), World.from_env(os.environ))
+
+
+def test_a_training_on_other_data_is_refused(tmp_path: Path) -> None:
+    code, said = run(tmp_path, "values")
+    sentence = "rank 1 reads other values than rank 0 for training sample 0: each process builds the job for"
     assert (code, sentence in said) == (2, True), said
 
 
@@ -82,9 +111,4 @@ def test_an_evaluation_of_other_data_on_a_rank_is_refused(tmp_path: Path) -> Non
 
 def test_looking_leaves_a_file_closed_that_loader_workers_will_open(tmp_path: Path) -> None:
     code, said = run(tmp_path, "opened")
-    assert code == 0, said
-
-
-def test_samples_that_are_random_themselves_say_nothing(tmp_path: Path) -> None:
-    code, said = run(tmp_path, "random")
     assert code == 0, said

@@ -2,7 +2,8 @@
 
 A proof's workers may be forked. Measured workers, and workers that use CUDA, start in new interpreters, as a user's do.
 There are two servers, because each process has one hash seed for strings: one forks the reference, the other the
-ranks. So a job or an engine that iterates over a set of strings differs from the reference, as on two machines.
+ranks. So a job or an engine that iterates over a set of strings differs from the reference, as on two machines. The
+pytest plugin has a third one, for the ranks of its tests.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import Any, Literal
 
 from samestep.world.orphans import COMMAND, die_with_parent, this_command
 
-Purpose = Literal["ranks", "reference"]
+Purpose = Literal["ranks", "reference", "tests"]
 SOCKETS = "SAMESTEP_FORK_SERVERS"  # environment variable: the folder with the sockets of running servers
 
 
@@ -37,7 +38,7 @@ class ForkServer:
         self.codes: dict[int, int] = {}  # pid -> exit code, of workers that have ended
         folder = os.environ.get(SOCKETS)
         self._process: subprocess.Popen[bytes] | None = None
-        if folder:
+        if folder and (Path(folder) / purpose).exists():
             self._socket = socket.socket(socket.AF_UNIX)
             self._socket.connect(str(Path(folder) / purpose))
             self._in = self._out = self._socket.fileno()

@@ -11,6 +11,7 @@ signal 9). At the end of its input the server exits, and its workers end with it
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import json
 import os
 import random
@@ -27,13 +28,14 @@ from samestep import engine
 from samestep.world.orphans import die_with_parent
 
 PRELOADED = ("torch._dynamo",)  # torch imports it when the first optimizer is created
+OF_TESTS = ("samestep.tasks.rank_tests",)  # with pytest
 POLL_S = 0.01  # between two checks for workers that have ended
 
 Main = Callable[[list[str]], None]
 
 
 def serve(of: str, main: Main) -> None:
-    """Serves the parent process through stdin and stdout. of: 'ranks' or 'reference', which workers it forks."""
+    """Serves the parent process through stdin and stdout. of: 'ranks', 'reference' or 'tests', what it forks."""
     die_with_parent()
     answers = os.dup(1)
     os.dup2(2, 1)  # a library may print while it is imported
@@ -73,8 +75,12 @@ def threads() -> int:
 
 def _preload(of: str) -> None:
     engines = sorted(engine.builtin_names()) if of == "ranks" else []  # the reference uses none
-    for name in (*PRELOADED, *(f"samestep.engines.{name}" for name in engines)):
+    of_tests = OF_TESTS if of == "tests" else ()
+    for name in (*PRELOADED, *of_tests, *(f"samestep.engines.{name}" for name in engines)):
         importlib.import_module(name)
+    for plugin in importlib.metadata.entry_points(group="pytest11") if of_tests else ():
+        with suppress(Exception):  # pytest will show it
+            plugin.load()
     # A scheduler sends SIGUSR1 to every process; the workers set their own handlers.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
