@@ -690,6 +690,8 @@ class Run:
             raise ValueError("this script takes no phases in turn: leave Job(phases) out, or run samestep")
         if job.gather_outputs and world.size > 1:
             raise ValueError("this script gathers no outputs of other ranks: leave gather_outputs out, or run samestep")
+        if job.carry_state:
+            raise ValueError("this script carries no state from step to step: leave carry_state out, or run samestep")
         self.job, self.world = job, world
         self.schedule = schedule_of(job, world.size)
         self.steps, self.done = job.steps(self.schedule.steps_per_epoch), 0
@@ -1057,7 +1059,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Ordered:
-    """Job.order, of a dataset of `samples` samples: Weighted, ByLength or a function."""
+    """Job.order, of a dataset of `samples` samples: Weighted, ByLength, Lanes or a function."""
 
     by: Any
     samples: int
@@ -1070,8 +1072,9 @@ class Ordered:
         return found
 
     def repeats(self, batch: int, seed: int, epoch: int) -> NDArray[np.int64] | None:
-        """Returns how often each row of an epoch has come before in it; None for ByLength, where none comes again."""
-        return None if isinstance(self.by, ByLength) else _repeats(self.by, self.samples, batch, seed, epoch)
+        """Returns how often each row of an epoch has come before in it; None where none comes again."""
+        once = isinstance(self.by, ByLength | Lanes)
+        return None if once else _repeats(self.by, self.samples, batch, seed, epoch)
 
 
 def schedule_of(job: Job, world_size: int) -> Schedule:
@@ -1115,6 +1118,9 @@ def _own_order(by: Any, samples: int, batch: int, seed: int, epoch: int) -> NDAr
         by_bucket = kept[np.argsort(rank[kept] * by.buckets // samples, kind="stable")]
         places = torch.randperm(len(kept) // batch, generator=generator).numpy()
         return np.concatenate([by_bucket.reshape(-1, batch)[places].reshape(-1), rest])
+    if isinstance(by, Lanes):
+        lanes = np.arange(samples - samples % batch).reshape(batch, -1)
+        return np.concatenate([lanes.T.reshape(-1), np.arange(lanes.size, samples)])
     found = np.asarray(by(epoch, generator), dtype=np.int64).reshape(-1)
     if not len(found) or found.min() < 0 or found.max() >= samples:
         raise UserError(f"the job's order gives indices for epoch {epoch} that are not all of 0 to {samples - 1}")
@@ -1128,6 +1134,64 @@ def _repeats(by: Any, samples: int, batch: int, seed: int, epoch: int) -> NDArra
     repeats = np.empty(len(order), dtype=np.int64)
     repeats[places] = np.arange(len(order)) - np.searchsorted(order[places], order[places], side="left")
     return repeats
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# samestep/job/orders.py
+
+"""The orders of an epoch's rows that Job.order takes, besides a function of the job's own.
+"""
+
+
+@dataclass(frozen=True, eq=False)
+class Weighted:
+    """An epoch's order: rows drawn with replacement, by their weights, as torch's WeightedRandomSampler draws them.
+
+    weights: of every sample, 0 or above. num_samples: rows of an epoch; None: as many as the dataset has.
+    """
+
+    weights: Sequence[float]
+    num_samples: int | None = None
+
+    def check(self, samples: int) -> None:
+        _check_one_each("Weighted", "weights", self.weights, samples)
+        if self.num_samples is not None and self.num_samples < 1:
+            raise UserError(f"Weighted(num_samples={self.num_samples}): an epoch has 1 row or more")
+        weights = self.weights.tolist() if hasattr(self.weights, "tolist") else self.weights
+        if not min(weights) >= 0 or not 0 < sum(weights) < float("inf"):
+            raise UserError("Weighted: the weights must be 0 or above, and some of them above 0")
+
+
+@dataclass(frozen=True, eq=False)
+class ByLength:
+    """An epoch's order: batches of rows of like lengths, so that little is padded; every row once.
+
+    lengths: of every sample. buckets: into so many parts of equal size the rows are sorted by length; within one they
+    are shuffled, and so are the batches. The incomplete last batch has rows of any length.
+    """
+
+    lengths: Sequence[float]
+    buckets: int = 10
+
+    def check(self, samples: int) -> None:
+        _check_one_each("ByLength", "lengths", self.lengths, samples)
+        if self.buckets < 1:
+            raise UserError(f"ByLength(buckets={self.buckets}): give 1 bucket or more")
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """An epoch's order: global_batch contiguous lanes, as the language models' `batchify` cuts a text.
+
+    Row b of step s is sample b * S + s, where S = samples // global_batch: each row continues the one at its place in
+    the step before, so that a state can be carried on (Job.carry_state). The same in every epoch. The incomplete last
+    batch has the samples that are left over.
+    """
+
+
+def _check_one_each(what: str, field: str, values: Sequence[float], samples: int) -> None:
+    if len(values) != samples:
+        raise UserError(f"{what} has {len(values)} {field}, and the dataset {samples} samples; give one for each")
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -1171,12 +1235,15 @@ class Batch:
     part: the rows' step, micro-batch, sample indices and share of the step.
     fetch_s: seconds that a loader process took to fetch them; None where the training process fetched them.
     fetch_cpu_s: the CPU time of these; the rest was spent waiting for a disk, a network or a CPU.
+    state: what `forward` returned for the same rows of the step before, with Job.carry_state; None where an epoch
+    begins, in an evaluation, and without carry_state.
     """
 
     data: Any
     part: Part
     fetch_s: float | None = None
     fetch_cpu_s: float = 0.0
+    state: Any = None
 
     @property
     def inputs(self) -> Any:
@@ -1201,47 +1268,6 @@ def _is_pair(data: Any) -> bool:
     return isinstance(data, (list, tuple)) and len(data) == 2
 
 
-@dataclass(frozen=True, eq=False)
-class Weighted:
-    """An epoch's order: rows drawn with replacement, by their weights, as torch's WeightedRandomSampler draws them.
-
-    weights: of every sample, 0 or above. num_samples: rows of an epoch; None: as many as the dataset has.
-    """
-
-    weights: Sequence[float]
-    num_samples: int | None = None
-
-    def check(self, samples: int) -> None:
-        _check_one_each("Weighted", "weights", self.weights, samples)
-        if self.num_samples is not None and self.num_samples < 1:
-            raise UserError(f"Weighted(num_samples={self.num_samples}): an epoch has 1 row or more")
-        weights = self.weights.tolist() if hasattr(self.weights, "tolist") else self.weights
-        if not min(weights) >= 0 or not 0 < sum(weights) < float("inf"):
-            raise UserError("Weighted: the weights must be 0 or above, and some of them above 0")
-
-
-@dataclass(frozen=True, eq=False)
-class ByLength:
-    """An epoch's order: batches of rows of like lengths, so that little is padded; every row once.
-
-    lengths: of every sample. buckets: into so many parts of equal size the rows are sorted by length; within one they
-    are shuffled, and so are the batches. The incomplete last batch has rows of any length.
-    """
-
-    lengths: Sequence[float]
-    buckets: int = 10
-
-    def check(self, samples: int) -> None:
-        _check_one_each("ByLength", "lengths", self.lengths, samples)
-        if self.buckets < 1:
-            raise UserError(f"ByLength(buckets={self.buckets}): give 1 bucket or more")
-
-
-def _check_one_each(what: str, field: str, values: Sequence[float], samples: int) -> None:
-    if len(values) != samples:
-        raise UserError(f"{what} has {len(values)} {field}, and the dataset {samples} samples; give one for each")
-
-
 def counts_by_itself(metric: Any) -> bool:
     """Whether a metric is a torchmetrics one, with a state over many batches, not a function of each row."""
     return hasattr(metric, "merge_state")
@@ -1256,6 +1282,16 @@ def reads_batch(metric: Any) -> bool:
 def apply_to_inputs(model: nn.Module, batch: Batch) -> Any:
     """Calls the model with the batch's inputs: the default `forward`."""
     return model(batch.inputs)
+
+
+def output_and_state(returned: Any) -> tuple[Any, Any]:
+    """Returns the two halves of what a forward with Job.carry_state returned. Raises UserError for anything else."""
+    if not isinstance(returned, tuple) or len(returned) != 2:
+        raise UserError(
+            f"carry_state=True: forward returned {shown(returned)}, not a pair (output, state); return the state too, "
+            "or leave carry_state out"
+        )
+    return returned
 
 
 @dataclass(frozen=True)
@@ -1296,6 +1332,8 @@ class Job:
     gather_outputs: the criterion sees the outputs and the batches of all ranks, and so all rows of a step at once.
     ema: the decay of an exponential moving average of the weights, which is evaluated and saved in their place.
     save: what weights.safetensors holds: all weights and buffers, or the trainable ones, as of a LoRA.
+    carry_state: forward returns (output, state), and finds the state of the same rows in the next step's batch.state,
+        detached; the criterion and the metrics see the output.
     clip_norm: the global norm that gradients are clipped to before the optimizer steps.
     weight: (index) -> the weight of a training sample in the criterion's mean (for instance its tokens); None: every
         row weighs 1. evaluation_weight: the same for the evaluation's samples.
@@ -1303,7 +1341,8 @@ class Job:
     max_steps: optimizer steps, of all phases together, after which the training ends, whatever `epochs` is; None:
         after `epochs`.
     last: keep or drop an epoch's incomplete last batch.
-    order: an epoch's rows in their order: Weighted, ByLength, or (epoch, generator) -> indices; None: by `shuffle`.
+    order: an epoch's rows in their order: Weighted, ByLength, Lanes, or (epoch, generator) -> indices; None: by
+        `shuffle`.
     shuffle: whether each epoch is shuffled anew; False: the dataset's order, as a Stream needs.
     sync_batchnorm: BatchNorm's statistics over all ranks' rows, with torch's SyncBatchNorm (on GPUs only).
     workers: loader processes per rank; 0 loads in the training process, where a plain TensorDataset is always indexed.
@@ -1333,9 +1372,10 @@ class Job:
     seed: int = 0
     micro_batch: int | None = None
     gather_outputs: bool = False
+    carry_state: bool = False
     clip_norm: float | None = None
     last: Literal["keep", "drop"] = "keep"
-    order: Weighted | ByLength | Callable[[int, Generator], Sequence[int]] | None = None
+    order: Weighted | ByLength | Lanes | Callable[[int, Generator], Sequence[int]] | None = None
     shuffle: bool = True
     sync_batchnorm: bool = False
     workers: int = 0
@@ -1361,6 +1401,7 @@ class Job:
                 raise UserError(f"{name} is {value}; it must be above 0")
         if not isinstance(self.workers, int) or self.workers < 0:
             raise UserError(f"workers is {self.workers!r}; it must be a whole number, 0 or above")
+        check_workers(self.workers)
         if self.gather_outputs and self.micro_batch is not None:
             raise UserError(
                 f"micro_batch is {self.micro_batch}, and gather_outputs=True computes the loss over all rows of a step "
@@ -1377,13 +1418,25 @@ class Job:
         if self.ema is not None and not 0 < self.ema < 1:
             raise UserError(f"ema is {self.ema}; it is a decay between 0 and 1, such as 0.999")
         self._check_scheduler()
+        self._check_order()
+
+    def _check_order(self) -> None:
         if self.order is not None and not self.shuffle:
             raise UserError("order and shuffle=False each say the order of the rows; leave out one of them")
         if isinstance(self.order, Weighted | ByLength):
             self.order.check(len(self.train))
-        elif self.order is not None and not callable(self.order):
+        elif self.order is not None and not isinstance(self.order, Lanes) and not callable(self.order):
             kind = type(self.order).__name__
-            raise UserError(f"order is a {kind}; give Weighted, ByLength or a function (epoch, generator) -> indices")
+            raise UserError(
+                f"order is a {kind}; give Weighted, ByLength, Lanes() or a function (epoch, generator) -> indices"
+            )
+        if self.carry_state:
+            in_lanes = not (self.order is None or isinstance(self.order, Weighted | ByLength)) or not self.shuffle
+            if self.phases:
+                raise UserError(
+                    "carry_state=True with phases: each phase would take the state of the one before it; leave out one"
+                )
+            check_carried(self.forward is apply_to_inputs, in_lanes, self.last)
         if self.last == "drop" and self.order is None and len(self.train) < self.global_batch:
             raise UserError(
                 f"last=drop leaves no step: the dataset has {len(self.train)} rows, fewer than global_batch "
@@ -1422,6 +1475,11 @@ class Job:
             raise UserError("the scheduler's every is 'evaluation', and the job has none; give it Job(evaluation=…)")
         if every == "evaluation" and metric not in ("loss", *self.metrics):
             raise UserError(f"the scheduler's metric is '{metric}'; {nearest(metric, ['loss', *self.metrics])}")
+
+    def output(self, model: nn.Module, batch: Batch) -> Any:
+        """Calls `forward`. Returns its output, without the state where it carries one."""
+        returned = self.forward(model, batch)
+        return output_and_state(returned)[0] if self.carry_state else returned
 
     def steps(self, steps_per_epoch: int) -> int:
         """Returns the optimizer steps of the whole training."""
@@ -1560,6 +1618,13 @@ def check_dataset(name: str, dataset: Any) -> None:
         raise UserError(f"the {name} dataset has no rows" + ("; leave it out (None)" if name != "train" else ""))
 
 
+def check_workers(workers: int) -> None:
+    """Raises UserError for more loader processes than a machine of so many cores can start."""
+    cores = os.cpu_count() or 1
+    if workers > 64 * cores:
+        raise UserError(f"workers is {workers}; this machine has {cores} cores: give at most 64 for each")
+
+
 def is_a(value: Any, name: str) -> bool:
     """Whether `value` is an instance of torch's class `name`. A job is checked without importing torch."""
     return any(base.__name__ == name and base.__module__.startswith("torch.") for base in type(value).__mro__)
@@ -1619,6 +1684,28 @@ def check_functions(model: Any, criterion: Any) -> None:
         raise UserError(
             f"criterion is {call or shown(criterion)}, and is called with (output, batch), not with the targets: "
             f"write criterion=lambda output, batch: {call or 'F.cross_entropy'}(output, batch.targets)"
+        )
+
+
+def check_carried(default_forward: bool, in_lanes: bool, last: str) -> None:
+    """Raises UserError with the line to write where a Job with carry_state cannot carry a state.
+
+    default_forward: whether the job has no forward of its own. in_lanes: whether its order may be one of lanes.
+    """
+    if default_forward:
+        raise UserError(
+            "carry_state=True: the default forward does not give the model its state; write "
+            "forward=lambda model, batch: model(batch.inputs, batch.state)"
+        )
+    if not in_lanes:
+        raise UserError(
+            "carry_state=True: a row continues the row at its place in the step before, and this job's rows are "
+            "shuffled; give Job(order=Lanes()), or shuffle=False where the dataset has that order"
+        )
+    if last != "drop":
+        raise UserError(
+            "carry_state=True: the rows of an incomplete last step continue none; give Job(last='drop'), which leaves "
+            "them out"
         )
 
 
