@@ -197,7 +197,6 @@ class Job:
     train: Dataset = None  # type: ignore[assignment]
     global_batch: int = 0
     evaluation: Dataset | None = None
-    phases: Sequence[Phase] = ()
     forward: Callable[[nn.Module, Batch], Any] = apply_to_inputs
     metrics: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     collate: Callable[[list[Any]], Any] | None = None
@@ -212,7 +211,6 @@ class Job:
     seed: int = 0
     micro_batch: int | None = None
     gather_outputs: bool = False
-    carry_state: bool = False
     clip_norm: float | None = None
     last: Literal["keep", "drop"] = "keep"
     order: Weighted | ByLength | Lanes | Callable[[int, Generator], Sequence[int]] | None = None
@@ -222,6 +220,9 @@ class Job:
     prefetch: int = 2
     on_step: Callable[[StepInfo], None] | None = None
     on_evaluation: Callable[[int, dict[str, float]], None] | None = None
+    # Younger fields come last: jobs that give theirs by place stay as they are.
+    phases: Sequence[Phase] = ()
+    carry_state: bool = False
 
     def __post_init__(self) -> None:
         if self.phases:

@@ -82,12 +82,24 @@ class _ConstantNumbers(TorchDispatchMode):
         named = dict(kwargs or {})
         if torch.Tag.nondeterministic_seeded not in func.tags:
             return func(*args, **named)
-        self.of.draws = True
         name = func._schema.name.removeprefix("aten::")
+        if name.startswith("_scaled_dot_product"):
+            return self._attention(func, list(args), named)
+        self.of.draws = True
         if constant := CONSTANTS.get(name):
             return constant(func, *args, **named)
         self.of.unknown.add(name)
         torch.manual_seed(0)  # at least the same numbers at each call
+        return func(*args, **named)
+
+    def _attention(self, func: Any, args: list[Any], named: dict[str, Any]) -> Any:
+        """Calls a kernel of attention, which draws dropout's mask itself, without dropout."""
+        at = [argument.name for argument in func._schema.arguments].index("dropout_p")
+        self.of.draws |= (args[at] if at < len(args) else named.get("dropout_p", 0.0)) > 0
+        if at < len(args):
+            args[at] = 0.0
+        else:
+            named["dropout_p"] = 0.0
         return func(*args, **named)
 
 
