@@ -83,7 +83,7 @@ def test_a_setting_that_must_be_given_and_one_that_is_not_there(tmp_path: Path) 
 
 @pytest.mark.parametrize(
     ("setting", "text"),
-    [("float", "inf"), ("float", "nan"), ("float", "-inf"), ("str", 'a"b'), ("Path", "a/b"), ("int", "3")],
+    [("float", "1e-3"), ("str", 'a"b'), ("Path", "a/b"), ("int", "3")],
 )
 def test_settings_are_in_the_script(setting: str, text: str, tmp_path: Path) -> None:
     value = {"float": float, "str": str, "Path": Path, "int": int}[setting](text)  # type: ignore[operator]

@@ -9,7 +9,7 @@ import sysconfig
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 from torch.nn.parameter import is_lazy
@@ -54,14 +54,13 @@ def inspect_job(
     steps = steps or (4 * max(1, len(job.phases)) if dear or job.phases else 8)  # 4 rounds of all phases
     training = Prove("sgd", steps, "float32", replicas, SGD_LR, rows=proof_rows)
     sizes = sorted({1, replicas})
-    metrics = {"loss": "min"} | {name: _better(metric) for name, metric in job.metrics.items()}
     return JobFacts(
         settings=settings_of(function),
         chosen={name: str(value) for name, value in settings.items()},
         source=_source_digest(target, function),
         rows=len(job.train),
         evaluation_rows=0 if job.evaluation is None else len(job.evaluation),
-        metrics={} if job.evaluation is None else metrics,  # type: ignore[arg-type]  # 'min' and 'max' alone
+        metrics={} if job.evaluation is None else _metrics(job),
         global_batch=job.global_batch,
         micro_batches={n: schedule_of(job, n).micro_batches for n in sizes},
         proof_steps=steps,
@@ -91,6 +90,11 @@ def inspect_job(
     )
 
 
+def _metrics(job: Job) -> dict[str, Literal["min", "max"]]:
+    """Returns the job's metrics, the loss among them -> whether a lower or a higher value is better."""
+    return {"loss": "min", **{name: _better(metric) for name, metric in job.metrics.items()}}
+
+
 def _check_model(job: Job, model: nn.Module, target: str) -> None:
     """Raises UserError for a model without parameters to train, or one that differs from call to call."""
     if not any(p.requires_grad for p in model.parameters()):
@@ -102,7 +106,7 @@ def _check_model(job: Job, model: nn.Module, target: str) -> None:
         )
 
 
-def _better(metric: Any) -> str:
+def _better(metric: Any) -> Literal["min", "max"]:
     """Returns whether a higher ('max') or a lower value ('min') of a metric is better. torchmetrics say it."""
     return "min" if getattr(metric, "higher_is_better", True) is False else "max"
 
