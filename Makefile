@@ -8,7 +8,7 @@ CACHE = $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/samestep
 PYTEST = -n 2 --dist loadfile
 
 # What `make demo` runs; benchmarks/starts.py and tests/test_make.py read it here.
-DEMO = compare digits --launcher fork --rounds 3 --measured-steps 20 --warmup-steps 5
+DEMO = compare digits --launcher fork --rounds 3 --measured-steps 12 --warmup-steps 3
 
 .PHONY: demo test check lint horovod mutations conformance overhead starts input jobs ports proof-cost clean
 
