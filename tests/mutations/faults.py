@@ -381,7 +381,7 @@ FAULTS = (
     Fault(
         "a stream that is not told its epoch",
         LOADER,
-        "            self.set_epoch(part.epoch)\n",
+        "            self.set_epoch(epoch)\n",
         "            self.set_epoch(0)\n",
         ("tensors received",),
         "the epoch",
