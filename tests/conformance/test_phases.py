@@ -17,10 +17,11 @@ from conformance import jobs_phases
 from mutations.faults import Fault
 from mutations.plant import patched
 from ranks import Ranks, engine_facts, prove
-from samestep import Job, Phase, Recipe
+from samestep import Job, Phase, Recipe, reference
 from samestep.commands.study import refusal
 from samestep.data.loader import batches
 from samestep.data.schedule import schedule_of
+from samestep.engine import Layout
 from samestep.errors import UserError
 from samestep.job.phases import parameters_of
 from samestep.rank.turns import Turns
@@ -115,6 +116,40 @@ def test_a_planted_fault_is_caught(
     with Ranks(2, source) as own:
         verdict = prove(reference_rank, own, f"{JOBS}:{job}", "ddp")
     assert verdict.verdict == "differs", verdict
+
+
+def test_it_is_the_loop_of_two_optimizers() -> None:
+    """Two epochs of a GAN in one process, as a script writes them."""
+
+    def model() -> nn.Module:
+        built = jobs_phases.gan().model().double()
+        built.D[1].p = 0.0
+        return built
+
+    rows = TensorDataset(jobs_phases.X[:49].double())
+    job = replace(jobs_phases.gan(), model=model, train=rows, shuffle=False)
+    gan: Any = model()
+    optimizers = [
+        phase.optimizer.cls(net.parameters(), **phase.optimizer.settings)
+        for phase, net in zip(job.phases, (gan.D, gan.G))
+    ]
+    for count in range(10):
+        epoch, first = count // 5, count % 5 * 12
+        noise, real = reference.fetch(job, list(range(first, min(first + 12, 49))), epoch, "cpu")
+        for optimizer in optimizers:
+            optimizer.param_groups[0]["lr"] = 1e-2 * 0.8**count
+        gan.D.zero_grad()
+        fake = gan.G(noise)
+        (jobs_phases.judged(gan.D(real), 1.0) + jobs_phases.judged(gan.D(fake.detach()), 0.0)).backward()
+        nn.utils.clip_grad_norm_(gan.D.parameters(), 0.5)
+        optimizers[0].step()
+        gan.G.zero_grad()
+        jobs_phases.judged(gan.D(fake), 1.0).backward()
+        nn.utils.clip_grad_norm_(gan.G.parameters(), 0.5)
+        optimizers[1].step()
+    for replicas in (1, 2):
+        state = reference.play(job, Layout(replicas), 20).state
+        assert max(float((state[name] - t).abs().max()) for name, t in gan.state_dict().items()) < 1e-12
 
 
 def test_a_batch_is_loaded_once_for_all_phases() -> None:

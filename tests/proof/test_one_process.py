@@ -48,15 +48,15 @@ ANSWERS = {
 }
 
 
-def answer(reference_rank: Ranks, name: str, replicas: int) -> OneProcess:
-    """The answer for a job of JOBS, as verify finds it."""
+def answer(reference_rank: Ranks, name: str, replicas: int, dtype: str = "float64") -> OneProcess:
+    """The answer for a job of JOBS, as verify finds it. dtype: the widest that the engine takes."""
 
     def play(*layouts: LayoutPlan) -> list[Expectation]:
         plan = ReferencePlan("", 0.0, f"{JOBS}:{name}", {}, layouts, steps=8, replicas=replicas)
         record = reference_rank.work(plan)
         return [Expectation(record, number) for number in range(len(layouts))]
 
-    one, many = play(plain_layout(), LayoutPlan(replicas=replicas))
+    one, many = play(plain_layout(), LayoutPlan(replicas=replicas, dtype=dtype))
     same, worst = same_as_one(many, one)
     if same:
         return OneProcess("yes", worst)
@@ -91,6 +91,14 @@ def test_the_answer(name: str, replicas: int, reference_rank: Ranks) -> None:
     assert reason in found.reason
     assert bool(found.advice) == (expected != "yes")
     assert (found.max_difference < 1e-12) == (expected == "yes")
+
+
+@pytest.mark.parametrize("name", ["autoencoder_sum", "mean"])
+def test_an_engine_without_float64_hides_no_mistake(name: str, reference_rank: Ranks) -> None:
+    """Plain training is played in float64, the engine's layout in float32."""
+    found = answer(reference_rank, name, 2, "float32")
+    assert found.answer == ANSWERS[name][0], found
+    assert ANSWERS[name][1] in found.reason
 
 
 @pytest.mark.parametrize("name", ["carried_state", "tokens_under_dropout", "binary"])

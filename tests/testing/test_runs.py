@@ -46,6 +46,11 @@ def test_x_k_and_s(tmp_path: Path) -> None:
     assert 'tests="2"' in (tmp_path / "junit.xml").read_text()
 
 
+def test_a_mark_of_the_projects_own_is_left_alone(tmp_path: Path) -> None:
+    done = run(tmp_path, "import pytest\n\n@pytest.mark.ranks\ndef test_own():\n    pass\n")
+    assert "1 passed" in done.stdout, done.stdout
+
+
 @pytest.mark.check
 def test_xdist(tmp_path: Path) -> None:
     done = run(tmp_path, HEAD + SOME, "-n", "2")

@@ -53,7 +53,8 @@ def need_of(study: Study, rows: list[Row]) -> Need:
     job = study.job
     layouts = {layout for row in rows for layout in (loop_layout(row.facts), numerics_layout(row.facts)) if layout}
     of_step = job.proof_rows or job.global_batch
-    activations = WIDER * job.row_bytes * -(-of_step // study.size)
+    at_once = -(-of_step // (study.size * job.micro_batches.get(study.size, 1)))
+    activations = WIDER * job.row_bytes * at_once
     ranks = max((row.facts.processes or 1) for row in rows) / study.machines.nnodes
     reference = PROCESS + OF_REFERENCE * job.parameters + activations
     trained = ranks * (PROCESS + OF_RANK * job.parameters + activations)

@@ -176,6 +176,8 @@ def show_training(results: TrainResults) -> None:
     if results.advice:
         print(f"waited for data in {results.wait_share:.0%} of the time: {results.advice}")
     print(f"weights: {results.weights}, of step {results.weights_of_step}")
+    if results.export:
+        print(f"export: {results.export}")
 
 
 def show_scores(results: ScoreResults) -> None:

@@ -123,8 +123,8 @@ def _verdict(
 def same_as_one(many: Expectation, one: Expectation) -> tuple[bool, float]:
     """Whether N-replica training of a job is plain training in one process: whether both end with the same parameters
     up to rounding, and how far these are apart."""
-    worst, same = 0.0, True
-    eps = EPS[many.facts.dtype]
+    worst, same = 0.0, bool(many.facts.from_one)
+    eps = max(EPS[each.facts.dtype] for each in (many, one))  # an engine may take no float64
     spreads = [each.apart("sgd") for each in (many, one)]
     for name, parameter in many.facts.from_one.items():
         spread = max(of[name] for of in spreads if of)

@@ -57,7 +57,8 @@ def _ids(phase: Phase, model: nn.Module) -> set[int]:
     if callable(phase.parameters):
         return {id(p) for p in phase.parameters(model)}
     names = [phase.parameters] if isinstance(phase.parameters, str) else phase.parameters
-    every = dict(model.named_parameters(remove_duplicate=False))
+    named = model.named_parameters(remove_duplicate=False)
+    every = {full.replace("_checkpoint_wrapped_module.", ""): p for full, p in named}  # of activation checkpointing
     return {id(p) for name in names for full, p in every.items() if full == name or full.startswith(name + ".")}
 
 

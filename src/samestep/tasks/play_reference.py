@@ -126,8 +126,6 @@ class ReferencePlayer:
         return [self._from(one, each) if one and each.layout.replicas > 1 else each for each in layouts]
 
     def _from(self, one: PlayedLayout, many: PlayedLayout) -> PlayedLayout:
-        if one.dtype != many.dtype:
-            return many
         names = many.trainings["sgd"][0].parameters
         return replace(many, from_one=from_plain(self._final(many), self._final(one), names))
 

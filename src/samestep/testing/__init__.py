@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ranks"]
 TIMEOUT_S = 60.0
+MARK = "samestep_ranks"  # not 'ranks', which may be a mark of the project's own: pytest loads this plugin everywhere
 RANK_PLUGIN = "samestep-rank"  # registered in the processes that are ranks
 POOL: pytest.StashKey[Pool] = pytest.StashKey()
 
@@ -54,17 +55,18 @@ def ranks(
         )
     if problem:
         pytest.fail(problem, pytrace=False)
-    return pytest.mark.ranks(given[0], threads=threads is not None, backend=backend, timeout=float(timeout))
+    mark: pytest.MarkDecorator = getattr(pytest.mark, MARK)
+    return mark(given[0], threads=threads is not None, backend=backend, timeout=float(timeout))
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    line = "ranks: runs a test on several ranks of a torch.distributed process group; write @samestep.testing.ranks(2)"
-    config.addinivalue_line("markers", line)
+    what = "runs a test on several ranks of a torch.distributed process group; write @samestep.testing.ranks(2)"
+    config.addinivalue_line("markers", f"{MARK}: {what}")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
-    mark = item.get_closest_marker("ranks")
+    mark = item.get_closest_marker(MARK)
     if mark is None or item.config.pluginmanager.hasplugin(RANK_PLUGIN):
         return None
     from samestep.testing import pool
