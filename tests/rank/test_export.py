@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
+from torch.distributed import HashStore
 
 from command import TESTS, samestep
 from jobs.pretrained import Classifier, Encoder, job
 from samestep.commands.train_options import _check_export
 from samestep.errors import UserError
-from samestep.rank.export import export, pretrained
+from samestep.rank.export import export, on_first, pretrained
 from samestep.rank.weights import save
+from samestep.world import World
 
 JOB = f"{TESTS}/jobs/pretrained.py"
 
@@ -84,3 +87,30 @@ def test_a_failure_names_the_weights(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"Encoder.save_pretrained failed: OSError: .* are in .*weights.safetensors"):
         export(Classifier, weights, tmp_path / "hub")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["hub", "weights.safetensors"]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_other_ranks_wait_for_the_export(fails: bool) -> None:
+    """However long it takes, and also for one that fails."""
+    store, ended = HashStore(), list[int]()
+
+    def wait() -> None:
+        on_first(lambda: None, World(1, 2), store)
+        ended.append(1)
+
+    other = threading.Thread(target=wait, daemon=True)
+
+    def write() -> None:
+        other.start()
+        other.join(0.5)
+        assert not ended
+        if fails:
+            raise UserError("the disk is full")
+
+    if fails:
+        with pytest.raises(UserError, match="full"):
+            on_first(write, World(0, 2), store)
+    else:
+        on_first(write, World(0, 2), store)
+    other.join()
+    assert ended == [1]

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from samestep.errors import UserError
 from samestep.rank.weights import model_with_weights
+from samestep.world import World
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
+POLL_S = 0.2  # between two looks of the other ranks
 
 
 def pretrained(model: nn.Module) -> dict[str, nn.Module]:
@@ -43,3 +50,19 @@ def export(model: Callable[[], nn.Module], weights: Path, folder: Path) -> None:
             f"--export {folder}: {type(module).__name__}.save_pretrained failed: {type(error).__name__}: {error}; the "
             f"trained weights are in {weights}"
         ) from error
+
+
+def on_first(do: Callable[[], None], world: World, store: Store | None) -> None:
+    """Calls `do` on rank 0. The other ranks return when it has ended.
+
+    They ask the store, because a collective would time out, and a launcher may end rank 0 soon after the others' end.
+    """
+    if world.rank == 0:
+        try:
+            do()
+        finally:
+            if store is not None:
+                store.set("exported", "")
+    elif store is not None:
+        while not store.check(["exported"]):
+            time.sleep(POLL_S)

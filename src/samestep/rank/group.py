@@ -96,6 +96,11 @@ def stop_store() -> Store | None:
     return PrefixStore("stop", _open_store[0]) if _open_store else None
 
 
+def export_store() -> Store | None:
+    """Returns the store in which ranks wait for rank 0's export; None without an open group."""
+    return PrefixStore("export", _open_store[0]) if _open_store else None
+
+
 def _store(url: str, world: World, timeout: timedelta) -> Store:
     """Returns this run's rendezvous store at `url`: file://PATH, tcp://HOST:PORT or env://."""
     file = url.removeprefix("file://")  # not parsed: a folder's name may hold characters that a URL must not

@@ -13,9 +13,9 @@ from samestep.errors import UserError
 from samestep.job import Job
 from samestep.rank import hardware
 from samestep.rank.best_weights import BestWeights
-from samestep.rank.export import export
+from samestep.rank.export import export, on_first
 from samestep.rank.graceful_stop import GracefulStop
-from samestep.rank.group import stop_store
+from samestep.rank.group import export_store, stop_store
 from samestep.rank.step_logs import listeners_of
 from samestep.rank.watch import Watch
 from samestep.rank.weights import model_with_weights, trainable
@@ -69,8 +69,9 @@ def train(plan: Plan, training: Train, job: Job, engine: Engine, world: World) -
         best.add(len(observed.step_s), state, last=True)
     if watch:
         watch.close()
-    if training.export and world.rank == 0:
-        export(job.model, Path(training.weights), Path(training.export))
+    if training.export:
+        write = partial(export, job.model, Path(training.weights), Path(training.export))
+        on_first(write, world, export_store())
     return replace(
         observed,
         peak_memory_bytes=hardware.peak_memory_bytes(world.device),
