@@ -121,6 +121,13 @@ PORTS: dict[str, Port] = {
         answer=NATURE,
         settings=ROWS16 | {"width": "4"},
     ),
+    "pointnet": Port(
+        "fxia22/pointnet.pytorch: train_segmentation",
+        "as is",
+        "pointnet.py",
+        answer=NATURE,
+        settings=ROWS16 | {"width": "4", "points": "32"},
+    ),
     "lbfgs": Port("pytorch/examples: time_sequence_prediction", "not: LBFGS calls the loss again and again in a step"),
     "reinforce": Port("pytorch/examples: reinforcement_learning", "not: no dataset; rows are what the policy did"),
 }
@@ -199,7 +206,8 @@ def _said(verdicts: Mapping[str, str]) -> str:
     return ", ".join(f"{', '.join(engines)} {text}" for text, engines in by_text.items())
 
 
-SIZES = {"batch_size", "width", "depth", "size", "layers", "hidden"}  # of the proof: not what the port is about
+# Of the proof: not what the port is about.
+SIZES = {"batch_size", "width", "depth", "size", "layers", "hidden", "points"}
 
 
 def newest() -> Path:

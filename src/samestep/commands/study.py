@@ -84,7 +84,7 @@ def study_of(setup: Setup, rank: LaunchedRank | None = None) -> Study:
     local_size = rank.local_size if rank else inspection.replicas // machines.nnodes
     cores = os.cpu_count() or 1
     if inspection.devices[0] == "cpu" and local_size > cores and (rank is None or rank.local_rank == 0):
-        say(f"{local_size} ranks share {cores} cores: the proof is valid, measured speeds are not representative")
+        say(f"{local_size} ranks share {cores} cores: the results are the same, the speed is not representative")
     return Study(setup, local_size, machines, inspection)
 
 

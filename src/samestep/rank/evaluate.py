@@ -221,6 +221,10 @@ def _gather_arrays(mine: list[NDArray[Any]], world: World) -> NDArray[Any] | Non
 
 def _as_array(output: Any, rows: int) -> NDArray[Any]:
     if not isinstance(output, Tensor) or output.dim() == 0 or len(output) != rows:
-        raise UserError("predictions can be kept only where the model's output is one tensor, a row for each sample")
+        kind = f"tensor of shape {list(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
+        raise UserError(
+            f"--predictions keeps one tensor with a row for each sample, and for {rows} samples forward returns a "
+            f"{kind}; leave --predictions out, or let forward return one such tensor"
+        )
     tensor = output.float() if output.dtype == torch.bfloat16 else output  # numpy has no bfloat16
     return tensor.cpu().numpy()

@@ -8,12 +8,12 @@ ILL_CONDITIONED = "ill-conditioned: "  # begins the proof's list of tensors, 'NA
 
 
 def ill_conditioned(row: EngineResult, results: StudyResults) -> str | None:
-    """'7 of 18 tensors too small to compare', from the proof's list of their names; None where there are none."""
+    """'7 of 18 tensors not compared at the end, …', from the proof's list of their names; None where there are none."""
     names = {each.partition(" (")[0] for note in row.notes for each in _listed(note)}
     if not names:
         return None
     of = f" of {results.tensors}" if results.tensors else ""
-    return f"{len(names)}{of} tensors too small to compare"
+    return f"{len(names)}{of} tensors not compared at the end, where rounding alone is visible"
 
 
 def folded(note: str, row: EngineResult, results: StudyResults) -> tuple[str, list[str]]:

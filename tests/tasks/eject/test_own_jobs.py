@@ -208,6 +208,12 @@ BESIDE = {
         "other()",
         "deep$.py and net$.py",
     ),
+    "one that looks for a file beside itself": (
+        {"net$.py": f"HERE = __file__\nassert HERE.endswith('net$.py')\n{PLAIN}"},
+        "from net$ import build",
+        "build()",
+        "net$.py",
+    ),
     "in a function": (
         {"net$.py": PLAIN},
         "",

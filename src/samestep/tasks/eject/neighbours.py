@@ -14,9 +14,9 @@ from samestep.tasks.eject.source import Source, Use, origin
 class Neighbours:
     """The job's module and those beside it that it imports, and that these import.
 
-    beside: those that stay files of their own, because they are used as modules (`import model`) or imported inside a
-    function; with all that they import. own: the others, which the script can hold. None of both for a job of
-    samestep's.
+    beside: those that stay files of their own, because they are used as modules (`import model`), imported inside a
+    function, or look for files beside themselves (`__file__`); with all that they import. own: the others, which the
+    script can hold. None of both for a job of samestep's.
     """
 
     def __init__(self, job: ModuleType) -> None:
@@ -36,6 +36,7 @@ class Neighbours:
                 for use in self._near(name):
                     waiting.append(use.module)
                     must_stay |= set() if use.by_name and use.at_top else {use.module}
+        must_stay |= {name for name in self._sources if name != job.__name__ and self._looks_beside_itself(name)}
         self.own = {*self._sources}
         self.leave(must_stay)
 
@@ -60,6 +61,12 @@ class Neighbours:
         """The files that the script needs beside it."""
         paths = [self._sources[name].path.resolve().relative_to(self._root) for name in self.beside]
         return sorted(map(str, paths))
+
+    def _looks_beside_itself(self, name: str) -> bool:
+        """Whether a module that could stay a file uses `__file__`, which in the script is the script's."""
+        source = self._sources[name]
+        named = any(isinstance(node, ast.Name) and node.id == "__file__" for node in ast.walk(source.tree))
+        return named and not any(_is_ours(use.module) for use in source.uses_of_modules())
 
     def _near(self, name: str) -> list[Use]:
         """What a module imports of those beside the job."""
