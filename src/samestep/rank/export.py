@@ -16,7 +16,7 @@ from samestep.rank.weights import model_with_weights
 from samestep.world import World
 
 if TYPE_CHECKING:
-    from torch.distributed import Store
+    from torch._C._distributed_c10d import Store
 
 POLL_S = 0.2  # between two looks of the other ranks
 
