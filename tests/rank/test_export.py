@@ -7,19 +7,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from pretrained import Classifier, Encoder, job
 from safetensors.torch import load_file
 from torch import nn
 from torch.distributed import HashStore
 
 from command import TESTS, samestep
-from jobs.pretrained import Classifier, Encoder, job
 from samestep.commands.train_options import _check_export
 from samestep.errors import UserError
 from samestep.rank.export import export, on_first, pretrained
 from samestep.rank.weights import save
 from samestep.world import World
 
-JOB = f"{TESTS}/jobs/pretrained.py"
+JOB = f"{TESTS}/rank/pretrained.py"
 
 
 def run(out: Path, *settings: str) -> Path:

@@ -74,7 +74,9 @@ def run(address: str) -> None:
     faulthandler.register(DUMP_STACKS, file=open(f"{address}.stack", "w"), all_threads=True)  # noqa: SIM115
     sys.path[:] = asked.sys_path
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "1000")  # torch then records collectives
-    config = _prepareconfig([*asked.arguments, "--capture=no", "-qq", "--no-header", "--no-summary"], None)
+    # The fork server has imported the plugins; pytest would warn that it cannot rewrite their asserts.
+    quiet = ["--capture=no", "-qq", "--no-header", "--no-summary", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
+    config = _prepareconfig([*asked.arguments, *quiet], None)
     if asked.out is not None:
         config.pluginmanager.unregister(name="terminal")  # before it prints; its options are known by now
     for name, value in ({**OPTIONS, "usepdb": asked.out is None, "basetemp": asked.basetemp}).items():
