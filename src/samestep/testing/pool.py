@@ -11,6 +11,7 @@ from multiprocessing.connection import wait
 
 import pytest
 
+from samestep.errors import UserError
 from samestep.launch import ports
 from samestep.records.rank_tests import Ended, Opened, PhaseReport, RunTest
 from samestep.testing.merge import failure, merged
@@ -186,7 +187,7 @@ def _reports(pool: Pool, item: pytest.Item, nextitem: pytest.Item | None, mark: 
             return merged(item, pool.run(test, debug))
         with _terminal_lent(item.config):
             return merged(item, pool.run(test, debug))
-    except pytest.fail.Exception as error:
+    except (pytest.fail.Exception, UserError, OSError) as error:
         return failure(item, str(error))
 
 

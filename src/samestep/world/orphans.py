@@ -39,7 +39,7 @@ def end_children() -> None:
     children = [child for child in psutil.Process().children(recursive=True) if not _ends_by_itself(child)]
     for number in (signal.SIGTERM, signal.SIGKILL):
         for child in children:
-            with suppress(psutil.NoSuchProcess):
+            with suppress(psutil.Error):  # it has ended, or is another user's
                 child.send_signal(number)
         _, children = psutil.wait_procs(children, timeout=CHILD_S)
 

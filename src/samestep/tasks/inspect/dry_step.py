@@ -69,12 +69,14 @@ def dry_step(job: Job, schedule: Schedule, model: nn.Module, device: str) -> Dry
             )
         if isinstance(leaf, Tensor):
             check_dense("a tensor of the batch", leaf, "let collate return its indices and its values")
-    turns, flop = Turns(job.phases, model), 0.0
+    turns, flop, kept = Turns(job.phases, model), 0.0, 0
     sizes, began = _output_sizes(model), time.perf_counter()
     try:
         for number, turn in enumerate(job.of_phases()):
             turns.take(number)
+            sizes.clear()  # a step is one phase's
             flop += _forward_backward(turn, model, Batch(to_device(data, device), replace(part, phase=number)))
+            kept = max(kept, sum(sizes))
     except UserError as error:
         if is_one_row_error(error):
             return DryStep([], 0.0)  # inspect_job checks which ranks get one row
@@ -82,8 +84,8 @@ def dry_step(job: Job, schedule: Schedule, model: nn.Module, device: str) -> Dry
             raise
         raise UserError(f"phase '{job.phases[number].name}': {error}") from error
     turns.end()
-    seconds = time.perf_counter() - began
-    of_row = (total / max(1, rows) for total in (flop, sum(sizes), seconds))
+    seconds = (time.perf_counter() - began) / len(job.of_phases())
+    of_row = (total / max(1, rows) for total in (flop, kept, seconds))
     return DryStep(_without_gradient(model), *of_row)
 
 
