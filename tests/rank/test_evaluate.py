@@ -158,3 +158,17 @@ def test_memory_that_evaluation_lacks_is_told_as_its_own() -> None:
         evaluate(job, job.model(), World())
     with pytest.raises(UserError, match="to evaluate 1 rows at once; evaluate its weights by themselves"):
         evaluate(replace(job, micro_batch=1), job.model(), World())
+
+
+def test_predictions_that_are_no_rows_are_refused() -> None:
+    job = jobs_drawn.job(rows=40, global_batch=4)
+    forward, criterion = job.forward, job.criterion
+    pairs = replace(
+        job,
+        forward=lambda model, batch: (forward(model, batch), None),
+        criterion=lambda output, batch: criterion(output[0], batch),
+        metrics={},
+    )
+    assert evaluate(pairs, pairs.model(), World()).predictions is None
+    with pytest.raises(UserError, match=r"forward returns a tuple; leave --predictions out"):
+        evaluate(pairs, pairs.model(), World(), predictions=True)
