@@ -15,8 +15,8 @@ from samestep.launch.fork_client import SOCKETS
 
 TESTS = Path(__file__).parent
 WORKER = "import sys; from samestep.worker import main; main(sys.argv[1:])"
-# lightning is imported once for all tests: with torchmetrics, transformers and scipy it takes longer than torch.
-WITH_LIGHTNING = f"import lightning; {WORKER}"
+# For a whole lane, lightning is imported once: with torchmetrics, transformers and scipy it takes longer than torch.
+OF_A_LANE = f"import lightning; {WORKER}" if "PYTEST_XDIST_WORKER" in os.environ else WORKER
 
 
 @contextmanager
@@ -24,7 +24,7 @@ def fork_servers() -> Iterator[None]:
     """While it runs, every command asks these servers for its workers."""
     with (
         tempfile.TemporaryDirectory(prefix="samestep-") as folder,
-        _listening(Path(folder), WITH_LIGHTNING, "ranks", "reference"),
+        _listening(Path(folder), OF_A_LANE, "ranks", "reference"),
     ):
         os.environ[SOCKETS] = folder
         yield
