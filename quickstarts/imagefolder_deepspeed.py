@@ -286,6 +286,9 @@ def _random_numbers(count: int, generator: torch.Generator) -> list[float]:
 """
 
 
+ParameterGroup = dict[str, Any]  # as torch.optim takes it
+
+
 @dataclass(frozen=True)
 class Recipe:
     """How to build the optimizer, which an engine that shards parameters does after sharding.
@@ -296,7 +299,7 @@ class Recipe:
 
     cls: type[Optimizer]
     settings: Mapping[str, Any] = field(default_factory=dict)
-    groups: Callable[[nn.Module], list[dict[str, Any]]] | None = None
+    groups: Callable[[nn.Module], list[ParameterGroup]] | None = None
 
     def build(self, model: nn.Module) -> Optimizer:
         """Builds the optimizer of `model`: the plain module, not a wrapper that renames its parameters."""
@@ -413,7 +416,7 @@ def _chosen(phase: Phase, model: nn.Module, names: dict[int, list[str]]) -> set[
 def in_turn(phases: Sequence[Phase]) -> InTurn:
     """Returns the recipe of one optimizer with the parameter groups of all phases."""
 
-    def groups(model: nn.Module) -> list[dict[str, Any]]:
+    def groups(model: nn.Module) -> list[ParameterGroup]:
         return [
             {**group, "phase": number}
             for number, (phase, parameters) in enumerate(zip(phases, parameters_of(phases, model)))
@@ -423,7 +426,7 @@ def in_turn(phases: Sequence[Phase]) -> InTurn:
     return InTurn(_optimizer_class([phase.optimizer for phase in phases]), {}, groups)
 
 
-def _groups_of(phase: Phase, parameters: list[nn.Parameter], model: nn.Module) -> list[dict[str, Any]]:
+def _groups_of(phase: Phase, parameters: list[nn.Parameter], model: nn.Module) -> list[ParameterGroup]:
     """Returns a phase's parameter groups. Raises UserError where its Recipe's hold a parameter of another phase."""
     if phase.optimizer.groups is None:
         return [{"params": parameters}]
@@ -453,7 +456,7 @@ def _optimizer_class(recipes: Sequence[Recipe]) -> type[Optimizer]:
         groups: parameter groups, with the number of the phase under 'phase'. Some may have no parameters on this rank.
         """
 
-        def __init__(self, groups: Iterable[dict[str, Any]]) -> None:
+        def __init__(self, groups: Iterable[ParameterGroup]) -> None:
             given = list(groups)
             self.optimizers: list[Optimizer] = []
             for number, recipe in enumerate(recipes):
@@ -1380,7 +1383,6 @@ class Job:
     train: Dataset = None  # type: ignore[assignment]
     global_batch: int = 0
     evaluation: Dataset | None = None
-    phases: Sequence[Phase] = ()
     forward: Callable[[nn.Module, Batch], Any] = apply_to_inputs
     metrics: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     collate: Callable[[list[Any]], Any] | None = None
@@ -1395,7 +1397,6 @@ class Job:
     seed: int = 0
     micro_batch: int | None = None
     gather_outputs: bool = False
-    carry_state: bool = False
     clip_norm: float | None = None
     last: Literal["keep", "drop"] = "keep"
     order: Weighted | ByLength | Lanes | Callable[[int, Generator], Sequence[int]] | None = None
@@ -1405,6 +1406,9 @@ class Job:
     prefetch: int = 2
     on_step: Callable[[StepInfo], None] | None = None
     on_evaluation: Callable[[int, dict[str, float]], None] | None = None
+    # Younger fields come last: jobs that give theirs by place stay as they are.
+    phases: Sequence[Phase] = ()
+    carry_state: bool = False
 
     def __post_init__(self) -> None:
         if self.phases:

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from torch.optim.lr_scheduler import LRScheduler
 
 
+ParameterGroup = dict[str, Any]  # as torch.optim takes it
+
+
 @dataclass(frozen=True)
 class Recipe:
     """How to build the optimizer, which an engine that shards parameters does after sharding.
@@ -22,7 +25,7 @@ class Recipe:
 
     cls: type[Optimizer]
     settings: Mapping[str, Any] = field(default_factory=dict)
-    groups: Callable[[nn.Module], list[dict[str, Any]]] | None = None
+    groups: Callable[[nn.Module], list[ParameterGroup]] | None = None
 
     def build(self, model: nn.Module) -> Optimizer:
         """Builds the optimizer of `model`: the plain module, not a wrapper that renames its parameters."""

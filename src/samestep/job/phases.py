@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from samestep.errors import UserError
 from samestep.job.checks import check_functions, check_optimizer, shown
-from samestep.job.optimizer import Phase, Recipe
+from samestep.job.optimizer import ParameterGroup, Phase, Recipe
 
 if TYPE_CHECKING:
     from torch import nn
@@ -85,7 +85,7 @@ def _chosen(phase: Phase, model: nn.Module, names: dict[int, list[str]]) -> set[
 def in_turn(phases: Sequence[Phase]) -> InTurn:
     """Returns the recipe of one optimizer with the parameter groups of all phases."""
 
-    def groups(model: nn.Module) -> list[dict[str, Any]]:
+    def groups(model: nn.Module) -> list[ParameterGroup]:
         return [
             {**group, "phase": number}
             for number, (phase, parameters) in enumerate(zip(phases, parameters_of(phases, model)))
@@ -95,7 +95,7 @@ def in_turn(phases: Sequence[Phase]) -> InTurn:
     return InTurn(_optimizer_class([phase.optimizer for phase in phases]), {}, groups)
 
 
-def _groups_of(phase: Phase, parameters: list[nn.Parameter], model: nn.Module) -> list[dict[str, Any]]:
+def _groups_of(phase: Phase, parameters: list[nn.Parameter], model: nn.Module) -> list[ParameterGroup]:
     """Returns a phase's parameter groups. Raises UserError where its Recipe's hold a parameter of another phase."""
     if phase.optimizer.groups is None:
         return [{"params": parameters}]
@@ -125,7 +125,7 @@ def _optimizer_class(recipes: Sequence[Recipe]) -> type[Optimizer]:
         groups: parameter groups, with the number of the phase under 'phase'. Some may have no parameters on this rank.
         """
 
-        def __init__(self, groups: Iterable[dict[str, Any]]) -> None:
+        def __init__(self, groups: Iterable[ParameterGroup]) -> None:
             given = list(groups)
             self.optimizers: list[Optimizer] = []
             for number, recipe in enumerate(recipes):

@@ -92,7 +92,7 @@ class _ConstantNumbers(TorchDispatchMode):
         torch.manual_seed(0)  # at least the same numbers at each call
         return func(*args, **named)
 
-    def _attention(self, func: Any, args: list[Any], named: dict[str, Any]) -> Any:
+    def _attention(self, func: Any, args: list[Any], named: Any) -> Any:
         """Calls a kernel of attention, which draws dropout's mask itself, without dropout."""
         at = [argument.name for argument in func._schema.arguments].index("dropout_p")
         self.of.draws |= (args[at] if at < len(args) else named.get("dropout_p", 0.0)) > 0
