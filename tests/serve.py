@@ -111,6 +111,18 @@ def serve(plans: str) -> None:
             except BaseException as error:
                 write(folder / f"error-rank{world.rank}.json", rank_error(error, plan, world.rank))
                 break
+            if "deepspeed" not in sys.modules:  # it keeps its groups, and uses them again
+                _destroy_subgroups()
+
+
+def _destroy_subgroups() -> None:
+    """Destroys the groups of device meshes. Each has threads that wake up all the time, and would stay for hundreds of
+    proofs."""
+    import torch.distributed as dist
+
+    for group in [*dist.distributed_c10d._world.pg_map] if dist.is_initialized() else []:
+        if group is not dist.group.WORLD:
+            dist.destroy_process_group(group)
 
 
 if __name__ == "__main__":
