@@ -33,7 +33,7 @@ def test_a_wheel_works_away_from_its_source(tmp_path: Path) -> None:
     (wheel,) = tmp_path.glob("samestep-*.whl")
     typed(*pip, "install", "--no-deps", "--target", target, wheel)
     assert Path(typed("-c", "import samestep; print(samestep.__file__)").strip()).is_relative_to(target)
-    assert "@pytest.mark.ranks" in typed("-m", "pytest", "--markers")
+    assert "@pytest.mark.samestep_ranks" in typed("-m", "pytest", "--markers")
     assert "same step" in typed("-m", "samestep", "verify", "digits", "--engine", "ddp", "--nproc", "2")
     assert "<html" in next(elsewhere.glob("runs/*/report.html")).read_text()
     assert "DistributedDataParallel(" in typed("-m", "samestep", "eject", "digits", "--engine", "ddp")
