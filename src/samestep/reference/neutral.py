@@ -80,27 +80,24 @@ class _ConstantNumbers(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         named = dict(kwargs or {})
-        if torch.Tag.nondeterministic_seeded not in func.tags:
+        if torch.Tag.nondeterministic_seeded not in func.tags or _draws_nothing(func, args, named):
             return func(*args, **named)
-        name = func._schema.name.removeprefix("aten::")
-        if name.startswith("_scaled_dot_product"):
-            return self._attention(func, list(args), named)
         self.of.draws = True
+        name = func._schema.name.removeprefix("aten::")
         if constant := CONSTANTS.get(name):
             return constant(func, *args, **named)
         self.of.unknown.add(name)
         torch.manual_seed(0)  # at least the same numbers at each call
         return func(*args, **named)
 
-    def _attention(self, func: Any, args: list[Any], named: Any) -> Any:
-        """Calls a kernel of attention, which draws dropout's mask itself, without dropout."""
-        at = [argument.name for argument in func._schema.arguments].index("dropout_p")
-        self.of.draws |= (args[at] if at < len(args) else named.get("dropout_p", 0.0)) > 0
-        if at < len(args):
-            args[at] = 0.0
-        else:
-            named["dropout_p"] = 0.0
-        return func(*args, **named)
+
+def _draws_nothing(func: Any, args: Sequence[Any], named: Any) -> bool:
+    """Whether this is a kernel of attention without dropout, which newer versions of torch mark as one that draws.
+
+    With dropout it keeps its own: the backward pass would apply the dropout that the forward pass was asked for.
+    """
+    names = [argument.name for argument in func._schema.arguments]
+    return "dropout_p" in names and dict(zip(names, args), **named).get("dropout_p", 0.0) == 0.0
 
 
 def _filled(value: float) -> Callable[..., Any]:
