@@ -24,12 +24,6 @@ def with_sync_batchnorm(job: Job, world: World) -> Job:
     return replace(job, model=lambda: torch.nn.SyncBatchNorm.convert_sync_batchnorm(job.model()))
 
 
-def _release(run: Run) -> None:
-    """Drops the model of a training that has failed, and what holds it, so that their memory is free."""
-    for name in ("_model", "_ema", "_evaluator", "_evaluation_schedule"):
-        setattr(run, name, None)
-
-
 def run_engine(engine: Engine, job: Job, world: World, run: Run, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Trains `job` with an engine. Returns the full state dict on rank 0.
 
@@ -40,7 +34,7 @@ def run_engine(engine: Engine, job: Job, world: World, run: Run, settings: Mappi
     except RuntimeError as error:
         if is_out_of_memory(error):
             error.__traceback__ = None  # its frames hold the tensors that fill the memory
-            _release(run)
+            run.release()
             raise (out_of_memory(job, run.part, world) if run.part else no_model(job, world)) from None
         explain: Any = getattr(engine, "explain", None)
         sentence = explain(error, job) if explain else None
