@@ -77,13 +77,14 @@ def join_launches(study: Study, folder: Path) -> int:
 
     Raises UserError when the first machine was asked something else, or writes no state for two minutes.
     """
+    asked = asked_of(study)  # once: it reads every file of samestep
     known, changed_at = _state(folder), time.monotonic()
     joined: list[Launch] = []
     while True:
         state = _state(folder)
         if state and state != known:
             known, changed_at = state, time.monotonic()
-            check_agreement(asked_of(study), state.asked, f"the first machine ({study.machines.master})")
+            check_agreement(asked, state.asked, f"the first machine ({study.machines.master})")
             if state.ended:
                 return len(joined)
             if state.launch and state.launch not in joined:
