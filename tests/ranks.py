@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import psutil
+import pytest
 
 from budget import budget
 from samestep.proof.judge import judge
@@ -162,6 +163,14 @@ def _horovod_server(size: int) -> dict[str, str]:
 def engine_facts(engine: str, size: int, settings: Mapping[str, str] | None = None) -> EngineFacts:
     """Inspects an engine on `size` ranks."""
     return _facts(engine, size, tuple((settings or {}).items()))
+
+
+def skip_unless_here(engine: str, size: int = 2) -> None:
+    """Skips a test of an engine that cannot run on this machine. In CI every engine must."""
+    facts = engine_facts(engine, size)
+    if not facts.available:
+        assert "CI" not in os.environ, facts.reason
+        pytest.skip(str(facts.reason))
 
 
 @cache

@@ -15,7 +15,7 @@ from torch.utils.data import TensorDataset
 from conformance import jobs_carried
 from mutations.faults import Fault
 from mutations.plant import patched
-from ranks import Ranks, RanksFailed, engine_facts, prove
+from ranks import Ranks, RanksFailed, prove, skip_unless_here
 from samestep import ByLength, Job, UserError, Windows, reference
 from samestep.data.schedule import schedule_of
 from samestep.engine import Layout
@@ -40,8 +40,7 @@ CASES = [
 def test_ranks_take_the_references_step(
     name: str, engine: str, size: int, ranks: Callable[[int], Ranks], reference_rank: Ranks
 ) -> None:
-    if not engine_facts(engine, size).available:
-        pytest.skip(f"{engine} is not installed")
+    skip_unless_here(engine, size)
     if engine in ("ddp", "fsdp", "zero", "single"):
         verdict = prove(reference_rank, ranks(size), f"{JOBS}:{name}", engine)
     else:

@@ -12,7 +12,7 @@ import torch
 from conformance import jobs_gathered
 from mutations.faults import Fault
 from mutations.plant import patched
-from ranks import Ranks, RanksFailed, engine_facts, proof_plan, prove, reference_plan
+from ranks import Ranks, RanksFailed, proof_plan, prove, reference_plan, skip_unless_here
 from samestep import reference
 from samestep.engine import Layout
 from samestep.errors import UserError
@@ -37,8 +37,7 @@ CASES = [
 def test_ranks_take_the_references_step(
     name: str, engine: str, size: int, ranks: Callable[[int], Ranks], reference_rank: Ranks
 ) -> None:
-    if not engine_facts(engine, size).available:
-        pytest.skip(f"{engine} is not installed")
+    skip_unless_here(engine, size)
     if engine in ("ddp", "fsdp", "zero"):
         verdict = prove(reference_rank, ranks(size), f"{JOBS}:{name}", engine)
     else:

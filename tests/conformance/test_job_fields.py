@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pytest
 from conformance import jobs_job
 from mutations.faults import Fault
 from mutations.plant import patched
-from ranks import Ranks, RanksFailed, engine_facts, prove, reference_plan
+from ranks import Ranks, RanksFailed, prove, reference_plan, skip_unless_here
 from samestep import reference
 from samestep.engine import Layout
 from samestep.proof.trace import Expectation
@@ -62,9 +61,7 @@ def test_proven_on_fsdp(name: str, ranks: Callable[[int], Ranks], reference_rank
 @pytest.mark.check
 @pytest.mark.parametrize("engine", [*OTHERS, "fsdp", "single"])
 def test_proven_on_every_engine(engine: str, reference_rank: Ranks) -> None:
-    if not engine_facts(engine, 2).available:
-        assert "CI" not in os.environ or engine == "horovod", f"{engine} is not installed"
-        pytest.skip(f"{engine} is not installed")
+    skip_unless_here(engine)
     with Ranks(1 if engine == "single" else 2, engine=engine) as own:
         for name, (job, settings) in JOBS.items():
             verdict = prove(reference_rank, own, job, engine, settings)
@@ -72,8 +69,7 @@ def test_proven_on_every_engine(engine: str, reference_rank: Ranks) -> None:
 
 
 def test_deepspeed_refuses_an_average_in_stage_3(reference_rank: Ranks) -> None:
-    if not engine_facts("deepspeed", 2).available:
-        pytest.skip("deepspeed is not installed")
+    skip_unless_here("deepspeed")
     with Ranks(2, engine="deepspeed") as own, pytest.raises(RanksFailed, match="stage 3 keeps the weights where no"):
         prove(reference_rank, own, JOBS["averaged"][0], "deepspeed", None, {"stage": "3"})
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from ranks import Ranks, RanksFailed, engine_facts, proof_plan, prove, reference_plan
+from ranks import Ranks, RanksFailed, engine_facts, proof_plan, prove, reference_plan, skip_unless_here
 from samestep.commands.study import refusal
 from samestep.proof.trace import Expectation
 from samestep.tasks.inspect.job import inspect_job
@@ -75,8 +74,6 @@ def test_a_skipped_last_step_does_not_cost_the_epoch_its_rate(
 
 
 def test_accelerate_refuses_the_fp16_that_it_would_not_compute(reference_rank: Ranks) -> None:
-    if not engine_facts("accelerate", 2).available:
-        assert "CI" not in os.environ, "accelerate is not installed"
-        pytest.skip("accelerate is not installed")
+    skip_unless_here("accelerate")
     with Ranks(2) as own, pytest.raises(RanksFailed, match="on a CPU Accelerate computes in float32 for fp16"):
         prove(reference_rank, own, f"{ODD}:time_first", "accelerate", None, {"precision": "fp16"})

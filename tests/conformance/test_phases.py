@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset
 from conformance import jobs_phases
 from mutations.faults import Fault
 from mutations.plant import patched
-from ranks import Ranks, engine_facts, prove
+from ranks import Ranks, engine_facts, prove, skip_unless_here
 from samestep import Job, Phase, Recipe, reference
 from samestep.commands.study import refusal
 from samestep.data.loader import batches
@@ -46,8 +46,7 @@ CASES = [
 def test_ranks_take_the_references_step(
     name: str, engine: str, size: int, ranks: Callable[[int], Ranks], reference_rank: Ranks
 ) -> None:
-    if not engine_facts(engine, size).available:
-        pytest.skip(f"{engine} is not installed")
+    skip_unless_here(engine, size)
     if engine in ("single", "ddp", "fsdp", "zero"):
         verdict = prove(reference_rank, ranks(size), f"{JOBS}:{name}", engine)
     else:

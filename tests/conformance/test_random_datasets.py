@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from conformance import jobs_random
-from ranks import Ranks, RanksFailed, engine_facts, prove
+from ranks import Ranks, RanksFailed, prove, skip_unless_here
 from samestep import Job
 from samestep.data.keyed_random import KeyedRandom
 from samestep.data.loader import Rows, batches
@@ -44,8 +44,7 @@ def test_what_collate_draws_is_proven(ranks: Callable[[int], Ranks], reference_r
 @pytest.mark.check
 @pytest.mark.parametrize("engine", ENGINES)
 def test_what_a_dataset_draws_is_proven_on_every_engine(engine: str, reference_rank: Ranks) -> None:
-    if not engine_facts(engine, 2).available:
-        pytest.skip(f"{engine} is not installed")
+    skip_unless_here(engine)
     with Ranks(2, engine=engine) as own:
         verdict = prove(reference_rank, own, RANDOM, engine)
     assert verdict.verdict == "same", verdict

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from command import TESTS, samestep
-from ranks import engine_facts
+from ranks import skip_unless_here
 from samestep.commands.time_left import TimeLeft
 from samestep.commands.train_options import _check_logs
 from samestep.errors import UserError
@@ -59,9 +58,7 @@ def test_every_step_and_evaluation_is_told_once(tmp_path: Path) -> None:
 @pytest.mark.check
 @pytest.mark.parametrize("engine", ENGINES)
 def test_every_step_is_told_on_every_engine(engine: str, tmp_path: Path) -> None:
-    if not engine_facts(engine, 2).available:
-        assert "CI" not in os.environ or engine == "horovod", f"{engine} is not installed"
-        pytest.skip(f"{engine} is not installed")
+    skip_unless_here(engine)
     told(engine, tmp_path / "out")
 
 
