@@ -5,17 +5,13 @@ What it observes becomes the record.
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import replace
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_leaves
 
 from samestep.data.loader import batches
 from samestep.data.schedule import key, schedule_of
@@ -23,17 +19,17 @@ from samestep.errors import Refused, not_a_scalar
 from samestep.job import Batch, Job, Part
 from samestep.rank.carry import CarriedState
 from samestep.rank.default_generator import default_generator
+from samestep.rank.digests import full_state_dict
 from samestep.rank.ema import Ema
 from samestep.rank.evaluation_schedule import EvaluationSchedule
 from samestep.rank.gather import loss_over_all_rows
 from samestep.rank.graceful_stop import GracefulStop
 from samestep.rank.meter import Meter
+from samestep.rank.observer import Observer
 from samestep.rank.turns import Turns
 from samestep.rank.watch import Watch
-from samestep.records.record import Observations, PartSeen
+from samestep.records.record import Observations
 from samestep.world import World
-
-LATER_EPOCHS = (2, 3, 97)  # the proof does not train these; it compares which rows they would read
 
 Progress = Callable[[int, float], None]  # (steps done, a recent loss)
 
@@ -76,12 +72,7 @@ class Run:
         self.meter = Meter(world.rank, world.device)
         self.began_at: float | None = None
         self.part: Part | None = None  # of the latest call of loss()
-        self._observe = observe
-        self._parts: list[PartSeen] = []
-        self._start_digest: str | None = None
-        self._autocast = False
-        self._rates: list[list[float]] = []
-        self._depth, self._stepping = 0, set[int]()
+        self._observer = Observer(world) if observe else None
         self._progress = progress
         self._stop, self._evaluator, self._watch = stop, evaluator, watch
         self._progress_at = time.monotonic()
@@ -110,31 +101,8 @@ class Run:
             self._evaluation_schedule = EvaluationSchedule(self.job.scheduler, optimizer)
         if self._watch:
             self._watch.begin(optimizer)
-        if self._observe:
-            self._start_digest = digest_state(model)
-            # The rate is read after the step: before it, libraries that accumulate show the next step's rate.
-            optimizer.register_step_pre_hook(lambda *_: self._before_optimizer_step())
-            optimizer.register_step_post_hook(lambda o, *_: self._after_optimizer_step(o))
-
-    def _before_optimizer_step(self) -> None:
-        self._depth += 1
-
-    def _after_optimizer_step(self, optimizer: Optimizer) -> None:
-        """Records the learning rates of one optimizer step.
-
-        Horovod's step() calls the wrapped optimizer's: only the outer call counts. DeepSpeed calls step() once for each
-        parameter group, with the others empty: calls on groups that have not stepped yet belong to the same step.
-        """
-        self._depth -= 1
-        if self._depth:
-            return
-        full = [group for group in optimizer.param_groups if group["params"]]
-        groups = {id(group) for group in full}
-        if self._stepping & groups or not self._rates:
-            self._rates.append([])
-            self._stepping = set()
-        self._stepping |= groups
-        self._rates[-1] += [float(group["lr"]) for group in full]
+        if self._observer:
+            self._observer.begin(model, optimizer)
 
     def batches(self) -> Iterator[Batch]:
         """Yields this rank's micro-batches on its device, in the schedule's order."""
@@ -189,8 +157,8 @@ class Run:
         for replica, stream in enumerate(self._streams, first):
             stream.manual_seed(key(self.job.seed, "replica", part.step, part.micro, replica))
         restore = _keep_state(model) if part.rows == 0 else None
-        if self._observe:
-            self._autocast |= torch.is_autocast_enabled(self.world.device.partition(":")[0])
+        if self._observer:
+            self._observer.forward()
         batch = self._carried.given_to(batch) if self._carried else batch
         try:
             output = job.forward(model, batch)
@@ -210,8 +178,8 @@ class Run:
         if restore:
             restore()
         self.meter.loss(loss.detach(), part.step, part.weight)
-        if self._observe:
-            self._observe_batch(batch)
+        if self._observer:
+            self._observer.batch(batch)
         return loss if share == 1.0 else loss * share  # no multiplication in the graph where batches are even
 
     def step(self, loss: Tensor, *, skipped: bool = False) -> None:
@@ -250,6 +218,7 @@ class Run:
         step_s = self.meter.finish()
         if self._watch:
             self._watch.tell(self.meter)
+        seen = self._observer
         return Observations(
             losses=self.meter.losses,
             step_of=self.meter.step_of,
@@ -259,25 +228,13 @@ class Run:
             fetch_s=self.meter.fetch_s,
             fetch_cpu_s=self.meter.fetch_cpu_s,
             began_at=self.began_at,
-            start_digest=self._start_digest,
-            autocast=self._autocast,
-            parts=self._parts,
-            later=self._rows_of_later_epochs() if self._observe else {},
-            rates=self._rates,
+            start_digest=seen.start_digest if seen else None,
+            autocast=bool(seen and seen.autocast),
+            parts=seen.parts if seen else [],
+            later=seen.rows_of_later_epochs(self.schedule) if seen else {},
+            rates=seen.rates if seen else [],
             skipped_steps=self._skipped,
         )
-
-    def _rows_of_later_epochs(self) -> dict[int, list[int]]:
-        """Returns epoch -> this rank's rows in the epoch's first step."""
-        # Without weights: rows that all weigh 0 raise an error, and the proof does not train these epochs.
-        schedule = replace(self.schedule, weight=None)
-        parts = {epoch: schedule.step(self.world.rank, epoch, 0) for epoch in LATER_EPOCHS}
-        return {epoch: [i for p in of for i in p.indices[: p.rows].tolist()] for epoch, of in parts.items()}
-
-    def _observe_batch(self, batch: Batch) -> None:
-        part = batch.part
-        rows, digests = part.indices[: part.rows].tolist(), digest_rows(batch.data, part.rows)
-        self._parts.append(PartSeen(part.epoch, part.step, part.micro, rows, part.weight, digests))
 
 
 def is_one_row_error(error: BaseException) -> bool:
@@ -291,40 +248,6 @@ def one_row_message(step: int, rank: int) -> str:
         f"step {step}: rank {rank} gets 1 row, BatchNorm needs 2; "
         "set global_batch=… so that every rank gets more, or last=drop"
     )
-
-
-def digest_rows(data: Any, rows: int) -> list[str]:
-    """Returns a digest of each of the first `rows` rows of a batch, computed from the tensors' bytes.
-
-    A tensor whose first dimension is not `rows` is part of every row's digest, and so is every value that is no tensor.
-    """
-    hashes = [hashlib.blake2b(digest_size=6) for _ in range(rows)]
-    for leaf in tree_leaves(data):
-        tensor = leaf.detach().cpu().contiguous() if isinstance(leaf, Tensor) else None
-        if tensor is not None and tensor.dim() and len(tensor) == rows:
-            pieces = [_bytes(row) for row in tensor]
-        else:
-            pieces = [repr(leaf).encode() if tensor is None else _bytes(tensor)] * rows
-        for piece, state in zip(pieces, hashes):
-            state.update(piece)
-    return [state.hexdigest() for state in hashes]
-
-
-def _bytes(tensor: Tensor) -> bytes:
-    return tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
-
-
-def full_state_dict(model: nn.Module) -> dict[str, Any]:
-    """Returns a module's state dict, with FSDP's shards gathered on every rank."""
-    return {n: t.full_tensor() if hasattr(t, "full_tensor") else t for n, t in model.state_dict().items()}
-
-
-def digest_state(model: nn.Module) -> str:
-    """Returns a digest of a module's parameters and buffers, in the order of its state dict."""
-    state = hashlib.blake2b(digest_size=8)
-    for tensor in (value for value in full_state_dict(model).values() if isinstance(value, Tensor)):
-        state.update(_bytes(tensor.detach().cpu().contiguous()))
-    return state.hexdigest()
 
 
 def _keep_state(model: nn.Module) -> Callable[[], None]:

@@ -12,6 +12,7 @@ from samestep import reference
 from samestep.engine import Layout
 from samestep.errors import NotFinite, UserError
 from samestep.job import ByLength, Job, Lanes
+from samestep.rank.digests import digest_state
 from samestep.rank.hardware import is_out_of_memory
 from samestep.records.plan import LayoutPlan, Prove, ReferencePlan
 from samestep.records.record import (
@@ -26,7 +27,6 @@ from samestep.tasks.inspect.load import build
 from samestep.tasks.proof_job import SGD_LR, proof_job, steps_of
 from samestep.tasks.reference_progress import StepsPlayed, shaken
 from samestep.tasks.reference_tensors import State, distances, from_plain, write_start, write_training
-from samestep.training import digest_state
 from samestep.world import World
 
 RATES = 12  # learning rates tried for 'sgd', each a quarter of the previous one

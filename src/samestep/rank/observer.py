@@ -1,0 +1,73 @@
+"""Observes what only the proof needs of a training: the rows of each micro-batch, learning rates, optimizer steps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from samestep.data.schedule import Schedule
+from samestep.job import Batch
+from samestep.rank.digests import digest_rows, digest_state
+from samestep.records.record import PartSeen
+from samestep.world import World
+
+LATER_EPOCHS = (2, 3, 97)  # the proof does not train these; it compares which rows they would read
+
+
+class Observer:
+    """What the proof observes of one training on this rank. Never while measuring: digests take time."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.parts: list[PartSeen] = []  # of each micro-batch
+        self.rates: list[list[float]] = []  # of each optimizer step, one for each parameter group
+        self.start_digest: str | None = None
+        self.autocast = False
+        self._depth, self._stepping = 0, set[int]()
+
+    def begin(self, model: nn.Module, optimizer: Optimizer) -> None:
+        """Takes the first weights' digest, and watches the optimizer's steps."""
+        self.start_digest = digest_state(model)
+        # The rate is read after the step: before it, libraries that accumulate show the next step's rate.
+        optimizer.register_step_pre_hook(lambda *_: self._before_optimizer_step())
+        optimizer.register_step_post_hook(lambda o, *_: self._after_optimizer_step(o))
+
+    def _before_optimizer_step(self) -> None:
+        self._depth += 1
+
+    def _after_optimizer_step(self, optimizer: Optimizer) -> None:
+        """Records the learning rates of one optimizer step.
+
+        Horovod's step() calls the wrapped optimizer's: only the outer call counts. DeepSpeed calls step() once for each
+        parameter group, with the others empty: calls on groups that have not stepped yet belong to the same step.
+        """
+        self._depth -= 1
+        if self._depth:
+            return
+        full = [group for group in optimizer.param_groups if group["params"]]
+        groups = {id(group) for group in full}
+        if self._stepping & groups or not self.rates:
+            self.rates.append([])
+            self._stepping = set()
+        self._stepping |= groups
+        self.rates[-1] += [float(group["lr"]) for group in full]
+
+    def forward(self) -> None:
+        """Notes whether the forward pass that begins is in autocast."""
+        self.autocast |= torch.is_autocast_enabled(self.world.device.partition(":")[0])
+
+    def batch(self, batch: Batch) -> None:
+        """Records the rows of a micro-batch."""
+        part = batch.part
+        rows, digests = part.indices[: part.rows].tolist(), digest_rows(batch.data, part.rows)
+        self.parts.append(PartSeen(part.epoch, part.step, part.micro, rows, part.weight, digests))
+
+    def rows_of_later_epochs(self, schedule: Schedule) -> dict[int, list[int]]:
+        """Returns epoch -> this rank's rows in the epoch's first step."""
+        # Without weights: rows that all weigh 0 raise an error, and the proof does not train these epochs.
+        schedule = replace(schedule, weight=None)
+        parts = {epoch: schedule.step(self.world.rank, epoch, 0) for epoch in LATER_EPOCHS}
+        return {epoch: [i for p in of for i in p.indices[: p.rows].tolist()] for epoch, of in parts.items()}
