@@ -52,9 +52,9 @@ def rank_command(path: Path, rank: LaunchedRank, devices: Sequence[str], machine
     """Builds the command of one rank that an outer launcher has started; that launcher's variables stay as they are."""
     module = launch.load(rank.launcher)
     env = _environment(devices, machines) | _saved_variables(module) | module.VARIABLES.environment()
-    env |= {"SAMESTEP_RUN": rank.id}
-    if rank.launcher != "torchrun":  # a file named after the launch: all ranks on this machine derive the same name
-        env["SAMESTEP_INIT_METHOD"] = rank.init_method or f"file://{private_folder()}/{rank.launcher}-{rank.id}"
+    # A file is named after the launch: all ranks on this machine derive the same name.
+    init_method = rank.init_method or f"file://{private_folder()}/{rank.launcher}-{rank.id}"
+    env |= {"SAMESTEP_RUN": rank.id, "SAMESTEP_INIT_METHOD": init_method}
     return Command((sys.executable, "-m", "samestep.worker", str(path)), env)
 
 
