@@ -53,7 +53,7 @@ def test_the_memory_is_that_of_the_reference_or_of_one_machines_ranks(
 ) -> None:
     """Of a model so large that nothing else counts."""
     job = SimpleNamespace(
-        parameters=10**12, proof_rows=0, global_batch=8, micro_batches={}, row_bytes=0.0, row_s=0.0, dear=False
+        parameters=10**12, proof_rows=0, global_batch=8, micro_batches={}, row_bytes=0.0, row_s=0.0, costly=False
     )
     study: Any = SimpleNamespace(job=SimpleNamespace(**vars(job), proof_steps=8), size=processes)
     study.machines = SimpleNamespace(nnodes=nnodes)

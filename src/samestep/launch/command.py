@@ -16,7 +16,7 @@ from samestep import launch
 from samestep.errors import UserError
 from samestep.launch import Command, Machines
 from samestep.launch.started_by import LaunchedRank
-from samestep.records.record import TELL
+from samestep.records.record import SAVE_VARIABLES
 from samestep.world import network
 
 
@@ -33,7 +33,7 @@ def command_for(
 def _saved_variables(module: launch.Launcher) -> dict[str, str]:
     """Asks rank 0 to save the environment variables that the launcher's `end` needs."""
     names = getattr(module, "SAVED_VARIABLES", ())
-    return {TELL: ",".join(names)} if names else {}
+    return {SAVE_VARIABLES: ",".join(names)} if names else {}
 
 
 def _environment(devices: Sequence[str], machines: Machines) -> dict[str, str]:
