@@ -2,8 +2,8 @@
 
     python -m torch.distributed.run --nproc-per-node=2 imagefolder_fabric.py
 
-It trains, saves weights.pt and evaluates them, each row once. First the job, then the engine's loop, `train`, then
-what both stand on. Each part is the lines of the file that it names.
+It trains, saves weights.pt and evaluates them, each row once. The last line holds the settings. First comes the job,
+then the engine's loop, `train`, then the code that both need, each under the name of its file in samestep.
 """
 
 from __future__ import annotations
@@ -500,7 +500,7 @@ State = dict[str, Any]  # a module's state dict
 # ----------------------------------------------------------------------------------------------------------------------
 # samestep/tasks/eject/runtime/run.py
 
-"""The run that the loop is handed: this rank's batches in their order, each batch's loss, and a count of the steps.
+"""Run, which the engine's loop trains with: this rank's batches in order, their losses, and a count of the steps.
 """
 
 
@@ -642,7 +642,7 @@ def loaded(job: Job, parts: Iterable[Part], device: str) -> Iterator[Batch]:
 # ----------------------------------------------------------------------------------------------------------------------
 # samestep/tasks/eject/runtime/evaluation.py
 
-"""The end: rank 0 saves the weights, and all ranks evaluate them, each row once.
+"""Saves the weights on rank 0, and evaluates them on all ranks, each row once.
 
 The rows are cut into chunks that do not depend on the number of ranks, and a chunk's sums are added in the order of
 the chunks: so the figures are the same to the last digit on any number of ranks.

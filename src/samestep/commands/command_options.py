@@ -114,7 +114,7 @@ class VerifyOptions(LaunchOptions):
     launchers: Launchers = ()
     steps: Annotated[
         int | None,
-        Option(help="Optimizer steps of each training of the proof; by default 8, or 4 where a step is dear.", min=4),
+        Option(help="Optimizer steps of each training of the proof; by default 8, or 4 if a step takes long.", min=4),
     ] = None
 
     def setup(self, job: str) -> Setup:

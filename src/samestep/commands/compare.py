@@ -122,15 +122,15 @@ def _play(study: Study, root: Path, name: str, layouts: tuple[LayoutPlan, ...], 
         steps=job.proof_steps,
         replicas=study.size,
         rows=job.proof_rows,
-        shaken=1 if job.dear else 2,
-        threads=setup.machines.threads or (0 if job.dear else 1),
+        shaken=1 if job.costly else 2,
+        threads=setup.machines.threads or (0 if job.costly else 1),
     )
     return _start(study, root, "process", 1, study.inspection.devices, folder, plan, show_phase)
 
 
 def _one_process(study: Study, folder: Path, reference: Record, show_phase: ShowPhase) -> OneProcess | None:
     """Whether the ranks train the same as one process. Plays the reference without random numbers and batch statistics
-    where they do not, to tell what is natural from a mistake. None where one of both cannot be played."""
+    where they do not, to tell what is natural from a mistake. None where either of them cannot be played."""
     played = [Expectation(reference, number) for number in range(len(reference.ranks[0].layouts))]
     one = next((each for each in played if each.facts.layout.replicas == 1), None)
     many = next((each for each in played if each.facts.layout.replicas > 1), None)

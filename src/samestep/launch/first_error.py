@@ -51,7 +51,7 @@ def raise_if_failed(record: Record, code: int, size: int, machines: Machines, me
     if machines.nnodes > 1 and not list(record.folder.glob("pid-rank*")):
         where = f"{machines.endpoint} within {machines.timeout_s:.0f} s"
         raise TrainingFailed(
-            f"the {machines.nnodes} machines did not all come to {where}, or could not agree there"
+            f"the {machines.nnodes} machines did not all reach the rendezvous at {where}"
             f"{_last_line(record)}; "
             f"type the same line on each, and see that they can reach {machines.master}"
         )

@@ -29,7 +29,7 @@ from samestep.reference.schedule import per_epoch, seeded, step_rows, weight
 from samestep.reference.together import outputs_together
 from samestep.reference.turns import Turn, scheduled, turns_of
 
-LATER = (2, 3, 97)  # epochs whose rows are told without training on them
+LATER = (2, 3, 97)  # epochs whose rows are recorded without training on them
 
 
 def play(

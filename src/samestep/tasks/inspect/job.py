@@ -50,9 +50,9 @@ def inspect_job(
     _check_model(job, model, target)
     parameters = list(model.parameters())
     dry = dry_step(job, schedule_of(job, 1), _model(job), device)
-    proof_rows, dear = rows_of_proof(job, replicas, dry.forward_flop, sum(p.numel() for p in parameters))
+    proof_rows, costly = rows_of_proof(job, replicas, dry.forward_flop, sum(p.numel() for p in parameters))
     dry_evaluation(job, _model(job), device)
-    steps = steps or (4 * max(1, len(job.phases)) if dear or job.phases else 8)  # 4 rounds of all phases
+    steps = steps or (4 * max(1, len(job.phases)) if costly or job.phases else 8)  # 4 rounds of all phases
     training = Prove("sgd", steps, "float32", replicas, SGD_LR, rows=proof_rows)
     sizes = sorted({1, replicas})
     return JobFacts(
@@ -66,7 +66,7 @@ def inspect_job(
         micro_batches={n: schedule_of(job, n).micro_batches for n in sizes},
         proof_steps=steps,
         proof_rows=proof_rows,
-        dear=dear,
+        costly=costly,
         row_bytes=dry.row_bytes,
         row_s=dry.row_s,
         steps_per_epoch=schedule_of(job, 1).steps_per_epoch,

@@ -1,4 +1,4 @@
-"""The run that the loop is handed: this rank's batches in their order, each batch's loss, and a count of the steps."""
+"""Run, which the engine's loop trains with: this rank's batches in order, their losses, and a count of the steps."""
 
 from __future__ import annotations
 
