@@ -87,7 +87,8 @@ class JobFacts:
     unused: parameters without a gradient; scalars: those without dimensions. batch_layers, random_layers: the names of
     its BatchNorm and dropout layers. pretrained: of its outermost modules with save_pretrained, '' for
     the model itself. refused: replicas -> why they cannot train it.
-    phases: those of a job with several optimizers, in their turn -> the optimizer's class.
+    phases: those of a job with several optimizers, in their turn -> the optimizer's class. needs_closure: whether the
+    optimizer's step demands one, as LBFGS's does.
     """
 
     settings: Mapping[str, str]
@@ -122,6 +123,7 @@ class JobFacts:
     pretrained: tuple[str, ...]
     refused: Mapping[int, str | None]
     phases: Mapping[str, str] = field(default_factory=dict)
+    needs_closure: bool = False
 
 
 @dataclass(frozen=True)

@@ -87,6 +87,7 @@ def inspect_job(
         scalars=tuple(name for name, parameter in model.named_parameters() if parameter.dim() == 0),
         pretrained=tuple(pretrained(model)),
         phases={phase.name: phase.optimizer.cls.__name__ for phase in job.phases},
+        needs_closure=job.optimizer.needs_closure,
         refused={n: _refusal(job, n) or _refusal(proof_job(job, replace(training, replicas=n)), n) for n in sizes},
     )
 
