@@ -187,7 +187,7 @@ class Run:
                 self._observer.batch(batch)
         return loss if share == 1.0 else loss * share  # no multiplication in the graph where batches are even
 
-    def closure(self, backward: Callable[[Batch], Tensor]) -> tuple[Callable[[], Tensor], ...]:
+    def closure(self, backward: Callable[[Batch], Tensor]) -> tuple[Callable[[], Any], ...]:
         """Returns the arguments of the optimizer's step: one closure where it demands that, as LBFGS does; else none.
 
         backward: computes the gradients of one micro-batch as the loop does; with the step's last one it also

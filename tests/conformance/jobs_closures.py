@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ TARGETS = (INPUTS.sin() @ torch.linspace(-1, 1, WIDTH)).round().clamp(-1, 1).lon
 
 
 class Extrapolated(Optimizer):
-    """Moves the weights before it asks for the gradient, and asks for it twice: extragradient."""
+    """Moves the weights before it asks for a gradient, asks for two, and takes steps as large as the loss."""
 
     def __init__(self, params: Any, lr: float = 0.1) -> None:
         super().__init__(params, {"lr": lr})
@@ -32,9 +33,9 @@ class Extrapolated(Optimizer):
             for parameter in parameters:
                 parameter.mul_(0.99)
             for _ in range(2):
-                loss = closure()
+                loss = float(closure())
                 for parameter in parameters:
-                    parameter.sub_(rate * parameter.grad)
+                    parameter.sub_(rate * loss * parameter.grad)
         return loss
 
 
@@ -70,7 +71,11 @@ def line_search() -> Job:
 
 def normalized() -> Job:
     """BatchNorm counts every evaluation, as in a loop by hand."""
-    return _job(lambda: _mlp(nn.BatchNorm1d(6)), FIXED, global_batch=16, last="drop", clip_norm=0.3)
+    return _job(lambda: _mlp(nn.BatchNorm1d(6)), FIXED, global_batch=16, last="drop")
+
+
+def clipped() -> Job:
+    return _job(lambda: _mlp(nn.Dropout(0.3)), FIXED, micro_batch=3, clip_norm=0.3)
 
 
 def averaged() -> Job:
@@ -82,8 +87,9 @@ def averaged() -> Job:
         of_rows = torch.tensor([weights[row] for row in batch.part.indices], dtype=output.dtype)
         return (F.cross_entropy(output, batch.targets, reduction="none") * of_rows).sum() / of_rows.sum()
 
-    job = _job(_mlp, FIXED, scheduler=schedule, ema=0.9, global_batch=7)
-    return job
+    return replace(
+        _job(_mlp, FIXED, scheduler=schedule, ema=0.9, global_batch=7), criterion=criterion, weight=weights.__getitem__
+    )
 
 
 def few() -> Job:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -25,12 +25,12 @@ class Closure:
         self.first: float | None = loss
         self.begin = self._moves()
 
-    def __call__(self) -> float:
+    def __call__(self) -> Any:
         first, self.first = self.first, None
         if first is not None and self._moves() == self.begin:
-            return first
+            return torch.tensor(first, dtype=torch.float64)
         with torch.enable_grad():
-            return self.evaluate()
+            return torch.tensor(self.evaluate(), dtype=torch.float64)
 
     def _moves(self) -> int:
         return sum(parameter._version for parameter in self.parameters)  # torch counts what is done in place

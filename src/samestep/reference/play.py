@@ -252,7 +252,7 @@ class ReplicatedTraining:
         """The phase's optimizer; the scheduler where it is due."""
         self.rates.append([float(group["lr"]) for group in self.scheduled.param_groups if group["params"]])
         if turn.job.optimizer.needs_closure:
-            turn.optimizer.step(closure)  # type: ignore[arg-type]
+            turn.optimizer.step(closure)
         else:
             turn.optimizer.step()
         if self.noise and self.noise.rounds_weights:
