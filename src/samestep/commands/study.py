@@ -164,10 +164,9 @@ def refusal(facts: EngineFacts, job: JobFacts) -> str | None:
         if why := layout.no_optimizers.get(optimizer):
             return f"{facts.name} cannot take {optimizer}: {why}; use AdamW, or the engine ddp or zero"
     if job.needs_closure and not layout.closures:
-        exact = f" ({', '.join(f'{key}={value}' for key, value in facts.chosen.items())})" if facts.chosen else ""
         return (
-            f"{facts.name}{exact} cannot take {job.optimizer}, whose step computes the loss again in a closure; use "
-            "single, ddp, accelerate, fabric or horovod as they are, or an optimizer without a closure, such as AdamW"
+            f"{facts.name} does not give {job.optimizer} the closure that its step needs; use single, ddp, accelerate, "
+            "fabric or horovod, uncompressed and in full precision, or another optimizer, such as AdamW"
         )
     if layout.no_phases and job.phases:
         return (
