@@ -52,7 +52,8 @@ def inspect_job(
     dry = dry_step(job, schedule_of(job, 1), _model(job), device)
     proof_rows, dear = rows_of_proof(job, replicas, dry.forward_flop, sum(p.numel() for p in parameters))
     dry_evaluation(job, _model(job), device)
-    steps = steps or (4 * max(1, len(job.phases)) if dear or job.phases else 8)  # 4 rounds of all phases
+    long = dear or bool(job.phases) or job.optimizer.needs_closure  # a closure is called many times a step
+    steps = steps or (4 * max(1, len(job.phases)) if long else 8)  # 4 rounds of all phases
     training = Prove("sgd", steps, "float32", replicas, SGD_LR, rows=proof_rows)
     sizes = sorted({1, replicas})
     return JobFacts(
