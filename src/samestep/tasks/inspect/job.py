@@ -52,8 +52,7 @@ def inspect_job(
     dry = dry_step(job, schedule_of(job, 1), _model(job), device)
     proof_rows, dear = rows_of_proof(job, replicas, dry.forward_flop, sum(p.numel() for p in parameters))
     dry_evaluation(job, _model(job), device)
-    long = dear or bool(job.phases) or job.optimizer.needs_closure  # a closure is called many times a step
-    steps = steps or (4 * max(1, len(job.phases)) if long else 8)  # 4 rounds of all phases
+    steps = steps or _proof_steps(job, dear)
     training = Prove("sgd", steps, "float32", replicas, SGD_LR, rows=proof_rows)
     sizes = sorted({1, replicas})
     return JobFacts(
@@ -91,6 +90,12 @@ def inspect_job(
         needs_closure=job.optimizer.needs_closure,
         refused={n: _refusal(job, n) or _refusal(proof_job(job, replace(training, replicas=n)), n) for n in sizes},
     )
+
+
+def _proof_steps(job: Job, dear: bool) -> int:
+    """Returns the steps of a training of the proof. dear: whether a step takes long."""
+    long = dear or job.optimizer.needs_closure  # which computes the loss many times in a step
+    return 4 * max(1, len(job.phases)) if long or job.phases else 8  # 4 rounds of all phases
 
 
 def _metrics(job: Job) -> dict[str, Literal["min", "max"]]:
