@@ -52,8 +52,7 @@ def inspect_job(
     dry = dry_step(job, schedule_of(job, 1), _model(job), device)
     proof_rows, dear = rows_of_proof(job, replicas, dry.forward_flop, sum(p.numel() for p in parameters))
     dry_evaluation(job, _model(job), device)
-    steps = steps or _proof_steps(job, dear)
-    training = Prove("sgd", steps, "float32", replicas, SGD_LR, rows=proof_rows)
+    training = Prove("sgd", steps or _proof_steps(job, dear), "float32", replicas, SGD_LR, rows=proof_rows)
     sizes = sorted({1, replicas})
     return JobFacts(
         settings=settings_of(function),
@@ -64,7 +63,7 @@ def inspect_job(
         metrics={} if job.evaluation is None else _metrics(job),
         global_batch=job.global_batch,
         micro_batches={n: schedule_of(job, n).micro_batches for n in sizes},
-        proof_steps=steps,
+        proof_steps=training.steps,
         proof_rows=proof_rows,
         dear=dear,
         row_bytes=dry.row_bytes,
