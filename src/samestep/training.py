@@ -1,4 +1,4 @@
-"""Run: the object that an engine trains with. It has four verbs: begin, batches, loss, step.
+"""Run: the object that an engine trains with. It has four verbs: begin, batches, loss, step; and closure, for LBFGS.
 
 What it observes becomes the record.
 """
@@ -18,6 +18,7 @@ from samestep.data.schedule import key, schedule_of
 from samestep.errors import Refused, not_a_scalar
 from samestep.job import Batch, Job, Part
 from samestep.rank.carry import CarriedState
+from samestep.rank.closure import Closure
 from samestep.rank.default_generator import default_generator
 from samestep.rank.digests import full_state_dict
 from samestep.rank.ema import Ema
@@ -80,6 +81,7 @@ class Run:
         self._model: nn.Module | None = None
         self._ema: Ema | None = None
         self._carried = CarriedState() if job.carry_state else None
+        self._closure = Closure(world) if job.optimizer.needs_closure else None
         self._of_phase = job.of_phases()
         self._turns: Turns | None = None
         self._evaluation_schedule: EvaluationSchedule | None = None
@@ -177,10 +179,21 @@ class Run:
             raise not_a_scalar(list(loss.shape))
         if restore:
             restore()
-        self.meter.loss(loss.detach(), part.step, part.weight)
-        if self._observer:
-            self._observer.batch(batch)
+        if self._closure:
+            self._closure.add(batch, loss)
+        if not (self._closure and self._closure.again):
+            self.meter.loss(loss.detach(), part.step, part.weight)
+            if self._observer:
+                self._observer.batch(batch)
         return loss if share == 1.0 else loss * share  # no multiplication in the graph where batches are even
+
+    def closure(self, backward: Callable[[Batch], Tensor]) -> tuple[Callable[[], Any], ...]:
+        """Returns the arguments of the optimizer's step: one closure where it demands that, as LBFGS does; else none.
+
+        backward: computes the gradients of one micro-batch as the loop does; with the step's last one it also
+        synchronises and clips them.
+        """
+        return (self._closure.of_step(self._model, backward),) if self._closure and self._model else ()
 
     def step(self, loss: Tensor, *, skipped: bool = False) -> None:
         """Counts one optimizer step. Call it after each, with the loss of its last micro-batch.

@@ -28,12 +28,14 @@ from samestep.proof.judge import judge, not_one_process, same_as_one
 from samestep.proof.plan import loop_layout, neutral_layouts, numerics_layout, plain_layout
 from samestep.proof.plan import trainings as proof_trainings
 from samestep.proof.trace import Expectation
-from samestep.records.files import replace_text, write, write_json
+from samestep.records.files import read, replace_text, write, write_json
 from samestep.records.plan import LayoutPlan, Measure, Plan, ReferencePlan, Training
 from samestep.records.record import Progress, Record
 from samestep.records.results import EngineResult, OneProcess, Proof, StudyResults, Verdict, results_json
 from samestep.report.figures.speed import Measured, measurement
 from samestep.version import __version__
+
+VERDICT = "verdict.json"  # in the folder of a launch that is proven
 
 ShowProgress = Callable[[str, int, int], None]  # (phase, launches done, launches in all)
 ShowPhase = Callable[[str], None]  # (the phase of one launch)
@@ -169,7 +171,23 @@ def _launch(study: Study, row: Row, number: int, folder: Path, reference: Record
     else:
         row.launches.append(record)
         if number == 0:
-            row.verdict = judge(loop, record, numerics)
+            row.verdict = _judged(record, loop, numerics)
+
+
+def _judged(record: Record, loop: Expectation, numerics: Expectation | None) -> Verdict:
+    """Returns the verdict on a launch: the one that was given before, where there is one.
+
+    Of a launch that is proven the weights have served their purpose, and are deleted.
+    """
+    path = record.folder / VERDICT
+    if path.exists():
+        return read(Verdict, path)
+    verdict = judge(loop, record, numerics)
+    if verdict.proven:
+        write(path, verdict)
+        for weights in record.folder.glob("rank*.npz"):
+            weights.unlink()
+    return verdict
 
 
 def _start(

@@ -85,9 +85,10 @@ class JobFacts:
     where the job's whole batch would take too long; else 0. costly: whether a step of the proof still takes long.
     row_bytes, row_s: what a row's forward pass keeps, and the seconds of its forward and backward passes, roughly.
     unused: parameters without a gradient; scalars: those without dimensions. batch_layers, random_layers: the names of
-    its BatchNorm and dropout layers. pretrained: the names of its outermost modules with
-    save_pretrained, '' for the model itself. refused: replicas -> why they cannot train it.
-    phases: those of a job with several optimizers, in their turn -> the optimizer's class.
+    its BatchNorm and dropout layers. pretrained: of its outermost modules with save_pretrained, '' for
+    the model itself. refused: replicas -> why they cannot train it.
+    phases: those of a job with several optimizers, in their turn -> the optimizer's class. needs_closure: whether the
+    optimizer's step demands one, as LBFGS's does.
     """
 
     settings: Mapping[str, str]
@@ -122,6 +123,7 @@ class JobFacts:
     pretrained: tuple[str, ...]
     refused: Mapping[int, str | None]
     phases: Mapping[str, str] = field(default_factory=dict)
+    needs_closure: bool = False
 
 
 @dataclass(frozen=True)
