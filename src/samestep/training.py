@@ -30,6 +30,7 @@ from samestep.rank.turns import Turns
 from samestep.rank.watch import Watch
 from samestep.records.record import Observations
 from samestep.world import World
+from samestep.world.heartbeat import BACKWARD, FORWARD, LOADING, heartbeat
 
 Progress = Callable[[int, float], None]  # (steps done, a recent loss)
 
@@ -110,6 +111,7 @@ class Run:
         self.began_at = time.time()
         self.meter.begin()
         while True:
+            heartbeat.begin(LOADING, self._done)
             start, cpu_start = time.perf_counter(), time.thread_time()
             batch = next(loader, None)
             if batch is None or batch.fetch_s is None:
@@ -147,6 +149,7 @@ class Run:
         Raises Refused when BatchNorm gets one row, UserError when the criterion returns no scalar.
         """
         self.part = part = batch.part
+        heartbeat.begin(FORWARD, part.step)
         if self.job.ema and not self._done and not self._ema and self._model:
             self._ema = Ema(self._model, self.job.ema)  # here, when every library has made the parameters its own
         job = self._of_phase[part.phase]
@@ -180,6 +183,7 @@ class Run:
         self.meter.loss(loss.detach(), part.step, part.weight)
         if self._observer:
             self._observer.batch(batch)
+        heartbeat.begin(BACKWARD, part.step)
         return loss if share == 1.0 else loss * share  # no multiplication in the graph where batches are even
 
     def step(self, loss: Tensor, *, skipped: bool = False) -> None:
@@ -190,6 +194,7 @@ class Run:
         self.meter.step()
         self._skipped += skipped
         self._done += 1
+        heartbeat.step(self._done)
         if self._ema and not skipped:
             self._ema.update()
         if self._watch and self.part:
