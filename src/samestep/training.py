@@ -110,8 +110,9 @@ class Run:
         loader = batches(self.job, self.world, self.schedule, self.steps)
         self.began_at = time.time()
         self.meter.begin()
+        step = self._done
         while True:
-            heartbeat.begin(LOADING, self._done)
+            heartbeat.begin(LOADING, step)
             start, cpu_start = time.perf_counter(), time.thread_time()
             batch = next(loader, None)
             if batch is None or batch.fetch_s is None:
@@ -123,6 +124,7 @@ class Run:
                 self._finish()
                 return
             self._drawn = batch.part.step + 1
+            step = batch.part.step + batch.part.completes_step
             yield batch
 
     def _finish(self) -> None:

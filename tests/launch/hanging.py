@@ -23,33 +23,37 @@ FOREVER_S = 3600.0
 BAD = int(os.environ.get("RANK", "-1")) == 1
 IN_STEP = 4  # the fourth forward pass
 LOCK = threading.Lock()
+TRAINED = threading.Event()  # before, samestep compares the ranks' datasets
 
 
 class Rows(Dataset[Any]):
-    """hangs: whether reading a row never ends. row_s: seconds that a row takes."""
+    """row_s: seconds that a row takes."""
 
-    def __init__(self, rows: int, hangs: bool = False, row_s: float = 0.0) -> None:
-        self.rows, self.hangs, self.row_s = rows, hangs, row_s
+    def __init__(self, rows: int, row_s: float = 0.0) -> None:
+        self.rows, self.row_s, self.read = rows, row_s, 0
 
     def __len__(self) -> int:
         return self.rows
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        if self.hangs and BAD:
+        self.read += 1
+        if BAD and self.hangs():
             load_image()
         time.sleep(self.row_s)
         return torch.full((4,), index / self.rows), torch.tensor(index % 3)
 
+    def hangs(self) -> bool:
+        return False
 
-class FromRow(Rows):
-    """Hangs at the third batch that a rank reads, so that some steps are over by then."""
 
-    read = 0
+class HangsInTraining(Rows):
+    def hangs(self) -> bool:
+        return self.read == 20  # when some steps are over
 
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        self.read += 1
-        self.hangs = self.read == 14
-        return super().__getitem__(index)
+
+class HangsInEvaluation(Rows):
+    def hangs(self) -> bool:
+        return TRAINED.is_set()
 
 
 def begins() -> None:
@@ -73,6 +77,7 @@ class Net(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         self.steps += self.training
+        TRAINED.set()
         if self.fault and self.training and self.steps == IN_STEP and dist.is_initialized() and dist.get_rank() >= 0:
             self.fault()
         return self.layers(x)
@@ -110,7 +115,7 @@ def other_shape() -> None:
         begins()
         dist.all_reduce(torch.ones(1000))  # hangs: shapes
     else:
-        dist.all_reduce(torch.ones(4))
+        dist.all_reduce(torch.ones(4))  # hangs: shapes
 
 
 def other_branch() -> None:
@@ -174,8 +179,8 @@ def job(fault: str = "", row_s: float = 0.0) -> Job:
         model=lambda: Net(fault),
         criterion=lambda output, batch: F.cross_entropy(output, batch.targets),
         optimizer=Recipe(torch.optim.SGD, {"lr": 0.1}),
-        train=FromRow(96) if fault in ("dataset", "worker") else Rows(96, row_s=row_s),
-        evaluation=Rows(36, hangs=fault == "evaluation"),
+        train=HangsInTraining(96) if fault in ("dataset", "worker") else Rows(96, row_s),
+        evaluation=HangsInEvaluation(36) if fault == "evaluation" else Rows(36),
         metrics={"accuracy": returns_early if fault == "early" and "RANK" in os.environ else hits},
         global_batch=12,
         epochs=2,

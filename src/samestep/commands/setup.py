@@ -58,6 +58,10 @@ class Setup:
         for name in self.launchers:
             if name != "all":
                 launch.load(name)
-        for option, seconds in (("timeout", self.machines.timeout_s), ("deadline", self.deadline_s), ("stall", self.stall_s)):
+        for option, seconds in (
+            ("timeout", self.machines.timeout_s),
+            ("deadline", self.deadline_s),
+            ("stall", self.stall_s),
+        ):
             if seconds is not None and not seconds < FOREVER_S:
                 raise UserError(f"--{option} {seconds:g}: give at most {FOREVER_S:.0f} seconds")

@@ -23,7 +23,7 @@ def explain(ranks: Sequence[HungRank], size: int) -> Hang:
     stopped = [each for each in ranks if each.at_work().is_stopped]
     waiting = {each.rank: wait for each in ranks if (wait := _waits_in(each))}
     if stopped:
-        return _blame(stopped, ranks, waiting, "has been stopped (SIGSTOP) and does nothing")
+        return _blame(stopped, ranks, waiting, "is stopped, as by SIGSTOP, and has done nothing")
     behind, collective = _behind(ranks, waiting)
     if behind and collective:
         return _blame(behind, ranks, waiting, f"has not entered {collective}")
@@ -83,7 +83,7 @@ def _blame(culprits: Sequence[HungRank], ranks: Sequence[HungRank], waiting: dic
     first = culprits[0]
     sentence = f"{_who(first)} {how} for {first.silent_s:.0f} s: it is {first.place}"
     for other in culprits[1:3]:
-        sentence += f"; so does {_who(other)}: it is {other.place}" 
+        sentence += f"; so does {_who(other)}: it is {other.place}"
     if len(culprits) > 3:
         sentence += f"; so do {named([each.rank for each in culprits[3:]])}"
     blamed = tuple(each.rank for each in culprits)
@@ -107,7 +107,7 @@ def _mismatch(rare: Sequence[HungRank], ranks: Sequence[HungRank], waiting: dict
     by_size = mine.operation == theirs.operation
     mine_is, theirs_is = ((f"{each} of sizes {_sizes(each)}" if by_size else str(each)) for each in (mine, theirs))
     sentence = (
-        f"{_who(rare[0])} waits in {mine_is} for {rare[0].silent_s:.0f} s, {rare[0].place}, while "
+        f"{_who(rare[0])} has waited in {mine_is} for {rare[0].silent_s:.0f} s, {rare[0].place}, while "
         f"{named([each.rank for each in others])} wait{'s' if len(others) == 1 else ''} in {theirs_is}, "
         f"{others[0].place}; every rank must call the same collectives in the same order"
     )
@@ -121,7 +121,9 @@ def _sizes(collective: Collective) -> str:
 def _elsewhere(ranks: Sequence[HungRank], waiting: dict[int, Collective], size: int) -> Hang:
     first = ranks[0]
     here = named([each.rank for each in ranks])
-    sentence = f"{here} wait{'s' if len(ranks) == 1 else ''} in {waiting[first.rank]} for {first.silent_s:.0f} s, "
+    sentence = (
+        f"{here} {'has' if len(ranks) == 1 else 'have'} waited in {waiting[first.rank]} for {first.silent_s:.0f} s, "
+    )
     if len(ranks) < size:
         sentence += "and no rank of this machine is behind: see what the other machines say, and the links to them"
     else:

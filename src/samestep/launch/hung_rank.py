@@ -125,9 +125,7 @@ def collect(folder: Path, pulses: dict[int, Pulse], silent_s: dict[int, float]) 
     states = {pid: stacks.state_of(pid) for pid in [*pid_of.values(), *sum(children.values(), [])]}
     # Of a rank that is stopped nobody answers; its stack comes last, because asking for it lets the rank go on.
     order = sorted(pid_of, key=lambda rank: states[pid_of[rank]] in ("T", "t"))
-    recorded = {
-        rank: None if states[pid_of[rank]] in ("T", "t") else collectives.ask(folder, rank) for rank in order
-    }
+    recorded = {rank: None if states[pid_of[rank]] in ("T", "t") else collectives.ask(folder, rank) for rank in order}
     found = []
     for rank in order:
         rows = pulses[rank].row_of
@@ -136,9 +134,7 @@ def collect(folder: Path, pulses: dict[int, Pulse], silent_s: dict[int, float]) 
             text = stacks.ask([pid], folder / f"stack-rank{rank}.txt")
             row = rows.get(pid, heartbeat.NONE)
             processes.append(HungProcess(pid, states[pid], text, row, stacks.parse(text)))
-        found.append(
-            HungRank(rank, processes[0], pulses[rank], silent_s[rank], tuple(processes[1:]), recorded[rank])
-        )
+        found.append(HungRank(rank, processes[0], pulses[rank], silent_s[rank], tuple(processes[1:]), recorded[rank]))
     return sorted(found, key=lambda each: each.rank)
 
 
