@@ -5,7 +5,8 @@
 Each trial runs tests/launch/hanging.py, a job whose setting `fault` makes rank 1 hang, or all ranks for its sake. It
 is right when the command exits with 1, names rank 1 and the marked line of the job, in at most 10 seconds after the
 limit, and leaves no process. Of `shapes` the line alone counts: gloo ends a rank that receives data of another size,
-at once, and that may be either rank. `slow` does not hang: its slowest step takes 2 seconds, and the command must end well.
+at once, and that may be either rank. `slow` does not hang: its slowest step takes 2 seconds, and the command must end
+well.
 Prints the table; --out keeps it, with a line of trials.jsonl for each trial. Exit code 1 when a trial is not right.
 """
 
@@ -101,8 +102,9 @@ def alive_in(folder: str) -> Iterator[psutil.Process]:
 
 def table(trials: Iterable[Trial], options: argparse.Namespace) -> str:
     """Returns the table of all trials, a line for each fault."""
+    where = f"{options.engine}, {options.launcher or 'torchrun'}, {options.ranks} ranks, {os.cpu_count()} cores"
     lines = [
-        f"{options.engine}, {options.launcher or 'torchrun'}, {options.ranks} ranks, --stall {options.stall:g}, {os.cpu_count()} cores",
+        f"{where}, --stall {options.stall:g}",
         f"{'fault':32}{'trials':>7}{'rank':>6}{'line':>6}{'right':>7}{'s after the limit: median':>27}{'max':>6}",
     ]
     every = list(trials)

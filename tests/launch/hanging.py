@@ -92,7 +92,7 @@ def asleep() -> None:
 def endless() -> None:
     turns = 0
     begins()
-    while BAD:
+    while BAD:  # hangs: loop
         turns += 1  # hangs: loop
 
 

@@ -122,7 +122,7 @@ def collect(folder: Path, pulses: dict[int, Pulse], silent_s: dict[int, float]) 
     """
     pid_of = {rank: pid for rank, pid in pids(folder).items() if rank in pulses and psutil.pid_exists(pid)}
     children = {rank: _children(pid) for rank, pid in pid_of.items()}
-    states = {pid: stacks.state_of(pid) for pid in [*pid_of.values(), *sum(children.values(), [])]}
+    states = {pid: stacks.state_of(pid) for rank in pid_of for pid in (pid_of[rank], *children[rank])}
     # Of a rank that is stopped nobody answers; its stack comes last, because asking for it lets the rank go on.
     order = sorted(pid_of, key=lambda rank: states[pid_of[rank]] in ("T", "t"))
     recorded = {rank: None if states[pid_of[rank]] in ("T", "t") else collectives.ask(folder, rank) for rank in order}

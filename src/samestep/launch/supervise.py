@@ -41,8 +41,9 @@ def run(
 
     watch: called with the progress about ten times a second. deadline_s: seconds after which each rank's stack goes to
     stack-rankR.txt in `folder` and the tree is killed. graceful: the first interrupt stops the ranks after a step, the
-    second ends them. stall_s: as --stall, after which a hang is named and ended. Raises UserError or TrainingFailed with the error of the first rank that failed. The process tree
-    has always ended when this function returns or raises.
+    second ends them. stall_s: as --stall, after which a hang is named and ended. Raises UserError or TrainingFailed
+    with the error of the first rank that failed. The process tree has always ended when this function returns or
+    raises.
     """
     for lock in clear_stale_locks(os.environ):
         say(f"removed {lock}, the lock of a build that was killed")

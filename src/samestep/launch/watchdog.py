@@ -19,8 +19,8 @@ from samestep.launch.hung_rank import HungRank, collect, pids
 from samestep.world import heartbeat
 from samestep.world.heartbeat import BUILDING, ENDING, STARTING, Pulse
 
-POLL_S = 0.2
-MOST_S = 1.0  # that count of the time between two polls: a suspended machine is no hang
+POLL_S = 0.5
+MOST_S = 2.0  # that count of the time between two polls: a suspended machine is no hang
 FACTOR = 10  # times the median step
 LEAST_S = 60.0  # without --stall
 OTHER_LEAST_S = 300.0  # the same, of an evaluation and a checkpoint
