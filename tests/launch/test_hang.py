@@ -179,10 +179,12 @@ def test_the_limit_follows_the_pace_of_the_training() -> None:
         each.update(Pulse(2 + taken, LOADING, taken, taken, {}), 20.0)
         if not taken:
             assert each.limit_s(None) == FIRST_S  # the first step may compile
+        if taken == 1:
+            assert each.limit_s(None) == 200.0  # until there is another, the first one is the pace
     assert each.limit_s(None) == pytest.approx(200.0)
     assert each.limit_s(5.0) == 5.0
     each.update(Pulse(99, EVALUATION, NONE, 39, {}), 20.0)
-    assert each.limit_s(None) == 300.0
+    assert each.limit_s(None) == 600.0
     quick = _Rank()
     for taken in range(9):
         quick.update(Pulse(1 + taken, LOADING, taken, taken, {}), 0.2)

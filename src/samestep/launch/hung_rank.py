@@ -120,7 +120,7 @@ def collect(folder: Path, pulses: dict[int, Pulse], silent_s: dict[int, float]) 
 
     pulses, silent_s: of each rank to ask. A rank that has ended meanwhile is left out.
     """
-    pid_of = {rank: pid for rank, pid in pids(folder).items() if rank in pulses and psutil.pid_exists(pid)}
+    pid_of = {rank: pid for rank, pid in pids(folder).items() if rank in pulses and stacks.is_alive(pid)}
     children = {rank: _children(pid) for rank, pid in pid_of.items()}
     states = {pid: stacks.state_of(pid) for rank in pid_of for pid in (pid_of[rank], *children[rank])}
     # Of a rank that is stopped nobody answers; its stack comes last, because asking for it lets the rank go on.

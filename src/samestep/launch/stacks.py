@@ -16,6 +16,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 WAIT_S = 2.0  # for a stack, at most
 SETTLE_S = 0.1  # a stack is complete when nothing was written for so long
 FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
@@ -110,3 +112,8 @@ def state_of(pid: int) -> str:
     with suppress(OSError, IndexError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
     return ""
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs, asleep or stopped too."""
+    return psutil.pid_exists(pid) and state_of(pid) not in ("Z", "X")

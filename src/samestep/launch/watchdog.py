@@ -23,7 +23,7 @@ POLL_S = 0.5
 MOST_S = 2.0  # that count of the time between two polls: a suspended machine is no hang
 FACTOR = 10  # times the median step
 LEAST_S = 60.0  # without --stall
-OTHER_LEAST_S = 300.0  # the same, of an evaluation and a checkpoint
+OTHER_LEAST_S = 600.0  # the same, of an evaluation and a checkpoint
 FIRST_FACTOR, FIRST_S = 5, 600.0  # the first step: it may compile. Times --stall, or without it
 ELSEWHERE_S = 30.0  # more, where the rank at fault is on another machine: that one's command can name it
 TIMEOUT_MARGIN = 0.05  # of --timeout: collectives raise then, and nobody could be asked any more
@@ -38,6 +38,7 @@ class _Rank:
         self.silent_s = 0.0
         self._longest_s: dict[int, float] = {}  # phase -> the longest silence in it that has ended
         self._step_s: deque[float] = deque(maxlen=101)  # of the latest steps
+        self._first_s = 0.0  # the first step's
         self._since_step_s = 0.0  # since a step was seen to end, without evaluations
 
     def update(self, pulse: Pulse | None, passed_s: float) -> None:
@@ -49,8 +50,12 @@ class _Rank:
         before, self.pulse = self.pulse, pulse
         self._longest_s[before.phase] = max(self._longest_s.get(before.phase, 0.0), self.silent_s)
         self.silent_s = 0.0
-        if pulse.taken > before.taken > 0:  # the first step is not among those that count
-            self._step_s.append(self._since_step_s / (pulse.taken - before.taken))
+        if pulse.taken > before.taken:
+            step_s = self._since_step_s / (pulse.taken - before.taken)
+            if before.taken:
+                self._step_s.append(step_s)
+            else:  # it may have compiled: it counts as long as there is no other
+                self._first_s = step_s
         if pulse.taken != before.taken:
             self._since_step_s = 0.0
 
@@ -62,7 +67,7 @@ class _Rank:
         if stall_s is not None:
             return stall_s
         if is_step(phase):
-            return max(LEAST_S, FACTOR * statistics.median(self._step_s or [0.0]))
+            return max(LEAST_S, FACTOR * statistics.median(self._step_s or [self._first_s]))
         return max(OTHER_LEAST_S, FACTOR * self._longest_s.get(phase, 0.0))
 
 
