@@ -21,11 +21,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import psutil
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from fork_servers import fork_servers
 
 JOB = Path(__file__).parents[1] / "tests" / "launch" / "hanging.py"
 FAULTS = {
@@ -133,13 +136,14 @@ def main() -> int:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     trials: list[Trial] = []
-    for fault in options.faults.split(",") * options.trials:
-        trials.append(trial(fault, options))
-        print(f"{'right' if trials[-1].is_right else 'WRONG'}  {fault}: {trials[-1].said}", flush=True)
-        if options.out:
-            options.out.mkdir(parents=True, exist_ok=True)
-            with open(options.out / "trials.jsonl", "a") as file:
-                print(json.dumps(asdict(trials[-1])), file=file)
+    with fork_servers() if options.launcher == "fork" else nullcontext():
+        for fault in options.faults.split(",") * options.trials:
+            trials.append(trial(fault, options))
+            print(f"{'right' if trials[-1].is_right else 'WRONG'}  {fault}: {trials[-1].said}", flush=True)
+            if options.out:
+                options.out.mkdir(parents=True, exist_ok=True)
+                with open(options.out / "trials.jsonl", "a") as file:
+                    print(json.dumps(asdict(trials[-1])), file=file)
     print(table(trials, options))
     if options.out:
         (options.out / "table.txt").write_text(table(trials, options) + "\n")

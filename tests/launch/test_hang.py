@@ -175,6 +175,7 @@ def test_the_limit_follows_the_pace_of_the_training() -> None:
     each = _Rank()
     each.update(Pulse(1, BUILDING, NONE, 0, {}), 0.2)
     assert each.limit_s(None) == FIRST_S
+    assert (each.limit_s(5.0), each.limit_s(100.0)) == (120.0, 500.0)
     for taken in range(40):
         each.update(Pulse(2 + taken, LOADING, taken, taken, {}), 20.0)
         if not taken:

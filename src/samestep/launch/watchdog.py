@@ -24,7 +24,8 @@ MOST_S = 2.0  # that count of the time between two polls: a suspended machine is
 FACTOR = 10  # times the median step
 LEAST_S = 60.0  # without --stall
 OTHER_LEAST_S = 600.0  # the same, of an evaluation and a checkpoint
-FIRST_FACTOR, FIRST_S = 5, 600.0  # the first step: it may compile. Times --stall, or without it
+FIRST_S = 600.0  # the same, until the first step has ended: it may compile, and libraries are imported
+FIRST_FACTOR, FIRST_LEAST_S = 5, 120.0  # of that, times --stall, and at least
 ELSEWHERE_S = 30.0  # more, where the rank at fault is on another machine: that one's command can name it
 TIMEOUT_MARGIN = 0.05  # of --timeout: collectives raise then, and nobody could be asked any more
 FILE = "hang.txt"
@@ -63,7 +64,7 @@ class _Rank:
         """Returns how long it may do nothing. stall_s: --stall; None: chosen by the training's own pace."""
         phase = self.pulse.phase
         if phase in (BUILDING, ENDING) or (is_step(phase) and not self.pulse.taken):
-            return FIRST_S if stall_s is None else FIRST_FACTOR * stall_s
+            return FIRST_S if stall_s is None else max(FIRST_LEAST_S, FIRST_FACTOR * stall_s)
         if stall_s is not None:
             return stall_s
         if is_step(phase):
