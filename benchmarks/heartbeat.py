@@ -3,8 +3,8 @@
     python benchmarks/heartbeat.py [--out FOLDER]
 
 A step's time varies by more than the watchdog costs, so that no two trainings could show it. Each part is timed by
-itself instead, and divided by the time of a step: the fastest of a
-small network, the digits job with a width of 16, under ddp on two ranks.
+itself instead, and divided by the time of a step: the fastest step of a small network, the digits job with a width of
+16, under ddp on two ranks.
 
     writes      a step without gradient accumulation has four; a row that the dataset reads has one more
     recorder    the fastest of many blocks of all_reduces on one rank, with the recorder and without; the launches
