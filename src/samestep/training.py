@@ -31,6 +31,7 @@ from samestep.rank.turns import Turns
 from samestep.rank.watch import Watch
 from samestep.records.record import Observations
 from samestep.world import World
+from samestep.world.heartbeat import BACKWARD, FORWARD, LOADING, heartbeat
 
 Progress = Callable[[int, float], None]  # (steps done, a recent loss)
 
@@ -111,7 +112,9 @@ class Run:
         loader = batches(self.job, self.world, self.schedule, self.steps)
         self.began_at = time.time()
         self.meter.begin()
+        step = self._done
         while True:
+            heartbeat.begin(LOADING, step)
             start, cpu_start = time.perf_counter(), time.thread_time()
             batch = next(loader, None)
             if batch is None or batch.fetch_s is None:
@@ -123,6 +126,7 @@ class Run:
                 self._finish()
                 return
             self._drawn = batch.part.step + 1
+            step = batch.part.step + batch.part.completes_step
             yield batch
 
     def _finish(self) -> None:
@@ -149,6 +153,7 @@ class Run:
         Raises Refused when BatchNorm gets one row, UserError when the criterion returns no scalar.
         """
         self.part = part = batch.part
+        heartbeat.begin(FORWARD, part.step)
         if self.job.ema and not self._done and not self._ema and self._model:
             self._ema = Ema(self._model, self.job.ema)  # here, when every library has made the parameters its own
         job = self._of_phase[part.phase]
@@ -185,6 +190,7 @@ class Run:
             self.meter.loss(loss.detach(), part.step, part.weight)
             if self._observer:
                 self._observer.batch(batch)
+        heartbeat.begin(BACKWARD, part.step)
         return loss if share == 1.0 else loss * share  # no multiplication in the graph where batches are even
 
     def closure(self, backward: Callable[[Batch], Tensor]) -> tuple[Callable[[], Any], ...]:
@@ -203,6 +209,7 @@ class Run:
         self.meter.step()
         self._skipped += skipped
         self._done += 1
+        heartbeat.step(self._done)
         if self._ema and not skipped:
             self._ema.update()
         if self._watch and self.part:

@@ -41,6 +41,7 @@ from samestep.tasks.answer import eject_main, inspect_main
 from samestep.tasks.play_reference import play_reference
 from samestep.tasks.trainings import close, is_lost_peer, work
 from samestep.world import RANK_VARIABLES, World, places
+from samestep.world.heartbeat import file_of, heartbeat
 from samestep.world.orphans import die_with_parent, end_children
 
 AnyPlan = TypeVar("AnyPlan", Plan, ReferencePlan)
@@ -110,6 +111,7 @@ def _prepare_files(folder: Path, rank: int) -> None:
     os.dup2(log, 2)
     if rank == 0 and SAVE_VARIABLES in os.environ:
         write_json(folder / ENVIRONMENT, {name: os.environ[name] for name in os.environ[SAVE_VARIABLES].split(",")})
+    heartbeat.open(file_of(folder, rank))
     replace_text(folder / f"pid-rank{rank}", f"{os.getpid()}@{socket.gethostname()}")
     if hasattr(signal, "SIGUSR1"):  # the parent sends it when the rank hangs
         stacks = open(folder / f"stack-rank{rank}.txt", "w")  # noqa: SIM115 - open as long as the process lives

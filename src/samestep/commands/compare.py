@@ -228,7 +228,15 @@ def _start(
         if study.machines.nnodes > 1:
             other_machines.publish(study, root)
 
-    return supervise.run(command, folder, size, deadline_s=study.setup.deadline_s, watch=watch, machines=machines)
+    return supervise.run(
+        command,
+        folder,
+        size,
+        deadline_s=study.setup.deadline_s,
+        stall_s=study.setup.stall_s,
+        watch=watch,
+        machines=machines,
+    )
 
 
 def _results(study: Study, rows: list[Row], reference: Record | None, started: str) -> StudyResults:

@@ -109,4 +109,11 @@ def _join(study: Study, folder: Path, launch: Launch) -> None:
     launch_folder = folder / launch.folder
     command = command_for(launch_folder / "plan.json", launch.launcher, launch.nproc, launch.devices, study.machines)
     with suppress(TrainingFailed, UserError):
-        supervise.run(command, launch_folder, launch.size, deadline_s=study.setup.deadline_s, machines=study.machines)
+        supervise.run(
+            command,
+            launch_folder,
+            launch.size,
+            deadline_s=study.setup.deadline_s,
+            stall_s=study.setup.stall_s,
+            machines=study.machines,
+        )
