@@ -75,7 +75,7 @@ def train(
         optimizer = job.optimizer.build(module)
         scheduler = job.lr_scheduler(optimizer)
         stepper = fabric.setup_optimizers(optimizer)
-        run.begin(module, optimizer)
+        run.begin(module, optimizer, scheduler=scheduler)
         for batch in run.batches():
             with fabric.no_backward_sync(model, enabled=not batch.completes_step):
                 with fabric.autocast():  # around the loss too; the model is in it by itself

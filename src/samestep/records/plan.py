@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from samestep.records.checkpoint import Every
 from samestep.records.inspection import Values
 
 TRAININGS = ("gradient", "sgd", "user")  # of a proof
@@ -50,7 +51,8 @@ class Train:
     two evaluations, 0: only the last. every_steps: optimizer steps between two evaluations, besides. best: the metric,
     and 'min' or 'max', by which the best weights are saved; None saves the last. patience: how many evaluations without
     an improvement end the training. log: where steps and evaluations are written: of 'csv', 'tensorboard', 'wandb'.
-    export: the folder for from_pretrained; None: none.
+    export: the folder for from_pretrained; None: none. checkpoint_every, keep, resume: as of rank.checkpoints.
+    stop_after: steps after which it is stopped, as by a graceful stop; None: it runs to its end.
     """
 
     weights: str
@@ -62,6 +64,10 @@ class Train:
     patience: int | None = None
     log: tuple[str, ...] = ()
     export: str | None = None
+    checkpoint_every: Every | None = None
+    keep: int = 3
+    resume: str = "auto"
+    stop_after: int | None = None
     name: str = "train"
     kind: Literal["train"] = "train"
 

@@ -76,7 +76,7 @@ class Observations:
     Only for the proof: parts: each micro-batch; later: epoch -> the rows of its first step; rates: the learning rates
     of each optimizer step and parameter group.
     curve: the evaluations, each {step, loss, …}. best_at: the index of the best one, -1: none. stopped: 'early' by
-    patience, or 'asked' by a graceful stop.
+    patience, or 'asked' by a graceful stop. resumed_from: the steps that were done before, in an earlier launch.
     """
 
     losses: list[float] = field(default_factory=list)
@@ -99,6 +99,7 @@ class Observations:
     stopped: str | None = None
     curve: list[dict[str, float]] = field(default_factory=list)
     best_at: int = -1
+    resumed_from: int = 0
 
 
 @dataclass(frozen=True)
