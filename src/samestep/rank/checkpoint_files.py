@@ -16,7 +16,6 @@ import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import zip_longest
 from pathlib import Path
 from typing import IO, Any
 
@@ -172,23 +171,25 @@ class Saved:
         self, stored: Stored, offset: tuple[int, ...] | None = None, shape: tuple[int, ...] | None = None
     ) -> Tensor:
         """Returns a tensor, or the block of it with this offset and shape, put together from all ranks' pieces."""
-        (opened, place), *_ = self._pieces[stored.key]
-        if place is None and shape is None:
-            whole: Tensor = opened.get_tensor(stored.key)
-            return whole
-        shape = self.shape(stored) if shape is None else shape
-        offset = (0,) * len(shape) if offset is None else offset
-        found: Tensor | None = None
+        (opened, first), *_ = self._pieces[stored.key]
+        whole = self.shape(stored) if shape is None or offset is None else tuple(shape)
+        if first is None and whole == self.shape(stored):
+            tensor: Tensor = opened.get_tensor(stored.key)
+            return tensor
+        offset = offset or (0,) * len(whole)
+        found, copied = torch.empty(whole, dtype=self.dtype(stored)), 0
         for opened, place in self._pieces[stored.key]:
             piece = opened.get_slice(stored.key)
-            at = place.offset if place else (0,) * len(shape)
-            spans = list(_overlap(offset, shape, at, piece.get_shape()))
-            if found is None:
-                found = torch.empty(shape, dtype=self.dtype(stored))
-            if all(start < end for start, end in spans) and spans:
-                theirs = piece[tuple(slice(start - first, end - first) for (start, end), first in zip(spans, at))]
-                found[tuple(slice(start - first, end - first) for (start, end), first in zip(spans, offset))] = theirs
-        assert found is not None
+            at = place.offset if place else (0,) * len(whole)
+            spans = list(_overlap(offset, whole, at, piece.get_shape()))
+            if all(start < end for start, end in spans):
+                theirs = piece[tuple(slice(start - of, end - of) for (start, end), of in zip(spans, at))]
+                found[tuple(slice(start - of, end - of) for (start, end), of in zip(spans, offset))] = theirs
+                copied += theirs.numel()
+        if copied != found.numel():
+            raise UserError(
+                f"the checkpoint {self.folder} has only {copied} of the {found.numel()} values of {stored.key}"
+            )
         return found
 
     def plain(self, tree: Any) -> Any:
@@ -206,5 +207,5 @@ def _overlap(
     offset: Sequence[int], shape: Sequence[int], other_offset: Sequence[int], other_shape: Sequence[int]
 ) -> Iterator[tuple[int, int]]:
     """Yields for each dimension the first index of what two blocks share, and the one after the last."""
-    for first, size, other, other_size in zip_longest(offset, shape, other_offset, other_shape):
+    for first, size, other, other_size in zip(offset, shape, other_offset, other_shape):
         yield max(first, other), min(first + size, other + other_size)
