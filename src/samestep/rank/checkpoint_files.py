@@ -14,6 +14,7 @@ import math
 import os
 import re
 import shutil
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -24,6 +25,7 @@ from torch import Tensor
 
 from samestep.errors import UserError
 from samestep.rank.packed import Piece, Stored, merged, unpack
+from samestep.records.asked import Asked
 from samestep.records.checkpoint import MANIFEST, Manifest, Place, RankPart
 from samestep.records.files import read, replace_by, write
 
@@ -56,13 +58,13 @@ def write_part(folder: Path, rank: int, tree: Any, pieces: Mapping[str, Piece], 
     write(folder / f"rank{rank}.json", RankPart(tree, places))
 
 
-def complete(folder: Path, step: int, engine: str, world_size: int, written_at: float) -> Path:
+def complete(folder: Path, step: int, engine: str, world_size: int, asked: Asked | None) -> Path:
     """Completes the checkpoint whose parts all ranks have written: digests, manifest, rename. Returns its folder."""
     part = part_folder(folder, step)
     files = sorted(path for path in part.iterdir() if not path.name.startswith("."))
     digests = {path.name: digest(path) for path in files}
     size = sum(path.stat().st_size for path in files)
-    write(part / MANIFEST, Manifest(step, engine, world_size, written_at, digests, size))
+    write(part / MANIFEST, Manifest(step, engine, world_size, time.time(), digests, size, asked))
     sync(part)
     done = folder / f"step-{step}"
     shutil.rmtree(done, ignore_errors=True)  # of a training that came here before, and was resumed from an earlier one
