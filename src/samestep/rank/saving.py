@@ -82,7 +82,7 @@ class Saving:
         """Takes a checkpoint, unless that of this step is taken."""
         if position.done == self._taken:
             return
-        self._taken = position.done
+        self._taken, self._saved = position.done, None  # which is loaded: its files can go
         tree = self._state.tree(ema)
         if self.world.rank == 0:
             tree["position"] = asdict(position)
