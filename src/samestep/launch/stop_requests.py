@@ -10,7 +10,7 @@ from typing import Any
 
 from samestep.errors import say
 from samestep.launch.end import signal_ranks
-from samestep.records.record import Progress
+from samestep.records.record import Progress, read_progress
 
 
 class StopRequests:
@@ -23,7 +23,7 @@ class StopRequests:
     def __init__(self, folder: Path, *, accepted: bool, terminates: bool = False) -> None:
         self._folder, self._accepted = folder, accepted
         self._signals: list[int] = []
-        self._stopping = self._begun = False
+        self._stopping = False
         self._notified_attempt: int | None = None
         # Python allows signal handlers in the main thread only; without one, SIGUSR1 does what it did before.
         self._handles = accepted and hasattr(signal, "SIGUSR1") and current_thread() is main_thread()
@@ -43,7 +43,7 @@ class StopRequests:
 
     def _on_term(self, number: int, frame: Any) -> None:
         """Takes the first SIGTERM during the training as a request; another ends the launch."""
-        if self._stopping or self._signals or not self._begun:
+        if self._stopping or self._signals or read_progress(self._folder).done is None:
             self._ends(number, frame)
         self._signals.append(number)
 
@@ -58,7 +58,6 @@ class StopRequests:
         """Signals the ranks once, and again after torchrun has restarted them."""
         if progress.done is None:
             return
-        self._begun = True
         if self._signals and not self._stopping:
             self._stop(f"received {signal.Signals(self._signals[0]).name}")
         if self._stopping and progress.attempt != self._notified_attempt:
