@@ -152,6 +152,7 @@ def test_a_killed_parent(launcher: str, tmp_path: Path) -> None:
 def test_asked_to_end(tmp_path: Path) -> None:
     with training("slow", tmp_path / "out", "torchrun") as run:
         run.parent.send_signal(signal.SIGTERM)
+        wait_until(lambda: "received SIGTERM" in run.said(), "it was not asked to stop", run.said)
         run.parent.send_signal(signal.SIGTERM)
         assert run.ends() == 143
         assert "Traceback" not in run.said()
