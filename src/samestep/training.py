@@ -8,31 +8,37 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any, Protocol
 
 from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from samestep.data.loader import batches
 from samestep.data.schedule import key, schedule_of
 from samestep.errors import Refused, not_a_scalar
 from samestep.job import Batch, Job, Part
 from samestep.rank.carry import CarriedState
+from samestep.rank.checkpoints import Checkpoints
 from samestep.rank.closure import Closure
 from samestep.rank.default_generator import default_generator
 from samestep.rank.digests import full_state_dict
 from samestep.rank.ema import Ema
 from samestep.rank.evaluation_schedule import EvaluationSchedule
+from samestep.rank.fragments import Fragment
 from samestep.rank.gather import loss_over_all_rows
-from samestep.rank.graceful_stop import GracefulStop
 from samestep.rank.meter import Meter
 from samestep.rank.observer import Observer
+from samestep.rank.saving import Position, Saving
 from samestep.rank.turns import Turns
 from samestep.rank.watch import Watch
 from samestep.records.record import Observations
 from samestep.world import World
 from samestep.world.heartbeat import BACKWARD, FORWARD, LOADING, heartbeat
 
+FragmentsOf = Callable[[nn.Module, World], list[Fragment]]
 Progress = Callable[[int, float], None]  # (steps done, a recent loss)
 
 
@@ -47,6 +53,22 @@ class Evaluator(Protocol):
 
     def means(self) -> Mapping[str, float]: ...
 
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+    def files(self) -> list[Path]: ...
+
+
+class Stop(Protocol):
+    """Ends a training early."""
+
+    last: int | None
+
+    def after(self, done: int) -> None: ...
+
+    def ends_before(self, step: int) -> bool: ...
+
 
 class Run:
     """One training of `job` on this rank, `steps` optimizer steps long.
@@ -54,7 +76,7 @@ class Run:
     observe: also record what only the proof needs (digests, learning rates, optimizer steps); never while measuring.
     progress: called at most twice a second with the number of steps done and a recent loss.
     stop: may end the training early. evaluator: evaluates between two epochs; its time counts for no step.
-    watch: is told of every step; None: nobody asks.
+    watch: is told of every step; None: nobody asks. checkpoints: where the training continues, and keeps its state.
     """
 
     def __init__(
@@ -65,19 +87,23 @@ class Run:
         *,
         observe: bool = False,
         progress: Progress | None = None,
-        stop: GracefulStop | None = None,
+        stop: Stop | None = None,
         evaluator: Evaluator | None = None,
         watch: Watch | None = None,
+        checkpoints: Checkpoints | None = None,
     ) -> None:
         self.job, self.world, self.steps = job, world, steps
         self.schedule = schedule_of(job, world.size)
         self.meter = Meter(world.rank, world.device)
         self.began_at: float | None = None
         self.part: Part | None = None  # of the latest call of loss()
+        self.fragments_of: FragmentsOf | None = None  # the engine's function, where it flattens parameters
         self._observer = Observer(world) if observe else None
         self._progress = progress
         self._stop, self._evaluator, self._watch = stop, evaluator, watch
+        self._saving = Saving(job, world, checkpoints) if checkpoints else None
         self._progress_at = time.monotonic()
+        self.first = 0  # the steps done before: those of the checkpoint from which the training continues
         self._done = self._skipped = 0
         self._model: nn.Module | None = None
         self._ema: Ema | None = None
@@ -85,16 +111,25 @@ class Run:
         self._closure = Closure(world) if job.optimizer.needs_closure else None
         self._of_phase = job.of_phases()
         self._turns: Turns | None = None
+        self._ends: int | None = None  # the steps after which patience has ended the training
         self._evaluation_schedule: EvaluationSchedule | None = None
         self._drawn, self._all_drawn = 0, False  # steps whose batches have been handed out
         self._streams = [default_generator(device) for device in world.devices]
 
     def begin(
-        self, model: nn.Module, optimizer: Optimizer, *, state: Callable[[], dict[str, Any]] | None = None
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        *,
+        scheduler: LRScheduler | None = None,
+        scaler: GradScaler | None = None,
+        state: Callable[[], dict[str, Any]] | None = None,
     ) -> None:
         """Registers the model and its optimizer. Call it once, when both are ready, before the first batch.
 
+        Where the training continues from a checkpoint, it is loaded into all of these.
         model: the plain module, without the engine's wrapper.
+        scheduler: the learning-rate scheduler that the loop steps. scaler: of the loss, in fp16.
         state: returns the full state dict; None: the module's own, with its shards gathered.
         """
         self._model = model
@@ -102,14 +137,27 @@ class Run:
             self._evaluator.begin(state or (lambda: full_state_dict(model)))
         if self.job.scheduler and self.job.scheduler.every == "evaluation":
             self._evaluation_schedule = EvaluationSchedule(self.job.scheduler, optimizer)
+        if self._saving:
+            moved = self._evaluation_schedule.scheduler if self._evaluation_schedule else None
+            parts = {
+                "scheduler": scheduler,
+                "evaluation_scheduler": moved,
+                "scaler": scaler,
+                "evaluations": self._evaluator,
+            }
+            position = self._saving.begin(model, optimizer, parts, self._carried, state, self.schedule)
+            self.first = self._done = self._drawn = position.done
+            self._skipped = position.skipped
+            if position.last is not None and self._stop:
+                self._stop.after(position.last)
         if self._watch:
-            self._watch.begin(optimizer)
+            self._watch.begin(optimizer, self.first)
         if self._observer:
             self._observer.begin(model, optimizer)
 
     def batches(self) -> Iterator[Batch]:
         """Yields this rank's micro-batches on its device, in the schedule's order."""
-        loader = batches(self.job, self.world, self.schedule, self.steps)
+        loader = batches(self.job, self.world, self.schedule, self.steps, first=self.first)
         self.began_at = time.time()
         self.meter.begin()
         step = self._done
@@ -121,6 +169,8 @@ class Run:
                 self.meter.waited(time.perf_counter() - start, None, time.thread_time() - cpu_start)
             else:
                 self.meter.waited(time.perf_counter() - start, batch.fetch_s, batch.fetch_cpu_s)
+            if self._saving and batch and batch.part.micro == 0:
+                self._saving.checkpoints.before(batch.part.step)
             if batch is None or (self._stop and batch.part.micro == 0 and self._stop.ends_before(batch.part.step)):
                 self._all_drawn = True
                 self._finish()
@@ -137,11 +187,21 @@ class Run:
         """
         if not self._all_drawn or self._done < self._drawn:
             return
+        if self._saving and self.first < self._done < self.steps and self._ends is None:
+            self._save()  # of a training that was asked to stop
+        if self._done == self.first:
+            self._begin_ema()
         if self._turns:
             self._turns.end()
         if self._ema:
             self._ema.swap()
             self._ema = None
+
+    def _begin_ema(self) -> None:
+        if self.job.ema and not self._ema and self._model:
+            self._ema = Ema(self._model, self.job.ema)
+            if self._saving:
+                self._saving.load_ema(self._ema)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Computes the mean loss of the batch's phase over its rows, times its share. Returns a scalar.
@@ -154,8 +214,10 @@ class Run:
         """
         self.part = part = batch.part
         heartbeat.begin(FORWARD, part.step)
-        if self.job.ema and not self._done and not self._ema and self._model:
-            self._ema = Ema(self._model, self.job.ema)  # here, when every library has made the parameters its own
+        if self._done == self.first:
+            self._begin_ema()  # here, when every library has made the parameters its own
+            if self._saving and self.fragments_of and not part.micro:
+                self._saving.begin_fragments(self.fragments_of(model, self.world))
         job = self._of_phase[part.phase]
         if self.job.phases and self._model:
             self._turns = self._turns or Turns(self.job.phases, self._model)
@@ -224,14 +286,23 @@ class Run:
             self.meter.resume()
             if ends and self._stop:
                 self._stop.after(self._done)
+                self._ends = self._done
         if self._progress and time.monotonic() - self._progress_at > 0.5:
             self._progress_at = time.monotonic()
             self._progress(self._done, self.meter.recent_loss())
+        if self._saving and self._saving.checkpoints.is_due(self._done, self.schedule.steps_per_epoch):
+            self._save()
         self._finish()
+
+    def _save(self) -> None:
+        """Takes a checkpoint, unless this step's is taken already, or a loss is not finite, which raises UserError."""
+        assert self._saving
+        self.meter.flush()
+        self._saving.save(Position(self._done, self._skipped, self._ends), self._ema)
 
     def release(self) -> None:
         """Drops the model of a training that has failed, and what holds it, so that their memory is free."""
-        self._model = self._ema = self._turns = self._evaluator = self._evaluation_schedule = None
+        self._model = self._ema = self._turns = self._evaluator = self._evaluation_schedule = self._saving = None
 
     def observations(self) -> Observations:
         """Returns what this rank observed of every micro-batch, step and optimizer step. Call it after the training."""
@@ -254,6 +325,7 @@ class Run:
             later=seen.rows_of_later_epochs(self.schedule) if seen else {},
             rates=seen.rates if seen else [],
             skipped_steps=self._skipped,
+            resumed_from=self.first,
         )
 
 

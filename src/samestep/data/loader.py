@@ -137,18 +137,21 @@ def fetch(dataset: Any, indices: list[int]) -> list[Any]:
 
 
 def batches(
-    job: Job, world: World, schedule: Schedule, steps: int, *, trace: list[Span] | None = None
+    job: Job, world: World, schedule: Schedule, steps: int, *, first: int = 0, trace: list[Span] | None = None
 ) -> Iterator[Batch]:
     """Yields this rank's batches of the first `steps` steps, on its device, in the schedule's order.
 
-    trace: a list to which the pipeline's stages append their spans. Raises a UserError of the dataset unchanged, and
-    LoadingFailed for its other errors and for a loader process that dies.
+    first: the step to begin with, where a training continues. trace: a list to which the pipeline's stages append their
+    spans. Raises a UserError of the dataset unchanged, and LoadingFailed for its other errors and for a loader process
+    that dies.
     """
-    parts = schedule.parts(world.rank, steps)
+    from_batch = first - first % schedule.phases  # the first phase's step with the rows of step `first`
+    parts = schedule.parts(world.rank, steps, from_batch)
     if schedule.phases == 1:
         return loaded(job, parts, world.device, trace=trace)
-    first = (part for part in schedule.parts(world.rank, steps) if part.phase == 0)
-    return _in_turn(loaded(job, first, world.device, trace=trace), parts)
+    once = (part for part in schedule.parts(world.rank, steps, from_batch) if part.phase == 0)
+    in_turn = _in_turn(loaded(job, once, world.device, trace=trace), parts)
+    return (batch for batch in in_turn if batch.part.step >= first)
 
 
 def _in_turn(loaded_once: Iterator[Batch], parts: Iterable[Part]) -> Iterator[Batch]:

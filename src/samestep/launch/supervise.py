@@ -36,21 +36,22 @@ def run(
     machines: Machines = Machines(),  # noqa: B008 - frozen
     graceful: bool = False,
     stall_s: float | None = None,
+    terminates: bool = False,
 ) -> Record:
     """Starts `command`, waits until it has ended, and returns the record of the `size` ranks that write into `folder`.
 
     watch: called with the progress about ten times a second. deadline_s: seconds after which each rank's stack goes to
     stack-rankR.txt in `folder` and the tree is killed. graceful: the first interrupt stops the ranks after a step, the
-    second ends them. stall_s: as --stall, after which a hang is named and ended. Raises UserError or TrainingFailed
-    with the error of the first rank that failed. The process tree has always ended when this function returns or
-    raises.
+    second ends them. terminates: so does SIGTERM. stall_s: as --stall, after which a hang is named and ended. Raises
+    UserError or TrainingFailed with the error of the first rank that failed. The process tree has always ended when
+    this function returns or raises.
     """
     for lock in clear_stale_locks(os.environ):
         say(f"removed {lock}, the lock of a build that was killed")
     killed_before = oom_kills.kills()
     deadline, idle = Deadline(deadline_s, folder), IdleLauncher(folder, machines)
     watchdog = Watchdog(folder, size, machines, stall_s)
-    with closing(StopRequests(folder, accepted=graceful)) as requests:
+    with closing(StopRequests(folder, accepted=graceful, terminates=terminates)) as requests:
         tree = start(command, folder, machines)
         try:
             while tree.poll() is None and not idle.is_stuck():

@@ -61,6 +61,18 @@ class BestWeights:
         """Returns the latest evaluation's figures."""
         return self.curve[-1]
 
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the evaluations so far, for a checkpoint."""
+        return {"curve": self.curve, "best_at": self.best_at, "ended": self.ended}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes the evaluations of a checkpoint."""
+        self.curve, self.best_at, self.ended = state["curve"], state["best_at"], state["ended"]
+
+    def files(self) -> list[Path]:
+        """Returns the file of the best weights, where there is one."""
+        return [self.weights] if self.best is not None and self.curve else []
+
     def add(self, done: int, state: dict[str, Any], *, last: bool = False) -> None:
         """Evaluates rank 0's `state` after `done` steps, and saves it if it is the best.
 

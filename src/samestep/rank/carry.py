@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +18,15 @@ class CarriedState:
     def __init__(self) -> None:
         self._epoch = -1
         self._of_micro: dict[int, Any] = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the state of all micro-batches, for a checkpoint."""
+        return {"epoch": self._epoch, "of_micro": self._of_micro}
+
+    def load_state_dict(self, state: Mapping[str, Any], device: str) -> None:
+        """Takes the state of a checkpoint."""
+        self._epoch = state["epoch"]
+        self._of_micro = tree_map_only(Tensor, lambda tensor: tensor.to(device), dict(state["of_micro"]))
 
     def given_to(self, batch: Batch) -> Batch:
         """Returns the batch with the state of its rows; None in the first step of an epoch, where no row continues."""

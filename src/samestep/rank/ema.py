@@ -8,6 +8,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from samestep.job.phases import CHECKPOINTED
+
 
 class Ema:
     """The average of the trained parameters: average = decay * average + (1 - decay) * parameter, after each step.
@@ -25,6 +27,13 @@ class Ema:
     def _tensors(self) -> list[Tensor]:
         """The parameters' values on this rank. Anew each time: a library may give a parameter other memory."""
         return [p._local_tensor if hasattr(p, "_local_tensor") else p.data for p in self._parameters]  # a DTensor's
+
+    def named(self, model: nn.Module) -> Iterator[tuple[str, Tensor, nn.Parameter]]:
+        """Yields the name of each averaged parameter, its average on this rank, and the parameter."""
+        averages = {id(parameter): average for parameter, average in zip(self._parameters, self._averages)}
+        for name, parameter in model.named_parameters():
+            if id(parameter) in averages:
+                yield name.replace(CHECKPOINTED, ""), averages[id(parameter)], parameter
 
     def update(self) -> None:
         """Takes in the parameters. Call it after each optimizer step."""

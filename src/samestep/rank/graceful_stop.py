@@ -21,23 +21,25 @@ POLL_S = 0.5
 AHEAD = 4  # steps between rank 0's current one and the last
 
 
-class GracefulStop:
-    """Ends a training after the same step on every rank when one of them gets SIGUSR2.
+class AgreedStep:
+    """A step that all ranks agree on when one of them requests it.
 
     store: the rendezvous store; None for a single process.
     """
 
     def __init__(self, world: World, store: Store | None) -> None:
         self.world, self._store = world, store
-        self.last: int | None = None  # the step after which all ranks end; None: not agreed yet
         self._requested = self._acknowledged = False
-        if hasattr(signal, "SIGUSR2"):
-            signal.signal(signal.SIGUSR2, self._request)
         if store is not None:
             threading.Thread(target=self._poll, args=(store,), daemon=True).start()
 
-    def _request(self, *_: Any) -> None:
+    def request(self) -> None:
+        """Requests a step."""
         self._requested = True
+
+    def close(self) -> None:
+        """Ends the thread. Nothing can be requested any more."""
+        self._acknowledged = True
 
     def _poll(self, store: Store) -> None:
         try:
@@ -51,6 +53,33 @@ class GracefulStop:
         except RuntimeError:
             return  # the store is closed or lost; then the training's collectives fail, and say so
 
+    def agreed(self, step: int, alone: int) -> int | None:
+        """Returns the step, once there is one: none that a rank has passed. Call it before each step's first batch.
+
+        alone: what it is where there is no store.
+        """
+        if self._store is None:
+            return alone if self._requested else None
+        if self._acknowledged:
+            if self.world.rank == 0 and self._store.add("acknowledged", 0) == self.world.size:
+                self._store.set("last", str(step + AHEAD))
+            if self._store.check(["last"]):
+                return int(self._store.get("last"))
+        return None
+
+
+class GracefulStop(AgreedStep):
+    """Ends a training after the same step on every rank when one of them gets SIGUSR2."""
+
+    def __init__(self, world: World, store: Store | None) -> None:
+        self.last: int | None = None  # the step after which all ranks end; None: not agreed yet
+        super().__init__(world, store)
+        if hasattr(signal, "SIGUSR2"):
+            signal.signal(signal.SIGUSR2, self._on_signal)
+
+    def _on_signal(self, *_: Any) -> None:
+        self.request()
+
     def after(self, done: int) -> None:
         """Ends the training one step after the first `done` steps. Every rank must call it with the same number.
 
@@ -61,14 +90,5 @@ class GracefulStop:
     def ends_before(self, step: int) -> bool:
         """Returns whether the training ends before `step`. Call it before each batch."""
         if self.last is None:
-            self._agree(step)
+            self.last = self.agreed(step, alone=step - 1)
         return self.last is not None and step > self.last
-
-    def _agree(self, step: int) -> None:
-        if self._store is None:
-            self.last = step - 1 if self._requested else None
-        elif self._acknowledged:
-            if self.world.rank == 0 and self._store.add("acknowledged", 0) == self.world.size:
-                self._store.set("last", str(step + AHEAD))
-            if self._store.check(["last"]):
-                self.last = int(self._store.get("last"))

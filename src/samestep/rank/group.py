@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from itertools import count
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -27,6 +28,7 @@ RUN = "SAMESTEP_RUN"  # environment variable: an id that separates this run from
 SETTLE_S = 2.0  # after the timeout, for torch to raise its own error
 
 _open_store: list[Store] = []  # the open group's rendezvous store; a graceful stop uses it too
+_trainings = count()  # the same on every rank, for the names in the store
 
 
 @contextmanager
@@ -99,6 +101,11 @@ def stop_store() -> Store | None:
 def export_store() -> Store | None:
     """Returns the store in which ranks wait for rank 0's export; None without an open group."""
     return PrefixStore("export", _open_store[0]) if _open_store else None
+
+
+def checkpoint_store() -> Store | None:
+    """Returns a store in which the ranks of one training agree on its checkpoints; None without an open group."""
+    return PrefixStore(f"checkpoints {next(_trainings)}", _open_store[0]) if _open_store else None
 
 
 def _store(url: str, world: World, timeout: timedelta) -> Store:

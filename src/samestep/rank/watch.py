@@ -16,9 +16,12 @@ from samestep.rank.meter import Meter
 
 
 class Listener(Protocol):
-    """Is called after each step and evaluation. name: for the warning where it raises."""
+    """Is called after each step and evaluation. name: for the warning where it raises. resume: called first where the
+    training continues after `step` steps: what was reported of later ones no longer counts."""
 
     name: str
+
+    def resume(self, step: int) -> None: ...
 
     def step(self, info: StepInfo) -> None: ...
 
@@ -52,8 +55,13 @@ class Watch:
         self._began = time.perf_counter()
         self._warned: set[str] = set()
 
-    def begin(self, optimizer: Optimizer) -> None:
-        """Registers the optimizer whose learning rates are reported, and starts the clock."""
+    def begin(self, optimizer: Optimizer, first: int = 0) -> None:
+        """Registers the optimizer whose learning rates are reported, and starts the clock.
+
+        first: the steps done before, where the training continues.
+        """
+        for listener in self.listeners if first else ():
+            self._call(listener.name, listener.resume, first)
         # Read after the optimizer's step: later, the scheduler has moved the rate.
         optimizer.register_step_post_hook(lambda stepped, *_: self._read_rates(stepped))
         self._began = time.perf_counter()

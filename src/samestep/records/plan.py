@@ -8,6 +8,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from samestep.records.asked import Asked as Asked
+from samestep.records.checkpoint import Every
 from samestep.records.inspection import Values
 
 TRAININGS = ("gradient", "sgd", "user")  # of a proof
@@ -50,7 +52,8 @@ class Train:
     two evaluations, 0: only the last. every_steps: optimizer steps between two evaluations, besides. best: the metric,
     and 'min' or 'max', by which the best weights are saved; None saves the last. patience: how many evaluations without
     an improvement end the training. log: where steps and evaluations are written: of 'csv', 'tensorboard', 'wandb'.
-    export: the folder for from_pretrained; None: none.
+    export: the folder for from_pretrained; None: none. checkpoint_every, keep, resume: as of rank.checkpoints.
+    stop_after: steps after which it is stopped, as by a graceful stop; None: it runs to its end.
     """
 
     weights: str
@@ -62,6 +65,10 @@ class Train:
     patience: int | None = None
     log: tuple[str, ...] = ()
     export: str | None = None
+    checkpoint_every: Every | None = None
+    keep: int = 3
+    resume: str = "auto"
+    stop_after: int | None = None
     name: str = "train"
     kind: Literal["train"] = "train"
 
@@ -78,44 +85,6 @@ class Score:
 
 
 Training = Annotated[Measure | Prove | Train | Score, Field(discriminator="kind")]
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What a command was asked to train, and by which code: equal on all machines of one training.
-
-    job: its function and the name of its file. source: a digest of that file and the modules beside it. settings,
-    engine_settings: as typed. training: the options that decide what is trained. samestep, torch: their versions.
-    """
-
-    job: str
-    source: str
-    settings: str
-    engine: str
-    engine_settings: str
-    training: str
-    samestep: str
-    torch: str
-
-    def difference(self, other: Asked) -> tuple[str, str, str] | None:
-        """Returns the first thing in which `other` differs: its name, this one's value and the other's; or None."""
-        for name, word in ASKED_WORDS.items():
-            mine, theirs = getattr(self, name), getattr(other, name)
-            if mine != theirs:
-                return word, mine or "none", theirs or "none"
-        return None
-
-
-ASKED_WORDS = {
-    "job": "the job",
-    "source": "the job's file, or a module beside it (by digest)",
-    "settings": "--set",
-    "engine": "--engine",
-    "engine_settings": "--set-engine",
-    "training": "the options",
-    "samestep": "the version of samestep (and a digest of its files)",
-    "torch": "the version of torch",
-}
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,7 @@ class Observations:
     Only for the proof: parts: each micro-batch; later: epoch -> the rows of its first step; rates: the learning rates
     of each optimizer step and parameter group.
     curve: the evaluations, each {step, loss, …}. best_at: the index of the best one, -1: none. stopped: 'early' by
-    patience, or 'asked' by a graceful stop.
+    patience, or 'asked' by a graceful stop. resumed_from: the steps that were done before, in an earlier launch.
     """
 
     losses: list[float] = field(default_factory=list)
@@ -99,6 +99,7 @@ class Observations:
     stopped: str | None = None
     curve: list[dict[str, float]] = field(default_factory=list)
     best_at: int = -1
+    resumed_from: int = 0
 
 
 @dataclass(frozen=True)
@@ -216,7 +217,8 @@ class RankError:
 @dataclass(frozen=True)
 class Progress:
     """What a launch is doing. attempt: how often torchrun has restarted it. done: steps, None before the training.
-    samples: in these steps. loss: a recent one. curve: the evaluations so far."""
+    samples: in these steps. loss: a recent one. curve: the evaluations so far. resumed_from: the steps that an earlier
+    launch has done."""
 
     phase: str = "starting"
     attempt: int = 0
@@ -225,6 +227,7 @@ class Progress:
     samples: int = 0
     loss: float = 0.0
     curve: list[dict[str, float]] = field(default_factory=list)
+    resumed_from: int = 0
 
 
 def write_progress(rank: int, folder: Path, progress: Progress) -> None:

@@ -37,6 +37,15 @@ class EachStep:
     def means(self) -> Mapping[str, float]:
         return self._means
 
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
+    def files(self) -> list[Path]:
+        return []
+
 
 def prove(plan: Plan, training: Prove, job: Job, engine: Engine, world: World) -> Observations:
     """Runs one observed training of the proof, and evaluates it. Rank 0 writes the final weights."""

@@ -13,12 +13,14 @@ from samestep.errors import UserError
 from samestep.job import Job
 from samestep.rank import hardware
 from samestep.rank.best_weights import BestWeights
+from samestep.rank.checkpoints import Checkpoints, StopAfter
 from samestep.rank.export import export, on_first
 from samestep.rank.graceful_stop import GracefulStop
-from samestep.rank.group import export_store, stop_store
+from samestep.rank.group import checkpoint_store, export_store, stop_store
 from samestep.rank.step_logs import listeners_of
 from samestep.rank.watch import Watch
 from samestep.rank.weights import model_with_weights, trainable
+from samestep.records.checkpoint import FOLDER
 from samestep.records.plan import Plan, Train
 from samestep.records.record import Observations, Progress, attempt, write_progress
 from samestep.tasks.run_engine import run_engine
@@ -57,16 +59,20 @@ def train(plan: Plan, training: Train, job: Job, engine: Engine, world: World) -
 
     def progress(done: int, loss: float) -> None:
         samples = schedule.rows_of(done)
-        write_progress(world.rank, folder, Progress("train", attempt(), done, steps, samples, loss, best.curve))
+        now = Progress("train", attempt(), done, steps, samples, loss, best.curve, run.first)
+        write_progress(world.rank, folder, now)
 
-    stop = GracefulStop(world, stop_store())
+    checkpoints = _checkpoints(plan, training, world)
+    stop = StopAfter(training.stop_after) if training.stop_after else GracefulStop(world, stop_store())
     shown = progress if world.rank == 0 else None
-    run = Run(job, world, steps, progress=shown, stop=stop, evaluator=best, watch=watch)
+    run = Run(job, world, steps, progress=shown, stop=stop, evaluator=best, watch=watch, checkpoints=checkpoints)
     state = run_engine(engine, job, world, run, plan.engine_settings)
+    checkpoints.close()
     observed = run.observations()
+    done = run.first + len(observed.step_s)
     write_progress(world.rank, folder, Progress("evaluate", attempt()))
     if not best.ended:  # else the weights are one step past the last evaluation: see GracefulStop.after
-        best.add(len(observed.step_s), state, last=True)
+        best.add(done, state, last=True)
     if watch:
         watch.close()
     if training.export:
@@ -76,8 +82,23 @@ def train(plan: Plan, training: Train, job: Job, engine: Engine, world: World) -
         observed,
         peak_memory_bytes=hardware.peak_memory_bytes(world.device),
         asked_steps=steps,
-        stopped="early" if best.ended else "asked" if len(observed.step_s) < steps else None,
+        stopped="early" if best.ended else "asked" if done < steps else None,
         evaluation=best.evaluated,
         curve=best.curve,
         best_at=best.best_at,
+    )
+
+
+def _checkpoints(plan: Plan, training: Train, world: World) -> Checkpoints:
+    """Returns the checkpoints of a training, beside its weights."""
+    return Checkpoints(
+        Path(training.weights).parent / FOLDER,
+        world,
+        checkpoint_store(),
+        every=training.checkpoint_every,
+        keep=training.keep,
+        resume=training.resume,
+        engine=plan.engine,
+        asked=plan.asked,
+        attempt=attempt(),
     )

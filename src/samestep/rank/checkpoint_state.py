@@ -1,0 +1,253 @@
+"""What a checkpoint holds of a training, in one form for all engines: everything by the name of its parameter.
+
+    model         name -> parameter, and what a module's get_extra_state returns
+    optimizer     name -> key -> value, as momentum_buffer; groups: the numbers of each parameter group
+    ema           name -> average
+    scheduler, evaluation_scheduler, scaler: their state dicts
+    evaluations   the curve, and which is the best
+    position      optimizer steps done, and how many of them were skipped
+    ranks         rank -> its buffers, and the state that its rows carry
+
+A rank gives what it has: its pieces of sharded tensors; of everything else rank 0 alone. So a checkpoint can be loaded
+by another engine, and on another number of ranks. Random streams are not in it: they are keyed by step, micro-batch
+and replica, and the order of the rows is a pure function of the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from samestep.errors import UserError, first_few
+from samestep.job.phases import CHECKPOINTED
+from samestep.rank.carry import CarriedState
+from samestep.rank.checkpoint_files import Saved
+from samestep.rank.ema import Ema
+from samestep.rank.fragments import Fragment, load, tree_of
+from samestep.rank.packed import Piece, Stored, block_of, place_of
+from samestep.world import World
+
+Tree = dict[str, Any]
+
+
+@dataclass
+class TrainingState:
+    """The parts of one training on this rank.
+
+    others: name -> what has a state dict: the schedulers and the scaler. whole: returns the full state dict; None: the
+    module's own tensors are saved, of shards each rank's. fragments: of the parameters, where the optimizer has flat
+    ones instead.
+    """
+
+    world: World
+    model: nn.Module
+    optimizer: Any
+    others: Mapping[str, Any]
+    carried: CarriedState | None = None
+    whole: Callable[[], Tree] | None = None
+    fragments: Sequence[Fragment] = ()
+
+    def tree(self, ema: Ema | None) -> Tree:
+        """Returns what this rank gives to a checkpoint."""
+        parameters: Tree = dict(named_parameters(self.model))
+        if self.whole:
+            whole = self.whole()
+            parameters = {name: whole[name] for name in parameters}
+        buffers = dict(self.model.named_buffers())
+        tree: Tree = {
+            "model": self._given(parameters),
+            "optimizer": self._optimizer_tree(),
+            "ranks": {str(self.world.rank): {"buffers": buffers}},
+        }
+        if ema:
+            averages = {name: (average, parameter) for name, average, parameter in ema.named(self.model)}
+            given = {name: pair for name, pair in averages.items() if self._gives(pair[1])}
+            tree["ema"] = {name: Piece(a.clone(), tuple(p.shape), place_of(p)[1]) for name, (a, p) in given.items()}
+        if self.carried:
+            tree["ranks"][str(self.world.rank)]["carried"] = self.carried.state_dict()
+        if self.world.rank == 0:
+            tree["groups"] = [plain_numbers(group) for group in self.optimizer.param_groups]
+            tree["extra"] = {name: module.get_extra_state() for name, module in with_extra_state(self.model)}
+            tree |= {name: part.state_dict() for name, part in self.others.items()}
+        return tree
+
+    def load(self, saved: Saved, *, in_epoch: bool) -> None:
+        """Gives the model, the optimizer, the schedulers and the scaler what is in a checkpoint. See also load_ema().
+
+        in_epoch: whether the checkpoint's step is neither the first nor the last of an epoch. Raises UserError for the
+        checkpoint of another model or optimizer, or for a carried state of other ranks' rows.
+        """
+        state, rank = saved.state, str(self.world.rank)
+        same_ranks = saved.manifest.world_size == self.world.size
+        of_rank = state["ranks"][rank if same_ranks else "0"]
+        self._check(saved, of_rank["buffers"])
+        if self.carried and in_epoch and not same_ranks:
+            raise UserError(
+                f"{saved.folder} holds the state that the rows of {saved.manifest.world_size} ranks carry in the middle"
+                f" of an epoch, and here are {self.world.size}; continue on {saved.manifest.world_size}, or from a "
+                "checkpoint at an epoch's end"
+            )
+        for name, parameter in named_parameters(self.model):
+            copy_block(saved, state["model"][name], parameter)
+        for name, buffer in self.model.named_buffers():
+            copy_block(saved, of_rank["buffers"][name], buffer)
+        for name, module in with_extra_state(self.model):
+            module.set_extra_state(saved.plain(state["extra"][name]))
+        self._load_optimizer(saved)
+        for name, part in self.others.items():
+            if name != "scaler" or state.get(name):  # another engine, or in bf16, has none: this one begins anew
+                part.load_state_dict(saved.plain(state[name]))
+        if self.carried and same_ranks:
+            self.carried.load_state_dict(saved.plain(of_rank["carried"]), self.world.device)
+
+    def load_fragments(self, saved: Saved | None, fragments: Sequence[Fragment]) -> None:
+        """Registers the fragments of an optimizer's flat parameters, and gives them what is in a checkpoint."""
+        self.fragments = fragments
+        if saved is not None:
+            load(fragments, self.optimizer.state, saved)
+
+    def load_ema(self, saved: Saved, ema: Ema) -> None:
+        """Gives the averages of the weights what is in a checkpoint."""
+        for name, average, parameter in ema.named(self.model):
+            shape, offset = place_of(parameter)
+            average.copy_(saved.tensor(saved.state["ema"][name], offset, shape))
+
+    def _gives(self, tensor: Any) -> bool:
+        """Returns whether this rank gives a tensor to the checkpoint: its block of a sharded one, else rank 0."""
+        if not isinstance(tensor, DTensor):
+            return self.world.rank == 0
+        coordinate: Sequence[int] = tensor.device_mesh.get_coordinate() or ()
+        return not any(placement.is_replicate() and at for placement, at in zip(tensor.placements, coordinate))
+
+    def _given(self, tree: Tree) -> Tree:
+        return {name: value for name, value in tree.items() if self._gives(value)}
+
+    def _optimizer_tree(self) -> Tree:
+        if self.whole:
+            return tree_of(self.fragments, self.optimizer.state)
+        inner, names = self._inner(), self._names()
+        tree = {names[id(parameter)]: state for parameter, state in inner.state.items()}
+        if inner is not self.optimizer:
+            return tree  # ZeRO: this rank's parameters
+        return {name: given for name, state in tree.items() if (given := self._given(state))}
+
+    def _inner(self) -> Any:
+        """Returns the optimizer that has the state: ZeroRedundancyOptimizer has another one inside."""
+        inner = getattr(self.optimizer, "optim", None)
+        return inner if isinstance(inner, Optimizer) else self.optimizer
+
+    def _names(self) -> dict[int, str]:
+        names = {id(parameter): name for name, parameter in named_parameters(self.model)}
+        for group in self.optimizer.param_groups:
+            if any(id(parameter) not in names for parameter in group["params"]):
+                raise UserError(
+                    "the optimizer trains a parameter that is none of the model's, so that a checkpoint cannot name it;"
+                    " make it a parameter of the model"
+                )
+        return names
+
+    def _load_optimizer(self, saved: Saved) -> None:
+        for group, numbers in zip(self.optimizer.param_groups, saved.state["groups"], strict=True):
+            load_numbers(group, saved.plain(numbers))
+        if self.whole:
+            return  # load_fragments() does it, when there are flat parameters
+        inner, names = self._inner(), self._names()
+        for group in inner.param_groups:
+            for parameter in group["params"]:
+                name = names[id(parameter)]
+                state = saved.state["optimizer"].get(name)
+                if state is not None:
+                    kept = saved.state["model"][name]
+                    inner.state[parameter] = {
+                        key: load_state(saved, value, key, group, parameter, saved.dtype(kept))
+                        for key, value in state.items()
+                    }
+
+    def _check(self, saved: Saved, buffers: Tree) -> None:
+        there = {**saved.state["model"], **buffers}
+        here = dict([*named_parameters(self.model), *self.model.named_buffers()])
+        shapes = {name: list(saved.shape(stored)) for name, stored in there.items()}
+        differ = [
+            name for name in {**here, **there} if shapes.get(name) != (list(here[name].shape) if name in here else None)
+        ]
+        if differ:
+            raise UserError(
+                f"the checkpoint {saved.folder} is of another model: {first_few(sorted(differ))} differ in shape, or "
+                "are in one of them only; give the job and the settings that it was made with"
+            )
+        if len(saved.state["groups"]) != len(self.optimizer.param_groups):
+            raise UserError(
+                f"the checkpoint {saved.folder} has {len(saved.state['groups'])} parameter groups, and the optimizer "
+                f"{len(self.optimizer.param_groups)}; give the job and the settings that it was made with"
+            )
+
+
+def named_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yields the parameters by the names that they have without activation checkpointing; tied ones once."""
+    for name, parameter in model.named_parameters():
+        yield name.replace(CHECKPOINTED, ""), parameter
+
+
+def with_extra_state(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yields the modules that keep a state besides parameters and buffers."""
+    for name, module in model.named_modules():
+        if type(module).get_extra_state is not nn.Module.get_extra_state:
+            yield name, module
+
+
+def plain_numbers(group: Mapping[str, Any]) -> Tree:
+    """Returns the numbers of a parameter group: its rate, its momentum, … Switches, as foreach, are the engine's."""
+    return {name: value for name, value in group.items() if name != "params" and _is_number(value)}
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, tuple | list):
+        return all(_is_number(inner) for inner in value)
+    return isinstance(value, int | float | Tensor) and not isinstance(value, bool)
+
+
+def load_numbers(group: Tree, numbers: Tree) -> None:
+    """Gives a parameter group the numbers of a checkpoint; a tensor stays the same object, which torch may hold."""
+    for name, value in numbers.items():
+        if isinstance(group.get(name), Tensor):
+            group[name].copy_(value)
+        else:
+            group[name] = value
+
+
+def copy_block(saved: Saved, stored: Stored, tensor: Tensor) -> None:
+    """Copies this rank's block of a stored tensor into `tensor`."""
+    shape, offset = place_of(tensor)
+    with torch.no_grad():
+        block_of(tensor).copy_(saved.tensor(stored, offset, shape))
+
+
+def load_state(
+    saved: Saved, value: Any, key: str, group: Mapping[str, Any], parameter: Tensor, kept: torch.dtype
+) -> Any:
+    """Returns a value of a parameter's optimizer state, placed as the parameter is where it has its shape.
+
+    kept: the parameter's dtype in the checkpoint; what has it gets the dtype that the parameter has here.
+    """
+    if not isinstance(value, Stored):
+        return saved.plain(value)
+    dtype = parameter.dtype if saved.dtype(value) == kept and saved.shape(value) else saved.dtype(value)
+    flat = saved.shape(value) == (parameter.numel(),) and parameter.dim() != 1  # an engine's that flattens parameters
+    if isinstance(parameter, DTensor) and (flat or saved.shape(value) == tuple(parameter.shape)):
+        shape, offset = place_of(parameter)
+        if flat:
+            whole = saved.tensor(value).view(parameter.shape)
+            block = whole[tuple(slice(at, at + size) for at, size in zip(offset, shape))].to(parameter.device, dtype)
+        else:
+            block = saved.tensor(value, offset, shape).to(parameter.device, dtype)
+        mesh, placements = parameter.device_mesh, parameter.placements
+        return DTensor.from_local(block, mesh, placements, shape=parameter.shape, stride=parameter.stride())
+    on_host = key == "step" and not (group.get("capturable") or group.get("fused"))  # as torch's load_state_dict does
+    tensor = saved.tensor(value).to("cpu" if on_host else parameter.device, dtype)
+    return tensor.view(parameter.shape) if flat else tensor

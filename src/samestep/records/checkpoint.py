@@ -1,0 +1,56 @@
+"""A checkpoint's files besides its tensors: the manifest, and what each rank has written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from samestep.records.asked import Asked
+
+MANIFEST = "manifest.json"
+FOLDER = "checkpoints"  # in a run's folder
+
+
+@dataclass(frozen=True)
+class Every:
+    """How far apart checkpoints are: `count` steps, epochs or seconds."""
+
+    count: float
+    unit: Literal["steps", "epochs", "s"]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A complete checkpoint: written last, when all its other files are on the disk.
+
+    step: optimizer steps done. engine, world_size: which wrote it. written_at: Unix time, in seconds. files: the name
+    of each other file -> the BLAKE2b digest of its bytes. bytes: of all files. asked: what was trained.
+    """
+
+    step: int
+    engine: str
+    world_size: int
+    written_at: float
+    files: Mapping[str, str]
+    bytes: int
+    asked: Asked | None = None
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a piece is in its tensor: the tensor's shape, and the index of the piece's first element."""
+
+    shape: tuple[int, ...]
+    offset: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class RankPart:
+    """What one rank has written. tree: the state, with tensors replaced by their keys in the rank's safetensors file.
+
+    places: of those tensors that are pieces of larger ones.
+    """
+
+    tree: Any
+    places: Mapping[str, Place] = field(default_factory=dict)
