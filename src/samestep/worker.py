@@ -23,6 +23,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -32,8 +33,9 @@ from torch.multiprocessing.spawn import ProcessException, start_processes
 
 from samestep.errors import LoadingFailed, LostPeer, Refused, UserError
 from samestep.rank import hardware
+from samestep.rank.log_output import log_to
 from samestep.rank.membership import hostname
-from samestep.records.files import read, replace_text, write, write_json
+from samestep.records.files import naming_full_disks, read, replace_text, write, write_json
 from samestep.records.plan import Plan, ReferencePlan
 from samestep.records.record import ENVIRONMENT, TELL, RankError, RankRecord
 from samestep.tasks import fork_server
@@ -43,6 +45,7 @@ from samestep.tasks.trainings import close, is_lost_peer, work
 from samestep.world import RANK_VARIABLES, World, places
 from samestep.world.orphans import die_with_parent, end_children
 
+ROOM = 1 << 15  # bytes
 AnyPlan = TypeVar("AnyPlan", Plan, ReferencePlan)
 
 
@@ -57,6 +60,8 @@ def rank_main(path: str, kind: type[AnyPlan], do: Callable[[AnyPlan, RankRecord]
     folder = Path(plan.out)
     rank = places(os.environ)[0]
     _prepare_files(folder, rank)
+    room = folder / f".room-rank{rank}"  # kept on the disk for the sentence about a disk that is full
+    room.write_bytes(bytes(ROOM))
     torch.set_num_threads(1)
     code = 0
     try:
@@ -65,9 +70,15 @@ def rank_main(path: str, kind: type[AnyPlan], do: Callable[[AnyPlan, RankRecord]
         os.environ |= {"LOCAL_RANK": str(world.local_rank), "LOCAL_WORLD_SIZE": str(world.local_size)}
         machine = hardware.facts(world.device, hostname(), os.environ.get("GLOO_SOCKET_IFNAME"))
         record = RankRecord(world.rank, world, torch.get_num_threads(), plan.started_at, machine)
-        write(folder / f"rank{rank}.json", do(plan, record))
+        record = do(plan, record)
+        folder.mkdir(parents=True, exist_ok=True)  # somebody may have removed it while the training went on
+        room.unlink(missing_ok=True)
+        with naming_full_disks():
+            write(folder / f"rank{rank}.json", record)
     except BaseException as error:
-        write(folder / f"error-rank{rank}.json", rank_error(error, plan, rank))
+        with suppress(OSError):  # else the command finds out that the disk is full
+            room.unlink(missing_ok=True)
+            write(folder / f"error-rank{rank}.json", rank_error(error, plan, rank))
         code = 2 if isinstance(error, UserError) else 1
         traceback.print_exc()
     end_children()
@@ -105,9 +116,7 @@ def _prepare_files(folder: Path, rank: int) -> None:
         old.unlink(missing_ok=True)
     if hasattr(signal, "SIGUSR2"):
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # a request to stop that comes before the training
-    log = os.open(folder / f"rank{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
+    log_to(folder / f"rank{rank}.log")
     if rank == 0 and TELL in os.environ:
         write_json(folder / ENVIRONMENT, {name: os.environ[name] for name in os.environ[TELL].split(",")})
     replace_text(folder / f"pid-rank{rank}", f"{os.getpid()}@{socket.gethostname()}")

@@ -25,6 +25,7 @@ from rich.text import Text
 from samestep.commands.time_left import TimeLeft
 from samestep.errors import say
 from samestep.launch.rank_output import RankOutput, name
+from samestep.records.files import why_not_writable
 from samestep.records.inspection import EngineFacts
 from samestep.records.record import Progress as RankProgress
 from samestep.records.results import ScoreResults, StudyResults, TrainResults
@@ -81,22 +82,25 @@ class Launches(_Live):
 class Training(_Live):
     """The progress bar of a training, its steps, and the output of its ranks: equal lines of several ranks once."""
 
+    PROBE_EVERY_S = 3.0  # whether the folder still takes files
     COLORS = ("cyan", "magenta", "green", "yellow", "blue", "red")
 
     def __init__(self, title: str, folder: Path, *, first: bool = True) -> None:
         """first: whether this command prints the events; with an outer launcher only rank 0 does."""
         super().__init__(MofNCompleteColumn(), TextColumn("steps  {task.fields[facts]}"))
-        self.title = title
+        self.title, self.folder = title, folder
         self.lines = RankOutput(folder, self._line)
         self.phase: str | None = "" if first else None
         self.attempt = self.evaluated = 0
-        self.printed_at = time.monotonic()
+        self.printed_at = self.probed_at = time.monotonic()
+        self.writable = True
         self.eta = TimeLeft()
         self.progress.update(self.task, facts="")
 
     def show(self, now: RankProgress) -> None:
         """Prints the ranks' new output and events, and updates the bar."""
         self.lines.print_new()
+        self._probe()
         if now.attempt != self.attempt:
             self.attempt, self.evaluated = now.attempt, 0
             self._event(f"a rank has died, and torchrun has restarted all ranks (restart {self.attempt})")
@@ -124,6 +128,14 @@ class Training(_Live):
         if kind is None:  # after a failure, the error's sentence names the logs
             self.lines.print_new(last=True)
         super().__exit__(kind, error, trace)
+
+    def _probe(self) -> None:
+        """Says once that the folder takes no files any more. The ranks cannot: their logs are in it."""
+        if self.writable and time.monotonic() - self.probed_at > self.PROBE_EVERY_S:
+            self.probed_at = time.monotonic()
+            if why := why_not_writable(self.folder):
+                self.writable = False
+                self._event(f"progress cannot be written: {self.folder}: {why}; the training goes on")
 
     def _event(self, sentence: str) -> None:
         line = f"samestep: {self.title}: {sentence}"

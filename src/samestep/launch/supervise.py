@@ -46,12 +46,13 @@ def run(
         say(f"removed {lock}, the lock of a build that was killed")
     killed_before = oom_kills.kills()
     deadline, idle = Deadline(deadline_s, folder), IdleLauncher(folder, machines)
+    progress = Progress()
     with closing(StopRequests(folder, accepted=graceful)) as requests:
         tree = start(command, folder, machines)
         try:
             while tree.poll() is None and not idle.is_stuck():
                 try:
-                    progress = read_progress(folder) if watch or graceful else Progress()
+                    progress = read_progress(folder, progress) if watch or graceful else progress
                     if watch:
                         watch(progress)
                     requests.forward(progress)
@@ -59,7 +60,7 @@ def run(
                         deadline.fail()
                     time.sleep(0.1 if watch else 0.02)
                 except KeyboardInterrupt:
-                    if not requests.accept_interrupt(read_progress(folder)):
+                    if not requests.accept_interrupt(read_progress(folder, progress)):
                         raise
         finally:
             end_tree(tree, folder)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import zlib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -228,9 +229,10 @@ class Progress:
 
 
 def write_progress(rank: int, folder: Path, progress: Progress) -> None:
-    """Writes progress.json, on rank 0 only."""
+    """Writes progress.json, on rank 0 only. A disk that takes no file ends no training: the command looks for that."""
     if rank == 0:
-        write(folder / PROGRESS, progress)
+        with suppress(OSError):
+            write(folder / PROGRESS, progress)
 
 
 def attempt() -> int:
@@ -238,10 +240,12 @@ def attempt() -> int:
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
-def read_progress(folder: Path) -> Progress:
-    """Reads the launch's latest progress; the default before it has written any."""
-    path = folder / PROGRESS
-    return read(Progress, path) if path.exists() else Progress()
+def read_progress(folder: Path, before: Progress = Progress()) -> Progress:
+    """Reads the launch's latest progress. before: what is returned where there is none, as in a removed folder."""
+    try:
+        return read(Progress, folder / PROGRESS)
+    except OSError:
+        return before
 
 
 def write_arrays(path: Path, arrays: Arrays) -> None:

@@ -67,6 +67,7 @@ def train(plan: Plan, training: Train, job: Job, engine: Engine, world: World) -
     write_progress(world.rank, folder, Progress("evaluate", attempt()))
     if not best.ended:  # else the weights are one step past the last evaluation: see GracefulStop.after
         best.add(len(observed.step_s), state, last=True)
+    best.finish()
     if watch:
         watch.close()
     if training.export:
