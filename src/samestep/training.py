@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -25,7 +25,9 @@ from samestep.rank.evaluation_schedule import EvaluationSchedule
 from samestep.rank.gather import loss_over_all_rows
 from samestep.rank.graceful_stop import GracefulStop
 from samestep.rank.meter import Meter
+from samestep.rank.not_finite import OnNaN
 from samestep.rank.observer import Observer
+from samestep.rank.replicas import ReplicaCheck
 from samestep.rank.turns import Turns
 from samestep.rank.watch import Watch
 from samestep.records.record import Observations
@@ -52,7 +54,8 @@ class Run:
     observe: also record what only the proof needs (digests, learning rates, optimizer steps); never while measuring.
     progress: called at most twice a second with the number of steps done and a recent loss.
     stop: may end the training early. evaluator: evaluates between two epochs; its time counts for no step.
-    watch: is told of every step; None: nobody asks.
+    watch: is told of every step; None: nobody asks. on_nan: what to do at a loss or gradient that is not finite; None:
+    losses alone are looked at, late. replicas: compares the ranks' weights.
     """
 
     def __init__(
@@ -66,10 +69,14 @@ class Run:
         stop: GracefulStop | None = None,
         evaluator: Evaluator | None = None,
         watch: Watch | None = None,
+        on_nan: Literal["stop", "skip"] | None = None,
+        replicas: ReplicaCheck | None = None,
     ) -> None:
         self.job, self.world, self.steps = job, world, steps
         self.schedule = schedule_of(job, world.size)
         self.meter = Meter(world.rank, world.device)
+        self._on_nan = OnNaN[on_nan](self.schedule, world, self.meter) if on_nan else None
+        self._replicas = replicas
         self.began_at: float | None = None
         self.part: Part | None = None  # of the latest call of loss()
         self._observer = Observer(world) if observe else None
@@ -99,6 +106,8 @@ class Run:
             self._evaluator.begin(state or (lambda: full_state_dict(model)))
         if self.job.scheduler and self.job.scheduler.every == "evaluation":
             self._evaluation_schedule = EvaluationSchedule(self.job.scheduler, optimizer)
+        if self._on_nan:
+            self._on_nan.begin(model, optimizer)
         if self._watch:
             self._watch.begin(optimizer)
         if self._observer:
@@ -136,6 +145,13 @@ class Run:
         if self._ema:
             self._ema.swap()
             self._ema = None
+        if self._model is not None and self._done:
+            if self._on_nan:
+                self._on_nan.end()
+            if self._replicas:
+                self._replicas.check(self._model, self._done)
+            if self._observer:
+                self._observer.end(self._model)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Computes the mean loss of the batch's phase over its rows, times its share. Returns a scalar.
@@ -157,6 +173,8 @@ class Run:
         for replica, stream in enumerate(self._streams, first):
             stream.manual_seed(key(self.job.seed, "replica", part.step, part.micro, replica))
         restore = _keep_state(model) if part.rows == 0 else None
+        if self._on_nan:
+            self._on_nan.before(part, lambda: _keep_state(model))
         if self._observer:
             self._observer.forward()
         batch = self._carried.given_to(batch) if self._carried else batch
@@ -178,6 +196,8 @@ class Run:
         if restore:
             restore()
         self.meter.loss(loss.detach(), part.step, part.weight)
+        if self._on_nan:
+            self._on_nan.loss(loss)
         if self._observer:
             self._observer.batch(batch)
         return loss if share == 1.0 else loss * share  # no multiplication in the graph where batches are even
@@ -188,6 +208,9 @@ class Run:
         skipped: the weights were not updated, as a GradScaler does after an overflow.
         """
         self.meter.step()
+        if self._on_nan:
+            self._on_nan.stepped()
+            skipped = skipped or self._on_nan.left_out
         self._skipped += skipped
         self._done += 1
         if self._ema and not skipped:
@@ -204,6 +227,9 @@ class Run:
             self.meter.resume()
             if ends and self._stop:
                 self._stop.after(self._done)
+        if self._replicas and self._model is not None and self._replicas.is_due(self._done):
+            self._replicas.check(self._model, self._done)
+            self.meter.resume()
         if self._progress and time.monotonic() - self._progress_at > 0.5:
             self._progress_at = time.monotonic()
             self._progress(self._done, self.meter.recent_loss())
@@ -234,6 +260,7 @@ class Run:
             later=seen.rows_of_later_epochs(self.schedule) if seen else {},
             rates=seen.rates if seen else [],
             skipped_steps=self._skipped,
+            end_digests=seen.end_digests if seen else {},
         )
 
 

@@ -31,7 +31,7 @@ from typing import TypeVar
 import torch
 from torch.multiprocessing.spawn import ProcessException, start_processes
 
-from samestep.errors import LoadingFailed, LostPeer, Refused, UserError
+from samestep.errors import LoadingFailed, LostPeer, Refused, ReplicasDiffer, UserError
 from samestep.rank import hardware
 from samestep.rank.log_output import log_to
 from samestep.rank.membership import hostname
@@ -91,7 +91,7 @@ def rank_error(error: BaseException, plan: Plan | ReferencePlan, rank: int) -> R
     """Returns the record of an error that ended a rank. Call it while the error is handled, for its traceback."""
     kind = "refused" if isinstance(error, Refused) else "user" if isinstance(error, UserError) else "crash"
     text = str(error).strip()
-    is_sentence = isinstance(error, (UserError, LostPeer, LoadingFailed))
+    is_sentence = isinstance(error, (UserError, LostPeer, LoadingFailed, ReplicasDiffer))
     message = text if is_sentence else f"{type(error).__name__}: {text.splitlines()[0] if text else ''}"
     lost = is_lost_peer(plan, error) if isinstance(plan, Plan) else False
     return RankError(rank, kind, message, time.time(), traceback.format_exc(), lost)

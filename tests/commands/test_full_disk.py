@@ -24,19 +24,30 @@ class Gated:
         self.out = out
         self.gates, self.said = folder / "gates", folder / "said.txt"
         self.gates.mkdir()
-        line = ["run", GATED, "--engine", "ddp", "--nproc", "2", "--launcher", "fork", "--log", "csv", "--out", str(out)]
+        line = [
+            "run",
+            GATED,
+            "--engine",
+            "ddp",
+            "--nproc",
+            "2",
+            "--launcher",
+            "fork",
+            "--log",
+            "csv",
+            "--out",
+            str(out),
+        ]
         with open(self.said, "w") as said:
             self.command = subprocess.Popen(
-                [sys.executable, "-m", "samestep", *line, "--set", f"gates={self.gates}", *options],
+                [sys.executable, "-m", "samestep", *line, "--out", str(out), "--set", f"gates={self.gates}", *options],
                 stdout=said,
                 stderr=said,
             )
 
     def reaches(self, gate: str) -> None:
         wait_until(lambda: (self.gates / gate).exists() or self.command.poll() is not None, gate, self.said.read_text)
-        assert self.command.poll() is None, self.said.read_text() + "".join(
-            log.read_text() for log in [*self.out.glob("error*"), *self.out.glob("log*"), *self.out.glob("st*"), *self.out.glob("rank*.log")]
-        )
+        assert self.command.poll() is None, self.said.read_text()
 
     def opens(self, gate: str) -> None:
         (self.gates / gate).touch()
@@ -85,14 +96,14 @@ def begun(out: Path, tmp_path: Path, disk: Path, *options: str) -> tuple[Gated, 
 
 def test_a_full_disk_ends_no_training_before_its_weights(small_disk: Path, tmp_path: Path) -> None:
     out = small_disk / "out"
-    training, _ = begun(out, tmp_path, small_disk, "--best", "accuracy")
+    training, _ = begun(out, tmp_path, small_disk)
     training.opens("end")
     assert training.ends() == 2
     said = training.said.read_text()
     assert said.count("progress cannot be written") == 1 and "Traceback" not in said, said
     last = said.splitlines()[-1]
     assert last.startswith("samestep: ") and str(small_disk) in last and "lost" in last, last
-    assert not list(out.glob("*weights*")) and not list(out.glob(".weights*"))
+    assert not list(out.glob("*weights*"))  # nor a temporary file
 
 
 @pytest.mark.check

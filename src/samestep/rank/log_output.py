@@ -6,7 +6,7 @@ import io
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -35,6 +35,6 @@ def log_to(path: Path) -> None:
 
 
 def _text(number: int) -> io.TextIOWrapper:
-    raw: io.RawIOBase = _Log(number, "w", closefd=False)
+    raw: Any = _Log(number, "w", closefd=False)
     # Unbuffered, as PYTHONUNBUFFERED asks: the terminal shows a line when it is printed.
-    return io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", write_through=True)  # type: ignore[type-var]
+    return io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", write_through=True)

@@ -50,7 +50,8 @@ class Train:
     two evaluations, 0: only the last. every_steps: optimizer steps between two evaluations, besides. best: the metric,
     and 'min' or 'max', by which the best weights are saved; None saves the last. patience: how many evaluations without
     an improvement end the training. log: where steps and evaluations are written: of 'csv', 'tensorboard', 'wandb'.
-    export: the folder for from_pretrained; None: none.
+    export: the folder for from_pretrained; None: none. on_nan: what happens at a loss or gradient that is not finite.
+    check_replicas: steps between two comparisons of the ranks' weights; 0: none.
     """
 
     weights: str
@@ -62,6 +63,8 @@ class Train:
     patience: int | None = None
     log: tuple[str, ...] = ()
     export: str | None = None
+    on_nan: Literal["stop", "skip"] = "stop"
+    check_replicas: int = 1000
     name: str = "train"
     kind: Literal["train"] = "train"
 

@@ -75,7 +75,8 @@ class Observations:
     step, and how many of them it waited for data. fetch_s, fetch_cpu_s: wall-clock and CPU seconds of all loading.
     began_at: when the first batch was requested, Unix time in seconds. start_digest: of the first weights.
     Only for the proof: parts: each micro-batch; later: epoch -> the rows of its first step; rates: the learning rates
-    of each optimizer step and parameter group.
+    of each optimizer step and parameter group; end_digests: of each parameter that the rank holds whole, after the last
+    step.
     curve: the evaluations, each {step, loss, …}. best_at: the index of the best one, -1: none. stopped: 'early' by
     patience, or 'asked' by a graceful stop.
     """
@@ -93,6 +94,7 @@ class Observations:
     parts: list[PartSeen] = field(default_factory=list)
     later: Mapping[int, list[int]] = field(default_factory=dict)
     rates: list[list[float]] = field(default_factory=list)
+    end_digests: Mapping[str, int] = field(default_factory=dict)
     skipped_steps: int = 0
     peak_memory_bytes: int | None = None
     evaluation: EvaluationSeen | None = None

@@ -16,6 +16,8 @@ from samestep.rank.best_weights import BestWeights
 from samestep.rank.export import export, on_first
 from samestep.rank.graceful_stop import GracefulStop
 from samestep.rank.group import export_store, stop_store
+from samestep.rank.not_finite import check_can_skip
+from samestep.rank.replicas import ReplicaCheck
 from samestep.rank.step_logs import listeners_of
 from samestep.rank.watch import Watch
 from samestep.rank.weights import model_with_weights, trainable
@@ -38,6 +40,8 @@ def train(plan: Plan, training: Train, job: Job, engine: Engine, world: World) -
     epochs, steps_apart = (training.every, training.every_steps) if job.evaluation is not None else (0, 0)
     if job.scheduler and job.scheduler.every == "evaluation" and not (epochs or steps_apart):
         raise UserError("the scheduler steps after evaluations; give --evaluate-every or --evaluate-steps 1 or more")
+    if training.on_nan == "skip":
+        check_can_skip(job, engine)
     listeners = listeners_of(job, training.log, Path(training.weights).parent) if world.rank == 0 else []
     watch = Watch(listeners, schedule.rows_of) if listeners else None
     best = BestWeights(
@@ -61,7 +65,18 @@ def train(plan: Plan, training: Train, job: Job, engine: Engine, world: World) -
 
     stop = GracefulStop(world, stop_store())
     shown = progress if world.rank == 0 else None
-    run = Run(job, world, steps, progress=shown, stop=stop, evaluator=best, watch=watch)
+    replicas = ReplicaCheck(world, training.check_replicas) if training.check_replicas else None
+    run = Run(
+        job,
+        world,
+        steps,
+        progress=shown,
+        stop=stop,
+        evaluator=best,
+        watch=watch,
+        on_nan=training.on_nan,
+        replicas=replicas,
+    )
     state = run_engine(engine, job, world, run, plan.engine_settings)
     observed = run.observations()
     write_progress(world.rank, folder, Progress("evaluate", attempt()))
