@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import os
 import time
 from collections import deque
 from collections.abc import Callable
@@ -19,7 +21,8 @@ class RankOutput:
 
     def __init__(self, folder: Path, print_line: Callable[[list[int], str], None]) -> None:
         self._folder, self._print_line = folder, print_line
-        self._logs: dict[int, IO[str]] = {}
+        self._logs: dict[int, IO[bytes]] = {}
+        self._decoders: dict[int, codecs.IncrementalDecoder] = {}
         self._partial: dict[int, str] = {}  # rank -> the start of a line whose end is not written yet
         self._waiting: dict[int, deque[tuple[float, str]]] = {}
         # rank -> (time, lines) since the start of a traceback. Never printed when the run fails: it reports the error.
@@ -43,11 +46,14 @@ class RankOutput:
         for path in self._folder.glob("rank*.log"):
             rank = int(path.stem.removeprefix("rank"))
             if rank not in self._logs:
-                self._logs[rank] = open(path, errors="replace", newline="\n")  # noqa: SIM115 - read until the end
+                self._logs[rank] = open(path, "rb", buffering=0)  # noqa: SIM115 - read until the end
+                self._decoders[rank] = codecs.getincrementaldecoder("utf-8")(errors="replace")
                 self._waiting[rank] = deque()
         now = time.monotonic()
         for rank, log in self._logs.items():
-            text = self._partial.pop(rank, "") + log.read()
+            if os.fstat(log.fileno()).st_size < log.tell():
+                log.seek(0)  # see log_rotation
+            text = self._partial.pop(rank, "") + self._decoders[rank].decode(log.read())
             *whole, rest = text.split("\n")
             if rest and not last:
                 self._partial[rank] = rest

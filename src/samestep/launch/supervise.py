@@ -19,6 +19,7 @@ from samestep.launch.deadline import Deadline
 from samestep.launch.end import end_tree
 from samestep.launch.fork_client import ForkedWorker
 from samestep.launch.idle_launcher import ENDING_S, IdleLauncher
+from samestep.launch.log_rotation import LogRotation
 from samestep.launch.stale_locks import clear_stale_locks
 from samestep.launch.stop_requests import StopRequests
 from samestep.records.record import Progress, Record, read_progress
@@ -46,7 +47,7 @@ def run(
         say(f"removed {lock}, the lock of a build that was killed")
     killed_before = oom_kills.kills()
     deadline, idle = Deadline(deadline_s, folder), IdleLauncher(folder, machines)
-    progress = Progress()
+    progress, logs = Progress(), LogRotation(folder)
     with closing(StopRequests(folder, accepted=graceful)) as requests:
         tree = start(command, folder, machines)
         try:
@@ -55,6 +56,7 @@ def run(
                     progress = read_progress(folder, progress) if watch or graceful else progress
                     if watch:
                         watch(progress)
+                    logs.rotate()  # after the terminal has shown what they hold
                     requests.forward(progress)
                     if deadline.is_over() and tree.poll() is None:  # printing the output takes time too
                         deadline.fail()
