@@ -18,6 +18,7 @@ from samestep.commands.compare import run_study, save
 from samestep.commands.options import takes
 from samestep.commands.progress import Launches
 from samestep.commands.results_folder import release_folders
+from samestep.commands.runs import runs as runs
 from samestep.commands.setup import Setup
 from samestep.commands.train import evaluate as evaluate_weights
 from samestep.commands.train import run as train

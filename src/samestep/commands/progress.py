@@ -29,6 +29,7 @@ from samestep.records.files import why_not_writable
 from samestep.records.inspection import EngineFacts
 from samestep.records.record import Progress as RankProgress
 from samestep.records.results import ScoreResults, StudyResults, TrainResults
+from samestep.records.runs import PastRun
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -185,6 +186,8 @@ def show_training(results: TrainResults) -> None:
     print(f"{results.engine} on {ranks}: {steps} in {results.seconds:.1f} s, final loss {loss}")
     if results.evaluation:
         print(f"evaluation over {results.evaluation_rows} rows, each once: {_means(results.evaluation)}")
+    if results.skipped_steps:
+        print(f"skipped steps, whose gradients were not finite: {results.skipped_steps}")
     if results.advice:
         print(f"waited for data in {results.wait_share:.0%} of the time: {results.advice}")
     print(f"weights: {results.weights}, of step {results.weights_of_step}")
@@ -201,6 +204,30 @@ def show_scores(results: ScoreResults) -> None:
 
 def _means(values: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {value:.4f}" for name, value in values.items() if name != "step")
+
+
+def show_runs(found: Sequence[PastRun]) -> None:
+    """Prints the table of past runs, and below it why each ended early and the line that continues or repeats it."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("folder", "command", "on", "outcome", "steps", "evaluation"):
+        table.add_column(column, overflow="fold")
+    for run in found:
+        on = (
+            ",".join(run.engines[:2])
+            + (" …" if len(run.engines) > 2 else "")
+            + (f" × {run.ranks}" if run.ranks else "")
+        )
+        steps = "" if run.steps is None else f"{run.steps}/{run.asked_steps or '?'}"
+        cells = (Path(run.folder).name, f"{run.command} {Path(run.job).name}", on, run.outcome, steps)
+        table.add_row(*map(Text, cells), Text(_means(run.evaluation) if run.evaluation else ""))
+    console = _console(100)
+    console.print(table)
+    for run in found:
+        lines = [run.reason] if run.reason else []
+        lines += [f"checkpoint: {run.checkpoint}"] if run.checkpoint else []
+        lines += [f"{'continue' if run.continues else 'repeat'}: {run.line}"] if run.line else []
+        for line in [f"\n{Path(run.folder).name}", *(f"  {line}" for line in lines)] if lines else []:
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def show_engines(engines: Sequence[EngineFacts]) -> None:

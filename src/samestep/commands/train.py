@@ -10,7 +10,8 @@ from pathlib import Path
 
 from samestep import launch
 from samestep.commands.agreement import asked_of
-from samestep.commands.machines import detect_launched_rank
+from samestep.commands.command_record import recorded, words_of
+from samestep.commands.machines import detect_launched_rank, is_first
 from samestep.commands.progress import Training
 from samestep.commands.results_folder import launch_folder, results_folder
 from samestep.commands.setup import Setup
@@ -79,20 +80,29 @@ def _launch(
         print(shell_line(to_start))
         return None
     first = rank is None or rank.rank == 0
-    if command == "run" and first:
-        _say_batch_size(study, row)
-    with Training(f"{setup.job} on {row.engine}", folder, first=first) as progress:
-        try:
-            record = _supervise(study, row, to_start, folder, progress.show, one_rank=rank is not None)
-        except TrainingFailed as error:
-            if (why := why_not_writable(folder)) is None:
-                raise
-            raise UserError(_what_is_lost(out, folder, why)) from error
+    with recorded(out, words_of(command, setup, options), writes=first and is_first(study.machines)):
+        record = _supervised(command, study, row, to_start, folder, out, rank)
     if record.ranks[0].rank == 0:
         return study, row, record, out, training
     if rank is None:
         say(f"this machine's ranks have succeeded; their logs are in {folder}, the results on the machine of rank 0")
     return None
+
+
+def _supervised(
+    command: str, study: Study, row: Row, to_start: Command, folder: Path, out: Path, rank: LaunchedRank | None
+) -> Record:
+    """Runs a launch, and shows its progress. Raises UserError where its folder takes no files at its end."""
+    first = rank is None or rank.rank == 0
+    if command == "run" and first:
+        _say_batch_size(study, row)
+    with Training(f"{study.setup.job} on {row.engine}", folder, first=first) as progress:
+        try:
+            return _supervise(study, row, to_start, folder, progress.show, one_rank=rank is not None)
+        except TrainingFailed as error:
+            if (why := why_not_writable(folder)) is None:
+                raise
+            raise UserError(_what_is_lost(out, folder, why)) from error
 
 
 def _what_is_lost(out: Path, folder: Path, why: str) -> str:

@@ -26,7 +26,7 @@ class LogRotation:
         self._folder, self._limit, self._looked_at = folder, limit, time.monotonic()
 
     def rotate(self) -> None:
-        """Cuts the logs that are too long; looks once a second. A disk that is full loses the copy, not the training."""
+        """Cuts the logs that are too long; looks once a second. A full disk loses the copy, not the training."""
         if time.monotonic() - self._looked_at < EVERY_S:
             return
         self._looked_at = time.monotonic()
