@@ -26,7 +26,10 @@ def words_of(command: str, setup: Setup, training: TrainOptions | ScoreOptions |
         words += [str(training.weights)]
         words += ["--predictions", str(training.predictions)] if training.predictions else []
     words += [setup.job]
-    given = {"--engine": ",".join(setup.engines) if command != "evaluate" else "", "--nproc": setup.nproc}
+    given: dict[str, str | float | None] = {
+        "--engine": ",".join(setup.engines) if command != "evaluate" else "",
+        "--nproc": setup.nproc,
+    }
     given |= {"--launcher": ",".join(setup.launchers), "--device": "" if setup.device == "auto" else setup.device}
     given |= {"--deadline": setup.deadline_s}
     if command in ("verify", "compare"):

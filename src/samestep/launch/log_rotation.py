@@ -36,6 +36,15 @@ class LogRotation:
                     cut(log)
 
 
+def cuts_of(log: Path) -> object:
+    """Returns what changes when a log is cut: its length alone would not show it, where it has grown again."""
+    try:
+        found = log.with_name(f"{log.name}.1").stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
+
+
 def cut(log: Path) -> None:
     """Moves what a log holds to a second file of its name and '.1', and leaves it empty."""
     part = log.with_name(f".{log.name}.part")

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
+from samestep.launch.log_rotation import cuts_of
+
 TRACEBACK = "Traceback (most recent call last):"
 HOLD_S = 5.0  # a traceback is printed after so long, unless the run has failed by then and reports the error itself
 MAX_LINES = 200  # printed of one rank at a time
@@ -22,6 +24,7 @@ class RankOutput:
     def __init__(self, folder: Path, print_line: Callable[[list[int], str], None]) -> None:
         self._folder, self._print_line = folder, print_line
         self._logs: dict[int, IO[bytes]] = {}
+        self._cuts: dict[int, object] = {}  # rank -> what tells that its log has been cut
         self._decoders: dict[int, codecs.IncrementalDecoder] = {}
         self._partial: dict[int, str] = {}  # rank -> the start of a line whose end is not written yet
         self._waiting: dict[int, deque[tuple[float, str]]] = {}
@@ -51,8 +54,10 @@ class RankOutput:
                 self._waiting[rank] = deque()
         now = time.monotonic()
         for rank, log in self._logs.items():
-            if os.fstat(log.fileno()).st_size < log.tell():
-                log.seek(0)  # see log_rotation
+            cuts = cuts_of(self._folder / f"rank{rank}.log")
+            if cuts != self._cuts.get(rank, cuts) or os.fstat(log.fileno()).st_size < log.tell():
+                log.seek(0)
+            self._cuts[rank] = cuts
             text = self._partial.pop(rank, "") + self._decoders[rank].decode(log.read())
             *whole, rest = text.split("\n")
             if rest and not last:

@@ -174,7 +174,7 @@ class SkipsNaN:
         say(f"step {step} is left out: {why}{'; more are not told' if self._skipped == SAID else ''}")
 
 
-OnNaN = {"stop": StopsAtNaN, "skip": SkipsNaN}
+OnNaN: dict[str, type[StopsAtNaN] | type[SkipsNaN]] = {"stop": StopsAtNaN, "skip": SkipsNaN}
 ADVICE = "lower the learning rate (--set lr=…), look at the data of that step, or leave such steps out: --on-nan skip"
 CANNOT = "--on-nan skip: this engine cannot leave a step out: {}; use single, ddp, zero, fsdp or amp, or --on-nan stop"
 
