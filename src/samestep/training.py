@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -25,7 +25,7 @@ from samestep.rank.evaluation_schedule import EvaluationSchedule
 from samestep.rank.gather import loss_over_all_rows
 from samestep.rank.graceful_stop import GracefulStop
 from samestep.rank.meter import Meter
-from samestep.rank.not_finite import OnNaN
+from samestep.rank.not_finite import Checks, OnNaN
 from samestep.rank.observer import Observer
 from samestep.rank.replicas import ReplicaCheck
 from samestep.rank.turns import Turns
@@ -54,8 +54,8 @@ class Run:
     observe: also record what only the proof needs (digests, learning rates, optimizer steps); never while measuring.
     progress: called at most twice a second with the number of steps done and a recent loss.
     stop: may end the training early. evaluator: evaluates between two epochs; its time counts for no step.
-    watch: is told of every step; None: nobody asks. on_nan: what to do at a loss or gradient that is not finite; None:
-    losses alone are looked at, late. replicas: compares the ranks' weights.
+    watch: is told of every step; None: nobody asks. checks: of losses, gradients and replicas; None: losses alone are
+    looked at, late.
     """
 
     def __init__(
@@ -69,14 +69,13 @@ class Run:
         stop: GracefulStop | None = None,
         evaluator: Evaluator | None = None,
         watch: Watch | None = None,
-        on_nan: Literal["stop", "skip"] | None = None,
-        replicas: ReplicaCheck | None = None,
+        checks: Checks | None = None,
     ) -> None:
         self.job, self.world, self.steps = job, world, steps
         self.schedule = schedule_of(job, world.size)
         self.meter = Meter(world.rank, world.device)
-        self._on_nan = OnNaN[on_nan](self.schedule, world, self.meter) if on_nan else None
-        self._replicas = replicas
+        self._on_nan = OnNaN[checks.on_nan](self.schedule, world, self.meter) if checks else None
+        self._replicas = ReplicaCheck(world, checks.replicas) if checks and checks.replicas else None
         self.began_at: float | None = None
         self.part: Part | None = None  # of the latest call of loss()
         self._observer = Observer(world) if observe else None

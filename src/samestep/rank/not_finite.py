@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -116,6 +117,7 @@ class SkipsNaN:
             optimizer._opt_called = True  # type: ignore[attr-defined]  # else a scheduler warns that it comes first
             return None
 
+        guarded._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # else it warns that the step is another
         optimizer.step = guarded  # type: ignore[method-assign]
 
     def before(self, part: Part, keep: Callable[[], Callable[[], None]]) -> None:
@@ -185,6 +187,14 @@ def check_can_skip(job: Job, engine: object) -> None:
         raise Refused(CANNOT.format(why))
     if job.carry_state:
         raise Refused("--on-nan skip: the state that Job(carry_state) hands to the next step is not finite either")
+
+
+@dataclass(frozen=True)
+class Checks:
+    """What a training looks for besides its progress: see Train.on_nan and check_replicas."""
+
+    on_nan: Literal["stop", "skip"] = "stop"
+    replicas: int = 0
 
 
 def rows_of(schedule: Schedule, rank: int, step: int, micro: int) -> str:

@@ -16,8 +16,7 @@ from samestep.rank.best_weights import BestWeights
 from samestep.rank.export import export, on_first
 from samestep.rank.graceful_stop import GracefulStop
 from samestep.rank.group import export_store, stop_store
-from samestep.rank.not_finite import check_can_skip
-from samestep.rank.replicas import ReplicaCheck
+from samestep.rank.not_finite import Checks, check_can_skip
 from samestep.rank.step_logs import listeners_of
 from samestep.rank.watch import Watch
 from samestep.rank.weights import model_with_weights, trainable
@@ -65,18 +64,8 @@ def train(plan: Plan, training: Train, job: Job, engine: Engine, world: World) -
 
     stop = GracefulStop(world, stop_store())
     shown = progress if world.rank == 0 else None
-    replicas = ReplicaCheck(world, training.check_replicas) if training.check_replicas else None
-    run = Run(
-        job,
-        world,
-        steps,
-        progress=shown,
-        stop=stop,
-        evaluator=best,
-        watch=watch,
-        on_nan=training.on_nan,
-        replicas=replicas,
-    )
+    checks = Checks(training.on_nan, training.check_replicas)
+    run = Run(job, world, steps, progress=shown, stop=stop, evaluator=best, watch=watch, checks=checks)
     state = run_engine(engine, job, world, run, plan.engine_settings)
     observed = run.observations()
     write_progress(world.rank, folder, Progress("evaluate", attempt()))
