@@ -141,10 +141,7 @@ def prepare(
         raise UserError(f"the engine {row.engine} cannot run here: {row.verdict.reason}")
     if row.verdict and row.verdict.verdict == "refused":
         raise Refused(str(row.verdict.reason))
-    if machines.max_restarts and row.launcher != "torchrun":
-        raise UserError(f"--max-restarts is torchrun's, and {row.launcher} starts this training; leave it out")
-    if machines.hosts and row.launcher != "mpirun":
-        raise UserError(f"--hosts is mpirun's, and {row.launcher} starts this training; add --launcher mpirun")
+    check_options(machines, row.launcher)
     possible = launch.launchers_for(row.facts.process_kind)
     if rank and rank.launcher not in possible:
         raise UserError(
@@ -161,6 +158,17 @@ def prepare(
     return row, command_for(folder / "plan.json", row.launcher, nproc, row.facts.devices, machines)
 
 
+def check_options(machines: launch.Machines, launcher: str) -> None:
+    """Raises UserError for an option that `launcher` does not have, and another launcher has."""
+    for option in ("max_restarts", "hosts"):
+        others = launch.launchers_with(option)
+        if getattr(machines, option) and launcher not in others:
+            raise UserError(
+                f"--{option.replace('_', '-')} is an option of {' and '.join(others)}, and {launcher} starts this "
+                f"training; leave it out, or add --launcher {others[0]}"
+            )
+
+
 def _supervise(study: Study, row: Row, command: Command, folder: Path, watch: Watch, *, one_rank: bool) -> Record:
     """Runs a launch and returns its record. one_rank: this command is one rank of an outer launcher."""
     files = ("rendezvous", PROGRESS, ENVIRONMENT)
@@ -169,8 +177,16 @@ def _supervise(study: Study, row: Row, command: Command, folder: Path, watch: Wa
     machines = study.machines
     folders = 1 if machines.single_launch else machines.nnodes  # else each machine writes into its own folder
     size = 1 if one_rank else row.facts.processes // folders
-    deadline_s = study.setup.deadline_s
-    return supervise.run(command, folder, size, deadline_s=deadline_s, watch=watch, machines=machines, graceful=True)
+    return supervise.run(
+        command,
+        folder,
+        size,
+        deadline_s=study.setup.deadline_s,
+        stall_s=study.setup.stall_s,
+        watch=watch,
+        machines=machines,
+        graceful=True,
+    )
 
 
 def _train_results(study: Study, row: Row, record: Record, out: Path, step: Train) -> TrainResults:

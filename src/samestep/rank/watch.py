@@ -1,4 +1,4 @@
-"""Tells listeners (Job.on_step, --log) of every step and evaluation, on rank 0. No listener can end a training."""
+"""Calls listeners (Job.on_step, --log) after every step and evaluation, on rank 0. Their errors end no training."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from samestep.rank.meter import Meter
 
 
 class Listener(Protocol):
-    """Is told of the steps and evaluations. name: for the warning, should it raise."""
+    """Is called after each step and evaluation. name: for the warning where it raises."""
 
     name: str
 
@@ -39,7 +39,7 @@ class _Pending:
 
 
 class Watch:
-    """Collects what a StepInfo holds, without a synchronisation: a step is told when its loss has been read.
+    """Collects what a StepInfo holds, without a synchronisation: listeners are called once its loss has been read.
 
     rows_of: (steps) -> the rows of the first so many steps, over all ranks.
     """
@@ -48,12 +48,12 @@ class Watch:
         self.listeners, self.rows_of = listeners, rows_of
         self._rates: tuple[float, ...] = ()
         self._pending: list[_Pending] = []
-        self._read = 0  # losses of micro-batches that have been told
+        self._read = 0  # losses of micro-batches that listeners have received
         self._began = time.perf_counter()
         self._warned: set[str] = set()
 
     def begin(self, optimizer: Optimizer) -> None:
-        """Registers the optimizer whose learning rates are told. The steps' time begins."""
+        """Registers the optimizer whose learning rates are reported, and starts the clock."""
         # Read after the optimizer's step: later, the scheduler has moved the rate.
         optimizer.register_step_post_hook(lambda stepped, *_: self._read_rates(stepped))
         self._began = time.perf_counter()
@@ -62,19 +62,19 @@ class Watch:
         self._rates = tuple(float(group["lr"]) for group in optimizer.param_groups)
 
     def step(self, done: int, epoch: int, meter: Meter) -> None:
-        """Notes the step that has just been taken, and tells those whose losses have been read."""
+        """Notes the step that has just been taken, and reports those whose losses have been read."""
         now = time.perf_counter()
         self._pending.append(_Pending(done, epoch, self._rates, now - self._began, meter.wait_s[-1]))
         self._began = now
         self.tell(meter)
 
     def pause(self, meter: Meter) -> None:
-        """Tells all steps so far, before an evaluation."""
+        """Reports all steps so far, before an evaluation."""
         meter.flush()
         self.tell(meter)
 
     def tell(self, meter: Meter) -> None:
-        """Tells the steps whose losses have been read."""
+        """Reports the steps whose losses have been read."""
         while self._pending:
             pending = self._pending[0]
             until = self._read

@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from samestep.errors import UserError, first_few
+from samestep.world.heartbeat import CHECKPOINT, heartbeat
 
 PART = {"samestep": "trainable"}  # the metadata of a file that holds the trainable part of the weights
 
@@ -33,6 +34,7 @@ def save(state: Mapping[str, Any], file: Path, names: frozenset[str] | None = No
     """
     from safetensors import SafetensorError
 
+    heartbeat.begin(CHECKPOINT)
     temporary = file.with_name(f".{file.name}")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
