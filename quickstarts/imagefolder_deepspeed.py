@@ -280,204 +280,6 @@ def _random_numbers(count: int, generator: torch.Generator) -> list[float]:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# samestep/job/optimizer.py
-
-"""Recipe, LRSchedule and Phase: how the optimizers of a job are built, and when their rates move.
-"""
-
-
-ParameterGroup = dict[str, Any]  # as torch.optim takes it
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """How to build the optimizer, which an engine that shards parameters does after sharding.
-
-    cls: for example torch.optim.AdamW. settings: its keyword arguments, `lr` among them.
-    groups: (model) -> torch's parameter groups (a list of dicts); None: one group of all parameters.
-    """
-
-    cls: type[Optimizer]
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    groups: Callable[[nn.Module], list[ParameterGroup]] | None = None
-
-    def build(self, model: nn.Module) -> Optimizer:
-        """Builds the optimizer of `model`: the plain module, not a wrapper that renames its parameters."""
-        parameters = self.groups(model) if self.groups else model.parameters()
-        return self.cls(parameters, **self.settings)
-
-
-@dataclass(frozen=True)
-class LRSchedule:
-    """The learning-rate schedule: `make(optimizer)` returns a torch scheduler, stepped after every step or epoch.
-
-    Of a job with phases every='step' means: after all phases have taken theirs.
-    every='evaluation': stepped after every evaluation; ReduceLROnPlateau, which needs a metric, with that of the name
-    `metric`.
-    """
-
-    make: Callable[[Optimizer], LRScheduler]
-    every: Literal["step", "epoch", "evaluation"] = "step"
-    metric: str = "loss"
-
-
-@dataclass(frozen=True)
-class Phase:
-    """One of several optimizers of a job, such as the discriminator's of a GAN: see Job.phases.
-
-    parameters: what the phase trains: the name of a module or parameter, such as 'generator', several names, or
-        (model) -> parameters.
-    criterion: (output, batch) -> scalar, the mean over the rows of the batch.
-    forward: (model, batch) -> the output that the criterion is given; None: Job.forward.
-    """
-
-    name: str
-    parameters: str | Sequence[str] | Callable[[nn.Module], Iterable[nn.Parameter]]
-    criterion: Callable[[Any, Any], Tensor]
-    optimizer: Recipe
-    forward: Callable[[nn.Module, Any], Any] | None = None
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# samestep/job/phases.py
-
-"""Phases: finds the parameters of each, and builds the one optimizer that takes their steps in turn.
-"""
-
-
-CHECKPOINTED = "_checkpoint_wrapped_module."  # what torch's activation checkpointing puts into names
-
-
-@dataclass(frozen=True)
-class InTurn(Recipe):
-    """The recipe of the optimizer of a job with phases."""
-
-
-def check_phases(phases: Any, model: Any, optimizer: Any) -> None:
-    """Raises UserError for phases that cannot be taken in turn. optimizer: the job's own, which it then has not."""
-    if not isinstance(phases, Sequence) or not all(isinstance(phase, Phase) for phase in phases):
-        raise UserError(f"phases is {shown(phases)}; give a tuple of Phase(name, parameters, criterion, optimizer)")
-    if optimizer is not None and not isinstance(optimizer, InTurn):
-        raise UserError("optimizer and phases each say how the job is optimized; leave optimizer out")
-    names = [phase.name for phase in phases]
-    if len({*names}) < len(names):
-        raise UserError(f"the phases are called {', '.join(names)}; give each a name of its own")
-    for phase in phases:
-        try:
-            check_functions(model, phase.criterion)
-            check_optimizer(phase.optimizer, isinstance(phase.optimizer, Recipe))
-        except UserError as error:
-            raise UserError(f"phase '{phase.name}': {error}") from None
-
-
-def parameters_of(phases: Sequence[Phase], model: nn.Module) -> list[list[nn.Parameter]]:
-    """Returns the trained parameters of each phase, in the model's order. Frozen ones belong to none.
-
-    Raises UserError for a trained parameter of no phase or of several, and for a phase without any.
-    """
-    names: dict[int, list[str]] = {}  # of each parameter; tied ones have several
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        names.setdefault(id(parameter), []).append(name.replace(CHECKPOINTED, ""))
-    chosen = [_chosen(phase, model, names) for phase in phases]
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    for phase, ids in zip(phases, chosen):
-        if not any(id(parameter) in ids for parameter in trained):
-            modules = ", ".join(name for name, _ in model.named_children())
-            raise UserError(
-                f"phase '{phase.name}' has no parameters to train; name one of the model's modules ({modules}) in its "
-                "`parameters`"
-            )
-    found: list[list[nn.Parameter]] = [[] for _ in phases]
-    for parameter in trained:
-        of = [number for number, ids in enumerate(chosen) if id(parameter) in ids]
-        name = names[id(parameter)][0]
-        if not of:
-            known = ", ".join(phase.name for phase in phases)
-            raise UserError(
-                f"{name} is trained and belongs to no phase ({known}): name it or its module in the `parameters` of "
-                "one, or freeze it with requires_grad_(False)"
-            )
-        if len(of) > 1:
-            both = " and ".join(f"'{phases[number].name}'" for number in of)
-            raise UserError(f"{name} belongs to the phases {both}; each parameter is trained by one")
-        found[of[0]].append(parameter)
-    return found
-
-
-def _chosen(phase: Phase, model: nn.Module, names: dict[int, list[str]]) -> set[int]:
-    """Returns the ids of the parameters that a phase names."""
-    if callable(phase.parameters):
-        return {id(parameter) for parameter in phase.parameters(model)}
-    given = [phase.parameters] if isinstance(phase.parameters, str) else list(phase.parameters)
-    prefixes = tuple(f"{name}." for name in given)
-    return {number for number, of in names.items() if any(f"{name}.".startswith(prefixes) for name in of)}
-
-
-def in_turn(phases: Sequence[Phase]) -> InTurn:
-    """Returns the recipe of one optimizer with the parameter groups of all phases."""
-
-    def groups(model: nn.Module) -> list[ParameterGroup]:
-        return [
-            {**group, "phase": number}
-            for number, (phase, parameters) in enumerate(zip(phases, parameters_of(phases, model)))
-            for group in _groups_of(phase, parameters, model)
-        ]
-
-    return InTurn(_optimizer_class([phase.optimizer for phase in phases]), {}, groups)
-
-
-def _groups_of(phase: Phase, parameters: list[nn.Parameter], model: nn.Module) -> list[ParameterGroup]:
-    """Returns a phase's parameter groups. Raises UserError where its Recipe's hold a parameter of another phase."""
-    if phase.optimizer.groups is None:
-        return [{"params": parameters}]
-    built: list[Any] = list(phase.optimizer.groups(model))
-    groups = built if all(isinstance(group, dict) for group in built) else [{"params": built}]
-    own = {id(parameter) for parameter in parameters}
-    for group in groups:
-        group["params"] = list(group["params"])
-        if any(id(parameter) not in own for parameter in group["params"] if parameter.requires_grad):
-            raise UserError(
-                f"the groups of phase '{phase.name}' hold a parameter that it does not train; groups(model) is given "
-                "the whole model, and returns the groups of the phase's parameters"
-            )
-    return groups
-
-
-def _optimizer_class(recipes: Sequence[Recipe]) -> type[Optimizer]:
-    """Returns the class of the optimizer whose steps are in turn those of the recipes' optimizers.
-
-    A class, not an instance: ZeroRedundancyOptimizer and Horovod build it again, from its parameter groups.
-    """
-    from torch.optim import Optimizer
-
-    class Phases(Optimizer):
-        """Takes the steps of those phases whose parameters require a gradient: of one, while a Run trains.
-
-        groups: parameter groups, with the number of the phase under 'phase'. Some may have no parameters on this rank.
-        """
-
-        def __init__(self, groups: Iterable[ParameterGroup]) -> None:
-            given = list(groups)
-            self.optimizers: list[Optimizer] = []
-            for number, recipe in enumerate(recipes):
-                own = [{**group, "params": list(group["params"])} for group in given if group["phase"] == number]
-                self.optimizers.append(recipe.cls(own, **recipe.settings))
-            super().__init__([group for optimizer in self.optimizers for group in optimizer.param_groups], {})
-
-        def step(self, closure: Any = None) -> Any:
-            loss = None if closure is None else closure()
-            for number, optimizer in enumerate(self.optimizers):
-                groups = [group for group in self.param_groups if group["phase"] == number]
-                if any(parameter.requires_grad for group in groups for parameter in group["params"]):
-                    # Each time: load_state_dict has replaced them. States are kept by parameter, so all can be in one.
-                    optimizer.param_groups, optimizer.state = groups, self.state
-                    optimizer.step()
-            return loss
-
-    return Phases
-
-
-# ----------------------------------------------------------------------------------------------------------------------
 # samestep/jobs/models/resnet.py
 
 """ResNet-18 and ResNet-50: K. He et al., "Deep Residual Learning for Image Recognition", 2015 (arXiv:1512.03385).
@@ -919,6 +721,286 @@ def merged(metric: Any, states: list[dict[str, Any]]) -> float:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
+# samestep/job/batch.py
+
+"""What a training gives to a job's functions: Batch, with its Part of the schedule, and StepInfo.
+"""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One rank's rows of one micro-batch. step: counted over all epochs, from 0.
+
+    indices: the sample indices to fetch. rows: how many of them count; 0 where the rank has no rows in this step and
+    computes other ranks' rows times zero. weight: the sum of their weights.
+    share: weight x world size / weight of the whole step. An engine averages gradients over the ranks, so the mean
+    over this rank's rows, times its share, averages to the exact mean over the global batch.
+    repeats: how often each row has come before in this epoch; None where every row comes once.
+    phase: the number of the job's phase that takes this step; 0 of a job without phases.
+    """
+
+    epoch: int
+    step: int
+    micro: int
+    indices: NDArray[np.int64]
+    rows: int
+    weight: float
+    share: float
+    completes_step: bool
+    completes_epoch: bool
+    repeats: NDArray[np.int64] | None = None
+    phase: int = 0
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The rows of one micro-batch on one rank, on its device.
+
+    data: the collated samples. Of an (inputs, targets) pair, `inputs` and `targets` are the halves; otherwise `inputs`
+    is all of it and `targets` is None.
+    part: the rows' step, micro-batch, sample indices and share of the step.
+    fetch_s: seconds that a loader process took to fetch them; None where the training process fetched them.
+    fetch_cpu_s: the CPU time of these; the rest was spent waiting for a disk, a network or a CPU.
+    state: what `forward` returned for the same rows of the step before, with Job.carry_state; None where an epoch
+    begins, in an evaluation, and without carry_state.
+    """
+
+    data: Any
+    part: Part
+    fetch_s: float | None = None
+    fetch_cpu_s: float = 0.0
+    state: Any = None
+
+    @property
+    def inputs(self) -> Any:
+        return self.data[0] if _is_pair(self.data) else self.data
+
+    @property
+    def targets(self) -> Any:
+        return self.data[1] if _is_pair(self.data) else None
+
+    @property
+    def completes_step(self) -> bool:
+        """True on the last micro-batch of a step, after which the optimizer steps."""
+        return self.part.completes_step
+
+    @property
+    def completes_epoch(self) -> bool:
+        """True on the last micro-batch of an epoch."""
+        return self.part.completes_epoch
+
+
+def _is_pair(data: Any) -> bool:
+    return isinstance(data, (list, tuple)) and len(data) == 2
+
+
+def counts_by_itself(metric: Any) -> bool:
+    """Whether a metric is a torchmetrics one, with a state over many batches, not a function of each row."""
+    return hasattr(metric, "merge_state")
+
+
+def reads_batch(metric: Any) -> bool:
+    """Whether a torchmetrics metric is updated with (output, batch), because its update's second argument is `batch`;
+    others are with (output, batch.targets)."""
+    return "batch" in inspect.signature(metric.update).parameters
+
+
+def apply_to_inputs(model: nn.Module, batch: Batch) -> Any:
+    """Calls the model with the batch's inputs: the default `forward`."""
+    return model(batch.inputs)
+
+
+def output_and_state(returned: Any) -> tuple[Any, Any]:
+    """Returns the two halves of what a forward with Job.carry_state returned. Raises UserError for anything else."""
+    if not isinstance(returned, tuple) or len(returned) != 2:
+        raise UserError(
+            f"carry_state=True: forward returned {shown(returned)}, not a pair (output, state); return the state too, "
+            "or leave carry_state out"
+        )
+    return returned
+
+
+@dataclass(frozen=True)
+class StepInfo:
+    """What Job.on_step is given after each optimizer step, on rank 0.
+
+    step: how many have been taken. epoch: counted from 0. loss: the mean over rank 0's rows. rates: the learning rate
+    of each parameter group in this step. rows: of the step, over all ranks. seconds: of the step, and wait_s: how many
+    of them it waited for data.
+    """
+
+    step: int
+    epoch: int
+    loss: float
+    rates: tuple[float, ...]
+    rows: int
+    seconds: float
+    wait_s: float
+
+    @property
+    def samples_per_second(self) -> float:
+        return self.rows / self.seconds if self.seconds else 0.0
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# samestep/job/checks.py
+
+"""Checks the values that a Job is made of; each error names what to write instead.
+"""
+
+
+def nested(dataset: Any) -> Iterator[Any]:
+    """Yields a dataset and those that it wraps, as Subset does: its `dataset`, the `dataset` of that, …"""
+    seen: set[int] = set()  # a dataset that wraps itself would never end
+    while dataset is not None and id(dataset) not in seen:
+        seen.add(id(dataset))
+        yield dataset
+        dataset = getattr(dataset, "dataset", None)
+
+
+def shown(value: Any) -> str:
+    """Returns what a value is, for a sentence: 'the class SGD', 'a function', 'an instance of Net', …"""
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    if inspect.isroutine(value):
+        return "a function"
+    return (
+        repr(value)
+        if value is None or isinstance(value, str | int | float)
+        else f"an instance of {type(value).__name__}"
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# samestep/errors.py
+
+"""The errors that a user sees: each is one sentence that names the problem and its fix.
+"""
+
+
+class UserError(Exception):
+    """A mistake in the user's input. The command prints the sentence and exits with 2."""
+
+
+class Refused(UserError):
+    """A job that needs something that a layer or an engine cannot do. The sentence names it and the fix."""
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# samestep/job/fields.py
+
+"""JobFields: what a job holds, and what a training asks of it. Job, in the folder's __init__, checks the values.
+"""
+
+
+@dataclass(frozen=True)
+class JobFields:
+    """A training job. See docs/job.md for each field with an example. Job(…) raises UserError for invalid values.
+
+    model: builds the network, with identical weights at every call.
+    criterion: (output, batch) -> scalar, the mean over the rows of the batch.
+    phases: several optimizers, which take steps in turn on the same rows, each with its own parameters, criterion and
+        forward; `optimizer` is then left out. Without a `criterion` the first phase's is evaluated, on its forward.
+    metrics: name -> (output, batch) -> one value per row (shape [rows]), or a torchmetrics metric, which is called with
+        (output, batch.targets), or with (output, batch) where its update's second argument is named batch; evaluation
+        sums them exactly.
+    global_batch: rows of one optimizer step, over all ranks.
+    micro_batch: the most rows that a rank processes at once; None: all of its rows.
+    gather_outputs: the criterion sees the outputs and the batches of all ranks, and so all rows of a step at once.
+    ema: the decay of an exponential moving average of the weights, which is evaluated and saved in their place.
+    save: what weights.safetensors holds: all weights and buffers, or the trainable ones, as of a LoRA.
+    carry_state: forward returns (output, state), and finds the state of the same rows in the next step's batch.state,
+        detached; the criterion and the metrics see the output.
+    clip_norm: the global norm that gradients are clipped to before the optimizer steps.
+    weight: (index) -> the weight of a training sample in the criterion's mean (for instance its tokens); None: every
+        row weighs 1. evaluation_weight: the same for the evaluation's samples.
+    augment: (sample, generator) -> sample; the generator is seeded by (seed, epoch, index), never by rank or worker.
+    max_steps: optimizer steps, of all phases together, after which the training ends, whatever `epochs` is; None:
+        after `epochs`.
+    last: keep or drop an epoch's incomplete last batch.
+    order: an epoch's rows in their order: Weighted, ByLength, Lanes, or (epoch, generator) -> indices; None: by
+        `shuffle`.
+    shuffle: whether each epoch is shuffled anew; False: the dataset's order, as a Stream needs.
+    sync_batchnorm: BatchNorm's statistics over all ranks' rows, with torch's SyncBatchNorm (on GPUs only).
+    workers: loader processes per rank; 0 loads in the training process, where a plain TensorDataset is always indexed.
+    prefetch: batches that each loader process loads in advance.
+    on_step: (StepInfo) -> None, called on rank 0 of `run` after each step, some steps late. on_evaluation:
+        (step, metrics) -> None, called there after each evaluation. What they raise does not end the training.
+    """
+
+    model: Callable[[], nn.Module]
+    criterion: Callable[[Any, Batch], Tensor] = None  # type: ignore[assignment]  # the first phase's
+    optimizer: Recipe = None  # type: ignore[assignment]  # made of the phases'
+    train: Dataset = None  # type: ignore[assignment]
+    global_batch: int = 0
+    evaluation: Dataset | None = None
+    forward: Callable[[nn.Module, Batch], Any] = apply_to_inputs
+    metrics: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    collate: Callable[[list[Any]], Any] | None = None
+    augment: Callable[[Any, Generator], Any] | None = None
+    weight: Callable[[int], float] | None = None
+    evaluation_weight: Callable[[int], float] | None = None
+    scheduler: LRSchedule | None = None
+    epochs: int = 1
+    max_steps: int | None = None
+    ema: float | None = None
+    save: Literal["all", "trainable"] = "all"
+    seed: int = 0
+    micro_batch: int | None = None
+    gather_outputs: bool = False
+    clip_norm: float | None = None
+    last: Literal["keep", "drop"] = "keep"
+    order: Weighted | ByLength | Lanes | Callable[[int, Generator], Sequence[int]] | None = None
+    shuffle: bool = True
+    sync_batchnorm: bool = False
+    workers: int = 0
+    prefetch: int = 2
+    on_step: Callable[[StepInfo], None] | None = None
+    on_evaluation: Callable[[int, dict[str, float]], None] | None = None
+    # Younger fields come last: jobs that give theirs by place stay as they are.
+    phases: Sequence[Phase] = ()
+    carry_state: bool = False
+
+    def output(self, model: nn.Module, batch: Batch) -> Any:
+        """Calls `forward`. Returns its output, without the state where it carries one."""
+        returned = self.forward(model, batch)
+        return output_and_state(returned)[0] if self.carry_state else returned
+
+    def steps(self, steps_per_epoch: int) -> int:
+        """Returns the optimizer steps of the whole training."""
+        return self.max_steps or self.epochs * steps_per_epoch
+
+    def lr_scheduler(self, optimizer: Optimizer) -> LRScheduler:
+        """Builds the job's scheduler of `optimizer` for the training loop; a constant one where the job has none, and
+        where evaluations step it, outside of the loop."""
+        from torch.optim.lr_scheduler import LambdaLR
+
+        if self.scheduler is None or self.scheduler.every == "evaluation":
+            return LambdaLR(optimizer, lambda _: 1.0)
+        return self.scheduler.make(optimizer)
+
+    def moves_lr(self, batch: Batch) -> bool:
+        """Whether the scheduler steps after this batch: when it completes a step (of the last phase), or an epoch."""
+        if self.scheduler is None or self.scheduler.every == "evaluation":
+            return False
+        if self.scheduler.every == "epoch":
+            return batch.completes_epoch
+        return batch.completes_step and batch.part.phase == max(0, len(self.phases) - 1)  # alike for all phases
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# samestep/tasks/eject/runtime/job.py
+
+"""The job of a script: samestep has checked its values, so that a script holds the fields alone.
+"""
+
+
+@dataclass(frozen=True)
+class Job(JobFields):
+    """A training job."""
+
+
+# ----------------------------------------------------------------------------------------------------------------------
 # samestep/data/schedule.py
 
 """Schedule: which rank trains on which sample at which step. A pure function of the job's numbers, without I/O.
@@ -1140,397 +1222,6 @@ def _repeats(by: Any, samples: int, batch: int, seed: int, epoch: int) -> NDArra
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# samestep/job/orders.py
-
-"""The orders of an epoch's rows that Job.order takes, besides a function of the job's own.
-"""
-
-
-@dataclass(frozen=True, eq=False)
-class Weighted:
-    """An epoch's order: rows drawn with replacement, by their weights, as torch's WeightedRandomSampler draws them.
-
-    weights: of every sample, 0 or above. num_samples: rows of an epoch; None: as many as the dataset has.
-    """
-
-    weights: Sequence[float]
-    num_samples: int | None = None
-
-    def check(self, samples: int) -> None:
-        _check_one_each("Weighted", "weights", self.weights, samples)
-        if self.num_samples is not None and self.num_samples < 1:
-            raise UserError(f"Weighted(num_samples={self.num_samples}): an epoch has 1 row or more")
-        weights = self.weights.tolist() if hasattr(self.weights, "tolist") else self.weights
-        if not min(weights) >= 0 or not 0 < sum(weights) < float("inf"):
-            raise UserError("Weighted: the weights must be 0 or above, and some of them above 0")
-
-
-@dataclass(frozen=True, eq=False)
-class ByLength:
-    """An epoch's order: batches of rows of like lengths, so that little is padded; every row once.
-
-    lengths: of every sample. buckets: into so many parts of equal size the rows are sorted by length; within one they
-    are shuffled, and so are the batches. The incomplete last batch has rows of any length.
-    """
-
-    lengths: Sequence[float]
-    buckets: int = 10
-
-    def check(self, samples: int) -> None:
-        _check_one_each("ByLength", "lengths", self.lengths, samples)
-        if self.buckets < 1:
-            raise UserError(f"ByLength(buckets={self.buckets}): give 1 bucket or more")
-
-
-@dataclass(frozen=True)
-class Lanes:
-    """An epoch's order: global_batch contiguous lanes, as the language models' `batchify` cuts a text.
-
-    Row b of step s is sample b * S + s, where S = samples // global_batch: each row continues the one at its place in
-    the step before, so that a state can be carried on (Job.carry_state). The same in every epoch. The incomplete last
-    batch has the samples that are left over.
-    """
-
-
-def _check_one_each(what: str, field: str, values: Sequence[float], samples: int) -> None:
-    if len(values) != samples:
-        raise UserError(f"{what} has {len(values)} {field}, and the dataset {samples} samples; give one for each")
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# samestep/errors.py
-
-"""The errors that a user sees: each is one sentence that names the problem and its fix.
-"""
-
-
-class UserError(Exception):
-    """A mistake in the user's input. The command prints the sentence and exits with 2."""
-
-
-class Refused(UserError):
-    """A job that needs something that a layer or an engine cannot do. The sentence names it and the fix."""
-
-
-def nearest(word: str, known: list[str]) -> str:
-    """Returns a hint for an unknown name: the closest known name, or all of them."""
-    from difflib import get_close_matches
-
-    close = get_close_matches(word, known, n=1)
-    return f"did you mean '{close[0]}'?" if close else f"known are: {', '.join(known)}"
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# samestep/job.py
-
-"""Job: a training job, independent of engine, rank and device. The only code that a user writes.
-"""
-
-
-@dataclass(frozen=True)
-class Part:
-    """One rank's rows of one micro-batch. step: counted over all epochs, from 0.
-
-    indices: the sample indices to fetch. rows: how many of them count; 0 where the rank has no rows in this step and
-    computes other ranks' rows times zero. weight: the sum of their weights.
-    share: weight x world size / weight of the whole step. An engine averages gradients over the ranks, so the mean
-    over this rank's rows, times its share, averages to the exact mean over the global batch.
-    repeats: how often each row has come before in this epoch; None where every row comes once.
-    phase: the number of the job's phase that takes this step; 0 of a job without phases.
-    """
-
-    epoch: int
-    step: int
-    micro: int
-    indices: NDArray[np.int64]
-    rows: int
-    weight: float
-    share: float
-    completes_step: bool
-    completes_epoch: bool
-    repeats: NDArray[np.int64] | None = None
-    phase: int = 0
-
-
-@dataclass(frozen=True)
-class Batch:
-    """The rows of one micro-batch on one rank, on its device.
-
-    data: the collated samples. Of an (inputs, targets) pair, `inputs` and `targets` are the halves; otherwise `inputs`
-    is all of it and `targets` is None.
-    part: the rows' step, micro-batch, sample indices and share of the step.
-    fetch_s: seconds that a loader process took to fetch them; None where the training process fetched them.
-    fetch_cpu_s: the CPU time of these; the rest was spent waiting for a disk, a network or a CPU.
-    state: what `forward` returned for the same rows of the step before, with Job.carry_state; None where an epoch
-    begins, in an evaluation, and without carry_state.
-    """
-
-    data: Any
-    part: Part
-    fetch_s: float | None = None
-    fetch_cpu_s: float = 0.0
-    state: Any = None
-
-    @property
-    def inputs(self) -> Any:
-        return self.data[0] if _is_pair(self.data) else self.data
-
-    @property
-    def targets(self) -> Any:
-        return self.data[1] if _is_pair(self.data) else None
-
-    @property
-    def completes_step(self) -> bool:
-        """True on the last micro-batch of a step, after which the optimizer steps."""
-        return self.part.completes_step
-
-    @property
-    def completes_epoch(self) -> bool:
-        """True on the last micro-batch of an epoch."""
-        return self.part.completes_epoch
-
-
-def _is_pair(data: Any) -> bool:
-    return isinstance(data, (list, tuple)) and len(data) == 2
-
-
-def counts_by_itself(metric: Any) -> bool:
-    """Whether a metric is a torchmetrics one, with a state over many batches, not a function of each row."""
-    return hasattr(metric, "merge_state")
-
-
-def reads_batch(metric: Any) -> bool:
-    """Whether a torchmetrics metric is updated with (output, batch), because its update's second argument is `batch`;
-    others are with (output, batch.targets)."""
-    return "batch" in inspect.signature(metric.update).parameters
-
-
-def apply_to_inputs(model: nn.Module, batch: Batch) -> Any:
-    """Calls the model with the batch's inputs: the default `forward`."""
-    return model(batch.inputs)
-
-
-def output_and_state(returned: Any) -> tuple[Any, Any]:
-    """Returns the two halves of what a forward with Job.carry_state returned. Raises UserError for anything else."""
-    if not isinstance(returned, tuple) or len(returned) != 2:
-        raise UserError(
-            f"carry_state=True: forward returned {shown(returned)}, not a pair (output, state); return the state too, "
-            "or leave carry_state out"
-        )
-    return returned
-
-
-@dataclass(frozen=True)
-class StepInfo:
-    """What Job.on_step is given after each optimizer step, on rank 0.
-
-    step: how many have been taken. epoch: counted from 0. loss: the mean over rank 0's rows. rates: the learning rate
-    of each parameter group in this step. rows: of the step, over all ranks. seconds: of the step, and wait_s: how many
-    of them it waited for data.
-    """
-
-    step: int
-    epoch: int
-    loss: float
-    rates: tuple[float, ...]
-    rows: int
-    seconds: float
-    wait_s: float
-
-    @property
-    def samples_per_second(self) -> float:
-        return self.rows / self.seconds if self.seconds else 0.0
-
-
-@dataclass(frozen=True)
-class Job:
-    """A training job. See docs/job.md for each field with an example. Raises UserError for invalid values.
-
-    model: builds the network, with identical weights at every call.
-    criterion: (output, batch) -> scalar, the mean over the rows of the batch.
-    phases: several optimizers, which take steps in turn on the same rows, each with its own parameters, criterion and
-        forward; `optimizer` is then left out. Without a `criterion` the first phase's is evaluated, on its forward.
-    metrics: name -> (output, batch) -> one value per row (shape [rows]), or a torchmetrics metric, which is called with
-        (output, batch.targets), or with (output, batch) where its update's second argument is named batch; evaluation
-        sums them exactly.
-    global_batch: rows of one optimizer step, over all ranks.
-    micro_batch: the most rows that a rank processes at once; None: all of its rows.
-    gather_outputs: the criterion sees the outputs and the batches of all ranks, and so all rows of a step at once.
-    ema: the decay of an exponential moving average of the weights, which is evaluated and saved in their place.
-    save: what weights.safetensors holds: all weights and buffers, or the trainable ones, as of a LoRA.
-    carry_state: forward returns (output, state), and finds the state of the same rows in the next step's batch.state,
-        detached; the criterion and the metrics see the output.
-    clip_norm: the global norm that gradients are clipped to before the optimizer steps.
-    weight: (index) -> the weight of a training sample in the criterion's mean (for instance its tokens); None: every
-        row weighs 1. evaluation_weight: the same for the evaluation's samples.
-    augment: (sample, generator) -> sample; the generator is seeded by (seed, epoch, index), never by rank or worker.
-    max_steps: optimizer steps, of all phases together, after which the training ends, whatever `epochs` is; None:
-        after `epochs`.
-    last: keep or drop an epoch's incomplete last batch.
-    order: an epoch's rows in their order: Weighted, ByLength, Lanes, or (epoch, generator) -> indices; None: by
-        `shuffle`.
-    shuffle: whether each epoch is shuffled anew; False: the dataset's order, as a Stream needs.
-    sync_batchnorm: BatchNorm's statistics over all ranks' rows, with torch's SyncBatchNorm (on GPUs only).
-    workers: loader processes per rank; 0 loads in the training process, where a plain TensorDataset is always indexed.
-    prefetch: batches that each loader process loads in advance.
-    on_step: (StepInfo) -> None, called on rank 0 of `run` after each step, some steps late. on_evaluation:
-        (step, metrics) -> None, called there after each evaluation. What they raise does not end the training.
-    """
-
-    model: Callable[[], nn.Module]
-    criterion: Callable[[Any, Batch], Tensor] = None  # type: ignore[assignment]  # the first phase's
-    optimizer: Recipe = None  # type: ignore[assignment]  # made of the phases'
-    train: Dataset = None  # type: ignore[assignment]
-    global_batch: int = 0
-    evaluation: Dataset | None = None
-    forward: Callable[[nn.Module, Batch], Any] = apply_to_inputs
-    metrics: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
-    collate: Callable[[list[Any]], Any] | None = None
-    augment: Callable[[Any, Generator], Any] | None = None
-    weight: Callable[[int], float] | None = None
-    evaluation_weight: Callable[[int], float] | None = None
-    scheduler: LRSchedule | None = None
-    epochs: int = 1
-    max_steps: int | None = None
-    ema: float | None = None
-    save: Literal["all", "trainable"] = "all"
-    seed: int = 0
-    micro_batch: int | None = None
-    gather_outputs: bool = False
-    clip_norm: float | None = None
-    last: Literal["keep", "drop"] = "keep"
-    order: Weighted | ByLength | Lanes | Callable[[int, Generator], Sequence[int]] | None = None
-    shuffle: bool = True
-    sync_batchnorm: bool = False
-    workers: int = 0
-    prefetch: int = 2
-    on_step: Callable[[StepInfo], None] | None = None
-    on_evaluation: Callable[[int, dict[str, float]], None] | None = None
-    # Younger fields come last: jobs that give theirs by place stay as they are.
-    phases: Sequence[Phase] = ()
-    carry_state: bool = False
-
-    def __post_init__(self) -> None:
-        if self.phases:
-            self._take_phases()
-        check_optimizer(self.optimizer, isinstance(self.optimizer, Recipe))
-        check_functions(self.model, self.criterion)
-        check_dataset("train", self.train)
-        if self.evaluation is not None:
-            check_dataset("evaluation", self.evaluation)
-        if self.shuffle and any(getattr(each, "one_order", False) for each in nested(self.train)):
-            raise UserError("a Stream cannot be shuffled: it is read in its order; set Job(shuffle=False)")
-        for name in ("global_batch", "epochs", "max_steps", "micro_batch", "clip_norm", "prefetch"):
-            value = getattr(self, name)
-            if name != "clip_norm" and value is not None and not isinstance(value, int):
-                raise UserError(f"{name} is {value!r}, a {type(value).__name__}; it must be a whole number")
-            if value is not None and not value > 0:
-                raise UserError(f"{name} is {value}; it must be above 0")
-        if not isinstance(self.workers, int) or self.workers < 0:
-            raise UserError(f"workers is {self.workers!r}; it must be a whole number, 0 or above")
-        check_workers(self.workers)
-        if self.gather_outputs and self.micro_batch is not None:
-            raise UserError(
-                f"micro_batch is {self.micro_batch}, and gather_outputs=True computes the loss over all rows of a step "
-                "at once; leave out one of them"
-            )
-        for name in {"loss", "step"} & {*self.metrics}:
-            raise UserError(
-                f"a metric is called '{name}', a name that the evaluation curve uses itself; give it another name"
-            )
-        if self.last not in ("keep", "drop"):
-            raise UserError(f"last is '{self.last}'; it must be 'keep' or 'drop'")
-        if self.save not in ("all", "trainable"):
-            raise UserError(f"save is '{self.save}'; it must be 'all' or 'trainable'")
-        if self.ema is not None and not 0 < self.ema < 1:
-            raise UserError(f"ema is {self.ema}; it is a decay between 0 and 1, such as 0.999")
-        self._check_scheduler()
-        self._check_order()
-
-    def _check_order(self) -> None:
-        if self.order is not None and not self.shuffle:
-            raise UserError("order and shuffle=False each say the order of the rows; leave out one of them")
-        if isinstance(self.order, Weighted | ByLength):
-            self.order.check(len(self.train))
-        elif self.order is not None and not isinstance(self.order, Lanes) and not callable(self.order):
-            kind = type(self.order).__name__
-            raise UserError(
-                f"order is a {kind}; give Weighted, ByLength, Lanes() or a function (epoch, generator) -> indices"
-            )
-        if self.carry_state:
-            in_lanes = not (self.order is None or isinstance(self.order, Weighted | ByLength)) or not self.shuffle
-            if self.phases:
-                raise UserError(
-                    "carry_state=True with phases: each phase would take the state of the one before it; leave out one"
-                )
-            check_carried(self.forward is apply_to_inputs, in_lanes, self.last)
-        if self.last == "drop" and self.order is None and len(self.train) < self.global_batch:
-            raise UserError(
-                f"last=drop leaves no step: the dataset has {len(self.train)} rows, fewer than global_batch "
-                f"{self.global_batch}; set a smaller global_batch or last=keep"
-            )
-
-    def _take_phases(self) -> None:
-        """Sets the optimizer, and what evaluation uses, from the phases."""
-        check_phases(self.phases, self.model, self.optimizer)
-        phases = tuple(replace(phase, forward=phase.forward or self.forward) for phase in self.phases)
-        object.__setattr__(self, "phases", phases)
-        object.__setattr__(self, "optimizer", in_turn(phases))
-        if self.criterion is None:
-            object.__setattr__(self, "criterion", phases[0].criterion)
-            object.__setattr__(self, "forward", phases[0].forward)
-
-    def of_phases(self) -> list[Job]:
-        """Returns a job for each phase, with its criterion, forward and optimizer; without phases the job itself."""
-        return [
-            replace(self, phases=(), criterion=p.criterion, forward=p.forward or self.forward, optimizer=p.optimizer)
-            for p in self.phases
-        ] or [self]
-
-    def _check_scheduler(self) -> None:
-        if self.scheduler is None:
-            return
-        if not isinstance(self.scheduler, LRSchedule):
-            raise UserError(
-                f"scheduler is {shown(self.scheduler)}; it is built with the optimizer: write "
-                "scheduler=LRSchedule(lambda optimizer: CosineAnnealingLR(optimizer, 100))"
-            )
-        every, metric = self.scheduler.every, self.scheduler.metric
-        if every not in ("step", "epoch", "evaluation"):
-            raise UserError(f"the scheduler's every is '{every}'; it must be 'step', 'epoch' or 'evaluation'")
-        if every == "evaluation" and self.evaluation is None:
-            raise UserError("the scheduler's every is 'evaluation', and the job has none; give it Job(evaluation=…)")
-        if every == "evaluation" and metric not in ("loss", *self.metrics):
-            raise UserError(f"the scheduler's metric is '{metric}'; {nearest(metric, ['loss', *self.metrics])}")
-
-    def output(self, model: nn.Module, batch: Batch) -> Any:
-        """Calls `forward`. Returns its output, without the state where it carries one."""
-        returned = self.forward(model, batch)
-        return output_and_state(returned)[0] if self.carry_state else returned
-
-    def steps(self, steps_per_epoch: int) -> int:
-        """Returns the optimizer steps of the whole training."""
-        return self.max_steps or self.epochs * steps_per_epoch
-
-    def lr_scheduler(self, optimizer: Optimizer) -> LRScheduler:
-        """Builds the job's scheduler of `optimizer` for the training loop; a constant one where the job has none, and
-        where evaluations step it, outside of the loop."""
-        from torch.optim.lr_scheduler import LambdaLR
-
-        if self.scheduler is None or self.scheduler.every == "evaluation":
-            return LambdaLR(optimizer, lambda _: 1.0)
-        return self.scheduler.make(optimizer)
-
-    def moves_lr(self, batch: Batch) -> bool:
-        """Whether the scheduler steps after this batch: when it completes a step (of the last phase), or an epoch."""
-        if self.scheduler is None or self.scheduler.every == "evaluation":
-            return False
-        if self.scheduler.every == "epoch":
-            return batch.completes_epoch
-        return batch.completes_step and batch.part.phase == max(0, len(self.phases) - 1)  # alike for all phases
-
-
-# ----------------------------------------------------------------------------------------------------------------------
 # samestep/data/keyed_random.py
 
 """Keys the global random generators by sample, for datasets whose transforms draw from them.
@@ -1612,128 +1303,120 @@ def _same_state(one: Any, other: Any) -> bool:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# samestep/job/checks.py
+# samestep/job/orders.py
 
-"""Checks the values that a Job is made of; each error names what to write instead.
+"""The orders of an epoch's rows that Job.order takes, besides a function of the job's own.
 """
 
 
-def nested(dataset: Any) -> Iterator[Any]:
-    """Yields a dataset and those that it wraps, as Subset does: its `dataset`, the `dataset` of that, …"""
-    seen: set[int] = set()  # a dataset that wraps itself would never end
-    while dataset is not None and id(dataset) not in seen:
-        seen.add(id(dataset))
-        yield dataset
-        dataset = getattr(dataset, "dataset", None)
+@dataclass(frozen=True, eq=False)
+class Weighted:
+    """An epoch's order: rows drawn with replacement, by their weights, as torch's WeightedRandomSampler draws them.
 
-
-def check_dataset(name: str, dataset: Any) -> None:
-    """Raises UserError for a dataset without a length or rows by index. name: 'train' or 'evaluation'."""
-    kind = type(dataset).__name__
-    iterable = any(base.__name__ == "IterableDataset" for base in type(dataset).__mro__)
-    if iterable or not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
-        raise UserError(
-            f"{name} is a {kind}, which has no length or no rows by index; give a map-style "
-            "dataset with __len__ and __getitem__, or wrap an iterable one: "
-            "samestep.Stream(dataset, length=…), with Job(shuffle=False)"
-        )
-    try:
-        rows = len(dataset)
-    except Exception as error:
-        raise UserError(f"the length of {name}, a {kind}, cannot be read: {type(error).__name__}: {error}") from error
-    if rows == 0:
-        raise UserError(f"the {name} dataset has no rows" + ("; leave it out (None)" if name != "train" else ""))
-
-
-def check_workers(workers: int) -> None:
-    """Raises UserError for more loader processes than a machine of so many cores can start."""
-    cores = os.cpu_count() or 1
-    if workers > 64 * cores:
-        raise UserError(f"workers is {workers}; this machine has {cores} cores: give at most 64 for each")
-
-
-def is_a(value: Any, name: str) -> bool:
-    """Whether `value` is an instance of torch's class `name`. A job is checked without importing torch."""
-    return any(base.__name__ == name and base.__module__.startswith("torch.") for base in type(value).__mro__)
-
-
-def shown(value: Any) -> str:
-    """Returns what a value is, for a sentence: 'the class SGD', 'a function', 'an instance of Net', …"""
-    if isinstance(value, type):
-        return f"the class {value.__name__}"
-    if inspect.isroutine(value):
-        return "a function"
-    return (
-        repr(value)
-        if value is None or isinstance(value, str | int | float)
-        else f"an instance of {type(value).__name__}"
-    )
-
-
-def check_optimizer(optimizer: Any, recipe: bool) -> None:
-    """Raises UserError with the line to write where a Job's optimizer is no Recipe of a class and its settings.
-
-    recipe: whether it is a Recipe.
+    weights: of every sample, 0 or above. num_samples: rows of an epoch; None: as many as the dataset has.
     """
-    given = optimizer.cls if recipe else optimizer
-    if recipe and isinstance(given, type) and isinstance(optimizer.settings, Mapping):
-        return
-    built = is_a(given, "Optimizer")
-    cls = given if isinstance(given, type) else type(given) if built else None
-    name = cls.__name__ if cls else "AdamW"
-    known = cls is None or cls.__module__.startswith("torch.optim")
-    lr = given.defaults.get("lr", 1e-3) if built else 1e-3
-    if recipe and isinstance(given, type):
-        what = f"the optimizer's settings are {shown(optimizer.settings)}, not a dict"
-    else:
-        what = f"optimizer is {'a Recipe of ' if recipe else ''}{shown(given)}"
-    raise UserError(
-        f"{what}; each engine builds the optimizer itself, some after they have sharded the model: write "
-        f'optimizer=Recipe({"torch.optim." if known else ""}{name}, {{"lr": {float(lr):g}}})'
-    )
+
+    weights: Sequence[float]
+    num_samples: int | None = None
+
+    def check(self, samples: int) -> None:
+        _check_one_each("Weighted", "weights", self.weights, samples)
+        if self.num_samples is not None and self.num_samples < 1:
+            raise UserError(f"Weighted(num_samples={self.num_samples}): an epoch has 1 row or more")
+        weights = self.weights.tolist() if hasattr(self.weights, "tolist") else self.weights
+        if not min(weights) >= 0 or not 0 < sum(weights) < float("inf"):
+            raise UserError("Weighted: the weights must be 0 or above, and some of them above 0")
 
 
-def check_functions(model: Any, criterion: Any) -> None:
-    """Raises UserError with the line to write where a Job has a module, or one of torch's losses, for a function."""
-    if is_a(model, "Module") or not callable(model):
-        raise UserError(
-            f"model is {shown(model)}; engines build it, each time with the same weights: write a function, "
-            "def model(): torch.manual_seed(0); return Net()"
-        )
-    cls = criterion if isinstance(criterion, type) else type(criterion)
-    name = cls.__name__ if cls.__module__.startswith("torch.nn") else getattr(criterion, "__name__", "")
-    call = ""
-    if cls.__module__ == "torch.nn.modules.loss":
-        call = f"nn.{name}()"
-    elif getattr(criterion, "__module__", None) == "torch.nn.functional":
-        call = f"F.{name}"
-    if call or not callable(criterion):
-        raise UserError(
-            f"criterion is {call or shown(criterion)}, and is called with (output, batch), not with the targets: "
-            f"write criterion=lambda output, batch: {call or 'F.cross_entropy'}(output, batch.targets)"
-        )
+@dataclass(frozen=True, eq=False)
+class ByLength:
+    """An epoch's order: batches of rows of like lengths, so that little is padded; every row once.
 
-
-def check_carried(default_forward: bool, in_lanes: bool, last: str) -> None:
-    """Raises UserError with the line to write where a Job with carry_state cannot carry a state.
-
-    default_forward: whether the job has no forward of its own. in_lanes: whether its order may be one of lanes.
+    lengths: of every sample. buckets: into so many parts of equal size the rows are sorted by length; within one they
+    are shuffled, and so are the batches. The incomplete last batch has rows of any length.
     """
-    if default_forward:
-        raise UserError(
-            "carry_state=True: the default forward does not give the model its state; write "
-            "forward=lambda model, batch: model(batch.inputs, batch.state)"
-        )
-    if not in_lanes:
-        raise UserError(
-            "carry_state=True: a row continues the row at its place in the step before, and this job's rows are "
-            "shuffled; give Job(order=Lanes()), or shuffle=False where the dataset has that order"
-        )
-    if last != "drop":
-        raise UserError(
-            "carry_state=True: the rows of an incomplete last step continue none; give Job(last='drop'), which leaves "
-            "them out"
-        )
+
+    lengths: Sequence[float]
+    buckets: int = 10
+
+    def check(self, samples: int) -> None:
+        _check_one_each("ByLength", "lengths", self.lengths, samples)
+        if self.buckets < 1:
+            raise UserError(f"ByLength(buckets={self.buckets}): give 1 bucket or more")
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """An epoch's order: global_batch contiguous lanes, as the language models' `batchify` cuts a text.
+
+    Row b of step s is sample b * S + s, where S = samples // global_batch: each row continues the one at its place in
+    the step before, so that a state can be carried on (Job.carry_state). The same in every epoch. The incomplete last
+    batch has the samples that are left over.
+    """
+
+
+def _check_one_each(what: str, field: str, values: Sequence[float], samples: int) -> None:
+    if len(values) != samples:
+        raise UserError(f"{what} has {len(values)} {field}, and the dataset {samples} samples; give one for each")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# samestep/job/optimizer.py
+
+"""Recipe, LRSchedule and Phase: how the optimizers of a job are built, and when their rates move.
+"""
+
+
+ParameterGroup = dict[str, Any]  # as torch.optim takes it
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to build the optimizer, which an engine that shards parameters does after sharding.
+
+    cls: for example torch.optim.AdamW. settings: its keyword arguments, `lr` among them.
+    groups: (model) -> torch's parameter groups (a list of dicts); None: one group of all parameters.
+    """
+
+    cls: type[Optimizer]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    groups: Callable[[nn.Module], list[ParameterGroup]] | None = None
+
+    def build(self, model: nn.Module) -> Optimizer:
+        """Builds the optimizer of `model`: the plain module, not a wrapper that renames its parameters."""
+        parameters = self.groups(model) if self.groups else model.parameters()
+        return self.cls(parameters, **self.settings)
+
+
+@dataclass(frozen=True)
+class LRSchedule:
+    """The learning-rate schedule: `make(optimizer)` returns a torch scheduler, stepped after every step or epoch.
+
+    Of a job with phases every='step' means: after all phases have taken theirs.
+    every='evaluation': stepped after every evaluation; ReduceLROnPlateau, which needs a metric, with that of the name
+    `metric`.
+    """
+
+    make: Callable[[Optimizer], LRScheduler]
+    every: Literal["step", "epoch", "evaluation"] = "step"
+    metric: str = "loss"
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One of several optimizers of a job, such as the discriminator's of a GAN: see Job.phases.
+
+    parameters: what the phase trains: the name of a module or parameter, such as 'generator', several names, or
+        (model) -> parameters.
+    criterion: (output, batch) -> scalar, the mean over the rows of the batch.
+    forward: (model, batch) -> the output that the criterion is given; None: Job.forward.
+    """
+
+    name: str
+    parameters: str | Sequence[str] | Callable[[nn.Module], Iterable[nn.Parameter]]
+    criterion: Callable[[Any, Any], Tensor]
+    optimizer: Recipe
+    forward: Callable[[nn.Module, Any], Any] | None = None
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -98,7 +98,7 @@ FAULTS = [
         "loss = job.criterion(output, batch)",
         "loss = self._of_phase[0].criterion(output if part.phase == 0 else (output, output), batch)",
     ),
-    ("gan", "the rate moves after each phase", "job/__init__.py", "len(self.phases) - 1)  #", "batch.part.phase)  #"),
+    ("gan", "the rate moves after each phase", "job/fields.py", "len(self.phases) - 1)  #", "batch.part.phase)  #"),
     ("gan", "another micro-batch's rows", "data/loader.py", "before = kept[part.micro]", "before = kept[0]"),
     ("actor_critic", "averages of all parameters", "rank/ema.py", "if parameter.requires_grad  #", "if True  #"),
 ]

@@ -24,6 +24,7 @@ from samestep.world import World
 
 RUNTIME = "samestep.tasks.eject.runtime"
 STANDS_FOR: dict[Place, Place] = {
+    ("samestep.job", "Job"): (f"{RUNTIME}.job", "Job"),
     ("samestep.training", "Run"): (f"{RUNTIME}.run", "Run"),
     ("samestep.world", "World"): (f"{RUNTIME}.run", "World"),
     ("samestep.rank.group", "process_group"): (f"{RUNTIME}.group", "process_group"),

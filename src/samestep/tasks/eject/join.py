@@ -184,7 +184,9 @@ class Joined:
                 done.append(self.sources[module])
 
         start = self.roots[-1][0]
-        basic = sorted(self.basic, key=lambda name: not name.startswith(start.rpartition(".")[0]))  # the runtime first
+        runtime = start.rpartition(".")[0]
+        basic = [name for name in self.sources if name in self.basic or name.startswith((runtime, "samestep.job."))]
+        basic.sort(key=lambda name: not name.startswith(runtime))  # the runtime first
         for module in [*(name for name in self.sources if name not in basic), *basic]:
             if self.kept[module] and module != start:
                 add(module)
