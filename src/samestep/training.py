@@ -139,6 +139,8 @@ class Run:
                 "scaler": scaler,
                 "evaluations": self._evaluator,
             }
+            if self._observer:
+                self._observer.others = {**parts, "carried state": self._carried}
             position = self._saving.begin(model, optimizer, parts, self._carried, state, self.schedule)
             self.first = self._done = self._drawn = position.done
             self._skipped = position.skipped
@@ -206,6 +208,8 @@ class Run:
         self.part = part = batch.part
         if self._done == self.first:
             self._begin_ema()  # here, when every library has made the parameters its own
+            if self._observer and self.first:
+                self._observer.note_state(self._ema)
         job = self._of_phase[part.phase]
         if self.job.phases and self._model:
             self._turns = self._turns or Turns(self.job.phases, self._model)
@@ -273,6 +277,8 @@ class Run:
         """Takes a checkpoint, unless this step's is taken already, or a loss is not finite, which raises UserError."""
         assert self._saving
         self.meter.flush()
+        if self._observer:
+            self._observer.note_state(self._ema)
         self._saving.save(Position(self._done, self._skipped, self._ends), self._ema)
 
     def release(self) -> None:
@@ -301,6 +307,7 @@ class Run:
             rates=seen.rates if seen else [],
             skipped_steps=self._skipped,
             resumed_from=self.first,
+            state=seen.state if seen else {},
         )
 
 
