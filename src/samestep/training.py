@@ -147,7 +147,7 @@ class Run:
             if position.last is not None and self._stop:
                 self._stop.after(position.last)
         if self._watch:
-            self._watch.begin(optimizer)
+            self._watch.begin(optimizer, self.first)
         if self._observer:
             self._observer.begin(model, optimizer)
 

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from ranks import Ranks
-from samestep.records.checkpoint import Every
+from conformance import jobs_resumed
+from mutations.faults import Fault
+from mutations.plant import patched
+from ranks import Ranks, RanksFailed
+from samestep.errors import UserError
+from samestep.rank.checkpoints import Checkpoints
+from samestep.records.asked import Asked
+from samestep.records.checkpoint import Every, Manifest
+from samestep.records.files import read, write
 from samestep.records.plan import Plan, Train
 from samestep.records.record import Observations
+from samestep.training import Run
+from samestep.world import World
 
 JOBS = f"{Path(__file__).parent}/jobs_resumed.py"
 ELSEWHERE = {"gan": "jobs_phases.py:gan", "lstm": "jobs_carried.py:lstm"}
@@ -82,3 +93,145 @@ def test_checkpoints_are_due_and_the_newest_stay(ranks: Pool, tmp_path: Path) ->
     assert found == ["step-10", "step-12", "step-8"]
     seen = train(ranks(2), "alike", "ddp", tmp_path / "out", resume=str(tmp_path / "out/checkpoints/step-8"))
     assert seen[0].resumed_from == 8
+
+
+def flipped(checkpoint: Path) -> None:
+    file = checkpoint / "rank0.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+
+
+def truncated(checkpoint: Path) -> None:
+    file = checkpoint / "rank1.safetensors"
+    file.write_bytes(file.read_bytes()[:-8])
+
+
+def newer(checkpoint: Path) -> None:
+    manifest = checkpoint / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"schema": ', '"schema": 9'))
+
+
+DAMAGES = {
+    "a flipped bit": flipped,
+    "a truncated file": truncated,
+    "a newer schema": newer,
+    "a missing file": lambda checkpoint: (checkpoint / "rank1.json").unlink(),
+    "an incomplete manifest": lambda checkpoint: (checkpoint / "manifest.json").write_text("{"),
+    "no manifest": lambda checkpoint: (checkpoint / "manifest.json").unlink(),
+}
+
+
+def test_a_damaged_checkpoint_is_passed_over(ranks: Pool, tmp_path: Path) -> None:
+    """One after the other, the newest is damaged: the one before it is taken each time, and at last none."""
+    here, out = ranks(2), tmp_path / "out"
+    train(here, "alike", "ddp", out, checkpoint_every=Every(1, "steps"), keep=len(DAMAGES))
+    for newest, damage in zip(range(12, 0, -1), DAMAGES.values()):
+        damage(out / "checkpoints" / f"step-{newest}")
+        before = newest - 1 if newest > 13 - len(DAMAGES) else 0
+        saved = Checkpoints(out / "checkpoints", World(), None).load()
+        assert (saved.manifest.step if saved else 0) == before
+
+
+def test_another_jobs_checkpoint_is_refused_unless_it_is_named(ranks: Pool, tmp_path: Path) -> None:
+    train(ranks(1), "alike", "single", tmp_path / "out", stop_after=2)
+    folder = tmp_path / "out" / "checkpoints"
+    (manifest,) = folder.glob("*/manifest.json")
+    mine, other = (Asked("job.py", "", f"lr={lr}", "ddp", "", "", "", "") for lr in (1, 2))
+    write(manifest, replace(read(Manifest, manifest), asked=mine))
+    assert Checkpoints(folder, World(), None, asked=replace(mine, engine="fsdp")).load()
+    with pytest.raises(UserError, match=r"is of another training: --set: lr=1 there, lr=2 here; give another folder"):
+        Checkpoints(folder, World(), None, asked=other).load()
+    assert Checkpoints(folder, World(), None, asked=other, resume=str(folder)).load()
+
+
+def test_a_model_of_another_shape_is_refused(ranks: Pool, tmp_path: Path) -> None:
+    train(ranks(1), "alike", "single", tmp_path / "out", stop_after=2)
+    job = jobs_resumed.stateful()
+    checkpoints = Checkpoints(tmp_path / "out" / "checkpoints", World(), None)
+    run, model = Run(job, World(), 12, checkpoints=checkpoints), job.model()
+    with pytest.raises(UserError, match=r"is of another model: centre, first\.bias, first\.weight, frozen\.bias …"):
+        run.begin(model, job.optimizer.build(model))
+
+
+def test_a_full_disk_costs_the_checkpoint_and_not_the_training(ranks: Pool, tmp_path: Path) -> None:
+    """A file is where the folder should be: nothing can be written there."""
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "whole" / "checkpoints").write_text("")
+    seen = train(ranks(2), "alike", "ddp", tmp_path / "whole", checkpoint_every=Every(2, "steps"))[0]
+    assert len(seen.step_s) == 12
+
+
+def test_lines_of_a_log_after_the_checkpoint_go(ranks: Pool, tmp_path: Path) -> None:
+    for name, more in (("whole", {}), ("cut", {"checkpoint_every": Every(5, "steps"), "stop_after": 7})):
+        train(ranks(2), "alike", "ddp", tmp_path / name, log=("csv",), **more)
+    shutil.rmtree(tmp_path / "cut" / "checkpoints" / "step-7")
+    assert train(ranks(2), "alike", "ddp", tmp_path / "cut", log=("csv",))[0].resumed_from == 5
+    for name, columns in (("steps.csv", 4), ("evaluations.csv", 3)):
+        whole, cut = (
+            [line.split(",")[:columns] for line in (tmp_path / run / name).read_text().splitlines()]
+            for run in ("whole", "cut")
+        )
+        assert cut == whole
+
+
+TWICE = "        self._state.others['scheduler'].step()\n"
+FAULTS = [
+    ("momentum left out", "rank/checkpoint_state.py", "if state is not None:", "if state is None:"),
+    ("a step twice", "training.py", "self.steps, first=self.first", "self.steps, first=self.first - 1"),
+    (
+        "a step left out",
+        "training.py",
+        "self.steps, first=self.first",
+        "self.steps, first=self.first + (self.first > 0)",
+    ),
+    (
+        "the order of epoch 0 again",
+        "data/schedule.py",
+        "*divmod(step, self.steps_per_epoch))",
+        "(0 if first else step // self.steps_per_epoch), step % self.steps_per_epoch)",
+    ),
+    (
+        "the rate moved twice",
+        "rank/saving.py",
+        "        self._saved, self._taken =",
+        TWICE + "        self._saved, self._taken =",
+    ),
+    ("the rate as at first", "rank/checkpoint_state.py", "            load_numbers(group", "            str(group"),
+    ("averages begun anew", "rank/saving.py", "            self._state.load_ema(self._saved, ema)\n", ""),
+    ("rank 0's buffers for all", "rank/checkpoint_state.py", 'rank if same_ranks else "0"', '"0"'),
+    ("evaluations forgotten", "rank/best_weights.py", 'state["curve"], state["best_at"]', "[], -1"),
+    (
+        "the plateau forgotten",
+        "rank/checkpoint_state.py",
+        '            if name != "scaler" or',
+        '            if "evaluation_" not in name and',
+    ),
+    (
+        "pieces in the wrong place",
+        "rank/checkpoint_files.py",
+        "piece.offset) for key",
+        "(0,) * len(piece.offset)) for key",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "old", "new"),
+    [pytest.param(*fault, marks=() if fault is FAULTS[0] else pytest.mark.check, id=fault[0]) for fault in FAULTS],
+)
+def test_a_planted_fault_is_caught(name: str, file: str, old: str, new: str, ranks: Pool, tmp_path: Path) -> None:
+    """Two jobs under fsdp are interrupted in an epoch after the first: one of them ends elsewhere, or fails."""
+    source, jobs = patched(Fault(name, file, old, new, named=(), cause=""), tmp_path / "source"), ("alike", "stateful")
+    for job in jobs:
+        train(ranks(2), job, "fsdp", tmp_path / f"whole {job}")
+    same = []
+    try:
+        with Ranks(2, source) as own:
+            for job in jobs:
+                train(own, job, "fsdp", tmp_path / job, stop_after=5)
+                seen = train(own, job, "fsdp", tmp_path / job)[0]
+                same += [distance(tmp_path / f"whole {job}", tmp_path / job) == 0.0, len(seen.curve) == 4]
+    except RanksFailed:
+        return
+    assert not all(same)

@@ -21,7 +21,7 @@ def asked_of(study: Study, training: Train | Score | None = None) -> Asked:
         settings=_words(setup.settings),
         engine=",".join(setup.engines),
         engine_settings=_words(setup.engine_settings),
-        training=_options(training),
+        training=options_of(training),
         samestep=f"{__version__} {package_digest()}",
         torch=study.inspection.machine.torch,
     )
@@ -43,7 +43,8 @@ def _words(values: Mapping[str, str]) -> str:
     return " ".join(f"{name}={'(a path)' if name in paths else values[name]}" for name in sorted(values))
 
 
-def _options(training: Train | Score | None) -> str:
+def options_of(training: Train | Score | None) -> str:
+    """Returns the options that decide what is trained or evaluated, in words."""
     if training is None:
         return ""
     weights = f"weights {training.init_sha256[:12]}" if training.init_sha256 else "no weights to start from"

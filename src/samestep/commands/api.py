@@ -57,8 +57,9 @@ def run(options: RunOptions) -> TrainResults | None:
     init: weights to start from. evaluate_every: epochs from one evaluation to the next; 0: only the last.
     evaluate_steps: optimizer steps from one to the next. best: the metric whose best weights are kept, as 'accuracy' or
     'error:min'. patience: evaluations without a better one after which the training ends. log: 'csv', 'tensorboard' or
-    'wandb', or several. export: the folder that from_pretrained is to load. Returns None on a machine without rank 0,
-    and on other ranks of an outer launcher.
+    'wandb', or several. checkpoint_every: '500s', '1000steps' or '1epoch'; keep: how many checkpoints stay; resume:
+    'auto', 'never', or a checkpoint's path. export: the folder that from_pretrained is to load. Returns None on a
+    machine without rank 0, and on other ranks of an outer launcher.
     """
     with _call(options.job) as target:
         return train(options.setup(target), options)

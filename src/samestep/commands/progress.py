@@ -107,7 +107,7 @@ class Training(_Live):
         self.progress.update(self.task, description=f"{self.title}: {phase}")
         for entry in now.curve[self.evaluated :]:
             self.evaluated += 1
-            if self.phase is not None:
+            if self.phase is not None and entry["step"] > now.resumed_from:
                 self._event(f"after step {entry['step']:.0f}: {_means(entry)}")
         if now.done is not None:
             left = self.eta.after(now.done, now.steps, time.monotonic())
@@ -166,11 +166,11 @@ def show_training(results: TrainResults) -> None:
     if results.stopped:
         why = "on request" if results.stopped == "asked" else "because the evaluations did not improve"
         print(f"stopped after step {results.steps} of {results.asked_steps}, {why}")
-    ranks, steps = (
-        f"{n} {what}{'' if n == 1 else 's'}" for n, what in ((results.world_size, "rank"), (results.steps, "step"))
-    )
+    taken = results.steps - results.resumed_from
+    ranks, steps = (f"{n} {what}{'' if n == 1 else 's'}" for n, what in ((results.world_size, "rank"), (taken, "step")))
     loss = "none" if results.final_loss is None else f"{results.final_loss:.4f}"
-    print(f"{results.engine} on {ranks}: {steps} in {results.seconds:.1f} s, final loss {loss}")
+    before = f", after {results.resumed_from} of an earlier launch" if results.resumed_from else ""
+    print(f"{results.engine} on {ranks}: {steps} in {results.seconds:.1f} s{before}, final loss {loss}")
     if results.evaluation:
         print(f"evaluation over {results.evaluation_rows} rows, each once: {_means(results.evaluation)}")
     if results.advice:

@@ -7,7 +7,7 @@ import json
 import os
 import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import IO
@@ -21,14 +21,28 @@ from samestep.version import __version__
 
 IDENTITY = "study.json"
 LOCK = ".lock"
+# What may be another when `run` continues a training: a checkpoint is of no engine, and of no number of ranks.
+FREE = (
+    "engines",
+    "engine_settings",
+    "launchers",
+    "device",
+    "nproc",
+    "nnodes",
+    "threads",
+    "samestep",
+    "torch",
+    "package",
+)
 # The files that other ranks and machines may write before this command.
 OWN_FILES = re.compile(r"\.lock|slurm\.sh|slurm-.+\.out|rank-\d+|machine-.+|first-machine\.json")
 
 
-def results_folder(command: str, study: Study, rank: LaunchedRank | None = None, weights: str | None = None) -> Path:
+def results_folder(command: str, study: Study, rank: LaunchedRank | None = None, training: str = "") -> Path:
     """Creates or resumes the folder of a command's results, and locks it for the one command that writes the results.
 
-    rank: of this command, where an outer launcher has started it. weights: a digest of the evaluated weights.
+    rank: of this command, where an outer launcher has started it. training: the options of a training or an evaluation,
+    in words.
     """
     setup, out = study.setup, study.setup.out
     if study.machines.nnodes > 1 and not study.machines.single_launch and command != "run":
@@ -43,9 +57,9 @@ def results_folder(command: str, study: Study, rank: LaunchedRank | None = None,
     identity |= {"nproc": study.nproc, "nnodes": study.machines.nnodes}
     identity["steps"] = study.job.proof_steps
     identity["threads"] = setup.machines.planned_threads
-    if weights:
-        identity["weights"] = weights
-    return prepare(out, setup.job, identity, name, writes=writes)
+    if training:
+        identity["training"] = training
+    return prepare(out, setup.job, identity, name, writes=writes, free=FREE if command == "run" else ())
 
 
 def launch_folder(out: Path, study: Study, rank: LaunchedRank | None) -> Path:
@@ -67,11 +81,19 @@ def shared_folder(out: Path | None) -> Path:
     return out.resolve()
 
 
-def prepare(out: Path | None, job: str, identity: Mapping[str, object], name: str = "", *, writes: bool = True) -> Path:
+def prepare(
+    out: Path | None,
+    job: str,
+    identity: Mapping[str, object],
+    name: str = "",
+    *,
+    writes: bool = True,
+    free: Sequence[str] = (),
+) -> Path:
     """Creates the folder for the results: `out`, or a dated one under runs/. A resumed study must have this `identity`.
 
     name: replaces the date where several processes must find the same folder. writes: whether this command writes the
-    results; only one may.
+    results; only one may. free: what of the identity may be another.
 
     Raises UserError when the folder is not writable, or holds the results of another study.
     """
@@ -93,7 +115,7 @@ def prepare(out: Path | None, job: str, identity: Mapping[str, object], name: st
             existing = dict(json.loads(path.read_text()))
         except (ValueError, TypeError):
             raise UserError(f"{path} cannot be read; give another folder with --out") from None
-        differs = [key for key in current if existing.get(key) != current[key]]
+        differs = [key for key in current if existing.get(key) != current[key] and key not in free]
         if differs:
             key = differs[0]
             raise UserError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -9,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from samestep import launch
-from samestep.commands.agreement import asked_of
+from samestep.commands.agreement import asked_of, options_of
 from samestep.commands.machines import detect_launched_rank
 from samestep.commands.progress import Training
 from samestep.commands.results_folder import launch_folder, results_folder
@@ -20,6 +21,7 @@ from samestep.errors import Refused, TrainingFailed, UserError, say
 from samestep.launch import Command, ports, supervise
 from samestep.launch.command import command_for, rank_command, shell_line
 from samestep.launch.started_by import LaunchedRank
+from samestep.records.checkpoint import FOLDER
 from samestep.records.files import write, write_json
 from samestep.records.inspection import JobFacts
 from samestep.records.plan import Plan, Score, Train
@@ -28,7 +30,7 @@ from samestep.records.results import InitialWeights, ScoreResults, TrainResults,
 from samestep.report.figures import batch_size, data_wait
 from samestep.world.network import check_master
 
-WEIGHTS = "weights.safetensors"
+WEIGHTS, RESULTS = "weights.safetensors", "results.json"
 Watch = Callable[[Progress], None]
 
 
@@ -40,7 +42,7 @@ def run(setup: Setup, options: TrainOptions, *, dry_run: bool = False) -> TrainR
         return None
     study, row, record, out = launched
     results = _train_results(study, row, record, out)
-    write_json(out / "results.json", results_json(results))
+    write_json(out / RESULTS, results_json(results))
     return results
 
 
@@ -51,7 +53,7 @@ def evaluate(setup: Setup, options: ScoreOptions) -> ScoreResults | None:
         return None
     study, row, record, out = launched
     results = _score_results(study, row, record)
-    write_json(out / "results.json", results_json(results))
+    write_json(out / RESULTS, results_json(results))
     return results
 
 
@@ -62,7 +64,7 @@ def _launch(
     rank = detect_launched_rank(os.environ, setup)
     study = study_of(setup, rank)
     training = options.plan(study.job)
-    out = results_folder(command, study, rank, training.init_sha256 if isinstance(training, Score) else None)
+    out = results_folder(command, study, rank, options_of(training))
     if isinstance(training, Train):
         training = replace(training, weights=str(out / WEIGHTS))
     folder = launch_folder(out, study, rank)
@@ -98,10 +100,8 @@ def prepare(
     rank: of this command, where an outer launcher has started it: the command then becomes that rank. Raises UserError
     when the engine cannot run, or when the folder has weights already.
     """
-    if isinstance(training, Train) and Path(training.weights).exists():
-        raise UserError(
-            f"{training.weights} exists, and a new training would replace it; give another folder with --out"
-        )
+    if isinstance(training, Train):
+        _check_unfinished(training)
     setup, machines = study.setup, study.machines
     check_devices(study.nproc, study.inspection, setup.engines)
     check_master(machines.master, machines.nnodes)
@@ -129,6 +129,17 @@ def prepare(
         return row, rank_command(folder / "plan.json", rank, row.facts.devices, machines)
     nproc = row.facts.processes // machines.nnodes
     return row, command_for(folder / "plan.json", row.launcher, nproc, row.facts.devices, machines)
+
+
+def _check_unfinished(training: Train) -> None:
+    """Raises UserError where the training's folder holds one that has ended, or one that it is not to continue."""
+    weights = Path(training.weights)
+    results, checkpoints = weights.with_name(RESULTS), weights.with_name(FOLDER)
+    ended = results.exists() and json.loads(results.read_text()).get("stopped") != "asked"
+    if weights.exists() and (ended or training.resume == "never"):
+        raise UserError(f"{weights} exists, and a new training would replace it; give another folder with --out")
+    if training.resume == "never" and checkpoints.exists():
+        raise UserError(f"{checkpoints} holds those of another training; give another folder with --out")
 
 
 def _supervise(study: Study, row: Row, command: Command, folder: Path, watch: Watch, *, one_rank: bool) -> Record:
@@ -160,7 +171,8 @@ def _train_results(study: Study, row: Row, record: Record, out: Path) -> TrainRe
         engine_settings=row.facts.chosen,
         global_batch=study.job.global_batch,
         init=InitialWeights(step.init, str(step.init_sha256)) if step.init else None,
-        steps=len(seen.step_s),
+        steps=seen.resumed_from + len(seen.step_s),
+        resumed_from=seen.resumed_from,
         asked_steps=seen.asked_steps or 0,
         stopped=seen.stopped,
         seconds=sum(seen.step_s),

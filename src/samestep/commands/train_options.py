@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import tempfile
 from dataclasses import KW_ONLY, dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Option
 
@@ -15,6 +16,7 @@ from samestep.commands.options import Options, Typed, names
 from samestep.errors import UserError, first_few, nearest
 
 if TYPE_CHECKING:
+    from samestep.records.checkpoint import Every
     from samestep.records.inspection import JobFacts
     from samestep.records.plan import Score, Train
 
@@ -26,6 +28,9 @@ class TrainOptions(Options):
     """How to train. init: weights to start from. evaluate_every: epochs from one evaluation to the next; 0: only the
     last; None: 1, or 0 where evaluate_steps is given. evaluate_steps: optimizer steps from one evaluation to the next.
     log: of LOGS. export: the folder that from_pretrained is to load.
+
+    checkpoint_every: '500s', '1000steps' or '1epoch'; '': only when the training is stopped before its end. keep: how
+    many checkpoints stay. resume: 'auto' continues what `out` holds, 'never' does not; or a checkpoint's path.
 
     best: the metric, as 'accuracy' or 'error:min', whose best weights are kept; '' keeps the last. patience:
     evaluations without a better one after which the training ends.
@@ -57,6 +62,16 @@ class TrainOptions(Options):
         Typed(Path | None),
         Option(help="Write a folder that from_pretrained loads, with the trained weights."),
     ] = None
+
+    checkpoint_every: Annotated[
+        str, Option(help="Keep the training's state every so often: 500s, 1000steps or 1epoch.")
+    ] = ""
+    keep: Annotated[int, Option(help="How many of the newest checkpoints stay.", min=1)] = 3
+    resume: Annotated[
+        str | Path,
+        Typed(str, "auto"),
+        Option(help="auto: continue what --out holds; never; or the path of a checkpoint, or of a run."),
+    ] = "auto"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -99,7 +114,30 @@ class TrainOptions(Options):
             patience=self.patience,
             log=self.log,
             export=str(export) if export else None,
+            checkpoint_every=_every(self.checkpoint_every) if self.checkpoint_every else None,
+            keep=self.keep,
+            resume=_resume(str(self.resume)),
         )
+
+
+def _every(text: str) -> Every:
+    """Parses '500s', '1000steps' or '1epoch'."""
+    from samestep.records.checkpoint import Every
+
+    match = re.fullmatch(r"(\d+) ?(s|steps?|epochs?)", text)
+    if not match or not int(match[1]):
+        raise UserError(f"--checkpoint-every {text}: write seconds, steps or epochs, as in 500s, 1000steps or 1epoch")
+    unit: Literal["s", "steps", "epochs"] = "s" if match[2] == "s" else "steps" if match[2][0] == "s" else "epochs"
+    return Every(int(match[1]), unit)
+
+
+def _resume(text: str) -> str:
+    """Returns 'auto', 'never', or an absolute path."""
+    if text in ("auto", "never"):
+        return text
+    if not Path(text).is_dir():
+        raise UserError(f"--resume {text}: there is no such folder; give auto, never, or the folder of a checkpoint")
+    return str(Path(text).resolve())
 
 
 def _check_export(folder: Path, modules: tuple[str, ...]) -> None:

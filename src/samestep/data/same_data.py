@@ -34,7 +34,7 @@ def check_same_data(job: Job, world: World, *, training: bool = True) -> None:
         _check("training", job, world)
         _check_order(job, world)
     if job.evaluation is not None:
-        _check("evaluation", replace(job, train=job.evaluation, order=None), world)
+        _check("evaluation", replace(job, train=job.evaluation, order=None, carry_state=False, last="keep"), world)
 
 
 def _check(name: str, job: Job, world: World) -> None:

@@ -14,9 +14,9 @@ import math
 import os
 import re
 import shutil
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import zip_longest
 from pathlib import Path
 from typing import IO, Any
 
@@ -25,6 +25,7 @@ from torch import Tensor
 
 from samestep.errors import UserError
 from samestep.rank.packed import Piece, Stored, merged, unpack
+from samestep.records.asked import Asked
 from samestep.records.checkpoint import MANIFEST, Manifest, Place, RankPart
 from samestep.records.files import read, replace_by, write
 
@@ -57,13 +58,13 @@ def write_part(folder: Path, rank: int, tree: Any, pieces: Mapping[str, Piece], 
     write(folder / f"rank{rank}.json", RankPart(tree, places))
 
 
-def complete(folder: Path, step: int, engine: str, world_size: int, written_at: float) -> Path:
+def complete(folder: Path, step: int, engine: str, world_size: int, asked: Asked | None) -> Path:
     """Completes the checkpoint whose parts all ranks have written: digests, manifest, rename. Returns its folder."""
     part = part_folder(folder, step)
     files = sorted(path for path in part.iterdir() if not path.name.startswith("."))
     digests = {path.name: digest(path) for path in files}
     size = sum(path.stat().st_size for path in files)
-    write(part / MANIFEST, Manifest(step, engine, world_size, written_at, digests, size))
+    write(part / MANIFEST, Manifest(step, engine, world_size, time.time(), digests, size, asked))
     sync(part)
     done = folder / f"step-{step}"
     shutil.rmtree(done, ignore_errors=True)  # of a training that came here before, and was resumed from an earlier one
@@ -172,23 +173,25 @@ class Saved:
         self, stored: Stored, offset: tuple[int, ...] | None = None, shape: tuple[int, ...] | None = None
     ) -> Tensor:
         """Returns a tensor, or the block of it with this offset and shape, put together from all ranks' pieces."""
-        (opened, place), *_ = self._pieces[stored.key]
-        if place is None and shape is None:
-            whole: Tensor = opened.get_tensor(stored.key)
-            return whole
-        shape = self.shape(stored) if shape is None else shape
-        offset = (0,) * len(shape) if offset is None else offset
-        found: Tensor | None = None
+        (opened, first), *_ = self._pieces[stored.key]
+        whole = self.shape(stored) if shape is None or offset is None else tuple(shape)
+        if first is None and whole == self.shape(stored):
+            tensor: Tensor = opened.get_tensor(stored.key)
+            return tensor
+        offset = offset or (0,) * len(whole)
+        found, copied = torch.empty(whole, dtype=self.dtype(stored)), 0
         for opened, place in self._pieces[stored.key]:
             piece = opened.get_slice(stored.key)
-            at = place.offset if place else (0,) * len(shape)
-            spans = list(_overlap(offset, shape, at, piece.get_shape()))
-            if found is None:
-                found = torch.empty(shape, dtype=self.dtype(stored))
-            if all(start < end for start, end in spans) and spans:
-                theirs = piece[tuple(slice(start - first, end - first) for (start, end), first in zip(spans, at))]
-                found[tuple(slice(start - first, end - first) for (start, end), first in zip(spans, offset))] = theirs
-        assert found is not None
+            at = place.offset if place else (0,) * len(whole)
+            spans = list(_overlap(offset, whole, at, piece.get_shape()))
+            if all(start < end for start, end in spans):
+                theirs = piece[tuple(slice(start - of, end - of) for (start, end), of in zip(spans, at))]
+                found[tuple(slice(start - of, end - of) for (start, end), of in zip(spans, offset))] = theirs
+                copied += theirs.numel()
+        if copied != found.numel():
+            raise UserError(
+                f"the checkpoint {self.folder} has only {copied} of the {found.numel()} values of {stored.key}"
+            )
         return found
 
     def plain(self, tree: Any) -> Any:
@@ -206,5 +209,5 @@ def _overlap(
     offset: Sequence[int], shape: Sequence[int], other_offset: Sequence[int], other_shape: Sequence[int]
 ) -> Iterator[tuple[int, int]]:
     """Yields for each dimension the first index of what two blocks share, and the one after the last."""
-    for first, size, other, other_size in zip_longest(offset, shape, other_offset, other_shape):
+    for first, size, other, other_size in zip(offset, shape, other_offset, other_shape):
         yield max(first, other), min(first + size, other + other_size)

@@ -40,7 +40,8 @@ from samestep.rank.checkpoint_files import (
 )
 from samestep.rank.graceful_stop import AgreedStep
 from samestep.rank.packed import Piece, pack
-from samestep.records.checkpoint import FOLDER, MANIFEST, Every
+from samestep.records.asked import JOB, Asked
+from samestep.records.checkpoint import FOLDER, MANIFEST, Every, Manifest
 from samestep.world import World
 
 POLL_S = 0.05
@@ -67,7 +68,8 @@ class Checkpoints:
 
     every: how far apart they are; None: one is written only when the training is stopped before its end.
     keep: how many of the newest stay. resume: 'auto', 'never', or the path of a checkpoint, or of a folder of them.
-    engine: its name, for the manifest.
+    engine: its name, for the manifest. asked: what is trained, by which the checkpoint of another job is recognised.
+    attempt: how often these ranks have been restarted; then they continue from the newest one, whatever `resume` is.
     """
 
     def __init__(
@@ -80,9 +82,11 @@ class Checkpoints:
         keep: int = 3,
         resume: str = "auto",
         engine: str = "",
+        asked: Asked | None = None,
+        attempt: int = 0,
     ) -> None:
         self.folder, self.world, self.every, self.keep, self.resume = folder, world, every, keep, resume
-        self.engine, self._store = engine, store
+        self.engine, self.asked, self.attempt, self._store = engine, asked, attempt, store
         self._thread: threading.Thread | None = None
         self._timer: AgreedStep | None = None
         self._timers, self._due_at = 0, 0.0
@@ -116,14 +120,33 @@ class Checkpoints:
                 f"rank {self.world.rank} does not see {chosen}, from which rank 0 continues; put --out on a folder that"
                 " all machines share"
             )
-        return Saved(chosen)
+        saved = Saved(chosen)
+        self._compare(saved.manifest, chosen)
+        return saved
+
+    def _compare(self, there: Manifest, path: Path) -> None:
+        """Says from where the training continues. Raises UserError where that is another job's, unless it was named."""
+        which = f"step {there.step}, of {there.engine} on {there.world_size} rank{'s' if there.world_size > 1 else ''}"
+        different = self.asked.difference(there.asked, JOB) if self.asked and there.asked else None
+        named = self.resume not in ("auto", "never")
+        if different and not named:
+            what, mine, theirs = different
+            raise UserError(
+                f"{path} is of another training: {what}: {theirs} there, {mine} here; give another folder with --out, "
+                f"or continue it all the same with --resume {path}"
+            )
+        if self.world.rank == 0:
+            other = f"; {different[0]}: {different[2]} there, {different[1]} here" if different else ""
+            say(f"continues from the checkpoint of {which}{other}")
 
     def _choose(self) -> Path | None:
         remove_remains(self.folder)
+        if self.resume == "auto" or self.attempt:
+            found = newest(self.folder, say)
+            if found or self.resume == "auto":
+                return found
         if self.resume == "never":
             return None
-        if self.resume == "auto":
-            return newest(self.folder, say)
         path = Path(self.resume)
         if not (path / MANIFEST).exists():
             found = newest(path, say) or newest(path / FOLDER, say)
@@ -217,7 +240,7 @@ class Checkpoints:
                 failure = f"rank {rank} has written its part into another {self.folder}: all machines must share it"
         try:
             if not failure:
-                complete(self.folder, done, self.engine, self.world.size, time.time())
+                complete(self.folder, done, self.engine, self.world.size, self.asked)
                 prune(self.folder, self.keep)
         except OSError as error:
             failure = f"rank 0 cannot write to {self.folder} ({_what(error)})"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
 from samestep.errors import UserError
 from samestep.job import Job, StepInfo
 from samestep.rank.watch import Listener
+from samestep.records.files import replace_text
 
 
 def listeners_of(job: Job, logs: Iterable[str], folder: Path) -> list[Listener]:
@@ -51,6 +53,9 @@ class Called:
     ) -> None:
         self.name, self.step, self.evaluation = name, step, evaluation
 
+    def resume(self, step: int) -> None:
+        pass
+
     def close(self) -> None:
         pass
 
@@ -63,6 +68,15 @@ class Csv:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.files: dict[str, IO[str]] = {}
+
+    def resume(self, step: int) -> None:
+        """Continues the files: keeps their lines until `step`."""
+        for path in [each for name in ("steps.csv", "evaluations.csv") if (each := self.folder / name).exists()]:
+            header, *lines = path.read_bytes().decode().splitlines(keepends=True) or [""]
+            kept = [line for line in lines if line.endswith("\n") and int(line.partition(",")[0]) <= step]
+            if kept:  # else the first line that is written brings a header
+                replace_text(path, header + "".join(kept))
+                self.files[path.name] = open(path, "a", buffering=1, newline="")  # noqa: SIM115 - closed in close()
 
     def step(self, info: StepInfo) -> None:
         self._write("steps.csv", {"step": info.step, "epoch": info.epoch, **scalars(info)})
@@ -89,7 +103,12 @@ class TensorBoard:
     def __init__(self, folder: Path) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self.writer: Any = SummaryWriter(str(folder / "tensorboard"))
+        self.open: Any = partial(SummaryWriter, str(folder / "tensorboard"))
+        self.writer: Any = self.open()
+
+    def resume(self, step: int) -> None:
+        self.writer.close()
+        self.writer = self.open(purge_step=step + 1)
 
     def step(self, info: StepInfo) -> None:
         for name, value in scalars(info).items():
@@ -114,6 +133,9 @@ class Wandb:
         self.run: Any = wandb.init(mode="offline", dir=str(folder), project="samestep", name=folder.name)
         self.run.define_metric("step")
         self.run.define_metric("*", step_metric="step")
+
+    def resume(self, step: int) -> None:
+        pass  # a run of its own, which begins after that step
 
     def step(self, info: StepInfo) -> None:
         self.run.log({"step": info.step, **{f"train/{name}": value for name, value in scalars(info).items()}})

@@ -16,9 +16,12 @@ from samestep.rank.meter import Meter
 
 
 class Listener(Protocol):
-    """Is told of the steps and evaluations. name: for the warning, should it raise."""
+    """Is told of the steps and evaluations. name: for the warning, should it raise. resume: called first where the
+    training continues after `step` steps: what was told of later ones did not come to be."""
 
     name: str
+
+    def resume(self, step: int) -> None: ...
 
     def step(self, info: StepInfo) -> None: ...
 
@@ -52,8 +55,13 @@ class Watch:
         self._began = time.perf_counter()
         self._warned: set[str] = set()
 
-    def begin(self, optimizer: Optimizer) -> None:
-        """Registers the optimizer whose learning rates are told. The steps' time begins."""
+    def begin(self, optimizer: Optimizer, first: int = 0) -> None:
+        """Registers the optimizer whose learning rates are told. The steps' time begins.
+
+        first: the steps done before, where the training continues.
+        """
+        for listener in self.listeners if first else ():
+            self._call(listener.name, listener.resume, first)
         # Read after the optimizer's step: later, the scheduler has moved the rate.
         optimizer.register_step_post_hook(lambda stepped, *_: self._read_rates(stepped))
         self._began = time.perf_counter()

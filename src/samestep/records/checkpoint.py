@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from samestep.records.asked import Asked
+
 MANIFEST = "manifest.json"
 FOLDER = "checkpoints"  # in a run's folder
 
@@ -23,7 +25,7 @@ class Manifest:
     """A complete checkpoint: written last, when all its other files are on the disk.
 
     step: optimizer steps done. engine, world_size: which wrote it. written_at: Unix time, in seconds. files: the name
-    of each other file -> the BLAKE2b digest of its bytes. bytes: of all files.
+    of each other file -> the BLAKE2b digest of its bytes. bytes: of all files. asked: what was trained.
     """
 
     step: int
@@ -32,6 +34,7 @@ class Manifest:
     written_at: float
     files: Mapping[str, str]
     bytes: int
+    asked: Asked | None = None
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from samestep.records.asked import Asked as Asked
 from samestep.records.checkpoint import Every
 from samestep.records.inspection import Values
 
@@ -99,44 +100,6 @@ class Score:
 
 
 Training = Annotated[Measure | Prove | Train | Score, Field(discriminator="kind")]
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What a command was asked to train, and by which code: equal on all machines of one training.
-
-    job: its function and the name of its file. source: a digest of that file and the modules beside it. settings,
-    engine_settings: as typed. training: the options that decide what is trained. samestep, torch: their versions.
-    """
-
-    job: str
-    source: str
-    settings: str
-    engine: str
-    engine_settings: str
-    training: str
-    samestep: str
-    torch: str
-
-    def difference(self, other: Asked) -> tuple[str, str, str] | None:
-        """Returns the first thing in which `other` differs: its name, this one's value and the other's; or None."""
-        for name, word in ASKED_WORDS.items():
-            mine, theirs = getattr(self, name), getattr(other, name)
-            if mine != theirs:
-                return word, mine or "none", theirs or "none"
-        return None
-
-
-ASKED_WORDS = {
-    "job": "the job",
-    "source": "the job's file, or a module beside it (by digest)",
-    "settings": "--set",
-    "engine": "--engine",
-    "engine_settings": "--set-engine",
-    "training": "the options",
-    "samestep": "the version of samestep (and a digest of its files)",
-    "torch": "the version of torch",
-}
 
 
 @dataclass(frozen=True)

@@ -234,7 +234,8 @@ class RankError:
 @dataclass(frozen=True)
 class Progress:
     """What a launch is doing. attempt: how often torchrun has restarted it. done: steps, None before the training.
-    samples: in these steps. loss: a recent one. curve: the evaluations so far."""
+    samples: in these steps. loss: a recent one. curve: the evaluations so far. resumed_from: the steps that an earlier
+    launch has done."""
 
     phase: str = "starting"
     attempt: int = 0
@@ -243,6 +244,7 @@ class Progress:
     samples: int = 0
     loss: float = 0.0
     curve: list[dict[str, float]] = field(default_factory=list)
+    resumed_from: int = 0
 
 
 def write_progress(rank: int, folder: Path, progress: Progress) -> None:

@@ -210,6 +210,7 @@ class InitialWeights:
 class TrainResults:
     """The results of a training.
 
+    steps: that have been taken; the first `resumed_from` of them by an earlier launch. seconds: of the others.
     curve: the evaluations, each {step, loss, …}. weights: their file. export: the folder for from_pretrained, where one
     was asked for. weights_of_step: the step after which they were
     saved. evaluation: of these weights. stopped: 'asked' or 'early'. wait_share: share of
@@ -227,6 +228,7 @@ class TrainResults:
     init: InitialWeights | None
     steps: int
     asked_steps: int
+    resumed_from: int
     stopped: str | None
     seconds: float
     skipped_steps: int

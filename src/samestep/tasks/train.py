@@ -59,7 +59,8 @@ def train(plan: Plan, training: Train, job: Job, engine: Engine, world: World) -
 
     def progress(done: int, loss: float) -> None:
         samples = schedule.rows_of(done)
-        write_progress(world.rank, folder, Progress("train", attempt(), done, steps, samples, loss, best.curve))
+        now = Progress("train", attempt(), done, steps, samples, loss, best.curve, run.first)
+        write_progress(world.rank, folder, now)
 
     checkpoints = Checkpoints(
         Path(training.weights).parent / FOLDER,
@@ -69,6 +70,8 @@ def train(plan: Plan, training: Train, job: Job, engine: Engine, world: World) -
         keep=training.keep,
         resume=training.resume,
         engine=plan.engine,
+        asked=plan.asked,
+        attempt=attempt(),
     )
     stop = StopAfter(training.stop_after) if training.stop_after else GracefulStop(world, stop_store())
     shown = progress if world.rank == 0 else None
