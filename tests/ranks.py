@@ -222,7 +222,7 @@ def resumed_reference_plan(
     job: str, first: EngineFacts, then: EngineFacts, settings: Mapping[str, str] | None = None
 ) -> ReferencePlan:
     """The plan of the reference for a training that one engine begins and another one continues."""
-    layouts = [loop_layout(first, then), numerics_layout(first) if first == then else None]
+    layouts = [loop_layout(first, then), numerics_layout(first, then)]
     return ReferencePlan(
         "", 0.0, job, dict(settings or {}), tuple(filter(None, layouts)), steps=8, replicas=first.replicas
     )

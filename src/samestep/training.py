@@ -208,7 +208,7 @@ class Run:
         self.part = part = batch.part
         if self._done == self.first:
             self._begin_ema()  # here, when every library has made the parameters its own
-            if self._observer and self.first:
+            if self._observer and self.first and not self._observer.state:
                 self._observer.note_state(self._ema)
         job = self._of_phase[part.phase]
         if self.job.phases and self._model:

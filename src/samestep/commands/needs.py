@@ -9,10 +9,9 @@ from pathlib import Path
 
 import psutil
 
-from samestep.commands.study import Row, Study
+from samestep.commands.study import Row, Study, layouts_of
 from samestep.errors import UserError, say
 from samestep.launch import oom_kills
-from samestep.proof.plan import loop_layout, numerics_layout
 
 # Bytes a parameter, in float64. Of the reference: weights, gradient, Adam's two moments, the state that a training with
 # noise is compared with, and temporary copies; measured by benchmarks/proof_cost.py.
@@ -51,7 +50,7 @@ class Room:
 def need_of(study: Study, rows: list[Row]) -> Need:
     """Estimates what the proof of `rows` needs."""
     job = study.job
-    layouts = {layout for row in rows for layout in (loop_layout(row.facts), numerics_layout(row.facts)) if layout}
+    layouts = {layout for row in rows for layout in layouts_of(row) if layout}
     of_step = job.proof_rows or job.global_batch
     at_once = -(-of_step // (study.size * job.micro_batches.get(study.size, 1)))
     activations = WIDER * job.row_bytes * at_once

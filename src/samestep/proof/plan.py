@@ -56,13 +56,13 @@ def _then(layout: LayoutPlan) -> Then:
     return Then(layout.replicas, layout.split, layout.buffers)
 
 
-def numerics_layout(facts: EngineFacts) -> LayoutPlan | None:
-    """The layout that an inexact engine's numerics are compared with; None where they are exact."""
+def numerics_layout(facts: EngineFacts, then: EngineFacts | None = None) -> LayoutPlan | None:
+    """The layout that an inexact engine's numerics are compared with; None where they are exact. then: as above."""
     _, numerics = _working(facts)
     if not numerics.lossy:
         return None
     return replace(
-        loop_layout(facts),
+        loop_layout(facts, then),
         rounds_to=numerics.rounds_to,
         exact_steps=numerics.exact_steps,
         dtype="float32",

@@ -8,9 +8,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from samestep.proof.judge import judge
+from samestep.proof.plan import AS_NUMERICS
 from samestep.proof.resume_causes import resume_cause, state_cause
 from samestep.proof.trace import Expectation, of_engine
-from samestep.records.interruption import INTERRUPTED
 from samestep.records.plan import TRAININGS
 from samestep.records.record import Observations, RankRecord, Record, TensorSeen
 from samestep.records.results import Divergence, Verdict
@@ -73,7 +73,7 @@ def _seen(ranks: list[RankRecord], name: str, number: int) -> Observations:
     if number < len(ranks) and name in ranks[number].trainings:
         return ranks[number].trainings[name]
     alike = ranks[0].trainings.get(name, Observations())
-    return Observations(start_digest=alike.start_digest, rates=alike.rates, later=dict.fromkeys(alike.later, []))
+    return Observations(start_digest=alike.start_digest, rates=alike.rates, later={epoch: [] for epoch in alike.later})
 
 
 def _joined(first: Observations, rest: Observations) -> Observations:
@@ -98,15 +98,15 @@ def judge_resumed(loop: Expectation, record: JoinedRecord, numerics: Expectation
     """
     verdict = judge(loop, record, numerics)
     found = verdict.first_divergence
-    trainings = [name for name in INTERRUPTED if name in record.training_names()]
-    for training in trainings:
-        cut = record.interruption(training)
-        if found and _before(found, training, cut):
+    for name in record.training_names():
+        training, cut = name.removeprefix(AS_NUMERICS.format("")), record.interruption(name)
+        is_exact = training == name
+        if found and is_exact and _before(found, training, cut):
             break
-        lost = next(_lost(loop, record, training), None)
+        lost = next(_lost(loop if is_exact or numerics is None else numerics, record, name), None)
         if lost:
             return replace(verdict, verdict="differs", bitwise=False, first_divergence=lost)
-        if found and found.training == training:
+        if found and is_exact and found.training == training:
             expected, observed = loop.trace(training, 0, len(record.ranks)), of_engine(record, training)
             cause = resume_cause(found, cut, expected, observed, loop.of(training).draws)
             return replace(verdict, first_divergence=replace(found, cause=cause or found.cause))
@@ -122,7 +122,7 @@ def _before(found: Divergence, training: str, cut: int) -> bool:
 
 def _lost(loop: Expectation, record: JoinedRecord, training: str) -> Iterator[Divergence]:
     """The differences between the state at the interruption and the one that the second launch began with."""
-    first, rest = ([rank.trainings[training] for rank in each.ranks] for each in (record.first, record.rest))
+    first, rest = (each.training(training) for each in (record.first, record.rest))
     cut, slack = record.interruption(training), CLOSE * loop.eps
     before, after = [seen.state for seen in first], [seen.state for seen in rest]
     differing = list(_differing(before, after, slack))
@@ -135,9 +135,11 @@ def _lost(loop: Expectation, record: JoinedRecord, training: str) -> Iterator[Di
         yield Divergence(training, cut, "resumed state", name, rank, want, got, cause)
 
 
-def _differing(before: list[State], after: list[State], slack: float) -> Iterator[tuple[str, int, float, float | str]]:
+def _differing(
+    before: list[State], after: list[State], slack: float
+) -> Iterator[tuple[str, int, float | str, float | str]]:
     """Yields (name, rank, sum at the interruption, sum after loading or 'lost') of what is not the same."""
-    for name in before[0] if len(before) == 1 else dict.fromkeys(name for state in before for name in state):
+    for name in dict.fromkeys(name for state in before for name in state):
         if not _may_be_there(name, after):
             continue
         for rank, want, got in _pairs(name, before, after):
@@ -147,6 +149,9 @@ def _differing(before: list[State], after: list[State], slack: float) -> Iterato
                 close = slack * max(want.magnitude, got.magnitude)
                 if abs(want.mixed - got.mixed) > close or abs(want.magnitude - got.magnitude) > close:
                     yield name, rank, want.magnitude, got.magnitude
+    for name, seen in after[0].items():
+        if name.startswith("weights of ") and name not in before[0]:
+            yield name, 0, "absent", seen.magnitude
 
 
 def _may_be_there(name: str, after: list[State]) -> bool:

@@ -24,6 +24,8 @@ def state_cause(name: str, want: Any, got: Any, other: bool) -> str:
     part = name.partition(" [")[0].partition("[")[0].strip()
     lost = "was not restored" if got == "lost" else "began anew" if got == 0.0 else "is another than was saved"
     where = ", on the new number of ranks" if other else ""
+    if want == "absent":
+        return f"{of} is a parameter of its own after loading: a tied weight was saved once, and loaded apart"
     if kind == "weights":
         return f"the weights of {of} are not those of the checkpoint's step{where}: rounded, of another step, or lost"
     if kind == "average":
@@ -54,7 +56,9 @@ def resume_cause(found: Divergence, cut: int, expected: Trace, observed: Trace, 
     if found.quantity == "learning rate":
         return _rate(step, found, expected)
     if found.quantity == "loss" and step == cut:
-        random = "random numbers are drawn that are not the step's own, such as the first step's dropout mask; or " * draws
+        random = (
+            "random numbers are drawn that are not the step's own, such as the first step's dropout mask; or " * draws
+        )
         return (
             f"weights, optimizer and rows are right after loading, the loss is not: {random}something is lost that the "
             "checkpoint does not hold, such as a state in the model's attributes"
@@ -122,4 +126,4 @@ def _rate(step: int, found: Divergence, expected: Trace) -> str:
         return "the rate begins anew: the scheduler, or the parameter groups' rates, were not restored"
     if step and got == rates[step - 1]:
         return "the scheduler is one step behind, or its rate was not set after loading"
-    return "right until the interruption, wrong after it: the scheduler's state, or the evaluations that it counts, is lost"
+    return "right until the interruption, wrong after it: the scheduler's state, or what it counts, was not restored"

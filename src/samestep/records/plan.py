@@ -43,8 +43,8 @@ class Prove:
 
     training: one of TRAININGS. dtype: 'float64', or 'float32' for a model or an engine that float64 does not fit.
     replicas: the subset's last batch does not divide among so many. sgd_lr: the learning rate of 'sgd'. rows: of a
-    step, where they are fewer than the job's; 0: the job's global batch. name: in the record. interrupted: None: it runs
-    to its end in this launch.
+    step, where they are fewer than the job's; 0: the job's global batch. name: in the record. interrupted: None: it
+    runs to its end in this launch.
     """
 
     training: str

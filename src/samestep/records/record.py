@@ -88,7 +88,8 @@ class Observations:
     step, and how many of them it waited for data. fetch_s, fetch_cpu_s: wall-clock and CPU seconds of all loading.
     began_at: when the first batch was requested, Unix time in seconds. start_digest: of the first weights.
     Only for the proof: parts: each micro-batch; later: epoch -> the rows of its first step; rates: the learning rates
-    of each optimizer step and parameter group; state: of an interrupted training, at the interruption and after loading.
+    of each optimizer step and parameter group; state: of an interrupted one, at
+    the interruption or after loading.
     curve: the evaluations, each {step, loss, …}. best_at: the index of the best one, -1: none. stopped: 'early' by
     patience, or 'asked' by a graceful stop. resumed_from: the steps that were done before, in an earlier launch.
     """
