@@ -38,6 +38,8 @@ def state_cause(name: str, want: Any, got: Any, other: bool) -> str:
         return f"the optimizer's step count of {of} {lost}: Adam corrects its bias as at the beginning"
     if of:
         return f"the optimizer's {kind} of {of} {lost}{where}"
+    if part == "evaluations":
+        return f"the evaluations so far {lost}: the best one is forgotten, and patience counts anew"
     if part == "scaler":
         return "the loss scaler was not restored: it begins again from its first scale"
     return f"the state of the {part.replace('_', ' ')} {lost}: it begins anew, or counts a step twice"

@@ -10,6 +10,7 @@ from typing import Any
 from samestep.data.schedule import schedule_of
 from samestep.engine import Engine
 from samestep.job import Job
+from samestep.rank.best_weights import BestWeights
 from samestep.rank.checkpoints import Checkpoints, StopAfter
 from samestep.rank.evaluate import evaluate, plain_model
 from samestep.rank.group import checkpoint_store
@@ -19,7 +20,7 @@ from samestep.records.plan import Interrupted, Plan, Prove
 from samestep.records.record import Observations, write_state
 from samestep.tasks.proof_job import proof_job, steps_of
 from samestep.tasks.run_engine import run_engine
-from samestep.training import Run
+from samestep.training import Evaluator, Run
 from samestep.world import World
 
 
@@ -60,8 +61,13 @@ def prove(plan: Plan, training: Prove, job: Job, engine: Engine, world: World) -
     small = proof_job(job, training)
     by_evaluation = small.scheduler is not None and small.scheduler.every == "evaluation"
     steps = steps_of(training, job)
-    evaluator = EachStep(small, world, steps) if by_evaluation else None
+    evaluator: Evaluator | None = EachStep(small, world, steps) if by_evaluation else None
     parts = training.interrupted
+    if parts and small.evaluation is not None:  # as a training evaluates, whose state is in its checkpoints
+        best = Path(parts.checkpoints) / f"{training.name}.safetensors"
+        best.parent.mkdir(parents=True, exist_ok=True)
+        every = 1 if by_evaluation else 2
+        evaluator = BestWeights(small, world, steps, best, best=("loss", "min"), every_steps=every)
     checkpoints = _checkpoints(plan, training.name, parts, world) if parts else None
     first = parts is not None and parts.part == "first"
     stop = StopAfter(interruption_of(training, small, steps)) if first else None
