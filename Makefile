@@ -10,7 +10,7 @@ PYTEST = -n 2 --dist loadfile
 # What `make demo` runs; benchmarks/starts.py and tests/test_make.py read it here.
 DEMO = compare digits --launcher fork --rounds 3 --measured-steps 12 --warmup-steps 3
 
-.PHONY: demo test check lint horovod mutations conformance overhead starts input jobs ports proof-cost clean
+.PHONY: demo test check lint horovod mutations conformance resume overhead starts input jobs ports proof-cost clean
 
 demo: $(VENV)/.demo
 	$(BIN)/samestep $(DEMO)
@@ -53,6 +53,11 @@ jobs: $(VENV)/.tested
 # Verifies each port of examples/ on 2 and 3 ranks, and prints the coverage table of docs/porting.md.
 ports: $(VENV)/.tested
 	$(BIN)/python tests/examples/table.py
+
+# Measures the tables of docs/resume.md again: which engines continue which trainings, and the planted faults of a resume.
+resume: $(VENV)/.tested
+	$(BIN)/python tests/resume/table.py --out $(or $(OUT),runs/resume) --write
+	$(BIN)/python tests/resume/plant.py --out $(or $(OUT),runs/resume)
 
 # Measures the table of docs/conformance.md again.
 conformance: $(VENV)/.tested

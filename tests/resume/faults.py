@@ -27,6 +27,7 @@ class ResumeFault:
     cause: str
     job: str = "alike"
     settings: Mapping[str, str] = field(default_factory=dict)
+    engine_settings: Mapping[str, str] = field(default_factory=dict)
     first: tuple[str, int] = ("ddp", 2)
     then: tuple[str, int] = ("ddp", 2)
     trainparity: str = ""
@@ -47,7 +48,7 @@ FAULTS = (
         SCHEDULE,
         PARTS,
         parts_of("0 if first else epoch, number"),
-        ("indices",),
+        ("rows", "indices"),
         "order of an earlier epoch is replayed",
     ),
     ResumeFault(
@@ -55,7 +56,7 @@ FAULTS = (
         SCHEDULE,
         PARTS,
         parts_of("*divmod(step + bool(first), self.steps_per_epoch)"),
-        ("indices",),
+        ("rows", "indices"),
         "off by one batch",
         trainparity="data cursor",
     ),
@@ -64,7 +65,7 @@ FAULTS = (
         SCHEDULE,
         PARTS,
         parts_of("*divmod(step - bool(first), self.steps_per_epoch)"),
-        ("indices",),
+        ("rows", "indices"),
         "off by one batch",
         trainparity="data cursor",
     ),
@@ -73,7 +74,7 @@ FAULTS = (
         SCHEDULE,
         PARTS,
         parts_of("*divmod(step - first % self.steps_per_epoch, self.steps_per_epoch)"),
-        ("indices",),
+        ("rows", "indices"),
         "the epoch begins again after the interruption",
     ),
     ResumeFault(
@@ -178,6 +179,7 @@ FAULTS = (
         ("resumed state",),
         "loss scaler was not restored",
         job="plain",
+        engine_settings={"precision": "fp16"},
         first=("amp", 2),
         then=("amp", 2),
         trainparity="GradScaler",
@@ -263,10 +265,16 @@ FAULTS = (
         STATE,
         "        self._load_optimizer(saved)\n",
         "        self._load_optimizer(saved)\n"
-        "        if hasattr(self.model, 'second'):\n"
-        "            self.model.second.weight = nn.Parameter(self.model.second.weight.detach().clone())\n",
+        "        met = set()\n"
+        "        for module in self.model.modules():\n"
+        "            for name, parameter in list(module._parameters.items()):\n"
+        "                if id(parameter) in met:\n"
+        "                    module._parameters[name] = nn.Parameter(parameter.detach().clone())\n"
+        "                met.add(id(parameter))\n",
         ("resumed state",),
         "loaded apart",
+        job="drawn",
+        settings={"arch": "tied", "rows": "29"},
     ),
     ResumeFault(
         "weights loaded on rank 0 only",

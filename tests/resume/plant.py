@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from mutations.plant import patched
 from ranks import Ranks, RanksFailed, engine_facts, resumed, resumed_reference_plan
 from resume.faults import FAULTS, ResumeFault
+from samestep.records.inspection import EngineFacts
 from samestep.records.record import Record
 
 DOCS = Path(__file__).parents[2] / "docs" / "resume.md"
@@ -33,8 +34,8 @@ JOBS = {
     "gan": f"{CONFORMANCE}/jobs_phases.py:gan",
     "lstm": f"{CONFORMANCE}/jobs_carried.py:lstm",
     "drawn": f"{CONFORMANCE}/jobs_drawn.py:job",
-    "plain": f"{Path(__file__).parent}/jobs_hidden.py:plain",
-    "hidden": f"{Path(__file__).parent}/jobs_hidden.py:hidden",
+    "plain": f"{Path(__file__).parent}/jobs_interrupted.py:plain",
+    "hidden": f"{Path(__file__).parent}/jobs_interrupted.py:hidden",
 }
 
 
@@ -46,12 +47,15 @@ class References:
         self._played: dict[str, Record] = {}
 
     def of(self, fault: ResumeFault) -> Record:
-        plan = resumed_reference_plan(
-            JOBS[fault.job], engine_facts(*fault.first), engine_facts(*fault.then), fault.settings
-        )
+        plan = resumed_reference_plan(JOBS[fault.job], *facts_of(fault), fault.settings)
         if str(plan) not in self._played:
             self._played[str(plan)] = self.reference_rank.work(plan)
         return self._played[str(plan)]
+
+
+def facts_of(fault: ResumeFault) -> tuple[EngineFacts, EngineFacts]:
+    """The engine that begins the training, and the one that continues it."""
+    return engine_facts(*fault.first, fault.engine_settings), engine_facts(*fault.then, fault.engine_settings)
 
 
 def plant(fault: ResumeFault, references: References) -> dict[str, Any]:
@@ -64,7 +68,7 @@ def plant(fault: ResumeFault, references: References) -> dict[str, Any]:
         source = patched(fault, Path(folder))
         ranks = stack.enter_context(Ranks(size, source))
         others = ranks if size == other_size else stack.enter_context(Ranks(other_size, source))
-        facts = engine_facts(engine, size), engine_facts(other, other_size)
+        facts = facts_of(fault)
         try:
             verdict = resumed(reference, JOBS[fault.job], (ranks, facts[0]), (others, facts[1]), fault.settings)
         except RanksFailed as error:

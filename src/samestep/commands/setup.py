@@ -22,6 +22,9 @@ class Resume:
     nproc: int | None = None
     engine: str = ""
 
+    def __str__(self) -> str:
+        return f"by {self.engine or 'the same engine'} on {self.nproc or 'as many'} ranks"
+
 
 @dataclass(frozen=True)
 class Setup:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from samestep.proof.judge import judge
 from samestep.proof.plan import AS_NUMERICS
 from samestep.proof.resume_causes import resume_cause, state_cause
-from samestep.proof.trace import Expectation, of_engine
+from samestep.proof.trace import EPS, Expectation, of_engine
 from samestep.records.plan import TRAININGS
 from samestep.records.record import Observations, RankRecord, Record, TensorSeen
 from samestep.records.results import Divergence, Verdict
@@ -101,9 +101,10 @@ def judge_resumed(loop: Expectation, record: JoinedRecord, numerics: Expectation
     for name in record.training_names():
         training, cut = name.removeprefix(AS_NUMERICS.format("")), record.interruption(name)
         is_exact = training == name
-        if found and is_exact and _before(found, training, cut):
+        moved = next(_moved(record, name), None)
+        if found and is_exact and _before(found, training, 0 if moved else cut):
             break
-        lost = next(_lost(loop if is_exact or numerics is None else numerics, record, name), None)
+        lost = moved or next(_lost(loop if is_exact or numerics is None else numerics, record, name), None)
         if lost:
             return replace(verdict, verdict="differs", bitwise=False, first_divergence=lost)
         if found and is_exact and found.training == training:
@@ -120,17 +121,27 @@ def _before(found: Divergence, training: str, cut: int) -> bool:
     return found.step is not None and found.step < cut
 
 
+def _states(record: JoinedRecord, training: str) -> tuple[list[State], list[State]]:
+    """Each rank's state at the interruption, and after loading."""
+    first, rest = ([seen.state for seen in each.training(training)] for each in (record.first, record.rest))
+    return first, rest
+
+
+def _moved(record: JoinedRecord, training: str) -> Iterator[Divergence]:
+    """The ranks that continued at another step than that of the interruption."""
+    cut = record.interruption(training)
+    for rank, seen in enumerate(record.rest.training(training)):
+        if seen.resumed_from != cut:
+            others = any(_differing(*_states(record, training), EPS["float32"]))
+            cause = state_cause("position", cut, seen.resumed_from, others)
+            yield Divergence(training, cut, "resumed step", None, rank, cut, seen.resumed_from, cause)
+
+
 def _lost(loop: Expectation, record: JoinedRecord, training: str) -> Iterator[Divergence]:
     """The differences between the state at the interruption and the one that the second launch began with."""
-    first, rest = (each.training(training) for each in (record.first, record.rest))
     cut, slack = record.interruption(training), CLOSE * loop.eps
-    before, after = [seen.state for seen in first], [seen.state for seen in rest]
-    differing = list(_differing(before, after, slack))
-    for rank, seen in enumerate(rest):
-        if seen.resumed_from != cut:
-            cause = state_cause("position", cut, seen.resumed_from, bool(differing))
-            yield Divergence(training, cut, "resumed step", None, rank, cut, seen.resumed_from, cause)
-    for name, rank, want, got in differing:
+    before, after = _states(record, training)
+    for name, rank, want, got in _differing(before, after, slack):
         cause = state_cause(name, want, got, len(before) != len(after))
         yield Divergence(training, cut, "resumed state", name, rank, want, got, cause)
 

@@ -39,10 +39,11 @@ def state_cause(name: str, want: Any, got: Any, other: bool) -> str:
     if of:
         return f"the optimizer's {kind} of {of} {lost}{where}"
     if part == "evaluations":
-        return f"the evaluations so far {lost}: the best one is forgotten, and patience counts anew"
+        return "the evaluations so far were not restored: the best one is forgotten, and patience counts anew"
     if part == "scaler":
         return "the loss scaler was not restored: it begins again from its first scale"
-    return f"the state of the {part.replace('_', ' ')} {lost}: it begins anew, or counts a step twice"
+    counts = "" if got in ("lost", 0.0) else ": not restored, or a step was counted twice"
+    return f"the state of the {part.replace('_', ' ')} {lost}{counts}"
 
 
 def resume_cause(found: Divergence, cut: int, expected: Trace, observed: Trace, draws: bool) -> str:
