@@ -83,6 +83,8 @@ class Engine(Protocol):
     close(): called by each rank after its last training.
     check(model, **settings): raises UserError for a setting that does not fit the model.
     explain(error, job): a sentence about an error of its library that the user can fix, or None.
+    fragments(model, world): the samestep.rank.fragments.Fragment of its optimizer's flat parameters, where it has those
+        instead of the model's. model: what the engine gives to run.loss.
     says_lost(error): whether an error of its library only means that another rank has ended.
     """
 

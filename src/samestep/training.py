@@ -26,6 +26,7 @@ from samestep.rank.default_generator import default_generator
 from samestep.rank.digests import full_state_dict
 from samestep.rank.ema import Ema
 from samestep.rank.evaluation_schedule import EvaluationSchedule
+from samestep.rank.fragments import Fragment
 from samestep.rank.gather import loss_over_all_rows
 from samestep.rank.meter import Meter
 from samestep.rank.observer import Observer
@@ -35,6 +36,7 @@ from samestep.rank.watch import Watch
 from samestep.records.record import Observations
 from samestep.world import World
 
+FragmentsOf = Callable[[nn.Module, World], list[Fragment]]
 Progress = Callable[[int, float], None]  # (steps done, a recent loss)
 
 
@@ -93,6 +95,7 @@ class Run:
         self.meter = Meter(world.rank, world.device)
         self.began_at: float | None = None
         self.part: Part | None = None  # of the latest call of loss()
+        self.fragments_of: FragmentsOf | None = None  # the engine's function, where it flattens parameters
         self._observer = Observer(world) if observe else None
         self._progress = progress
         self._stop, self._evaluator, self._watch = stop, evaluator, watch
@@ -208,6 +211,8 @@ class Run:
         self.part = part = batch.part
         if self._done == self.first:
             self._begin_ema()  # here, when every library has made the parameters its own
+            if self._saving and self.fragments_of and not part.micro:
+                self._saving.begin_fragments(self.fragments_of(model, self.world))
             if self._observer and self.first and not self._observer.state:
                 self._observer.note_state(self._ema)
         job = self._of_phase[part.phase]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -90,7 +91,21 @@ def alike(optimizer: Literal["adam", "sgd"] = "adam") -> Job:
     return _job(Tied, optimizer, LRSchedule(_rises_and_falls), 0.8)
 
 
+def narrow(optimizer: Literal["adam", "sgd"] = "adam") -> Job:
+    """The same in float32, without averages, which DeepSpeed's stage 3 does not keep, and without shared weights."""
+
+    def model() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(6, 7), nn.Tanh(), nn.Linear(7, 2))
+
+    def in_float32(sample: tuple[Tensor, ...], generator: Generator) -> tuple[Tensor, ...]:
+        return tuple(each.float() if each.is_floating_point() else each for each in noisy(sample, generator))
+
+    rows = TensorDataset(X[44:].float(), Y[44:])
+    return replace(alike(optimizer), model=model, ema=None, augment=in_float32, evaluation=rows)
+
+
 def stateful(optimizer: Literal["adam", "sgd"] = "sgd") -> Job:
     """A rate that evaluations move, and what a replica keeps from step to step."""
-    plateau = LRSchedule(lambda o: ReduceLROnPlateau(o, factor=0.5, patience=0, threshold=0.05), every="evaluation")
+    plateau = LRSchedule(lambda o: ReduceLROnPlateau(o, factor=0.5, patience=0, threshold=0.5), every="evaluation")
     return _job(Stateful, optimizer, plateau, None)

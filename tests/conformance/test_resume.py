@@ -20,6 +20,7 @@ from samestep.rank.checkpoints import Checkpoints
 from samestep.records.asked import Asked
 from samestep.records.checkpoint import Every, Manifest
 from samestep.records.files import read, write
+from samestep.records.inspection import Values
 from samestep.records.plan import Plan, Train
 from samestep.records.record import Observations
 from samestep.training import Run
@@ -30,14 +31,16 @@ ELSEWHERE = {"gan": "jobs_phases.py:gan", "lstm": "jobs_carried.py:lstm"}
 Pool = Callable[[int], Ranks]
 
 
-def train(ranks: Ranks, job: str, engine: str, out: Path, **options: object) -> list[Observations]:
+def train(
+    ranks: Ranks, job: str, engine: str, out: Path, *, settings: Values | None = None, **options: object
+) -> list[Observations]:
     """Trains on `ranks`, and keeps the weights and the checkpoints in `out`. Returns what each rank observed."""
     out.mkdir(exist_ok=True)
     name, _, optimizer = job.partition(" ")
     at = f"{Path(__file__).parent}/{ELSEWHERE[name]}" if name in ELSEWHERE else f"{JOBS}:{name}"
     training = Train(weights=str(out / "weights.safetensors"), **options)  # type: ignore[arg-type]
-    settings = {"optimizer": optimizer} if optimizer else {}
-    return ranks.work(Plan("", 0.0, at, settings, engine, trainings=(training,))).training("train")
+    of_job = {"optimizer": optimizer} if optimizer else {}
+    return ranks.work(Plan("", 0.0, at, of_job, engine, settings or {}, trainings=(training,))).training("train")
 
 
 def weights(out: Path) -> dict[str, torch.Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -27,6 +28,18 @@ def test_a_killed_rank_comes_back_and_the_result_is_the_same(tmp_path: Path) -> 
     whole, again = run("quick", tmp_path / "whole"), run("dies_once", tmp_path / "again", "--max-restarts", "2")
     assert whole.returncode == again.returncode == 0, again.stderr
     assert "a rank has died, and torchrun has restarted all ranks (restart 1)" in again.stderr
+    weights = [(tmp_path / name / "weights.safetensors").read_bytes() for name in ("whole", "again")]
+    assert weights[0] == weights[1]
+
+
+def test_restarted_ranks_continue_from_the_newest_checkpoint(tmp_path: Path) -> None:
+    """Rank 1 is killed by signal 9 in step 3, while the checkpoint before it may still be written."""
+    every = ("--checkpoint-every", "1steps")
+    whole = run("quick", tmp_path / "whole")
+    again = run("dies_once", tmp_path / "again", "--max-restarts", "2", *every)
+    assert whole.returncode == again.returncode == 0, again.stderr
+    assert "continues from the checkpoint of step" in again.stderr
+    assert json.loads((tmp_path / "again" / "results.json").read_text())["resumed_from"] in (1, 2, 3)
     weights = [(tmp_path / name / "weights.safetensors").read_bytes() for name in ("whole", "again")]
     assert weights[0] == weights[1]
 

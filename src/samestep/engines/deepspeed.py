@@ -11,6 +11,7 @@ from typing import Any, Literal
 from samestep.engine import Layout, Numerics, State
 from samestep.errors import Refused
 from samestep.job import Job
+from samestep.rank.fragments import Fragment
 from samestep.rank.group import process_group
 from samestep.training import Run
 from samestep.world import World
@@ -85,3 +86,27 @@ def train(job: Job, world: World, run: Run, *, stage: Literal[1, 2, 3] = 1) -> S
                     scheduler.step()
                 run.step(loss)
         return state()
+
+
+def fragments(model: Any, world: World) -> list[Fragment]:
+    """Returns this rank's fragments of the parameters: those of ZeRO's optimizer are flat, and float32."""
+    zero, module, stage, found = model.optimizer, model.module, model.zero_optimization_stage(), []
+    for name, parameter in ((name, each) for name, each in module.named_parameters() if each.requires_grad):
+        each: Any = parameter
+        if stage == 3:
+            group, at, length = zero.grad_position[zero.get_param_id(each)]
+            size, start = each.ds_numel, world.rank * length  # the last fragments are padded
+            flat, length = zero.fp32_partitioned_groups_flat[group], max(0, min(length, size - start))
+        elif each._hp_mapping is None:
+            continue  # other ranks have it
+        else:
+            here = each._hp_mapping
+            flat, size = zero.single_partition_of_fp32_groups[here.param_group_index], each.numel()
+            at, start, length = (
+                here.hp_fragment_address.start,
+                here.lp_fragment_address.start,
+                here.lp_fragment_address.numel,
+            )
+        if length:
+            found.append(Fragment(name, size, flat, at, start, length))
+    return found

@@ -162,6 +162,10 @@ class Saved:
         opened, place = self._pieces[stored.key][0]
         return place.shape if place else tuple(opened.get_slice(stored.key).get_shape())
 
+    def numel(self, stored: Stored) -> int:
+        """Returns how many values a whole tensor has."""
+        return math.prod(self.shape(stored))
+
     def dtype(self, stored: Stored) -> torch.dtype:
         """Returns the dtype of a tensor."""
         opened, _ = self._pieces[stored.key][0]

@@ -29,6 +29,7 @@ from samestep.job.phases import CHECKPOINTED
 from samestep.rank.carry import CarriedState
 from samestep.rank.checkpoint_files import Saved
 from samestep.rank.ema import Ema
+from samestep.rank.fragments import Fragment, load, tree_of
 from samestep.rank.packed import Piece, Stored, block_of, place_of
 from samestep.world import World
 
@@ -40,7 +41,8 @@ class TrainingState:
     """The parts of one training on this rank.
 
     others: name -> what has a state dict: the schedulers and the scaler. whole: returns the full state dict; None: the
-    module's own tensors are saved, of shards each rank's.
+    module's own tensors are saved, of shards each rank's. fragments: of the parameters, where the optimizer has flat
+    ones instead.
     """
 
     world: World
@@ -49,6 +51,7 @@ class TrainingState:
     others: Mapping[str, Any]
     carried: CarriedState | None = None
     whole: Callable[[], Tree] | None = None
+    fragments: Sequence[Fragment] = ()
 
     def tree(self, ema: Ema | None) -> Tree:
         """Returns what this rank gives to a checkpoint."""
@@ -103,6 +106,12 @@ class TrainingState:
         if self.carried and same_ranks:
             self.carried.load_state_dict(saved.plain(of_rank["carried"]), self.world.device)
 
+    def load_fragments(self, saved: Saved | None, fragments: Sequence[Fragment]) -> None:
+        """Registers the fragments of an optimizer's flat parameters, and gives them what is in a checkpoint."""
+        self.fragments = fragments
+        if saved is not None:
+            load(fragments, self.optimizer.state, saved)
+
     def load_ema(self, saved: Saved, ema: Ema) -> None:
         """Gives the averages of the weights what is in a checkpoint."""
         for name, average, parameter in ema.named(self.model):
@@ -120,6 +129,8 @@ class TrainingState:
         return {name: value for name, value in tree.items() if self._gives(value)}
 
     def _optimizer_tree(self) -> Tree:
+        if self.whole:
+            return tree_of(self.fragments, self.optimizer.state)
         inner, names = self._inner(), self._names()
         tree = {names[id(parameter)]: state for parameter, state in inner.state.items()}
         if inner is not self.optimizer:
@@ -142,9 +153,11 @@ class TrainingState:
         return names
 
     def _load_optimizer(self, saved: Saved) -> None:
-        inner, names = self._inner(), self._names()
         for group, numbers in zip(self.optimizer.param_groups, saved.state["groups"], strict=True):
             load_numbers(group, saved.plain(numbers))
+        if self.whole:
+            return  # load_fragments() does it, when there are flat parameters
+        inner, names = self._inner(), self._names()
         for group in inner.param_groups:
             for parameter in group["params"]:
                 name = names[id(parameter)]
@@ -225,10 +238,16 @@ def load_state(
     if not isinstance(value, Stored):
         return saved.plain(value)
     dtype = parameter.dtype if saved.dtype(value) == kept and saved.shape(value) else saved.dtype(value)
-    if isinstance(parameter, DTensor) and saved.shape(value) == tuple(parameter.shape):
+    flat = saved.shape(value) == (parameter.numel(),) and parameter.dim() != 1  # an engine's that flattens parameters
+    if isinstance(parameter, DTensor) and (flat or saved.shape(value) == tuple(parameter.shape)):
         shape, offset = place_of(parameter)
-        block = saved.tensor(value, offset, shape).to(parameter.device, dtype)
+        if flat:
+            whole = saved.tensor(value).view(parameter.shape)
+            block = whole[tuple(slice(at, at + size) for at, size in zip(offset, shape))].to(parameter.device, dtype)
+        else:
+            block = saved.tensor(value, offset, shape).to(parameter.device, dtype)
         mesh, placements = parameter.device_mesh, parameter.placements
         return DTensor.from_local(block, mesh, placements, shape=parameter.shape, stride=parameter.stride())
     on_host = key == "step" and not (group.get("capturable") or group.get("fused"))  # as torch's load_state_dict does
-    return saved.tensor(value).to("cpu" if on_host else parameter.device, dtype)
+    tensor = saved.tensor(value).to("cpu" if on_host else parameter.device, dtype)
+    return tensor.view(parameter.shape) if flat else tensor

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
@@ -18,6 +18,7 @@ from samestep.rank.checkpoint_files import Saved
 from samestep.rank.checkpoint_state import TrainingState
 from samestep.rank.checkpoints import Checkpoints
 from samestep.rank.ema import Ema
+from samestep.rank.fragments import Fragment
 from samestep.records.files import replace_by
 from samestep.world import World
 
@@ -36,7 +37,7 @@ class Saving:
 
     def __init__(self, job: Job, world: World, checkpoints: Checkpoints) -> None:
         self.job, self.world, self.checkpoints = job, world, checkpoints
-        self._saved: Saved | None = None  # until the averages of the weights are loaded
+        self._saved: Saved | None = None  # the one from which the training continues
         self._evaluator: Any = None
         self._taken = -1
 
@@ -68,17 +69,20 @@ class Saving:
         self._saved, self._taken = saved, position.done
         return position
 
+    def begin_fragments(self, fragments: Sequence[Fragment]) -> None:
+        """Registers the fragments of an optimizer's flat parameters, and loads their state."""
+        self._state.load_fragments(self._saved, fragments)
+
     def load_ema(self, ema: Ema) -> None:
         """Gives the averages of the weights what is in the checkpoint from which the training continues."""
         if self._saved is not None:
             self._state.load_ema(self._saved, ema)
-            self._saved = None
 
     def save(self, position: Position, ema: Ema | None) -> None:
         """Takes a checkpoint, unless that of this step is taken."""
         if position.done == self._taken:
             return
-        self._taken = position.done
+        self._taken, self._saved = position.done, None  # which is loaded: its files can go
         tree = self._state.tree(ema)
         if self.world.rank == 0:
             tree["position"] = asdict(position)

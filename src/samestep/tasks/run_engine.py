@@ -29,6 +29,7 @@ def run_engine(engine: Engine, job: Job, world: World, run: Run, settings: Mappi
 
     Raises UserError when there is no memory for a batch, Refused for an error that the engine explains.
     """
+    run.fragments_of = getattr(engine, "fragments", None)
     try:
         return engine.train(with_sync_batchnorm(job, world), world, run, **settings)
     except RuntimeError as error:
