@@ -10,7 +10,7 @@ PYTEST = -n 2 --dist loadfile
 # What `make demo` runs; benchmarks/starts.py and tests/test_make.py read it here.
 DEMO = compare digits --launcher fork --rounds 3 --measured-steps 12 --warmup-steps 3
 
-.PHONY: demo test check lint horovod mutations conformance resume overhead starts input jobs ports proof-cost clean
+.PHONY: demo test check lint horovod mutations conformance resume overhead starts lanes input jobs ports proof-cost clean
 
 demo: $(VENV)/.demo
 	$(BIN)/samestep $(DEMO)
@@ -37,6 +37,11 @@ overhead: $(VENV)/.tested
 # What commands cost to start, and the demo, in units of importing torch. OUT=FOLDER: keeps its output and the figures.
 starts: $(VENV)/.demo
 	$(BIN)/python benchmarks/starts.py --demo $(if $(OUT),--out $(OUT))
+
+# What the tests of make test take, and those of make check, in units of importing torch. OUT=FOLDER: keeps the figures.
+lanes: $(VENV)/.tested
+	$(BIN)/python benchmarks/lanes.py test $(if $(OUT),--out $(OUT))
+	$(BIN)/python benchmarks/lanes.py check $(if $(OUT),--out $(OUT))
 
 # What the reference of a proof costs: its steps, memory and disk. OUT=FOLDER: keeps the figures.
 proof-cost: $(VENV)/.tested

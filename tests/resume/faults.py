@@ -14,7 +14,7 @@ RUN, SAVING, SCHEDULE = "training.py", "rank/saving.py", "data/schedule.py"
 PARTS = "            yield from self.step(rank, *divmod(step, self.steps_per_epoch))\n"
 LOAD_OTHERS = '            if name != "scaler" or state.get(name):'
 LOADED_OTHER = "                part.load_state_dict(saved.plain(state[name]))\n"
-LOADED_STATE = "return saved.tensor(value).to("
+LOADED_STATE = "    tensor = saved.tensor(value).to("
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ FAULTS = (
         "momentum filled with zeros",
         STATE,
         LOADED_STATE,
-        "return (saved.tensor(value) * 0).to(",
+        "    tensor = (saved.tensor(value) * 0).to(",
         ("resumed state",),
         "began anew",
         settings={"optimizer": "sgd"},
@@ -129,7 +129,7 @@ FAULTS = (
         "Adam's step count lost",
         STATE,
         LOADED_STATE,
-        'return (saved.tensor(value) * (key != "step")).to(',
+        '    tensor = (saved.tensor(value) * (key != "step")).to(',
         ("resumed state",),
         "step count",
         trainparity="logical step",

@@ -53,6 +53,9 @@ class Options:
                 raise UserError(f"{name}={value}: give {high} or less")
 
 
+NO_SENTINEL = {"KW_ONLY": object}  # a line `_: KW_ONLY` is no field; Python 3.10 refuses it as a type
+
+
 def takes(kind: Callable[P, AnyOptions]) -> Callable[[Callable[[AnyOptions], R]], Callable[P, R]]:
     """Makes a function of one dataclass `kind` take the dataclass's fields as its own arguments."""
 
@@ -62,7 +65,7 @@ def takes(kind: Callable[P, AnyOptions]) -> Callable[[Callable[[AnyOptions], R]]
             signature.bind(*args, **kwargs)  # a TypeError names this function's arguments
             return function(kind(*args, **kwargs))
 
-        hints = get_type_hints(kind)
+        hints = get_type_hints(kind, localns=NO_SENTINEL)
         parameters = [each.replace(annotation=hints[each.name]) for each in inspect.signature(kind).parameters.values()]
         signature = inspect.Signature(parameters, return_annotation=inspect.signature(function).return_annotation)
         wrapper.__signature__ = signature  # type: ignore[attr-defined]
@@ -125,7 +128,7 @@ Parts = tuple[Any, ParameterInfo | None, Typed | None]
 def _hints(kind: type) -> Mapping[str, Parts]:
     """Returns field -> (its type, typer's metadata, how it is typed on the command line)."""
     if kind not in _known:
-        hints = get_type_hints(kind, include_extras=True)
+        hints = get_type_hints(kind, localns=NO_SENTINEL, include_extras=True)
         _known[kind] = {field.name: _parts(hints[field.name]) for field in fields(kind)}
     return _known[kind]
 
