@@ -1,9 +1,9 @@
 """Which engines continue which trainings: two tables of docs/resume.md, measured and checked in.
 
-    python tests/resume/table.py [--only WORDS] [--out FOLDER] [--write]
+    python tests/resume/table.py [--only WORDS] [--out FOLDER] [--missing] [--write]
 
-A cell holds the weakest verdict over the jobs. `--out` keeps every verdict in pairs.json; `--write` replaces the tables
-in the docs.
+A cell holds the weakest verdict over the jobs. `--out` keeps every verdict in pairs.json; `--missing` measures what is
+not there yet; `--write` replaces the tables in the docs.
 """
 
 from __future__ import annotations
@@ -129,12 +129,13 @@ def jobs_of(pair: Pair) -> tuple[str, str]:
     return ("narrow" if "stage=3" in f"{pair}" else "alike", "stateful")
 
 
-def measured(only: str = "") -> Iterator[Seen]:
-    """Measures the tables, pair by pair."""
+def measured(only: str = "", known: frozenset[tuple[str, str]] = frozenset()) -> Iterator[Seen]:
+    """Measures the tables, pair by pair, without the (pair, job) that are `known`."""
     with Bench() as bench:
         for pair in (pair for pair in pairs() if only in str(pair)):
             for job in jobs_of(pair):
-                yield bench.prove(pair, job)
+                if (str(pair), job) not in known:
+                    yield bench.prove(pair, job)
 
 
 def cells(seen: list[Seen]) -> dict[str, str]:
@@ -178,11 +179,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", help="pairs with these words in their name")
     parser.add_argument("--out", type=Path, help="keep every verdict in this folder, beside those already there")
+    parser.add_argument("--missing", action="store_true", help="measure what --out does not hold yet")
     parser.add_argument("--write", action="store_true", help="replace the tables in the docs")
     options = parser.parse_args()
     kept = options.out / "pairs.json" if options.out else None
     seen = [Seen(**row) for row in json.loads(kept.read_text())] if kept and kept.exists() else []
-    for each in measured(options.only):
+    known = frozenset((each.pair, each.job) for each in seen) if options.missing else frozenset()
+    for each in measured(options.only, known):
         seen = [*(other for other in seen if (other.pair, other.job) != (each.pair, each.job)), each]
         print(each.pair, each.job, each.cell, each.max_difference, flush=True)
         if kept:
