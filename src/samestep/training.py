@@ -184,6 +184,8 @@ class Run:
         if not self._all_drawn or self._done < self._drawn:
             return
         if self._saving and self.first < self._done < self.steps and self._ends is None:
+            if self._observer:
+                self._observer.note_state(self._ema)
             self._save()  # of a training that was asked to stop
         if self._done == self.first:
             self._begin_ema()
@@ -282,8 +284,6 @@ class Run:
         """Takes a checkpoint, unless this step's is taken already, or a loss is not finite, which raises UserError."""
         assert self._saving
         self.meter.flush()
-        if self._observer:
-            self._observer.note_state(self._ema)
         self._saving.save(Position(self._done, self._skipped, self._ends), self._ema)
 
     def release(self) -> None:

@@ -85,12 +85,12 @@ def study_of(setup: Setup, rank: LaunchedRank | None = None) -> Study:
         engines=setup.engines,
         engine_settings=setup.engine_settings,
     )
-    continuing = None
+    if setup.resume and setup.engines and setup.resume.engine:
+        question = replace(question, engines=(*setup.engines, setup.resume.engine))
+    inspection, continuing = ask(question, setup.deadline_s), None
     if setup.resume:
-        if setup.engines and setup.resume.engine:
-            question = replace(question, engines=(*setup.engines, setup.resume.engine))
-        continuing = ask(replace(question, replicas=setup.resume.nproc or question.replicas), setup.deadline_s)
-    inspection = ask(question, setup.deadline_s)
+        other = replace(question, replicas=setup.resume.nproc or question.replicas)
+        continuing = inspection if other == question else ask(other, setup.deadline_s)
     local_size = rank.local_size if rank else inspection.replicas // machines.nnodes
     cores = os.cpu_count() or 1
     if inspection.devices[0] == "cpu" and local_size > cores and (rank is None or rank.local_rank == 0):

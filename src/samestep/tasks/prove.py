@@ -99,5 +99,11 @@ def _checkpoints(plan: Plan, name: str, parts: Interrupted, world: World) -> Che
     resume = "never" if parts.part == "first" else "auto"
     every = Every(1, "steps") if parts.part == "first" else None
     return Checkpoints(
-        Path(parts.checkpoints) / name, world, checkpoint_store(), every=every, resume=resume, engine=plan.engine
+        Path(parts.checkpoints) / name,
+        world,
+        checkpoint_store(),
+        every=every,
+        keep=2,
+        resume=resume,
+        engine=plan.engine,
     )
