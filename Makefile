@@ -10,8 +10,8 @@ PYTEST = -n 2 --dist loadfile
 # What `make demo` runs; benchmarks/starts.py and tests/test_make.py read it here.
 DEMO = compare digits --launcher fork --rounds 3 --measured-steps 12 --warmup-steps 3
 
-.PHONY: demo test check lint horovod mutations conformance overhead checks starts lanes input jobs ports proof-cost hangs
-.PHONY: watchdog clean
+.PHONY: demo test check lint horovod mutations conformance resume overhead checks starts lanes input jobs ports
+.PHONY: proof-cost hangs watchdog clean
 
 demo: $(VENV)/.demo
 	$(BIN)/samestep $(DEMO)
@@ -71,6 +71,11 @@ jobs: $(VENV)/.tested
 # Verifies each port of examples/ on 2 and 3 ranks, and prints the coverage table of docs/porting.md.
 ports: $(VENV)/.tested
 	$(BIN)/python tests/examples/table.py
+
+# Measures the tables of docs/resume.md again: which engines continue which trainings, and the planted faults of a resume.
+resume: $(VENV)/.tested
+	$(BIN)/python tests/resume/table.py --out $(or $(OUT),runs/resume) --write
+	$(BIN)/python tests/resume/plant.py --out $(or $(OUT),runs/resume)
 
 # Measures the table of docs/conformance.md again.
 conformance: $(VENV)/.tested

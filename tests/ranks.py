@@ -22,11 +22,12 @@ import pytest
 
 from budget import budget
 from samestep.proof.judge import judge
-from samestep.proof.plan import loop_layout, numerics_layout, trainings
+from samestep.proof.plan import interrupted, loop_layout, numerics_layout, trainings
+from samestep.proof.resume import JoinedRecord, judge_resumed
 from samestep.proof.trace import Expectation
 from samestep.records.files import write
 from samestep.records.inspection import EngineFacts
-from samestep.records.plan import Plan, ReferencePlan
+from samestep.records.plan import Interrupted, Plan, ReferencePlan
 from samestep.records.record import Record
 from samestep.records.results import Verdict
 
@@ -215,6 +216,37 @@ def prove(
     facts = engine_facts(engine, ranks.size, engine_settings)
     reference = reference_rank.work(reference_plan(job, ranks.size, settings, facts))
     return judged(reference, facts, lambda loop: ranks.work(proof_plan(loop, job, engine, ranks.size, settings, facts)))
+
+
+def resumed_reference_plan(
+    job: str, first: EngineFacts, then: EngineFacts, settings: Mapping[str, str] | None = None
+) -> ReferencePlan:
+    """The plan of the reference for a training that one engine begins and another one continues."""
+    layouts = [loop_layout(first, then), numerics_layout(first, then)]
+    return ReferencePlan(
+        "", 0.0, job, dict(settings or {}), tuple(filter(None, layouts)), steps=8, replicas=first.replicas
+    )
+
+
+def resumed(
+    reference: Record,
+    job: str,
+    first: tuple[Ranks, EngineFacts],
+    then: tuple[Ranks, EngineFacts],
+    settings: Mapping[str, str] | None = None,
+) -> Verdict:
+    """The verdict on a training that the first ranks begin and the others continue, from a checkpoint."""
+    (ranks, facts), (other_ranks, other_facts) = first, then
+    loop = Expectation(reference, 0)
+    asked = trainings(facts, loop, 8, facts.replicas), trainings(other_facts, loop, 8, facts.replicas)
+    with tempfile.TemporaryDirectory(prefix="samestep-resume-") as folder:
+        parts = Interrupted(folder, "first", facts.replicas != other_facts.replicas)
+        plan = Plan("", 0.0, job, dict(settings or {}), facts.name, trainings=interrupted(asked[0], parts))
+        began = ranks.work(plan)
+        rest = interrupted(asked[1], replace(parts, part="rest"))
+        continued = other_ranks.work(replace(plan, engine=other_facts.name, trainings=rest))
+    numerics = Expectation(reference, 1) if facts.numerics and facts.numerics.lossy else None
+    return judge_resumed(loop, JoinedRecord(continued.folder, began), numerics)
 
 
 def judged(reference: Record, facts: EngineFacts, train: Callable[[Expectation], Record]) -> Verdict:

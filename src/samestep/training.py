@@ -126,6 +126,8 @@ class Run:
                 "scaler": scaler,
                 "evaluations": self._evaluator,
             }
+            if self._observer:
+                self._observer.others = {**parts, "carried state": self._carried}
             position = self._saving.begin(model, optimizer, parts, self._carried, state, self.schedule)
             self.first = self._done = self._drawn = position.done
             self._skipped = position.skipped
@@ -171,6 +173,8 @@ class Run:
         if not self._all_drawn or self._done < self._drawn:
             return
         if self._saving and self.first < self._done < self.steps and self._ends is None:
+            if self._observer:
+                self._observer.note_state(self._ema)
             self._save()  # of a training that was asked to stop
         if self._done == self.first:
             self._begin_ema()
@@ -208,6 +212,8 @@ class Run:
             self._begin_ema()  # here, when every library has made the parameters its own
             if self._saving and self.fragments_of and not part.micro:
                 self._saving.begin_fragments(self.fragments_of(model, self.world))
+            if self._observer and self.first and not self._observer.state:
+                self._observer.note_state(self._ema)
         job = self._of_phase[part.phase]
         if self.job.phases and self._model:
             self._turns = self._turns or Turns(self.job.phases, self._model)
@@ -327,4 +333,5 @@ class Run:
             skipped_steps=self._skipped,
             resumed_from=self.first,
             end_digests=seen.end_digests if seen else {},
+            state=seen.state if seen else {},
         )

@@ -16,7 +16,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -28,7 +28,20 @@ from samestep.records.record import Record
 DOCS = Path(__file__).parents[2] / "docs" / "proof.md"
 
 
-def patched(fault: Fault, folder: Path) -> Path:
+class Patch(Protocol):
+    """What is planted: `new` for `old` in a file of the package."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def file(self) -> str: ...
+    @property
+    def old(self) -> str: ...
+    @property
+    def new(self) -> str: ...
+
+
+def patched(fault: Patch, folder: Path) -> Path:
     """A copy of the package with the fault in it. Raises ValueError when the patch does not apply."""
     source = folder / "src"
     shutil.copytree(SOURCE, source)

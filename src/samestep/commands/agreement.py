@@ -21,7 +21,7 @@ def asked_of(study: Study, training: Train | Score | None = None) -> Asked:
         settings=_words(setup.settings),
         engine=",".join(setup.engines),
         engine_settings=_words(setup.engine_settings),
-        training=options_of(training),
+        training=f"continued {setup.resume}" if setup.resume else options_of(training),
         samestep=f"{__version__} {package_digest()}",
         torch=study.inspection.machine.torch,
     )

@@ -11,7 +11,7 @@ from typer import Argument, Option
 
 from samestep.commands.machine_options import MachineOptions, Threads
 from samestep.commands.options import Options, Typed, names, pairs
-from samestep.commands.setup import Setup
+from samestep.commands.setup import Resume, Setup
 from samestep.commands.train_options import ScoreOptions, TrainOptions
 from samestep.errors import UserError
 
@@ -114,8 +114,8 @@ class LaunchOptions(Options):
 
 
 @dataclass(frozen=True)
-class VerifyOptions(LaunchOptions):
-    """The options of `samestep verify`. engines: empty: all of them. steps: of each training of the proof."""
+class ProofOptions(LaunchOptions):
+    """The options of every proof. engines: empty: all of them. steps: of each training of the proof."""
 
     job: Job = "digits"
     engines: Engines = ()
@@ -137,7 +137,30 @@ class VerifyOptions(LaunchOptions):
 
 
 @dataclass(frozen=True)
-class CompareOptions(VerifyOptions):
+class VerifyOptions(ProofOptions):
+    """The options of `samestep verify`.
+
+    resume: interrupt each training of the proof, and continue it in a second launch from its checkpoint, on
+    resume_nproc ranks of resume_engine; each of these options asks for it.
+    """
+
+    _: KW_ONLY
+    resume: Annotated[
+        bool, Option("--resume", help="Interrupt each training, and continue it from its checkpoint by another launch.")
+    ] = False
+    resume_nproc: Annotated[int | None, Option(help="Ranks that continue it, on each machine; as many as before.")] = (
+        None
+    )
+    resume_engine: Annotated[str, Option(help="The engine that continues it; the one that began it.")] = ""
+
+    def setup(self, job: str) -> Setup:
+        """Returns the setup. job: as workers load it."""
+        asked = self.resume or self.resume_nproc is not None or self.resume_engine
+        return replace(super().setup(job), resume=Resume(self.resume_nproc, self.resume_engine) if asked else None)
+
+
+@dataclass(frozen=True)
+class CompareOptions(ProofOptions):
     """The options of `samestep compare`. rounds: measured launches of each engine. Of each, warmup_steps are discarded
     and measured_steps count."""
 

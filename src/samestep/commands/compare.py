@@ -20,17 +20,18 @@ from samestep.commands.machines import is_first, refuse_under_launcher
 from samestep.commands.needs import check_needs, need_of, room_in
 from samestep.commands.results_folder import package_digest, results_folder, shared_folder
 from samestep.commands.setup import Setup
-from samestep.commands.study import Row, Study, check_devices, result_of, rows_of, study_of
+from samestep.commands.study import Row, Study, check_devices, layouts_of, result_of, rows_of, study_of
 from samestep.commands.time_left import TimeLeft
 from samestep.errors import Refused, TrainingFailed, UserError, say
 from samestep.launch import FORK, Machines, fork_client, ports, supervise
 from samestep.launch.command import command_for
 from samestep.proof.judge import judge, not_one_process, same_as_one
-from samestep.proof.plan import loop_layout, neutral_layouts, numerics_layout, plain_layout
+from samestep.proof.plan import interrupted, neutral_layouts, plain_layout
 from samestep.proof.plan import trainings as proof_trainings
+from samestep.proof.resume import JoinedRecord, judge_resumed
 from samestep.proof.trace import Expectation
 from samestep.records.files import read, replace_text, write, write_json
-from samestep.records.plan import LayoutPlan, Measure, Plan, ReferencePlan, Training
+from samestep.records.plan import Interrupted, LayoutPlan, Measure, Plan, ReferencePlan, Training
 from samestep.records.record import Progress, Record
 from samestep.records.results import EngineResult, OneProcess, Proof, StudyResults, Verdict, results_json
 from samestep.report.figures.speed import Measured, measurement
@@ -71,6 +72,8 @@ def _run_launches(study: Study, folder: Path, show: ShowProgress) -> StudyResult
     """Runs the reference and all launches of a study, with their records under `folder`."""
     setup = study.setup
     check_devices(study.nproc, study.inspection, setup.engines)
+    if setup.resume and setup.resume.nproc:
+        check_devices(setup.resume.nproc, study.inspection, setup.engines)
     ports.check(study.machines)
     rows = rows_of(study, forks=setup.rounds == 0)
     planned = [row for row in rows if row.open]
@@ -79,7 +82,9 @@ def _run_launches(study: Study, folder: Path, show: ShowProgress) -> StudyResult
         check_needs(need_of(study, planned), room_in(folder), study.inspection.devices[0])
     began = time.strftime("%Y-%m-%dT%H:%M:%S")
     reference = _reference(study, planned, folder, lambda phase: show(phase, 0, total)) if planned else None
-    answer = _one_process(study, folder, reference, lambda phase: show(phase, 0, total)) if reference else None
+    answer = None
+    if reference and not setup.resume:
+        answer = _one_process(study, folder, reference, lambda phase: show(phase, 0, total))
     if setup.rounds:
         fork_client.close("reference")  # nothing else may run during a measurement; the ranks' server waits
     done = 1
@@ -106,11 +111,11 @@ def _reference(study: Study, rows: list[Row], folder: Path, show_phase: ShowPhas
     """Runs the reference in one process: the layout of every row, and plain one-process training."""
     layouts: list[LayoutPlan] = []
     for row in rows:
-        loop, inexact = loop_layout(row.facts), numerics_layout(row.facts)
+        loop, inexact = layouts_of(row)
         layouts += [layout for layout in (loop, inexact) if layout and layout not in layouts]
         row.loop_number = layouts.index(loop)
         row.numerics_number = layouts.index(inexact) if inexact else None
-    if LayoutPlan() not in layouts and not study.job.refused[1]:
+    if LayoutPlan() not in layouts and not study.job.refused[1] and not study.setup.resume:
         layouts.append(plain_layout())
     return _play(study, folder, "reference", tuple(layouts), show_phase)
 
@@ -162,6 +167,9 @@ def _launch(study: Study, row: Row, number: int, folder: Path, reference: Record
     threads = (machines.planned_threads, study.nproc, machines.threads or 1)
     plan = Plan(*about, row.engine, row.facts.settings, tuple(trainings), *threads)
     try:
+        if row.then:
+            row.verdict = _interrupted(study, row, plan, folder, (loop, numerics), show_phase)
+            return
         record = _start(
             study, folder, row.launcher, row.facts.processes, row.facts.devices, launch_folder, plan, show_phase
         )
@@ -189,6 +197,34 @@ def _judged(record: Record, loop: Expectation, numerics: Expectation | None) -> 
         for weights in record.folder.glob("rank*.npz"):
             weights.unlink()
     return verdict
+
+
+def _interrupted(
+    study: Study,
+    row: Row,
+    plan: Plan,
+    folder: Path,
+    expected: tuple[Expectation, Expectation | None],
+    show_phase: ShowPhase,
+) -> Verdict:
+    """Runs the first launch of an interrupted proof, and the one that continues it. Returns the verdict."""
+    assert row.then
+    job, (loop, numerics) = study.job, expected
+    facts, then = row.facts, row.then
+    parts = Interrupted(f"{plan.out}-checkpoints", "first", facts.replicas != then.replicas)
+    asked = [proof_trainings(each, loop, job.proof_steps, study.size, job.proof_rows) for each in (facts, then)]
+    first = replace(plan, trainings=interrupted(asked[0], parts))
+    began = _start(study, folder, row.launcher, facts.processes, facts.devices, Path(plan.out), first, show_phase)
+    rest = replace(
+        plan,
+        out=f"{plan.out}-continued",
+        engine=then.name,
+        engine_settings=then.settings,
+        trainings=interrupted(asked[1], replace(parts, part="rest")),
+    )
+    continued = _start(study, folder, row.then_launcher, then.processes, then.devices, Path(rest.out), rest, show_phase)
+    shutil.rmtree(parts.checkpoints, ignore_errors=True)
+    return judge_resumed(loop, JoinedRecord(continued.folder, began), numerics)
 
 
 def _start(

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import psutil
 
-from samestep.commands.study import Row, Study
+from samestep.commands.study import Row, Study, layouts_of
 from samestep.errors import UserError, say
 from samestep.launch import oom_kills
-from samestep.proof.plan import loop_layout, numerics_layout
 
 # Bytes a parameter, in float64. Of the reference: weights, gradient, Adam's two moments, the state that a training with
 # noise is compared with, and temporary copies; measured by benchmarks/proof_cost.py.
 OF_REFERENCE = 62
 OF_RANK = 56  # weights, gradient, its buckets, Adam's two moments, the gathered state, the evaluated model
 OF_LAYOUT, OF_LAUNCH = 28, 24  # of the files: three final states, and in the reference's float32 what they start from
+OF_CHECKPOINTS = 96  # three at once, each of the weights, their average and Adam's two moments
 PROCESS = 0.1 * 2**30  # besides; ranks share what they were forked with
 WIDER = 2  # bytes of float64 over those of float32
 SLOWER = 4  # seconds of float64 over those of float32, without the libraries that have kernels for float32 alone
@@ -51,7 +51,7 @@ class Room:
 def need_of(study: Study, rows: list[Row]) -> Need:
     """Estimates what the proof of `rows` needs."""
     job = study.job
-    layouts = {layout for row in rows for layout in (loop_layout(row.facts), numerics_layout(row.facts)) if layout}
+    layouts = {layout for row in rows for layout in layouts_of(row) if layout}
     of_step = job.proof_rows or job.global_batch
     at_once = -(-of_step // (study.size * job.micro_batches.get(study.size, 1)))
     activations = WIDER * job.row_bytes * at_once
@@ -62,6 +62,7 @@ def need_of(study: Study, rows: list[Row]) -> Need:
     steps = (1 + len(layouts)) * of_layout + len(rows) * (1 + 2 * job.proof_steps)
     seconds = steps * (of_step * job.row_s * SLOWER + job.parameters * PARAMETER_S)
     disk = (len(layouts) * OF_LAYOUT + len(rows) * OF_LAUNCH) * job.parameters
+    disk += OF_CHECKPOINTS * job.parameters if any(row.then for row in rows) else 0
     return Need(max(reference, trained), disk, seconds)
 
 

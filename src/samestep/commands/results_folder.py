@@ -59,6 +59,8 @@ def results_folder(command: str, study: Study, rank: LaunchedRank | None = None,
     identity["threads"] = setup.machines.planned_threads
     if training:
         identity["training"] = training
+    if setup.resume:
+        identity["resume"] = str(setup.resume)
     return prepare(out, setup.job, identity, name, writes=writes, free=FREE if command == "run" else ())
 
 

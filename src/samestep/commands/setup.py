@@ -15,6 +15,18 @@ FOREVER_S = 1e6  # the longest timeout that sockets accept
 
 
 @dataclass(frozen=True)
+class Resume:
+    """Who continues the trainings of an interrupted proof. nproc: ranks on each machine; None: as many as began it.
+    engine: '': the one that began it."""
+
+    nproc: int | None = None
+    engine: str = ""
+
+    def __str__(self) -> str:
+        return f"by {self.engine or 'the same engine'} on {self.nproc or 'as many'} ranks"
+
+
+@dataclass(frozen=True)
 class Setup:
     """What to train, where, and how to prove or measure it. Raises UserError for invalid values.
 
@@ -25,7 +37,8 @@ class Setup:
     where a step takes long. rounds: measured launches of each engine; 0:
     prove only. Of each measured launch, warmup_steps are discarded and measured_steps count. deadline_s: the seconds
     after which a launch is ended. stall_s: the seconds without progress after which a hang is named and ended; 0:
-    never; None: by the training's pace.
+    never; None: by the training's pace. resume: the proof's trainings are interrupted, and continued so; None: they are
+    not.
     """
 
     job: str = "digits"
@@ -42,18 +55,20 @@ class Setup:
     measured_steps: int = 100
     deadline_s: float | None = None
     stall_s: float | None = None
+    resume: Resume | None = None
     machines: MachineOptions = MachineOptions()  # noqa: RUF009 - frozen
 
     def __post_init__(self) -> None:
         cores = os.cpu_count() or 1
-        if self.nproc is not None and self.nproc < 1:
-            raise UserError(f"--nproc {self.nproc}: at least one rank must train; give --nproc 1 or more")
-        if self.nproc is not None and self.nproc > 64 * cores:
-            raise UserError(f"--nproc {self.nproc}: this machine has {cores} cores; give at most 64 ranks for each")
+        for flag, nproc in (("--nproc", self.nproc), ("--resume-nproc", self.resume.nproc if self.resume else None)):
+            if nproc is not None and nproc < 1:
+                raise UserError(f"{flag} {nproc}: at least one rank must train; give {flag} 1 or more")
+            if nproc is not None and nproc > 64 * cores:
+                raise UserError(f"{flag} {nproc}: this machine has {cores} cores; give at most 64 ranks for each")
         threads = self.machines.threads
         if threads is not None and not 1 <= threads <= 64 * cores:
             raise UserError(f"--threads {threads}: give 1 to {64 * cores}; this machine has {cores} cores")
-        for name in self.engines:
+        for name in (*self.engines, *([self.resume.engine] if self.resume and self.resume.engine else ())):
             engine.check(name)
         for name in self.launchers:
             if name != "all":

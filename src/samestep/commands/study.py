@@ -12,9 +12,11 @@ from samestep.commands.setup import Setup
 from samestep.errors import UserError, first_few, nearest, say
 from samestep.launch import Machines, fork_client
 from samestep.launch.started_by import LaunchedRank
+from samestep.proof.plan import loop_layout, numerics_layout
 from samestep.records.inspection import EngineFacts, Inspection, JobFacts, Question
+from samestep.records.plan import LayoutPlan
 from samestep.records.record import Record
-from samestep.records.results import EngineResult, Verdict
+from samestep.records.results import ContinuedBy, EngineResult, Verdict
 from samestep.world import tasks_per_node
 from samestep.world.network import check_interface
 
@@ -27,6 +29,7 @@ class Study:
     nproc: int
     machines: Machines
     inspection: Inspection
+    continuing: Inspection | None = None  # for the replicas that continue an interrupted proof
 
     @property
     def size(self) -> int:
@@ -49,6 +52,8 @@ class Row:
     launches: list[Record] = field(default_factory=list)
     loop_number: int = -1  # the index of the reference's layout that proves the loop
     numerics_number: int | None = None  # of the layout that measures the numerics, where they are inexact
+    then: EngineFacts | None = None  # the engine that continues the interrupted trainings
+    then_launcher: str = ""
 
     @property
     def name(self) -> str:
@@ -80,12 +85,17 @@ def study_of(setup: Setup, rank: LaunchedRank | None = None) -> Study:
         engines=setup.engines,
         engine_settings=setup.engine_settings,
     )
-    inspection = ask(question, setup.deadline_s)
+    if setup.resume and setup.engines and setup.resume.engine:
+        question = replace(question, engines=(*setup.engines, setup.resume.engine))
+    inspection, continuing = ask(question, setup.deadline_s), None
+    if setup.resume:
+        other = replace(question, replicas=setup.resume.nproc or question.replicas)
+        continuing = inspection if other == question else ask(other, setup.deadline_s)
     local_size = rank.local_size if rank else inspection.replicas // machines.nnodes
     cores = os.cpu_count() or 1
     if inspection.devices[0] == "cpu" and local_size > cores and (rank is None or rank.local_rank == 0):
         say(f"{local_size} ranks share {cores} cores: the results are the same, the speed is not representative")
-    return Study(setup, local_size, machines, inspection)
+    return Study(setup, local_size, machines, inspection, continuing)
 
 
 def _is_one_of_several(rank: LaunchedRank | None) -> bool:
@@ -111,12 +121,38 @@ def rows_of(study: Study, *, forks: bool = False) -> list[Row]:
         for name in dict.fromkeys(chosen)
         for launcher in _launchers(study, known[name], forks)
     ]
+    for row in rows if setup.resume else ():
+        _add_continuation(study, row, forks)
     used, named = {row.launcher for row in rows}, {*setup.launchers} - {"all", launch.FORK}
     if setup.engines and named == {*setup.launchers} and named and not used & {*named, "-"}:
         possible = {name: " or ".join(launch.launchers_for(known[name].process_kind)) for name in setup.engines}
         starts = "; ".join(f"{name} starts with {launchers}" for name, launchers in possible.items())
         raise UserError(f"--launchers {','.join(setup.launchers)} starts none of these engines: {starts}")
     return sorted(rows, key=lambda row: row.engine != "single")
+
+
+def _add_continuation(study: Study, row: Row, forks: bool) -> None:
+    """Gives a row the engine that continues its trainings, and a verdict where that cannot be launched."""
+    assert study.continuing and study.setup.resume
+    then = next(each for each in study.continuing.engines if each.name == (study.setup.resume.engine or row.engine))
+    possible = _launchers(study, then, forks)
+    row.then, row.then_launcher = then, row.launcher if row.launcher in possible else possible[0]
+    if row.verdict is None:
+        row.verdict = _verdict_without_launch(replace(study, inspection=study.continuing), then, row.then_launcher)
+    if row.verdict is None and (why := unlike(row.facts, then)):
+        row.verdict = Verdict("refused", reason=why)
+
+
+def unlike(first: EngineFacts, then: EngineFacts) -> str | None:
+    """Returns why the proof cannot judge a training that `first` begins and `then` continues; None where it can."""
+    assert first.numerics and then.numerics
+    if (first.numerics.lossy or then.numerics.lossy) and first.name != then.name:
+        lossy = first if first.numerics.lossy else then
+        return f"{lossy.name} is inexact by design: the proof lets such an engine continue its own trainings alone"
+    shapes = [(each.processes, each.replicas) for each in (first, then)]
+    if shapes[0] != shapes[1] and any(processes != replicas for processes, replicas in shapes):
+        return "one process with several replicas, as of dataparallel, continues its own trainings alone in the proof"
+    return None
 
 
 def _launchers(study: Study, facts: EngineFacts, forks: bool) -> list[str]:
@@ -192,10 +228,17 @@ def check_devices(nproc: int, inspection: Inspection, engines: tuple[str, ...] =
         )
 
 
+def layouts_of(row: Row) -> tuple[LayoutPlan, LayoutPlan | None]:
+    """Returns the layouts that a row is compared with: of its loop, and of its numerics where these are inexact."""
+    return loop_layout(row.facts, row.then), numerics_layout(row.facts, row.then)
+
+
 def result_of(row: Row) -> EngineResult:
     """Returns the result of a row that has a verdict, without a measurement."""
     assert row.verdict is not None
     replicas = row.facts.replicas or None
     result = EngineResult(**vars(row.verdict), engine=row.engine, launcher=row.launcher, replicas=replicas)
     absent = not row.facts.available and str(row.facts.reason).endswith("is not installed")
+    if row.then:
+        result = replace(result, continued_by=ContinuedBy(row.then.name, row.then.replicas))
     return replace(result, settings=row.facts.chosen, install=row.facts.install if absent else None)

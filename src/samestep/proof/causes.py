@@ -41,7 +41,8 @@ class Case:
 
     @property
     def replicas(self) -> int:
-        return self.expectation.facts.layout.replicas
+        facts = self.expectation.facts
+        return (facts.then or facts.layout).replicas
 
     def begins_epoch(self, step: int) -> bool:
         """Whether a step is the first of an epoch, and not of the first one."""
@@ -84,7 +85,7 @@ def _indices(case: Case, at: Divergence) -> str:
     step = at.step
     read = [[i for part in process if part.step == step for i in part.indices] for process in case.observed.parts]
     wanted = [i for process in case.expected.parts for part in process if part.step == step for i in part.indices]
-    if len(read) > 1 and any(read) and all(rows == max(read, key=len)[: len(rows)] for rows in read):
+    if sum(map(bool, read)) > 1 and all(rows == max(read, key=len)[: len(rows)] for rows in read):
         return "every rank reads the same rows: the sampler does not know its rank"
     everything = [i for rows in read for i in rows]
     if len(everything) > len(wanted) and set(everything) == set(wanted):

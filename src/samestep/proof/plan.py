@@ -11,7 +11,8 @@ from dataclasses import replace
 from samestep.engine import Layout, Numerics
 from samestep.proof.trace import Expectation
 from samestep.records.inspection import EngineFacts
-from samestep.records.plan import TRAININGS, LayoutPlan, Prove
+from samestep.records.interruption import INTERRUPTED
+from samestep.records.plan import TRAININGS, Interrupted, LayoutPlan, Prove, Then
 from samestep.records.record import PlayedLayout
 
 INEXACT = ("gradient", "sgd")  # the trainings that measure an inexact engine's numerics, in float32
@@ -29,24 +30,39 @@ def neutral_layouts(many: PlayedLayout) -> tuple[LayoutPlan, LayoutPlan]:
     return one, replace(one, replicas=many.layout.replicas, split=many.layout.split, buffers=many.layout.buffers)
 
 
-def loop_layout(facts: EngineFacts) -> LayoutPlan:
-    """The layout that an engine's loop is compared with. With one replica, all layouts are one."""
+def loop_layout(facts: EngineFacts, then: EngineFacts | None = None) -> LayoutPlan:
+    """The layout that an engine's loop is compared with. With one replica, all layouts are one.
+
+    then: the engine that continues the training after an interruption; None: there is no interruption.
+    """
     layout, numerics = _working(facts)
     # What is inexact in an exact loop is that it keeps its weights in another dtype.
     rounds_to = None if numerics.lossy else numerics.rounds_to
     rounded = LayoutPlan(rounds_to=rounds_to, rounds_weights=rounds_to is not None, dtype=numerics.widest)
-    if layout.replicas == 1:
+    if layout.replicas > 1:
+        rounded = replace(rounded, replicas=layout.replicas, split=layout.split, buffers=layout.buffers)
+    if then is None:
         return rounded
-    return replace(rounded, replicas=layout.replicas, split=layout.split, buffers=layout.buffers)
+    after = loop_layout(then)
+    if after.rounds_to:
+        rounded = replace(rounded, rounds_to=after.rounds_to, rounds_weights=True)
+    if after.dtype != "float64":
+        rounded = replace(rounded, dtype=after.dtype)
+    continued = Then(after.replicas, after.split, after.buffers)
+    return rounded if continued == _then(rounded) else replace(rounded, then=continued)
 
 
-def numerics_layout(facts: EngineFacts) -> LayoutPlan | None:
-    """The layout that an inexact engine's numerics are compared with; None where they are exact."""
+def _then(layout: LayoutPlan) -> Then:
+    return Then(layout.replicas, layout.split, layout.buffers)
+
+
+def numerics_layout(facts: EngineFacts, then: EngineFacts | None = None) -> LayoutPlan | None:
+    """The layout that an inexact engine's numerics are compared with; None where they are exact. then: as above."""
     _, numerics = _working(facts)
     if not numerics.lossy:
         return None
     return replace(
-        loop_layout(facts),
+        loop_layout(facts, then),
         rounds_to=numerics.rounds_to,
         exact_steps=numerics.exact_steps,
         dtype="float32",
@@ -65,6 +81,15 @@ def trainings(facts: EngineFacts, loop: Expectation, steps: int, replicas: int, 
     exact = [prove(name, name, loop.facts.dtype, True) for name in TRAININGS]
     inexact = [prove(name, AS_NUMERICS.format(name), "float32", False) for name in INEXACT if numerics.lossy]
     return (*exact, *inexact)
+
+
+def interrupted(trainings: tuple[Prove, ...], parts: Interrupted) -> tuple[Prove, ...]:
+    """The trainings of one launch of an interrupted proof. The first also runs those that are not interrupted."""
+    return tuple(
+        replace(training, interrupted=parts) if training.training in INTERRUPTED else training
+        for training in trainings
+        if training.training in INTERRUPTED or parts.part == "first"
+    )
 
 
 def _working(facts: EngineFacts) -> tuple[Layout, Numerics]:

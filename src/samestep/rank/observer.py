@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -11,8 +12,10 @@ from torch.optim import Optimizer
 from samestep.data.schedule import Schedule
 from samestep.job import Batch
 from samestep.rank.digests import digest_rows, digest_state
+from samestep.rank.ema import Ema
 from samestep.rank.replicas import digests, whole_parameters
-from samestep.records.record import PartSeen
+from samestep.rank.state_seen import StateOf
+from samestep.records.record import PartSeen, TensorSeen
 from samestep.world import World
 
 LATER_EPOCHS = (2, 3, 97)  # the proof does not train these; it compares which rows they would read
@@ -29,10 +32,14 @@ class Observer:
         self.end_digests: dict[str, int] = {}  # of each parameter that this rank holds whole
         self.autocast = False
         self._depth, self._stepping = 0, set[int]()
+        self._state_of: StateOf | None = None
+        self.others: dict[str, Any] = {}  # what else of the training has a state dict; None: it has no such part
+        self.state: dict[str, TensorSeen] = {}
 
     def begin(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Takes the first weights' digest, and watches the optimizer's steps."""
         self.start_digest = digest_state(model)
+        self._state_of = StateOf(model, optimizer)
         # The rate is read after the step: before it, libraries that accumulate show the next step's rate.
         optimizer.register_step_pre_hook(lambda *_: self._before_optimizer_step())
         optimizer.register_step_post_hook(lambda o, *_: self._after_optimizer_step(o))
@@ -56,6 +63,11 @@ class Observer:
             self._stepping = set()
         self._stepping |= groups
         self.rates[-1] += [float(group["lr"]) for group in full]
+
+    def note_state(self, ema: Ema | None) -> None:
+        """Describes the weights, the optimizer's state and all others as they are now."""
+        assert self._state_of
+        self.state = self._state_of.seen(ema, self.others)
 
     def forward(self) -> None:
         """Notes whether the forward pass that begins is in autocast."""

@@ -25,12 +25,26 @@ class Measure:
 
 
 @dataclass(frozen=True)
+class Interrupted:
+    """One launch's part of a training that is interrupted, and continued by another launch.
+
+    checkpoints: the folder through which the state goes from one to the other. part: which of the two this is.
+    other_ranks: whether the other launch has another number of replicas.
+    """
+
+    checkpoints: str
+    part: Literal["first", "rest"]
+    other_ranks: bool = False
+
+
+@dataclass(frozen=True)
 class Prove:
     """One training of the proof.
 
     training: one of TRAININGS. dtype: 'float64', or 'float32' for a model or an engine that float64 does not fit.
     replicas: of the study; the subset's last batch does not divide evenly among them. sgd_lr: the learning rate of
     'sgd'. rows: of a step, where they are fewer than the job's; 0: the job's global batch. name: in the record.
+    interrupted: None: it runs to its end in this launch.
     """
 
     training: str
@@ -41,6 +55,7 @@ class Prove:
     engine_settings: Values = field(default_factory=dict)
     name: str = ""
     rows: int = 0
+    interrupted: Interrupted | None = None
     kind: Literal["prove"] = "prove"
 
 
@@ -113,13 +128,23 @@ class Plan:
 
 
 @dataclass(frozen=True)
+class Then:
+    """The layout with which an interrupted training continues: replicas, split and buffers as in engine.Layout."""
+
+    replicas: int
+    split: Literal["even", "chunk"]
+    buffers: Literal["rank0", "local"]
+
+
+@dataclass(frozen=True)
 class LayoutPlan:
     """A layout that the reference plays, and its rounding.
 
     replicas, split, buffers: as in engine.Layout. rounds_to: the dtype that gradients pass through. rounds_weights:
     whether the weights are rounded to it too. exact_steps: how many first steps are exact. dtype: the widest to use.
-    neutral: without random numbers and batch statistics. compared: compared with the
-    other layouts only, with no engine: its tensors are not written, and its weights not evaluated.
+    neutral: without random numbers and batch statistics. compared: compared with the other layouts only, with no
+    engine: its tensors are not written, and its weights not evaluated. then: the layout after the interruption; None:
+    the same.
     """
 
     replicas: int = 1
@@ -132,6 +157,7 @@ class LayoutPlan:
     neutral: bool = False
     compared: bool = False
     trainings: tuple[str, ...] = TRAININGS
+    then: Then | None = None
 
 
 @dataclass(frozen=True)

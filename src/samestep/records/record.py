@@ -68,6 +68,20 @@ class EvaluationSeen:
 
 
 @dataclass(frozen=True)
+class TensorSeen:
+    """Sums over one rank's piece of a tensor, by which two states are compared; those of all pieces are the tensor's.
+
+    size: the elements of the piece. whole: of the tensor. magnitude: the sum of the absolute values. mixed: of the
+    values, each times a weight that its place in the tensor decides.
+    """
+
+    size: int
+    whole: int
+    magnitude: float
+    mixed: float
+
+
+@dataclass(frozen=True)
 class Observations:
     """What one rank observed in one training.
 
@@ -76,7 +90,7 @@ class Observations:
     began_at: when the first batch was requested, Unix time in seconds. start_digest: of the first weights.
     Only for the proof: parts: each micro-batch; later: epoch -> the rows of its first step; rates: the learning rates
     of each optimizer step and parameter group; end_digests: of each parameter that the rank holds whole, after the last
-    step.
+    step; state: of an interrupted one, at the interruption or after loading.
     curve: the evaluations, each {step, loss, …}. best_at: the index of the best one, -1: none. stopped: 'early' by
     patience, or 'asked' by a graceful stop. resumed_from: the steps that were done before, in an earlier launch.
     """
@@ -103,6 +117,7 @@ class Observations:
     curve: list[dict[str, float]] = field(default_factory=list)
     best_at: int = -1
     resumed_from: int = 0
+    state: Mapping[str, TensorSeen] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -172,6 +187,7 @@ class PlayedLayout:
     why it is not float64. sgd_lr: the learning rate of 'sgd'. sgd_lr_usual: the one that is tried first.
     files: the number in the names of its files, which layouts that train alike share. from_one: parameter -> its
     distance from plain training's, where that was played too.
+    then: the layout with which it continues after its interruption.
     Only of a layout without random numbers and batch statistics: separation, and whether the job asked for them.
     """
 
@@ -189,6 +205,7 @@ class PlayedLayout:
     separation: SeparationSeen | None = None
     draws: bool = False
     batch_statistics: bool = False
+    then: Layout | None = None
 
 
 @dataclass(frozen=True)

@@ -113,16 +113,26 @@ class Measurement:
 
 
 @dataclass(frozen=True)
+class ContinuedBy:
+    """The engine, and the number of replicas, that has continued an interrupted training."""
+
+    engine: str
+    replicas: int
+
+
+@dataclass(frozen=True)
 class EngineResult(Verdict):
     """A row of the table: an engine under a launcher. settings: those that --set-engine has changed. replicas: None for
-    an engine that cannot be imported. install: the command that installs an engine that is not here; else None. The
-    other fields are its Measurement's; None without one."""
+    an engine that cannot be imported. install: the command that installs an engine that is not here; else None.
+    continued_by: who has continued its trainings, where the proof interrupted them; else None. The other fields are its
+    Measurement's; None without one."""
 
     engine: str = ""
     launcher: str = ""
     settings: Values = field(default_factory=dict)
     replicas: int | None = None
     install: str | None = None
+    continued_by: ContinuedBy | None = None
     samples_per_second: Summary | None = None
     ratio: Summary | None = None
     efficiency: Summary | None = None

@@ -9,6 +9,7 @@ from samestep.reference.neutral import Neutral
 from samestep.reference.noise import Noise
 from samestep.reference.play import play
 from samestep.reference.results import Evaluation, MicroBatch, Separation, TrainingResult
+from samestep.reference.schedule import per_epoch
 from samestep.reference.separation import separate
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "TrainingResult",
     "digests",
     "fetch",
+    "per_epoch",
     "play",
     "separate",
 ]

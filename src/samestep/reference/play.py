@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -44,17 +45,23 @@ def play(
     parts: bool = False,
     evaluated: bool = True,
     after_step: Callable[[int, list[float]], None] | None = None,
+    then: Layout | None = None,
+    then_from: int | None = None,
 ) -> TrainingResult:
     """Trains `job` for `steps` optimizer steps on `layout.replicas` replicas: see docs/proof.md, "What is compared".
 
     noise: shakes the rounding, for a second training that differs from the first by rounding alone. neutral: computes
     without random numbers and batch statistics. parts: whether the parts of the first gradient are sampled.
-    evaluated: whether the last weights are. after_step: called with each step and its losses.
+    evaluated: whether the last weights are. after_step: called with each step and its losses. then: the layout of the
+    steps from `then_from` on, as where other ranks continue.
     """
     training = ReplicatedTraining(job, layout, noise, device, neutral)
+    training.most_replicas = max(layout.replicas, then.replicas if then else 0)
     if parts:
         training.first = FirstGradient(layout.replicas, {})
     for step in range(steps):
+        if then and step == then_from:
+            training.continue_with(then)
         losses = training.step(step)
         if after_step:
             after_step(step, losses)
@@ -99,12 +106,22 @@ class ReplicatedTraining:
         self.carried = Carried(job)
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         self.first: FirstGradient | None = None
-        self.micro_batches: list[list[MicroBatch]] = [[] for _ in self.replicas]
+        self.most_replicas = layout.replicas
+        self.micro_batches: dict[int, list[MicroBatch]] = defaultdict(list)
         self.rates: list[list[float]] = []
         self.norms: list[float] = []
         self.draws = False
         trained = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad and job.ema]
         self.average = {name: p.detach().clone() for name, p in trained}
+
+    def continue_with(self, layout: Layout) -> None:
+        """Changes the layout, as where a training is continued from a checkpoint on other ranks. Replicas keep their
+        own state where there are as many; others begin with replica 0's."""
+        if layout.replicas != self.layout.replicas:
+            self.carried.forget()
+            self.states[0].restore(self.model)
+            self.states = [ReplicaState(self.model) for _ in range(layout.replicas)]
+        self.layout, self.replicas = layout, range(layout.replicas)
 
     def step(self, step: int) -> list[float]:
         """One step: every micro-batch of every replica forward and backward, then the phase's optimizer once. Returns
@@ -294,8 +311,8 @@ class ReplicatedTraining:
             optimizer.state.clear()
             optimizer.param_groups.clear()  # it is in a circle with its scheduler, and would keep the weights
         return TrainingResult(
-            micro_batches=self.micro_batches,
-            later={epoch: step_rows(self.job, self.layout, epoch * per_epoch(self.job)) for epoch in later},
+            micro_batches=[self.micro_batches[replica] for replica in range(self.most_replicas)],
+            later={epoch: self._later(epoch) for epoch in later},
             rates=self.rates,
             norms=self.norms,
             draws=self.draws,
@@ -306,6 +323,11 @@ class ReplicatedTraining:
             own_before_last=_present(names, self.first.own_before_last()) if self.first else {},
             evaluation=evaluate(self.job, state, self.device, twice=not self.noise) if evaluated else None,
         )
+
+    def _later(self, epoch: int) -> list[list[list[int]]]:
+        """[micro-batch][replica] -> the rows of an epoch's first step."""
+        absent = self.most_replicas - self.layout.replicas
+        return [[*micro, *([[]] * absent)] for micro in step_rows(self.job, self.layout, epoch * per_epoch(self.job))]
 
 
 def _sum(one: Tensor | None, other: Tensor | None) -> Tensor | None:

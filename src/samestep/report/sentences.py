@@ -30,8 +30,11 @@ def speed(row: EngineResult) -> Summary:
 
 
 def title(row: EngineResult) -> str:
-    """'ddp compress=fp16': the engine, with those of its settings that were changed."""
-    return " ".join([row.engine, *(f"{key}={value}" for key, value in row.settings.items())])
+    """'ddp compress=fp16': the engine, with those of its settings that were changed. 'ddp 2 -> fsdp 3': another one has
+    continued its training."""
+    name = " ".join([row.engine, *(f"{key}={value}" for key, value in row.settings.items())])
+    then = row.continued_by
+    return f"{name} {row.replicas} -> {then.engine} {then.replicas}" if then else name
 
 
 def label(row: EngineResult) -> str:
@@ -84,6 +87,10 @@ def conditions(results: StudyResults) -> list[str]:
         "alone what the ranks must compute together"
         + (f"; float64 failed: {proof.float64_failed}." if proof.float64_failed else "."),
     ]
+    if any(row.continued_by for row in results.engines):
+        sentences.append(
+            "Each training was interrupted by a checkpoint, and continued by a second launch; the reference was not."
+        )
     if results.measured:
         sentences += [
             f"Measured in {results.dtype}. Launches of every engine: {results.repeats}, in turn with the others; "

@@ -14,7 +14,8 @@ from samestep.errors import NotFinite, UserError
 from samestep.job import ByLength, Job, Lanes
 from samestep.rank.digests import digest_state
 from samestep.rank.hardware import is_out_of_memory
-from samestep.records.plan import LayoutPlan, Prove, ReferencePlan
+from samestep.records.interruption import INTERRUPTED, interruption
+from samestep.records.plan import LayoutPlan, Prove, ReferencePlan, Then
 from samestep.records.record import (
     EvaluationSeen,
     PartSeen,
@@ -113,6 +114,7 @@ class ReferencePlayer:
             separation=self._separation(dtype) if planned.neutral and planned.replicas == 1 else None,
             draws=bool(self.neutral and self.neutral.draws),
             batch_statistics=bool(self.neutral and self.neutral.batch_statistics),
+            then=_layout(planned.then) if planned.then else None,
         )
 
     def _separation(self, dtype: str) -> SeparationSeen:
@@ -221,6 +223,8 @@ class ReferencePlayer:
             parts=training.training == "gradient" and not noise,
             evaluated=not planned.compared,
             after_step=count,
+            then=_layout(planned.then) if planned.then else None,
+            then_from=_interruption(small, training, planned, steps),
         )
 
     def _at_stable_rate(self, training: Prove, planned: LayoutPlan) -> tuple[Prove, reference.TrainingResult]:
@@ -243,8 +247,16 @@ class ReferencePlayer:
         return training, self._play(training, planned)
 
 
-def _layout(planned: LayoutPlan) -> Layout:
+def _layout(planned: LayoutPlan | Then) -> Layout:
     return Layout(planned.replicas, planned.split, planned.buffers)
+
+
+def _interruption(small: Job, training: Prove, planned: LayoutPlan, steps: int) -> int | None:
+    """Returns the step before which the training goes to other ranks; None where it does not."""
+    if planned.then is None or training.training not in INTERRUPTED:
+        return None
+    only_at_end = small.carry_state and planned.then.replicas != planned.replicas
+    return interruption(small.seed, training.training, steps, reference.per_epoch(small), only_at_end=only_at_end)
 
 
 def _end_at_explosion(phases: int) -> Callable[[int, list[float]], None]:

@@ -7,10 +7,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from samestep.data.schedule import schedule_of
 from samestep.engine import Engine
 from samestep.job import Job
+from samestep.rank.best_weights import BestWeights
+from samestep.rank.checkpoints import Checkpoints, StopAfter
 from samestep.rank.evaluate import evaluate, plain_model
-from samestep.records.plan import Plan, Prove
+from samestep.rank.evaluator import Evaluator
+from samestep.rank.group import checkpoint_store
+from samestep.records.checkpoint import Every
+from samestep.records.interruption import interruption
+from samestep.records.plan import Interrupted, Plan, Prove
 from samestep.records.record import Observations, write_state
 from samestep.tasks.proof_job import proof_job, steps_of
 from samestep.tasks.run_engine import run_engine
@@ -48,15 +55,56 @@ class EachStep:
 
 
 def prove(plan: Plan, training: Prove, job: Job, engine: Engine, world: World) -> Observations:
-    """Runs one observed training of the proof, and evaluates it. Rank 0 writes the final weights."""
+    """Runs one observed training of the proof, and evaluates it. Rank 0 writes the final weights.
+
+    Of an interrupted one, runs one part; the first part ends with a checkpoint, and nothing of it is evaluated.
+    """
     small = proof_job(job, training)
     by_evaluation = small.scheduler is not None and small.scheduler.every == "evaluation"
     steps = steps_of(training, job)
-    run = Run(small, world, steps, observe=True, evaluator=EachStep(small, world, steps) if by_evaluation else None)
+    evaluator: Evaluator | None = EachStep(small, world, steps) if by_evaluation else None
+    parts = training.interrupted
+    if parts and small.evaluation is not None:  # as a training evaluates, whose state is in its checkpoints
+        best = Path(parts.checkpoints) / f"{training.name}.safetensors"
+        best.parent.mkdir(parents=True, exist_ok=True)
+        every = 1 if by_evaluation else 2
+        evaluator = BestWeights(small, world, steps, best, best=("loss", "min"), every_steps=every)
+    checkpoints = _checkpoints(plan, training.name, parts, world) if parts else None
+    first = parts is not None and parts.part == "first"
+    stop = StopAfter(interruption_of(training, small, steps)) if first else None
+    run = Run(small, world, steps, observe=True, evaluator=evaluator, checkpoints=checkpoints, stop=stop)
     state = run_engine(engine, small, world, run, training.engine_settings)
+    if checkpoints:
+        checkpoints.close()
+    if first:
+        return run.observations()
     if world.rank == 0:
         write_state(Path(plan.out), world.rank, training.name, state)
     if small.evaluation is None:
         return run.observations()
     evaluation = evaluate(small, plain_model(small, state, world), world).record()
     return replace(run.observations(), evaluation=evaluation)
+
+
+def interruption_of(training: Prove, small: Job, steps: int) -> int:
+    """Returns how many steps the first part of an interrupted training has. small: the proof's job."""
+    assert training.interrupted
+    # The state that rows carry on within an epoch is of the rows of each rank.
+    only_at_end = small.carry_state and training.interrupted.other_ranks
+    per_epoch = schedule_of(small, 1).steps_per_epoch
+    return interruption(small.seed, training.training, steps, per_epoch, only_at_end=only_at_end)
+
+
+def _checkpoints(plan: Plan, name: str, parts: Interrupted, world: World) -> Checkpoints:
+    """Returns the checkpoints through which the state goes: one after each step, of which the newest is taken."""
+    resume = "never" if parts.part == "first" else "auto"
+    every = Every(1, "steps") if parts.part == "first" else None
+    return Checkpoints(
+        Path(parts.checkpoints) / name,
+        world,
+        checkpoint_store(),
+        every=every,
+        keep=2,
+        resume=resume,
+        engine=plan.engine,
+    )

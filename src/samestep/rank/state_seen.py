@@ -1,0 +1,84 @@
+"""Describes the state of a training by sums, which show whether a continued training begins with the same state.
+
+It reads the live model and optimizer, and shares no code with the checkpoints that it checks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.optim import Optimizer
+from torch.utils._pytree import keystr, tree_flatten_with_path
+
+from samestep.job.phases import CHECKPOINTED
+from samestep.rank.ema import Ema
+from samestep.records.record import TensorSeen
+
+
+class StateOf:
+    """The state of one training on this rank."""
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
+        self.model, self.optimizer = model, optimizer
+
+    def seen(self, ema: Ema | None, others: Mapping[str, Any]) -> dict[str, TensorSeen]:
+        """Returns the sums of 'weights of NAME', 'KEY of NAME' of the optimizer, 'average of NAME', 'buffer NAME', and
+        'PART KEY' of the others, name -> what has a state dict. 'optimizer of NAME' is empty: NAME may have a state.
+        """
+        seen = {name: _sums(tensor) for name, tensor in self._tensors(ema)}
+        for part, of_part in others.items():
+            for path, value in tree_flatten_with_path(of_part.state_dict())[0] if of_part is not None else ():
+                if isinstance(value, Tensor | int | float) and not isinstance(value, bool):
+                    seen[f"{part} {keystr(path)}"] = _sums(torch.as_tensor(value))
+        return seen
+
+    def _tensors(self, ema: Ema | None) -> Iterator[tuple[str, Tensor]]:
+        named = {name.replace(CHECKPOINTED, ""): each for name, each in self.model.named_parameters()}
+        names = {id(parameter): name for name, parameter in named.items()}
+        for name, parameter in named.items():
+            yield f"weights of {name}", parameter
+        for name, buffer in self.model.named_buffers():
+            yield f"buffer {name}", buffer
+        inner: Any = getattr(self.optimizer, "optim", None)  # ZeRO's, which has this rank's part of the state
+        optimizer = inner if isinstance(inner, Optimizer) else self.optimizer
+        for parameter in (each for group in optimizer.param_groups for each in group["params"]):
+            name = names.get(id(parameter), "")
+            if not name:
+                continue  # libraries may replace the parameters by flat copies
+            yield f"optimizer of {name}", torch.empty(0)
+            for key, value in optimizer.state.get(parameter, {}).items():
+                if isinstance(value, Tensor | int | float):
+                    yield f"{key} of {name}", torch.as_tensor(value)
+        for name, average, parameter in ema.named(self.model) if ema else ():
+            yield f"average of {name}", _placed(average, parameter)
+
+
+def _placed(average: Tensor, parameter: Tensor) -> Tensor:
+    """Returns an average as a shard where its parameter is one."""
+    if not isinstance(parameter, DTensor):
+        return average
+    mesh, placements = parameter.device_mesh, parameter.placements
+    return DTensor.from_local(average, mesh, placements, shape=parameter.shape, stride=parameter.stride())
+
+
+def _sums(tensor: Tensor) -> TensorSeen:
+    """Returns the sums over this rank's piece of a tensor. No rank asks another."""
+    tensor = tensor.detach()
+    block = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+    place = torch.zeros((), dtype=torch.float64, device=block.device)
+    offset = (0,) * tensor.dim()
+    if isinstance(tensor, DTensor):
+        _, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    step = tensor.numel()
+    for size, here, first in zip(tensor.shape, block.shape, offset):
+        step //= max(1, size)
+        index = torch.arange(first, first + here, dtype=torch.float64, device=block.device)
+        place = place.unsqueeze(-1) + index * step
+    values = block.to(torch.float64).nan_to_num()
+    mixed = float((values * torch.cos(place)).sum())
+    return TensorSeen(block.numel(), tensor.numel(), float(values.abs().sum()), mixed)

@@ -1,0 +1,199 @@
+"""Which engines continue which trainings: two tables of docs/resume.md, measured and checked in.
+
+    python tests/resume/table.py [--only WORDS] [--out FOLDER] [--missing] [--write]
+
+A cell holds the weakest verdict over the jobs. `--out` keeps every verdict in pairs.json; `--missing` measures what is
+not there yet; `--write` replaces the tables in the docs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from itertools import product
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from ranks import Ranks, RanksFailed, engine_facts, resumed, resumed_reference_plan
+from samestep.commands.study import unlike
+from samestep.records.inspection import EngineFacts
+from samestep.records.record import Record
+
+DOCS = Path(__file__).parents[2] / "docs" / "resume.md"
+CONFORMANCE = Path(__file__).parents[1] / "conformance"
+JOBS = {name: f"{CONFORMANCE}/jobs_resumed.py:{name}" for name in ("alike", "narrow", "stateful")}
+SIZES = (1, 2, 3)
+THEMSELVES = {
+    "single": ("single", {}),
+    "ddp": ("ddp", {}),
+    "zero": ("zero", {}),
+    "fsdp": ("fsdp", {}),
+    "amp bf16": ("amp", {}),
+    "accelerate": ("accelerate", {}),
+    "fabric": ("fabric", {}),
+    "lightning": ("lightning", {}),
+    "horovod": ("horovod", {}),
+    "deepspeed": ("deepspeed", {}),
+    "deepspeed stage=2": ("deepspeed", {"stage": "2"}),
+    "deepspeed stage=3": ("deepspeed", {"stage": "3"}),
+}
+OTHERS = ("single", "ddp", "zero", "fsdp", "deepspeed")
+STRENGTH = ("failed", "differs", "refused", "approximate", "same", "bitwise")
+
+
+@dataclass(frozen=True)
+class Pair:
+    """An engine that begins a training on some ranks, and one that continues it."""
+
+    first: str
+    size: int
+    then: str
+    then_size: int
+
+    def __str__(self) -> str:
+        return f"{self.first} {self.size} -> {self.then} {self.then_size}"
+
+
+def pairs() -> list[Pair]:
+    """All pairs: each engine to itself on other ranks, and some engines to one another."""
+    themselves = [Pair(name, *sizes[:1], name, *sizes[1:]) for name in THEMSELVES for sizes in product(SIZES, SIZES)]
+    themselves = [pair for pair in themselves if pair.first != "single" or pair.size == pair.then_size == 1]
+    sizes = {name: 1 if name == "single" else 2 for name in OTHERS}
+    others = [Pair(a, sizes[a], b, sizes[b]) for a, b in product(OTHERS, OTHERS) if a != b]
+    return themselves + others
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the proof said of one job on one pair."""
+
+    pair: str
+    job: str
+    verdict: str
+    max_difference: float | None = None
+    said: str = ""
+
+    @property
+    def cell(self) -> str:
+        return f"{self.verdict}: {self.said}" if self.said else self.verdict
+
+
+class Bench(ExitStack):
+    """Ranks of each size, kept between proofs, and the references already played."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reference_rank = self.enter_context(Ranks(1))
+        self.ranks: dict[tuple[int, str], Ranks] = {}
+        self.references: dict[str, Record] = {}
+
+    def prove(self, pair: Pair, job: str) -> Seen:
+        """Proves one job on one pair."""
+        facts = engine_facts(THEMSELVES[pair.first][0], pair.size, THEMSELVES[pair.first][1])
+        then = engine_facts(THEMSELVES[pair.then][0], pair.then_size, THEMSELVES[pair.then][1])
+        absent = next((each.reason for each in (facts, then) if not each.available), None)
+        if absent:
+            return Seen(str(pair), job, "unavailable", said=absent)
+        if why := unlike(facts, then):
+            return Seen(str(pair), job, "refused", said=why)
+        plan = resumed_reference_plan(JOBS[job], facts, then)
+        try:
+            if str(plan) not in self.references:
+                self.references[str(plan)] = self.reference_rank.work(plan)
+            verdict = resumed(self.references[str(plan)], JOBS[job], (self._of(facts), facts), (self._of(then), then))
+        except RanksFailed as error:
+            last = str(error).strip().splitlines()[-1]
+            kind, _, sentence = last.partition(": ")
+            return Seen(str(pair), job, "refused" if kind.endswith("Refused") else "failed", said=sentence or last)
+        if first := verdict.first_divergence:
+            return Seen(str(pair), job, "differs", verdict.max_difference, f"{first.quantity} at step {first.step}")
+        word = "bitwise" if verdict.bitwise else verdict.verdict
+        return Seen(str(pair), job, word, verdict.max_difference, verdict.reason or "")
+
+    def _of(self, facts: EngineFacts) -> Ranks:
+        """Ranks to train on; of their own for a library that changes torch for the whole process."""
+        size, library = facts.processes, facts.name if facts.name in ("horovod", "deepspeed", "accelerate") else ""
+        if (size, library) not in self.ranks:
+            self.ranks[size, library] = self.enter_context(Ranks(size, engine=library))
+        return self.ranks[size, library]
+
+
+def jobs_of(pair: Pair) -> tuple[str, str]:
+    """The jobs that a pair is measured with. DeepSpeed's stage 3 takes no averages of weights."""
+    return ("narrow" if "stage=3" in f"{pair}" else "alike", "stateful")
+
+
+def measured(only: str = "", known: frozenset[tuple[str, str]] = frozenset()) -> Iterator[Seen]:
+    """Measures the tables, pair by pair, without the (pair, job) that are `known`."""
+    with Bench() as bench:
+        for pair in (pair for pair in pairs() if only in str(pair)):
+            for job in jobs_of(pair):
+                if (str(pair), job) not in known:
+                    yield bench.prove(pair, job)
+
+
+def cells(seen: list[Seen]) -> dict[str, str]:
+    """Pair -> the weakest verdict over the jobs."""
+    of: dict[str, list[Seen]] = {}
+    for each in seen:
+        of.setdefault(each.pair, []).append(each)
+    order = {word: at for at, word in enumerate(("unavailable", *STRENGTH))}
+    return {pair: min(group, key=lambda each: order[each.verdict]).cell for pair, group in of.items()}
+
+
+def markdown(found: Mapping[str, str]) -> str:
+    """The tables as Markdown; long cells become notes below."""
+    notes: list[str] = []
+
+    def cell(pair: Pair) -> str:
+        word, _, why = found.get(str(pair), "").partition(": ")
+        if why and why not in notes:
+            notes.append(why)
+        return f"{word} [{notes.index(why) + 1}]" if why else word
+
+    sizes = list(product(SIZES, SIZES))
+    lines = ["| engine | " + " | ".join(f"{a} → {b}" for a, b in sizes) + " |", "|---" * (1 + len(sizes)) + "|"]
+    for name in THEMSELVES:
+        lines.append(f"| {name} | " + " | ".join(cell(Pair(name, a, name, b)) for a, b in sizes) + " |")
+    two = {name: 1 if name == "single" else 2 for name in OTHERS}
+    lines += ["", "| begun by | " + " | ".join(f"→ {name} {two[name]}" for name in OTHERS) + " |"]
+    lines.append("|---" * (1 + len(OTHERS)) + "|")
+    for a in OTHERS:
+        lines.append(f"| {a} {two[a]} | " + " | ".join(cell(Pair(a, two[a], b, two[b])) for b in OTHERS) + " |")
+    return "\n".join([*lines, "", *(f"[{number}] {why}\n" for number, why in enumerate(notes, 1))])
+
+
+def with_tables(docs: str, seen: list[Seen]) -> str:
+    """The text `docs`, with the tables of pairs made those of `seen`."""
+    between = re.compile(r"(<!-- pairs -->\n).*?(<!-- end of pairs -->)", re.DOTALL)
+    return between.sub(lambda match: f"{match[1]}\n{markdown(cells(seen))}\n{match[2]}", docs)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", default="", help="pairs with these words in their name")
+    parser.add_argument("--out", type=Path, help="keep every verdict in this folder, beside those already there")
+    parser.add_argument("--missing", action="store_true", help="measure what --out does not hold yet")
+    parser.add_argument("--write", action="store_true", help="replace the tables in the docs")
+    options = parser.parse_args()
+    kept = options.out / "pairs.json" if options.out else None
+    seen = [Seen(**row) for row in json.loads(kept.read_text())] if kept and kept.exists() else []
+    known = frozenset((each.pair, each.job) for each in seen) if options.missing else frozenset()
+    for each in measured(options.only, known):
+        seen = [*(other for other in seen if (other.pair, other.job) != (each.pair, each.job)), each]
+        print(each.pair, each.job, each.cell, each.max_difference, flush=True)
+        if kept:
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            kept.write_text(json.dumps([asdict(row) for row in seen], indent=1) + "\n")
+    if options.write:
+        DOCS.write_text(with_tables(DOCS.read_text(), seen))
+
+
+if __name__ == "__main__":
+    main()

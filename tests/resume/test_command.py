@@ -1,0 +1,29 @@
+"""samestep verify --resume."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from command import DRAWN, samestep
+
+
+def test_verify_interrupts_and_another_engine_continues(tmp_path: Path) -> None:
+    """amp, which is inexact by design, may continue its own trainings alone."""
+    given = ["verify", DRAWN, "--set", "rows=29", "--engines", "ddp,amp", "--nproc", "2"]
+    done = samestep(*given, "--resume-nproc", "1", "--resume-engine", "single", "--json", out=tmp_path / "out")
+    rows = {row["engine"]: row for row in json.loads(done.stdout)["engines"]}
+    assert done.returncode == 0, done.stderr
+    assert rows["ddp"]["verdict"] == "same"
+    assert rows["ddp"]["continued_by"] == {"engine": "single", "replicas": 1}
+    assert rows["amp"]["verdict"] == "refused"
+    assert "inexact by design" in rows["amp"]["reason"]
+    folders = {path.name for path in (tmp_path / "out" / "launches").iterdir()}
+    assert {"ddp-fork-0", "ddp-fork-0-continued"} == folders
+
+
+def test_other_ranks_are_checked() -> None:
+    done = samestep("verify", DRAWN, "--resume-nproc", "0")
+    assert done.returncode == 2
+    assert "--resume-nproc 0: at least one rank must train" in done.stderr
+    assert "no such option" in samestep("compare", DRAWN, "--resume").stderr.lower()

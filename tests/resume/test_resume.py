@@ -1,0 +1,126 @@
+"""An interrupted training is proven as any other, and the proof rejects and names every planted fault of a resume."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from ranks import SOURCE, engine_facts, resumed, resumed_reference_plan
+from resume.faults import FAULTS, ResumeFault
+from resume.plant import DOCS, JOBS, References, plant, with_table
+from resume.table import STRENGTH, Bench, Pair, Seen, cells, jobs_of, pairs, with_tables
+from samestep.records.interruption import INTERRUPTED, interruption
+
+QUICK_PAIRS = [
+    (Pair("ddp", 2, "ddp", 2), "stateful"),
+    (Pair("ddp", 2, "fsdp", 3), "alike"),
+    (Pair("zero", 2, "single", 1), "stateful"),
+]
+QUICK_FAULTS = {  # planted without `make check`, too: of the order, the optimizer, the position, the random numbers
+    "epoch 0's order replayed",
+    "momentum filled with zeros",
+    "the checkpoint before the last loaded",
+    "random stream counted from the interruption",
+}
+RECORDS = SOURCE.parent / "results"
+
+
+@pytest.fixture(scope="module")
+def bench() -> Iterator[Bench]:
+    with Bench() as bench:
+        yield bench
+
+
+@pytest.fixture(scope="module")
+def references(bench: Bench) -> References:
+    return References(bench.reference_rank)
+
+
+def test_one_training_is_interrupted_in_an_epoch_and_the_other_at_its_end() -> None:
+    for seed in range(50):
+        drawn = {name: interruption(seed, name, 8, 5) for name in INTERRUPTED}
+        assert 5 in drawn.values()
+        assert {*drawn.values()} - {5} <= {1, 2, 3, 4, 6, 7}
+        assert len({*drawn.values()}) == 2
+        assert {interruption(seed, name, 8, 5, only_at_end=True) for name in INTERRUPTED} == {5}
+    assert {interruption(seed, "sgd", 8, 5) for seed in range(50)} == {1, 2, 3, 4, 5, 6, 7}
+    assert interruption(0, "sgd", 4, 9) in (1, 2, 3)  # no epoch ends
+
+
+@pytest.mark.parametrize(("pair", "job"), QUICK_PAIRS, ids=str)
+def test_a_continued_training_is_the_reference(pair: Pair, job: str, bench: Bench) -> None:
+    assert bench.prove(pair, job).verdict in ("same", "bitwise")
+
+
+@pytest.mark.parametrize("job", ["gan", "lstm"])
+def test_phases_and_carried_states_are_continued_on_other_ranks(job: str, bench: Bench) -> None:
+    facts, then = engine_facts("ddp", 2), engine_facts("ddp", 3)
+    reference = bench.reference_rank.work(resumed_reference_plan(JOBS[job], facts, then))
+    verdict = resumed(reference, JOBS[job], (bench._of(facts), facts), (bench._of(then), then))
+    assert verdict.verdict == "same", verdict
+
+
+def test_a_state_that_no_checkpoint_holds_is_found(bench: Bench) -> None:
+    """A model that counts its steps in an attribute."""
+    facts = engine_facts("ddp", 2)
+    reference = bench.reference_rank.work(resumed_reference_plan(JOBS["hidden"], facts, facts))
+    ranks = bench._of(facts), facts
+    first = resumed(reference, JOBS["hidden"], ranks, ranks).first_divergence
+    assert first
+    assert first.quantity == "loss"
+    assert "a state in the model's attributes" in first.cause
+
+
+@pytest.mark.check
+@pytest.mark.parametrize("pair", pairs(), ids=str)
+def test_no_pair_is_weaker(pair: Pair, bench: Bench) -> None:
+    was = cells(recorded_pairs()).get(str(pair))
+    now = cells([bench.prove(pair, job) for job in jobs_of(pair)])[str(pair)]
+    if was is None or "unavailable" in (was.partition(":")[0], now.partition(":")[0]):
+        pytest.skip(f"{was} then, {now} now")
+    assert STRENGTH.index(now.partition(":")[0]) >= STRENGTH.index(was.partition(":")[0]), now
+
+
+def recorded_pairs() -> list[Seen]:
+    return [Seen(**row) for row in json.loads(max(RECORDS.glob("resume_*/pairs.json")).read_text())]
+
+
+def recorded_faults() -> list[dict[str, object]]:
+    rows: list[dict[str, object]] = json.loads(max(RECORDS.glob("resume_*/rows.json")).read_text())
+    return rows
+
+
+def test_the_docs_tell_what_the_records_hold() -> None:
+    rows = recorded_faults()
+    assert [row["fault"] for row in rows] == [fault.name for fault in FAULTS]
+    assert all(row["named"] and row["explained"] for row in rows)
+    docs = DOCS.read_text()
+    assert docs == with_table(docs, rows)
+    assert docs == with_tables(docs, recorded_pairs())
+
+
+def test_every_fault_applies() -> None:
+    """In a moment, where planting them takes minutes."""
+    assert len(FAULTS) == len({fault.name for fault in FAULTS}) >= 20
+    assert {fault.name for fault in FAULTS} >= QUICK_FAULTS
+    counts = {fault.name: (SOURCE / "samestep" / fault.file).read_text().count(fault.old) for fault in FAULTS}
+    assert {name: count for name, count in counts.items() if count != 1} == {}
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [fault if fault.name in QUICK_FAULTS else pytest.param(fault, marks=pytest.mark.check) for fault in FAULTS],
+    ids=lambda fault: fault.name,
+)
+def test_a_fault_is_caught_named_and_explained(fault: ResumeFault, references: References) -> None:
+    row = plant(fault, references)
+    assert row["verdict"] == "differs", row
+    assert row["named"], row
+    assert row["explained"], row
+
+
+def test_without_a_fault_the_copy_is_the_same_training(references: References) -> None:
+    nothing = ResumeFault("nothing", "training.py", "import time\n", "import time\n", named=(), cause="")
+    assert plant(nothing, references)["verdict"] == "same"
