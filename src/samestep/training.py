@@ -41,7 +41,7 @@ from samestep.rank.turns import Turns
 from samestep.rank.watch import Watch
 from samestep.records.record import Observations
 from samestep.world import World
-from samestep.world.heartbeat import BACKWARD, FORWARD, LOADING, heartbeat
+from samestep.world.heartbeat import BACKWARD, CHECKPOINT, FORWARD, LOADING, heartbeat
 
 FragmentsOf = Callable[[nn.Module, World], list[Fragment]]
 Progress = Callable[[int, float], None]  # (steps done, a recent loss)
@@ -303,6 +303,7 @@ class Run:
     def _save(self) -> None:
         """Takes a checkpoint, unless this step's is taken already, or a loss is not finite, which raises UserError."""
         assert self._saving
+        heartbeat.begin(CHECKPOINT, self._done)
         self.meter.flush()
         self._saving.save(Position(self._done, self._skipped, self._ends), self._ema)
 
