@@ -39,7 +39,8 @@ def study(setup: Setup, **other: Any) -> Any:
 
 def open_again(out: Path, setup: Setup, command: str = "compare", **other: Any) -> None:
     results_folder.release_folders()
-    results_folder.results_folder(command, study(replace(setup, out=out), **other), weights=other.pop("weights", None))
+    training = other.pop("training", "")
+    results_folder.results_folder(command, study(replace(setup, out=out), **other), training=training)
 
 
 def test_the_same_study_is_resumed(tmp_path: Path) -> None:
@@ -76,7 +77,7 @@ def test_other_options_are_another_study(name: str, value: Any, tmp_path: Path) 
         "nproc": {"nproc": 3},
         "nnodes": {"nnodes": 2},
         "steps": {"steps": 4},
-        "weights": {"weights": "c3"},
+        "training": {"training": "--init c3"},
     }.items(),
 )
 def test_other_facts_are_another_study(name: str, other: dict[str, Any], tmp_path: Path) -> None:

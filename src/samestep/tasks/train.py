@@ -38,25 +38,11 @@ def train(plan: Plan, training: Train, job: Job, engine: Engine, world: World) -
     schedule = schedule_of(job, 1)
     steps = job.steps(schedule.steps_per_epoch)
     folder = Path(plan.out)
-    epochs, steps_apart = (training.every, training.every_steps) if job.evaluation is not None else (0, 0)
-    if job.scheduler and job.scheduler.every == "evaluation" and not (epochs or steps_apart):
-        raise UserError("the scheduler steps after evaluations; give --evaluate-every or --evaluate-steps 1 or more")
     if training.on_nan == "skip":
         check_can_skip(job, engine)
     listeners = listeners_of(job, training.log, Path(training.weights).parent) if world.rank == 0 else []
     watch = Watch(listeners, schedule.rows_of) if listeners else None
-    best = BestWeights(
-        job,
-        world,
-        steps,
-        Path(training.weights),
-        epochs,
-        training.best,
-        training.patience,
-        every_steps=steps_apart,
-        watch=watch,
-        saved=trainable(job.model()) if job.save == "trainable" and world.rank == 0 else None,
-    )
+    best = _evaluations(training, job, world, steps, watch)
     if training.init:
         job = replace(job, model=partial(model_with_weights, job.model, Path(training.init)))
 
@@ -101,6 +87,25 @@ def train(plan: Plan, training: Train, job: Job, engine: Engine, world: World) -
         evaluation=best.evaluated,
         curve=best.curve,
         best_at=best.best_at,
+    )
+
+
+def _evaluations(training: Train, job: Job, world: World, steps: int, watch: Watch | None) -> BestWeights:
+    """Returns what evaluates a training, and keeps its weights. Raises UserError for a scheduler that needs more."""
+    epochs, steps_apart = (training.every, training.every_steps) if job.evaluation is not None else (0, 0)
+    if job.scheduler and job.scheduler.every == "evaluation" and not (epochs or steps_apart):
+        raise UserError("the scheduler steps after evaluations; give --evaluate-every or --evaluate-steps 1 or more")
+    return BestWeights(
+        job,
+        world,
+        steps,
+        Path(training.weights),
+        epochs,
+        training.best,
+        training.patience,
+        every_steps=steps_apart,
+        watch=watch,
+        saved=trainable(job.model()) if job.save == "trainable" and world.rank == 0 else None,
     )
 
 
