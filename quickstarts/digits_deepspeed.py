@@ -130,7 +130,7 @@ def train(job: Job, world: World, run: Run, *, stage: Literal[1, 2, 3] = 1) -> S
             with deepspeed.zero.GatheredParameters(list(module.parameters()), enabled=stage == 3):
                 return {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
 
-        run.begin(module, optimizer, state=state)
+        run.begin(module, optimizer, scheduler=scheduler, state=state)
         micro_batches = run.schedule.micro_batches
         engine, *_ = deepspeed.initialize(
             model=module,
@@ -800,9 +800,9 @@ class Schedule:
         of_epoch = min(self.length * self.phases, self.steps_per_epoch * self.global_batch)
         return epochs * of_epoch + more * self.global_batch
 
-    def parts(self, rank: int, steps: int) -> Iterator[Part]:
-        """Yields the rank's micro-batches of the first `steps` steps."""
-        for step in range(steps):
+    def parts(self, rank: int, steps: int, first: int = 0) -> Iterator[Part]:
+        """Yields the rank's micro-batches of the steps from `first` on, of the first `steps` steps."""
+        for step in range(first, steps):
             yield from self.step(rank, *divmod(step, self.steps_per_epoch))
 
     def smallest_part(self) -> tuple[int, int, int]:

@@ -150,7 +150,7 @@ def train(
         optimizer = job.optimizer.build(module)
         scheduler = job.lr_scheduler(optimizer)
         stepper = fabric.setup_optimizers(optimizer)
-        run.begin(module, optimizer)
+        run.begin(module, optimizer, scheduler=scheduler)
         for batch in run.batches():
             with fabric.no_backward_sync(model, enabled=not batch.completes_step):
                 with fabric.autocast():  # around the loss too; the model is in it by itself
@@ -813,9 +813,9 @@ class Schedule:
         of_epoch = min(self.length * self.phases, self.steps_per_epoch * self.global_batch)
         return epochs * of_epoch + more * self.global_batch
 
-    def parts(self, rank: int, steps: int) -> Iterator[Part]:
-        """Yields the rank's micro-batches of the first `steps` steps."""
-        for step in range(steps):
+    def parts(self, rank: int, steps: int, first: int = 0) -> Iterator[Part]:
+        """Yields the rank's micro-batches of the steps from `first` on, of the first `steps` steps."""
+        for step in range(first, steps):
             yield from self.step(rank, *divmod(step, self.steps_per_epoch))
 
     def smallest_part(self) -> tuple[int, int, int]:

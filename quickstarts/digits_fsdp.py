@@ -157,7 +157,7 @@ def train(
         fully_shard(model, **options)
         optimizer = job.optimizer.build(model)  # after sharding: of the shards
         scheduler = job.lr_scheduler(optimizer)
-        run.begin(model, optimizer)
+        run.begin(model, optimizer, scheduler=scheduler)
         for batch in run.batches():
             model.set_requires_gradient_sync(batch.completes_step)
             loss = run.loss(model, batch)
@@ -937,9 +937,9 @@ class Schedule:
         of_epoch = min(self.length * self.phases, self.steps_per_epoch * self.global_batch)
         return epochs * of_epoch + more * self.global_batch
 
-    def parts(self, rank: int, steps: int) -> Iterator[Part]:
-        """Yields the rank's micro-batches of the first `steps` steps."""
-        for step in range(steps):
+    def parts(self, rank: int, steps: int, first: int = 0) -> Iterator[Part]:
+        """Yields the rank's micro-batches of the steps from `first` on, of the first `steps` steps."""
+        for step in range(first, steps):
             yield from self.step(rank, *divmod(step, self.steps_per_epoch))
 
     def smallest_part(self) -> tuple[int, int, int]:

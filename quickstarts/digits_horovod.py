@@ -130,7 +130,7 @@ def train(job: Job, world: World, run: Run, *, compress: Literal["none", "fp16"]
     state = {name: t for name, t in model.state_dict().items() if t.dtype != torch.bool}  # which it cannot send
     hvd.broadcast_parameters(state, root_rank=0)
     # Not hvd.broadcast_optimizer_state: on a new optimizer it takes a step with zero gradients.
-    run.begin(model, optimizer)
+    run.begin(model, optimizer, scheduler=scheduler)
     for batch in run.batches():
         loss = run.loss(model, batch)
         loss.backward()
@@ -798,9 +798,9 @@ class Schedule:
         of_epoch = min(self.length * self.phases, self.steps_per_epoch * self.global_batch)
         return epochs * of_epoch + more * self.global_batch
 
-    def parts(self, rank: int, steps: int) -> Iterator[Part]:
-        """Yields the rank's micro-batches of the first `steps` steps."""
-        for step in range(steps):
+    def parts(self, rank: int, steps: int, first: int = 0) -> Iterator[Part]:
+        """Yields the rank's micro-batches of the steps from `first` on, of the first `steps` steps."""
+        for step in range(first, steps):
             yield from self.step(rank, *divmod(step, self.steps_per_epoch))
 
     def smallest_part(self) -> tuple[int, int, int]:

@@ -147,7 +147,7 @@ def train(
         def configure_optimizers(self) -> Any:
             optimizer = job.optimizer.build(self.model)
             self.scheduler = job.lr_scheduler(optimizer)
-            run.begin(self.model, optimizer)
+            run.begin(self.model, optimizer, scheduler=self.scheduler)
             return optimizer
 
         def transfer_batch_to_device(self, batch: Any, *_: Any) -> Any:
@@ -823,9 +823,9 @@ class Schedule:
         of_epoch = min(self.length * self.phases, self.steps_per_epoch * self.global_batch)
         return epochs * of_epoch + more * self.global_batch
 
-    def parts(self, rank: int, steps: int) -> Iterator[Part]:
-        """Yields the rank's micro-batches of the first `steps` steps."""
-        for step in range(steps):
+    def parts(self, rank: int, steps: int, first: int = 0) -> Iterator[Part]:
+        """Yields the rank's micro-batches of the steps from `first` on, of the first `steps` steps."""
+        for step in range(first, steps):
             yield from self.step(rank, *divmod(step, self.steps_per_epoch))
 
     def smallest_part(self) -> tuple[int, int, int]:

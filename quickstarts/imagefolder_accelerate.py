@@ -448,7 +448,7 @@ def train(job: Job, world: World, run: Run, *, precision: Literal["no", "bf16", 
         # prepare(loader) would do it again, and a prepared scheduler steps once for every rank.
         model, stepper = accelerator.prepare(module, optimizer)
         scheduler = job.lr_scheduler(optimizer)
-        run.begin(module, optimizer)
+        run.begin(module, optimizer, scheduler=scheduler, scaler=accelerator.scaler)
         for batch in run.batches():
             with nullcontext() if batch.completes_step else accelerator.no_sync(model):
                 with accelerator.autocast():
@@ -1112,9 +1112,9 @@ class Schedule:
         of_epoch = min(self.length * self.phases, self.steps_per_epoch * self.global_batch)
         return epochs * of_epoch + more * self.global_batch
 
-    def parts(self, rank: int, steps: int) -> Iterator[Part]:
-        """Yields the rank's micro-batches of the first `steps` steps."""
-        for step in range(steps):
+    def parts(self, rank: int, steps: int, first: int = 0) -> Iterator[Part]:
+        """Yields the rank's micro-batches of the steps from `first` on, of the first `steps` steps."""
+        for step in range(first, steps):
             yield from self.step(rank, *divmod(step, self.steps_per_epoch))
 
     def smallest_part(self) -> tuple[int, int, int]:

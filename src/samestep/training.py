@@ -288,7 +288,7 @@ class Run:
 
     def release(self) -> None:
         """Drops the model of a training that has failed, and what holds it, so that their memory is free."""
-        self._model = self._ema = self._turns = self._evaluator = self._evaluation_schedule = None
+        self._model = self._ema = self._turns = self._evaluator = self._evaluation_schedule = self._saving = None
 
     def observations(self) -> Observations:
         """Returns what this rank observed of every micro-batch, step and optimizer step. Call it after the training."""

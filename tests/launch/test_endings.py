@@ -152,9 +152,26 @@ def test_a_killed_parent(launcher: str, tmp_path: Path) -> None:
 def test_asked_to_end(tmp_path: Path) -> None:
     with training("slow", tmp_path / "out", "torchrun") as run:
         run.parent.send_signal(signal.SIGTERM)
+        wait_until(lambda: "received SIGTERM" in run.said(), "it was not asked to stop", run.said)
+        run.parent.send_signal(signal.SIGTERM)
         assert run.ends() == 143
         assert "Traceback" not in run.said()
         assert_gone(run.pids)
+
+
+def test_asked_to_stop_it_leaves_a_checkpoint_that_continues(tmp_path: Path) -> None:
+    """By SIGTERM, as Kubernetes does."""
+    with training("slow", tmp_path / "out", "torchrun") as run:
+        run.parent.send_signal(signal.SIGTERM)
+        assert run.ends() == 130, run.said()
+        assert "stopping after a step; received SIGTERM" in run.said()
+        assert_gone(run.pids)
+    (checkpoint,) = (tmp_path / "out" / "checkpoints").iterdir()
+    (tmp_path / "out" / "progress.json").unlink()  # by which the next launch's beginning is recognised
+    with training("slow", tmp_path / "out", "torchrun") as run:
+        run.parent.send_signal(signal.SIGINT)
+        assert run.ends() == 130, run.said()
+        assert f"continues from the checkpoint of {checkpoint.name.replace('-', ' ')}, of ddp on 2 ranks" in run.said()
 
 
 @pytest.mark.parametrize(

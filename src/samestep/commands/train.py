@@ -151,7 +151,16 @@ def _supervise(study: Study, row: Row, command: Command, folder: Path, watch: Wa
     folders = 1 if machines.single_launch else machines.nnodes  # else each machine writes into its own folder
     size = 1 if one_rank else row.facts.processes // folders
     deadline_s = study.setup.deadline_s
-    return supervise.run(command, folder, size, deadline_s=deadline_s, watch=watch, machines=machines, graceful=True)
+    return supervise.run(
+        command,
+        folder,
+        size,
+        deadline_s=deadline_s,
+        watch=watch,
+        machines=machines,
+        graceful=True,
+        terminates=not one_rank,
+    )
 
 
 def _train_results(study: Study, row: Row, record: Record, out: Path) -> TrainResults:

@@ -34,19 +34,20 @@ def run(
     watch: Callable[[Progress], None] | None = None,
     machines: Machines = Machines(),  # noqa: B008 - frozen
     graceful: bool = False,
+    terminates: bool = False,
 ) -> Record:
     """Starts `command`, waits until it has ended, and returns the record of the `size` ranks that write into `folder`.
 
     watch: called with the progress about ten times a second. deadline_s: seconds after which each rank's stack goes to
     stack-rankR.txt in `folder` and the tree is killed. graceful: the first interrupt stops the ranks after a step, the
-    second ends them. Raises UserError or TrainingFailed with the error of the first rank that failed. The process tree
-    has always ended when this function returns or raises.
+    second ends them. terminates: so does SIGTERM. Raises UserError or TrainingFailed with the error of the first rank
+    that failed. The process tree has always ended when this function returns or raises.
     """
     for lock in clear_stale_locks(os.environ):
         say(f"removed {lock}, the lock of a build that was killed")
     killed_before = oom_kills.kills()
     deadline, idle = Deadline(deadline_s, folder), IdleLauncher(folder, machines)
-    with closing(StopRequests(folder, accepted=graceful)) as requests:
+    with closing(StopRequests(folder, accepted=graceful, terminates=terminates)) as requests:
         tree = start(command, folder, machines)
         try:
             while tree.poll() is None and not idle.is_stuck():

@@ -62,17 +62,7 @@ def train(plan: Plan, training: Train, job: Job, engine: Engine, world: World) -
         now = Progress("train", attempt(), done, steps, samples, loss, best.curve, run.first)
         write_progress(world.rank, folder, now)
 
-    checkpoints = Checkpoints(
-        Path(training.weights).parent / FOLDER,
-        world,
-        checkpoint_store(),
-        every=training.checkpoint_every,
-        keep=training.keep,
-        resume=training.resume,
-        engine=plan.engine,
-        asked=plan.asked,
-        attempt=attempt(),
-    )
+    checkpoints = _checkpoints(plan, training, world)
     stop = StopAfter(training.stop_after) if training.stop_after else GracefulStop(world, stop_store())
     shown = progress if world.rank == 0 else None
     run = Run(job, world, steps, progress=shown, stop=stop, evaluator=best, watch=watch, checkpoints=checkpoints)
@@ -96,4 +86,19 @@ def train(plan: Plan, training: Train, job: Job, engine: Engine, world: World) -
         evaluation=best.evaluated,
         curve=best.curve,
         best_at=best.best_at,
+    )
+
+
+def _checkpoints(plan: Plan, training: Train, world: World) -> Checkpoints:
+    """Returns the checkpoints of a training, beside its weights."""
+    return Checkpoints(
+        Path(training.weights).parent / FOLDER,
+        world,
+        checkpoint_store(),
+        every=training.checkpoint_every,
+        keep=training.keep,
+        resume=training.resume,
+        engine=plan.engine,
+        asked=plan.asked,
+        attempt=attempt(),
     )
