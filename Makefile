@@ -10,7 +10,7 @@ PYTEST = -n 2 --dist loadfile
 # What `make demo` runs; benchmarks/starts.py and tests/test_make.py read it here.
 DEMO = compare digits --launcher fork --rounds 3 --measured-steps 12 --warmup-steps 3
 
-.PHONY: demo test check lint horovod mutations conformance resume overhead starts lanes input jobs ports proof-cost clean
+.PHONY: demo test check lint horovod mutations conformance resume overhead starts lanes input jobs ports proof-cost hangs watchdog clean
 
 demo: $(VENV)/.demo
 	$(BIN)/samestep $(DEMO)
@@ -50,6 +50,14 @@ proof-cost: $(VENV)/.tested
 # How fast a step is fed, against torch's DataLoader. IMAGES=FOLDER: from JPEGs in class folders, too.
 input: $(VENV)/.tested
 	$(BIN)/python benchmarks/input.py $(if $(IMAGES),--images $(IMAGES))
+
+# Hangs a training in each of many ways, and looks whether the right rank and line are named. OUT=FOLDER: keeps it.
+hangs: $(VENV)/.tested
+	$(BIN)/python benchmarks/hangs.py $(if $(OUT),--out $(OUT))
+
+# What the watchdog that names them costs a step. OUT=FOLDER: keeps the figures.
+watchdog: $(VENV)/.tested
+	$(BIN)/python benchmarks/heartbeat.py $(if $(OUT),--out $(OUT))
 
 # Trains each built-in job on 1, 2 and 3 ranks and verifies it under every engine. DATA=FOLDER: see the script.
 jobs: $(VENV)/.tested

@@ -67,8 +67,9 @@ class Used:
 
 @dataclass(frozen=True)
 class Cost:
-    """steps: CPU seconds of the reference over those of one step of the job as it is. memory, disk: bytes a
-    parameter; memory beyond that of the training as it is."""
+    """steps: CPU seconds of the reference over those of one step of the job as it is. memory, disk, left: bytes a
+    parameter; memory beyond that of the training as it is, disk of the reference's files, left of all that `verify`
+    leaves."""
 
     parameters: int
     verify_s: float
@@ -78,6 +79,7 @@ class Cost:
     steps: float
     memory: float
     disk: float
+    left: float
 
 
 def used(arguments: list[str]) -> Used:
@@ -121,8 +123,13 @@ def measure(ranks: int, folder: Path) -> Cost:
         starting=own[0],
         steps=(reference.cpu_s - own[0].cpu_s) / step_s,
         memory=(reference.peak_bytes - own[1].peak_bytes) / parameters,
-        disk=sum(file.stat().st_size for file in (folder / "reference").iterdir()) / parameters,
+        disk=_bytes(folder / "reference") / parameters,
+        left=_bytes(folder / "v") / parameters,
     )
+
+
+def _bytes(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
 def main() -> None:
@@ -140,7 +147,7 @@ def main() -> None:
         f"own training             {cost.own.cpu_s:.1f} CPU s, {cost.own.peak_bytes / 2**20:.0f} MiB",
         f"reference, own steps     {cost.steps:.0f}",
         f"memory a parameter       {cost.memory:.1f} B beyond the training's own",
-        f"disk a parameter         {cost.disk:.1f} B",
+        f"disk a parameter         {cost.disk:.1f} B for the reference, {cost.left:.1f} B left by verify",
     ]
     print("\n".join(lines))
     if asked.out:

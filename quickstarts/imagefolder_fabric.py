@@ -2,8 +2,8 @@
 
     python -m torch.distributed.run --nproc-per-node=2 imagefolder_fabric.py
 
-It trains, saves weights.pt and evaluates them, each row once. First the job, then the engine's loop, `train`, then
-what both stand on. Each part is the lines of the file that it names.
+It trains, saves weights.pt and evaluates them, each row once. The last line holds the settings. First comes the job,
+then the engine's loop, `train`, then the code that both need, each under the name of its file in samestep.
 """
 
 from __future__ import annotations
@@ -466,15 +466,20 @@ def train(
         scheduler = job.lr_scheduler(optimizer)
         stepper = fabric.setup_optimizers(optimizer)
         run.begin(module, optimizer, scheduler=scheduler)
-        for batch in run.batches():
+
+        def backward(batch: Batch) -> Tensor:
             with fabric.no_backward_sync(model, enabled=not batch.completes_step):
                 with fabric.autocast():  # around the loss too; the model is in it by itself
                     loss = run.loss(model, batch)
                 fabric.backward(loss)
+            if batch.completes_step and job.clip_norm is not None:
+                fabric.clip_gradients(model, stepper, max_norm=job.clip_norm)
+            return loss
+
+        for batch in run.batches():
+            loss = backward(batch)
             if batch.completes_step:
-                if job.clip_norm is not None:
-                    fabric.clip_gradients(model, stepper, max_norm=job.clip_norm)
-                stepper.step()
+                stepper.step(*run.closure(backward))
                 stepper.zero_grad()
                 if job.moves_lr(batch):
                     scheduler.step()
@@ -500,7 +505,7 @@ State = dict[str, Any]  # a module's state dict
 # ----------------------------------------------------------------------------------------------------------------------
 # samestep/tasks/eject/runtime/run.py
 
-"""The run that the loop is handed: this rank's batches in their order, each batch's loss, and a count of the steps.
+"""Run, which the engine's loop trains with: this rank's batches in order, their losses, and a count of the steps.
 """
 
 
@@ -537,6 +542,8 @@ class Run:
             raise ValueError("this script gathers no outputs of other ranks: leave gather_outputs out, or run samestep")
         if job.carry_state:
             raise ValueError("this script carries no state from step to step: leave carry_state out, or run samestep")
+        if job.optimizer.needs_closure:
+            raise ValueError("this script computes no loss again: use an optimizer without a closure, or run samestep")
         self.job, self.world = job, world
         self.schedule = schedule_of(job, world.size)
         self.steps, self.done = job.steps(self.schedule.steps_per_epoch), 0
@@ -560,6 +567,10 @@ class Run:
             buffer.data.copy_(value)
         self.latest = loss.detach()
         return loss if part.share == 1.0 else loss * part.share
+
+    def closure(self, backward: Callable[[Batch], Tensor]) -> tuple[()]:
+        """The arguments of the optimizer's step: none. LBFGS would be given a function that calls `backward`."""
+        return ()
 
     def step(self, loss: Tensor, *, skipped: bool = False) -> None:
         """Called after each optimizer step. skipped: after an overflow, a GradScaler left the weights as they were."""
@@ -642,7 +653,7 @@ def loaded(job: Job, parts: Iterable[Part], device: str) -> Iterator[Batch]:
 # ----------------------------------------------------------------------------------------------------------------------
 # samestep/tasks/eject/runtime/evaluation.py
 
-"""The end: rank 0 saves the weights, and all ranks evaluate them, each row once.
+"""Saves the weights on rank 0, and evaluates them on all ranks, each row once.
 
 The rows are cut into chunks that do not depend on the number of ranks, and a chunk's sums are added in the order of
 the chunks: so the figures are the same to the last digit on any number of ranks.
@@ -1399,6 +1410,12 @@ class Recipe:
         """Builds the optimizer of `model`: the plain module, not a wrapper that renames its parameters."""
         parameters = self.groups(model) if self.groups else model.parameters()
         return self.cls(parameters, **self.settings)
+
+    @property
+    def needs_closure(self) -> bool:
+        """Whether the optimizer's step demands a closure that computes the loss again, as LBFGS's does."""
+        closure = inspect.signature(self.cls.step).parameters.get("closure")
+        return closure is not None and closure.default is inspect.Parameter.empty
 
 
 @dataclass(frozen=True)

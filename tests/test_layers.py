@@ -63,22 +63,34 @@ def tree(text: str) -> ast.Module:
 
 @cache
 def imports(text: str, lazy: bool = True) -> frozenset[str]:
-    """The modules that a file imports, those that only the type checker sees left out; lazy: inside functions too."""
-    module = tree(text)
-    skipped = {
-        id(inner)
-        for node in ast.walk(module)
-        if (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
-        or (not lazy and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
-        for inner in ast.walk(node)
-    }
+    """The modules that a file imports, without those that only the type checker sees. lazy: also inside functions.
+
+    import_module("NAME") counts as an import of NAME.
+    """
+    skipped: set[int] = set()
+    for node in ast.walk(tree(text)):
+        unseen: list[ast.stmt] = []
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            unseen = node.body
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not lazy:
+            unseen = [node]
+        skipped |= {id(inner) for statement in unseen for inner in ast.walk(statement)}
     found: set[str] = set()
-    for node in (node for node in ast.walk(module) if id(node) not in skipped):
+    for node in (node for node in ast.walk(tree(text)) if id(node) not in skipped):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "__import__")):
+            found |= {
+                each.value for each in node.args if isinstance(each, ast.Constant) and isinstance(each.value, str)
+            }
     return frozenset(found)
+
+
+def relative_imports(text: str) -> list[str]:
+    """The statements of a file that import a module by dots: they hide which room it is in."""
+    return [ast.unparse(node) for node in ast.walk(tree(text)) if isinstance(node, ast.ImportFrom) and node.level]
 
 
 def rooms_of(imported: frozenset[str]) -> set[str]:
@@ -93,6 +105,8 @@ def breaches(sources: Sources) -> Iterator[str]:
         if here not in ARROWS:
             yield f"{here} has no row in the table: decide which side of the boundary it is on"
             continue
+        for statement in relative_imports(text):
+            yield f"{file}: write the whole name of the module: {statement}"
         for other in sorted(rooms_of(imports(text)) - {here} - ARROWS[here]):
             yield f"{file}: {here} must not import {other}"
         heavy = {name.split(".")[0] for name in imports(text, here in PARENT)} & HEAVY
@@ -175,6 +189,20 @@ def test_planted_torch_is_found(here: str, sources: Sources) -> None:
             "an engine must not import another, samestep.engines.ddp",
         ),
         ("newroom/x.py", "", "newroom has no row in the table"),
+        (
+            "report/page.py",
+            "from ..tasks import answer",
+            "write the whole name of the module: from ..tasks import answer",
+        ),
+        ("report/page.py", "from . import plots", "write the whole name of the module: from . import plots"),
+        ("report/page.py", "import importlib\nimportlib.import_module('torch')", "report must not import torch"),
+        ("rank/meter.py", "__import__('samestep.commands.api')", "rank must not import commands"),
+        (
+            "reference/play.py",
+            "if TYPE_CHECKING:\n    pass\nelse:\n    import samestep.data.loader",
+            "reference must not import data",
+        ),
+        ("reference/play.py", "if TYPE_CHECKING:\n    import samestep.data.loader", None),
         ("world/orphans.py", "import samestep.world.network as n", None),
         ("world/network.py", "import samestep.world.slurm", "a circle: samestep.world.network"),
     ],
@@ -193,7 +221,7 @@ def test_the_house_is_of_a_readable_size(sources: Sources) -> None:
         f"{file}:{node.name}": node.end_lineno - node.lineno + 1
         for file, text in sources.items()
         for node in ast.walk(tree(text))
-        if isinstance(node, ast.FunctionDef) and node.end_lineno
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno
     }
     assert {name: lines for name, lines in functions.items() if lines > FUNCTION_LINES} == {}
 

@@ -55,6 +55,7 @@ class Layout:
     no_scalars: True where a parameter without dimensions is an error (FSDP).
     no_optimizers: class of optimizer -> why the engine cannot take it.
     no_phases: True where the engine takes one optimizer, not several in turn.
+    closures: True where the engine's loop gives `run.closure` to the optimizer's step, as LBFGS demands.
     """
 
     replicas: int
@@ -65,6 +66,7 @@ class Layout:
     no_scalars: bool = False
     no_optimizers: Mapping[str, str] = field(default_factory=dict)
     no_phases: bool = False
+    closures: bool = False
 
 
 class Engine(Protocol):

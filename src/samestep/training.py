@@ -1,4 +1,4 @@
-"""Run: the object that an engine trains with. It has four verbs: begin, batches, loss, step.
+"""Run: the object that an engine trains with. It has four verbs: begin, batches, loss, step; and closure, for LBFGS.
 
 What it observes becomes the record.
 """
@@ -22,6 +22,7 @@ from samestep.errors import Refused, not_a_scalar
 from samestep.job import Batch, Job, Part
 from samestep.rank.carry import CarriedState
 from samestep.rank.checkpoints import Checkpoints
+from samestep.rank.closure import Closure
 from samestep.rank.default_generator import default_generator
 from samestep.rank.digests import full_state_dict
 from samestep.rank.ema import Ema
@@ -35,6 +36,7 @@ from samestep.rank.turns import Turns
 from samestep.rank.watch import Watch
 from samestep.records.record import Observations
 from samestep.world import World
+from samestep.world.heartbeat import BACKWARD, FORWARD, LOADING, heartbeat
 
 FragmentsOf = Callable[[nn.Module, World], list[Fragment]]
 Progress = Callable[[int, float], None]  # (steps done, a recent loss)
@@ -106,6 +108,7 @@ class Run:
         self._model: nn.Module | None = None
         self._ema: Ema | None = None
         self._carried = CarriedState() if job.carry_state else None
+        self._closure = Closure(world) if job.optimizer.needs_closure else None
         self._of_phase = job.of_phases()
         self._turns: Turns | None = None
         self._ends: int | None = None  # the steps after which patience has ended the training
@@ -159,7 +162,9 @@ class Run:
         loader = batches(self.job, self.world, self.schedule, self.steps, first=self.first)
         self.began_at = time.time()
         self.meter.begin()
+        step = self._done
         while True:
+            heartbeat.begin(LOADING, step)
             start, cpu_start = time.perf_counter(), time.thread_time()
             batch = next(loader, None)
             if batch is None or batch.fetch_s is None:
@@ -173,6 +178,7 @@ class Run:
                 self._finish()
                 return
             self._drawn = batch.part.step + 1
+            step = batch.part.step + batch.part.completes_step
             yield batch
 
     def _finish(self) -> None:
@@ -211,6 +217,7 @@ class Run:
         Raises Refused when BatchNorm gets one row, UserError when the criterion returns no scalar.
         """
         self.part = part = batch.part
+        heartbeat.begin(FORWARD, part.step)
         if self._done == self.first:
             self._begin_ema()  # here, when every library has made the parameters its own
             if self._saving and self.fragments_of and not part.micro:
@@ -245,10 +252,22 @@ class Run:
             raise not_a_scalar(list(loss.shape))
         if restore:
             restore()
-        self.meter.loss(loss.detach(), part.step, part.weight)
-        if self._observer:
-            self._observer.batch(batch)
+        if self._closure:
+            self._closure.add(batch, loss)
+        if not (self._closure and self._closure.again):
+            self.meter.loss(loss.detach(), part.step, part.weight)
+            if self._observer:
+                self._observer.batch(batch)
+        heartbeat.begin(BACKWARD, part.step)
         return loss if share == 1.0 else loss * share  # no multiplication in the graph where batches are even
+
+    def closure(self, backward: Callable[[Batch], Tensor]) -> tuple[Callable[[], Any], ...]:
+        """Returns the arguments of the optimizer's step: one closure where it demands that, as LBFGS does; else none.
+
+        backward: computes the gradients of one micro-batch as the loop does; with the step's last one it also
+        synchronises and clips them.
+        """
+        return (self._closure.of_step(self._model, backward),) if self._closure and self._model else ()
 
     def step(self, loss: Tensor, *, skipped: bool = False) -> None:
         """Counts one optimizer step. Call it after each, with the loss of its last micro-batch.
@@ -258,6 +277,7 @@ class Run:
         self.meter.step()
         self._skipped += skipped
         self._done += 1
+        heartbeat.step(self._done)
         if self._ema and not skipped:
             self._ema.update()
         if self._watch and self.part:

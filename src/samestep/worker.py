@@ -35,12 +35,13 @@ from samestep.rank import hardware
 from samestep.rank.membership import hostname
 from samestep.records.files import read, replace_text, write, write_json
 from samestep.records.plan import Plan, ReferencePlan
-from samestep.records.record import ENVIRONMENT, TELL, RankError, RankRecord
+from samestep.records.record import ENVIRONMENT, SAVE_VARIABLES, RankError, RankRecord
 from samestep.tasks import fork_server
 from samestep.tasks.answer import eject_main, inspect_main
 from samestep.tasks.play_reference import play_reference
 from samestep.tasks.trainings import close, is_lost_peer, work
 from samestep.world import RANK_VARIABLES, World, places
+from samestep.world.heartbeat import file_of, heartbeat
 from samestep.world.orphans import die_with_parent, end_children
 
 AnyPlan = TypeVar("AnyPlan", Plan, ReferencePlan)
@@ -108,8 +109,9 @@ def _prepare_files(folder: Path, rank: int) -> None:
     log = os.open(folder / f"rank{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)
-    if rank == 0 and TELL in os.environ:
-        write_json(folder / ENVIRONMENT, {name: os.environ[name] for name in os.environ[TELL].split(",")})
+    if rank == 0 and SAVE_VARIABLES in os.environ:
+        write_json(folder / ENVIRONMENT, {name: os.environ[name] for name in os.environ[SAVE_VARIABLES].split(",")})
+    heartbeat.open(file_of(folder, rank))
     replace_text(folder / f"pid-rank{rank}", f"{os.getpid()}@{socket.gethostname()}")
     if hasattr(signal, "SIGUSR1"):  # the parent sends it when the rank hangs
         stacks = open(folder / f"stack-rank{rank}.txt", "w")  # noqa: SIM115 - open as long as the process lives

@@ -125,6 +125,13 @@ def test_compare_measures_and_resumes(tmp_path: Path) -> None:
     assert lost.exists()
     changed = [path for path, written in kept.items() if path.stat().st_mtime_ns != written]
     assert changed == [lost]
+    # Verdicts are kept, and not the weights that they were given on.
+    verdicts = [
+        [{k: row[k] for k in ("verdict", "bitwise", "max_difference", "bound")} for row in each["engines"]]
+        for each in (found, json.loads(again.stdout))
+    ]
+    assert verdicts[0] == verdicts[1]
+    assert list(out.glob("reference/*.npz")) and not list(out.glob("launches/*/*.npz"))
 
     # Nor what other code has measured.
     asked = json.loads((out / "study.json").read_text())

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
-from samestep.commands.needs import Need, Room, check_needs
+from samestep.commands.needs import OF_RANK, OF_REFERENCE, Need, Room, check_needs, need_of
+from samestep.engine import Layout, Numerics
 from samestep.errors import UserError
+from samestep.records.inspection import EngineFacts
 
 NEED = Need(memory=10e9, disk=5e9, seconds=754)
 PLENTIFUL = Room(memory=64e9, free_memory=32e9, free_disk=100e9)
@@ -37,3 +42,22 @@ def test_a_tight_proof_says_so_and_goes_on(capsys: pytest.CaptureFixture[str]) -
 
 def test_a_gpus_memory_is_not_the_machines() -> None:
     check_needs(NEED, Room(8e9, 6e9, 100e9), "cuda:0")
+
+
+@pytest.mark.parametrize(
+    ("processes", "nnodes", "of_a_parameter"),
+    [(1, 1, OF_REFERENCE), (2, 1, 2 * OF_RANK), (4, 1, 4 * OF_RANK), (4, 2, 2 * OF_RANK), (2, 2, OF_REFERENCE)],
+)
+def test_the_memory_is_that_of_the_reference_or_of_one_machines_ranks(
+    processes: int, nnodes: int, of_a_parameter: float
+) -> None:
+    """Of a model so large that nothing else counts."""
+    job = SimpleNamespace(
+        parameters=10**12, proof_rows=0, global_batch=8, micro_batches={}, row_bytes=0.0, row_s=0.0, costly=False
+    )
+    study: Any = SimpleNamespace(job=SimpleNamespace(**vars(job), proof_steps=8), size=processes)
+    study.machines = SimpleNamespace(nnodes=nnodes)
+    facts = EngineFacts("ddp", True, processes=processes, layout=Layout(processes), numerics=Numerics())
+    row: Any = SimpleNamespace(facts=facts)
+    assert need_of(study, [row]).memory == pytest.approx(of_a_parameter * 10**12, rel=1e-3)
+    assert need_of(study, [row, row]).disk > need_of(study, [row]).disk

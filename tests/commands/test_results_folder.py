@@ -2,11 +2,94 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from samestep.commands import results_folder
+from samestep.commands.machine_options import MachineOptions
+from samestep.commands.setup import Setup
+from samestep.errors import UserError
+from samestep.launch import Machines
+
+SETUP = Setup("digits", {"lr": "0.1"}, ("ddp",), {"wrap": "root"}, ("spawn",), rounds=2, machines=MachineOptions())
+
+
+@pytest.fixture(autouse=True)
+def unlocked() -> Iterator[None]:
+    yield
+    results_folder.release_folders()
+
+
+def study(setup: Setup, **other: Any) -> Any:
+    """A study without its inspection, of which the folder needs three values."""
+    facts = {"nproc": 2, "nnodes": 1, "source": "a1", "steps": 8, "torch": "2.13", **other}
+    return SimpleNamespace(
+        setup=setup,
+        nproc=facts["nproc"],
+        machines=Machines(facts["nnodes"], single_launch=True),
+        job=SimpleNamespace(source=facts["source"], proof_steps=facts["steps"]),
+        inspection=SimpleNamespace(machine=SimpleNamespace(torch=facts["torch"])),
+    )
+
+
+def open_again(out: Path, setup: Setup, command: str = "compare", **other: Any) -> None:
+    results_folder.release_folders()
+    results_folder.results_folder(command, study(replace(setup, out=out), **other), weights=other.pop("weights", None))
+
+
+def test_the_same_study_is_resumed(tmp_path: Path) -> None:
+    open_again(tmp_path / "out", SETUP)
+    open_again(tmp_path / "out", replace(SETUP, deadline_s=5.0))  # which decides no result
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    {
+        "job": "my_job.py",
+        "settings": {"lr": "0.2"},
+        "engines": ("fsdp",),
+        "engine_settings": {"wrap": "auto"},
+        "launchers": ("torchrun",),
+        "device": "cuda",
+        "rounds": 3,
+        "warmup_steps": 21,
+        "measured_steps": 101,
+    }.items(),
+)
+def test_other_options_are_another_study(name: str, value: Any, tmp_path: Path) -> None:
+    open_again(tmp_path / "out", SETUP)
+    with pytest.raises(UserError, match=f"holds other results: {name} was "):
+        open_again(tmp_path / "out", replace(SETUP, **{name: value}))
+
+
+@pytest.mark.parametrize(
+    ("name", "other"),
+    {
+        "command": {"command": "verify"},
+        "file": {"source": "b2"},
+        "torch": {"torch": "2.14"},
+        "nproc": {"nproc": 3},
+        "nnodes": {"nnodes": 2},
+        "steps": {"steps": 4},
+        "weights": {"weights": "c3"},
+    }.items(),
+)
+def test_other_facts_are_another_study(name: str, other: dict[str, Any], tmp_path: Path) -> None:
+    open_again(tmp_path / "out", SETUP)
+    with pytest.raises(UserError, match=f"holds other results: {name} was "):
+        open_again(tmp_path / "out", SETUP, **other)
+
+
+def test_other_threads_are_another_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    open_again(tmp_path / "out", SETUP)
+    with pytest.raises(UserError, match="holds other results: threads was 0 there and is 1 now"):
+        open_again(tmp_path / "out", replace(SETUP, machines=MachineOptions(threads=1)))
 
 
 def test_the_packages_digest_is_of_all_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

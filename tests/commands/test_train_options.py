@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 from dataclasses import dataclass, fields
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -13,6 +15,8 @@ from samestep.commands import cli
 from samestep.commands.options import Options, arguments
 from samestep.commands.train_options import LOGS, TrainOptions
 from samestep.rank import step_logs
+
+JOB: Any = SimpleNamespace(metrics={"accuracy": "max", "error": "min"}, pretrained=())  # what a plan needs of a job
 
 
 def test_options_are_words_again() -> None:
@@ -23,6 +27,30 @@ def test_options_are_words_again() -> None:
     assert arguments(TrainOptions(evaluate_steps=7), TrainOptions) == ["--evaluate-steps", "7"]
     assert arguments(TrainOptions(log=("csv", "wandb")), TrainOptions) == ["--log", "csv,wandb"]
     assert arguments(TrainOptions(), TrainOptions) == []
+
+
+@pytest.mark.parametrize(
+    ("best", "kept"),
+    [("accuracy", ("accuracy", "max")), ("error", ("error", "min")), ("accuracy:min", ("accuracy", "min")), ("", None)],
+)
+def test_the_best_weights_are_by_the_metrics_direction_or_the_one_that_is_given(
+    best: str, kept: tuple[str, str] | None
+) -> None:
+    assert TrainOptions(best=best).plan(JOB).best == kept
+
+
+@pytest.mark.parametrize(
+    ("options", "every"),
+    [
+        (TrainOptions(), (1, 0)),
+        (TrainOptions(evaluate_every=0), (0, 0)),
+        (TrainOptions(evaluate_steps=7), (0, 7)),
+        (TrainOptions(evaluate_every=3, evaluate_steps=7), (3, 7)),
+    ],
+)
+def test_steps_replace_the_epochs_unless_both_are_given(options: TrainOptions, every: tuple[int, int]) -> None:
+    planned = options.plan(JOB)
+    assert (planned.every, planned.every_steps) == every
 
 
 @dataclass(frozen=True)

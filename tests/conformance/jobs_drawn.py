@@ -105,6 +105,7 @@ OPTIMIZERS = {
     "groups": Recipe(torch.optim.AdamW, {"lr": 1e-3}, _groups),
     "adam": Recipe(torch.optim.Adam, {"lr": 1e-2, "amsgrad": True}),
     "rmsprop": Recipe(torch.optim.RMSprop, {"lr": 1e-3}),
+    "lbfgs": Recipe(torch.optim.LBFGS, {"lr": 0.3, "max_iter": 4, "line_search_fn": "strong_wolfe"}),
 }
 
 

@@ -54,6 +54,7 @@ BEHAVIOURS: dict[str, tuple[dict[str, str], tuple[int, ...]]] = {
     "scheduler by step": ({"every": "step", "micro_batch": "2"}, (2,)),
     "scheduler by epoch": ({"every": "epoch", "micro_batch": "2"}, (2,)),
     "AdamW, groups": ({"optimizer": "groups", "clip_norm": "0.5", "every": "step"}, (2,)),
+    "LBFGS": ({"optimizer": "lbfgs", "rows": "29"}, (2,)),
 }
 
 ENGINES: dict[str, tuple[str, dict[str, str]]] = {

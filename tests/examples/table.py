@@ -128,7 +128,13 @@ PORTS: dict[str, Port] = {
         answer=NATURE,
         settings=ROWS16 | {"width": "4", "points": "32"},
     ),
-    "lbfgs": Port("pytorch/examples: time_sequence_prediction", "not: LBFGS calls the loss again and again in a step"),
+    "sines": Port(
+        "pytorch/examples: time_sequence_prediction",
+        "as is: LBFGS",
+        "sines.py",
+        settings={"waves": "16", "length": "12", "hidden": "5"},
+        engines=("ddp", "accelerate"),
+    ),
     "reinforce": Port("pytorch/examples: reinforcement_learning", "not: no dataset; rows are what the policy did"),
 }
 LEARNT = [name for name, port in PORTS.items() if port.file]
@@ -207,7 +213,7 @@ def _said(verdicts: Mapping[str, str]) -> str:
 
 
 # Of the proof: not what the port is about.
-SIZES = {"batch_size", "width", "depth", "size", "layers", "hidden", "points"}
+SIZES = {"batch_size", "width", "depth", "size", "layers", "hidden", "points", "waves"}
 
 
 def newest() -> Path:

@@ -111,7 +111,7 @@ def test_a_machine_that_does_not_come(how: str, hosts: Hosts, tmp_path: Path) ->
     line = by_number(out, "--timeout", "5") if how == "static" else lambda i: train(out, "--timeout", "5")
     ((code, said),) = everywhere(hosts, line, on=range(1))
     assert code == 1
-    assert "the 2 machines did not all come to h0:29500 within 5 s" in said
+    assert "the 2 machines did not all reach the rendezvous at h0:29500 within 5 s" in said
     assert "Traceback" not in said
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import shlex
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from samestep import launch
+from samestep.commands.train import check_options
 from samestep.errors import UserError
 from samestep.launch import Machines, Shape
 from samestep.launch.command import private_folder, shell_line
@@ -87,6 +89,21 @@ def test_the_shell_line_says_the_same_as_the_plan() -> None:
 def test_a_shape_that_a_launcher_cannot_start(name: str, shape: Shape, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         launch.load(name).plan(PROGRAM, shape)
+
+
+@pytest.mark.parametrize(
+    ("machines", "launcher", "sentence"),
+    [
+        (Machines(max_restarts=1), "spawn", "--max-restarts is an option of torchrun, and spawn starts this training"),
+        (Machines(hosts=("h1",)), "torchrun", "leave it out, or add --launcher mpirun"),
+        (Machines(max_restarts=1), "torchrun", None),
+        (Machines(hosts=("h1",)), "mpirun", None),
+        (Machines(), "process", None),
+    ],
+)
+def test_an_option_of_another_launcher_is_refused(machines: Machines, launcher: str, sentence: str | None) -> None:
+    with pytest.raises(UserError, match=sentence) if sentence else nullcontext():
+        check_options(machines, launcher)
 
 
 def test_an_unknown_launcher_is_named_with_the_nearest() -> None:

@@ -49,9 +49,9 @@ BY_HAND = {key: TORCHRUN[key] for key in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "M
     ("env", "found"),
     [
         ({}, None),
-        (TORCHRUN, ("torchrun", 3, 4, 1, 2, "b7", "")),
-        (TORCHRUN | {"TORCHELASTIC_RUN_ID": "none"}, ("torchrun", 3, 4, 1, 2, "h1-29500", "")),
-        (BY_HAND, ("torchrun", 3, 4, 1, 1, "h1-29500", "")),
+        (TORCHRUN, ("torchrun", 3, 4, 1, 2, "b7", "env://")),
+        (TORCHRUN | {"TORCHELASTIC_RUN_ID": "none"}, ("torchrun", 3, 4, 1, 2, "h1-29500", "env://")),
+        (BY_HAND, ("torchrun", 3, 4, 1, 1, "h1-29500", "env://")),
         (SRUN, ("srun", 2, 3, 0, 1, "71234.0", "tcp://n1:21234")),
         (SRUN | {"MASTER_ADDR": "fd77::1", "MASTER_PORT": "5"}, ("srun", 2, 3, 0, 1, "71234.0", "tcp://[fd77::1]:5")),
         (MPIRUN, ("mpirun", 1, 2, 1, 2, "123", "")),

@@ -159,7 +159,9 @@ FAULTS = (
         DDP,
         "            with nullcontext() if batch.completes_step else model.no_sync():\n"
         "                loss = run.loss(trained, batch)\n"
-        "                loss.backward()\n" + COMPLETED,
+        "                loss.backward()\n"
+        "            if batch.completes_step and job.clip_norm is not None:\n"
+        "                clip_grad_norm_(model.parameters(), job.clip_norm)\n",
         "            with model.no_sync():\n"
         "                loss = run.loss(trained, batch)\n"
         "                loss.backward()\n" + COMPLETED + "                if job.clip_norm is not None:\n"
@@ -175,7 +177,7 @@ FAULTS = (
     Fault(
         "clipping left out",
         DDP,
-        "if job.clip_norm is not None:",
+        "if batch.completes_step and job.clip_norm is not None:",
         "if False:",
         ("loss",),
         "not at all",
@@ -195,7 +197,7 @@ FAULTS = (
     Fault(
         "two optimizer steps for one batch",
         DDP,
-        "                optimizer.step()\n",
+        "                optimizer.step(*run.closure(backward))\n",
         "                optimizer.step()\n                optimizer.step()\n",
         ("optimizer steps", "loss", "first gradient", "learning rate"),
         "taken twice",
@@ -467,10 +469,18 @@ FAULTS = (
         "            optimizer.synchronize()\n"
         "            if job.clip_norm is not None:\n"
         "                clip_grad_norm_(model.parameters(), job.clip_norm)\n"
+        "        return loss\n\n"
+        "    for batch in run.batches():\n"
+        "        loss = backward(batch)\n"
+        "        if batch.completes_step:\n"
         "            with optimizer.skip_synchronize():\n"
-        "                optimizer.step()\n",
+        "                optimizer.step(*run.closure(backward))\n",
         "            if job.clip_norm is not None:\n"
         "                clip_grad_norm_(model.parameters(), job.clip_norm)\n"
+        "        return loss\n\n"
+        "    for batch in run.batches():\n"
+        "        loss = backward(batch)\n"
+        "        if batch.completes_step:\n"
         "            optimizer.step()\n",
         ("loss",),
         "clipped before the reduction",

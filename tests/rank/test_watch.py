@@ -19,7 +19,7 @@ from samestep.rank.meter import Meter
 from samestep.rank.step_logs import Called, TensorBoard, Wandb
 from samestep.rank.watch import Watch
 
-TOLD = f"{TESTS}/jobs/told.py:job"
+WRITES_STEPS = f"{TESTS}/jobs/writes_steps.py:job"
 ENGINES = ["fsdp", "zero", "accelerate", "fabric", "lightning", "horovod", "deepspeed", "single"]
 INFO = StepInfo(1, 0, 0.5, (0.1, 0.2), 16, 0.25, 0.05)
 
@@ -30,7 +30,7 @@ def told(engine: str, out: Path) -> None:
     ranks = [] if engine == "single" else ["--nproc", "2"]
     asked = ["--engine", engine, *ranks, "--set", f"file={lines}", "--log", "csv"]
     out.mkdir()
-    done = samestep("run", TOLD, *asked, "--json", "--out", str(out / "run"))
+    done = samestep("run", WRITES_STEPS, *asked, "--json", "--out", str(out / "run"))
     assert done.returncode == 0, done.stderr
     results = json.loads(done.stdout)
     heard = [json.loads(line) for line in lines.read_text().splitlines()]
@@ -63,10 +63,10 @@ def test_every_step_is_told_on_every_engine(engine: str, tmp_path: Path) -> None
 
 
 def test_a_listener_that_fails_ends_no_training(tmp_path: Path) -> None:
-    done = samestep("run", TOLD, "--engine", "single", "--set", "fails=true", "--out", str(tmp_path / "out"))
+    done = samestep("run", WRITES_STEPS, "--engine", "single", "--set", "fails=true", "--out", str(tmp_path / "out"))
     assert done.returncode == 0, done.stderr
     for name in ("on_step", "on_evaluation"):
-        warning = f"{name} raised ValueError: the disk is full ({TESTS}/jobs/told.py, line "
+        warning = f"{name} raised ValueError: the disk is full ({TESTS}/jobs/writes_steps.py, line "
         assert done.stderr.count(warning) == 1, done.stderr
 
 

@@ -108,7 +108,6 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
         },
         "a tensor of the batch is sparse (sparse_coo)",
     ),
-    "optimizer with a closure": ({"optimizer": Recipe(torch.optim.LBFGS, {})}, "LBFGS needs a closure"),
     "optimizer's setting": ({"optimizer": Recipe(torch.optim.SGD, {"speed": 1})}, "the job's optimizer raised"),
     "scheduler with a metric": (
         {"scheduler": LRSchedule(torch.optim.lr_scheduler.ReduceLROnPlateau)},

@@ -25,8 +25,8 @@ def test_every_rank_has_two_rows_in_the_last_batch_too(replicas: int, length: in
 def test_a_cheap_job_keeps_its_batch_and_a_dear_one_its_micro_batches() -> None:
     job: Job = drawn(rows=200, global_batch=64, micro_batch=8)
     assert rows_of_proof(job, 2, forward_flop=1e3, parameters=1000) == (0, False)
-    rows, dear = rows_of_proof(job, 2, forward_flop=1e8, parameters=1000)
-    assert rows == 2 * 4 * 4 and not dear  # four micro-batches on each rank, of four rows
+    rows, costly = rows_of_proof(job, 2, forward_flop=1e8, parameters=1000)
+    assert rows == 2 * 4 * 4 and not costly  # four micro-batches on each rank, of four rows
     assert rows_of_proof(job, 2, forward_flop=3.6e9, parameters=1000) == (rows, True)
     assert rows_of_proof(job, 2, forward_flop=1e3, parameters=10_000_000) == (0, True)
     small = with_fewer_rows(job, rows, 2)

@@ -1,4 +1,4 @@
-"""What a command was asked, for the other machines to compare: the same line may be typed differently on each."""
+"""Describes what a command was asked, so that the machines of a training can compare it with what they were asked."""
 
 from __future__ import annotations
 

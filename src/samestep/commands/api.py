@@ -33,9 +33,9 @@ def verify(options: VerifyOptions) -> StudyResults:
     job: a function that returns a Job, the path of a file (its function `job`, or file.py:function), or the name of a
     built-in job. engines: empty: all of them. settings: of the job's function; engine_settings: of the engines, as
     in {"fsdp.wrap": "root"}. steps: optimizer steps of each training of the proof. out: the folder for the results.
-    deadline_s: seconds after which a launch is ended. resume: interrupt each training, and continue it from a
-    checkpoint in a second launch, on resume_nproc ranks of resume_engine. `results.engines` holds one Verdict per
-    engine.
+    deadline_s: seconds after which a launch is ended. stall_s: seconds without progress after which the rank that hangs
+    is named, and the launch ended; 0: never. resume: interrupt each training, and continue it from a checkpoint in a
+    second launch, on resume_nproc ranks of resume_engine. `results.engines` holds one Verdict per engine.
     """
     with _call(options.job) as target:
         return _study("verify", options.setup(target))

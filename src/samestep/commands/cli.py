@@ -38,7 +38,7 @@ app = typer.Typer(
 )
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON value on stdout, and nothing else there.")]
 Strict = Annotated[
-    bool, typer.Option("--strict", help="Exit 1, too, where the job by nature trains otherwise than in one process.")
+    bool, typer.Option("--strict", help="Exit 1 also where the job trains differently from one process by nature.")
 ]
 
 
@@ -54,7 +54,7 @@ def compare(options: CompareOptions, json_: Json = False, strict: Strict = False
 @with_exit_code
 @from_command_line()
 def verify(options: VerifyOptions, json_: Json = False, strict: Strict = False) -> int:
-    """Prove only that each engine trains the same. Names the first divergence; exit codes as for compare."""
+    """Prove each engine without measuring it. Names the first divergence; exit codes as for compare."""
     return _study("verify", options.setup(str(options.job)), json_, strict)
 
 

@@ -62,6 +62,7 @@ class LaunchOptions(Options):
     """The options of every command that starts ranks.
 
     nproc: ranks on each machine. out: the folder for the results. deadline_s: seconds after which a launch is ended.
+    stall_s: seconds without progress after which the rank that hangs is named and the launch ended; 0: never.
     """
 
     nproc: Annotated[
@@ -76,6 +77,15 @@ class LaunchOptions(Options):
             "--deadline",
             help="Seconds after which a launch is ended; each rank's stack is written to its folder.",
             min=1,
+        ),
+    ] = None
+    stall_s: Annotated[
+        float | None,
+        Option(
+            "--stall",
+            help="Seconds without progress after which the rank that hangs is named and the launch ended; 0: never. "
+            "By default 10 median steps, at least 60.",
+            min=0,
         ),
     ] = None
     machines: MachineOptions = MachineOptions()  # noqa: RUF009 - frozen
@@ -98,6 +108,7 @@ class LaunchOptions(Options):
             device=self.device,
             out=Path(self.out) if self.out else None,
             deadline_s=self.deadline_s,
+            stall_s=self.stall_s,
             machines=self.machines,
         )
 
@@ -114,7 +125,7 @@ class ProofOptions(LaunchOptions):
     launchers: Launchers = ()
     steps: Annotated[
         int | None,
-        Option(help="Optimizer steps of each training of the proof; by default 8, or 4 where a step is dear.", min=4),
+        Option(help="Optimizer steps of each training of the proof; by default 8, or 4 if a step takes long.", min=4),
     ] = None
 
     def setup(self, job: str) -> Setup:

@@ -29,12 +29,14 @@ from samestep.proof.plan import interrupted, neutral_layouts, plain_layout
 from samestep.proof.plan import trainings as proof_trainings
 from samestep.proof.resume import JoinedRecord, judge_resumed
 from samestep.proof.trace import Expectation
-from samestep.records.files import replace_text, write, write_json
+from samestep.records.files import read, replace_text, write, write_json
 from samestep.records.plan import Interrupted, LayoutPlan, Measure, Plan, ReferencePlan, Training
 from samestep.records.record import Progress, Record
 from samestep.records.results import EngineResult, OneProcess, Proof, StudyResults, Verdict, results_json
 from samestep.report.figures.speed import Measured, measurement
 from samestep.version import __version__
+
+VERDICT = "verdict.json"  # in the folder of a launch that is proven
 
 ShowProgress = Callable[[str, int, int], None]  # (phase, launches done, launches in all)
 ShowPhase = Callable[[str], None]  # (the phase of one launch)
@@ -127,15 +129,15 @@ def _play(study: Study, root: Path, name: str, layouts: tuple[LayoutPlan, ...], 
         steps=job.proof_steps,
         replicas=study.size,
         rows=job.proof_rows,
-        shaken=1 if job.dear else 2,
-        threads=setup.machines.threads or (0 if job.dear else 1),
+        shaken=1 if job.costly else 2,
+        threads=setup.machines.threads or (0 if job.costly else 1),
     )
     return _start(study, root, "process", 1, study.inspection.devices, folder, plan, show_phase)
 
 
 def _one_process(study: Study, folder: Path, reference: Record, show_phase: ShowPhase) -> OneProcess | None:
     """Whether the ranks train the same as one process. Plays the reference without random numbers and batch statistics
-    where they do not, to tell what is natural from a mistake. None where one of both cannot be played."""
+    where they do not, to tell what is natural from a mistake. None where either of them cannot be played."""
     played = [Expectation(reference, number) for number in range(len(reference.ranks[0].layouts))]
     one = next((each for each in played if each.facts.layout.replicas == 1), None)
     many = next((each for each in played if each.facts.layout.replicas > 1), None)
@@ -177,7 +179,23 @@ def _launch(study: Study, row: Row, number: int, folder: Path, reference: Record
     else:
         row.launches.append(record)
         if number == 0:
-            row.verdict = judge(loop, record, numerics)
+            row.verdict = _judged(record.folder, lambda: judge(loop, record, numerics))
+
+
+def _judged(folder: Path, judgement: Callable[[], Verdict], *others: Path) -> Verdict:
+    """Returns the verdict on the launch in `folder`: the one that was given before, where there is one.
+
+    Of a launch that is proven the weights have served their purpose, and are deleted, and those in `others`.
+    """
+    path = folder / VERDICT
+    if path.exists():
+        return read(Verdict, path)
+    verdict = judgement()
+    if verdict.proven:
+        write(path, verdict)
+        for weights in (file for each in (folder, *others) for file in each.glob("rank*.npz")):
+            weights.unlink()
+    return verdict
 
 
 def _interrupted(
@@ -205,7 +223,8 @@ def _interrupted(
     )
     continued = _start(study, folder, row.then_launcher, then.processes, then.devices, Path(rest.out), rest, show_phase)
     shutil.rmtree(parts.checkpoints, ignore_errors=True)
-    return judge_resumed(loop, JoinedRecord(continued.folder, began), numerics)
+    record = JoinedRecord(continued.folder, began)
+    return _judged(continued.folder, lambda: judge_resumed(loop, record, numerics), began.folder)
 
 
 def _start(
@@ -246,7 +265,15 @@ def _start(
         if study.machines.nnodes > 1:
             other_machines.publish(study, root)
 
-    return supervise.run(command, folder, size, deadline_s=study.setup.deadline_s, watch=watch, machines=machines)
+    return supervise.run(
+        command,
+        folder,
+        size,
+        deadline_s=study.setup.deadline_s,
+        stall_s=study.setup.stall_s,
+        watch=watch,
+        machines=machines,
+    )
 
 
 def _results(study: Study, rows: list[Row], reference: Record | None, started: str) -> StudyResults:

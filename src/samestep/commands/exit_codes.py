@@ -24,7 +24,7 @@ def exit_code(results: StudyResults, *, strict: bool = False) -> int:
     """Returns 1 where an engine differs or fails, or the job makes a mistake on several ranks; else 0.
 
     Also 1 when nothing is proven: a script that verifies one engine must not take 'unavailable' for 'same'. strict:
-    also where the job trains otherwise than in one process by nature.
+    also where the job trains differently from one process by nature.
     """
     answer = results.same_as_one_process.answer if results.same_as_one_process else "yes"
     wrong = {"no", "by nature no"} if strict else {"no"}

@@ -13,7 +13,7 @@ GONE = (errno.EPIPE, errno.EIO)  # the reader of a pipe has ended; a terminal ha
 class Droppable:
     """A text stream that drops everything once writing to it fails.
 
-    any_error: also where its disk is full, for what is only news. Otherwise only where its reader has gone.
+    any_error: also where its disk is full, for progress messages. Otherwise only where its reader has gone.
     """
 
     def __init__(self, stream: TextIO, *, any_error: bool) -> None:
@@ -45,6 +45,6 @@ class Droppable:
 
 
 def survive_lost_output() -> None:
-    """Lets no lost output end this process: the results of a training are files. stderr has news only."""
+    """Keeps this process running where its output cannot be written: results are files, stderr has messages only."""
     sys.stdout = cast(TextIO, Droppable(sys.stdout, any_error=False))
     sys.stderr = cast(TextIO, Droppable(sys.stderr, any_error=True))

@@ -28,8 +28,8 @@ class MachineOptions(Options):
 
     nnodes: the number of machines; None: 1, or the Slurm job's. node_rank: this machine's number; None: assigned by the
     rendezvous. master_addr, port: of the rendezvous; port 0: any free one. hosts: the machines for mpirun. interface:
-    for gloo and NCCL. max_restarts: as torchrun's. timeout_s: how long a rank waits for the others. threads: with which
-    each rank computes; None: OMP_NUM_THREADS, or else the machine's cores divided by its ranks, and 1 in a proof.
+    for gloo and NCCL. max_restarts: as torchrun's. timeout_s: how long a rank waits for the others. threads: of each
+    rank; None: OMP_NUM_THREADS, or else the machine's cores divided by its ranks, and 1 in a proof.
     """
 
     nnodes: Annotated[

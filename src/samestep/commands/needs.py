@@ -23,7 +23,7 @@ PROCESS = 0.1 * 2**30  # besides; ranks share what they were forked with
 WIDER = 2  # bytes of float64 over those of float32
 SLOWER = 4  # seconds of float64 over those of float32, without the libraries that have kernels for float32 alone
 PARAMETER_S = 30e-9  # of a step, to update, shake and compare a parameter
-PLENTY = 2**30  # nothing is said of a proof that needs less memory
+PLENTY = 2**30  # a proof that needs less memory gets no message
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def need_of(study: Study, rows: list[Row]) -> Need:
     ranks = max((row.facts.processes or 1) for row in rows) / study.machines.nnodes
     reference = PROCESS + OF_REFERENCE * job.parameters + activations
     trained = ranks * (PROCESS + OF_RANK * job.parameters + activations)
-    of_layout = (2 if job.dear else 3) * (1 + 2 * job.proof_steps)
+    of_layout = (2 if job.costly else 3) * (1 + 2 * job.proof_steps)
     steps = (1 + len(layouts)) * of_layout + len(rows) * (1 + 2 * job.proof_steps)
     seconds = steps * (of_step * job.row_s * SLOWER + job.parameters * PARAMETER_S)
     disk = (len(layouts) * OF_LAYOUT + len(rows) * OF_LAUNCH) * job.parameters

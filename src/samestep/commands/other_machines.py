@@ -40,13 +40,13 @@ class Launch:
 
 @dataclass(frozen=True)
 class FirstMachine:
-    """The state of the first machine. asked: what its command was asked. launch: the latest one. told_at: when the
-    state was written, in seconds since 1970."""
+    """The state of the first machine. asked: what its command was asked. launch: the latest one. written_at: in
+    seconds since 1970."""
 
     asked: Asked
     launch: Launch | None = None
     ended: bool = False
-    told_at: float = 0.0
+    written_at: float = 0.0
 
 
 def publish(study: Study, folder: Path, launch: Launch | None = None) -> None:
@@ -55,7 +55,7 @@ def publish(study: Study, folder: Path, launch: Launch | None = None) -> None:
     if launch is None and path.exists() and time.time() - path.stat().st_mtime < INTERVAL_S:
         return
     state = _state(folder) or FirstMachine(asked_of(study))
-    write(path, replace(state, launch=launch or state.launch, told_at=time.time()))
+    write(path, replace(state, launch=launch or state.launch, written_at=time.time()))
 
 
 @contextmanager
@@ -65,11 +65,11 @@ def publishing(study: Study, folder: Path) -> Iterator[None]:
         yield
         return
     asked = asked_of(study)
-    write(folder / STATE, FirstMachine(asked, told_at=time.time()))
+    write(folder / STATE, FirstMachine(asked, written_at=time.time()))
     try:
         yield
     finally:
-        write(folder / STATE, FirstMachine(asked, ended=True, told_at=time.time()))
+        write(folder / STATE, FirstMachine(asked, ended=True, written_at=time.time()))
 
 
 def join_launches(study: Study, folder: Path) -> int:
@@ -109,4 +109,11 @@ def _join(study: Study, folder: Path, launch: Launch) -> None:
     launch_folder = folder / launch.folder
     command = command_for(launch_folder / "plan.json", launch.launcher, launch.nproc, launch.devices, study.machines)
     with suppress(TrainingFailed, UserError):
-        supervise.run(command, launch_folder, launch.size, deadline_s=study.setup.deadline_s, machines=study.machines)
+        supervise.run(
+            command,
+            launch_folder,
+            launch.size,
+            deadline_s=study.setup.deadline_s,
+            stall_s=study.setup.stall_s,
+            machines=study.machines,
+        )

@@ -36,7 +36,9 @@ class Setup:
     one under runs/. steps: optimizer steps of each training of the proof; None: 8, or 4
     where a step takes long. rounds: measured launches of each engine; 0:
     prove only. Of each measured launch, warmup_steps are discarded and measured_steps count. deadline_s: the seconds
-    after which a launch is ended. resume: the proof's trainings are interrupted, and continued so; None: they are not.
+    after which a launch is ended. stall_s: the seconds without progress after which a hang is named and ended; 0:
+    never; None: by the training's pace. resume: the proof's trainings are interrupted, and continued so; None: they are
+    not.
     """
 
     job: str = "digits"
@@ -52,6 +54,7 @@ class Setup:
     warmup_steps: int = 20
     measured_steps: int = 100
     deadline_s: float | None = None
+    stall_s: float | None = None
     resume: Resume | None = None
     machines: MachineOptions = MachineOptions()  # noqa: RUF009 - frozen
 
@@ -70,6 +73,10 @@ class Setup:
         for name in self.launchers:
             if name != "all":
                 launch.load(name)
-        for option, seconds in (("timeout", self.machines.timeout_s), ("deadline", self.deadline_s)):
+        for option, seconds in (
+            ("timeout", self.machines.timeout_s),
+            ("deadline", self.deadline_s),
+            ("stall", self.stall_s),
+        ):
             if seconds is not None and not seconds < FOREVER_S:
                 raise UserError(f"--{option} {seconds:g}: give at most {FOREVER_S:.0f} seconds")

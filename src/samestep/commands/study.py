@@ -199,6 +199,11 @@ def refusal(facts: EngineFacts, job: JobFacts) -> str | None:
     for optimizer in job.phases.values() or [job.optimizer]:
         if why := layout.no_optimizers.get(optimizer):
             return f"{facts.name} cannot take {optimizer}: {why}; use AdamW, or the engine ddp or zero"
+    if job.needs_closure and not layout.closures:
+        return (
+            f"{facts.name} does not give {job.optimizer} the closure that its step needs; use single, ddp, accelerate, "
+            "fabric or horovod, uncompressed and in full precision, or another optimizer, such as AdamW"
+        )
     if layout.no_phases and job.phases:
         return (
             f"{facts.name} takes one optimizer, and the job has phases ({', '.join(job.phases)}); use ddp, fsdp, zero, "

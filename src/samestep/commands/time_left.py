@@ -1,4 +1,4 @@
-"""The time that steps still take."""
+"""Estimates the time left of a training."""
 
 from __future__ import annotations
 

@@ -111,10 +111,7 @@ def prepare(
         raise UserError(f"the engine {row.engine} cannot run here: {row.verdict.reason}")
     if row.verdict and row.verdict.verdict == "refused":
         raise Refused(str(row.verdict.reason))
-    if machines.max_restarts and row.launcher != "torchrun":
-        raise UserError(f"--max-restarts is torchrun's, and {row.launcher} starts this training; leave it out")
-    if machines.hosts and row.launcher != "mpirun":
-        raise UserError(f"--hosts is mpirun's, and {row.launcher} starts this training; add --launcher mpirun")
+    check_options(machines, row.launcher)
     possible = launch.launchers_for(row.facts.process_kind)
     if rank and rank.launcher not in possible:
         raise UserError(
@@ -129,6 +126,17 @@ def prepare(
         return row, rank_command(folder / "plan.json", rank, row.facts.devices, machines)
     nproc = row.facts.processes // machines.nnodes
     return row, command_for(folder / "plan.json", row.launcher, nproc, row.facts.devices, machines)
+
+
+def check_options(machines: launch.Machines, launcher: str) -> None:
+    """Raises UserError for an option that `launcher` does not have, and another launcher has."""
+    for option in ("max_restarts", "hosts"):
+        others = launch.launchers_with(option)
+        if getattr(machines, option) and launcher not in others:
+            raise UserError(
+                f"--{option.replace('_', '-')} is an option of {' and '.join(others)}, and {launcher} starts this "
+                f"training; leave it out, or add --launcher {others[0]}"
+            )
 
 
 def _check_unfinished(training: Train) -> None:
@@ -150,12 +158,12 @@ def _supervise(study: Study, row: Row, command: Command, folder: Path, watch: Wa
     machines = study.machines
     folders = 1 if machines.single_launch else machines.nnodes  # else each machine writes into its own folder
     size = 1 if one_rank else row.facts.processes // folders
-    deadline_s = study.setup.deadline_s
     return supervise.run(
         command,
         folder,
         size,
-        deadline_s=deadline_s,
+        deadline_s=study.setup.deadline_s,
+        stall_s=study.setup.stall_s,
         watch=watch,
         machines=machines,
         graceful=True,

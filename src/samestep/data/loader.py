@@ -21,6 +21,7 @@ from samestep.errors import UserError, add_note
 from samestep.job import Batch, Job, Part
 from samestep.job.checks import nested
 from samestep.world import World
+from samestep.world.heartbeat import NONE, heartbeat
 
 __all__ = ["Rows", "batches", "fetch", "loaded", "most_workers", "to_device", "workers_of"]
 
@@ -116,7 +117,9 @@ def fetch(dataset: Any, indices: list[int]) -> list[Any]:
     An error of the dataset gets a note with its sample's index. Raises UserError for a wrong number of samples.
     """
     if hasattr(dataset, "__getitems__"):
+        heartbeat.row(indices[0])
         samples: list[Any] = list(dataset.__getitems__(indices))
+        heartbeat.row(NONE)
         if len(samples) != len(indices):
             kind, count = type(dataset).__name__, len(samples)
             raise UserError(f"{kind}.__getitems__ gave {count} samples for {len(indices)} indices; give one for each")
@@ -124,10 +127,12 @@ def fetch(dataset: Any, indices: list[int]) -> list[Any]:
     samples = []
     try:
         for index in indices:
+            heartbeat.row(index)
             samples.append(dataset[index])
     except Exception as error:
         add_note(error, f"sample {indices[len(samples)]}")
         raise
+    heartbeat.row(NONE)
     return samples
 
 

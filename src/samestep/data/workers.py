@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from samestep.errors import LoadingFailed, UserError, notes
 from samestep.job import Part
+from samestep.world.heartbeat import heartbeat
 from samestep.world.orphans import die_with_parent
 
 SHARED_MEMORY_FULL = (
@@ -53,7 +54,7 @@ def fetched(rows: Any, parts: Iterable[Part], workers: int, prefetch: int) -> Ge
         prefetch_factor=prefetch,
         # Inside torch.multiprocessing.spawn the default would be 'spawn', which cannot pickle a job's lambdas.
         multiprocessing_context="fork" if "fork" in get_all_start_methods() else None,
-        worker_init_fn=die_with_parent,
+        worker_init_fn=_begin_worker,
         generator=torch.Generator(),  # starting a loader must not draw from the training's generator
     )
     try:
@@ -72,6 +73,11 @@ def fetched(rows: Any, parts: Iterable[Part], workers: int, prefetch: int) -> Ge
     finally:
         # torch calls it when the iterator is deleted, but an error's traceback keeps the iterator alive.
         getattr(iterator, "_shutdown_workers", lambda: None)()
+
+
+def _begin_worker(number: int) -> None:
+    die_with_parent()
+    heartbeat.is_worker(number)
 
 
 class _InWorker(Dataset[Any]):

@@ -8,11 +8,13 @@ Source: https://huggingface.co/docs/accelerate/basic_tutorials/migration
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import Any, Literal
+from typing import Literal
+
+from torch import Tensor
 
 from samestep.engine import Layout, Numerics, State
 from samestep.errors import Refused
-from samestep.job import Job
+from samestep.job import Batch, Job
 from samestep.rank.ddp_errors import explain as explain
 from samestep.rank.group import process_group
 from samestep.training import Run
@@ -27,8 +29,8 @@ def missing(devices: tuple[str, ...]) -> str | None:
     return None
 
 
-def layout(world: World, **settings: Any) -> Layout:
-    return Layout(replicas=world.size, buffers="rank0", every_gradient=True)
+def layout(world: World, precision: str = "no") -> Layout:
+    return Layout(replicas=world.size, buffers="rank0", every_gradient=True, closures=precision == "no")
 
 
 def numerics(precision: str = "no") -> Numerics:
@@ -53,15 +55,20 @@ def train(job: Job, world: World, run: Run, *, precision: Literal["no", "bf16", 
         model, stepper = accelerator.prepare(module, optimizer)
         scheduler = job.lr_scheduler(optimizer)
         run.begin(module, optimizer, scheduler=scheduler, scaler=accelerator.scaler)
-        for batch in run.batches():
+
+        def backward(batch: Batch) -> Tensor:
             with nullcontext() if batch.completes_step else accelerator.no_sync(model):
                 with accelerator.autocast():
                     loss = run.loss(model, batch)
                 accelerator.backward(loss)
+            if batch.completes_step and job.clip_norm is not None:
+                accelerator.clip_grad_norm_(model.parameters(), job.clip_norm)
+            return loss
+
+        for batch in run.batches():
+            loss = backward(batch)
             if batch.completes_step:
-                if job.clip_norm is not None:
-                    accelerator.clip_grad_norm_(model.parameters(), job.clip_norm)
-                stepper.step()
+                stepper.step(*run.closure(backward))
                 stepper.zero_grad()
                 skipped = accelerator.optimizer_step_was_skipped
                 # A step that was skipped is none to a schedule of steps; an epoch has ended all the same.

@@ -8,12 +8,13 @@ Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.DataParallel.htm
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 from torch.nn import DataParallel
 from torch.nn.utils import clip_grad_norm_
 
 from samestep.engine import Layout, Numerics, State
 from samestep.errors import Refused
-from samestep.job import Job
+from samestep.job import Batch, Job
 from samestep.training import Run
 from samestep.world import World
 
@@ -29,7 +30,7 @@ def missing(devices: tuple[str, ...]) -> str | None:
 
 
 def layout(world: World) -> Layout:
-    return Layout(replicas=len(world.devices), split="chunk", lone_batchnorm=True)
+    return Layout(replicas=len(world.devices), split="chunk", lone_batchnorm=True, closures=True)
 
 
 def numerics() -> Numerics:
@@ -44,13 +45,18 @@ def train(job: Job, world: World, run: Run) -> State:
     optimizer = job.optimizer.build(module)
     scheduler = job.lr_scheduler(optimizer)
     run.begin(module, optimizer, scheduler=scheduler)
-    for batch in run.batches():
+
+    def backward(batch: Batch) -> Tensor:
         loss = run.loss(model, batch)
         loss.backward()
+        if batch.completes_step and job.clip_norm is not None:
+            clip_grad_norm_(module.parameters(), job.clip_norm)
+        return loss
+
+    for batch in run.batches():
+        loss = backward(batch)
         if batch.completes_step:
-            if job.clip_norm is not None:
-                clip_grad_norm_(module.parameters(), job.clip_norm)
-            optimizer.step()
+            optimizer.step(*run.closure(backward))
             optimizer.zero_grad()
             if job.moves_lr(batch):
                 scheduler.step()

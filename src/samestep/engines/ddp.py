@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
@@ -21,7 +22,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from samestep.engine import Layout, Numerics, State
 from samestep.errors import Refused, UserError
-from samestep.job import Job
+from samestep.job import Batch, Job
 from samestep.rank.ddp_errors import explain as explain
 from samestep.rank.group import process_group
 from samestep.training import Run
@@ -44,16 +45,14 @@ def layout(
     if bucket_mb is not None and not 0 < bucket_mb <= 1e6:
         raise UserError(f"--set-engine bucket_mb={bucket_mb:g}: it must be above 0, and at most 1e6")
     factors = compress == "powersgd"  # it factors matrices, and fails for a parameter without dimensions
-    return Layout(replicas=world.size, buffers="rank0", every_gradient=not find_unused, no_scalars=factors)
+    return Layout(world.size, "even", "rank0", not find_unused, no_scalars=factors, closures=compress == "none")
 
 
 def numerics(compress: str = "none", **settings: Any) -> Numerics:
     if compress == "none":
         return Numerics()
-    without = {"compress": "none"}
-    if compress == "powersgd":
-        return Numerics(lossy=True, without=without, exact_steps=EXACT)
-    return Numerics({"fp16": "float16", "bf16": "bfloat16"}[compress], lossy=True, without=without)
+    rounds_to, exact = {"fp16": ("float16", 0), "bf16": ("bfloat16", 0), "powersgd": (None, EXACT)}[compress]
+    return Numerics(rounds_to, lossy=True, without={"compress": "none"}, exact_steps=exact)
 
 
 def train(
@@ -73,9 +72,7 @@ def train(
     if compress == "bf16" and world.device == "cpu":
         raise Refused("gloo does not compress to bf16; use compress=fp16, or a GPU")
     if order == "rank" and compress != "none":
-        raise Refused(
-            "order=rank and compress each bring a communication hook, and DDP takes one; leave out one of them"
-        )
+        raise Refused("order=rank and compress each bring a communication hook, and DDP takes one; leave out one")
     with process_group(world):
         module = job.model().to(world.device)
         model: Any = DistributedDataParallel(
@@ -95,14 +92,19 @@ def train(
         optimizer = job.optimizer.build(module)
         scheduler = job.lr_scheduler(optimizer)
         run.begin(module, optimizer, scheduler=scheduler)
-        for batch in run.batches():
+
+        def backward(batch: Batch) -> Tensor:
             with nullcontext() if batch.completes_step else model.no_sync():
                 loss = run.loss(trained, batch)
                 loss.backward()
+            if batch.completes_step and job.clip_norm is not None:
+                clip_grad_norm_(model.parameters(), job.clip_norm)
+            return loss
+
+        for batch in run.batches():
+            loss = backward(batch)
             if batch.completes_step:
-                if job.clip_norm is not None:
-                    clip_grad_norm_(model.parameters(), job.clip_norm)
-                optimizer.step()
+                optimizer.step(*run.closure(backward))
                 optimizer.zero_grad()
                 if job.moves_lr(batch):
                     scheduler.step()

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from torch import Tensor
+
 from samestep.engine import Layout, Numerics, State
-from samestep.job import Job
+from samestep.job import Batch, Job
 from samestep.rank.ddp_errors import explain as explain
 from samestep.rank.group import process_group
 from samestep.training import Run
@@ -30,9 +32,9 @@ def missing(devices: tuple[str, ...]) -> str | None:
     return None
 
 
-def layout(world: World, strategy: str = "ddp", **settings: Any) -> Layout:
+def layout(world: World, strategy: str = "ddp", precision: str = "full") -> Layout:
     if strategy == "ddp":
-        return Layout(replicas=world.size, buffers="rank0", every_gradient=True)
+        return Layout(replicas=world.size, buffers="rank0", every_gradient=True, closures=precision == "full")
     return Layout(replicas=world.size, buffers="local", no_scalars=True, no_optimizers=NOT_ON_SHARDS)
 
 
@@ -76,15 +78,20 @@ def train(
         scheduler = job.lr_scheduler(optimizer)
         stepper = fabric.setup_optimizers(optimizer)
         run.begin(module, optimizer, scheduler=scheduler)
-        for batch in run.batches():
+
+        def backward(batch: Batch) -> Tensor:
             with fabric.no_backward_sync(model, enabled=not batch.completes_step):
                 with fabric.autocast():  # around the loss too; the model is in it by itself
                     loss = run.loss(model, batch)
                 fabric.backward(loss)
+            if batch.completes_step and job.clip_norm is not None:
+                fabric.clip_gradients(model, stepper, max_norm=job.clip_norm)
+            return loss
+
+        for batch in run.batches():
+            loss = backward(batch)
             if batch.completes_step:
-                if job.clip_norm is not None:
-                    fabric.clip_gradients(model, stepper, max_norm=job.clip_norm)
-                stepper.step()
+                stepper.step(*run.closure(backward))
                 stepper.zero_grad()
                 if job.moves_lr(batch):
                     scheduler.step()

@@ -6,13 +6,14 @@ Source: https://horovod.readthedocs.io/en/stable/pytorch.html
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import torch
+from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
 from samestep.engine import Layout, Numerics, State
-from samestep.job import Job
+from samestep.job import Batch, Job
 from samestep.training import Run
 from samestep.world import World
 
@@ -30,10 +31,11 @@ def missing(devices: tuple[str, ...]) -> str | None:
     return None if hvd.nccl_built() else "this Horovod was built without NCCL, for CPUs alone"
 
 
-def layout(world: World, **settings: Any) -> Layout:
+def layout(world: World, compress: str = "none") -> Layout:
     # Horovod does not synchronise buffers. It replaces a missing gradient by zeros, and weight decay then changes the
     # parameter.
-    return Layout(replicas=world.size, buffers="local", every_gradient=True, lone_batchnorm=True)
+    exact = compress == "none"
+    return Layout(world.size, buffers="local", every_gradient=True, lone_batchnorm=True, closures=exact)
 
 
 def numerics(compress: str = "none") -> Numerics:
@@ -56,15 +58,21 @@ def train(job: Job, world: World, run: Run, *, compress: Literal["none", "fp16"]
     hvd.broadcast_parameters(state, root_rank=0)
     # Not hvd.broadcast_optimizer_state: on a new optimizer it takes a step with zero gradients.
     run.begin(model, optimizer, scheduler=scheduler)
-    for batch in run.batches():
+
+    def backward(batch: Batch) -> Tensor:
         loss = run.loss(model, batch)
         loss.backward()
         if batch.completes_step:
             optimizer.synchronize()
             if job.clip_norm is not None:
                 clip_grad_norm_(model.parameters(), job.clip_norm)
+        return loss
+
+    for batch in run.batches():
+        loss = backward(batch)
+        if batch.completes_step:
             with optimizer.skip_synchronize():
-                optimizer.step()
+                optimizer.step(*run.closure(backward))
             optimizer.zero_grad()
             if job.moves_lr(batch):
                 scheduler.step()

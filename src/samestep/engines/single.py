@@ -5,10 +5,11 @@ Source: https://docs.pytorch.org/tutorials/beginner/introyt/trainingyt.html
 
 from __future__ import annotations
 
+from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
 from samestep.engine import Layout, Numerics, State
-from samestep.job import Job
+from samestep.job import Batch, Job
 from samestep.training import Run
 from samestep.world import World
 
@@ -22,7 +23,7 @@ def missing(devices: tuple[str, ...]) -> str | None:
 
 
 def layout(world: World) -> Layout:
-    return Layout(replicas=1)
+    return Layout(replicas=1, closures=True)
 
 
 def numerics() -> Numerics:
@@ -34,13 +35,18 @@ def train(job: Job, world: World, run: Run) -> State:
     optimizer = job.optimizer.build(model)
     scheduler = job.lr_scheduler(optimizer)
     run.begin(model, optimizer, scheduler=scheduler)
-    for batch in run.batches():
+
+    def backward(batch: Batch) -> Tensor:
         loss = run.loss(model, batch)
         loss.backward()
+        if batch.completes_step and job.clip_norm is not None:
+            clip_grad_norm_(model.parameters(), job.clip_norm)
+        return loss
+
+    for batch in run.batches():
+        loss = backward(batch)
         if batch.completes_step:
-            if job.clip_norm is not None:
-                clip_grad_norm_(model.parameters(), job.clip_norm)
-            optimizer.step()
+            optimizer.step(*run.closure(backward))
             optimizer.zero_grad()
             if job.moves_lr(batch):
                 scheduler.step()

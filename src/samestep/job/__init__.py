@@ -89,7 +89,7 @@ class Job(JobFields):
                 raise UserError(
                     "carry_state=True with phases: each phase would take the state of the one before it; leave out one"
                 )
-            check_carried(self.forward is apply_to_inputs, in_lanes, self.last)
+            check_carried(self.forward is apply_to_inputs, in_lanes, self.last, self.optimizer.needs_closure)
         if self.last == "drop" and self.order is None and len(self.train) < self.global_batch:
             raise UserError(
                 f"last=drop leaves no step: the dataset has {len(self.train)} rows, fewer than global_batch "

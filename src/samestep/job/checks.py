@@ -106,11 +106,17 @@ def check_functions(model: Any, criterion: Any) -> None:
         )
 
 
-def check_carried(default_forward: bool, in_lanes: bool, last: str) -> None:
+def check_carried(default_forward: bool, in_lanes: bool, last: str, closure: bool) -> None:
     """Raises UserError with the line to write where a Job with carry_state cannot carry a state.
 
     default_forward: whether the job has no forward of its own. in_lanes: whether its order may be one of lanes.
+    closure: whether its optimizer computes the loss of a step several times.
     """
+    if closure:
+        raise UserError(
+            "carry_state=True: the optimizer computes the loss of a step several times, each time with another state; "
+            "use one that steps from gradients, such as AdamW"
+        )
     if default_forward:
         raise UserError(
             "carry_state=True: the default forward does not give the model its state; write "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -31,6 +32,12 @@ class Recipe:
         """Builds the optimizer of `model`: the plain module, not a wrapper that renames its parameters."""
         parameters = self.groups(model) if self.groups else model.parameters()
         return self.cls(parameters, **self.settings)
+
+    @property
+    def needs_closure(self) -> bool:
+        """Whether the optimizer's step demands a closure that computes the loss again, as LBFGS's does."""
+        closure = inspect.signature(self.cls.step).parameters.get("closure")
+        return closure is not None and closure.default is inspect.Parameter.empty
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,11 @@ def check_phases(phases: Any, model: Any, optimizer: Any) -> None:
             check_optimizer(phase.optimizer, isinstance(phase.optimizer, Recipe))
         except UserError as error:
             raise UserError(f"phase '{phase.name}': {error}") from None
+        if phase.optimizer.needs_closure:
+            raise UserError(
+                f"phase '{phase.name}': {phase.optimizer.cls.__name__} computes the loss again in a closure, which a "
+                "phase has not; use an optimizer that steps from gradients, such as AdamW"
+            )
 
 
 def parameters_of(phases: Sequence[Phase], model: nn.Module) -> list[list[nn.Parameter]]:

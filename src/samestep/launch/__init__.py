@@ -86,7 +86,10 @@ class Launcher(Protocol):
 
     A launcher that users start themselves, around `samestep run`, also has:
     launched_size(env): how many ranks it has started, this process among them; None where it has started none.
-    identity(env): an id of that launch. init_method(env, first_host, port): the ranks' init_method; '' for env://.
+    identity(env): an id of that launch. init_method(env, first_host, port): the ranks' init_method; '' for a file on
+        this machine, which samestep names.
+    A launcher that takes options of its own has OPTIONS, the names of these fields of Machines: other launchers refuse
+    them.
     A launcher whose ranks are not its children may have end(folder), which ends the ranks that write into `folder`,
     and SAVED_VARIABLES, the environment variables that `end` needs: rank 0 saves their values in `folder`.
     """
@@ -126,6 +129,11 @@ def load(name: str) -> Launcher:
 def launchers_for(kind: str) -> list[str]:
     """Lists the launchers that start processes of this kind, the default first; fork is not for users."""
     return [name for name in names() if kind in load(name).STARTS and name != FORK]
+
+
+def launchers_with(option: str) -> list[str]:
+    """Lists the launchers that have `option`, a field of Machines, in their OPTIONS."""
+    return [name for name in names() if option in getattr(load(name), "OPTIONS", ())]
 
 
 @cache

@@ -16,7 +16,7 @@ from samestep import launch
 from samestep.errors import UserError
 from samestep.launch import Command, Machines
 from samestep.launch.started_by import LaunchedRank
-from samestep.records.record import TELL
+from samestep.records.record import SAVE_VARIABLES
 from samestep.world import network
 
 
@@ -33,7 +33,7 @@ def command_for(
 def _saved_variables(module: launch.Launcher) -> dict[str, str]:
     """Asks rank 0 to save the environment variables that the launcher's `end` needs."""
     names = getattr(module, "SAVED_VARIABLES", ())
-    return {TELL: ",".join(names)} if names else {}
+    return {SAVE_VARIABLES: ",".join(names)} if names else {}
 
 
 def _environment(devices: Sequence[str], machines: Machines) -> dict[str, str]:
@@ -52,9 +52,9 @@ def rank_command(path: Path, rank: LaunchedRank, devices: Sequence[str], machine
     """Builds the command of one rank that an outer launcher has started; that launcher's variables stay as they are."""
     module = launch.load(rank.launcher)
     env = _environment(devices, machines) | _saved_variables(module) | module.VARIABLES.environment()
-    env |= {"SAMESTEP_RUN": rank.id}
-    if rank.launcher != "torchrun":  # a file named after the launch: all ranks on this machine derive the same name
-        env["SAMESTEP_INIT_METHOD"] = rank.init_method or f"file://{private_folder()}/{rank.launcher}-{rank.id}"
+    # A file is named after the launch: all ranks on this machine derive the same name.
+    init_method = rank.init_method or f"file://{private_folder()}/{rank.launcher}-{rank.id}"
+    env |= {"SAMESTEP_RUN": rank.id, "SAMESTEP_INIT_METHOD": init_method}
     return Command((sys.executable, "-m", "samestep.worker", str(path)), env)
 
 

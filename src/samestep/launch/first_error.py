@@ -8,7 +8,7 @@ from pathlib import Path
 
 from samestep import launch
 from samestep.errors import Refused, TrainingFailed, UserError
-from samestep.launch import Machines, oom_kills
+from samestep.launch import Machines, oom_kills, stacks
 from samestep.records.record import Record
 
 SIGNALS = {"Killed": 9, "Out Of Memory": 9, "Segmentation fault": 11, "Aborted": 6, "Bus error": 7}
@@ -34,7 +34,7 @@ def raise_if_failed(record: Record, code: int, size: int, machines: Machines, me
     if killed:
         rank, name = killed
         raise TrainingFailed(
-            f"rank {rank} was ended by {name}{_kill_reason(name, memory_kills)}; "
+            f"rank {rank} was ended by {name}{_kill_reason(name, memory_kills)}{_abort_reason(record, rank)}; "
             f"its last output is in {_rank_log(record, rank)}"
         )
     exited = exited_rank(log)
@@ -51,7 +51,7 @@ def raise_if_failed(record: Record, code: int, size: int, machines: Machines, me
     if machines.nnodes > 1 and not list(record.folder.glob("pid-rank*")):
         where = f"{machines.endpoint} within {machines.timeout_s:.0f} s"
         raise TrainingFailed(
-            f"the {machines.nnodes} machines did not all come to {where}, or could not agree there"
+            f"the {machines.nnodes} machines did not all reach the rendezvous at {where}"
             f"{_last_line(record)}; "
             f"type the same line on each, and see that they can reach {machines.master}"
         )
@@ -110,6 +110,20 @@ def _ranks_without_record(record: Record, size: int) -> str:
     started = {int(path.name.removeprefix("pid-rank")) for path in record.folder.glob("pid-rank*")}
     missing = sorted((started or set(range(size))) - written)
     return f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
+
+
+def _abort_reason(record: Record, rank: int) -> str:
+    """Says why gloo has ended a rank, which it does when another one sends it data of another size."""
+    log = _rank_log(record, rank)
+    if not log.is_file() or "distributed collective mismatch" not in log.read_text(errors="replace"):
+        return ""
+    text = (record.folder / f"stack-rank{rank}.txt").read_text(errors="replace")
+    frame = next((found for found in map(stacks.users_frame, stacks.parse(text)) if found), None)
+    where = f" at {frame}" if frame else ""
+    return (
+        f"{where}: it received data of another size than its collective expects, so another rank calls another "
+        "collective, or the same one with a tensor of another shape"
+    )
 
 
 def _kill_reason(name: str, memory_kills: int) -> str:

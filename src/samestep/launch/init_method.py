@@ -23,5 +23,5 @@ def user_init_method(launcher: str, env: Mapping[str, str], names: RankVariables
     if int(env[names.local_size]) == int(env[names.size]):
         return ""
     raise UserError(
-        f"{launcher} does not tell its ranks on several machines where to meet; name rank 0's machine, as in {example}"
+        f"{launcher} sets no rendezvous address for ranks on several machines; name rank 0's machine, as in {example}"
     )

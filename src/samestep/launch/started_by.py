@@ -16,7 +16,7 @@ from samestep.world.orphans import COMMAND
 class LaunchedRank:
     """This command, as rank `rank` of the `size` that `launcher` has started.
 
-    id: names the launch. init_method: of torch.distributed; empty: torchrun's store, or a file.
+    id: names the launch. init_method: of torch.distributed; empty: a file on this machine.
     """
 
     launcher: str

@@ -21,6 +21,7 @@ from samestep.launch.fork_client import ForkedWorker
 from samestep.launch.idle_launcher import ENDING_S, IdleLauncher
 from samestep.launch.stale_locks import clear_stale_locks
 from samestep.launch.stop_requests import StopRequests
+from samestep.launch.watchdog import Watchdog
 from samestep.records.record import Progress, Record, read_progress
 from samestep.world.orphans import COMMAND, die_with_parent, this_command
 
@@ -34,19 +35,22 @@ def run(
     watch: Callable[[Progress], None] | None = None,
     machines: Machines = Machines(),  # noqa: B008 - frozen
     graceful: bool = False,
+    stall_s: float | None = None,
     terminates: bool = False,
 ) -> Record:
     """Starts `command`, waits until it has ended, and returns the record of the `size` ranks that write into `folder`.
 
     watch: called with the progress about ten times a second. deadline_s: seconds after which each rank's stack goes to
     stack-rankR.txt in `folder` and the tree is killed. graceful: the first interrupt stops the ranks after a step, the
-    second ends them. terminates: so does SIGTERM. Raises UserError or TrainingFailed with the error of the first rank
-    that failed. The process tree has always ended when this function returns or raises.
+    second ends them. terminates: so does SIGTERM. stall_s: as --stall, after which a hang is named and ended. Raises
+    UserError or TrainingFailed with the error of the first rank that failed. The process tree has always ended when
+    this function returns or raises.
     """
     for lock in clear_stale_locks(os.environ):
         say(f"removed {lock}, the lock of a build that was killed")
     killed_before = oom_kills.kills()
     deadline, idle = Deadline(deadline_s, folder), IdleLauncher(folder, machines)
+    watchdog = Watchdog(folder, size, machines, stall_s)
     with closing(StopRequests(folder, accepted=graceful, terminates=terminates)) as requests:
         tree = start(command, folder, machines)
         try:
@@ -58,6 +62,7 @@ def run(
                     requests.forward(progress)
                     if deadline.is_over() and tree.poll() is None:  # printing the output takes time too
                         deadline.fail()
+                    watchdog.check()
                     time.sleep(0.1 if watch else 0.02)
                 except KeyboardInterrupt:
                     if not requests.accept_interrupt(read_progress(folder)):

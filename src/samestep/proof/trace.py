@@ -90,7 +90,7 @@ class Expectation:
         return EPS[self.rounded_to]
 
     def of(self, training: str) -> Played:
-        """The observations of one training, its rounding unshaken."""
+        """The observations of one training, without added noise."""
         return self.facts.trainings[training][0]
 
     def trace(self, training: str, variant: int, processes: int) -> Trace:

@@ -34,7 +34,7 @@ class BestWeights:
     best: tuple[str, str] | None = None
     patience: int | None = None
     every_steps: int = 0
-    watch: Watch | None = None  # is told of every evaluation
+    watch: Watch | None = None  # is called after every evaluation
     saved: frozenset[str] | None = None  # the names of the tensors to save; None: all of them
     curve: list[dict[str, float]] = field(default_factory=list)
     best_at: int = -1  # index of the best evaluation in the curve

@@ -29,6 +29,7 @@ from samestep.job import Batch, Job, Part, counts_by_itself, reads_batch
 from samestep.rank.hardware import is_out_of_memory
 from samestep.records.record import EvaluationSeen
 from samestep.world import World
+from samestep.world.heartbeat import EVALUATION, heartbeat
 
 MAX_CHUNK_ROWS = 128  # fewer where the job's micro-batch or global batch is smaller
 
@@ -65,6 +66,7 @@ def plain_model(job: Job, state: dict[str, Tensor], world: World) -> nn.Module:
 
     Needs an open process group when world.size > 1. Raises UserError when there is no memory for the model.
     """
+    heartbeat.begin(EVALUATION)
     with _memory_errors("for the whole model, which evaluation builds beside the training", 0, world):
         model = job.model().to(world.device)
     if world.rank == 0:
@@ -97,6 +99,7 @@ def evaluate(job: Job, model: nn.Module, world: World, *, predictions: bool = Fa
     Raises UserError for lack of memory and for metrics or outputs of a wrong shape, LoadingFailed for data errors.
     """
     assert job.evaluation is not None
+    heartbeat.begin(EVALUATION)
     length = len(job.evaluation)
     chunk_rows = min(job.micro_batch or job.global_batch, MAX_CHUNK_ROWS)
     chunks = [range(first, min(first + chunk_rows, length)) for first in range(0, length, chunk_rows)]
@@ -113,11 +116,13 @@ def evaluate(job: Job, model: nn.Module, world: World, *, predictions: bool = Fa
     model.eval()
     with torch.no_grad(), _memory_errors(f"to evaluate {chunk_rows} rows at once", chunk_rows, world):
         for number, batch in zip(mine, _batches(job, [chunks[number] for number in mine], world.device)):
+            heartbeat.begin(EVALUATION, number)
             output = job.output(model, batch)
             table[number] = _sums(job, by_row, output, batch)
             states.append({name: count_metric(job.metrics[name], output, batch) for name in whole})
             if predictions:
                 outputs.append(_as_array(output, batch.part.rows))
+    heartbeat.begin(EVALUATION)
     for module, training in modes:
         module.training = training
     if world.size > 1:

@@ -14,6 +14,7 @@ from torch import nn
 from samestep.errors import UserError
 from samestep.rank.weights import model_with_weights
 from samestep.world import World
+from samestep.world.heartbeat import CHECKPOINT, heartbeat
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -57,6 +58,7 @@ def on_first(do: Callable[[], None], world: World, store: Store | None) -> None:
 
     They ask the store, because a collective would time out, and a launcher may end rank 0 soon after the others' end.
     """
+    heartbeat.begin(CHECKPOINT)
     if world.rank == 0:
         try:
             do()

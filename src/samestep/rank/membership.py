@@ -42,7 +42,7 @@ def says_lost(error: BaseException) -> bool:
 
 @dataclass(frozen=True)
 class Member:
-    """A rank, as it tells the others: where it runs, and what its command was asked."""
+    """What a rank writes for the others: where it runs, and what its command was asked."""
 
     rank: int
     host: str

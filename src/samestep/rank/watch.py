@@ -1,4 +1,4 @@
-"""Tells listeners (Job.on_step, --log) of every step and evaluation, on rank 0. No listener can end a training."""
+"""Calls listeners (Job.on_step, --log) after every step and evaluation, on rank 0. Their errors end no training."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from samestep.rank.meter import Meter
 
 
 class Listener(Protocol):
-    """Is told of the steps and evaluations. name: for the warning, should it raise. resume: called first where the
-    training continues after `step` steps: what was told of later ones did not come to be."""
+    """Is called after each step and evaluation. name: for the warning where it raises. resume: called first where the
+    training continues after `step` steps: what was reported of later ones no longer counts."""
 
     name: str
 
@@ -42,7 +42,7 @@ class _Pending:
 
 
 class Watch:
-    """Collects what a StepInfo holds, without a synchronisation: a step is told when its loss has been read.
+    """Collects what a StepInfo holds, without a synchronisation: listeners are called once its loss has been read.
 
     rows_of: (steps) -> the rows of the first so many steps, over all ranks.
     """
@@ -51,12 +51,12 @@ class Watch:
         self.listeners, self.rows_of = listeners, rows_of
         self._rates: tuple[float, ...] = ()
         self._pending: list[_Pending] = []
-        self._read = 0  # losses of micro-batches that have been told
+        self._read = 0  # losses of micro-batches that listeners have received
         self._began = time.perf_counter()
         self._warned: set[str] = set()
 
     def begin(self, optimizer: Optimizer, first: int = 0) -> None:
-        """Registers the optimizer whose learning rates are told. The steps' time begins.
+        """Registers the optimizer whose learning rates are reported, and starts the clock.
 
         first: the steps done before, where the training continues.
         """
@@ -70,19 +70,19 @@ class Watch:
         self._rates = tuple(float(group["lr"]) for group in optimizer.param_groups)
 
     def step(self, done: int, epoch: int, meter: Meter) -> None:
-        """Notes the step that has just been taken, and tells those whose losses have been read."""
+        """Notes the step that has just been taken, and reports those whose losses have been read."""
         now = time.perf_counter()
         self._pending.append(_Pending(done, epoch, self._rates, now - self._began, meter.wait_s[-1]))
         self._began = now
         self.tell(meter)
 
     def pause(self, meter: Meter) -> None:
-        """Tells all steps so far, before an evaluation."""
+        """Reports all steps so far, before an evaluation."""
         meter.flush()
         self.tell(meter)
 
     def tell(self, meter: Meter) -> None:
-        """Tells the steps whose losses have been read."""
+        """Reports the steps whose losses have been read."""
         while self._pending:
             pending = self._pending[0]
             until = self._read

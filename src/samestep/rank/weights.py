@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from samestep.errors import UserError, first_few
+from samestep.world.heartbeat import CHECKPOINT, heartbeat
 
 PART = {"samestep": "trainable"}  # the metadata of a file that holds the trainable part of the weights
 
@@ -28,6 +29,7 @@ def save(state: Mapping[str, Any], file: Path, names: frozenset[str] | None = No
     """Writes the tensors of a state dict as safetensors, atomically. names: those to write; None: all of them."""
     from safetensors.torch import save_file
 
+    heartbeat.begin(CHECKPOINT)
     temporary = file.with_name(f".{file.name}")
     # Cloned, because the format does not allow two names for one tensor (tied weights).
     tensors = {n: t.detach().cpu().contiguous().clone() for n, t in state.items() if isinstance(t, Tensor)}

@@ -82,12 +82,13 @@ class JobFacts:
     settings: name -> its type and default, as text. chosen: those that --set has changed. source: a digest of its file
     and the modules beside it. rows, evaluation_rows: of its datasets. metrics: name -> 'min' or 'max'. micro_batches:
     replicas -> micro-batches in a step. proof_steps: of a training of the proof. proof_rows: of a step of the proof,
-    where the job's whole batch would take too long; else 0. dear: whether a step of the proof takes long all the same.
+    where the job's whole batch would take too long; else 0. costly: whether a step of the proof still takes long.
     row_bytes, row_s: what a row's forward pass keeps, and the seconds of its forward and backward passes, roughly.
     unused: parameters without a gradient; scalars: those without dimensions. batch_layers, random_layers: the names of
     its BatchNorm and dropout layers. pretrained: of its outermost modules with save_pretrained, '' for
     the model itself. refused: replicas -> why they cannot train it.
-    phases: those of a job with several optimizers, in their turn -> the optimizer's class.
+    phases: those of a job with several optimizers, in their turn -> the optimizer's class. needs_closure: whether the
+    optimizer's step demands one, as LBFGS's does.
     """
 
     settings: Mapping[str, str]
@@ -100,7 +101,7 @@ class JobFacts:
     micro_batches: Mapping[int, int]
     proof_steps: int
     proof_rows: int
-    dear: bool
+    costly: bool
     row_bytes: float
     row_s: float
     steps_per_epoch: int
@@ -122,6 +123,7 @@ class JobFacts:
     pretrained: tuple[str, ...]
     refused: Mapping[int, str | None]
     phases: Mapping[str, str] = field(default_factory=dict)
+    needs_closure: bool = False
 
 
 @dataclass(frozen=True)

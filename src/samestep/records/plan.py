@@ -42,9 +42,9 @@ class Prove:
     """One training of the proof.
 
     training: one of TRAININGS. dtype: 'float64', or 'float32' for a model or an engine that float64 does not fit.
-    replicas: the subset's last batch does not divide among so many. sgd_lr: the learning rate of 'sgd'. rows: of a
-    step, where they are fewer than the job's; 0: the job's global batch. name: in the record. interrupted: None: it
-    runs to its end in this launch.
+    replicas: of the study; the subset's last batch does not divide evenly among them. sgd_lr: the learning rate of
+    'sgd'. rows: of a step, where they are fewer than the job's; 0: the job's global batch. name: in the record.
+    interrupted: None: it runs to its end in this launch.
     """
 
     training: str
@@ -106,8 +106,8 @@ Training = Annotated[Measure | Prove | Train | Score, Field(discriminator="kind"
 class Plan:
     """What each rank of a launch does. out: the folder for its files. started_at: Unix time, in seconds.
 
-    threads: with which a rank measures, trains or evaluates; 0: the machine's cores divided by `nproc`, the study's
-    ranks on each machine. proof_threads: with which it proves. asked: what the ranks compare when they meet.
+    threads: of a rank that measures, trains or evaluates; 0: the machine's cores divided by `nproc`, the study's
+    ranks on each machine. proof_threads: of a rank that proves. asked: what the ranks compare when they meet.
     """
 
     out: str
@@ -138,8 +138,9 @@ class LayoutPlan:
 
     replicas, split, buffers: as in engine.Layout. rounds_to: the dtype that gradients pass through. rounds_weights:
     whether the weights are rounded to it too. exact_steps: how many first steps are exact. dtype: the widest to use.
-    neutral: without random numbers and batch statistics. compared: only with the other layouts; no engine is, so that
-    its tensors are not written, and its weights not evaluated. then: the layout after the interruption; None: the same.
+    neutral: without random numbers and batch statistics. compared: compared with the
+    other layouts only, with no engine: its tensors are not written, and its weights not evaluated. then: the
+    layout after the interruption; None: the same.
     """
 
     replicas: int = 1
@@ -159,8 +160,8 @@ class LayoutPlan:
 class ReferencePlan:
     """What the reference plays. replicas: of the study; they decide the subset's size. steps: of each training.
 
-    rows: as in Prove. shaken: how often each training is played again with noise in the rounding. threads: with which
-    it computes; 0: all cores.
+    rows: as in Prove. shaken: how often each training is played again with noise in the rounding. threads: of the
+    reference; 0: all cores.
     """
 
     out: str

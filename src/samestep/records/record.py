@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 PROGRESS = "progress.json"
 ENVIRONMENT = "environment-of-rank0.json"  # rank 0's values of the variables that a launcher needs
-TELL = "SAMESTEP_TELL"  # environment variable: their names, separated by commas
+SAVE_VARIABLES = "SAMESTEP_SAVE_VARIABLES"  # environment variable: their names, separated by commas
 PREFIX = "tensor "  # so that no tensor's name is an argument of numpy.savez
 
 
@@ -147,7 +147,7 @@ class Played:
 
 @dataclass(frozen=True)
 class SeparationSeen:
-    """The losses of a few rows in different company, as reference.Separation.
+    """The losses of a few rows in batches of different rows, as reference.Separation.
 
     weights: of each row. whole: of all rows; again: the same, by the model that has just computed it. alone: of each
     row. pairs: of the first row with each other one. halves: of the first and the second half of the rows.

@@ -18,7 +18,7 @@ class Carried:
         self.states: dict[tuple[int, int], Any] = {}
 
     def forget(self) -> None:
-        """An epoch begins."""
+        """Forgets the states at the start of an epoch."""
         self.states.clear()
 
     def of(self, replica: int, micro: int) -> Any:

@@ -1,4 +1,4 @@
-"""Neutral: computes without what makes N ranks differ from one process by nature: random numbers, batch statistics.
+"""Neutral: computes without random numbers and batch statistics, by which N ranks differ from one process.
 
 Dropout draws another mask on each rank, and BatchNorm normalises over a rank's own rows. With every random number a
 constant and BatchNorm's statistics fixed, N ranks and one process must agree; a difference that remains is a mistake.

@@ -19,6 +19,7 @@ from samestep.errors import NotFinite, UserError, not_a_scalar
 from samestep.job import Batch, Job
 from samestep.reference.all_rows import AllRows, over_all_rows
 from samestep.reference.carried import Carried, output_of
+from samestep.reference.closure import Closure, Seen, mean_loss
 from samestep.reference.evaluation import after_evaluation, evaluate
 from samestep.reference.fetch import digests, fetch, place, random_state
 from samestep.reference.first_gradient import FirstGradient, Sample, sample
@@ -30,7 +31,7 @@ from samestep.reference.schedule import per_epoch, seeded, step_rows, weight
 from samestep.reference.together import outputs_together
 from samestep.reference.turns import Turn, scheduled, turns_of
 
-LATER = (2, 3, 97)  # epochs whose rows are told without training on them
+LATER = (2, 3, 97)  # epochs whose rows are recorded without training on them
 
 
 def play(
@@ -126,9 +127,21 @@ class ReplicatedTraining:
         """One step: every micro-batch of every replica forward and backward, then the phase's optimizer once. Returns
         the losses."""
         turn = self.turns[step % len(self.turns)]
-        plan = step_rows(self.job, self.layout, step)
         if step % per_epoch(self.job) == 0:
             self.carried.forget()
+        seen, norm = self._evaluated(step, turn)
+        for replica, micro_batch in seen:
+            self.micro_batches[replica].append(micro_batch)
+        self.norms.append(norm)
+        mean = mean_loss(seen)
+        closure = Closure(self.parameters, mean, lambda: mean_loss(self._evaluated(step, turn)[0]))
+        self._optimizer_step(step, turn, closure)
+        return [micro_batch.loss for _, micro_batch in seen]
+
+    def _evaluated(self, step: int, turn: Turn) -> tuple[Seen, float]:
+        """Leaves the step's gradient at the weights as they are: the mean over the replicas, clipped. Returns what
+        each replica saw, and the gradient's norm before clipping."""
+        plan = step_rows(self.job, self.layout, step)
         total = sum(weight(self.job, rows) for of_replica in plan for rows in of_replica)
         if self.noise and self.noise.reverses:
             plan = [[rows[::-1] for rows in of_replica] for of_replica in plan]
@@ -137,13 +150,18 @@ class ReplicatedTraining:
                 state.buffers = _copy(self.states[0].buffers)
         epoch = step // per_epoch(self.job)
         forwards = [Forward(turn, epoch, step, micro, of_replica, total) for micro, of_replica in enumerate(plan)]
-        found = list(self._summed(forwards))
-        self._optimizer_step(step, turn)
-        return found
+        seen = list(self._summed(forwards))
+        present = [p.grad for p in self.parameters if p.grad is not None]
+        for gradient in present:
+            gradient.div_(self.layout.replicas)
+        if self.noise:
+            self.noise.shake(gradient.div_(self.noise.scale) for gradient in present)
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.job.clip_norm or float("inf"))
+        return seen, float(norm)
 
-    def _summed(self, forwards: list[Forward]) -> Iterator[float]:
+    def _summed(self, forwards: list[Forward]) -> Iterator[tuple[int, MicroBatch]]:
         """Sums all gradients of a step, as N ranks do: each replica's over its micro-batches, then these over the
-        replicas; with noise, the replicas in reverse. Yields the losses.
+        replicas; with noise, the replicas in reverse. Yields each replica's micro-batches.
 
         Where the replicas share forward passes, all replicas' parts of a micro-batch are added, then the next's.
         """
@@ -154,12 +172,12 @@ class ReplicatedTraining:
                 if self.job.gather_outputs:
                     forward.all_rows = self._over_all_rows(forward)
                 for replica in replicas:
-                    yield self._micro_batch(forward, replica)
+                    yield replica, self._micro_batch(forward, replica)
             return
         others: list[Tensor | None] = [None] * len(self.parameters)  # the sum of the replicas before
         for replica in replicas:
             for forward in forwards:
-                yield self._micro_batch(forward, replica)
+                yield replica, self._micro_batch(forward, replica)
             if len(forwards) > 1:
                 others = [_sum(sum_, p.grad) for sum_, p in zip(others, self.parameters)]
                 self._clear_gradients()
@@ -171,15 +189,13 @@ class ReplicatedTraining:
         for parameter in self.parameters:
             parameter.grad = None
 
-    def _micro_batch(self, forward: Forward, replica: int) -> float:
-        """One replica's part of a micro-batch; nothing happens where it has no rows. Returns its loss."""
+    def _micro_batch(self, forward: Forward, replica: int) -> MicroBatch:
+        """Adds the gradient of one replica's part of a micro-batch; nothing happens where it has no rows."""
         rows = forward.rows[replica]
         data, weighs = fetch(self.job, rows, forward.epoch, self.device), weight(self.job, rows)
         loss = self._forward_and_backward(forward, replica, data, weighs) if rows else 0.0
         digested = [] if self.noise else digests(data, len(rows))
-        seen = MicroBatch(forward.epoch, forward.step, forward.micro, rows, weighs, digested, loss)
-        self.micro_batches[replica].append(seen)
-        return loss
+        return MicroBatch(forward.epoch, forward.step, forward.micro, rows, weighs, digested, loss)
 
     def _forward_and_backward(self, forward: Forward, replica: int, data: Any, weighs: float) -> float:
         """Adds a replica's gradient, from its own state and random numbers. Returns the rows' mean loss."""
@@ -249,17 +265,13 @@ class ReplicatedTraining:
         self.draws = self.draws or found.draws
         return found
 
-    def _optimizer_step(self, step: int, turn: Turn) -> None:
-        """The mean of the replicas' gradients, clipped; the phase's optimizer; the scheduler where it is due."""
-        present = [p.grad for p in self.parameters if p.grad is not None]
-        for gradient in present:
-            gradient.div_(self.layout.replicas)
-        if self.noise:
-            self.noise.shake(gradient.div_(self.noise.scale) for gradient in present)
-        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.job.clip_norm or float("inf"))
-        self.norms.append(float(norm))
+    def _optimizer_step(self, step: int, turn: Turn, closure: Closure) -> None:
+        """The phase's optimizer; the scheduler where it is due."""
         self.rates.append([float(group["lr"]) for group in self.scheduled.param_groups if group["params"]])
-        turn.optimizer.step()
+        if turn.job.optimizer.needs_closure:
+            turn.optimizer.step(closure)
+        else:
+            turn.optimizer.step()
         if self.noise and self.noise.rounds_weights:
             self.noise.shake(self.parameters)
         if self.job.ema:

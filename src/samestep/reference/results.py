@@ -64,7 +64,7 @@ class TrainingResult:
 
 @dataclass(frozen=True)
 class Separation:
-    """The losses of a few rows, in different company: see separation.py.
+    """The losses of a few rows in batches of different rows: see separation.py.
 
     weights: of each row. whole: of all rows; again: the same, by the model that has just computed it. alone: of each
     row. pairs: of the first row with each other one. halves: of the first and the second half of the rows.

@@ -25,7 +25,7 @@ ROWS = 6
 def separate(job: Job, device: str) -> Separation:
     """Evaluates the criterion on the first rows of the first step, without random numbers and batch statistics.
 
-    Of several phases the first whose losses are not the mean of their rows' is told, else the last.
+    Of several phases: returns the first whose losses are not the mean of their rows' losses, else the last.
 
     Each loss is that of an untrained model which has seen nothing before. Only `again` is computed right after
     `whole`, by the model that has computed `whole`.

@@ -1,4 +1,4 @@
-"""Tells how far the reference is: the step of the training that it plays, of all its steps."""
+"""Writes the progress of the reference: the step that it plays, of all its steps."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class StepsPlayed:
 
     def planned(self, layout: LayoutPlan) -> int:
         """The steps of one layout's trainings."""
-        again = {"gradient": 1}  # to see that it repeats itself
+        again = {"gradient": 1}  # to check that it is deterministic
         times = 1 + shaken(self.plan, layout)
         return sum((times + again.get(name, 0)) * self.steps(name) for name in layout.trainings)
 

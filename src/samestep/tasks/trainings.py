@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from samestep import engine as engines
+from samestep.rank import flight_recorder
 from samestep.rank.group import process_group
 from samestep.rank.hardware import set_threads
 from samestep.rank.membership import says_lost
@@ -19,6 +20,7 @@ from samestep.tasks.prove import prove
 from samestep.tasks.score import score
 from samestep.tasks.train import train
 from samestep.world import World
+from samestep.world.heartbeat import ENDING, heartbeat
 
 KINDS: dict[str, Callable[..., Observations]] = {"measure": measure, "prove": prove, "train": train, "score": score}
 
@@ -29,13 +31,18 @@ def work(plan: Plan, world: World) -> tuple[dict[str, Observations], int]:
     engine = engines.load(plan.engine)
     observed = {}
     threads: list[int] = []
+    flight_recorder.enable()
     # Opened even for one rank, so that no engine's model outlives its group: DDP's destructor could wait for ever.
     with nullcontext() if engine.PROCESSES == "one" else process_group(world, plan.asked):
+        if engine.PROCESSES != "one":
+            flight_recorder.serve(Path(plan.out), world.rank)
         for training in plan.trainings:
+            heartbeat.build()
             write_progress(world.rank, Path(plan.out), Progress(training.name, attempt()))
             wanted = plan.proof_threads if training.kind == "prove" else plan.threads
             threads.append(set_threads(wanted, plan.nproc))
             observed[training.name] = KINDS[training.kind](plan, training, job, engine, world)
+        heartbeat.begin(ENDING)
     return observed, threads[0] if threads else 1
 
 

@@ -33,7 +33,7 @@ REFUSED: dict[str, tuple[Changes, str]] = {
     "a relative import": ([(END, "if 0:\n    from .conf import LR\n")], "`from .conf import LR`.*leave out the dots"),
     "a star": (
         [(IMPORT, "import torch\nfrom math import *\n")],
-        r"`from math import \*`.*does not tell what it brings",
+        r"`from math import \*`.*does not say what it imports",
     ),
     "a function's name": ([(END, CUT), (LOSS, WRAPPED)], "rename `cut`"),
     "a decorated function's name": ([(END, "\n@id" + CUT)], "rename `cut`"),
@@ -187,3 +187,12 @@ def test_imports_stand_as_ruff_sorts_them() -> None:
     ]
     text = block({line.bound: line for line in lines})
     assert text == "from os import sep\nfrom os import path as p\n\nimport torch\nimport torch as th"
+
+
+def test_an_engine_whose_processes_no_script_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As another package may bring one."""
+    monkeypatch.setattr("samestep.engines.ddp.PROCESSES", "actors")
+    with pytest.raises(
+        UserError, match="ddp needs processes of the kind 'actors', and scripts are written for one, group"
+    ):
+        eject("digits", {}, "ddp", {}, 2, "train_digits.py")

@@ -15,6 +15,7 @@ from samestep.launch.init_method import user_init_method
 from samestep.world import RankVariables
 
 STARTS = ("group",)
+OPTIONS = ("hosts",)
 VARIABLES = RankVariables(
     "OMPI_COMM_WORLD_RANK",
     "OMPI_COMM_WORLD_SIZE",

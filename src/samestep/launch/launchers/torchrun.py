@@ -15,6 +15,7 @@ from samestep.launch import Command, Machines, Shape
 from samestep.world import RankVariables
 
 STARTS = ("group",)
+OPTIONS = ("max_restarts",)
 VARIABLES = RankVariables()
 KILLED = (r"rank +: (?P<rank>\d+) \(local_rank: \d+\)\s+exitcode +: -(?P<number>\d+)",)
 EXITED = (r"rank +: (?P<rank>\d+) \(local_rank: \d+\)\s+exitcode +: (?P<code>[1-9]\d*)",)
@@ -76,4 +77,4 @@ def identity(env: Mapping[str, str]) -> str:
 
 
 def init_method(env: Mapping[str, str], first_host: str | None, port: int) -> str:
-    return ""  # torchrun's store
+    return "env://"  # torchrun's store

@@ -38,8 +38,8 @@ HEAD = '''"""{title}: one script that does not need samestep, which wrote it. St
 
     {launch}
 
-It trains, saves weights.pt and evaluates them, each row once. First the job, then the engine's loop, `train`, then
-what both stand on. Each part is the lines of the file that it names.{beside}
+It trains, saves weights.pt and evaluates them, each row once. The last line holds the settings. First comes the job,
+then the engine's loop, `train`, then the code that both need, each under the name of its file in samestep.{beside}
 """
 '''
 
@@ -52,6 +52,11 @@ def eject(target: str, texts: Mapping[str, str], name: str, settings: Mapping[st
     _check_head(file)
     _check_head(target.rpartition("/")[2])
     function, engine = find(target), engines.load(name)
+    if engine.PROCESSES not in LAUNCH:
+        raise UserError(
+            f"{name} needs processes of the kind '{engine.PROCESSES}', and scripts are written for {', '.join(LAUNCH)} "
+            "alone; choose another engine"
+        )
     given = _given(function, texts, target)
     job, called = home(target, function)
     of = sys.modules[engine.train.__module__]

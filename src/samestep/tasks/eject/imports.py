@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 
@@ -23,19 +22,6 @@ class Import(NamedTuple):
 Imports = dict[
     str, Import
 ]  # by the name that each binds; a plain one by its module: `import a.b` and `import a` both stay
-
-
-def imports_in(nodes: Iterable[ast.stmt]) -> Imports:
-    """What these statements import, without samestep's own."""
-    found: Imports = {}
-    for node in nodes:
-        each: list[Import] = []
-        if isinstance(node, ast.Import):
-            each = [Import(alias.name, "", alias.asname or alias.name) for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            each = [Import(node.module, alias.name, alias.asname or alias.name) for alias in node.names]
-        found |= {line.bound: line for line in each if line.module.partition(".")[0] != "samestep"}
-    return found
 
 
 def block(imports: Imports) -> str:

@@ -100,7 +100,7 @@ class Joined:
             self._need(source.name, name)
 
     def _add_annotations(self) -> None:
-        """What annotations name, as far as the script has nothing else of that name: nobody reads them when it runs."""
+        """Adds what annotations name, unless the script has that name already: they do nothing when it runs."""
         while self._annotations:
             module, name = self._annotations.pop(0)
             if name not in self.bound():

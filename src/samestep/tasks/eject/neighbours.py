@@ -86,7 +86,7 @@ class Neighbours:
                 "each name by itself"
             )
         if star and use.module not in self._sources:
-            raise UserError(f"{says}, which does not tell what it brings; name what the job needs of it")
+            raise UserError(f"{says}, which does not say what it imports; import the names that the job needs")
         if getattr(use.node, "level", 0) and not use.at_top:
             raise UserError(f"{says}, and a script is in no package; write it at the file's top")
 

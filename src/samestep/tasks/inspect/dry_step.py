@@ -217,15 +217,7 @@ def _without_gradient(model: nn.Module) -> list[str]:
 
 
 def _check_optimizer(job: Job, model: nn.Module) -> None:
-    """Raises UserError for an optimizer that needs a closure, and for a scheduler that needs a metric."""
-    for recipe in [phase.optimizer for phase in job.phases] or [job.optimizer]:
-        closure = inspect.signature(recipe.cls.step).parameters.get("closure")
-        if closure is None or closure.default is not inspect.Parameter.empty:
-            continue
-        raise UserError(
-            f"{recipe.cls.__name__} needs a closure that computes the loss again, which distributed engines do "
-            "not offer; use an optimizer that steps from gradients, such as AdamW"
-        )
+    """Raises UserError for an optimizer that cannot be built, and for a scheduler that needs a metric."""
     optimizer = _raising("optimizer", lambda: job.optimizer.build(model), None)
     if job.scheduler is None:
         return

@@ -50,10 +50,9 @@ def inspect_job(
     _check_model(job, model, target)
     parameters = list(model.parameters())
     dry = dry_step(job, schedule_of(job, 1), _model(job), device)
-    proof_rows, dear = rows_of_proof(job, replicas, dry.forward_flop, sum(p.numel() for p in parameters))
+    proof_rows, costly = rows_of_proof(job, replicas, dry.forward_flop, sum(p.numel() for p in parameters))
     dry_evaluation(job, _model(job), device)
-    steps = steps or (4 * max(1, len(job.phases)) if dear or job.phases else 8)  # 4 rounds of all phases
-    training = Prove("sgd", steps, "float32", replicas, SGD_LR, rows=proof_rows)
+    training = Prove("sgd", steps or _proof_steps(job, costly), "float32", replicas, SGD_LR, rows=proof_rows)
     sizes = sorted({1, replicas})
     return JobFacts(
         settings=settings_of(function),
@@ -64,9 +63,9 @@ def inspect_job(
         metrics={} if job.evaluation is None else _metrics(job),
         global_batch=job.global_batch,
         micro_batches={n: schedule_of(job, n).micro_batches for n in sizes},
-        proof_steps=steps,
+        proof_steps=training.steps,
         proof_rows=proof_rows,
-        dear=dear,
+        costly=costly,
         row_bytes=dry.row_bytes,
         row_s=dry.row_s,
         steps_per_epoch=schedule_of(job, 1).steps_per_epoch,
@@ -87,8 +86,15 @@ def inspect_job(
         scalars=tuple(name for name, parameter in model.named_parameters() if parameter.dim() == 0),
         pretrained=tuple(pretrained(model)),
         phases={phase.name: phase.optimizer.cls.__name__ for phase in job.phases},
+        needs_closure=job.optimizer.needs_closure,
         refused={n: _refusal(job, n) or _refusal(proof_job(job, replace(training, replicas=n)), n) for n in sizes},
     )
+
+
+def _proof_steps(job: Job, costly: bool) -> int:
+    """Returns the steps of a training of the proof. costly: whether a step takes long."""
+    long = costly or job.optimizer.needs_closure  # which computes the loss many times in a step
+    return 4 * max(1, len(job.phases)) if long or job.phases else 8  # 4 rounds of all phases
 
 
 def _metrics(job: Job) -> dict[str, Literal["min", "max"]]:

@@ -1,4 +1,4 @@
-"""Chooses how many rows a step of the proof takes: the job's, or fewer where a step of the whole batch is dear."""
+"""Chooses how many rows a step of the proof takes: the job's, or fewer where a step of the whole batch is costly."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from samestep.data.schedule import schedule_of
 from samestep.job import Job
 
 CHEAP_FLOP = 0.25e9  # of a step: some 0.1 s in float64 on one core
-DEAR_FLOP = 20e9
+COSTLY_FLOP = 20e9
 OF_PARAMETER = 2500  # what updating, shaking and comparing a parameter takes, as so many FLOP
 BACKWARD = 3  # a forward and a backward pass cost about three forward passes
 
 
 def rows_of_proof(job: Job, replicas: int, forward_flop: float, parameters: int) -> tuple[int, bool]:
-    """Returns the rows of a step of the proof, 0 for the job's global batch, and whether such a step is dear.
+    """Returns the rows of a step of the proof, 0 for the job's global batch, and whether such a step is costly.
 
     forward_flop: of one row's forward pass. Every replica gets two rows or more in each of its micro-batches, also of
     the uneven last batch.
@@ -23,5 +23,5 @@ def rows_of_proof(job: Job, replicas: int, forward_flop: float, parameters: int)
     affordable = int(CHEAP_FLOP / of_row) // each * each if of_row else job.global_batch
     rows = max(fewest, affordable)
     if rows >= job.global_batch:
-        return 0, of_row * job.global_batch + of_model > DEAR_FLOP
-    return rows, of_row * rows + of_model > DEAR_FLOP
+        return 0, of_row * job.global_batch + of_model > COSTLY_FLOP
+    return rows, of_row * rows + of_model > COSTLY_FLOP

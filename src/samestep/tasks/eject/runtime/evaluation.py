@@ -1,4 +1,4 @@
-"""The end: rank 0 saves the weights, and all ranks evaluate them, each row once.
+"""Saves the weights on rank 0, and evaluates them on all ranks, each row once.
 
 The rows are cut into chunks that do not depend on the number of ranks, and a chunk's sums are added in the order of
 the chunks: so the figures are the same to the last digit on any number of ranks.

@@ -1,8 +1,8 @@
-"""The run that the loop is handed: this rank's batches in their order, each batch's loss, and a count of the steps."""
+"""Run, which the engine's loop trains with: this rank's batches in order, their losses, and a count of the steps."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,6 +51,8 @@ class Run:
             raise ValueError("this script gathers no outputs of other ranks: leave gather_outputs out, or run samestep")
         if job.carry_state:
             raise ValueError("this script carries no state from step to step: leave carry_state out, or run samestep")
+        if job.optimizer.needs_closure:
+            raise ValueError("this script computes no loss again: use an optimizer without a closure, or run samestep")
         self.job, self.world = job, world
         self.schedule = schedule_of(job, world.size)
         self.steps, self.done = job.steps(self.schedule.steps_per_epoch), 0
@@ -74,6 +76,10 @@ class Run:
             buffer.data.copy_(value)
         self.latest = loss.detach()
         return loss if part.share == 1.0 else loss * part.share
+
+    def closure(self, backward: Callable[[Batch], Tensor]) -> tuple[()]:
+        """The arguments of the optimizer's step: none. LBFGS would be given a function that calls `backward`."""
+        return ()
 
     def step(self, loss: Tensor, *, skipped: bool = False) -> None:
         """Called after each optimizer step. skipped: after an overflow, a GradScaler left the weights as they were."""

@@ -1,0 +1,119 @@
+"""Asks a rank's flight recorder which collectives it has entered, and which it waits in.
+
+The recorder numbers the collectives of each process group on each rank alike, unless the ranks take different branches.
+Gloo never marks a collective as started or completed, only as retired: until then the rank waits in it.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+ANSWER_S = 2.0
+DEFAULT_GROUP = "0"
+
+
+@dataclass(frozen=True)
+class Collective:
+    """A collective that a rank has entered. group: its process group. created_ns: since 1970. sizes: of its inputs."""
+
+    group: str
+    number: int
+    operation: str
+    sizes: tuple[tuple[int, ...], ...]
+    created_ns: int
+    retired: bool
+
+    def __str__(self) -> str:
+        return f"{self.operation} #{self.number}" + (f" of group {self.group}" if self.group != DEFAULT_GROUP else "")
+
+    @property
+    def is_default(self) -> bool:
+        """Whether it is of the group that holds all ranks."""
+        return self.group == DEFAULT_GROUP
+
+    @property
+    def what(self) -> tuple[str, tuple[tuple[int, ...], ...]]:
+        """What ranks must have in common in one collective."""
+        return self.operation, self.sizes if self.operation in EQUAL_SIZES else ()
+
+
+EQUAL_SIZES = ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter")
+
+
+@dataclass(frozen=True)
+class _Entry:
+    process_group: tuple[str, str]
+    collective_seq_id: int
+    profiling_name: str
+    input_sizes: tuple[tuple[int, ...], ...]
+    time_created_ns: int
+    retired: bool
+    is_p2p: bool
+
+
+@dataclass(frozen=True)
+class _Trace:
+    entries: tuple[_Entry, ...] = ()
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What a rank's recorder tells. last: group -> the number of the collective that it entered last."""
+
+    last: dict[str, int]
+    waiting: tuple[Collective, ...]
+
+    @property
+    def first_waiting(self) -> Collective | None:
+        return min(self.waiting, key=lambda each: each.created_ns, default=None)
+
+
+def ask(folder: Path, rank: int) -> Recorded | None:
+    """Asks the recorder of a rank of this machine. None where it does not answer: it has none, or is stopped."""
+    try:
+        text = _post(folder, f"collectives-rank{rank}")
+        return recorded(text)
+    except (OSError, http.client.HTTPException, ValidationError, ValueError):
+        return None
+
+
+def recorded(text: str) -> Recorded:
+    """Reads a recorder's trace. Raises ValueError where the text is none."""
+    entries = TypeAdapter(_Trace).validate_python(json.loads(text)).entries
+    seen = [
+        Collective(
+            entry.process_group[0],
+            entry.collective_seq_id,
+            entry.profiling_name.partition(":")[2] or entry.profiling_name,
+            entry.input_sizes,
+            entry.time_created_ns,
+            entry.retired,
+        )
+        for entry in entries
+        if not entry.is_p2p
+    ]
+    last: dict[str, int] = {}
+    for each in seen:
+        last[each.group] = max(each.number, last.get(each.group, 0))
+    return Recorded(last, tuple(each for each in seen if not each.retired))
+
+
+def _post(folder: Path, name: str) -> str:
+    directory = os.open(folder, os.O_RDONLY)
+    try:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(ANSWER_S)
+            connection.connect(f"/proc/self/fd/{directory}/{name}")
+            client = http.client.HTTPConnection("localhost", timeout=ANSWER_S)
+            client.sock = connection
+            client.request("POST", "/handler/fr_trace_json")
+            return client.getresponse().read().decode()
+    finally:
+        os.close(directory)

@@ -1,0 +1,119 @@
+"""Asks processes for their Python stacks, and finds the line of the user's code in them.
+
+A rank writes its stacks on SIGUSR1, with faulthandler, whose handler runs at once and needs no GIL. Its forked loader
+workers have inherited the handler and the file.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sysconfig
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+WAIT_S = 2.0  # for a stack, at most
+SETTLE_S = 0.1  # a stack is complete when nothing was written for so long
+FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
+PACKAGE = str(Path(__file__).parents[1])
+STANDARD = sysconfig.get_paths()["stdlib"]
+INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")
+FREEZER = re.compile(r"^<(frozen|string|__array_function__)")
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A line that a thread is at."""
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{Path(self.file).name}:{self.line}, {self.function}"
+
+    @property
+    def is_users(self) -> bool:
+        """Whether it is code of the user: not of Python, of an installed package or of samestep's engines."""
+        of_jobs = self.file.startswith(f"{PACKAGE}{os.sep}jobs{os.sep}")
+        library = self.file.startswith((PACKAGE, STANDARD)) or INSTALLED.search(self.file) or FREEZER.match(self.file)
+        return of_jobs or not library
+
+
+Stack = tuple[Frame, ...]  # of one thread, the innermost line first
+
+
+def parse(text: str) -> tuple[Stack, ...]:
+    """Returns the stacks of a process's threads, the main thread's first, from what faulthandler writes."""
+    stacks: list[list[Frame]] = []
+    for line in text.splitlines():
+        if line.startswith(("Thread 0x", "Current thread 0x", "Stack (most recent call first)")):
+            stacks.append([])
+        elif stacks and (match := FRAME.match(line)):
+            stacks[-1].append(Frame(match[1], int(match[2]), match[3]))
+    return tuple(tuple(stack) for stack in reversed(stacks))  # it writes the newest thread first
+
+
+def users_frame(stack: Sequence[Frame]) -> Frame | None:
+    """Returns the innermost line of the user's code; None where there is none."""
+    return next((frame for frame in stack if frame.is_users), None)
+
+
+def ask(pids: Sequence[int], file: Path) -> str:
+    """Makes processes write their stacks into `file`, one after the other, and returns what they have written.
+
+    Only processes that handle the signal are asked; others it would end. A stopped one is woken for it.
+    """
+    return "\n".join(_ask(pid, file) for pid in pids if handles(pid, signal.SIGUSR1))
+
+
+def _ask(pid: int, file: Path) -> str:
+    before = _size(file)
+    with suppress(OSError):
+        os.kill(pid, signal.SIGUSR1)
+        if state_of(pid) in ("T", "t"):
+            os.kill(pid, signal.SIGCONT)
+    until = time.monotonic() + WAIT_S
+    size, changed_at = before, time.monotonic()
+    while time.monotonic() < until and (size == before or time.monotonic() - changed_at < SETTLE_S):
+        time.sleep(0.01)
+        if _size(file) != size:
+            size, changed_at = _size(file), time.monotonic()
+    with suppress(OSError), open(file, errors="replace") as written:
+        written.seek(before)
+        return written.read()
+    return ""
+
+
+def _size(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except OSError:
+        return 0
+
+
+def handles(pid: int, number: int) -> bool:
+    """Whether a process has a handler for a signal. Elsewhere than on Linux nobody knows, and it is asked nothing."""
+    with suppress(OSError, ValueError):
+        status = Path(f"/proc/{pid}/status").read_text()
+        caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", status, re.MULTILINE)
+        return bool(caught and int(caught[1], 16) >> (number - 1) & 1)
+    return False
+
+
+def state_of(pid: int) -> str:
+    """Returns a process's state as /proc names it: R runs, S sleeps, D waits for a disk, T is stopped; '' unknown."""
+    with suppress(OSError, IndexError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
+    return ""
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs, asleep or stopped too."""
+    return psutil.pid_exists(pid) and state_of(pid) not in ("Z", "X")

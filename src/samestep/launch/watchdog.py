@@ -1,0 +1,153 @@
+"""The watchdog: notices that a training hangs, finds the rank that the others wait for, and ends the launch.
+
+It reads the ranks' heartbeats, which costs them nothing. Only when none of them has done anything for the limit does it
+ask for collectives and stacks.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+
+from samestep.errors import TrainingFailed
+from samestep.launch import Machines, collectives
+from samestep.launch.hang import explain
+from samestep.launch.hung_rank import HungRank, collect, pids
+from samestep.world import heartbeat
+from samestep.world.heartbeat import BUILDING, ENDING, STARTING, Pulse
+
+POLL_S = 0.5
+MOST_S = 2.0  # that count of the time between two polls: a suspended machine is no hang
+FACTOR = 10  # times the median step
+LEAST_S = 60.0  # without --stall
+OTHER_LEAST_S = 600.0  # the same, of an evaluation and a checkpoint
+FIRST_S = 600.0  # the same, until the first step has ended: it may compile, and libraries are imported
+FIRST_FACTOR, FIRST_LEAST_S = 5, 120.0  # of that, times --stall, and at least
+ELSEWHERE_S = 30.0  # more, where the rank at fault is on another machine: that one's command can name it
+TIMEOUT_MARGIN = 0.05  # of --timeout: collectives raise then, and nobody could be asked any more
+FILE = "hang.txt"
+
+
+class _Rank:
+    """The heartbeat of one rank over time."""
+
+    def __init__(self) -> None:
+        self.pulse = Pulse(0, STARTING, heartbeat.NONE, 0, {})
+        self.silent_s = 0.0
+        self._longest_s: dict[int, float] = {}  # phase -> the longest silence in it that has ended
+        self._step_s: deque[float] = deque(maxlen=101)  # of the latest steps
+        self._first_s = 0.0  # the first step's
+        self._since_step_s = 0.0  # since a step was seen to end, without evaluations
+
+    def update(self, pulse: Pulse | None, passed_s: float) -> None:
+        """Takes what the rank has written. passed_s: seconds since the last call."""
+        self.silent_s += passed_s
+        self._since_step_s += passed_s if is_step(self.pulse.phase) else 0.0
+        if pulse is None or (pulse.beats, pulse.phase) == (self.pulse.beats, self.pulse.phase):
+            return
+        before, self.pulse = self.pulse, pulse
+        self._longest_s[before.phase] = max(self._longest_s.get(before.phase, 0.0), self.silent_s)
+        self.silent_s = 0.0
+        if pulse.taken > before.taken:
+            step_s = self._since_step_s / (pulse.taken - before.taken)
+            if before.taken:
+                self._step_s.append(step_s)
+            else:  # it may have compiled: it counts as long as there is no other
+                self._first_s = step_s
+        if pulse.taken != before.taken:
+            self._since_step_s = 0.0
+
+    def limit_s(self, stall_s: float | None) -> float:
+        """Returns how long it may do nothing. stall_s: --stall; None: chosen by the training's own pace."""
+        phase = self.pulse.phase
+        if phase in (BUILDING, ENDING) or (is_step(phase) and not self.pulse.taken):
+            return FIRST_S if stall_s is None else max(FIRST_LEAST_S, FIRST_FACTOR * stall_s)
+        if stall_s is not None:
+            return stall_s
+        if is_step(phase):
+            return max(LEAST_S, FACTOR * statistics.median(self._step_s or [self._first_s]))
+        return max(OTHER_LEAST_S, FACTOR * self._longest_s.get(phase, 0.0))
+
+
+def is_step(phase: int) -> bool:
+    """Whether a phase is a part of a step."""
+    return phase in (heartbeat.LOADING, heartbeat.FORWARD, heartbeat.BACKWARD)
+
+
+class Watchdog:
+    """Watches the ranks on this machine that write into `folder`. stall_s: as --stall; 0: watches nothing."""
+
+    def __init__(self, folder: Path, size: int, machines: Machines, stall_s: float | None) -> None:
+        self._folder, self._size, self._machines, self._stall_s = folder, size, machines, stall_s
+        self._ranks: dict[int, _Rank] = {}
+        self._polled_at = self._asked_at = time.monotonic()
+
+    def check(self) -> None:
+        """Raises TrainingFailed, with the sentence that names the rank at fault, when the training hangs.
+
+        To be called repeatedly.
+        """
+        now = time.monotonic()
+        if self._stall_s == 0 or now - self._polled_at < POLL_S:
+            return
+        passed_s, self._polled_at = min(now - self._polled_at, MOST_S), now
+        ranks = self._update(passed_s)
+        # A rank that still starts has another limit: --timeout.
+        if not ranks or any(rank.pulse.phase == STARTING for rank in ranks.values()):
+            return
+        if all(rank.silent_s > rank.limit_s(self._stall_s) for rank in ranks.values()):
+            self._fail(ranks, surely=True)
+        elif self._is_near_timeout(ranks, now):
+            self._fail(ranks, surely=False)
+
+    def _update(self, passed_s: float) -> dict[int, _Rank]:
+        """Reads the heartbeats. Returns the ranks that have not ended."""
+        running = {}
+        for rank in pids(self._folder):
+            if (self._folder / f"rank{rank}.json").exists() or (self._folder / f"error-rank{rank}.json").exists():
+                continue
+            running[rank] = self._ranks.setdefault(rank, _Rank())
+            running[rank].update(heartbeat.read(heartbeat.file_of(self._folder, rank)), passed_s)
+        return running
+
+    def _is_near_timeout(self, ranks: Mapping[int, _Rank], now: float) -> bool:
+        """Whether a collective is about to raise because a rank has not come: it would name the wrong one."""
+        near_s = self._machines.timeout_s * (1 - TIMEOUT_MARGIN)
+        silent = [rank for rank, each in ranks.items() if each.silent_s > 0.9 * near_s]
+        if not silent or now - self._asked_at < POLL_S:
+            return False
+        self._asked_at = now
+        recorded = collectives.ask(self._folder, silent[0])
+        wait = recorded.first_waiting if recorded else None
+        return wait is not None and time.time() - wait.created_ns / 1e9 > near_s
+
+    def _fail(self, ranks: Mapping[int, _Rank], *, surely: bool) -> None:
+        """Asks the ranks and raises. surely: also where no rank of this machine is at fault, some seconds later."""
+        late_s = min(rank.silent_s - rank.limit_s(self._stall_s) for rank in ranks.values())
+        if not surely or len(ranks) < self._size or self._machines.nnodes > 1:
+            waits = self._all_wait(ranks)
+            if waits and (not surely or late_s < ELSEWHERE_S):
+                return
+        pulses = {rank: each.pulse for rank, each in ranks.items()}
+        hung = collect(self._folder, pulses, {rank: each.silent_s for rank, each in ranks.items()})
+        if not hung:
+            return
+        hang = explain(hung, max(self._size * self._machines.nnodes, len(hung)))
+        raise TrainingFailed(f"{hang.sentence}; all stacks are in {self._write(hang.sentence, hung)}")
+
+    def _all_wait(self, ranks: Mapping[int, _Rank]) -> bool:
+        """Whether each rank of this machine waits in the same collective, for one on another machine."""
+        waits = set()
+        for rank in ranks:
+            recorded = collectives.ask(self._folder, rank)
+            wait = recorded.first_waiting if recorded else None
+            waits.add((wait.group, wait.number, wait.what) if wait else None)
+        return len(waits) == 1 and None not in waits
+
+    def _write(self, sentence: str, hung: list[HungRank]) -> Path:
+        path = self._folder / FILE
+        path.write_text("\n".join([f"{sentence}\n", *(rank.report() for rank in hung)]))
+        return path

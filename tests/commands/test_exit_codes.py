@@ -1,0 +1,81 @@
+"""Exit codes of errors and signals, each with one sentence on stderr."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+from collections.abc import Callable, Iterator
+
+import pytest
+import typer
+
+from samestep.commands.exit_codes import with_exit_code
+from samestep.errors import Refused, TrainingFailed, UserError
+
+SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+
+
+@pytest.fixture(autouse=True)
+def handlers() -> Iterator[None]:
+    """Puts pytest's signal handlers back."""
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def code_of(command: Callable[[], int]) -> int:
+    with pytest.raises((typer.Exit, SystemExit)) as ended:
+        with_exit_code(command)()
+    return int(ended.value.exit_code if isinstance(ended.value, typer.Exit) else ended.value.code or 0)
+
+
+def raises(error: BaseException) -> Callable[[], int]:
+    def command() -> int:
+        raise error
+
+    return command
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "says"),
+    [
+        (UserError("a mistake"), 2, "samestep: a mistake\n"),
+        (Refused("no such layer"), 2, "samestep: no such layer\n"),
+        (TrainingFailed("rank 1 failed"), 1, "samestep: rank 1 failed\n"),
+        (KeyboardInterrupt(), 130, "samestep: interrupted; everything that was started has ended\n"),
+        *(
+            (OSError(number, os.strerror(number), "a.json"), 2, f"a.json cannot be written ({os.strerror(number)})")
+            for number in (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+        ),
+    ],
+)
+def test_an_error_is_a_code_and_a_sentence(
+    error: BaseException, code: int, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert code_of(raises(error)) == code
+    assert says in capsys.readouterr().err
+
+
+def test_other_errors_keep_their_traceback() -> None:
+    with pytest.raises(FileNotFoundError):
+        with_exit_code(raises(FileNotFoundError(errno.ENOENT, "no such file")))()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_ends_it_with_128_and_its_number(number: signal.Signals, code: int) -> None:
+    def command() -> int:
+        os.kill(os.getpid(), number)
+        return 0
+
+    assert code_of(command) == code
+
+
+def test_under_nohup_a_hangup_is_ignored() -> None:
+    def command() -> int:
+        os.kill(os.getpid(), signal.SIGHUP)
+        return 7
+
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    assert code_of(command) == 7

@@ -1,0 +1,174 @@
+"""Optimizers that need a closure (LBFGS): N ranks take the step of one process, or the engine says that it cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import TensorDataset
+
+from conformance import jobs_carried, jobs_closures, jobs_phases
+from mutations.faults import Fault
+from mutations.plant import patched
+from ranks import Ranks, engine_facts, prove, skip_unless_here
+from samestep import Job, UserError, reference
+from samestep.commands.study import refusal
+from samestep.engine import Layout
+from samestep.tasks.eject.runtime import run as script
+from samestep.tasks.inspect.job import inspect_job
+
+JOBS = f"{Path(__file__).parent}/jobs_closures.py"
+NAMES = ("line_search", "normalized", "clipped", "averaged", "few", "extrapolated")
+ENGINES = ("ddp", "single", "accelerate", "fabric", "horovod")
+CASES = [
+    pytest.param(name, engine, size, marks=() if (name, engine, size) == ("clipped", "ddp", 2) else pytest.mark.check)
+    for engine in ENGINES
+    for name in NAMES
+    for size in ((1,) if engine == "single" else (2, 3) if engine == "ddp" else (2,))
+]
+
+
+@pytest.mark.parametrize(("name", "engine", "size"), CASES)
+def test_ranks_take_the_references_step(
+    name: str, engine: str, size: int, ranks: Callable[[int], Ranks], reference_rank: Ranks
+) -> None:
+    skip_unless_here(engine, size)
+    if engine in ("ddp", "single"):
+        verdict = prove(reference_rank, ranks(size), f"{JOBS}:{name}", engine)
+    else:
+        with Ranks(size, engine=engine) as own:
+            verdict = prove(reference_rank, own, f"{JOBS}:{name}", engine)
+    assert verdict.verdict == "same", verdict
+
+
+CLOSURE, RUN, DDP = "rank/closure.py", "training.py", "engines/ddp.py"
+AGAIN = "(self._closure and self._closure.again)"
+OTHERS = "vars(batch).update(data=[batch.inputs.roll(1, 0), batch.targets]) or batch if self._world.rank else batch"
+
+
+def fault(name: str, file: str, old: str, new: str) -> Fault:
+    return Fault(name, file, old, new, named=(), cause="")
+
+
+FAULTS = [
+    fault(
+        "other rows again on rank 1",
+        CLOSURE,
+        "                backward(batch)\n",
+        f"                backward({OTHERS})\n",
+    ),
+    fault("masks drawn anew", RUN, "            stream.manual_seed(", f"            {AGAIN} or stream.manual_seed("),
+    fault("gradients added up", CLOSURE, "        model.zero_grad()\n", ""),
+    fault("evaluations recorded", RUN, "if not (self._closure and self._closure.again):", "if True:"),
+    fault("one evaluation for all", CLOSURE, "if computed_at != _versions(model):", "if False:"),
+    fault("not clipped again", DDP, " and job.clip_norm", f" and not {AGAIN.replace('self', 'run')} and job.clip_norm"),
+    fault(
+        "not synchronised again",
+        DDP,
+        "completes_step else",
+        f"completes_step and not {AGAIN.replace('self', 'run')} else",
+    ),
+    fault("each rank's own loss", CLOSURE, "if self._world.size > 1:", "if False:"),
+]
+
+
+@pytest.mark.parametrize(
+    "fault", [pytest.param(f, marks=() if f is FAULTS[0] else pytest.mark.check, id=f.name) for f in FAULTS]
+)
+def test_a_planted_fault_is_caught(fault: Fault, reference_rank: Ranks, tmp_path: Path) -> None:
+    # The number of evaluations must not depend on what the fault changes: ranks would wait for one another.
+    job = "extrapolated" if fault in FAULTS[-2:] else "clipped"
+    with Ranks(2, patched(fault, tmp_path)) as own:
+        verdict = prove(reference_rank, own, f"{JOBS}:{job}", "ddp")
+    assert verdict.verdict == "differs" and verdict.first_divergence
+    assert verdict.first_divergence.training == "user"  # the other trainings have no closure
+
+
+def double(job: Job) -> Job:
+    rows = TensorDataset(jobs_closures.INPUTS.double(), jobs_closures.TARGETS)
+    return replace(job, model=lambda: job.model().double(), train=rows, evaluation=None, shuffle=False)
+
+
+def by_hand(job: Job, steps: int) -> nn.Module:
+    """The loop of torch.optim's documentation, on whole batches."""
+    model = job.model()
+    optimizer = job.optimizer.build(model)
+    inputs, targets = job.train.tensors  # type: ignore[attr-defined]
+    rows = len(inputs) // job.global_batch * job.global_batch if job.last == "drop" else len(inputs)
+    firsts = list(range(0, rows, job.global_batch))
+    for step in range(steps):
+        first = firsts[step % len(firsts)]
+        batch = slice(first, min(first + job.global_batch, rows))
+
+        @torch.enable_grad()
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(inputs[batch]), targets[batch])  # noqa: B023
+            loss.backward()
+            if job.clip_norm:
+                nn.utils.clip_grad_norm_(model.parameters(), job.clip_norm)
+            return loss
+
+        optimizer.step(closure)  # type: ignore[arg-type]
+    return model
+
+
+def without_dropout(job: Job) -> Job:
+    def model() -> nn.Module:
+        built = job.model()
+        for module in built.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0
+        return built
+
+    return replace(job, model=model)
+
+
+@pytest.mark.parametrize(
+    ("name", "replicas"),
+    [("line_search", 1), ("line_search", 3), ("normalized", 1), ("clipped", 1), ("few", 3), ("extrapolated", 2)],
+)
+def test_it_is_the_loop_of_torchs_documentation(name: str, replicas: int) -> None:
+    job, steps = without_dropout(double(getattr(jobs_closures, name)())), 4
+    job = job if replicas > 1 else replace(job, micro_batch=None)
+    state = reference.play(job, Layout(replicas), steps).state
+    others = replace(job, optimizer=replace(job.optimizer, settings=job.optimizer.settings | {"lr": 0.019}))
+    apart = [
+        max(float((state[n] - t).abs().max()) for n, t in by_hand(each, steps).state_dict().items())
+        for each in (job, others)
+    ]
+    assert apart[0] < 1e-12 < 1e-5 < apart[1]
+
+
+REFUSING = ("zero", "fsdp", "amp", "lightning", "deepspeed")
+
+
+@pytest.mark.parametrize("engine", REFUSING)
+def test_who_gives_no_closure_says_so(engine: str) -> None:
+    facts = inspect_job(f"{JOBS}:clipped", {}, 2, None, "cpu")
+    assert facts.needs_closure
+    says = f"{engine} does not give LBFGS the closure that its step needs; use single, ddp, accelerate"
+    assert str(refusal(engine_facts(engine, 2), facts)).startswith(says)
+
+
+def test_what_is_inexact_gives_none() -> None:
+    facts = inspect_job(f"{JOBS}:clipped", {}, 2, None, "cpu")
+    assert refusal(engine_facts("ddp", 2), facts) is None
+    for engine, setting in {"ddp": "compress=fp16", "horovod": "compress=fp16", "fabric": "precision=bf16"}.items():
+        chosen = engine_facts(engine, 2, dict([setting.split("=")]))
+        assert "horovod, uncompressed and in full precision" in str(refusal(chosen, facts))
+
+
+def test_jobs_that_cannot_have_one() -> None:
+    gan, lbfgs = jobs_phases.gan(), jobs_closures.FIXED
+    with pytest.raises(UserError, match="phase 'discriminator': LBFGS computes the loss again in a closure, which"):
+        replace(gan, optimizer=None, phases=[replace(gan.phases[0], optimizer=lbfgs), gan.phases[1]])  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="the optimizer computes the loss of a step several times"):
+        replace(jobs_carried.lstm(), optimizer=lbfgs)
+    with pytest.raises(ValueError, match="use an optimizer without a closure, or run samestep"):
+        script.Run(jobs_closures.clipped(), script.World())

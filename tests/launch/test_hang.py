@@ -1,0 +1,194 @@
+"""A training that hangs is ended, and the rank and the line at fault are named; one that is slow is not."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from budget import budget, deadline
+from command import TESTS, samestep
+from samestep.launch import stacks
+from samestep.launch.collectives import Collective, Recorded, recorded
+from samestep.launch.hang import Hang, explain
+from samestep.launch.hung_rank import HungProcess, HungRank
+from samestep.launch.stacks import Frame
+from samestep.launch.watchdog import FIRST_S, LEAST_S, _Rank
+from samestep.world.heartbeat import BACKWARD, BUILDING, EVALUATION, FORWARD, LOADING, NONE, Pulse
+
+sys.path.insert(0, str(TESTS.parent / "benchmarks"))
+import hangs
+
+JOB = f"{TESTS}/launch/hanging.py:job"
+QUICK = ("dataset", "stop")  # without `make check`
+SHAPES = "shapes"  # gloo ends the rank that receives too much
+
+
+def run(fault: str, out: Path, *more: str, nproc: int = 2) -> tuple[int, str]:
+    arguments = ["run", JOB, "--set", f"fault={fault}", "--nproc", str(nproc), *deadline(), *more]
+    done = samestep(*arguments, out=out)
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        fault if fault in QUICK else pytest.param(fault, marks=pytest.mark.check)
+        for fault in hangs.FAULTS
+        if fault not in ("slow", SHAPES)
+    ],
+)
+def test_the_rank_and_the_line_that_hang_are_named(fault: str, tmp_path: Path) -> None:
+    code, said = run(fault, tmp_path / "out", "--stall", f"{budget(1.5):g}", nproc=2 if fault in QUICK else 3)
+    assert code == 1, said
+    assert "samestep: rank 1 (host" in said
+    assert any(f"hanging.py:{line}," in said for line in hangs.marked_lines(fault)), said
+    report = (tmp_path / "out" / "hang.txt").read_text()
+    assert "rank 0 on" in report
+    assert report.count("most recent call first") >= 2
+    assert list(hangs.alive_in(str(tmp_path))) == []
+
+
+@pytest.mark.check
+def test_a_shape_that_only_one_rank_has_is_said(tmp_path: Path) -> None:
+    code, said = run(SHAPES, tmp_path / "out", "--stall", "60")
+    assert code == 1
+    assert "data of another size than its collective expects" in said
+    assert any(f"hanging.py:{line}," in said for line in hangs.marked_lines(SHAPES)), said
+
+
+def test_a_slow_rank_is_not_ended(tmp_path: Path) -> None:
+    """The other rank waits for its slowest step, of 2 s, in a collective."""
+    code, said = run("slow", tmp_path / "out", "--stall", f"{budget(20):g}")
+    assert code == 0, said
+
+
+@pytest.mark.check
+def test_a_hang_is_named_before_the_timeout_of_collectives(tmp_path: Path) -> None:
+    """Without it the other rank would report a lost one, with no sign of life."""
+    code, said = run("model", tmp_path / "out", "--timeout", "8")
+    assert code == 1
+    assert "rank 1 (host" in said and "has not entered all_reduce" in said
+
+
+@pytest.mark.parametrize("value", ["-1", "nan"])
+def test_a_limit_that_is_none_is_refused(value: str, tmp_path: Path) -> None:
+    done = samestep("run", "digits", "--stall", value, out=tmp_path / "out")
+    assert done.returncode == 2
+    assert "stall" in done.stderr
+
+
+def rank(
+    number: int,
+    *,
+    last: int = 7,
+    waits: str = "",
+    sizes: tuple[tuple[int, ...], ...] = ((4,),),
+    frame: str = "",
+    state: str = "S",
+    pulse: Pulse | None = None,
+) -> HungRank:
+    """A rank that waits in the collective `waits`, its last one, and is at a line of `frame`."""
+    wait = Collective("0", last, waits, sizes, 0, False)
+    stack = ((Frame(f"/home/{frame}", 8, "f"),),) if frame else ()
+    process = HungProcess(10 + number, state, threads=stack)
+    known = Recorded({"0": last}, (wait,) if waits else ())
+    return HungRank(number, process, pulse or Pulse(1, FORWARD, 3, 3, {}), 62.0, (), known, "b")
+
+
+def test_the_rank_that_is_behind_is_at_fault() -> None:
+    hang = explain([rank(0, waits="all_reduce"), rank(1, last=6, frame="my.py"), rank(2, waits="all_reduce")], 3)
+    assert hang == Hang(
+        (1,),
+        "rank 1 (host b, process 11) has not entered all_reduce #7 for 62 s: it is at my.py:8, f, forward of step 3 "
+        "(asleep); ranks 0, 2 wait there",
+    )
+
+
+def test_of_two_ranks_that_are_behind_the_last_is_at_fault() -> None:
+    two = [rank(0, waits="all_reduce"), rank(1, last=6, waits="all_gather"), rank(2, last=5)]
+    assert explain(two, 3).ranks == (2,)
+
+
+def test_of_different_collectives_the_rare_one_is_at_fault() -> None:
+    three = [rank(0, waits="all_reduce"), rank(1, waits="barrier"), rank(2, waits="all_reduce")]
+    assert explain(three, 3).ranks == (1,)
+    sized = [rank(0, waits="all_reduce"), rank(1, waits="all_reduce"), rank(2, waits="all_reduce", sizes=((9,),))]
+    assert explain(sized, 3).ranks == (2,)
+    assert "of sizes [9]" in explain(sized, 3).sentence
+
+
+def test_of_two_different_collectives_the_one_in_the_users_code_is_at_fault() -> None:
+    assert explain([rank(0, waits="all_reduce"), rank(1, waits="barrier", frame="my.py")], 2).ranks == (1,)
+
+
+def test_a_stopped_rank_is_at_fault_though_its_recorder_does_not_answer() -> None:
+    stopped = rank(1, state="T")
+    hang = explain([rank(0, waits="all_reduce"), stopped], 2)
+    assert hang.ranks == (1,)
+    assert "SIGSTOP" in hang.sentence
+
+
+def test_no_rank_of_this_machine_is_at_fault_where_all_wait_for_another() -> None:
+    hang = explain([rank(0, waits="all_reduce"), rank(1, waits="all_reduce")], 4)
+    assert hang.ranks == ()
+    assert "other machines" in hang.sentence
+
+
+def test_without_collectives_the_rank_that_is_earlier_in_its_step_is_at_fault() -> None:
+    """As under Horovod, whose collectives are not torch's."""
+    late = rank(1, pulse=Pulse(1, LOADING, 3, 3, {}), frame="my.py")
+    assert explain([rank(0, pulse=Pulse(1, BACKWARD, 3, 3, {})), late], 2).ranks == (1,)
+
+
+def test_a_row_is_named_with_the_loader_worker_that_reads_it() -> None:
+    main, worker = HungProcess(5, "S"), HungProcess(6, "S", "", 400, ((Frame("/home/my.py", 88, "load"),),))
+    hung = HungRank(0, main, Pulse(1, LOADING, 17, 17, {6: 400}), 62.0, (worker,))
+    assert hung.place == "in its loader worker (process 6), at my.py:88, load, row 400 of step 17 (asleep)"
+
+
+def test_stacks_are_read_with_the_main_thread_first() -> None:
+    text = (
+        "Thread 0x01 (most recent call first):\n"
+        f'  File "{stacks.STANDARD}/threading.py", line 3 in wait\n\n'
+        "Current thread 0x02 (most recent call first):\n"
+        '  File "/x/site-packages/torch/nn/linear.py", line 4 in forward\n'
+        '  File "/home/my job.py", line 5 in forward\n'
+    )
+    main, other = stacks.parse(text)
+    assert stacks.users_frame(main) == Frame("/home/my job.py", 5, "forward")
+    assert stacks.users_frame(other) is None
+
+
+def test_a_trace_of_the_recorder_is_read() -> None:
+    entry = {"process_group": ["0", "default_pg"], "profiling_name": "gloo:all_reduce", "input_sizes": [[4]]}
+    entry |= {"time_created_ns": 5, "is_p2p": False}
+    entries = [entry | {"collective_seq_id": number, "retired": number < 2} for number in (1, 2)]
+    told = recorded(json.dumps({"entries": entries, "version": "2.10"}))
+    assert told == Recorded({"0": 2}, (Collective("0", 2, "all_reduce", ((4,),), 5, False),))
+    assert recorded("{}") == Recorded({}, ())
+
+
+def test_the_limit_follows_the_pace_of_the_training() -> None:
+    each = _Rank()
+    each.update(Pulse(1, BUILDING, NONE, 0, {}), 0.2)
+    assert each.limit_s(None) == FIRST_S
+    assert (each.limit_s(5.0), each.limit_s(100.0)) == (120.0, 500.0)
+    for taken in range(40):
+        each.update(Pulse(2 + taken, LOADING, taken, taken, {}), 20.0)
+        if not taken:
+            assert each.limit_s(None) == FIRST_S  # the first step may compile
+        if taken == 1:
+            assert each.limit_s(None) == 200.0  # until there is another, the first one is the pace
+    assert each.limit_s(None) == pytest.approx(200.0)
+    assert each.limit_s(5.0) == 5.0
+    each.update(Pulse(99, EVALUATION, NONE, 39, {}), 20.0)
+    assert each.limit_s(None) == 600.0
+    quick = _Rank()
+    for taken in range(9):
+        quick.update(Pulse(1 + taken, LOADING, taken, taken, {}), 0.2)
+    assert quick.limit_s(None) == LEAST_S
+    quick.update(Pulse(9, LOADING, 8, 8, {}), 50.0)
+    assert quick.silent_s == 50.0
