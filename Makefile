@@ -10,7 +10,8 @@ PYTEST = -n 2 --dist loadfile
 # What `make demo` runs; benchmarks/starts.py and tests/test_make.py read it here.
 DEMO = compare digits --launcher fork --rounds 3 --measured-steps 12 --warmup-steps 3
 
-.PHONY: demo test check lint horovod mutations conformance resume overhead starts lanes input jobs ports proof-cost hangs watchdog clean
+.PHONY: demo test check lint horovod mutations conformance overhead checks starts lanes input jobs ports proof-cost hangs
+.PHONY: watchdog resume clean
 
 demo: $(VENV)/.demo
 	$(BIN)/samestep $(DEMO)
@@ -46,6 +47,10 @@ lanes: $(VENV)/.tested
 # What the reference of a proof costs: its steps, memory and disk. OUT=FOLDER: keeps the figures.
 proof-cost: $(VENV)/.tested
 	$(BIN)/python benchmarks/proof_cost.py $(if $(OUT),--out $(OUT))
+
+# What --on-nan and --check-replicas cost a step. OUT=FOLDER: keeps the figures.
+checks: $(VENV)/.tested
+	$(BIN)/python benchmarks/checks.py $(if $(OUT),--out $(OUT))
 
 # How fast a step is fed, against torch's DataLoader. IMAGES=FOLDER: from JPEGs in class folders, too.
 input: $(VENV)/.tested

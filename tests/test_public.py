@@ -30,8 +30,8 @@ def test_exports() -> None:
         "Stream",
     ]
     of_jobs += ["Lanes", "Weighted", "Windows"]
-    of_results = ["MachineOptions", "TrainingFailed", "UserError", "Verdict"]
-    calls = ["compare", "evaluate", "run", "verify"]
+    of_results = ["MachineOptions", "TrainingFailed", "PastRun", "UserError", "Verdict"]
+    calls = ["compare", "evaluate", "run", "runs", "verify"]
     assert sorted(samestep.__all__) == sorted([*of_jobs, *of_results, *calls, "__version__"])
     assert all(getattr(samestep, name).__name__ == name for name in [*of_jobs, *of_results, *calls])
 
@@ -43,7 +43,7 @@ def test_a_run_has_few_verbs() -> None:
 
 def test_commands() -> None:
     names = [command.name or command.callback.__name__ for command in cli.app.registered_commands]
-    assert names == ["compare", "verify", "run", "evaluate", "slurm", "engines", "eject"]
+    assert names == ["compare", "verify", "run", "evaluate", "slurm", "engines", "runs", "eject"]
 
 
 def test_a_job_needs_five_fields() -> None:

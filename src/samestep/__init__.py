@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from samestep.version import __version__
 
 if TYPE_CHECKING:
-    from samestep.commands.api import compare, evaluate, run, verify
+    from samestep.commands.api import compare, evaluate, run, runs, verify
     from samestep.commands.machine_options import MachineOptions
     from samestep.data.arrays import Arrays
     from samestep.data.images import ImageFolder
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from samestep.errors import TrainingFailed, UserError
     from samestep.job import Batch, ByLength, Job, Lanes, LRSchedule, Phase, Recipe, StepInfo, Weighted
     from samestep.records.results import Verdict
+    from samestep.records.runs import PastRun
 
 __all__ = [
     "Arrays",
@@ -26,6 +27,7 @@ __all__ = [
     "LRSchedule",
     "Lanes",
     "MachineOptions",
+    "PastRun",
     "Phase",
     "Pipeline",
     "Recipe",
@@ -40,6 +42,7 @@ __all__ = [
     "compare",
     "evaluate",
     "run",
+    "runs",
     "verify",
 ]
 LATER = {  # name -> its module, imported when it is asked for: none needs them all, and the pytest plugin needs none
@@ -51,6 +54,7 @@ LATER = {  # name -> its module, imported when it is asked for: none needs them 
     "LRSchedule": "job",
     "Lanes": "job",
     "MachineOptions": "commands.machine_options",
+    "PastRun": "records.runs",
     "Phase": "job",
     "Pipeline": "data.pipeline",
     "Recipe": "job",
@@ -64,6 +68,7 @@ LATER = {  # name -> its module, imported when it is asked for: none needs them 
     "compare": "commands.api",
     "evaluate": "commands.api",
     "run": "commands.api",
+    "runs": "commands.api",
     "verify": "commands.api",
 }
 

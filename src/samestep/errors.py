@@ -15,7 +15,7 @@ class Refused(UserError):
 
 
 class NotFinite(UserError):
-    """A loss that is infinite or NaN."""
+    """A loss, or a weight, that is infinite or NaN."""
 
 
 class LostPeer(Exception):
@@ -28,6 +28,10 @@ class LostPeer(Exception):
 
 class TrainingFailed(Exception):
     """A worker died or raised an exception. The command prints the sentence and exits with 1."""
+
+
+class ReplicasDiffer(Exception):
+    """The ranks' weights are not the same any more. The command prints the sentence and exits with 1."""
 
 
 class LoadingFailed(Exception):

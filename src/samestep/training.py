@@ -30,7 +30,9 @@ from samestep.rank.evaluation_schedule import EvaluationSchedule
 from samestep.rank.fragments import Fragment
 from samestep.rank.gather import loss_over_all_rows
 from samestep.rank.meter import Meter
+from samestep.rank.not_finite import Checks, OnNaN
 from samestep.rank.observer import Observer
+from samestep.rank.replicas import ReplicaCheck
 from samestep.rank.saving import Position, Saving
 from samestep.rank.turns import Turns
 from samestep.rank.watch import Watch
@@ -76,7 +78,8 @@ class Run:
     observe: also record what only the proof needs (digests, learning rates, optimizer steps); never while measuring.
     progress: called at most twice a second with the number of steps done and a recent loss.
     stop: may end the training early. evaluator: evaluates between two epochs; its time counts for no step.
-    watch: is told of every step; None: nobody asks. checkpoints: where the training continues, and keeps its state.
+    watch: is called after each step; None: nobody asks. checkpoints: where the training continues, and keeps its state.
+    checks: of losses, gradients and replicas; None: losses alone are looked at, late.
     """
 
     def __init__(
@@ -91,10 +94,13 @@ class Run:
         evaluator: Evaluator | None = None,
         watch: Watch | None = None,
         checkpoints: Checkpoints | None = None,
+        checks: Checks | None = None,
     ) -> None:
         self.job, self.world, self.steps = job, world, steps
         self.schedule = schedule_of(job, world.size)
         self.meter = Meter(world.rank, world.device)
+        self._on_nan = OnNaN[checks.on_nan](self.schedule, world, self.meter) if checks else None
+        self._replicas = ReplicaCheck(world, checks.replicas) if checks and checks.replicas else None
         self.began_at: float | None = None
         self.part: Part | None = None  # of the latest call of loss()
         self.fragments_of: FragmentsOf | None = None  # the engine's function, where it flattens parameters
@@ -152,6 +158,8 @@ class Run:
             self._skipped = position.skipped
             if position.last is not None and self._stop:
                 self._stop.after(position.last)
+        if self._on_nan:
+            self._on_nan.begin(model, optimizer, self.first)
         if self._watch:
             self._watch.begin(optimizer, self.first)
         if self._observer:
@@ -200,6 +208,13 @@ class Run:
         if self._ema:
             self._ema.swap()
             self._ema = None
+        if self._model is not None and self._done:
+            if self._on_nan:
+                self._on_nan.end()
+            if self._replicas:
+                self._replicas.check(self._model, self._done)
+            if self._observer:
+                self._observer.end(self._model)
 
     def _begin_ema(self) -> None:
         if self.job.ema and not self._ema and self._model:
@@ -232,6 +247,8 @@ class Run:
         for replica, stream in enumerate(self._streams, first):
             stream.manual_seed(key(self.job.seed, "replica", part.step, part.micro, replica))
         restore = _keep_state(model) if part.rows == 0 else None
+        if self._on_nan:
+            self._on_nan.before(part, lambda: _keep_state(model))
         if self._observer:
             self._observer.forward()
         batch = self._carried.given_to(batch) if self._carried else batch
@@ -256,6 +273,8 @@ class Run:
             self._closure.add(batch, loss)
         if not (self._closure and self._closure.again):
             self.meter.loss(loss.detach(), part.step, part.weight)
+            if self._on_nan:
+                self._on_nan.loss(loss)
             if self._observer:
                 self._observer.batch(batch)
         heartbeat.begin(BACKWARD, part.step)
@@ -275,6 +294,9 @@ class Run:
         skipped: the weights were not updated, as a GradScaler does after an overflow.
         """
         self.meter.step()
+        if self._on_nan:
+            self._on_nan.stepped()
+            skipped = skipped or self._on_nan.left_out
         self._skipped += skipped
         self._done += 1
         heartbeat.step(self._done)
@@ -293,6 +315,9 @@ class Run:
             if ends and self._stop:
                 self._stop.after(self._done)
                 self._ends = self._done
+        if self._replicas and self._model is not None and self._replicas.is_due(self._done):
+            self._replicas.check(self._model, self._done)
+            self.meter.resume()
         if self._progress and time.monotonic() - self._progress_at > 0.5:
             self._progress_at = time.monotonic()
             self._progress(self._done, self.meter.recent_loss())
@@ -333,6 +358,7 @@ class Run:
             skipped_steps=self._skipped,
             resumed_from=self.first,
             state=seen.state if seen else {},
+            end_digests=seen.end_digests if seen else {},
         )
 
 

@@ -23,6 +23,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -30,10 +31,11 @@ from typing import TypeVar
 import torch
 from torch.multiprocessing.spawn import ProcessException, start_processes
 
-from samestep.errors import LoadingFailed, LostPeer, Refused, UserError
+from samestep.errors import LoadingFailed, LostPeer, Refused, ReplicasDiffer, UserError
 from samestep.rank import hardware
+from samestep.rank.log_output import log_to
 from samestep.rank.membership import hostname
-from samestep.records.files import read, replace_text, write, write_json
+from samestep.records.files import naming_full_disks, read, replace_text, write, write_json
 from samestep.records.plan import Plan, ReferencePlan
 from samestep.records.record import ENVIRONMENT, SAVE_VARIABLES, RankError, RankRecord
 from samestep.tasks import fork_server
@@ -44,6 +46,7 @@ from samestep.world import RANK_VARIABLES, World, places
 from samestep.world.heartbeat import file_of, heartbeat
 from samestep.world.orphans import die_with_parent, end_children
 
+ROOM = 1 << 15  # bytes
 AnyPlan = TypeVar("AnyPlan", Plan, ReferencePlan)
 
 
@@ -58,6 +61,8 @@ def rank_main(path: str, kind: type[AnyPlan], do: Callable[[AnyPlan, RankRecord]
     folder = Path(plan.out)
     rank = places(os.environ)[0]
     _prepare_files(folder, rank)
+    room = folder / f".room-rank{rank}"  # kept on the disk for the sentence about a disk that is full
+    room.write_bytes(bytes(ROOM))
     torch.set_num_threads(1)
     code = 0
     try:
@@ -66,9 +71,15 @@ def rank_main(path: str, kind: type[AnyPlan], do: Callable[[AnyPlan, RankRecord]
         os.environ |= {"LOCAL_RANK": str(world.local_rank), "LOCAL_WORLD_SIZE": str(world.local_size)}
         machine = hardware.facts(world.device, hostname(), os.environ.get("GLOO_SOCKET_IFNAME"))
         record = RankRecord(world.rank, world, torch.get_num_threads(), plan.started_at, machine)
-        write(folder / f"rank{rank}.json", do(plan, record))
+        record = do(plan, record)
+        folder.mkdir(parents=True, exist_ok=True)  # somebody may have removed it while the training went on
+        room.unlink(missing_ok=True)
+        with naming_full_disks():
+            write(folder / f"rank{rank}.json", record)
     except BaseException as error:
-        write(folder / f"error-rank{rank}.json", rank_error(error, plan, rank))
+        with suppress(OSError):  # else the command finds out that the disk is full
+            room.unlink(missing_ok=True)
+            write(folder / f"error-rank{rank}.json", rank_error(error, plan, rank))
         code = 2 if isinstance(error, UserError) else 1
         traceback.print_exc()
     end_children()
@@ -81,7 +92,7 @@ def rank_error(error: BaseException, plan: Plan | ReferencePlan, rank: int) -> R
     """Returns the record of an error that ended a rank. Call it while the error is handled, for its traceback."""
     kind = "refused" if isinstance(error, Refused) else "user" if isinstance(error, UserError) else "crash"
     text = str(error).strip()
-    is_sentence = isinstance(error, (UserError, LostPeer, LoadingFailed))
+    is_sentence = isinstance(error, (UserError, LostPeer, LoadingFailed, ReplicasDiffer))
     message = text if is_sentence else f"{type(error).__name__}: {text.splitlines()[0] if text else ''}"
     lost = is_lost_peer(plan, error) if isinstance(plan, Plan) else False
     return RankError(rank, kind, message, time.time(), traceback.format_exc(), lost)
@@ -106,9 +117,7 @@ def _prepare_files(folder: Path, rank: int) -> None:
         old.unlink(missing_ok=True)
     if hasattr(signal, "SIGUSR2"):
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # a request to stop that comes before the training
-    log = os.open(folder / f"rank{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
+    log_to(folder / f"rank{rank}.log")
     if rank == 0 and SAVE_VARIABLES in os.environ:
         write_json(folder / ENVIRONMENT, {name: os.environ[name] for name in os.environ[SAVE_VARIABLES].split(",")})
     heartbeat.open(file_of(folder, rank))

@@ -676,4 +676,16 @@ FAULTS = (
         ("indices",),
         "a later epoch",
     ),
+    Fault(
+        "a rank other than 0 leaves out its last update",
+        DDP,
+        "                optimizer.step()\n",
+        "                kept = [p.detach().clone() for p in module.parameters()]\n"
+        "                optimizer.step()\n"
+        "                if world.rank and batch.part.step == run.steps - 1:\n"
+        "                    for p, before in zip(module.parameters(), kept):\n"
+        "                        p.data.copy_(before)\n",
+        ("replicas",),
+        "left its last update out",
+    ),
 )

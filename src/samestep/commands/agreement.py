@@ -52,4 +52,7 @@ def options_of(training: Train | Score | None) -> str:
         return weights
     best = " ".join(training.best) if training.best else "the last"
     every = f"{training.every} epochs and {training.every_steps} steps"
-    return f"{weights}, evaluation every {every}, keep {best}, patience {training.patience}"
+    return (
+        f"{weights}, evaluation every {every}, keep {best}, patience {training.patience}, on NaN "
+        f"{training.on_nan}, replicas compared every {training.check_replicas}"
+    )

@@ -15,14 +15,15 @@ from pathlib import Path
 
 from samestep.commands.command_options import CompareOptions, EvaluateOptions, RunOptions, Target, VerifyOptions
 from samestep.commands.compare import run_study, save
-from samestep.commands.exit_codes import naming_full_disks
 from samestep.commands.options import takes
 from samestep.commands.progress import Launches
 from samestep.commands.results_folder import release_folders
+from samestep.commands.runs import runs as runs
 from samestep.commands.setup import Setup
 from samestep.commands.train import evaluate as evaluate_weights
 from samestep.commands.train import run as train
 from samestep.errors import UserError
+from samestep.records.files import naming_full_disks
 from samestep.records.results import ScoreResults, StudyResults, TrainResults
 
 

@@ -139,6 +139,27 @@ def engines(device: Device = "auto", json_: Json = False) -> int:
 
 @app.command()
 @with_exit_code
+def runs(
+    folder: Annotated[
+        Path, typer.Argument(help="The folder that holds the folders of results, or one of these.")
+    ] = Path("runs"),
+    json_: Json = False,
+) -> int:
+    """List past runs: how each ended, its steps and latest evaluation, and the line that continues or repeats it."""
+    from samestep.commands.progress import show_runs
+    from samestep.commands.runs import runs as listed
+    from samestep.records.files import as_json, finite
+
+    found = listed(folder)
+    if json_:
+        print(json.dumps([finite(as_json(run)) for run in found], indent=1))
+    else:
+        show_runs(found)
+    return 0
+
+
+@app.command()
+@with_exit_code
 @from_command_line()
 def eject(options: EjectOptions) -> int:
     """Write one stand-alone script of the job on an engine, with no samestep in it."""

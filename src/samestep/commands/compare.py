@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from samestep.commands import other_machines
+from samestep.commands.command_record import recorded, words_of
 from samestep.commands.machines import is_first, refuse_under_launcher
 from samestep.commands.needs import check_needs, need_of, room_in
 from samestep.commands.results_folder import package_digest, results_folder, shared_folder
@@ -54,7 +55,7 @@ def run_study(command: str, setup: Setup, show: ShowProgress) -> tuple[StudyResu
             say(f"this machine took part in {count} launches; the results are on {study.machines.master}")
             return None
         folder = results_folder(command, study)
-        with other_machines.publishing(study, folder):
+        with recorded(folder, words_of(command, setup)), other_machines.publishing(study, folder):
             results = _run_launches(study, folder, show)
     return replace(results, report=os.path.relpath(folder / "report.html")), folder
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import errno
 import functools
 import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn, ParamSpec
 
 import typer
@@ -32,18 +30,6 @@ def exit_code(results: StudyResults, *, strict: bool = False) -> int:
     return int(bad or answer in wrong or not any(row.proven for row in results.engines))
 
 
-@contextmanager
-def naming_full_disks() -> Iterator[None]:
-    """Turns the error of a full or read-only disk into a UserError that names the file."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
-            raise
-        name = error.filename or "a file"
-        raise UserError(f"{name} cannot be written ({error.strerror}); make room, or choose another --out") from error
-
-
 def with_exit_code(command: Callable[P, int]) -> Callable[P, NoReturn]:
     """Makes a command exit with the code that it returns, with 2 for a user's mistake, or with 1 for a failed training;
     prints the error's sentence."""
@@ -57,6 +43,8 @@ def with_exit_code(command: Callable[P, int]) -> Callable[P, NoReturn]:
         )  # raises SystemExit, so that finally blocks end what was started
         if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # not under nohup
             signal.signal(signal.SIGHUP, lambda *_: sys.exit(129))
+        from samestep.records.files import naming_full_disks  # later: importing it takes longer than a help may
+
         try:
             with naming_full_disks():
                 code = command(*args, **kwargs)

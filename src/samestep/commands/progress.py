@@ -25,9 +25,11 @@ from rich.text import Text
 from samestep.commands.time_left import TimeLeft
 from samestep.errors import say
 from samestep.launch.rank_output import RankOutput, name
+from samestep.records.files import why_not_writable
 from samestep.records.inspection import EngineFacts
 from samestep.records.record import Progress as RankProgress
 from samestep.records.results import ScoreResults, StudyResults, TrainResults
+from samestep.records.runs import PastRun
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -81,22 +83,25 @@ class Launches(_Live):
 class Training(_Live):
     """The progress bar of a training, its steps, and the output of its ranks: equal lines of several ranks once."""
 
+    PROBE_EVERY_S = 3.0  # whether the folder still takes files
     COLORS = ("cyan", "magenta", "green", "yellow", "blue", "red")
 
     def __init__(self, title: str, folder: Path, *, first: bool = True) -> None:
         """first: whether this command prints the events; with an outer launcher only rank 0 does."""
         super().__init__(MofNCompleteColumn(), TextColumn("steps  {task.fields[facts]}"))
-        self.title = title
+        self.title, self.folder = title, folder
         self.lines = RankOutput(folder, self._line)
         self.phase: str | None = "" if first else None
         self.attempt = self.evaluated = 0
-        self.printed_at = time.monotonic()
+        self.printed_at = self.probed_at = time.monotonic()
+        self.writable = True
         self.eta = TimeLeft()
         self.progress.update(self.task, facts="")
 
     def show(self, now: RankProgress) -> None:
         """Prints the ranks' new output and events, and updates the bar."""
         self.lines.print_new()
+        self._probe()
         if now.attempt != self.attempt:
             self.attempt, self.evaluated = now.attempt, 0
             self._event(f"a rank has died, and torchrun has restarted all ranks (restart {self.attempt})")
@@ -124,6 +129,14 @@ class Training(_Live):
         if kind is None:  # after a failure, the error's sentence names the logs
             self.lines.print_new(last=True)
         super().__exit__(kind, error, trace)
+
+    def _probe(self) -> None:
+        """Says once that the folder takes no files any more. The ranks cannot: their logs are in it."""
+        if self.writable and time.monotonic() - self.probed_at > self.PROBE_EVERY_S:
+            self.probed_at = time.monotonic()
+            if why := why_not_writable(self.folder):
+                self.writable = False
+                self._event(f"progress cannot be written: {self.folder}: {why}; the training goes on")
 
     def _event(self, sentence: str) -> None:
         line = f"samestep: {self.title}: {sentence}"
@@ -173,6 +186,8 @@ def show_training(results: TrainResults) -> None:
     print(f"{results.engine} on {ranks}: {steps} in {results.seconds:.1f} s{before}, final loss {loss}")
     if results.evaluation:
         print(f"evaluation over {results.evaluation_rows} rows, each once: {_means(results.evaluation)}")
+    if results.skipped_steps:
+        print(f"skipped steps, whose gradients were not finite: {results.skipped_steps}")
     if results.advice:
         print(f"waited for data in {results.wait_share:.0%} of the time: {results.advice}")
     print(f"weights: {results.weights}, of step {results.weights_of_step}")
@@ -189,6 +204,30 @@ def show_scores(results: ScoreResults) -> None:
 
 def _means(values: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {value:.4f}" for name, value in values.items() if name != "step")
+
+
+def show_runs(found: Sequence[PastRun]) -> None:
+    """Prints the table of past runs, and below it why each ended early and the line that continues or repeats it."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("folder", "command", "on", "outcome", "steps", "evaluation"):
+        table.add_column(column, overflow="fold")
+    for run in found:
+        on = (
+            ",".join(run.engines[:2])
+            + (" …" if len(run.engines) > 2 else "")
+            + (f" × {run.ranks}" if run.ranks else "")
+        )
+        steps = "" if run.steps is None else f"{run.steps}/{run.asked_steps or '?'}"
+        cells = (Path(run.folder).name, f"{run.command} {Path(run.job).name}", on, run.outcome, steps)
+        table.add_row(*map(Text, cells), Text(_means(run.evaluation) if run.evaluation else ""))
+    console = _console(100)
+    console.print(table)
+    for run in found:
+        lines = [run.reason] if run.reason else []
+        lines += [f"checkpoint: {run.checkpoint}"] if run.checkpoint else []
+        lines += [f"{'continue' if run.continues else 'repeat'}: {run.line}"] if run.line else []
+        for line in [f"\n{Path(run.folder).name}", *(f"  {line}" for line in lines)] if lines else []:
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def show_engines(engines: Sequence[EngineFacts]) -> None:

@@ -16,7 +16,7 @@ from samestep.commands.machines import is_first
 from samestep.commands.study import Study
 from samestep.errors import UserError
 from samestep.launch.started_by import LaunchedRank
-from samestep.records.files import SCHEMA, write_json
+from samestep.records.files import SCHEMA, why_not_writable, write_json
 from samestep.version import __version__
 
 IDENTITY = "study.json"
@@ -104,11 +104,11 @@ def prepare(
     folder = out or (Path("runs") / f"{_stem(job)}-{name}" if name else dated_folder(job))
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / f".writable-{os.getpid()}"
-        probe.touch()
-        probe.unlink()
+        reason = why_not_writable(folder)
     except OSError as error:
-        raise UserError(f"the folder {folder} is not writable ({error.strerror}); give another with --out") from None
+        reason = error.strerror
+    if reason:
+        raise UserError(f"the folder {folder} is not writable ({reason}); give another with --out")
     if not writes:
         return folder.resolve()
     current, path = json.loads(json.dumps(identity)), folder / IDENTITY

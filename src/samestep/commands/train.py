@@ -11,7 +11,8 @@ from pathlib import Path
 
 from samestep import launch
 from samestep.commands.agreement import asked_of, options_of
-from samestep.commands.machines import detect_launched_rank
+from samestep.commands.command_record import recorded, words_of
+from samestep.commands.machines import detect_launched_rank, is_first
 from samestep.commands.progress import Training
 from samestep.commands.results_folder import launch_folder, results_folder
 from samestep.commands.setup import Setup
@@ -22,7 +23,7 @@ from samestep.launch import Command, ports, supervise
 from samestep.launch.command import command_for, rank_command, shell_line
 from samestep.launch.started_by import LaunchedRank
 from samestep.records.checkpoint import FOLDER
-from samestep.records.files import write, write_json
+from samestep.records.files import why_not_writable, write, write_json
 from samestep.records.inspection import JobFacts
 from samestep.records.plan import Plan, Score, Train
 from samestep.records.record import ENVIRONMENT, PROGRESS, Progress, Record
@@ -40,9 +41,10 @@ def run(setup: Setup, options: TrainOptions, *, dry_run: bool = False) -> TrainR
     launched = _launch("run", setup, options, dry_run)
     if launched is None:
         return None
-    study, row, record, out = launched
-    results = _train_results(study, row, record, out)
-    write_json(out / RESULTS, results_json(results))
+    study, row, record, out, training = launched
+    assert isinstance(training, Train)
+    results = _train_results(study, row, record, out, training)
+    _write_results(out, results)
     return results
 
 
@@ -51,16 +53,23 @@ def evaluate(setup: Setup, options: ScoreOptions) -> ScoreResults | None:
     launched = _launch("evaluate", setup, options, False)
     if launched is None:
         return None
-    study, row, record, out = launched
-    results = _score_results(study, row, record)
-    write_json(out / RESULTS, results_json(results))
+    study, row, record, _, training = launched
+    assert isinstance(training, Score)
+    results = _score_results(study, row, record, training)
+    _write_results(launched[3], results)
     return results
+
+
+def _write_results(out: Path, results: TrainResults | ScoreResults) -> None:
+    out.mkdir(parents=True, exist_ok=True)  # somebody may have removed it
+    write_json(out / "results.json", results_json(results))
 
 
 def _launch(
     command: str, setup: Setup, options: TrainOptions | ScoreOptions, dry_run: bool
-) -> tuple[Study, Row, Record, Path] | None:
-    """Launches a training or an evaluation. Returns its record and the folder of its results; None as `run`."""
+) -> tuple[Study, Row, Record, Path, Train | Score] | None:
+    """Launches a training or an evaluation. Returns its record, the folder of its results and what was planned; None as
+    `run`."""
     rank = detect_launched_rank(os.environ, setup)
     study = study_of(setup, rank)
     training = options.plan(study.job)
@@ -73,15 +82,36 @@ def _launch(
         print(shell_line(to_start))
         return None
     first = rank is None or rank.rank == 0
-    if command == "run" and first:
-        _say_batch_size(study, row)
-    with Training(f"{setup.job} on {row.engine}", folder, first=first) as progress:
-        record = _supervise(study, row, to_start, folder, progress.show, one_rank=rank is not None)
+    with recorded(out, words_of(command, setup, options), writes=first and is_first(study.machines)):
+        record = _supervised(command, study, row, to_start, folder, out, rank)
     if record.ranks[0].rank == 0:
-        return study, row, record, out
+        return study, row, record, out, training
     if rank is None:
         say(f"this machine's ranks have succeeded; their logs are in {folder}, the results on the machine of rank 0")
     return None
+
+
+def _supervised(
+    command: str, study: Study, row: Row, to_start: Command, folder: Path, out: Path, rank: LaunchedRank | None
+) -> Record:
+    """Runs a launch, and shows its progress. Raises UserError where its folder takes no files at its end."""
+    first = rank is None or rank.rank == 0
+    if command == "run" and first:
+        _say_batch_size(study, row)
+    with Training(f"{study.setup.job} on {row.engine}", folder, first=first) as progress:
+        try:
+            return _supervise(study, row, to_start, folder, progress.show, one_rank=rank is not None)
+        except TrainingFailed as error:
+            if (why := why_not_writable(folder)) is None:
+                raise
+            raise UserError(_what_is_lost(out, folder, why)) from error
+
+
+def _what_is_lost(out: Path, folder: Path, why: str) -> str:
+    """Returns the sentence about a launch that could not write how it ended."""
+    weights = out / WEIGHTS
+    kept = f"the latest weights that could be are in {weights}" if weights.exists() else "the weights are lost"
+    return f"the ranks cannot write into {folder} ({why}): {kept}; make room, or choose another --out"
 
 
 def _say_batch_size(study: Study, row: Row) -> None:
@@ -171,11 +201,9 @@ def _supervise(study: Study, row: Row, command: Command, folder: Path, watch: Wa
     )
 
 
-def _train_results(study: Study, row: Row, record: Record, out: Path) -> TrainResults:
+def _train_results(study: Study, row: Row, record: Record, out: Path, step: Train) -> TrainResults:
     seen = record.training("train")[0]
     best: Mapping[str, float] = seen.curve[seen.best_at] if seen.best_at >= 0 else {}
-    (step,) = record.plan().trainings
-    assert isinstance(step, Train)
     wait = measure_data_wait(study.job, record)
     at_step = best.get("step")
     return TrainResults(
@@ -208,10 +236,9 @@ def _train_results(study: Study, row: Row, record: Record, out: Path) -> TrainRe
     )
 
 
-def _score_results(study: Study, row: Row, record: Record) -> ScoreResults:
-    (step,) = record.plan().trainings
+def _score_results(study: Study, row: Row, record: Record, step: Score) -> ScoreResults:
     evaluation = record.training("score")[0].evaluation
-    assert isinstance(step, Score) and evaluation is not None
+    assert evaluation is not None
     return ScoreResults(
         job=study.setup.job,
         settings=study.setup.settings,

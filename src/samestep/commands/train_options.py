@@ -27,7 +27,8 @@ LOGS = {"csv": "", "tensorboard": "tensorboard", "wandb": "wandb"}  # --log -> t
 class TrainOptions(Options):
     """How to train. init: weights to start from. evaluate_every: epochs from one evaluation to the next; 0: only the
     last; None: 1, or 0 where evaluate_steps is given. evaluate_steps: optimizer steps from one evaluation to the next.
-    log: of LOGS. export: the folder that from_pretrained is to load.
+    log: of LOGS. export: the folder that from_pretrained is to load. on_nan: 'stop' or 'skip', what to do at a loss or
+    gradient that is not finite. check_replicas: steps between two comparisons of the ranks' weights; 0: none.
 
     checkpoint_every: '500s', '1000steps' or '1epoch'; '': only when the training is stopped before its end. keep: how
     many checkpoints stay. resume: 'auto' continues what `out` holds, 'never' does not; or a checkpoint's path.
@@ -62,6 +63,21 @@ class TrainOptions(Options):
         Typed(Path | None),
         Option(help="Write a folder that from_pretrained loads, with the trained weights."),
     ] = None
+    on_nan: Annotated[
+        str,
+        Option(
+            "--on-nan",
+            help="At a loss or gradient that is no finite number: stop; or skip, which leaves the step out on all "
+            "ranks, and costs a synchronisation in each step.",
+        ),
+    ] = "stop"
+    check_replicas: Annotated[
+        int,
+        Option(
+            help="Steps from one comparison of the ranks' weights to the next, the last at the end; 0: none.",
+            min=0,
+        ),
+    ] = 1000
 
     checkpoint_every: Annotated[
         str, Option(help="Keep the training's state every so often: 500s, 1000steps or 1epoch.")
@@ -100,6 +116,8 @@ class TrainOptions(Options):
         if self.patience and not name:
             raise UserError("--patience needs a metric; name it with --best")
         _check_logs(self.log)
+        if self.on_nan not in ("stop", "skip"):
+            raise UserError(f"--on-nan {self.on_nan}: give stop or skip")
         export = Path(self.export).resolve() if self.export else None
         if export:
             _check_export(export, job.pretrained)
@@ -117,6 +135,8 @@ class TrainOptions(Options):
             checkpoint_every=_every(self.checkpoint_every) if self.checkpoint_every else None,
             keep=self.keep,
             resume=_resume(str(self.resume)),
+            on_nan="skip" if self.on_nan == "skip" else "stop",
+            check_replicas=self.check_replicas,
         )
 
 

@@ -19,6 +19,7 @@ from samestep.world import World
 PURPOSE = "ZeRO stages 1, 2 and 3"
 NEEDS = ("deepspeed",)
 PROCESSES = "group"
+CANNOT_SKIP = "DeepSpeed updates the weights from gradients of its own"
 NOT_IN_DEEPSPEED = {
     "Adafactor": "it needs whole tensors, and gets flat pieces",
     "Adagrad": "DeepSpeed builds another, without the schedule and the parameter groups",

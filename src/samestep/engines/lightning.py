@@ -19,6 +19,7 @@ from samestep.world import World
 PURPOSE = "Lightning's Trainer, which owns the loop"
 NEEDS = ("lightning",)
 PROCESSES = "group"
+CANNOT_SKIP = "the Trainer computes the gradients inside the optimizer's step"
 BY_PHASES = "ddp_find_unused_parameters_true"  # a phase leaves the others' parameters out
 NOT_ON_SHARDS = {
     "Adafactor": "torch's fails on shards",

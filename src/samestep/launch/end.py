@@ -73,7 +73,12 @@ def live_local_ranks(folder: Path) -> list[psutil.Process]:
 
 def local_pids(folder: Path) -> list[int]:
     """Returns the pids of the ranks of `folder` on this machine, alive or not."""
-    return [int(path.read_text().partition("@")[0]) for path in folder.glob("pid-rank*") if is_local_pid_file(path)]
+    pids = []
+    for path in folder.glob("pid-rank*"):
+        with suppress(OSError):  # the folder may be removed at any time
+            if is_local_pid_file(path):
+                pids.append(int(path.read_text().partition("@")[0]))
+    return pids
 
 
 def is_local_pid_file(path: Path) -> bool:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import codecs
+import os
 import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO
+
+from samestep.launch.log_rotation import cuts_of
 
 TRACEBACK = "Traceback (most recent call last):"
 HOLD_S = 5.0  # a traceback is printed after so long, unless the run has failed by then and reports the error itself
@@ -19,7 +23,9 @@ class RankOutput:
 
     def __init__(self, folder: Path, print_line: Callable[[list[int], str], None]) -> None:
         self._folder, self._print_line = folder, print_line
-        self._logs: dict[int, IO[str]] = {}
+        self._logs: dict[int, IO[bytes]] = {}
+        self._cuts: dict[int, object] = {}  # rank -> what tells that its log has been cut
+        self._decoders: dict[int, codecs.IncrementalDecoder] = {}
         self._partial: dict[int, str] = {}  # rank -> the start of a line whose end is not written yet
         self._waiting: dict[int, deque[tuple[float, str]]] = {}
         # rank -> (time, lines) since the start of a traceback. Never printed when the run fails: it reports the error.
@@ -43,11 +49,16 @@ class RankOutput:
         for path in self._folder.glob("rank*.log"):
             rank = int(path.stem.removeprefix("rank"))
             if rank not in self._logs:
-                self._logs[rank] = open(path, errors="replace", newline="\n")  # noqa: SIM115 - read until the end
+                self._logs[rank] = open(path, "rb", buffering=0)  # noqa: SIM115 - read until the end
+                self._decoders[rank] = codecs.getincrementaldecoder("utf-8")(errors="replace")
                 self._waiting[rank] = deque()
         now = time.monotonic()
         for rank, log in self._logs.items():
-            text = self._partial.pop(rank, "") + log.read()
+            cuts = cuts_of(self._folder / f"rank{rank}.log")
+            if cuts != self._cuts.get(rank, cuts) or os.fstat(log.fileno()).st_size < log.tell():
+                log.seek(0)
+            self._cuts[rank] = cuts
+            text = self._partial.pop(rank, "") + self._decoders[rank].decode(log.read())
             *whole, rest = text.split("\n")
             if rest and not last:
                 self._partial[rank] = rest

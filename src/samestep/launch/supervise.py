@@ -19,6 +19,7 @@ from samestep.launch.deadline import Deadline
 from samestep.launch.end import end_tree
 from samestep.launch.fork_client import ForkedWorker
 from samestep.launch.idle_launcher import ENDING_S, IdleLauncher
+from samestep.launch.log_rotation import LogRotation
 from samestep.launch.stale_locks import clear_stale_locks
 from samestep.launch.stop_requests import StopRequests
 from samestep.launch.watchdog import Watchdog
@@ -51,21 +52,23 @@ def run(
     killed_before = oom_kills.kills()
     deadline, idle = Deadline(deadline_s, folder), IdleLauncher(folder, machines)
     watchdog = Watchdog(folder, size, machines, stall_s)
+    progress, logs = Progress(), LogRotation(folder)
     with closing(StopRequests(folder, accepted=graceful, terminates=terminates)) as requests:
         tree = start(command, folder, machines)
         try:
             while tree.poll() is None and not idle.is_stuck():
                 try:
-                    progress = read_progress(folder) if watch or graceful else Progress()
+                    progress = read_progress(folder, progress) if watch or graceful else progress
                     if watch:
                         watch(progress)
+                    logs.rotate()  # after the terminal has shown what they hold
                     requests.forward(progress)
                     if deadline.is_over() and tree.poll() is None:  # printing the output takes time too
                         deadline.fail()
                     watchdog.check()
                     time.sleep(0.1 if watch else 0.02)
                 except KeyboardInterrupt:
-                    if not requests.accept_interrupt(read_progress(folder)):
+                    if not requests.accept_interrupt(read_progress(folder, progress)):
                         raise
         finally:
             end_tree(tree, folder)

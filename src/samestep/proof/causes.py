@@ -215,6 +215,13 @@ def _precision(case: Case, at: Divergence) -> str:
     return "the engine trains under autocast without declaring it: its steps are not those of the job's own precision"
 
 
+def _replicas(case: Case, at: Divergence) -> str:
+    return (
+        f"after the last step rank {at.rank} has other weights than rank 0 (compared by digests): it left its last "
+        "update out, or took another"
+    )
+
+
 CAUSES = {
     "precision": _precision,
     "initial weights": _start,
@@ -230,6 +237,7 @@ CAUSES = {
     "parameter": _parameter,
     "buffer": _buffer,
     "names of the weights": _names,
+    "replicas": _replicas,
     "every index once": _coverage,
     "evaluation rows": _evaluated,
     "evaluation": _metric,

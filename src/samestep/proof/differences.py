@@ -60,6 +60,7 @@ class Comparison:
             yield from self._later(case)
             yield from self._final(case)
             yield from self._evaluation(case, shaken)
+        yield from self._replicas(case)
 
     def _start(self, case: causes.Case) -> Iterator[Divergence]:
         for rank, (want, got) in enumerate(zip(case.expected.start, case.observed.start)):
@@ -153,6 +154,14 @@ class Comparison:
             for name, want, got in self._outside(case, names):
                 at, last = _furthest(want, got), case.expected.last_step
                 yield case.divergence(quantity, float(want[at]), float(got[at]), step=last, tensor=name)
+
+    def _replicas(self, case: causes.Case) -> Iterator[Divergence]:
+        """The ranks' parameters after the last step, to the last bit: only rank 0's have been compared."""
+        first, *others = [seen.end_digests for seen in self.record.training(self.names.format(case.training))]
+        for rank, digests in enumerate(others, 1):
+            for name in [name for name in first if digests.get(name) != first[name]]:
+                pair = [f"{digest:016x}" for digest in (first[name], digests.get(name, 0))]
+                yield case.divergence("replicas", *pair, step=case.expected.last_step, tensor=name, rank=rank)
 
     def _outside(self, case: causes.Case, names: list[str]) -> list[tuple[str, Any, Any]]:
         """(name, expected, observed) of the tensors that differ by more than rounding explains."""

@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
+from samestep.errors import UserError, say
 from samestep.job import Job
 from samestep.rank.evaluate import evaluate, plain_model
 from samestep.rank.watch import Watch
@@ -40,6 +43,7 @@ class BestWeights:
     best_at: int = -1  # index of the best evaluation in the curve
     ended: bool = False  # whether patience has ended the training
     evaluated: EvaluationSeen | None = None  # the latest evaluation's part of the record
+    _unsaved: tuple[int, dict[str, Any]] | None = None  # the best step and its state, while the disk takes no file
 
     def begin(self, state: Callable[[], dict[str, Any]]) -> None:
         """Registers `state`, which returns the full state dict on rank 0. Every rank must call it."""
@@ -81,7 +85,7 @@ class BestWeights:
         entry: dict[str, float] = {"step": done}
         writes = self.world.rank == 0
         if writes and last and (self.best is None or not self.curve):
-            save(state, self.weights, self.saved)  # before evaluating: if that fails, the weights are on the disk
+            self._must_save(done, state)  # before evaluating: if that fails, the weights are on the disk
         if self.job.evaluation is not None:
             evaluation = evaluate(self.job, plain_model(self.job, state, self.world), self.world)
             entry |= evaluation.means()
@@ -93,7 +97,32 @@ class BestWeights:
         if better:
             self.best_at = len(self.curve) - 1
             if writes and self.best is not None:
-                save(state, self.weights, self.saved)
+                self._save(done, state)
+        if last:
+            self.finish()
+
+    def finish(self) -> None:
+        """Saves the best weights, where the disk was full when they were found. Raises UserError where it still is."""
+        if self._unsaved:
+            self._must_save(*self._unsaved)
+
+    def _save(self, done: int, state: dict[str, Any]) -> None:
+        """Saves the best weights so far. Where they cannot be written, the training goes on with a copy in memory."""
+        try:
+            save(state, self.weights, self.saved)
+            self._unsaved = None
+        except UserError as error:
+            self._unsaved = (
+                done,
+                {name: value.detach().cpu().clone() for name, value in state.items() if isinstance(value, Tensor)},
+            )
+            say(f"{error}; the best weights, of step {done}, stay in memory, and the training goes on")
+
+    def _must_save(self, done: int, state: dict[str, Any]) -> None:
+        try:
+            save(state, self.weights, self.saved)
+        except UserError as error:
+            raise UserError(f"{error}; the weights of step {done} are lost: make room, and train again") from error
 
 
 def _better(new: Mapping[str, float], old: Mapping[str, float], name: str, direction: str) -> bool:

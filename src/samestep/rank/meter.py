@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from samestep.errors import UserError
+from samestep.errors import NotFinite
 
 HALF = 8
 
@@ -40,7 +41,8 @@ class Meter:
         self._stamps: list[float] = []
         self._events: list[torch.cuda.Event] = []
         self._pauses: set[int] = set()  # the stamps at which a pause ends
-        self._count = 0
+        self._count = self._looked = 0
+        self.not_finite: Callable[[int, int, float], None] = self._raise  # called with (step, micro-batch, loss)
         self._waited = 0.0
 
     def loss(self, value: Tensor, step: int, weight: float) -> None:
@@ -53,6 +55,13 @@ class Meter:
             if self._cuda:
                 self._copied[self._count // HALF % 2].record()
             self._read(self._count - HALF)
+
+    def look(self) -> None:
+        """Looks at the losses since the last call. On a GPU they are not there yet, and are looked at when read."""
+        if not self._cuda:
+            for number in range(max(self._looked, self._count - 2 * HALF), self._count):
+                self._check(number, float(self._cells[number % (2 * HALF)]))
+            self._looked = self._count
 
     def recent_loss(self) -> float:
         """Returns a recent loss: on a CPU the latest one. On a GPU only the first losses are waited for."""
@@ -97,7 +106,7 @@ class Meter:
         self._stamps.append(time.perf_counter())
 
     def flush(self) -> None:
-        """Waits for the device and reads the remaining losses. Raises UserError when a loss is not finite."""
+        """Waits for the device and reads the remaining losses. Raises NotFinite when a loss is not finite."""
         if self._cuda:
             torch.cuda.synchronize(self.device)
         self._read(self._count)
@@ -105,7 +114,7 @@ class Meter:
     def finish(self) -> list[float]:
         """Reads the remaining losses. Returns the seconds of every step.
 
-        Raises UserError when a loss is not finite.
+        Raises NotFinite when a loss is not finite.
         """
         self.flush()
         if self._cuda:
@@ -124,8 +133,15 @@ class Meter:
         values = self._ring.tolist()
         self.losses += [values[i % (2 * HALF)] for i in range(start, until)]
         for number in range(start, until):
-            if not math.isfinite(self.losses[number]):
-                raise UserError(
-                    f"the loss is not finite at step {self.step_of[number]} on rank {self.rank}: "
-                    f"{self.losses[number]}; lower the learning rate (--set lr=…) or look at the data of that step"
-                )
+            self._check(number, self.losses[number])
+
+    def _check(self, number: int, loss: float) -> None:
+        if not math.isfinite(loss):
+            step = self.step_of[number]
+            self.not_finite(step, number - self.step_of.index(step), loss)
+
+    def _raise(self, step: int, micro: int, loss: float) -> None:
+        raise NotFinite(
+            f"the loss is not finite at step {step} on rank {self.rank}: {loss}; lower the learning rate (--set lr=…) "
+            "or look at the data of that step"
+        )

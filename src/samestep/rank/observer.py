@@ -13,6 +13,7 @@ from samestep.data.schedule import Schedule
 from samestep.job import Batch
 from samestep.rank.digests import digest_rows, digest_state
 from samestep.rank.ema import Ema
+from samestep.rank.replicas import digests, whole_parameters
 from samestep.rank.state_seen import StateOf
 from samestep.records.record import PartSeen, TensorSeen
 from samestep.world import World
@@ -28,6 +29,7 @@ class Observer:
         self.parts: list[PartSeen] = []  # of each micro-batch
         self.rates: list[list[float]] = []  # of each optimizer step, one for each parameter group
         self.start_digest: str | None = None
+        self.end_digests: dict[str, int] = {}  # of each parameter that this rank holds whole
         self.autocast = False
         self._depth, self._stepping = 0, set[int]()
         self._state_of: StateOf | None = None
@@ -76,6 +78,11 @@ class Observer:
         part = batch.part
         rows, digests = part.indices[: part.rows].tolist(), digest_rows(batch.data, part.rows)
         self.parts.append(PartSeen(part.epoch, part.step, part.micro, rows, part.weight, digests))
+
+    def end(self, model: nn.Module) -> None:
+        """Takes the digests of the last weights."""
+        whole = whole_parameters(model)
+        self.end_digests = dict(zip(whole, digests(whole)))
 
     def rows_of_later_epochs(self, schedule: Schedule) -> dict[int, list[int]]:
         """Returns epoch -> this rank's rows in the epoch's first step."""

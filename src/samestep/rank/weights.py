@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +28,43 @@ def trainable(model: nn.Module) -> frozenset[str]:
 
 
 def save(state: Mapping[str, Any], file: Path, names: frozenset[str] | None = None) -> None:
-    """Writes the tensors of a state dict as safetensors, atomically. names: those to write; None: all of them."""
-    from safetensors.torch import save_file
+    """Writes the tensors of a state dict as safetensors, atomically. names: those to write; None: all of them.
+
+    The folder is created where it is missing. Raises UserError, which names the disk, where the file cannot be written.
+    """
+    from safetensors import SafetensorError
 
     heartbeat.begin(CHECKPOINT)
     temporary = file.with_name(f".{file.name}")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        _write(state, temporary, names)
+        os.replace(temporary, file)
+    except (OSError, SafetensorError) as error:
+        with suppress(OSError):
+            temporary.unlink()
+        raise UserError(f"{file} cannot be written ({_reason(error)}; {_room(file.parent, state)})") from error
+
+
+def _reason(error: Exception) -> str:
+    text = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    return "No space left on device" if "No space left on device" in text else text  # safetensors' own is longer
+
+
+def _room(folder: Path, state: Mapping[str, Any]) -> str:
+    """Returns what the folder's disk has free, and what the tensors need."""
+    need = sum(tensor.numel() * tensor.element_size() for tensor in state.values() if isinstance(tensor, Tensor))
+    disk = folder.resolve()
+    while not (disk.exists() and os.path.ismount(disk)) and disk != disk.parent:
+        disk = disk.parent
+    return (
+        f"the disk at {disk} has {shutil.disk_usage(disk).free / 1e6:,.1f} MB free, the tensors are {need / 1e6:,.1f}"
+    )
+
+
+def _write(state: Mapping[str, Any], temporary: Path, names: frozenset[str] | None) -> None:
+    from safetensors.torch import save_file
+
     # Cloned, because the format does not allow two names for one tensor (tied weights).
     tensors = {n: t.detach().cpu().contiguous().clone() for n, t in state.items() if isinstance(t, Tensor)}
     with open(temporary, "wb") as empty:
@@ -40,7 +74,8 @@ def save(state: Mapping[str, Any], file: Path, names: frozenset[str] | None = No
     else:
         save_file({name: tensor for name, tensor in tensors.items() if name in names}, temporary, PART)
     os.chmod(temporary, mode)
-    os.replace(temporary, file)
+    with open(temporary, "rb") as written:
+        os.fsync(written.fileno())
 
 
 def model_with_weights(model: Callable[[], nn.Module], file: Path) -> nn.Module:

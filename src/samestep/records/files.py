@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
@@ -115,6 +116,31 @@ def write_array(path: Path, array: NDArray[np.generic]) -> None:
 def replace(path: Path, content: bytes) -> None:
     """Writes `content` to `path`, atomically."""
     replace_by(path, lambda file: file.write(content))
+
+
+@contextmanager
+def naming_full_disks() -> Iterator[None]:
+    """Turns the error of a full or read-only disk into a UserError that names the file."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+            raise
+        name = error.filename or "a file"
+        raise UserError(f"{name} cannot be written ({error.strerror}); make room, or choose another --out") from error
+
+
+def why_not_writable(folder: Path) -> str | None:
+    """Returns why `folder` takes no file ('No space left on device'), or None. It tries one of 4 KiB."""
+    probe = folder / f".writable-{os.getpid()}"
+    try:
+        probe.write_bytes(bytes(4096))
+        return None
+    except OSError as error:
+        return error.strerror
+    finally:
+        with suppress(OSError):
+            probe.unlink()
 
 
 def replace_by(path: Path, write_to: Callable[[IO[bytes]], object]) -> None:

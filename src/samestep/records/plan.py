@@ -68,7 +68,9 @@ class Train:
     and 'min' or 'max', by which the best weights are saved; None saves the last. patience: how many evaluations without
     an improvement end the training. log: where steps and evaluations are written: of 'csv', 'tensorboard', 'wandb'.
     export: the folder for from_pretrained; None: none. checkpoint_every, keep, resume: as of rank.checkpoints.
-    stop_after: steps after which it is stopped, as by a graceful stop; None: it runs to its end.
+    stop_after: steps after which it is stopped, as by a graceful stop; None: it runs to its end. on_nan: what happens
+    at a loss or gradient that is not finite. check_replicas: steps between two comparisons of the ranks' weights; 0:
+    none.
     """
 
     weights: str
@@ -84,6 +86,8 @@ class Train:
     keep: int = 3
     resume: str = "auto"
     stop_after: int | None = None
+    on_nan: Literal["stop", "skip"] = "stop"
+    check_replicas: int = 1000
     name: str = "train"
     kind: Literal["train"] = "train"
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import zlib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -88,8 +89,8 @@ class Observations:
     step, and how many of them it waited for data. fetch_s, fetch_cpu_s: wall-clock and CPU seconds of all loading.
     began_at: when the first batch was requested, Unix time in seconds. start_digest: of the first weights.
     Only for the proof: parts: each micro-batch; later: epoch -> the rows of its first step; rates: the learning rates
-    of each optimizer step and parameter group; state: of an interrupted one, at
-    the interruption or after loading.
+    of each optimizer step and parameter group; end_digests: of each parameter that the rank holds whole, after the last
+    step; state: of an interrupted training, at the interruption or after loading.
     curve: the evaluations, each {step, loss, …}. best_at: the index of the best one, -1: none. stopped: 'early' by
     patience, or 'asked' by a graceful stop. resumed_from: the steps that were done before, in an earlier launch.
     """
@@ -107,6 +108,7 @@ class Observations:
     parts: list[PartSeen] = field(default_factory=list)
     later: Mapping[int, list[int]] = field(default_factory=dict)
     rates: list[list[float]] = field(default_factory=list)
+    end_digests: Mapping[str, int] = field(default_factory=dict)
     skipped_steps: int = 0
     peak_memory_bytes: int | None = None
     evaluation: EvaluationSeen | None = None
@@ -249,9 +251,10 @@ class Progress:
 
 
 def write_progress(rank: int, folder: Path, progress: Progress) -> None:
-    """Writes progress.json, on rank 0 only."""
+    """Writes progress.json, on rank 0 only. A disk that takes no file ends no training: the command looks for that."""
     if rank == 0:
-        write(folder / PROGRESS, progress)
+        with suppress(OSError):
+            write(folder / PROGRESS, progress)
 
 
 def attempt() -> int:
@@ -259,10 +262,12 @@ def attempt() -> int:
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
-def read_progress(folder: Path) -> Progress:
-    """Reads the launch's latest progress; the default before it has written any."""
-    path = folder / PROGRESS
-    return read(Progress, path) if path.exists() else Progress()
+def read_progress(folder: Path, before: Progress = Progress()) -> Progress:
+    """Reads the launch's latest progress. before: what is returned where there is none, as in a removed folder."""
+    try:
+        return read(Progress, folder / PROGRESS)
+    except OSError:
+        return before
 
 
 def write_arrays(path: Path, arrays: Arrays) -> None:

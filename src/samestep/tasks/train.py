@@ -17,6 +17,7 @@ from samestep.rank.checkpoints import Checkpoints, StopAfter
 from samestep.rank.export import export, on_first
 from samestep.rank.graceful_stop import GracefulStop
 from samestep.rank.group import checkpoint_store, export_store, stop_store
+from samestep.rank.not_finite import Checks, check_can_skip
 from samestep.rank.step_logs import listeners_of
 from samestep.rank.watch import Watch
 from samestep.rank.weights import model_with_weights, trainable
@@ -40,6 +41,8 @@ def train(plan: Plan, training: Train, job: Job, engine: Engine, world: World) -
     epochs, steps_apart = (training.every, training.every_steps) if job.evaluation is not None else (0, 0)
     if job.scheduler and job.scheduler.every == "evaluation" and not (epochs or steps_apart):
         raise UserError("the scheduler steps after evaluations; give --evaluate-every or --evaluate-steps 1 or more")
+    if training.on_nan == "skip":
+        check_can_skip(job, engine)
     listeners = listeners_of(job, training.log, Path(training.weights).parent) if world.rank == 0 else []
     watch = Watch(listeners, schedule.rows_of) if listeners else None
     best = BestWeights(
@@ -65,7 +68,18 @@ def train(plan: Plan, training: Train, job: Job, engine: Engine, world: World) -
     checkpoints = _checkpoints(plan, training, world)
     stop = StopAfter(training.stop_after) if training.stop_after else GracefulStop(world, stop_store())
     shown = progress if world.rank == 0 else None
-    run = Run(job, world, steps, progress=shown, stop=stop, evaluator=best, watch=watch, checkpoints=checkpoints)
+    checks = Checks(training.on_nan, training.check_replicas)
+    run = Run(
+        job,
+        world,
+        steps,
+        progress=shown,
+        stop=stop,
+        evaluator=best,
+        watch=watch,
+        checkpoints=checkpoints,
+        checks=checks,
+    )
     state = run_engine(engine, job, world, run, plan.engine_settings)
     checkpoints.close()
     observed = run.observations()
@@ -73,6 +87,7 @@ def train(plan: Plan, training: Train, job: Job, engine: Engine, world: World) -
     write_progress(world.rank, folder, Progress("evaluate", attempt()))
     if not best.ended:  # else the weights are one step past the last evaluation: see GracefulStop.after
         best.add(done, state, last=True)
+    best.finish()
     if watch:
         watch.close()
     if training.export:

@@ -1,0 +1,137 @@
+"""runs: lists past runs, how each ended, and the line that continues or repeats it."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shlex
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from samestep.commands.results_folder import IDENTITY, LOCK
+from samestep.commands.train import WEIGHTS
+from samestep.errors import UserError
+from samestep.records.files import read
+from samestep.records.record import PROGRESS, Progress, Record
+from samestep.records.runs import COMMAND, CommandRecord, PastRun
+
+
+def runs(folder: str | Path = "runs") -> list[PastRun]:
+    """Returns the runs whose results are in the folders of `folder`, the oldest first; or in `folder` itself.
+
+    Raises UserError where there is no such folder.
+    """
+    root = Path(folder)
+    if not root.is_dir():
+        raise UserError(f"there is no folder {root}; name the one that holds the results, as in samestep runs FOLDER")
+    folders = [root] if (root / IDENTITY).exists() else [path.parent for path in root.glob(f"*/{IDENTITY}")]
+    found = [past_run(each) for each in folders]
+    return sorted(found, key=lambda run: (run.started_at or 0.0, run.folder))
+
+
+def past_run(folder: Path) -> PastRun:
+    """Reads what the files in a folder of results say. One that is damaged, or of another samestep, says nothing."""
+    asked, results = _json(folder / IDENTITY), _json(folder / "results.json")
+    began = _read(CommandRecord, folder / COMMAND)
+    progress = next(filter(None, (_read(Progress, path) for path in _everywhere(folder, PROGRESS))), None)
+    command, engines = str(asked.get("command", "?")), tuple(asked.get("engines") or ())
+    outcome, reason = _outcome(folder, began, results)
+    steps, asked_steps = results.get("steps"), results.get("asked_steps")
+    if steps is None and progress and command == "run":
+        steps, asked_steps = progress.done, progress.steps or None
+    evaluation = results.get("evaluation")
+    if evaluation is None and progress and progress.curve:
+        evaluation = {name: value for name, value in progress.curve[-1].items() if name != "step"}
+    checkpoint = newest_checkpoint(folder)
+    studies = command in ("verify", "compare")
+    unfinished = outcome in ("failed", "interrupted", "killed", "stopped")
+    continues = unfinished and (studies or checkpoint is not None)
+    again = unfinished and outcome != "stopped" and not (folder / WEIGHTS).exists()  # the same folder may be used
+    return PastRun(
+        folder=str(folder),
+        command=command,
+        job=str(asked.get("job", "?")),
+        engines=engines or (("all",) if studies else ()),
+        ranks=(int(asked.get("nproc") or 0) * int(asked.get("nnodes") or 1)) or None,
+        outcome=outcome,
+        reason=reason or _verdicts(results),
+        started_at=began.started_at if began else (folder / IDENTITY).stat().st_mtime,
+        steps=steps,
+        asked_steps=asked_steps,
+        evaluation=evaluation,
+        checkpoint=str(checkpoint) if checkpoint else None,
+        line=_line(folder, began, same_folder=continues or again),
+        continues=continues,
+    )
+
+
+def newest_checkpoint(folder: Path) -> Path | None:
+    """Returns the newest complete checkpoint, checkpoints/step-N with its manifest; None where there is none."""
+    steps = {}
+    for path in folder.glob("checkpoints/step-*"):
+        number = path.name.removeprefix("step-")
+        if number.isdigit() and (path / "manifest.json").exists():
+            steps[int(number)] = path
+    return steps[max(steps)] if steps else None
+
+
+def _outcome(folder: Path, began: CommandRecord | None, results: Mapping[str, Any]) -> tuple[Any, str | None]:
+    if _is_locked(folder):
+        return "running", None
+    if results and (began is None or began.outcome in (None, "finished")):
+        stopped = results.get("stopped")
+        why = {"asked": "on request", "early": "the evaluations did not improve"}.get(str(stopped))
+        return ("stopped", why) if stopped else ("finished", None)
+    if began and began.outcome and began.outcome != "finished":
+        return began.outcome, began.reason
+    for path in _everywhere(folder, "error-rank*.json"):
+        with suppress(UserError, OSError):
+            if error := Record(path.parent).error():
+                return "failed", error.message
+    return "killed", None
+
+
+def _is_locked(folder: Path) -> bool:
+    """Whether a command on this machine is writing into `folder`."""
+    with suppress(OSError), open(folder / LOCK) as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def _everywhere(folder: Path, name: str) -> list[Path]:
+    """Returns the files of a name in a folder of results, and in those that its ranks or machines have in it."""
+    return sorted(path for pattern in (name, f"rank-*/{name}", f"machine-*/{name}") for path in folder.glob(pattern))
+
+
+def _verdicts(results: Mapping[str, Any]) -> str | None:
+    """Returns '3 same, 1 refused' for a study."""
+    rows = results.get("engines") or []
+    return ", ".join(f"{count} {verdict}" for verdict, count in Counter(row["verdict"] for row in rows).items()) or None
+
+
+def _line(folder: Path, began: CommandRecord | None, *, same_folder: bool) -> str:
+    if began is None:
+        return ""
+    here = os.path.realpath(began.cwd) == os.path.realpath(os.getcwd())
+    out = ["--out", str(folder if here else folder.resolve())] if same_folder else []
+    return ("" if here else f"cd {shlex.quote(began.cwd)} && ") + shlex.join([*began.words, *out])
+
+
+def _json(path: Path) -> Any:
+    with suppress(OSError, ValueError):
+        value = json.loads(path.read_text())
+        return value if isinstance(value, dict) else {}
+    return {}
+
+
+def _read(kind: Any, path: Path) -> Any:
+    with suppress(OSError, UserError):
+        return read(kind, path)
+    return None

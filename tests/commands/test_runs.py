@@ -1,0 +1,132 @@
+"""samestep runs: what became of each past run, and the line that continues or repeats it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import samestep as package
+from budget import budget
+from command import TESTS, samestep
+from samestep.commands.command_record import recorded, words_of
+from samestep.commands.progress import show_runs
+from samestep.commands.results_folder import prepare, release_folders
+from samestep.commands.setup import Setup
+from samestep.commands.train_options import TrainOptions
+from samestep.errors import TrainingFailed, UserError
+from samestep.records.files import write
+from samestep.records.record import PROGRESS, Progress, RankError
+
+WORDS = ("samestep", "run", "my job.py", "--engine", "ddp")
+
+
+def folder_of(root: Path, name: str, command: str = "run") -> Path:
+    identity = {"command": command, "job": "my job.py", "engines": ["ddp"], "nproc": 2, "nnodes": 1}
+    return prepare(root / name, "my job.py", identity)
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a run of each outcome, in the order of their names."""
+    monkeypatch.chdir(tmp_path)
+    curve = [{"step": 3, "loss": 0.5}]
+    for name in ("a finished", "b stopped"):
+        with recorded(folder_of(tmp_path, name), WORDS):
+            pass
+        results = {
+            "steps": 8,
+            "asked_steps": 9,
+            "evaluation": {"loss": 0.25},
+            "stopped": "early" if "b" in name else None,
+        }
+        (tmp_path / name / "results.json").write_text(json.dumps(results))
+    with pytest.raises(TrainingFailed), recorded(folder_of(tmp_path, "c failed"), WORDS):
+        raise TrainingFailed("rank 1 was ended by SIGKILL")
+    for name in ("d killed", "e killed"):
+        folder = folder_of(tmp_path, name)
+        write(folder / PROGRESS, Progress("train", 0, 4, 9, 64, 0.5, curve))
+        with recorded(folder, WORDS):
+            killed = (folder / "command.json").read_bytes()
+        (folder / "command.json").write_bytes(killed)  # as it is while the block runs
+    for step, complete in ((2, True), (10, True), (30, False)):
+        checkpoint = tmp_path / "e killed" / "checkpoints" / f"step-{step}"
+        checkpoint.mkdir(parents=True)
+        if complete:
+            (checkpoint / "manifest.json").touch()
+    write(folder_of(tmp_path, "f old") / "error-rank1.json", RankError(1, "crash", "ValueError: x", 1.0, "", False))
+    release_folders()
+    folder_of(tmp_path, "g running")
+    return tmp_path
+
+
+def test_each_outcome_is_told(root: Path) -> None:
+    found = {Path(run.folder).name: run for run in package.runs(root)}
+    assert {name.split()[-1]: run.outcome for name, run in found.items() if "old" not in name} == {
+        name: name for name in ("finished", "stopped", "failed", "killed", "running")
+    }
+    assert found["f old"].outcome == "failed" and found["f old"].reason == "ValueError: x"
+    assert found["c failed"].reason == "rank 1 was ended by SIGKILL"
+    assert (found["a finished"].steps, found["a finished"].asked_steps) == (8, 9)
+    assert (found["d killed"].steps, found["d killed"].asked_steps) == (4, 9)
+    assert found["a finished"].evaluation == {"loss": 0.25} and found["d killed"].evaluation == {"loss": 0.5}
+    assert found["e killed"].checkpoint == str(root / "e killed" / "checkpoints" / "step-10")
+    assert {run.ranks for run in found.values()} == {2}
+    release_folders()
+    assert {Path(run.folder).name: run.outcome for run in package.runs(root)}["g running"] == "killed"
+
+
+def test_the_line_continues_or_repeats(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {Path(run.folder).name: run for run in package.runs(root)}
+    assert shlex.split(found["a finished"].line) == [*WORDS]  # its own folder would be refused
+    assert shlex.split(found["d killed"].line) == [*WORDS, "--out", str(root / "d killed")]
+    assert found["e killed"].continues and not found["d killed"].continues
+    (root / "c failed" / "weights.safetensors").touch()
+    monkeypatch.chdir(root / "c failed")
+    (again,) = package.runs(root / "c failed")
+    assert again.line == f"cd {shlex.quote(str(root))} && {shlex.join(WORDS)}"
+
+
+def test_a_command_line_is_what_was_asked() -> None:
+    setup = Setup("my job.py:job", {"lr": "0.1"}, ("ddp",), engine_settings={"bucket_mb": "1"}, nproc=2)
+    words = words_of("run", setup, TrainOptions(best="accuracy", log=("csv", "wandb"), on_nan="skip"))
+    line = "samestep run 'my job.py:job' --engine ddp --nproc 2 --set lr=0.1 --set-engine bucket_mb=1 --best accuracy"
+    assert shlex.join(words) == f"{line} --log csv,wandb --on-nan skip"
+
+
+def test_the_table_fits(root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for width in (80, 100):
+        monkeypatch.setenv("COLUMNS", str(width))
+        show_runs(package.runs(root))
+        table, _, lines = capsys.readouterr().out.partition("\n\n")
+        assert max(map(len, table.splitlines())) <= width
+        assert all(outcome in table for outcome in ("finished", "stopped", "failed", "killed", "running"))
+        assert "continue: samestep run" in lines
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"there is no folder .*nowhere; name the one that holds the results"):
+        package.runs(tmp_path / "nowhere")
+
+
+def test_a_damaged_folder_ends_no_list(root: Path) -> None:
+    for name in ("study.json", "command.json", "results.json"):
+        (root / "a finished" / name).write_text("{")
+    assert len(package.runs(root)) == 7
+
+
+def test_a_training_that_fails_is_listed_with_its_sentence(tmp_path: Path) -> None:
+    out = tmp_path / "runs" / "one"
+    job = f"{TESTS}/rank/poisoned.py:job"
+    failed = samestep("run", job, "--engine", "single", "--set", "poison=loss", "--launcher", "fork", out=out)
+    assert failed.returncode == 2, failed.stderr
+    command = [sys.executable, "-m", "samestep", "runs", "--json"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=budget(20), check=True)
+    (run,) = json.loads(done.stdout)
+    assert run["outcome"] == "failed" and f"samestep: {run['reason']}" == failed.stderr.splitlines()[-1]
+    assert run["reason"].startswith("the loss is not finite at step ")
+    assert "--set poison=loss" in run["line"] and run["engines"] == ["single"]
