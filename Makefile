@@ -10,8 +10,8 @@ PYTEST = -n 2 --dist loadfile
 # What `make demo` runs; benchmarks/starts.py and tests/test_make.py read it here.
 DEMO = compare digits --launcher fork --rounds 3 --measured-steps 12 --warmup-steps 3
 
-.PHONY: demo test check lint horovod mutations conformance overhead checks starts lanes input jobs ports proof-cost hangs
-.PHONY: watchdog resume clean
+.PHONY: demo test check lint horovod mutations conformance resume overhead checks starts lanes input jobs ports
+.PHONY: proof-cost hangs watchdog clean
 
 demo: $(VENV)/.demo
 	$(BIN)/samestep $(DEMO)

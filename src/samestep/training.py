@@ -6,10 +6,9 @@ What it observes becomes the record.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor, nn
 from torch.amp import GradScaler
@@ -27,49 +26,25 @@ from samestep.rank.default_generator import default_generator
 from samestep.rank.digests import full_state_dict
 from samestep.rank.ema import Ema
 from samestep.rank.evaluation_schedule import EvaluationSchedule
+from samestep.rank.evaluator import Evaluator
 from samestep.rank.fragments import Fragment
 from samestep.rank.gather import loss_over_all_rows
+from samestep.rank.graceful_stop import Stop
+from samestep.rank.kept_state import keep_state
 from samestep.rank.meter import Meter
 from samestep.rank.not_finite import Checks, OnNaN
 from samestep.rank.observer import Observer
+from samestep.rank.one_row import is_one_row_error, one_row_message
 from samestep.rank.replicas import ReplicaCheck
 from samestep.rank.saving import Position, Saving
 from samestep.rank.turns import Turns
 from samestep.rank.watch import Watch
 from samestep.records.record import Observations
 from samestep.world import World
-from samestep.world.heartbeat import BACKWARD, FORWARD, LOADING, heartbeat
+from samestep.world.heartbeat import BACKWARD, CHECKPOINT, FORWARD, LOADING, heartbeat
 
 FragmentsOf = Callable[[nn.Module, World], list[Fragment]]
 Progress = Callable[[int, float], None]  # (steps done, a recent loss)
-
-
-class Evaluator(Protocol):
-    """Evaluates a training between two epochs."""
-
-    def begin(self, state: Callable[[], dict[str, Any]]) -> None: ...
-
-    def is_due(self, done: int, steps_per_epoch: int) -> bool: ...
-
-    def evaluate(self, done: int) -> bool: ...
-
-    def means(self) -> Mapping[str, float]: ...
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
-
-    def files(self) -> list[Path]: ...
-
-
-class Stop(Protocol):
-    """Ends a training early."""
-
-    last: int | None
-
-    def after(self, done: int) -> None: ...
-
-    def ends_before(self, step: int) -> bool: ...
 
 
 class Run:
@@ -246,9 +221,9 @@ class Run:
         first = self.world.rank * len(self._streams)
         for replica, stream in enumerate(self._streams, first):
             stream.manual_seed(key(self.job.seed, "replica", part.step, part.micro, replica))
-        restore = _keep_state(model) if part.rows == 0 else None
+        restore = keep_state(model) if part.rows == 0 else None
         if self._on_nan:
-            self._on_nan.before(part, lambda: _keep_state(model))
+            self._on_nan.before(part, lambda: keep_state(model))
         if self._observer:
             self._observer.forward()
         batch = self._carried.given_to(batch) if self._carried else batch
@@ -328,6 +303,7 @@ class Run:
     def _save(self) -> None:
         """Takes a checkpoint, unless this step's is taken already, or a loss is not finite, which raises UserError."""
         assert self._saving
+        heartbeat.begin(CHECKPOINT, self._done)
         self.meter.flush()
         self._saving.save(Position(self._done, self._skipped, self._ends), self._ema)
 
@@ -357,40 +333,6 @@ class Run:
             rates=seen.rates if seen else [],
             skipped_steps=self._skipped,
             resumed_from=self.first,
-            state=seen.state if seen else {},
             end_digests=seen.end_digests if seen else {},
+            state=seen.state if seen else {},
         )
-
-
-def is_one_row_error(error: BaseException) -> bool:
-    """Returns whether torch raised `error` because a BatchNorm layer got a single row."""
-    return "more than 1 value per channel" in str(error)
-
-
-def one_row_message(step: int, rank: int) -> str:
-    """Returns the message for a BatchNorm layer that would get a single row."""
-    return (
-        f"step {step}: rank {rank} gets 1 row, BatchNorm needs 2; "
-        "set global_batch=… so that every rank gets more, or last=drop"
-    )
-
-
-def _keep_state(model: nn.Module) -> Callable[[], None]:
-    """Returns a function that restores the model's buffers and what it keeps in attributes, as a hidden state: a rank
-    without rows computes others' rows, and must not change these."""
-    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    attributes = [
-        (vars(module), name, list(value) if isinstance(value, list) else value)
-        for module in model.modules()
-        for name, value in vars(module).items()
-        if value is None or isinstance(value, Tensor | tuple | list)
-    ]
-
-    def restore() -> None:
-        for buffer, value in buffers:
-            buffer.data.copy_(value)  # .data: autograd may hold the buffer
-        for of_module, name, kept in attributes:
-            if isinstance(of_module.get(name), Tensor | tuple | list):
-                of_module[name] = kept
-
-    return restore

@@ -11,7 +11,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from typing import Any
+from typing import Any, Protocol
 
 from torch._C._distributed_c10d import Store
 
@@ -66,6 +66,16 @@ class AgreedStep:
             if self._store.check(["last"]):
                 return int(self._store.get("last"))
         return None
+
+
+class Stop(Protocol):
+    """Ends a training early."""
+
+    last: int | None
+
+    def after(self, done: int) -> None: ...
+
+    def ends_before(self, step: int) -> bool: ...
 
 
 class GracefulStop(AgreedStep):

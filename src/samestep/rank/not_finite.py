@@ -183,9 +183,13 @@ CANNOT = "--on-nan skip: this engine cannot leave a step out: {}; use single, dd
 
 
 def check_can_skip(job: Job, engine: object) -> None:
-    """Raises Refused for an engine that says why it cannot leave a step out, and for a job that carries state."""
+    """Raises Refused for an engine that says why it cannot leave a step out, and for a job whose step cannot be."""
     if why := getattr(engine, "CANNOT_SKIP", ""):
         raise Refused(CANNOT.format(why))
+    if job.optimizer.needs_closure:
+        raise Refused(
+            f"--on-nan skip: {job.optimizer.cls.__name__} computes the gradients inside its step; leave skip out"
+        )
     if job.carry_state:
         raise Refused("--on-nan skip: the state that Job(carry_state) hands to the next step is not finite either")
 

@@ -142,9 +142,9 @@ class LayoutPlan:
 
     replicas, split, buffers: as in engine.Layout. rounds_to: the dtype that gradients pass through. rounds_weights:
     whether the weights are rounded to it too. exact_steps: how many first steps are exact. dtype: the widest to use.
-    neutral: without random numbers and batch statistics. compared: compared with the
-    other layouts only, with no engine: its tensors are not written, and its weights not evaluated. then: the
-    layout after the interruption; None: the same.
+    neutral: without random numbers and batch statistics. compared: compared with the other layouts only, with no
+    engine: its tensors are not written, and its weights not evaluated. then: the layout after the interruption; None:
+    the same.
     """
 
     replicas: int = 1

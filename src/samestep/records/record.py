@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -90,7 +90,7 @@ class Observations:
     began_at: when the first batch was requested, Unix time in seconds. start_digest: of the first weights.
     Only for the proof: parts: each micro-batch; later: epoch -> the rows of its first step; rates: the learning rates
     of each optimizer step and parameter group; end_digests: of each parameter that the rank holds whole, after the last
-    step; state: of an interrupted training, at the interruption or after loading.
+    step; state: of an interrupted one, at the interruption or after loading.
     curve: the evaluations, each {step, loss, …}. best_at: the index of the best one, -1: none. stopped: 'early' by
     patience, or 'asked' by a graceful stop. resumed_from: the steps that were done before, in an earlier launch.
     """
@@ -322,11 +322,22 @@ class Record:
 
     def arrays(self, name: str, rank: int = 0) -> dict[str, NDArray[Any]]:
         """Returns the tensors that `rank` wrote under `name`. Raises TrainingFailed for a file that cannot be read."""
+        with self._reading(name, rank) as file:
+            return {name.removeprefix(PREFIX): array for name, array in file.items()}
+
+    def array(self, name: str, tensor: str, rank: int = 0) -> NDArray[Any]:
+        """Returns one of these tensors, without reading the others."""
+        with self._reading(name, rank) as file:
+            found: NDArray[Any] = file[PREFIX + tensor]
+        return found
+
+    @contextmanager
+    def _reading(self, name: str, rank: int) -> Iterator[Any]:
         import numpy as np
 
         path = self.folder / f"rank{rank}.{name}.npz"
         try:
             with np.load(path) as file:
-                return {name.removeprefix(PREFIX): array for name, array in file.items()}
+                yield file
         except (OSError, ValueError, EOFError, BadZipFile, zlib.error) as error:
             raise TrainingFailed(f"{path} is missing or incomplete ({error}); give another folder with --out") from None

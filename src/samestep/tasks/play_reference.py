@@ -27,7 +27,7 @@ from samestep.records.record import (
 from samestep.tasks.inspect.load import build
 from samestep.tasks.proof_job import SGD_LR, proof_job, steps_of
 from samestep.tasks.reference_progress import StepsPlayed, shaken
-from samestep.tasks.reference_tensors import State, distances, from_plain, write_start, write_training
+from samestep.tasks.reference_tensors import State, Written, distances, from_plain, write_start, write_training
 from samestep.world import World
 
 RATES = 12  # learning rates tried for 'sgd', each a quarter of the previous one
@@ -157,7 +157,8 @@ class ReferencePlayer:
             if planned.compared:
                 self.compared[number] = base.state
             else:
-                write_training(self.folder, self.world.rank, f"{number}.{name}", base)
+                write_training(self.folder, self.world.rank, key := f"{number}.{name}", base)
+                base = replace(base, state=Written(self.folder, self.world.rank, key, base.state))
             facts = self._facts(small, dtype)
             played[name] = [_record(base, small, facts), *self._with_noise(training, planned, base, small, facts)]
         return played

@@ -13,6 +13,7 @@ from samestep.job import Job
 from samestep.rank.best_weights import BestWeights
 from samestep.rank.checkpoints import Checkpoints, StopAfter
 from samestep.rank.evaluate import evaluate, plain_model
+from samestep.rank.evaluator import Evaluator
 from samestep.rank.group import checkpoint_store
 from samestep.records.checkpoint import Every
 from samestep.records.interruption import interruption
@@ -20,7 +21,7 @@ from samestep.records.plan import Interrupted, Plan, Prove
 from samestep.records.record import Observations, write_state
 from samestep.tasks.proof_job import proof_job, steps_of
 from samestep.tasks.run_engine import run_engine
-from samestep.training import Evaluator, Run
+from samestep.training import Run
 from samestep.world import World
 
 

@@ -9,11 +9,27 @@ import torch
 from torch import Tensor
 
 from samestep import reference
-from samestep.records.record import FromOne, write_state
+from samestep.records.record import FromOne, Record, write_state
 
 State = Mapping[str, Tensor]
 
 BLOCK = 1 << 16  # elements that are compared at once: copies of the largest tensor would need a model's memory
+
+
+class Written(Mapping[str, Tensor]):
+    """A training's final state in its file. A tensor is read when it is asked for: the others take no memory."""
+
+    def __init__(self, folder: Path, rank: int, key: str, state: State) -> None:
+        self._record, self._rank, self._key, self._names = Record(folder), rank, key, list(state)
+
+    def __getitem__(self, name: str) -> Tensor:
+        return torch.from_numpy(self._record.array(self._key, name, self._rank))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 def write_training(folder: Path, rank: int, key: str, result: reference.TrainingResult) -> None:

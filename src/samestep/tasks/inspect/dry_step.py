@@ -23,8 +23,8 @@ from samestep.errors import UserError, not_a_scalar, not_per_row
 from samestep.job import Batch, Job, counts_by_itself, output_and_state, reads_batch
 from samestep.rank.carry import detached
 from samestep.rank.evaluate import count_metric, evaluate
+from samestep.rank.one_row import is_one_row_error
 from samestep.rank.turns import Turns
-from samestep.training import is_one_row_error
 from samestep.world import World
 
 ROWS = 4

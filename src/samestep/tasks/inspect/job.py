@@ -20,13 +20,13 @@ from samestep.errors import UserError
 from samestep.job import Batch, Job
 from samestep.rank.digests import digest_state
 from samestep.rank.export import pretrained
+from samestep.rank.one_row import is_one_row_error, one_row_message
 from samestep.records.inspection import JobFacts
 from samestep.records.plan import Prove
 from samestep.tasks.inspect.dry_step import check_dense, dry_evaluation, dry_step
 from samestep.tasks.inspect.load import build, find, innermost, settings_of
 from samestep.tasks.inspect.proof_size import rows_of_proof
 from samestep.tasks.proof_job import SGD_LR, proof_job
-from samestep.training import is_one_row_error, one_row_message
 
 
 def inspect_job(
