@@ -1,7 +1,8 @@
 """Two LSTM cells that continue sine waves, as pytorch/examples/time_sequence_prediction trains them: LBFGS, all waves at
 once, in float64.
 
-The original's closure is gone: samestep calls `forward` and `criterion` as often as LBFGS asks. It evaluates on three waves.
+The original's closure is gone: samestep calls `forward` and `criterion` as often as LBFGS asks. It evaluates on three
+waves.
 """
 
 import torch
