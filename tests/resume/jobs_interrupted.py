@@ -53,7 +53,7 @@ def plain() -> Job:
     return _job(False)
 
 
-def slow(step_s: float = 0.03, epochs: int = 200) -> Job:
+def slow(step_s: float = 0.02, epochs: int = 80) -> Job:
     """A step takes a moment, so that there is time to kill it: Adam, dropout, 5 steps an epoch."""
 
     def model() -> nn.Module:

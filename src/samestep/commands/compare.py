@@ -180,21 +180,21 @@ def _launch(study: Study, row: Row, number: int, folder: Path, reference: Record
     else:
         row.launches.append(record)
         if number == 0:
-            row.verdict = _judged(record, loop, numerics)
+            row.verdict = _judged(record.folder, lambda: judge(loop, record, numerics))
 
 
-def _judged(record: Record, loop: Expectation, numerics: Expectation | None) -> Verdict:
-    """Returns the verdict on a launch: the one that was given before, where there is one.
+def _judged(folder: Path, judgement: Callable[[], Verdict], *others: Path) -> Verdict:
+    """Returns the verdict on the launch in `folder`: the one that was given before, where there is one.
 
-    Of a launch that is proven the weights have served their purpose, and are deleted.
+    Of a launch that is proven the weights have served their purpose, and are deleted, and those in `others`.
     """
-    path = record.folder / VERDICT
+    path = folder / VERDICT
     if path.exists():
         return read(Verdict, path)
-    verdict = judge(loop, record, numerics)
+    verdict = judgement()
     if verdict.proven:
         write(path, verdict)
-        for weights in record.folder.glob("rank*.npz"):
+        for weights in (file for each in (folder, *others) for file in each.glob("rank*.npz")):
             weights.unlink()
     return verdict
 
@@ -224,7 +224,8 @@ def _interrupted(
     )
     continued = _start(study, folder, row.then_launcher, then.processes, then.devices, Path(rest.out), rest, show_phase)
     shutil.rmtree(parts.checkpoints, ignore_errors=True)
-    return judge_resumed(loop, JoinedRecord(continued.folder, began), numerics)
+    record = JoinedRecord(continued.folder, began)
+    return _judged(continued.folder, lambda: judge_resumed(loop, record, numerics), began.folder)
 
 
 def _start(

@@ -73,7 +73,12 @@ def _seen(ranks: list[RankRecord], name: str, number: int) -> Observations:
     if number < len(ranks) and name in ranks[number].trainings:
         return ranks[number].trainings[name]
     alike = ranks[0].trainings.get(name, Observations())
-    return Observations(start_digest=alike.start_digest, rates=alike.rates, later={epoch: [] for epoch in alike.later})
+    return Observations(
+        start_digest=alike.start_digest,
+        rates=alike.rates,
+        later={epoch: [] for epoch in alike.later},
+        end_digests=alike.end_digests,
+    )
 
 
 def _joined(first: Observations, rest: Observations) -> Observations:
