@@ -109,3 +109,15 @@ def stateful(optimizer: Literal["adam", "sgd"] = "sgd") -> Job:
     """A rate that evaluations move, and what a replica keeps from step to step."""
     plateau = LRSchedule(lambda o: ReduceLROnPlateau(o, factor=0.5, patience=0, threshold=0.5), every="evaluation")
     return _job(Stateful, optimizer, plateau, None)
+
+
+def lbfgs() -> Job:
+    """One parameter, a matrix: LBFGS keeps vectors of as many values, which must not be taken for its."""
+    quasi_newton = Recipe(torch.optim.LBFGS, {"lr": 0.2, "max_iter": 3, "history_size": 4})
+    job = _job(nn.Module, "sgd", LRSchedule(_rises_and_falls), None)
+
+    def model() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Linear(6, 2, bias=False).double()
+
+    return replace(job, model=model, optimizer=quasi_newton, epochs=2)

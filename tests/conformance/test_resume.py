@@ -59,7 +59,7 @@ CASES = [
     pytest.param(job, engine, marks=() if (job, engine) in FAST else pytest.mark.check)
     for job in ("alike adam", "stateful sgd", "gan", "lstm")
     for engine in ("single", "ddp", "fsdp", "zero")
-]
+] + [pytest.param("lbfgs", "single"), pytest.param("lbfgs", "ddp", marks=pytest.mark.check)]
 
 
 @pytest.mark.parametrize(("job", "engine"), CASES)

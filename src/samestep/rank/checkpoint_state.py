@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_map_only
 
 from samestep.errors import UserError, first_few
 from samestep.job.phases import CHECKPOINTED
@@ -236,9 +237,12 @@ def load_state(
     kept: the parameter's dtype in the checkpoint; what has it gets the dtype that the parameter has here.
     """
     if not isinstance(value, Stored):
-        return saved.plain(value)
+        return tree_map_only(
+            Tensor, lambda tensor: tensor.to(parameter.device), saved.plain(value)
+        )  # LBFGS keeps lists
     dtype = parameter.dtype if saved.dtype(value) == kept and saved.shape(value) else saved.dtype(value)
     flat = saved.shape(value) == (parameter.numel(),) and parameter.dim() != 1  # an engine's that flattens parameters
+    flat = flat and "history_size" not in group  # LBFGS's own vectors stay as they are
     if isinstance(parameter, DTensor) and (flat or saved.shape(value) == tuple(parameter.shape)):
         shape, offset = place_of(parameter)
         if flat:
