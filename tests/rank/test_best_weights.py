@@ -226,7 +226,7 @@ def test_a_folder_of_one_evaluation_is_not_anothers(trained: tuple[Path, dict[st
     assert samestep(*words, str(weights)).returncode == 0
     before = (tmp_path / "out" / "results.json").read_bytes()
     again = samestep(*words, str(other))
-    assert again.returncode == 2 and "holds other results: weights was" in again.stderr
+    assert again.returncode == 2 and "holds other results: training was 'weights " in again.stderr
     assert (tmp_path / "out" / "results.json").read_bytes() == before
 
 
