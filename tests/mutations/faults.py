@@ -88,9 +88,10 @@ FAULTS = (
     Fault(
         "a step with zero gradients before the first",
         DDP,
-        "        run.begin(module, optimizer)\n",
+        "        run.begin(module, optimizer, scheduler=scheduler)\n",
         "        for p in module.parameters():\n            p.grad = torch.zeros_like(p)\n"
-        "        optimizer.step()\n        optimizer.zero_grad()\n        run.begin(module, optimizer)\n",
+        "        optimizer.step()\n        optimizer.zero_grad()\n"
+        "        run.begin(module, optimizer, scheduler=scheduler)\n",
         ("initial weights", "parameter", "loss"),
         "moved them",
         ("conv", "tied"),
@@ -679,9 +680,9 @@ FAULTS = (
     Fault(
         "a rank other than 0 leaves out its last update",
         DDP,
-        "                optimizer.step()\n",
+        "                optimizer.step(*run.closure(backward))\n",
         "                kept = [p.detach().clone() for p in module.parameters()]\n"
-        "                optimizer.step()\n"
+        "                optimizer.step(*run.closure(backward))\n"
         "                if world.rank and batch.part.step == run.steps - 1:\n"
         "                    for p, before in zip(module.parameters(), kept):\n"
         "                        p.data.copy_(before)\n",
