@@ -159,6 +159,7 @@ def test_asked_to_end(tmp_path: Path) -> None:
         assert_gone(run.pids)
 
 
+@pytest.mark.check
 def test_asked_to_stop_it_leaves_a_checkpoint_that_continues(tmp_path: Path) -> None:
     """By SIGTERM, as Kubernetes does."""
     with training("slow", tmp_path / "out", "torchrun") as run:
