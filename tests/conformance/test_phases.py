@@ -74,7 +74,7 @@ FAULTS = [
         "the phases in another order",
         "training.py",
         IN_LOSS,
-        "        last = len(self.job.phases) - 1\n"
+        "        from dataclasses import replace\n\n        last = len(self.job.phases) - 1\n"
         "        batch = replace(batch, part=replace(batch.part, phase=last - batch.part.phase))\n" + IN_LOSS,
     ),
     (

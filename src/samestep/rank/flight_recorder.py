@@ -24,7 +24,7 @@ def enable() -> None:
 def serve(folder: Path, rank: int) -> None:
     """Answers at the Unix socket collectives-rankR in `folder`, which must be on this machine's disk."""
     server = getattr(c10d, "_WorkerServer", None)
-    if server is None:
+    if server is None or _servers:  # one a process: its threads end with it alone
         return
     path = folder / f"collectives-rank{rank}"
     with suppress(OSError, RuntimeError):  # some file systems hold no sockets
