@@ -226,6 +226,13 @@ def test_the_house_is_of_a_readable_size(sources: Sources) -> None:
     assert {name: lines for name, lines in functions.items() if lines > FUNCTION_LINES} == {}
 
 
+def test_a_worker_imports_no_sharding() -> None:
+    """torch.distributed.tensor brings sympy, and takes as long as torch: each rank and each inspection would wait."""
+    code = "import sys, samestep.worker; print({'torch.distributed.tensor', 'sympy'} & {*sys.modules})"
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, timeout=budget(20), check=True)
+    assert done.stdout.strip() == "set()"
+
+
 def test_the_parent_never_imports_torch(tmp_path: Path) -> None:
     """A whole comparison, in a process where importing torch is an error."""
     script = (

@@ -16,7 +16,7 @@ from command import TESTS, samestep
 from samestep.commands.command_record import recorded, words_of
 from samestep.commands.progress import show_runs
 from samestep.commands.results_folder import prepare, release_folders
-from samestep.commands.setup import Setup
+from samestep.commands.setup import Resume, Setup
 from samestep.commands.train_options import TrainOptions
 from samestep.errors import TrainingFailed, UserError
 from samestep.records.files import write
@@ -96,6 +96,9 @@ def test_a_command_line_is_what_was_asked() -> None:
     words = words_of("run", setup, TrainOptions(best="accuracy", log=("csv", "wandb"), on_nan="skip"))
     line = "samestep run 'my job.py:job' --engine ddp --nproc 2 --set lr=0.1 --set-engine bucket_mb=1 --best accuracy"
     assert shlex.join(words) == f"{line} --log csv,wandb --on-nan skip"
+    proof = Setup("digits", engines=("ddp",), stall_s=0.0, resume=Resume(nproc=3, engine="fsdp"))
+    asked = "samestep verify digits --resume --engine ddp --stall 0.0 --resume-nproc 3 --resume-engine fsdp"
+    assert shlex.join(words_of("verify", proof)) == asked
 
 
 def test_the_table_fits(root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

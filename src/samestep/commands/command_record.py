@@ -31,14 +31,17 @@ def words_of(command: str, setup: Setup, training: TrainOptions | ScoreOptions |
         "--nproc": setup.nproc,
     }
     given |= {"--launcher": ",".join(setup.launchers), "--device": "" if setup.device == "auto" else setup.device}
-    given |= {"--deadline": setup.deadline_s}
+    given |= {"--deadline": setup.deadline_s, "--stall": setup.stall_s}
     if command in ("verify", "compare"):
         given |= {"--steps": setup.steps}
     if command == "compare":
         given |= {"--rounds": setup.rounds, "--measured-steps": setup.measured_steps}
         given |= {"--warmup-steps": setup.warmup_steps}
+    words += ["--resume"] if setup.resume else []
+    if setup.resume:
+        given |= {"--resume-nproc": setup.resume.nproc, "--resume-engine": setup.resume.engine}
     for flag, value in given.items():
-        words += [flag, str(value)] if value else []
+        words += [flag, str(value)] if value not in (None, "") else []
     for flag, values in (("--set", setup.settings), ("--set-engine", setup.engine_settings)):
         words += [word for name, text in values.items() for word in (flag, f"{name}={text}")]
     if isinstance(training, TrainOptions):

@@ -15,6 +15,7 @@ from typing import Any
 from samestep.commands.results_folder import IDENTITY, LOCK
 from samestep.commands.train import WEIGHTS
 from samestep.errors import UserError
+from samestep.records.checkpoint import FOLDER, MANIFEST, steps_in
 from samestep.records.files import read
 from samestep.records.record import PROGRESS, Progress, Record
 from samestep.records.runs import COMMAND, CommandRecord, PastRun
@@ -71,12 +72,8 @@ def past_run(folder: Path) -> PastRun:
 
 def newest_checkpoint(folder: Path) -> Path | None:
     """Returns the newest complete checkpoint, checkpoints/step-N with its manifest; None where there is none."""
-    steps = {}
-    for path in folder.glob("checkpoints/step-*"):
-        number = path.name.removeprefix("step-")
-        if number.isdigit() and (path / "manifest.json").exists():
-            steps[int(number)] = path
-    return steps[max(steps)] if steps else None
+    found = (folder / FOLDER / f"step-{step}" for step in steps_in(folder / FOLDER))
+    return next((path for path in found if (path / MANIFEST).exists()), None)
 
 
 def _outcome(folder: Path, began: CommandRecord | None, results: Mapping[str, Any]) -> tuple[Any, str | None]:

@@ -98,8 +98,6 @@ class BestWeights:
             self.best_at = len(self.curve) - 1
             if writes and self.best is not None:
                 self._save(done, state)
-        if last:
-            self.finish()
 
     def finish(self) -> None:
         """Saves the best weights, where the disk was full when they were found. Raises UserError where it still is."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,10 +25,8 @@ from torch import Tensor
 from samestep.errors import UserError
 from samestep.rank.packed import Piece, Stored, merged, unpack
 from samestep.records.asked import Asked
-from samestep.records.checkpoint import MANIFEST, Manifest, Place, RankPart
+from samestep.records.checkpoint import MANIFEST, Manifest, Place, RankPart, steps_in
 from samestep.records.files import read, replace_by, write
-
-NAME = re.compile(r"step-(\d+)")
 
 
 class Damaged(Exception):
@@ -103,12 +100,6 @@ def checked(checkpoint: Path) -> Manifest:
     except UserError as error:
         raise Damaged(str(error).partition("; ")[0]) from error
     return manifest
-
-
-def steps_in(folder: Path) -> list[int]:
-    """Returns the steps of the checkpoints in a folder, the newest first."""
-    found = [NAME.fullmatch(path.name) for path in folder.iterdir()] if folder.is_dir() else []
-    return sorted((int(match[1]) for match in found if match), reverse=True)
 
 
 def newest(folder: Path, passed_over: Callable[[str], None]) -> Path | None:

@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
 
@@ -31,7 +30,8 @@ from samestep.rank.carry import CarriedState
 from samestep.rank.checkpoint_files import Saved
 from samestep.rank.ema import Ema
 from samestep.rank.fragments import Fragment, load, tree_of
-from samestep.rank.packed import Piece, Stored, block_of, place_of
+from samestep.rank.packed import Piece, Stored
+from samestep.rank.shards import block_of, is_shard, place_of, sharded_like
 from samestep.world import World
 
 Tree = dict[str, Any]
@@ -121,7 +121,7 @@ class TrainingState:
 
     def _gives(self, tensor: Any) -> bool:
         """Returns whether this rank gives a tensor to the checkpoint: its block of a sharded one, else rank 0."""
-        if not isinstance(tensor, DTensor):
+        if not is_shard(tensor):
             return self.world.rank == 0
         coordinate: Sequence[int] = tensor.device_mesh.get_coordinate() or ()
         return not any(placement.is_replicate() and at for placement, at in zip(tensor.placements, coordinate))
@@ -243,15 +243,14 @@ def load_state(
     dtype = parameter.dtype if saved.dtype(value) == kept and saved.shape(value) else saved.dtype(value)
     flat = saved.shape(value) == (parameter.numel(),) and parameter.dim() != 1  # an engine's that flattens parameters
     flat = flat and "history_size" not in group  # LBFGS's own vectors stay as they are
-    if isinstance(parameter, DTensor) and (flat or saved.shape(value) == tuple(parameter.shape)):
+    if is_shard(parameter) and (flat or saved.shape(value) == tuple(parameter.shape)):
         shape, offset = place_of(parameter)
         if flat:
             whole = saved.tensor(value).view(parameter.shape)
             block = whole[tuple(slice(at, at + size) for at, size in zip(offset, shape))].to(parameter.device, dtype)
         else:
             block = saved.tensor(value, offset, shape).to(parameter.device, dtype)
-        mesh, placements = parameter.device_mesh, parameter.placements
-        return DTensor.from_local(block, mesh, placements, shape=parameter.shape, stride=parameter.stride())
+        return sharded_like(block, parameter)
     on_host = key == "step" and not (group.get("capturable") or group.get("fused"))  # as torch's load_state_dict does
     tensor = saved.tensor(value).to("cpu" if on_host else parameter.device, dtype)
     return tensor.view(parameter.shape) if flat else tensor

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from samestep.job.phases import CHECKPOINTED
+from samestep.rank.shards import block_of
 
 
 class Ema:
@@ -26,7 +27,7 @@ class Ema:
 
     def _tensors(self) -> list[Tensor]:
         """The parameters' values on this rank. Anew each time: a library may give a parameter other memory."""
-        return [p._local_tensor if hasattr(p, "_local_tensor") else p.data for p in self._parameters]  # a DTensor's
+        return [block_of(parameter) for parameter in self._parameters]
 
     def named(self, model: nn.Module) -> Iterator[tuple[str, Tensor, nn.Parameter]]:
         """Yields the name of each averaged parameter, its average on this rank, and the parameter."""

@@ -21,20 +21,15 @@ from samestep.data.schedule import Schedule
 from samestep.errors import NotFinite, Refused, UserError, first_few, say
 from samestep.job import Job, Part
 from samestep.rank.meter import Meter
+from samestep.rank.shards import block_of
 from samestep.world import World
 
 IN_A_ROW = 100  # steps left out in a row, after which the training ends: its weights, or all of its data, are bad
 SAID = 10  # sentences about steps left out
 
 
-def local(tensor: Tensor) -> Tensor:
-    """Returns the part of a tensor that is on this rank: of a DTensor its shard."""
-    shard: Tensor = getattr(tensor, "_local_tensor", tensor)
-    return shard.detach()
-
-
 def is_finite(tensor: Tensor) -> bool:
-    return bool(local(tensor).isfinite().all())
+    return bool(block_of(tensor).isfinite().all())
 
 
 class StopsAtNaN:
@@ -145,7 +140,7 @@ class SkipsNaN:
             return
         self._decided = True
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        gradients = [g for g in (local(p.grad) for p in parameters) if g.numel()]
+        gradients = [g for g in (block_of(p.grad) for p in parameters) if g.numel()]
         values = [loss.double() for _, loss in self._losses]
         # The greatest magnitude: a norm of finite values might overflow.
         values += [norm.double() for norm in torch._foreach_norm(gradients, math.inf)] if gradients else []

@@ -10,10 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from samestep.errors import UserError
+from samestep.rank.shards import block_of, place_of
 
 TENSOR, TUPLE, PAIRS, COUNTER, FLOAT = "$tensor", "$tuple", "$pairs", "$counter", "$float"
 
@@ -34,22 +33,9 @@ class Stored:
     key: str
 
 
-def block_of(tensor: Tensor) -> Tensor:
-    """Returns the block of a tensor that this rank keeps: the whole tensor, where it is no DTensor."""
-    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor.data
-
-
-def place_of(tensor: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Returns the shape and the offset of this rank's block of a tensor."""
-    if not isinstance(tensor, DTensor):
-        return tuple(tensor.shape), (0,) * tensor.dim()
-    shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-    return tuple(shape), tuple(offset)
-
-
 def piece_of(tensor: Tensor) -> Piece:
     """Returns this rank's piece of a tensor, in memory that the training does not change."""
-    block = block_of(tensor).detach()
+    block = block_of(tensor)
     if block.device.type == "cuda":
         copy = torch.empty(block.shape, dtype=block.dtype, pin_memory=True).copy_(block, non_blocking=True)
     else:

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from samestep.errors import LostPeer, ReplicasDiffer
+from samestep.rank.shards import is_shard
 from samestep.world import World
 
 BLOCK = 1 << 17  # elements at once: a digest needs 24 bytes for each, which fit into a core's cache
@@ -23,7 +24,7 @@ def whole_parameters(model: nn.Module) -> dict[str, Tensor]:
     Buffers are left out: ranks keep their own (Layout.buffers), or get rank 0's before the next forward pass.
     """
     named = model.named_parameters()
-    return {name: p.detach() for name, p in named if not hasattr(p, "_local_tensor") and not hasattr(p, "ds_id")}
+    return {name: p.detach() for name, p in named if not is_shard(p) and not hasattr(p, "ds_id")}
 
 
 def digests(tensors: dict[str, Tensor]) -> list[int]:

@@ -1,6 +1,6 @@
 """Describes the state of a training by sums, which show whether a continued training begins with the same state.
 
-It reads the live model and optimizer, and shares no code with the checkpoints that it checks.
+It reads the live model and optimizer. With the checkpoints that it checks it shares only where a shard lies (shards).
 """
 
 from __future__ import annotations
@@ -10,13 +10,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.optim import Optimizer
 from torch.utils._pytree import keystr, tree_flatten_with_path
 
 from samestep.job.phases import CHECKPOINTED
 from samestep.rank.ema import Ema
+from samestep.rank.shards import block_of, is_shard, place_of, sharded_like
 from samestep.records.record import TensorSeen
 
 
@@ -55,25 +54,14 @@ class StateOf:
                 if isinstance(value, Tensor | int | float):
                     yield f"{key} of {name}", torch.as_tensor(value)
         for name, average, parameter in ema.named(self.model) if ema else ():
-            yield f"average of {name}", _placed(average, parameter)
-
-
-def _placed(average: Tensor, parameter: Tensor) -> Tensor:
-    """Returns an average as a shard where its parameter is one."""
-    if not isinstance(parameter, DTensor):
-        return average
-    mesh, placements = parameter.device_mesh, parameter.placements
-    return DTensor.from_local(average, mesh, placements, shape=parameter.shape, stride=parameter.stride())
+            yield f"average of {name}", sharded_like(average, parameter) if is_shard(parameter) else average
 
 
 def _sums(tensor: Tensor) -> TensorSeen:
     """Returns the sums over this rank's piece of a tensor. No rank asks another."""
-    tensor = tensor.detach()
-    block = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+    block = block_of(tensor)
     place = torch.zeros((), dtype=torch.float64, device=block.device)
-    offset = (0,) * tensor.dim()
-    if isinstance(tensor, DTensor):
-        _, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    _, offset = place_of(tensor)
     step = tensor.numel()
     for size, here, first in zip(tensor.shape, block.shape, offset):
         step //= max(1, size)

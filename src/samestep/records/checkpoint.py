@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from samestep.records.asked import Asked
 
 MANIFEST = "manifest.json"
 FOLDER = "checkpoints"  # in a run's folder
+NAME = re.compile(r"step-(\d+)")
+
+
+def steps_in(folder: Path) -> list[int]:
+    """Returns the steps of the checkpoints in a folder, the newest first."""
+    found = [NAME.fullmatch(path.name) for path in folder.iterdir()] if folder.is_dir() else []
+    return sorted((int(match[1]) for match in found if match), reverse=True)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,40 @@
+"""This rank's block of a tensor that is sharded over the ranks (a DTensor), or the whole of one that is not.
+
+torch.distributed.tensor is imported where there is a DTensor, and so is there already: its import takes as long as
+torch's own, and most trainings shard nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+
+def is_shard(tensor: Any) -> bool:
+    """Returns whether a tensor is sharded: a DTensor."""
+    return hasattr(tensor, "_local_tensor")
+
+
+def block_of(tensor: Any) -> Tensor:
+    """Returns the block of a tensor that this rank keeps: the whole tensor, where it is no DTensor."""
+    block: Tensor = tensor._local_tensor if is_shard(tensor) else tensor.data
+    return block.detach()
+
+
+def place_of(tensor: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Returns the shape and the offset of this rank's block of a tensor."""
+    if not is_shard(tensor):
+        return tuple(tensor.shape), (0,) * tensor.dim()
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    return tuple(shape), tuple(offset)
+
+
+def sharded_like(block: Tensor, parameter: Any) -> Tensor:
+    """Returns this rank's `block` as a DTensor, sharded as `parameter` is."""
+    from torch.distributed.tensor import DTensor
+
+    mesh, placements = parameter.device_mesh, parameter.placements
+    return DTensor.from_local(block, mesh, placements, shape=parameter.shape, stride=parameter.stride())
