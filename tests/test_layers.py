@@ -229,7 +229,9 @@ def test_the_house_is_of_a_readable_size(sources: Sources) -> None:
 def test_a_worker_imports_no_sharding() -> None:
     """torch.distributed.tensor brings sympy, and takes as long as torch: each rank and each inspection would wait."""
     code = "import sys, samestep.worker; print({'torch.distributed.tensor', 'sympy'} & {*sys.modules})"
-    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, timeout=budget(20), check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, timeout=budget(20), check=True
+    )
     assert done.stdout.strip() == "set()"
 
 
