@@ -39,6 +39,7 @@ from samestep.rank.replicas import ReplicaCheck
 from samestep.rank.saving import Position, Saving
 from samestep.rank.turns import Turns
 from samestep.rank.watch import Watch
+from samestep.rank.weights import StateDict
 from samestep.records.record import Observations
 from samestep.world import World
 from samestep.world.heartbeat import BACKWARD, CHECKPOINT, FORWARD, LOADING, heartbeat
@@ -104,7 +105,7 @@ class Run:
         *,
         scheduler: LRScheduler | None = None,
         scaler: GradScaler | None = None,
-        state: Callable[[], dict[str, Any]] | None = None,
+        state: Callable[[], StateDict] | None = None,
     ) -> None:
         """Registers the model and its optimizer. Call it once, when both are ready, before the first batch.
 

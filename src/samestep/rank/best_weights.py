@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
@@ -14,7 +13,7 @@ from samestep.errors import UserError, say
 from samestep.job import Job
 from samestep.rank.evaluate import evaluate, plain_model
 from samestep.rank.watch import Watch
-from samestep.rank.weights import save
+from samestep.rank.weights import StateDict, save
 from samestep.records.record import EvaluationSeen
 from samestep.world import World
 
@@ -43,9 +42,9 @@ class BestWeights:
     best_at: int = -1  # index of the best evaluation in the curve
     ended: bool = False  # whether patience has ended the training
     evaluated: EvaluationSeen | None = None  # the latest evaluation's part of the record
-    _unsaved: tuple[int, dict[str, Any]] | None = None  # the best step and its state, while the disk takes no file
+    _unsaved: tuple[int, StateDict] | None = None  # the best step and its state, while the disk takes no file
 
-    def begin(self, state: Callable[[], dict[str, Any]]) -> None:
+    def begin(self, state: Callable[[], StateDict]) -> None:
         """Registers `state`, which returns the full state dict on rank 0. Every rank must call it."""
         self._state = state
 
@@ -65,11 +64,11 @@ class BestWeights:
         """Returns the latest evaluation's figures."""
         return self.curve[-1]
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Returns the evaluations so far, for a checkpoint."""
         return {"curve": self.curve, "best_at": self.best_at, "ended": self.ended}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Takes the evaluations of a checkpoint."""
         self.curve, self.best_at, self.ended = state["curve"], state["best_at"], state["ended"]
 
@@ -77,7 +76,7 @@ class BestWeights:
         """Returns the file of the best weights, where there is one."""
         return [self.weights] if self.best is not None and self.curve else []
 
-    def add(self, done: int, state: dict[str, Any], *, last: bool = False) -> None:
+    def add(self, done: int, state: StateDict, *, last: bool = False) -> None:
         """Evaluates rank 0's `state` after `done` steps, and saves it if it is the best.
 
         last: the training has ended; the state is saved if `best` is None or nothing was evaluated before.
@@ -104,7 +103,7 @@ class BestWeights:
         if self._unsaved:
             self._must_save(*self._unsaved)
 
-    def _save(self, done: int, state: dict[str, Any]) -> None:
+    def _save(self, done: int, state: StateDict) -> None:
         """Saves the best weights so far. Where they cannot be written, the training goes on with a copy in memory."""
         try:
             save(state, self.weights, self.saved)
@@ -116,7 +115,7 @@ class BestWeights:
             )
             say(f"{error}; the best weights, of step {done}, stay in memory, and the training goes on")
 
-    def _must_save(self, done: int, state: dict[str, Any]) -> None:
+    def _must_save(self, done: int, state: StateDict) -> None:
         try:
             save(state, self.weights, self.saved)
         except UserError as error:

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from samestep.job import Batch, output_and_state
+from samestep.rank.weights import StateDict
 
 
 class CarriedState:
@@ -19,7 +20,7 @@ class CarriedState:
         self._epoch = -1
         self._of_micro: dict[int, Any] = {}
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Returns the state of all micro-batches, for a checkpoint."""
         return {"epoch": self._epoch, "of_micro": self._of_micro}
 

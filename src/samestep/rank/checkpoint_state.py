@@ -32,9 +32,10 @@ from samestep.rank.ema import Ema
 from samestep.rank.fragments import Fragment, load, tree_of
 from samestep.rank.packed import Piece, Stored
 from samestep.rank.shards import block_of, is_shard, place_of, sharded_like
+from samestep.rank.weights import StateDict
 from samestep.world import World
 
-Tree = dict[str, Any]
+Tree = StateDict
 
 
 @dataclass
@@ -202,7 +203,7 @@ def with_extra_state(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             yield name, module
 
 
-def plain_numbers(group: Mapping[str, Any]) -> Tree:
+def plain_numbers(group: Tree) -> Tree:
     """Returns the numbers of a parameter group: its rate, its momentum, … Switches, as foreach, are the engine's."""
     return {name: value for name, value in group.items() if name != "params" and _is_number(value)}
 
@@ -229,9 +230,7 @@ def copy_block(saved: Saved, stored: Stored, tensor: Tensor) -> None:
         block_of(tensor).copy_(saved.tensor(stored, offset, shape))
 
 
-def load_state(
-    saved: Saved, value: Any, key: str, group: Mapping[str, Any], parameter: Tensor, kept: torch.dtype
-) -> Any:
+def load_state(saved: Saved, value: Any, key: str, group: Tree, parameter: Tensor, kept: torch.dtype) -> Any:
     """Returns a value of a parameter's optimizer state, placed as the parameter is where it has its shape.
 
     kept: the parameter's dtype in the checkpoint; what has it gets the dtype that the parameter has here.

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from samestep.rank.weights import StateDict
+
 
 def digest_rows(data: Any, rows: int) -> list[str]:
     """Returns a digest of each of the first `rows` rows of a batch, computed from the tensors' bytes.
@@ -31,7 +33,7 @@ def _bytes(tensor: Tensor) -> bytes:
     return tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
-def full_state_dict(model: nn.Module) -> dict[str, Any]:
+def full_state_dict(model: nn.Module) -> StateDict:
     """Returns a module's state dict, with FSDP's shards gathered on every rank."""
     return {n: t.full_tensor() if hasattr(t, "full_tensor") else t for n, t in model.state_dict().items()}
 

@@ -27,6 +27,7 @@ from samestep.data.schedule import cut
 from samestep.errors import LoadingFailed, UserError, not_per_row
 from samestep.job import Batch, Job, Part, counts_by_itself, reads_batch
 from samestep.rank.hardware import is_out_of_memory
+from samestep.rank.weights import StateDict
 from samestep.records.record import EvaluationSeen
 from samestep.world import World
 from samestep.world.heartbeat import EVALUATION, heartbeat
@@ -111,7 +112,7 @@ def evaluate(job: Job, model: nn.Module, world: World, *, predictions: bool = Fa
     by_row = [name for name in job.metrics if name not in whole]
     table = torch.zeros(len(chunks), 3 + len(by_row), dtype=torch.float64, device=world.device)
     outputs: list[Any] = []
-    states: list[dict[str, Any]] = []
+    states: list[StateDict] = []
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     with torch.no_grad(), _memory_errors(f"to evaluate {chunk_rows} rows at once", chunk_rows, world):
@@ -178,17 +179,17 @@ def _sums(job: Job, by_row: list[str], output: Any, batch: Batch) -> Tensor:
     return torch.stack([value.double().to(loss.device) for value in values])
 
 
-def count_metric(metric: Any, output: Any, batch: Batch) -> dict[str, Any]:
+def count_metric(metric: Any, output: Any, batch: Batch) -> StateDict:
     """Returns the state of a torchmetrics metric after one batch, on the CPU. Resets the metric before and after."""
     metric.reset()
     metric.to(output.device if isinstance(output, Tensor) else "cpu")
     metric.update(output, batch if reads_batch(metric) else batch.targets)
-    state: dict[str, Any] = tree_map_only(Tensor, partial(Tensor.to, device="cpu"), metric.metric_state)
+    state: StateDict = tree_map_only(Tensor, partial(Tensor.to, device="cpu"), metric.metric_state)
     metric.reset()
     return state
 
 
-def _metric_values(job: Job, names: list[str], states: list[dict[str, Any]]) -> dict[str, float]:
+def _metric_values(job: Job, names: list[str], states: list[StateDict]) -> dict[str, float]:
     """Merges the chunks' states of each torchmetrics metric in the chunks' order. Returns name -> value."""
     values = {}
     for name in names:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from samestep.rank.checkpoint_files import Saved
 from samestep.rank.packed import Piece, Stored
+from samestep.rank.weights import StateDict
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Fragment:
     length: int
 
 
-def tree_of(fragments: Sequence[Fragment], state: Mapping[Tensor, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+def tree_of(fragments: Sequence[Fragment], state: Mapping[Tensor, Mapping[str, Any]]) -> dict[str, StateDict]:
     """Returns parameter -> key -> this rank's piece of its state, or a number. state: of the flat parameters."""
     return {
         each.name: {
@@ -43,7 +44,7 @@ def tree_of(fragments: Sequence[Fragment], state: Mapping[Tensor, Mapping[str, A
     }
 
 
-def load(fragments: Sequence[Fragment], state: dict[Tensor, dict[str, Any]], saved: Saved) -> None:
+def load(fragments: Sequence[Fragment], state: dict[Tensor, StateDict], saved: Saved) -> None:
     """Gives the flat parameters the state that a checkpoint has of their fragments."""
     for each in fragments:
         of_flat = state.get(each.flat) or {}

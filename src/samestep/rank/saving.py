@@ -19,6 +19,7 @@ from samestep.rank.checkpoint_state import TrainingState
 from samestep.rank.checkpoints import Checkpoints
 from samestep.rank.ema import Ema
 from samestep.rank.fragments import Fragment
+from samestep.rank.weights import StateDict
 from samestep.records.files import replace_by
 from samestep.world import World
 
@@ -47,7 +48,7 @@ class Saving:
         optimizer: Optimizer,
         parts: Mapping[str, Any],
         carried: CarriedState | None,
-        state: Callable[[], dict[str, Any]] | None,
+        state: Callable[[], StateDict] | None,
         schedule: Schedule,
     ) -> Position:
         """Registers what is saved, and loads the checkpoint from which the training continues. Returns its position.

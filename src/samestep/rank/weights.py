@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from samestep.errors import UserError, first_few
 from samestep.world.heartbeat import CHECKPOINT, heartbeat
 
+StateDict = dict[str, Any]  # what a state_dict() returns: tensors and plain values by name
 PART = {"samestep": "trainable"}  # the metadata of a file that holds the trainable part of the weights
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from samestep.data.schedule import schedule_of
 from samestep.engine import Engine
@@ -15,6 +14,7 @@ from samestep.rank.checkpoints import Checkpoints, StopAfter
 from samestep.rank.evaluate import evaluate, plain_model
 from samestep.rank.evaluator import Evaluator
 from samestep.rank.group import checkpoint_store
+from samestep.rank.weights import StateDict
 from samestep.records.checkpoint import Every
 from samestep.records.interruption import interruption
 from samestep.records.plan import Interrupted, Plan, Prove
@@ -31,7 +31,7 @@ class EachStep:
     def __init__(self, job: Job, world: World, steps: int) -> None:
         self.job, self.world, self.steps = job, world, steps
 
-    def begin(self, state: Callable[[], dict[str, Any]]) -> None:
+    def begin(self, state: Callable[[], StateDict]) -> None:
         self._state = state
 
     def is_due(self, done: int, steps_per_epoch: int) -> bool:
@@ -44,10 +44,10 @@ class EachStep:
     def means(self) -> Mapping[str, float]:
         return self._means
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         return {}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         pass
 
     def files(self) -> list[Path]:

@@ -12,6 +12,7 @@ from samestep.engine import Engine
 from samestep.errors import Refused
 from samestep.job import Job
 from samestep.rank.hardware import is_out_of_memory
+from samestep.rank.weights import StateDict
 from samestep.tasks.largest_batch import no_model, out_of_memory
 from samestep.training import Run
 from samestep.world import World
@@ -24,7 +25,7 @@ def with_sync_batchnorm(job: Job, world: World) -> Job:
     return replace(job, model=lambda: torch.nn.SyncBatchNorm.convert_sync_batchnorm(job.model()))
 
 
-def run_engine(engine: Engine, job: Job, world: World, run: Run, settings: Mapping[str, Any]) -> dict[str, Any]:
+def run_engine(engine: Engine, job: Job, world: World, run: Run, settings: Mapping[str, Any]) -> StateDict:
     """Trains `job` with an engine. Returns the full state dict on rank 0.
 
     Raises UserError when there is no memory for a batch, Refused for an error that the engine explains.
