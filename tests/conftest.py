@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -18,6 +19,10 @@ pytest_plugins = ["pytester", "samestep.testing"]  # the second is loaded by its
 # One thread a rank, unless a test says otherwise: equal on one rank and on several, and not more than the cores are.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 RANK = "samestep-rank"  # the plugin that a rank of a test has
+if (
+    signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+):  # as in a shell's background, where the tests' commands inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 SLOWEST_TEST_IMPORTS = 400  # a test that takes longer hangs: the slowest takes about 100
 BEGAN_S = time.monotonic()
 
