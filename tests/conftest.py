@@ -19,12 +19,10 @@ pytest_plugins = ["pytester", "samestep.testing"]  # the second is loaded by its
 # One thread a rank, unless a test says otherwise: equal on one rank and on several, and not more than the cores are.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 RANK = "samestep-rank"  # the plugin that a rank of a test has
-if (
-    signal.getsignal(signal.SIGINT) == signal.SIG_IGN
-):  # as in a shell's background, where the tests' commands inherit it
-    signal.signal(signal.SIGINT, signal.default_int_handler)
 SLOWEST_TEST_IMPORTS = 400  # a test that takes longer hangs: the slowest takes about 100
 BEGAN_S = time.monotonic()
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # in a shell's background; the tests' commands would inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
