@@ -34,11 +34,12 @@ ARROWS = {
     "errors": set(),
     "version": set(),
     # the child: where torch is
-    "worker": {"tasks", "training", "rank", "data", "records", "world", "engine"},
+    "worker": {"tasks", "training", "recorder", "rank", "data", "records", "world", "engine"},
     "tasks": {"reference", "training", "rank", "data", "records", "world", "engine", "jobs"},
     "training": {"rank", "data", "records", "world"},
     "reference": {"engine"},
     "engines": {"engine", "training", "rank", "world"},
+    "recorder": {"rank", "world", "records"},  # attaches to a script that is not ours
     "rank": {"data", "world", "records"},
     "data": {"world"},
     "jobs": {"__init__", "data"},

@@ -6,6 +6,8 @@
     python -m samestep.worker --inspect QUERY.json    a job's sizes and faults, and which engines run here, as JSON
     python -m samestep.worker --eject QUERY.json      a stand-alone script of a job on an engine
     python -m samestep.worker --reference PLAN.json   the reference, for every layout in the plan
+    python -m samestep.worker --script PLAN.json      one rank of a user's script, with the recorder attached
+    python -m samestep.worker --script --fork 2 PLAN.json    its ranks, by forking this process
     python -m samestep.worker --test-rank SOCKET      a rank of the pytest plugin's tests
     python -m samestep.worker --fork-server ranks     forks workers on request, each with one of these lines
 
@@ -34,10 +36,12 @@ from torch.multiprocessing.spawn import ProcessException, start_processes
 from samestep.errors import LoadingFailed, LostPeer, Refused, ReplicasDiffer, UserError
 from samestep.rank import hardware
 from samestep.rank.log_output import log_to
-from samestep.rank.membership import hostname
+from samestep.rank.membership import hostname, says_lost
+from samestep.recorder.run import run_script
 from samestep.records.files import naming_full_disks, read, replace_text, write, write_json
 from samestep.records.plan import Plan, ReferencePlan
 from samestep.records.record import ENVIRONMENT, SAVE_VARIABLES, RankError, RankRecord
+from samestep.records.script import ScriptPlan, ScriptRecord
 from samestep.tasks import fork_server
 from samestep.tasks.answer import eject_main, inspect_main
 from samestep.tasks.play_reference import play_reference
@@ -47,10 +51,10 @@ from samestep.world.heartbeat import file_of, heartbeat
 from samestep.world.orphans import die_with_parent, end_children
 
 ROOM = 1 << 15  # bytes
-AnyPlan = TypeVar("AnyPlan", Plan, ReferencePlan)
+AnyPlan = TypeVar("AnyPlan", Plan, ReferencePlan, ScriptPlan)
 
 
-def rank_main(path: str, kind: type[AnyPlan], do: Callable[[AnyPlan, RankRecord], RankRecord]) -> None:
+def rank_main(path: str, kind: type[AnyPlan], do: Callable[[AnyPlan, RankRecord], RankRecord | ScriptRecord]) -> None:
     """Runs one rank: reads the plan at `path`, calls `do`, and writes the record that it returns.
 
     Never returns. It ends with os._exit once the record is on the disk and the group is closed: in a normal exit of
@@ -71,11 +75,11 @@ def rank_main(path: str, kind: type[AnyPlan], do: Callable[[AnyPlan, RankRecord]
         os.environ |= {"LOCAL_RANK": str(world.local_rank), "LOCAL_WORLD_SIZE": str(world.local_size)}
         machine = hardware.facts(world.device, hostname(), os.environ.get("GLOO_SOCKET_IFNAME"))
         record = RankRecord(world.rank, world, torch.get_num_threads(), plan.started_at, machine)
-        record = do(plan, record)
+        done = do(plan, record)
         folder.mkdir(parents=True, exist_ok=True)  # somebody may have removed it while the training went on
         room.unlink(missing_ok=True)
         with naming_full_disks():
-            write(folder / f"rank{rank}.json", record)
+            write(folder / f"rank{rank}.json", done)
     except BaseException as error:
         with suppress(OSError):  # else the command finds out that the disk is full
             room.unlink(missing_ok=True)
@@ -88,13 +92,13 @@ def rank_main(path: str, kind: type[AnyPlan], do: Callable[[AnyPlan, RankRecord]
     os._exit(code)
 
 
-def rank_error(error: BaseException, plan: Plan | ReferencePlan, rank: int) -> RankError:
+def rank_error(error: BaseException, plan: Plan | ReferencePlan | ScriptPlan, rank: int) -> RankError:
     """Returns the record of an error that ended a rank. Call it while the error is handled, for its traceback."""
     kind = "refused" if isinstance(error, Refused) else "user" if isinstance(error, UserError) else "crash"
     text = str(error).strip()
     is_sentence = isinstance(error, (UserError, LostPeer, LoadingFailed, ReplicasDiffer))
     message = text if is_sentence else f"{type(error).__name__}: {text.splitlines()[0] if text else ''}"
-    lost = is_lost_peer(plan, error) if isinstance(plan, Plan) else False
+    lost = is_lost_peer(plan, error) if isinstance(plan, Plan) else says_lost(error)
     return RankError(rank, kind, message, time.time(), traceback.format_exc(), lost)
 
 
@@ -128,7 +132,7 @@ def _prepare_files(folder: Path, rank: int) -> None:
         faulthandler.enable(stacks)
 
 
-def _spawned(local_rank: int, size: int, path: str) -> None:
+def _spawned(local_rank: int, size: int, path: str, of_script: bool) -> None:
     os.environ |= {
         "RANK": str(local_rank),
         "LOCAL_RANK": str(local_rank),
@@ -136,12 +140,15 @@ def _spawned(local_rank: int, size: int, path: str) -> None:
         "LOCAL_WORLD_SIZE": str(size),
     }
     os.environ.pop(RANK_VARIABLES, None)  # these are torchrun's
+    if of_script:
+        rank_main(path, ScriptPlan, run_script)
     rank_main(path, Plan, run_trainings)
 
 
-def spawn_main(size: int, path: str, start_method: str) -> None:
+def spawn_main(size: int, path: str, start_method: str, of_script: bool = False) -> None:
     """Starts the ranks and waits for them. When one fails, prints each one's exit code as torchrun does."""
-    ranks = start_processes(_spawned, args=(size, path), nprocs=size, join=False, start_method=start_method)
+    arguments = size, path, of_script
+    ranks = start_processes(_spawned, args=arguments, nprocs=size, join=False, start_method=start_method)
     try:
         while not ranks.join():
             pass
@@ -167,6 +174,11 @@ def main(arguments: list[str]) -> None:
             os._exit(0)
         case ["--reference", path]:
             rank_main(path, ReferencePlan, run_reference)
+        case ["--script", "--fork", size, path]:
+            die_with_parent()
+            spawn_main(int(size), path, "fork", of_script=True)
+        case ["--script", path]:
+            rank_main(path, ScriptPlan, run_script)
         case ["--spawn", size, path]:
             die_with_parent()
             spawn_main(int(size), path, "spawn")

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from samestep.commands.check_options import CheckOptions
 from samestep.commands.command_options import (
     CompareOptions,
     Device,
@@ -156,6 +157,24 @@ def runs(
     else:
         show_runs(found)
     return 0
+
+
+@app.command(context_settings={"allow_interspersed_args": False})
+@with_exit_code
+@from_command_line()
+def check(
+    options: CheckOptions,
+    script: Annotated[list[str], typer.Argument(metavar="SCRIPT [ARGUMENTS]...", help="A script as torchrun runs it.")],
+    json_: Json = False,
+) -> int:
+    """Run a script of your own, unedited, with a recorder on each rank; judge its steps and name the first divergence.
+    Exit 1 if something is wrong, or cannot be judged."""
+    from samestep.commands.check import check as checked
+    from samestep.report.check import show_check
+
+    results = checked(options, script)
+    _print(results, json_, show_check)
+    return int(results.answer != "right")
 
 
 @app.command()

@@ -106,7 +106,7 @@ def _last_line(record: Record) -> str:
 
 def _ranks_without_record(record: Record, size: int) -> str:
     """Names the ranks that have written no record, among those that started on this machine."""
-    written = {rank.rank for rank in record.ranks}
+    written = record.written()
     started = {int(path.name.removeprefix("pid-rank")) for path in record.folder.glob("pid-rank*")}
     missing = sorted((started or set(range(size))) - written)
     return f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"

@@ -306,6 +306,10 @@ class Record:
         """Reads the launch's plan."""
         return read(Plan, self.folder / "plan.json")
 
+    def written(self) -> set[int]:
+        """Returns the ranks that have written a record."""
+        return {int(path.stem.removeprefix("rank")) for path in self._files()}
+
     def complete(self, size: int) -> bool:
         """Returns whether all `size` ranks have written a record of this schema."""
         files = self._files()

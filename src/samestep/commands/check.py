@@ -1,0 +1,74 @@
+"""check: runs a user's own script on several ranks with a recorder attached, and judges what it recorded."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from samestep import launch
+from samestep.commands.check_options import LAUNCHERS, CheckOptions
+from samestep.commands.results_folder import prepare
+from samestep.errors import UserError
+from samestep.launch import Command, Machines, fork_client, ports, supervise
+from samestep.launch.command import command_for
+from samestep.proof.script import judge
+from samestep.records.files import read, write
+from samestep.records.record import Record
+from samestep.records.script import CheckResults, ScriptPlan, ScriptRecord
+from samestep.version import __version__
+
+
+def check(options: CheckOptions, words: Sequence[str]) -> CheckResults:
+    """Runs a script until its steps are recorded, and judges them. words: the script's path and its arguments.
+
+    Raises UserError for a script that is not there, and TrainingFailed for one that fails.
+    """
+    script, arguments = _script_of(words)
+    if options.launcher not in LAUNCHERS:
+        raise UserError(f"--launcher {options.launcher!r}: a script is started by {' or '.join(LAUNCHERS)}")
+    cores = os.cpu_count() or 1
+    if options.nproc > 64 * cores:
+        raise UserError(f"--nproc {options.nproc}: this machine has {cores} cores; give at most 64 ranks for each")
+    identity = {"command": "check", "script": script, "arguments": [*arguments], "nproc": options.nproc}
+    identity |= {"steps": options.steps, "samestep": __version__, "started": time.time()}
+    folder = prepare(options.out, script, identity)
+    plan = ScriptPlan(str(folder), time.time(), script, tuple(arguments), options.steps)
+    write(folder / "plan.json", plan)
+    record = _run(options, folder)
+    ranks = [read(ScriptRecord, folder / f"rank{rank}.json") for rank in range(options.nproc)]
+    results = judge(plan, ranks, record, shlex.join(["samestep", *sys.argv[1:]]))
+    write(folder / "results.json", results)
+    return results
+
+
+def _script_of(words: Sequence[str]) -> tuple[str, list[str]]:
+    script, *arguments = words
+    if not Path(script).is_file():
+        kind = "is a folder" if Path(script).is_dir() else "does not exist"
+        raise UserError(f"{script} {kind}; give the path of the script, as in samestep check --nproc 2 train.py")
+    return script, arguments
+
+
+def _run(options: CheckOptions, folder: Path) -> Record:
+    machines = Machines()
+    command = command_for(
+        folder / "plan.json", options.launcher, options.nproc, ("cpu",), machines, flags=("--script",)
+    )
+    meeting: dict[str, str] = {}
+    if options.launcher == launch.FORK:
+        meeting = {"MASTER_ADDR": machines.master, "MASTER_PORT": str(ports.any_free(machines.master))}
+        fork_client.start("ranks")
+    try:
+        return supervise.run(
+            Command(command.argv, {**command.env, **meeting}, command.ends_by, command.fork),
+            folder,
+            options.nproc,
+            deadline_s=options.deadline_s,
+            stall_s=options.stall_s,
+        )
+    finally:
+        fork_client.close()

@@ -1,0 +1,64 @@
+"""Judges a user's script by the record of its ranks, without a reference. Pure functions; see docs/check.md."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from samestep.proof.script.gradients import clipping, gradient
+from samestep.proof.script.rows import order, rows
+from samestep.proof.script.updates import initial_weights, rates, schedule, step_counts, updates, weights
+from samestep.records.record import Record
+from samestep.records.script import Answer, CheckResults, Finding, ScriptPlan, ScriptRecord
+
+NEEDED = ("steps", "initial weights", "gradient", "weights")  # without these answers nothing is proven
+
+
+def judge(plan: ScriptPlan, ranks: Sequence[ScriptRecord], record: Record, command: str = "") -> CheckResults:
+    """Answers each question about a script. record: the folder with the ranks' gradients.
+
+    The first divergence is that of the earliest step; of several in one step, that of the earliest question, as the
+    questions are asked in the order in which a step goes.
+    """
+    steps = min(len(rank.steps) for rank in ranks)
+    findings = [step_counts(plan, ranks)]
+    if steps:
+        findings += [
+            initial_weights(ranks),
+            rows(ranks),
+            order(ranks),
+            *gradient(ranks, record),
+            clipping(ranks, record),
+        ]
+        findings += [weights(ranks), updates(ranks, record), rates(ranks), schedule(ranks)]
+    divergences = [each.divergence for each in findings if each.divergence]
+    first = min(divergences, key=lambda each: -1 if each.step is None else each.step, default=None)
+    step_s = sum(sum(rank.step_s) for rank in ranks)
+    share = sum(rank.record_s for rank in ranks) / step_s if step_s else 0.0
+    return CheckResults(
+        plan.script,
+        [*plan.arguments],
+        len(ranks),
+        steps,
+        _answer(findings),
+        findings,
+        first,
+        share,
+        plan.out,
+        _notes(ranks),
+        command,
+    )
+
+
+def _answer(findings: Sequence[Finding]) -> Answer:
+    if any(each.answer == "differs" for each in findings):
+        return "differs"
+    answers = {each.question: each.answer for each in findings}
+    return "right" if all(answers.get(name) == "right" for name in NEEDED) else "unknown"
+
+
+def _notes(ranks: Sequence[ScriptRecord]) -> list[str]:
+    notes = list(dict.fromkeys(note for rank in ranks for note in rank.notes))
+    local = [name for name in ranks[0].buffers if len({rank.buffers.get(name) for rank in ranks}) > 1]
+    if local:
+        notes.append(f"{local[0]} is not the same on all ranks: BatchNorm's statistics are each rank's own")
+    return notes

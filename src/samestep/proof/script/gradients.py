@@ -1,0 +1,226 @@
+"""Whether each step's gradient is the mean of what the ranks computed, and how it was clipped."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from samestep.proof.script.losses import Scaling, loss_weights, targets, total_weight
+from samestep.proof.script.step_gradients import CLOSE, StepGradients, norm
+from samestep.proof.script.updates import SHARDED, Ranks, common_steps, differs, many
+from samestep.records.record import Record
+from samestep.records.script import BUCKETS, STEP, ClipSeen, Finding
+
+PASSED = "the same on all ranks: the mean of what they computed"
+LOST = "the gradients of {} of {} micro-batches were removed before the step (zero_grad inside the accumulation)"
+
+
+def gradient(ranks: Ranks, record: Record) -> list[Finding]:
+    """Answers 'gradient' (its reduction) and 'loss weight' (its scale), at each step until one differs."""
+    if any(step.sharded for rank in ranks for step in rank.steps):
+        return [Finding("gradient", "unknown", SHARDED)]
+    several = len({step.optimizer for step in ranks[0].steps}) > 1
+    worst, scales = 0.0, list[Finding]()
+    for step in common_steps(ranks):
+        of = StepGradients.read(record, ranks, step)
+        if not of.names:
+            continue
+        finding = _reduction(of, ranks, step)
+        if finding and several:
+            why = f"several optimizers share the gradients of a backward(): {finding.sentence}"
+            finding = Finding("gradient", "unknown", why)
+        if finding:
+            return [finding, *scales[:1]]
+        worst = max(worst, of.worst)
+        scales.append(_scale(of, ranks, step) if not several else _several())
+        if scales[-1].answer == "differs":
+            break
+    if not scales:
+        return [Finding("gradient", "unknown", "no gradient was seen on its way to the optimizer, or all are zero")]
+    right = Finding("gradient", "right", f"{PASSED}, to {worst:.0e} over {many(len(scales), 'step')}")
+    wrong = [each for each in scales if each.answer != "right"]
+    return [right, wrong[-1] if wrong else scales[-1]]
+
+
+def _several() -> Finding:
+    return Finding("loss weight", "unknown", "several optimizers: each loss may be summed on purpose")
+
+
+def _reduction(of: StepGradients, ranks: Ranks, step: int) -> Finding | None:
+    """Returns what is wrong with the reduction of a step's gradients; None where they are the scaled sum."""
+    bad = of.bad()
+    if not bad:
+        return None
+    cause, expected, found = _cause(of, bad, ranks, step)
+    rank, name = bad[0]
+    shown = {"expected": expected, "found": found, "rank": rank, "tensor": name}
+    return differs("gradient", "gradient", cause, step=step, **shown)
+
+
+def _cause(of: StepGradients, bad: Sequence[tuple[int, str]], ranks: Ranks, step: int) -> tuple[str, str, str]:
+    """Returns the cause, and the expected and the found gradient in words."""
+    mean = f"the mean of {of.size} ranks"
+    wrong = sorted({name for _, name in bad})
+    clips = ranks[bad[0][0]].steps[step].clips
+    own = [pair for pair in bad if of.is_own(*pair)]
+    if len(wrong) <= len(of.names) // 2 and len(own) == len(bad):
+        return (
+            (
+                f"{many(len(wrong), 'parameter')} of {len(of.names)} left out of the reduction: each rank keeps its own "
+                "gradient of it (used outside of the wrapped forward, or wrapped before it was added)"
+            ),
+            mean,
+            "the rank's own",
+        )
+    if len(own) == len(bad) and _clipped_apart(of):
+        return (
+            (
+                "clipped before the reduction: each rank clips its own gradient by its own norm, and the mean of these is "
+                "another gradient"
+            ),
+            f"{mean}, and then clipped",
+            "the rank's own at the clipping",
+        )
+    early = {clip.after for clip in clips if clip.after < of.micro}
+    if early:
+        return (
+            (
+                f"clipped after micro-batch {min(early) - 1} of {of.micro}, before the gradient is whole: clipping belongs "
+                "after the last one"
+            ),
+            mean,
+            "a gradient that was clipped on the way",
+        )
+    if len(own) == len(bad):
+        return (
+            (
+                "the gradients are never reduced: each rank steps with its own (forward through .module, no_sync that is "
+                "never left, or no wrapper at all)"
+            ),
+            mean,
+            "the rank's own",
+        )
+    for last in range(of.micro - 1):
+        if all(of.is_partial(rank, name, last) for rank, name in bad):
+            return (
+                (
+                    f"reduced before the last micro-batch: {many(of.micro - 1 - last, 'later micro-batch')[:-1]}"
+                    f"{'es' if of.micro - 2 - last else ''} {'are' if of.micro - 2 - last else 'is'} each rank's own "
+                    "(no_sync is left too early, or the flag is set after the forward)"
+                ),
+                mean,
+                f"reduced up to micro-batch {last}, then the rank's own",
+            )
+    for first in range(1, of.micro):
+        if all(of.is_rest(rank, name, first) for rank, name in bad):
+            return LOST.format(first, of.micro), f"{mean} of all micro-batches", f"of micro-batch {first} and later"
+    rank, name = bad[0]
+    distance = of.distance(rank, name)
+    return (
+        (
+            f"no known mistake explains it: {many(len(wrong), 'parameter')} of {len(of.names)} are neither the mean nor the "
+            "rank's own gradient"
+        ),
+        mean,
+        f"a gradient {distance:.1e} off, relative",
+    )
+
+
+def _clipped_apart(of: StepGradients) -> bool:
+    """Whether gradients that were unreduced when they were clipped are the same on all ranks at the step."""
+    taken = [each[of.names[0]] for each in of.taken]
+    return of.clipped and all(norm(each - taken[0]) <= CLOSE * norm(taken[0]) for each in taken)
+
+
+def _scale(of: StepGradients, ranks: Ranks, step: int) -> Finding:
+    """Whether each rank's losses enter the gradient so that their weights add up to one."""
+    question = "loss weight"
+    micros = [rank.steps[step].micro for rank in ranks]
+    uneven = targets(micros)
+    if uneven:
+        rank, ratio = uneven
+        cause = (
+            f"a mean of means: a target on rank {rank} weighs {ratio:.3g} times one on rank 0, because the ranks have "
+            "different numbers of targets; divide the sum of losses by the number on all ranks"
+        )
+        return differs(question, "weight of a target", cause, step=step, rank=rank, expected=1.0, found=ratio)
+    scale = ranks[0].steps[step].scale or 1.0
+    scaling = Scaling(of.factor * scale, of.size, of.micro, max(len(s.micro) for s in ranks[0].steps))
+    weights = [[loss_weights(micro.losses) for micro in each] for each in micros]
+    if any(weight is None for each in weights for weight in each):
+        return _without_weights(scaling)
+    sums = any(term.reduction == "sum" for each in micros for micro in each for term in micro.losses)
+    total = total_weight(weights, of.factor, scaling.near_one)
+    if scaling.near_one(total):
+        return Finding(
+            question, "right", f"the losses of all ranks and micro-batches enter with a total weight of {total:.6g}"
+        )
+    own = sum(weight.largest for each in weights for weight in each if weight) / of.size / scale
+    composite = any(len(micro.losses) > 1 for each in micros for micro in each)
+    cause = scaling.cause(own)
+    if cause and not (sums or composite):
+        return differs(question, "total weight of the losses", cause, step=step, expected=1.0, found=round(total, 9))
+    if cause and not scaling.is_mean and not sums:
+        return differs(question, "total weight of the losses", cause, step=step, expected=1.0, found=round(total, 9))
+    why = f"the losses enter with a total weight of {total:.4g}, which is no factor of ranks or micro-batches"
+    return Finding(
+        question, "unknown", why + ("; sums and several terms may be weighted on purpose" * (sums or composite))
+    )
+
+
+def _without_weights(scaling: Scaling) -> Finding:
+    question = "loss weight"
+    if scaling.is_mean and scaling.micro == 1:
+        return Finding(question, "right", "the gradient is the mean over ranks of one micro-batch each")
+    if scaling.is_mean:
+        why = "whether the accumulated losses are divided by their number cannot be seen"
+    else:
+        why = f"the gradient is {scaling.reduced:.4g} times the mean over ranks, as where a loss is divided beforehand"
+    return Finding(question, "unknown", f"{why}: the loss is no mean or sum that the recorder knows")
+
+
+def clipping(ranks: Ranks, record: Record) -> Finding:
+    """Whether the reduced gradient is clipped once a step, and by the norm of all parameters."""
+    question, clipped = "clipping", 0
+    for step in common_steps(ranks):
+        clips = [rank.steps[step].clips for rank in ranks]
+        if not any(clips):
+            continue
+        clipped += 1
+        micro = len(ranks[0].steps[step].micro)
+        early = [each for each in clips[0] if each.after < micro]
+        if early:
+            cause = f"clipped after each micro-batch, {len(clips[0])} times a step: clipping belongs after the last one"
+            return differs(question, "clipping", cause, step=step, expected=1, found=len(clips[0]), rank=0)
+        if finding := _norms(step, clips[0], record, len(ranks)):
+            return finding
+    if not clipped:
+        return Finding(question, "right", "nothing is clipped by torch.nn.utils")
+    return Finding(question, "right", f"once a step, after the reduction, in {many(clipped, 'step')}")
+
+
+def _norms(step: int, clips: Sequence[ClipSeen], record: Record, size: int) -> Finding | None:
+    last = [clip for clip in clips if clip.limit is not None]
+    if len(last) > 1 and all(clip.parameters < clip.of for clip in last):
+        cause = f"clipped in {len(last)} parts, each by its own norm and not by the norm of all parameters"
+        return differs(
+            "clipping", "clipping", cause, step=step, rank=0, expected="one norm", found=f"{len(last)} norms"
+        )
+    if len(last) != 1 or last[0].parameters < last[0].of:
+        return None
+    limit = last[0].limit
+    assert limit is not None
+    for rank in range(size):
+        arrays = record.arrays(STEP.format(step), rank)
+        before = {key.split(" ", 1)[1]: each for key, each in arrays.items() if key.startswith("unclipped ")}
+        if not before or any(each.size >= BUCKETS for each in before.values()):
+            return None  # sums of a large tensor do not say its norm
+        whole = float(np.sqrt(sum(norm(each) ** 2 for each in before.values())))
+        wanted = min(1.0, limit / (whole + 1e-6))
+        name, most = max(((name, norm(each)) for name, each in before.items()), key=lambda pair: pair[1])
+        found = norm(arrays[f"taken {name}"]) / most if most else wanted
+        if abs(found / wanted - 1) > 1e-2:
+            cause = "clipped by another norm than that of the whole gradient: of one rank's shard, or counted per rank"
+            return differs("clipping", "factor", cause, step=step, rank=rank, tensor=name, expected=wanted, found=found)
+    return None

@@ -1,0 +1,128 @@
+"""The gradients of one step of all ranks, and which combination of the ranks' own gradients they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from samestep.proof.script.updates import Ranks
+from samestep.records.record import Record
+from samestep.records.script import MICRO_BATCHES, STEP
+
+Array = NDArray[np.float64]
+CLOSE = 1e-5  # relative: float32's rounding in a sum over ranks is about 1e-7
+CLOSE_OF = {"bfloat16": 3e-2, "float16": 4e-3}
+
+
+def norm(array: Array) -> float:
+    return float(np.linalg.norm(array))
+
+
+@dataclass
+class StepGradients:
+    """The gradients of one step.
+
+    local: [rank] parameter -> [micro-batch] the rank's own. reduced: [rank] parameter -> what is to be their mean, as
+    it was before clipping. taken: what the optimizer took. factor: by which the sum over ranks and micro-batches is
+    multiplied in most of `reduced`. worst: the greatest relative distance from that.
+    """
+
+    names: list[str]
+    local: list[dict[str, list[Array]]]
+    reduced: list[dict[str, Array]]
+    taken: list[dict[str, Array]]
+    micro: int
+    close: float
+    clipped: bool
+    factor: float = 1.0
+    worst: float = 0.0
+    _bad: list[tuple[int, str]] = field(default_factory=list)
+
+    @classmethod
+    def read(cls, record: Record, ranks: Ranks, step: int) -> StepGradients:
+        """Reads a step from the ranks' files. Parameters whose gradient is zero on all ranks are left out."""
+        arrays = [record.arrays(STEP.format(step), rank) for rank in range(len(ranks))]
+        taken = [_of(each, "taken") for each in arrays]
+        unclipped = [_of(each, "unclipped") for each in arrays]
+        micro = max(len(rank.steps[step].micro) for rank in ranks)
+        kept = max(1, min(micro, MICRO_BATCHES))
+        shared = [name for name in taken[0] if all(name in each for each in taken)]
+        local = [{name: _local(each, name, kept, taken[0][name]) for name in shared} for each in arrays]
+        names = [name for name in shared if any(part.any() for each in local for part in each[name])]
+        reduced = [{name: before.get(name, after[name]) for name in names} for before, after in zip(unclipped, taken)]
+        close = max(CLOSE_OF.get(dtype, CLOSE) for dtype in ranks[0].steps[step].dtypes or ["float32"])
+        self = cls(names, local, reduced, taken, max(1, micro), close, any(unclipped))
+        self._fit()
+        return self
+
+    @property
+    def size(self) -> int:
+        return len(self.local)
+
+    def bad(self) -> list[tuple[int, str]]:
+        """Returns (rank, parameter) of each gradient that is not the sum times the common factor."""
+        return self._bad
+
+    def is_own(self, rank: int, name: str) -> bool:
+        """Whether a gradient is what the rank computed by itself, on all its micro-batches."""
+        return self.size > 1 and self._is_near(self.reduced[rank][name], sum(self.local[rank][name]), name)
+
+    def is_partial(self, rank: int, name: str, last: int) -> bool:
+        """Whether a gradient is the mean of the micro-batches up to `last`, and the rank's own after it."""
+        first = sum(sum(each[name][: last + 1]) for each in self.local) / self.size
+        return self._is_near(self.reduced[rank][name], first + sum(self.local[rank][name][last + 1 :]), name)
+
+    def is_rest(self, rank: int, name: str, first: int) -> bool:
+        """Whether a gradient is the mean of the micro-batches from `first` on."""
+        rest = sum(sum(each[name][first:]) for each in self.local) / self.size
+        return self._is_near(self.reduced[rank][name], rest, name)
+
+    def distance(self, rank: int, name: str) -> float:
+        """Returns how far a gradient is from the sum times the common factor, relative to what the ranks computed."""
+        scale = abs(self.factor) * self._size_of(name)
+        return norm(self.reduced[rank][name] - self.factor * self._sum(name)) / scale if scale else 0.0
+
+    def _sum(self, name: str) -> Array:
+        total: Array = sum((part for each in self.local for part in each[name]), np.zeros_like(self.taken[0][name]))
+        return total
+
+    def _size_of(self, name: str) -> float:
+        """The size of what was added up, before anything cancels: rounding is relative to that."""
+        return sum(norm(part) for each in self.local for part in each[name])
+
+    def _is_near(self, found: Array, wanted: Any, name: str) -> bool:
+        return norm(found - wanted) <= self.close * max(norm(np.asarray(wanted)), self._size_of(name) / self.size)
+
+    def _fit(self) -> None:
+        """Finds the factor of most gradients, and those that do not have it."""
+        fits: list[float] = []
+        for name in self.names:
+            total = self._sum(name)
+            square = float(total @ total)
+            for reduced in self.reduced:
+                factor = float(reduced[name] @ total) / square if square else 0.0
+                rounding = self.close * abs(factor) * self._size_of(name)
+                if factor and norm(reduced[name] - factor * total) <= rounding:
+                    fits.append(factor)
+        # Without a majority every gradient is compared with the mean.
+        self.factor = float(np.median(fits)) if 2 * len(fits) >= len(self.names) * self.size else 1 / self.size
+        pairs = [(rank, name) for name in self.names for rank in range(self.size)]
+        distances = {pair: self.distance(*pair) for pair in pairs}
+        self._bad = sorted(pair for pair in pairs if distances[pair] > self.close)
+        self.worst = max(distances.values(), default=0.0)
+
+
+def _of(arrays: dict[str, Array], kind: str) -> dict[str, Array]:
+    prefix = f"{kind} "
+    return {key.removeprefix(prefix): array for key, array in arrays.items() if key.startswith(prefix)}
+
+
+def _local(arrays: dict[str, Array], name: str, kept: int, like: Array) -> list[Array]:
+    return [arrays.get(f"local {number} {name}", np.zeros_like(like)) for number in range(kept)]
+
+
+__all__: Sequence[str] = ("CLOSE", "StepGradients", "norm")

@@ -1,0 +1,160 @@
+"""Records which rows DataLoaders read: the indices of each batch, and digests of the tensors that came of them."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+from torch.utils.data import dataloader
+from torch.utils.data.distributed import DistributedSampler
+
+from samestep.rank.digests import digest_rows
+from samestep.records.script import PassSeen
+
+MOST_BATCHES = 1_000_000  # of the rest of a pass that are listed
+
+
+@dataclass
+class Pass:
+    """One pass over a loader, as it goes on. iterator: whose sampler says what it would read next."""
+
+    loader: int
+    length: int | None
+    batch_size: int | None
+    sampler: str
+    iterator: Any
+    requested: list[list[int] | None] = field(default_factory=list)  # loader workers run ahead of what is read
+    read: int = 0
+    digests: list[list[str]] = field(default_factory=list)
+    trained: int = 0
+    ended: bool = False
+
+    def seen(self) -> PassSeen:
+        """Returns what was read, and lists what this pass would read after it."""
+        batches, ahead = self.requested[: self.read], self.requested[self.read :]
+        rest = [] if self.ended else _flat([*ahead, *self._sampled()])
+        return PassSeen(
+            self.loader, self.length, self.batch_size, batches, rest, self.digests, self.trained, self.sampler
+        )
+
+    def _sampled(self) -> Iterator[list[int] | None]:
+        sampler = getattr(self.iterator, "_sampler_iter", None)
+        for indices in itertools.islice(sampler or (), MOST_BATCHES):
+            yield _indices(indices)
+        if sampler is None or next(sampler, None) is not None:
+            yield None  # without an end
+
+
+def _indices(found: Any) -> list[int] | None:
+    """Returns the indices of a batch as plain numbers; None where they are others."""
+    many = list(found) if isinstance(found, list | tuple | Tensor) else [found]
+    try:
+        return [int(index) for index in many]
+    except (TypeError, ValueError):
+        return None
+
+
+def _flat(batches: list[list[int] | None]) -> list[int] | None:
+    return None if any(batch is None for batch in batches) else [i for batch in batches if batch for i in batch]
+
+
+class Loaders:
+    """Records the passes over every DataLoader of this process, from `attach` on."""
+
+    def __init__(self, timed: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+        self.passes: list[Pass] = []
+        self.epochs_set = 0
+        self.latest: int | None = None  # the pass that was read last
+        self._loaders: dict[int, tuple[int, object]] = {}  # id -> (number, the loader, so that its id stays its own)
+        self._timed = timed
+
+    def attach(self) -> None:
+        """Patches DataLoader's iterators and DistributedSampler."""
+        base = dataloader._BaseDataLoaderIter
+        init, reset, request, read = base.__init__, base._reset, base._next_index, base.__next__
+        loaders = self
+
+        @functools.wraps(init)
+        def new_init(self: Any, loader: Any) -> None:
+            init(self, loader)
+            loaders._begin(self, loader)
+
+        @functools.wraps(reset)
+        def new_reset(self: Any, loader: Any, first_iter: bool = False) -> None:
+            reset(self, loader, first_iter)
+            if not first_iter:
+                loaders._begin(self, loader)
+
+        @functools.wraps(request)
+        def new_request(self: Any) -> Any:
+            found = request(self)
+            loaders.passes[self._samestep].requested.append(
+                _indices(found) if self._dataset_kind == dataloader._DatasetKind.Map else None
+            )
+            return found
+
+        @functools.wraps(read)
+        def new_read(self: Any) -> Any:
+            number = self._samestep
+            try:
+                data = read(self)
+            except StopIteration:
+                loaders.passes[number].ended = True
+                raise
+            loaders._read(number, data)
+            return data
+
+        base.__init__, base._reset, base._next_index, base.__next__ = new_init, new_reset, new_request, new_read  # type: ignore[method-assign]
+        set_epoch = DistributedSampler.set_epoch
+
+        @functools.wraps(set_epoch)
+        def new_set_epoch(self: Any, epoch: int) -> None:
+            loaders.epochs_set += 1
+            set_epoch(self, epoch)
+
+        DistributedSampler.set_epoch = new_set_epoch  # type: ignore[method-assign]
+
+    def trained(self) -> int | None:
+        """Notes that a micro-batch is trained with the batch that was read last. Returns the number of its pass."""
+        if self.latest is not None:
+            self.passes[self.latest].trained += 1
+        return self.latest
+
+    def _begin(self, iterator: Any, loader: Any) -> None:
+        number = self._loaders.setdefault(id(loader), (len(self._loaders), loader))[0]
+        length = len(loader.dataset) if hasattr(loader.dataset, "__len__") else None
+        sampler = type(getattr(loader, "sampler", None)).__name__
+        iterator._samestep = len(self.passes)
+        self.passes.append(Pass(number, length, loader.batch_size, sampler, iterator))
+
+    def _read(self, number: int, data: Any) -> None:
+        self._timed(self._digest)(self.passes[number], data)
+        self.passes[number].read += 1
+        self.latest = number
+
+    @staticmethod
+    def _digest(seen: Pass, data: Any) -> None:
+        indices = seen.requested[seen.read] if seen.read < len(seen.requested) else None
+        rows = len(indices) if indices else 0
+        leaves = [leaf for leaf in tree_leaves(_plain(data)) if isinstance(leaf, Tensor) and leaf.dim()]
+        each = [digest_rows(leaf, rows) for leaf in leaves if len(leaf) == rows]
+        seen.digests += [list(row) for row in zip(*each)] if each else [[] for _ in range(rows)]
+
+
+def _plain(data: Any) -> Any:
+    """Returns a batch with the mappings that pytree does not know (as of transformers) as dicts."""
+    if hasattr(data, "keys") and not isinstance(data, dict):
+        return {key: data[key] for key in data.keys()}  # noqa: SIM118 - not every mapping iterates over its keys
+    return data
+
+
+def rows_of(data: Any) -> list[str]:
+    """Returns digests of the rows of a model's inputs: of all tensors whose first dimension is the first one's."""
+    leaves = [leaf for leaf in tree_leaves(_plain(data)) if isinstance(leaf, Tensor) and leaf.dim()]
+    rows = len(leaves[0]) if leaves else 0
+    return digest_rows([leaf for leaf in leaves if len(leaf) == rows], rows) if rows else []

@@ -1,0 +1,87 @@
+"""Reads the weight with which each term of a loss enters backward(), from the loss's graph."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from torch import Tensor
+
+from samestep.records.script import LossSeen
+
+# Nodes that hand a scalar's gradient on as it is.
+PLAIN = ("Clone", "ToCopy", "Alias", "View", "Squeeze", "Unsqueeze", "ReshapeAlias", "UnsafeView", "Expand")
+UNKNOWN = LossSeen(math.nan, "unknown")
+REDUCTIONS = {0: "unknown", 1: "mean", 2: "sum"}  # at::Reduction
+MOST = 64  # nodes
+
+
+def terms(loss: Tensor) -> list[LossSeen]:
+    """Returns the terms of a scalar loss: the means and sums that it is a linear combination of.
+
+    A term that is neither is 'unknown', and so is what a library's own autograd function returns.
+    """
+    found: list[LossSeen] = []
+    _walk(loss.grad_fn, 1.0, found, [MOST])
+    return found
+
+
+def _walk(node: Any, weight: float, found: list[LossSeen], left: list[int]) -> None:
+    left[0] -= 1
+    if node is None or left[0] < 0:
+        found.append(UNKNOWN)
+        return
+    name = node.name().removesuffix("0").removesuffix("Backward")
+    inputs = [edge[0] for edge in node.next_functions]
+    if name in PLAIN:
+        _walk(inputs[0], weight, found, left)
+    elif name == "Neg":
+        _walk(inputs[0], -weight, found, left)
+    elif name in ("Add", "Sub"):
+        signs = 1.0, float(node._saved_alpha) * (1 if name == "Add" else -1)
+        for each, sign in zip(inputs, signs):
+            if each is not None:
+                _walk(each, weight * sign, found, left)
+    elif name in ("Div", "Mul") and (factor := _factor(node, name, inputs)) is not None:
+        _walk(next(each for each in inputs if each is not None), weight * factor, found, left)
+    else:
+        found.append(_term(node, name, weight))
+
+
+def _factor(node: Any, name: str, inputs: list[Any]) -> float | None:
+    """Returns what a product or quotient multiplies its one differentiable input by; None where that is no number."""
+    if len([each for each in inputs if each is not None]) != 1:
+        return None
+    other = node._saved_other if inputs[0] is not None else node._saved_self
+    if isinstance(other, Tensor):
+        if other.numel() != 1:
+            return None
+        other = other.item()
+    if name == "Div" and (inputs[0] is None or not other):
+        return None
+    return float(1 / other if name == "Div" else other)
+
+
+def _term(node: Any, name: str, weight: float) -> LossSeen:
+    if name == "Mean":
+        return LossSeen(weight, "mean", _size(node))
+    if name == "Sum":
+        return LossSeen(weight, "sum", _size(node))
+    reduction = REDUCTIONS.get(getattr(node, "_saved_reduction", 0), "unknown")
+    if reduction == "unknown":
+        return UNKNOWN
+    total = getattr(node, "_saved_total_weight", None)  # of nll_loss: targets that are not ignored
+    if isinstance(total, Tensor) and total.numel() == 1 and float(total):
+        return LossSeen(weight, reduction, round(float(total)))
+    return LossSeen(weight, reduction, _size(node))
+
+
+def _size(node: Any) -> int:
+    """Returns how many elements a reduction's input has; 0 where that is not known."""
+    if hasattr(node, "_saved_self_sym_numel"):
+        return int(node._saved_self_sym_numel)
+    for name in ("_saved_self_sym_sizes", "_saved_self_sizes"):
+        if hasattr(node, name):
+            return math.prod(int(size) for size in getattr(node, name))
+    saved = getattr(node, "_saved_self", None)
+    return saved.numel() if isinstance(saved, Tensor) else 0

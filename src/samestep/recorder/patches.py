@@ -1,0 +1,103 @@
+"""The places in torch that have no hook of their own: each is replaced by a function that calls ours, and then it."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+_inside = threading.local()
+
+
+def patch_modules(before: Callable[[nn.Module, Any], None]) -> None:
+    """Calls before(module, inputs) before each forward of an outermost module that has trainable parameters."""
+    call = nn.Module.__call__
+
+    @functools.wraps(call)
+    def new_call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if (
+            torch.compiler.is_compiling()
+            or getattr(_inside, "forward", False)
+            or torch._C._current_graph_task_id() >= 0
+        ):
+            return call(self, *args, **kwargs)
+        _inside.forward = True
+        try:
+            if any(p.requires_grad for p in self.parameters()):
+                before(self, (args, kwargs))
+            return call(self, *args, **kwargs)
+        finally:
+            _inside.forward = False
+
+    nn.Module.__call__ = new_call  # type: ignore[method-assign]
+
+
+def patch_autograd(before: Callable[[Any], None], after: Callable[[], None]) -> None:
+    """Calls before(loss) and after() around each backward()."""
+    backward = torch.autograd.backward
+
+    @functools.wraps(backward)
+    def new_backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
+        before(tensors)
+        try:
+            backward(tensors, *args, **kwargs)
+        finally:
+            after()
+
+    torch.autograd.backward = new_backward
+
+
+def patch_clipping(before: Callable[[list[Tensor], float | None], None]) -> None:
+    """Calls before(parameters, the greatest norm) before gradients are clipped."""
+    for name in ("clip_grad_norm_", "clip_grad_value_"):
+        _patch_clip(name, before)
+
+
+def _patch_clip(name: str, before: Callable[[list[Tensor], float | None], None]) -> None:
+    clip = getattr(nn.utils, name)
+
+    @functools.wraps(clip)
+    def new_clip(parameters: Any, *args: Any, **kwargs: Any) -> Any:
+        many = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+        norm = name == "clip_grad_norm_" and float(kwargs.get("norm_type", args[1] if len(args) > 1 else 2)) == 2
+        before(many, float(kwargs["max_norm"] if "max_norm" in kwargs else args[0]) if norm else None)
+        return clip(many, *args, **kwargs)
+
+    setattr(nn.utils, name, new_clip)
+    setattr(nn.utils.clip_grad, name, new_clip)
+
+
+def patch_scaler(before: Callable[[float], None]) -> None:
+    """Calls before(factor) before a gradient scaler divides the gradients by its factor."""
+    scaler = torch.amp.GradScaler
+    unscale = scaler.unscale_
+
+    @functools.wraps(unscale)
+    def new_unscale(self: Any, optimizer: Optimizer) -> None:
+        if self.is_enabled():
+            before(float(self.get_scale()))
+        unscale(self, optimizer)
+
+    scaler.unscale_ = new_unscale  # type: ignore[method-assign]
+
+
+def patch_zero_grad(before: Callable[[], None]) -> None:
+    """Calls before() before gradients are set to zero or removed."""
+    for kind in (Optimizer, nn.Module):
+        _patch_zero_grad(kind, before)
+
+
+def _patch_zero_grad(kind: Any, before: Callable[[], None]) -> None:
+    zero_grad = kind.zero_grad
+
+    @functools.wraps(zero_grad)
+    def new_zero_grad(self: Any, *args: Any, **kwargs: Any) -> None:
+        before()
+        zero_grad(self, *args, **kwargs)
+
+    kind.zero_grad = new_zero_grad

@@ -1,0 +1,254 @@
+"""Recorder: hooks that record a training of which nothing is known but that it is PyTorch."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from samestep.rank.replicas import digests
+from samestep.rank.shards import is_shard
+from samestep.recorder.loaders import Loaders, rows_of
+from samestep.recorder.losses import terms
+from samestep.recorder.patches import patch_autograd, patch_clipping, patch_modules, patch_scaler, patch_zero_grad
+from samestep.recorder.sums import compress
+from samestep.recorder.window import Window
+from samestep.records.script import ClipSeen, ScriptPlan, ScriptRecord, StepSeen
+from samestep.world import World
+from samestep.world.heartbeat import BACKWARD, EVALUATION, FORWARD, heartbeat
+
+WRAPPERS = ("module", "_orig_mod", "_forward_module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+LIBRARIES = ("accelerate", "lightning", "transformers", "deepspeed", "horovod")
+
+
+class Recorder:
+    """Records this process's training from `attach` on. enough: called after the last step that was asked."""
+
+    def __init__(self, plan: ScriptPlan, world: World, enough: Callable[[ScriptRecord], None]) -> None:
+        self._plan, self._world, self._enough, self._folder = plan, world, enough, Path(plan.out)
+        self.parameters: dict[str, nn.Parameter] = {}
+        self._names: dict[int, str] = {}  # id of a parameter -> its name
+        self._modules: list[nn.Module] = []  # outermost ones that have been trained
+        self._start: dict[str, int] = {}
+        self._before: dict[str, int] = {}  # the digests before the step that comes next
+        self._buffers: dict[str, int] = {}
+        self.window, self.steps = Window(), list[StepSeen]()
+        self._optimizers: list[Optimizer] = []
+        self._schedulers: list[LRScheduler] = []
+        self._stepping = self._backward = 0
+        self._notes: list[str] = []
+        self._record_s, self._step_s, self._stepped_at = 0.0, list[float](), time.perf_counter()
+        self.loaders = Loaders(self.timed)
+
+    def attach(self) -> None:
+        """Installs the hooks in torch. The script is not changed."""
+        register_optimizer_step_pre_hook(self._before_step)
+        register_optimizer_step_post_hook(self._after_step)
+        patch_modules(self.forward)
+        patch_autograd(self.begin_backward, self.end_backward)
+        patch_clipping(self.clip)
+        patch_scaler(self.unscale)
+        patch_zero_grad(self.zero_grad)
+        self.loaders.attach()
+        init, schedulers = LRScheduler.__init__, self._schedulers
+
+        @functools.wraps(init)
+        def new_init(self: LRScheduler, *args: Any, **kwargs: Any) -> None:
+            schedulers.append(self)
+            init(self, *args, **kwargs)
+
+        LRScheduler.__init__ = new_init  # type: ignore[method-assign]
+
+    def timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Adds the time of a call to what recording has cost."""
+
+        def wrapper(*args: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                return function(*args)
+            finally:
+                self._record_s += time.perf_counter() - began
+
+        return wrapper
+
+    def record(self, ended: Literal["steps", "itself"]) -> ScriptRecord:
+        """Returns what has been recorded."""
+        return ScriptRecord(
+            self._world.rank,
+            self._world.size,
+            self._start,
+            self.steps,
+            [each.seen() for each in self.loaders.passes],
+            ended,
+            [name for name in LIBRARIES if name in sys.modules],
+            self._record_s,
+            self._step_s,
+            self.loaders.epochs_set,
+            self._buffers,
+            self._notes,
+        )
+
+    def forward(self, module: nn.Module, inputs: Any) -> None:
+        """Is called before the forward of an outermost module that has parameters."""
+        trains = torch.is_grad_enabled() and any(each.training for each in module.modules())
+        heartbeat.begin(FORWARD if trains else EVALUATION, len(self.steps))
+        if trains:
+            self.timed(self._forward)(module, inputs)
+
+    def _forward(self, module: nn.Module, inputs: Any) -> None:
+        self._name(module)
+        micro = self.window.current()
+        micro.rows += rows_of(inputs)
+        number = self.loaders.trained()
+        if number is not None and number not in micro.passes:
+            micro.passes.append(number)
+
+    def _name(self, module: nn.Module) -> None:
+        """Names the parameters of an outermost module, and watches their gradients."""
+        new = [(plain(name), p) for name, p in module.named_parameters() if p.requires_grad]
+        new = [(name, p) for name, p in new if id(p) not in self._names]
+        if not new:
+            return
+        self._modules.append(module)
+        for name, parameter in new:
+            if name in self.parameters:  # of another model
+                name = f"{type(module).__name__} {len(self._modules)}: {name}"
+            self._names[id(parameter)], self.parameters[name] = name, parameter
+            if not is_shard(parameter):
+                parameter.register_hook(functools.partial(self._local, name))
+        self._before = self._digests()
+        self._start |= {name: value for name, value in self._before.items() if name not in self._start}
+
+    def _local(self, name: str, gradient: Tensor) -> None:
+        self.timed(self.window.add)(name, gradient)
+
+    def begin_backward(self, loss: Any) -> None:
+        """Is called before an outermost backward()."""
+        heartbeat.begin(BACKWARD, len(self.steps))
+        self._backward += 1
+        if self._backward == 1 and self._start and isinstance(loss, Tensor) and loss.numel() == 1:
+            found = terms(loss)
+            micro = self.window.current()
+            micro.losses = micro.losses or found
+
+    def end_backward(self) -> None:
+        """Is called after it."""
+        self._backward -= 1
+        if self._backward == 0:
+            self.window.done = len(self.window.micro)
+
+    def zero_grad(self) -> None:
+        """Is called by zero_grad() of an optimizer or a module."""
+        self.window.clear()
+
+    def clip(self, parameters: list[Tensor], limit: float | None) -> None:
+        """Is called before gradients are clipped."""
+        self.timed(self._clip)(parameters, limit)
+
+    def _clip(self, parameters: list[Tensor], limit: float | None) -> None:
+        window = self.window
+        if window.unclipped_after != window.done:
+            window.unclipped_after, window.unclipped = window.done, self._gradients()
+        clipped = sum(p.grad is not None for p in parameters)
+        of = sum(p.grad is not None for p in self.parameters.values())
+        window.clips.append(ClipSeen(window.done, clipped, of, limit))
+
+    def unscale(self, scale: float) -> None:
+        """Is called before a gradient scaler divides the gradients by its factor."""
+        self.window.scale = scale
+
+    def _gradients(self) -> dict[str, Tensor]:
+        """Returns the gradients that lie in .grad now, compressed."""
+        return {name: compress(p.grad) for name, p in self.parameters.items() if p.grad is not None and not is_shard(p)}
+
+    def _digests(self) -> dict[str, int]:
+        whole = {name: p.detach() for name, p in self.parameters.items() if not is_shard(p)}
+        return dict(zip(whole, digests(whole)))
+
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+        """Takes the gradients; where the optimizer has a closure that computes them, after each call."""
+        self._stepping += 1
+        if self._stepping > 1:  # a wrapper calls the optimizer that it wraps
+            return None
+        self._taken: dict[str, Tensor] | None = None
+        closure = kwargs.get("closure") or next((each for each in args[1:] if callable(each)), None)
+        if closure is None:
+            self._take()
+            return None
+
+        def wrapped(*a: Any, **k: Any) -> Any:
+            loss = closure(*a, **k)
+            self._take()
+            return loss
+
+        if "closure" in kwargs:
+            return args, {**kwargs, "closure": wrapped}
+        return tuple(wrapped if each is closure else each for each in args), kwargs
+
+    def _take(self) -> None:
+        self._taken = self.timed(self._gradients)()
+
+    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._stepping -= 1
+        if self._stepping:
+            return
+        self.timed(self._end_step)(optimizer)
+        now = time.perf_counter()
+        self._step_s.append(now - self._stepped_at)
+        self._stepped_at = now
+        heartbeat.step(len(self.steps))
+        if len(self.steps) >= self._plan.steps:
+            self._enough(self.record("steps"))
+
+    def _end_step(self, optimizer: Optimizer) -> None:
+        if not self._start:  # Horovod steps a fresh optimizer once, to create its state
+            return
+        if all(optimizer is not each for each in self._optimizers):
+            self._optimizers.append(optimizer)
+        number = next(i for i, each in enumerate(self._optimizers) if each is optimizer)
+        own = {self._names.get(id(p)) for group in optimizer.param_groups for p in group["params"]}
+        taken = {name: gradient for name, gradient in (self._taken or {}).items() if name in own}
+        window, self.window = self.window, Window()
+        window.write(self._folder, self._world.rank, len(self.steps), taken)
+        after = self._digests()
+        moved = [name for name, value in after.items() if self._before.get(name) != value]
+        self._before = after
+        of = [each for each in self._schedulers if _inner(each) is optimizer]
+        self.steps.append(
+            StepSeen(
+                number,
+                [each.seen() for each in window.micro],
+                [float(group["lr"]) for group in optimizer.param_groups],
+                [int(each.last_epoch) for each in of],
+                window.clips,
+                window.cleared,
+                window.scale,
+                after,
+                moved,
+                sorted({str(p.dtype).removeprefix("torch.") for p in self.parameters.values()}),
+                any(is_shard(p) for p in self.parameters.values()),
+            )
+        )
+        if len(self.steps) == 1:
+            named = {plain(n): b.detach() for module in self._modules for n, b in module.named_buffers()}
+            self._buffers = dict(zip(named, digests({n: b for n, b in named.items() if not is_shard(b)})))
+
+
+def _inner(scheduler: LRScheduler) -> Any:
+    """Returns a scheduler's optimizer, without the wrapper of a library."""
+    optimizer = getattr(scheduler, "optimizer", None)
+    return getattr(optimizer, "optimizer", optimizer)
+
+
+def plain(name: str) -> str:
+    """Returns a parameter's name without the names of wrappers."""
+    return ".".join(part for part in name.split(".") if part not in WRAPPERS)

@@ -1,0 +1,57 @@
+"""Runs a user's script in this rank's process, as `python script.py` would, with the recorder attached."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+import time
+from pathlib import Path
+from typing import NoReturn
+
+from samestep.errors import UserError
+from samestep.recorder.recorder import Recorder
+from samestep.records.files import naming_full_disks, write
+from samestep.records.record import RankRecord
+from samestep.records.script import ScriptPlan, ScriptRecord
+from samestep.world.orphans import end_children
+
+LEAVE_S, LEAVE_STEPS = 10.0, 5  # how long a rank waits for the others' last step: seconds, or so many of its steps
+
+
+def run_script(plan: ScriptPlan, record: RankRecord) -> ScriptRecord:
+    """Runs the script until it ends by itself; returns the record of its steps.
+
+    After the last step that was asked the process ends, inside that step: no line of the script runs after it.
+    """
+    folder = Path(plan.out)
+
+    def enough(found: ScriptRecord) -> NoReturn:
+        with naming_full_disks():
+            write(folder / f"rank{found.rank}.json", found)
+        _wait_for_others(folder, found)
+        end_children()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+
+    recorder = Recorder(plan, record.world, enough)
+    recorder.attach()
+    sys.argv = [plan.script, *plan.arguments]
+    sys.path.insert(0, str(Path(plan.script).resolve().parent))
+    try:
+        runpy.run_path(plan.script, run_name="__main__")
+    except SystemExit as left:
+        if left.code not in (None, 0):
+            raise UserError(f"{plan.script} ended itself with sys.exit({left.code!r})") from None
+    return recorder.record("itself")
+
+
+def _wait_for_others(folder: Path, found: ScriptRecord) -> None:
+    """Waits until the other ranks have their records, too: their last step may need what this process still sends."""
+    until = time.monotonic() + max(LEAVE_S, LEAVE_STEPS * max(found.step_s))
+    while time.monotonic() < until:
+        ended = {*folder.glob("rank[0-9]*.json"), *folder.glob("error-rank[0-9]*.json")}
+        if len(ended) >= found.size:
+            return
+        time.sleep(0.01)

@@ -1,0 +1,163 @@
+"""The record of a foreign script, and the results of `samestep check`, which judges it without a reference.
+
+A rank writes `rankR.json`, a ScriptRecord, and `rankR.stepS.npz`, the gradients of step S: see ARRAYS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from samestep.records.results import Divergence
+
+STEP = "step{}"  # the name of a step's arrays
+# Of each parameter NAME: the gradient that this rank computed in the micro-batch M, before any reduction; the one that
+# lay in .grad before clipping (only where something is clipped); and the one that the optimizer took.
+LOCAL, UNCLIPPED, TAKEN = "local {} {}", "unclipped {}", "taken {}"
+BUCKETS = 4096  # elements of an array at most: a larger tensor is added up into so many sums, with random signs
+MICRO_BATCHES = 8  # of a step that are kept apart; all later ones are added to the last
+
+
+@dataclass(frozen=True)
+class ScriptPlan:
+    """What each rank of a launch runs. script: the path of a Python file. steps: of the optimizer, to record."""
+
+    out: str
+    started_at: float
+    script: str
+    arguments: tuple[str, ...] = ()
+    steps: int = 8
+
+
+@dataclass(frozen=True)
+class LossSeen:
+    """One term of a loss that was given to backward(). weight: the factor with which it enters.
+
+    reduction: 'mean', 'sum' or 'unknown' (then the weight is not known either). count: how many values or targets the
+    term reduces.
+    """
+
+    weight: float
+    reduction: str
+    count: int = 0
+
+
+@dataclass(frozen=True)
+class MicroSeen:
+    """One micro-batch: the forward passes up to a backward(). rows: digests of the rows that the model received.
+
+    losses: the terms of the loss. passes: the numbers of the passes over loaders whose batches it used.
+    """
+
+    rows: list[str]
+    losses: list[LossSeen] = field(default_factory=list)
+    passes: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class ClipSeen:
+    """One call of clip_grad_norm_ or clip_grad_value_. after: how many micro-batches of its step had been computed.
+
+    parameters: how many were clipped, of `of` that have a gradient. limit: the norm allowed, None for a clipped value.
+    """
+
+    after: int
+    parameters: int
+    of: int
+    limit: float | None
+
+
+@dataclass(frozen=True)
+class StepSeen:
+    """One step of an optimizer.
+
+    optimizer: its number, in the order of their first steps. rates: of each parameter group. schedules: last_epoch of
+    each of its schedulers. cleared: micro-batches whose gradients zero_grad() removed since the last step. scale: the
+    gradient scaler's factor. weights: digest of each parameter after the step. moved: those that the step has changed.
+    """
+
+    optimizer: int
+    micro: list[MicroSeen]
+    rates: list[float]
+    schedules: list[int]
+    clips: list[ClipSeen]
+    cleared: int
+    scale: float | None
+    weights: Mapping[str, int]
+    moved: list[str]
+    dtypes: list[str] = field(default_factory=list)
+    sharded: bool = False
+
+
+@dataclass(frozen=True)
+class PassSeen:
+    """One pass over a DataLoader: an epoch, or what was seen of it.
+
+    loader: the loader's number. length: of its dataset; None where it has none. batches: the indices of each batch that
+    was read, None for a dataset without indices. rest: the indices that this pass would have read after these; None
+    where it is not known. digests: of each row read, one of each of its tensors. trained: micro-batches that used it.
+    """
+
+    loader: int
+    length: int | None
+    batch_size: int | None
+    batches: list[list[int] | None]
+    rest: list[int] | None
+    digests: list[list[str]]
+    trained: int
+    sampler: str = ""
+
+
+@dataclass(frozen=True)
+class ScriptRecord:
+    """What one rank recorded of a script.
+
+    start: digest of each parameter at the first training forward. ended: 'steps' (all that were asked), or 'itself'.
+    libraries: those that train, of the script's imports. record_s: seconds that recording took; step_s: the seconds of
+    each step with it. epochs_set: calls of DistributedSampler.set_epoch. notes: what the recorder could not see.
+    """
+
+    rank: int
+    size: int
+    start: Mapping[str, int]
+    steps: list[StepSeen]
+    passes: list[PassSeen]
+    ended: Literal["steps", "itself"]
+    libraries: list[str]
+    record_s: float
+    step_s: list[float]
+    epochs_set: int = 0
+    buffers: Mapping[str, int] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+Answer = Literal["right", "differs", "unknown"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The answer to one question about a script. sentence: what was seen, or why it cannot be judged."""
+
+    question: str
+    answer: Answer
+    sentence: str
+    divergence: Divergence | None = None
+
+
+@dataclass(frozen=True)
+class CheckResults:
+    """The results of `samestep check`. answer: 'differs' where one finding differs; 'unknown' where none does, and one
+    of the questions that a proof needs has no answer. steps: how many were recorded on every rank."""
+
+    script: str
+    arguments: list[str]
+    ranks: int
+    steps: int
+    answer: Answer
+    findings: list[Finding]
+    first_divergence: Divergence | None
+    record_share: float
+    folder: str
+    notes: list[str] = field(default_factory=list)
+    command: str = ""

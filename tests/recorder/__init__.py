@@ -1,0 +1,1 @@
+"""The recorder on scripts of several kinds, healthy and with planted faults."""

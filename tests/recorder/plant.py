@@ -1,0 +1,140 @@
+"""Checks each script as it is, and with each fault, one at a time; prints which are caught and rightly named.
+
+    python tests/recorder/plant.py [--out FOLDER] [--only WORDS]
+
+Exit 0 when no healthy script differs, and every fault is caught and named. --out keeps every row in rows.json, and
+writes the table of docs/check.md again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import re
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))
+
+from command import samestep
+from fork_servers import fork_servers
+from recorder.faults import FAULTS, HEALTHY, Fault
+from samestep.records.files import from_json
+from samestep.records.script import CheckResults
+
+DOCS = HERE.parents[1] / "docs" / "check.md"
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one check said. named: whether the question and the cause are those of the fault."""
+
+    script: str
+    fault: str
+    answer: str
+    question: str
+    step: int | None
+    tensor: str | None
+    rank: int | None
+    cause: str
+    caught: bool
+    named: bool
+
+
+def checked(script: str, folder: Path, *arguments: str, nproc: int = 2) -> CheckResults:
+    """Checks a script of this text."""
+    file = folder / "train.py"
+    file.write_text(script)
+    line = ["check", "--nproc", str(nproc), "--launcher", "fork", "--json", *arguments]
+    done = samestep(*line, "--out", str(folder / "out"), str(file))
+    assert done.stdout, done.stderr
+    return from_json(CheckResults, json.loads(done.stdout))
+
+
+def text_of(script: str) -> str:
+    return (HERE / "scripts" / f"{script}.py").read_text()
+
+
+def planted(fault: Fault) -> str:
+    """The text of a script with a fault in it. Raises ValueError where the patch does not apply."""
+    text = text_of(fault.script)
+    if text.count(fault.old) != 1:
+        raise ValueError(f"'{fault.name}' does not apply: its text stands {text.count(fault.old)} times")
+    return text.replace(fault.old, fault.new)
+
+
+def row_of(script: str, results: CheckResults, fault: Fault | None = None) -> Row:
+    first = results.first_divergence
+    question = next((each.question for each in results.findings if first and each.divergence == first), "")
+    caught = results.answer == "differs"
+    named = bool(first and fault and question == fault.question and fault.cause in first.cause)
+    where = (first.step, first.tensor, first.rank, first.cause) if first else (None, None, None, "")
+    return Row(script, fault.name if fault else "", results.answer, question, *where, caught, named)
+
+
+def summary(rows: Sequence[Row]) -> str:
+    healthy, faults = [row for row in rows if not row.fault], [row for row in rows if row.fault]
+    return (
+        f"{len(healthy)} healthy scripts: {sum(row.caught for row in healthy)} false alarms; {len(faults)} plantings: "
+        f"{sum(row.caught for row in faults)} caught, {sum(row.named for row in faults)} rightly named"
+    )
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    lines = ["| script | fault | answer | found in | at step | named |", "|---" * 6 + "|"]
+    for row in rows:
+        step = "" if row.step is None else row.step
+        named = ("yes" if row.named else "no") if row.fault else ""
+        lines.append(f"| {row.script} | {row.fault or 'none'} | {row.answer} | {row.question} | {step} | {named} |")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, help="keep every row in this folder, and write the table of the docs")
+    parser.add_argument("--only", default="", help="scripts and faults with these words in their name")
+    options = parser.parse_args()
+    rows = []
+    with fork_servers():
+        for script, fault in [(script, None) for script in HEALTHY] + [(fault.script, fault) for fault in FAULTS]:
+            if options.only not in f"{script} {fault.name if fault else ''}":
+                continue
+            with tempfile.TemporaryDirectory(prefix="samestep-check-") as folder:
+                text = planted(fault) if fault else text_of(script)
+                try:
+                    rows.append(row_of(script, checked(text, Path(folder)), fault))
+                except AssertionError as error:
+                    rows.append(Row(script, fault.name if fault else "", f"failed: {error}", *[""] * 5, False, False))
+            row = rows[-1]
+            right = row.named if fault else row.answer == "right"
+            print(
+                "  " if right else "! ",
+                row.script,
+                "|",
+                row.fault,
+                "|",
+                row.answer,
+                row.question,
+                row.step,
+                row.tensor,
+                row.rank,
+                "|",
+                row.cause,
+                flush=True,
+            )
+    print(summary(rows))
+    if options.out:
+        options.out.mkdir(parents=True, exist_ok=True)
+        (options.out / "rows.json").write_text(json.dumps([dataclasses.asdict(row) for row in rows], indent=1) + "\n")
+        docs = re.sub(r"\*\*\d+ healthy scripts: .*?\*\*", f"**{summary(rows)}.**", DOCS.read_text())
+        DOCS.write_text(re.sub(r"\| script \| fault .*?\n(?=\n|$)", lambda _: markdown(rows) + "\n", docs, flags=re.S))
+    return int(not all(row.named if row.fault else row.answer == "right" for row in rows))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
