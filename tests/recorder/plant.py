@@ -18,8 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from command import samestep
 from fork_servers import fork_servers
@@ -27,6 +26,7 @@ from recorder.faults import FAULTS, HEALTHY, Fault
 from samestep.records.files import from_json
 from samestep.records.script import CheckResults
 
+HERE = Path(__file__).parent
 DOCS = HERE.parents[1] / "docs" / "check.md"
 
 

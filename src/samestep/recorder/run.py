@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 from typing import NoReturn
 
-from samestep.errors import UserError
 from samestep.recorder.recorder import Recorder
 from samestep.records.files import naming_full_disks, write
 from samestep.records.record import RankRecord
@@ -43,7 +42,7 @@ def run_script(plan: ScriptPlan, record: RankRecord) -> ScriptRecord:
         runpy.run_path(plan.script, run_name="__main__")
     except SystemExit as left:
         if left.code not in (None, 0):
-            raise UserError(f"{plan.script} ended itself with sys.exit({left.code!r})") from None
+            raise RuntimeError(f"{plan.script} ended itself with sys.exit({left.code!r})") from None
     return recorder.record("itself")
 
 

@@ -14,6 +14,26 @@ from samestep.records.script import BUCKETS, STEP, ClipSeen, Finding
 
 PASSED = "the same on all ranks: the mean of what they computed"
 LOST = "the gradients of {} of {} micro-batches were removed before the step (zero_grad inside the accumulation)"
+LEFT_OUT = (
+    "{} of {} left out of the reduction: each rank keeps its own gradient of it (used outside of the wrapped forward, "
+    "or added after the model was wrapped)"
+)
+CLIPPED_APART = (
+    "clipped before the reduction: each rank clips its own gradient by its own norm, and the mean of these is another "
+    "gradient"
+)
+CLIPPED_EARLY = (
+    "clipped after micro-batch {} of {}, before the gradient is whole: clipping belongs after the last micro-batch"
+)
+NEVER = (
+    "the gradients are never reduced: each rank steps with its own (forward through .module, no_sync that is never "
+    "left, or no wrapper at all)"
+)
+TOO_EARLY = (
+    "reduced before the last micro-batch: after number {} of 0 to {} each rank adds its own (no_sync is left too "
+    "early, or the flag is set after the forward)"
+)
+OTHER = "no known mistake explains it: {} of {} parameters have neither the mean nor the rank's own gradient"
 
 
 def gradient(ranks: Ranks, record: Record) -> list[Finding]:
@@ -52,79 +72,32 @@ def _reduction(of: StepGradients, ranks: Ranks, step: int) -> Finding | None:
     bad = of.bad()
     if not bad:
         return None
-    cause, expected, found = _cause(of, bad, ranks, step)
     rank, name = bad[0]
-    shown = {"expected": expected, "found": found, "rank": rank, "tensor": name}
+    cause, found = _cause(of, bad, ranks[rank].steps[step].clips)
+    shown = {"expected": f"the mean of {of.size} ranks", "found": found, "rank": rank, "tensor": name}
     return differs("gradient", "gradient", cause, step=step, **shown)
 
 
-def _cause(of: StepGradients, bad: Sequence[tuple[int, str]], ranks: Ranks, step: int) -> tuple[str, str, str]:
-    """Returns the cause, and the expected and the found gradient in words."""
-    mean = f"the mean of {of.size} ranks"
-    wrong = sorted({name for _, name in bad})
-    clips = ranks[bad[0][0]].steps[step].clips
-    own = [pair for pair in bad if of.is_own(*pair)]
-    if len(wrong) <= len(of.names) // 2 and len(own) == len(bad):
-        return (
-            (
-                f"{many(len(wrong), 'parameter')} of {len(of.names)} left out of the reduction: each rank keeps its own "
-                "gradient of it (used outside of the wrapped forward, or wrapped before it was added)"
-            ),
-            mean,
-            "the rank's own",
-        )
-    if len(own) == len(bad) and _clipped_apart(of):
-        return (
-            (
-                "clipped before the reduction: each rank clips its own gradient by its own norm, and the mean of these is "
-                "another gradient"
-            ),
-            f"{mean}, and then clipped",
-            "the rank's own at the clipping",
-        )
+def _cause(of: StepGradients, bad: Sequence[tuple[int, str]], clips: Sequence[ClipSeen]) -> tuple[str, str]:
+    """Returns the usual cause of gradients that are not the mean over ranks, and what they are instead."""
+    names = {name for _, name in bad}
+    own = all(of.is_own(*pair) for pair in bad)
+    if own and 2 * len(names) <= len(of.names):
+        return LEFT_OUT.format(many(len(names), "parameter"), len(of.names)), "the rank's own"
+    if own and _clipped_apart(of):
+        return CLIPPED_APART, "the rank's own, when it was clipped"
     early = {clip.after for clip in clips if clip.after < of.micro}
     if early:
-        return (
-            (
-                f"clipped after micro-batch {min(early) - 1} of {of.micro}, before the gradient is whole: clipping belongs "
-                "after the last one"
-            ),
-            mean,
-            "a gradient that was clipped on the way",
-        )
-    if len(own) == len(bad):
-        return (
-            (
-                "the gradients are never reduced: each rank steps with its own (forward through .module, no_sync that is "
-                "never left, or no wrapper at all)"
-            ),
-            mean,
-            "the rank's own",
-        )
+        return CLIPPED_EARLY.format(min(early) - 1, of.micro), "clipped on the way"
+    if own:
+        return NEVER, "the rank's own"
     for last in range(of.micro - 1):
-        if all(of.is_partial(rank, name, last) for rank, name in bad):
-            return (
-                (
-                    f"reduced before the last micro-batch: {many(of.micro - 1 - last, 'later micro-batch')[:-1]}"
-                    f"{'es' if of.micro - 2 - last else ''} {'are' if of.micro - 2 - last else 'is'} each rank's own "
-                    "(no_sync is left too early, or the flag is set after the forward)"
-                ),
-                mean,
-                f"reduced up to micro-batch {last}, then the rank's own",
-            )
+        if all(of.is_partial(*pair, last) for pair in bad):
+            return TOO_EARLY.format(last, of.micro - 1), f"reduced up to micro-batch {last}, then the rank's own"
     for first in range(1, of.micro):
-        if all(of.is_rest(rank, name, first) for rank, name in bad):
-            return LOST.format(first, of.micro), f"{mean} of all micro-batches", f"of micro-batch {first} and later"
-    rank, name = bad[0]
-    distance = of.distance(rank, name)
-    return (
-        (
-            f"no known mistake explains it: {many(len(wrong), 'parameter')} of {len(of.names)} are neither the mean nor the "
-            "rank's own gradient"
-        ),
-        mean,
-        f"a gradient {distance:.1e} off, relative",
-    )
+        if all(of.is_rest(*pair, first) for pair in bad):
+            return LOST.format(first, of.micro), f"that of micro-batch {first} and later"
+    return OTHER.format(len(names), len(of.names)), f"off by {of.distance(*bad[0]):.1e}, relative"
 
 
 def _clipped_apart(of: StepGradients) -> bool:

@@ -55,8 +55,8 @@ def _same_rows(ranks: Ranks) -> Finding | None:
                     ALL
                     if all(loaders) and _read_all(loaders)
                     else (
-                        "the ranks train the same rows in the same step: their random numbers for choosing rows have one "
-                        "seed, or the rows are not shared out"
+                        "the ranks train the same rows in the same step: the random numbers that choose them have "
+                        "one seed, or the rows are not shared out"
                     )
                 )
                 where = f"micro-batch {number}: " if len(ranks[0].steps[step].micro) > 1 else ""

@@ -1,0 +1,78 @@
+"""`samestep check`: healthy scripts are right, each planted fault is caught and named, and nothing is left behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+import pytest
+
+from command import samestep
+from recorder.faults import FAULTS, HEALTHY, Fault
+from recorder.plant import checked, planted, row_of, text_of
+
+IN_THE_FAST_LANE = ("forward through .module", "not divided", "set_epoch left out")
+
+
+@pytest.mark.parametrize(
+    "script", [pytest.param(each, marks=() if each == "ddp" else pytest.mark.check) for each in HEALTHY]
+)
+def test_a_healthy_script_is_right(script: str, tmp_path: Path) -> None:
+    results = checked(text_of(script), tmp_path)
+    assert results.answer == "right", results.findings
+    assert results.steps == 8
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param(each, id=each.name, marks=() if each.name in IN_THE_FAST_LANE else pytest.mark.check)
+        for each in FAULTS
+    ],
+)
+def test_a_planted_fault_is_caught_and_named(fault: Fault, tmp_path: Path) -> None:
+    results = checked(planted(fault), tmp_path)
+    row = row_of(fault.script, results, fault)
+    assert row.caught and row.named, (row, results.findings)
+
+
+@pytest.mark.check
+def test_three_ranks(tmp_path: Path) -> None:
+    assert checked(text_of("ddp"), tmp_path, nproc=3).answer == "right"
+
+
+@pytest.mark.check
+def test_the_script_under_torchrun_prints_its_verdict_and_ends(tmp_path: Path) -> None:
+    """In the user's folder; no line of the script runs after the steps that were asked; no process is left."""
+    script = tmp_path / "train.py"
+    script.write_text(text_of("ddp").replace("    dist.destroy", "    open('done', 'w').close()\n    dist.destroy"))
+    done = samestep("check", "--steps", "3", "--out", str(tmp_path / "out"), "train.py", "--lr", "0.3", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "train.py on 2 ranks: 3 steps, nothing wrong was seen." in done.stdout
+    assert {path.name for path in tmp_path.iterdir()} == {"train.py", "out"}
+    left = [each for each in psutil.process_iter(["cmdline"]) if str(tmp_path) in " ".join(each.info["cmdline"] or ())]
+    assert not left
+
+
+def test_what_cannot_be_judged_is_not_passed(tmp_path: Path) -> None:
+    script = tmp_path / "idle.py"
+    script.write_text("print('trains nothing')\n")
+    done = samestep("check", "--launcher", "fork", "--out", str(tmp_path / "out"), str(script))
+    assert done.returncode == 1
+    assert "unknown" in done.stdout and "It must run under torchrun" in " ".join(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["missing.py"], 2, "missing.py does not exist; give the path of the script"),
+        (["--launcher", "srun", "x.py"], 2, "--launcher 'srun': a script is started by torchrun or fork"),
+        (["--nproc", "100000", "x.py"], 2, "give at most"),
+        (["--launcher", "fork", "x.py"], 1, "x.py ended itself with sys.exit(3)"),
+    ],
+)
+def test_a_mistake_is_one_sentence(words: list[str], code: int, says: str, tmp_path: Path) -> None:
+    (tmp_path / "x.py").write_text("raise SystemExit(3)\n")
+    done = samestep("check", "--out", str(tmp_path / "out"), *words, cwd=tmp_path)
+    assert done.returncode == code
+    assert says in done.stderr and "Traceback" not in done.stderr
