@@ -187,6 +187,7 @@ class Recorder:
 
         def wrapped(*a: Any, **k: Any) -> Any:
             loss = closure(*a, **k)
+            self.window.cleared = 0  # a closure that is called again begins anew
             self._take()
             return loss
 
@@ -209,14 +210,17 @@ class Recorder:
         if len(self.steps) >= self._plan.steps:
             self._enough(self.record("steps"))
 
+    def _held_by(self, optimizer: Optimizer) -> list[str]:
+        return [self._names.get(id(p), "") for group in optimizer.param_groups for p in group["params"]]
+
     def _end_step(self, optimizer: Optimizer) -> None:
         if not self._start:  # Horovod steps a fresh optimizer once, to create its state
             return
         if all(optimizer is not each for each in self._optimizers):
             self._optimizers.append(optimizer)
         number = next(i for i, each in enumerate(self._optimizers) if each is optimizer)
-        own = {self._names.get(id(p)) for group in optimizer.param_groups for p in group["params"]}
-        taken = {name: gradient for name, gradient in (self._taken or {}).items() if name in own}
+        others = {name for each in self._optimizers if each is not optimizer for name in self._held_by(each)}
+        taken = {name: gradient for name, gradient in (self._taken or {}).items() if name not in others}
         window, self.window = self.window, Window()
         window.write(self._folder, self._world.rank, len(self.steps), taken)
         after = self._digests()

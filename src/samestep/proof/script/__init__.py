@@ -29,7 +29,7 @@ def judge(plan: ScriptPlan, ranks: Sequence[ScriptRecord], record: Record, comma
             *gradient(ranks, record),
             clipping(ranks, record),
         ]
-        findings += [weights(ranks), updates(ranks, record), rates(ranks), schedule(ranks)]
+        findings += [rates(ranks), schedule(ranks), weights(ranks), updates(ranks, record)]
     divergences = [each.divergence for each in findings if each.divergence]
     first = min(divergences, key=lambda each: -1 if each.step is None else each.step, default=None)
     step_s = sum(sum(rank.step_s) for rank in ranks)

@@ -41,6 +41,11 @@ def gradient(ranks: Ranks, record: Record) -> list[Finding]:
     if any(step.sharded for rank in ranks for step in rank.steps):
         return [Finding("gradient", "unknown", SHARDED)]
     several = len({step.optimizer for step in ranks[0].steps}) > 1
+    first = ranks[0].steps[0]
+    if not several and all(step.cleared for step in ranks[0].steps):  # a step that is skipped clears now and then
+        cause = LOST.format(first.cleared, first.cleared + len(first.micro))
+        where = {"expected": f"{first.cleared + len(first.micro)} micro-batches", "found": len(first.micro)}
+        return [differs("gradient", "gradient", cause, step=0, rank=0, **where)]
     worst, scales = 0.0, list[Finding]()
     for step in common_steps(ranks):
         of = StepGradients.read(record, ranks, step)
