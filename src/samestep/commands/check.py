@@ -60,7 +60,9 @@ def _run(options: CheckOptions, folder: Path) -> Record:
     )
     meeting: dict[str, str] = {}
     if options.launcher == launch.FORK:
+        # As torchrun sets them; by the last one libraries know that they need not start ranks themselves.
         meeting = {"MASTER_ADDR": machines.master, "MASTER_PORT": str(ports.any_free(machines.master))}
+        meeting["TORCHELASTIC_RUN_ID"] = "samestep"
         fork_client.start("ranks")
     try:
         return supervise.run(

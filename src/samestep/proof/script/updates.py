@@ -121,7 +121,7 @@ def rates(ranks: Ranks) -> Finding:
     for step in common_steps(ranks):
         of = [rank.steps[step].rates for rank in ranks]
         if any(rate != of[0] for rate in of):
-            cause = "the ranks step at different rates: each rank's schedule is advanced by what only that rank sees"
+            cause = "the ranks step at different rates: a rate, or what advances a schedule, depends on the rank"
             rank = _odd(of)
             return differs("rate", "learning rate", cause, step=step, rank=rank, expected=of[0], found=of[rank])
     return Finding("rate", "right", "the same on all ranks at each step")
