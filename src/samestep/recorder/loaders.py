@@ -75,7 +75,7 @@ class Loaders:
 
     def attach(self) -> None:
         """Patches DataLoader's iterators and DistributedSampler."""
-        base = dataloader._BaseDataLoaderIter
+        base: Any = dataloader._BaseDataLoaderIter
         init, reset, request, read = base.__init__, base._reset, base._next_index, base.__next__
         loaders = self
 
@@ -109,7 +109,7 @@ class Loaders:
             loaders._read(number, data)
             return data
 
-        base.__init__, base._reset, base._next_index, base.__next__ = new_init, new_reset, new_request, new_read  # type: ignore[method-assign]
+        base.__init__, base._reset, base._next_index, base.__next__ = new_init, new_reset, new_request, new_read
         set_epoch = DistributedSampler.set_epoch
 
         @functools.wraps(set_epoch)

@@ -27,6 +27,7 @@ def run_script(plan: ScriptPlan, record: RankRecord) -> ScriptRecord:
 
     def enough(found: ScriptRecord) -> NoReturn:
         with naming_full_disks():
+            (folder / f".room-rank{found.rank}").unlink(missing_ok=True)  # which the worker keeps free
             write(folder / f"rank{found.rank}.json", found)
         _wait_for_others(folder, found)
         end_children()

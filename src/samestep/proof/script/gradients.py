@@ -30,8 +30,8 @@ NEVER = (
     "left, or no wrapper at all)"
 )
 TOO_EARLY = (
-    "reduced before the last micro-batch: after number {} of 0 to {} each rank adds its own (no_sync is left too "
-    "early, or the flag is set after the forward)"
+    "reduced before the last micro-batch: only up to number {} of 0 to {}, after which each rank adds its own (no_sync "
+    "is left too early, or the flag is set after the forward)"
 )
 OTHER = "no known mistake explains it: {} of {} parameters have neither the mean nor the rank's own gradient"
 

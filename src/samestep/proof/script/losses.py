@@ -35,7 +35,8 @@ def total_weight(
 ) -> float:
     """Returns the factor of the gradients' sum times the weights of all losses; 1 in a weighted mean."""
     known = [weight for each in weights for weight in each if weight]
-    largest, together = (factor * sum(getattr(each, name) for each in known) for name in ("largest", "together"))
+    largest = factor * sum(weight.largest for weight in known)
+    together = factor * sum(weight.together for weight in known)
     return together if near_one(together) else largest
 
 
