@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -122,3 +123,10 @@ def test_a_rank_of_its_own_is_named(changed: dict[str, object], question: str, t
     results = judged(tmp_path, "mean", **changed)
     assert results.answer == "differs"
     assert next(each.question for each in results.findings if each.answer == "differs") == question
+
+
+def test_one_rank_is_judged_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "SIZE", 1)
+    assert judged(tmp_path, "mean", 3).answer == "right"
+    found = judged(tmp_path, "mean", 3, 1.0).first_divergence
+    assert found and "3 accumulated micro-batches are not divided" in found.cause

@@ -85,9 +85,9 @@ class Scaling:
         own: the weights of one rank's losses, added up over its micro-batches: 1 where each is divided by their number.
         """
         n, size = self.micro, self.size
-        if self.near_one(self.reduced / size):
+        if size > 1 and self.near_one(self.reduced / size):
             return f"the gradients are added up over the {size} ranks, and not divided by their number"
-        if self.near_one(self.reduced * size):
+        if size > 1 and self.near_one(self.reduced * size):
             return f"averaged twice: the reduced gradients are divided by the {size} ranks once more"
         if not self.is_mean:
             return ""
