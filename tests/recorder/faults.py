@@ -17,7 +17,7 @@ class Fault:
     cause: str
 
 
-HEALTHY = ("ddp", "accumulate", "by_hand", "accelerator", "lightning_trainer", "hf_trainer")
+HEALTHY = ("ddp", "accumulate", "by_hand", "accelerator", "lightning_trainer")
 REDUCE = "                dist.all_reduce(parameter.grad)\n"
 FAULTS = (
     Fault(
@@ -236,76 +236,5 @@ FAULTS = (
         "        max_epochs=10,\n        use_distributed_sampler=False,\n",
         "rows",
         "reads every row",
-    ),
-    Fault(
-        "lightning_trainer",
-        "divided by hand, too",
-        "mse_loss(self.net(x), y)",
-        "mse_loss(self.net(x), y) / 3",
-        "loss weight",
-        "twice",
-    ),
-    Fault(
-        "lightning_trainer", "rate by rank", "lr=0.01", "lr=0.01 * (1 + self.global_rank)", "rate", "different rates"
-    ),
-    Fault(
-        "lightning_trainer",
-        "rank 1's weights decayed alone",
-        "        x, y = batch\n",
-        "        x, y = batch\n        if self.global_rank:\n            self.net[0].weight.data.mul_(0.99)\n",
-        "weights",
-        "drifted apart",
-    ),
-    Fault(
-        "lightning_trainer",
-        "schedule advanced at each batch",
-        "        return torch.optim.Adam(self.parameters(), lr=0.01)\n",
-        "        optimizer = torch.optim.Adam(self.parameters(), lr=0.01)\n"
-        "        self.schedule = torch.optim.lr_scheduler.StepLR(optimizer, 100)\n        return optimizer\n\n"
-        "    def on_train_batch_end(self, *_: object) -> None:\n        self.schedule.step()\n",
-        "schedule",
-        "once a micro-batch",
-    ),
-    Fault(
-        "hf_trainer",
-        "loader not prepared",
-        "        trainer.train()\n",
-        "        loader = torch.utils.data.DataLoader(Rows(), 4, shuffle=True)\n"
-        "        trainer.get_train_dataloader = lambda: loader\n        trainer.train()\n",
-        "rows",
-        "reads every row",
-    ),
-    Fault(
-        "hf_trainer",
-        "divided by hand, too",
-        "cross_entropy(logits, labels)",
-        "cross_entropy(logits, labels) / 3",
-        "loss weight",
-        "twice",
-    ),
-    Fault(
-        "hf_trainer",
-        "divided by the ranks, too",
-        "cross_entropy(logits, labels)",
-        "cross_entropy(logits, labels) / 2",
-        "loss weight",
-        "averaged twice",
-    ),
-    Fault(
-        "hf_trainer",
-        "rate by rank",
-        "learning_rate=0.01",
-        "learning_rate=0.01 * (1 + int(os.environ['RANK']))",
-        "rate",
-        "different rates",
-    ),
-    Fault(
-        "hf_trainer",
-        "rank 1's weights decayed alone",
-        "        logits = self.net(x)\n",
-        "        if self.training and int(os.environ['RANK']):\n            self.net[0].weight.data.mul_(0.99)\n"
-        "        logits = self.net(x)\n",
-        "weights",
-        "drifted apart",
     ),
 )
