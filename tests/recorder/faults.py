@@ -237,4 +237,33 @@ FAULTS = (
         "rows",
         "reads every row",
     ),
+    Fault(
+        "lightning_trainer",
+        "divided by hand, too",
+        "mse_loss(self.net(x), y)",
+        "mse_loss(self.net(x), y) / 3",
+        "loss weight",
+        "twice",
+    ),
+    Fault(
+        "lightning_trainer", "rate by rank", "lr=0.01", "lr=0.01 * (1 + self.global_rank)", "rate", "different rates"
+    ),
+    Fault(
+        "lightning_trainer",
+        "rank 1's weights decayed alone",
+        "        x, y = batch\n",
+        "        x, y = batch\n        if self.global_rank:\n            self.net[0].weight.data.mul_(0.99)\n",
+        "weights",
+        "drifted apart",
+    ),
+    Fault(
+        "lightning_trainer",
+        "schedule advanced at each batch",
+        "        return torch.optim.Adam(self.parameters(), lr=0.01)\n",
+        "        optimizer = torch.optim.Adam(self.parameters(), lr=0.01)\n"
+        "        self.schedule = torch.optim.lr_scheduler.StepLR(optimizer, 100)\n        return optimizer\n\n"
+        "    def on_train_batch_end(self, *_: object) -> None:\n        self.schedule.step()\n",
+        "schedule",
+        "once a micro-batch",
+    ),
 )

@@ -109,7 +109,7 @@ class StepGradients:
                 if factor and norm(reduced[name] - factor * total) <= rounding:
                     fits.append(factor)
         # Without a majority every gradient is compared with the mean.
-        self.factor = float(np.median(fits)) if 2 * len(fits) >= len(self.names) * self.size else 1 / self.size
+        self.factor = float(np.median(fits)) if fits and 2 * len(fits) >= len(self.names) * self.size else 1 / self.size
         pairs = [(rank, name) for name in self.names for rank in range(self.size)]
         distances = {pair: self.distance(*pair) for pair in pairs}
         self._bad = sorted(pair for pair in pairs if distances[pair] > self.close)
