@@ -21,7 +21,9 @@ Integers = NDArray[np.signedinteger[Any]]
 
 AT_ONCE = 1 << 18  # elements: copies of the largest tensor would need a model's memory
 SAMPLED = 16  # every so manieth byte decides whether to compress
-WORTH = 0.98  # of 8 bits: bytes of less entropy are compressed
+WORTH = 0.92  # of 8 bits: bytes of less entropy are compressed
+LOW = 3  # lowest bytes: all 0 in a float64 that float32 holds, as in weights that have not moved
+FEW = 0.02  # such elements; where there are more, they are marked, and their lowest bytes left out
 LENGTH = struct.Struct("<I")
 
 
@@ -31,7 +33,10 @@ def pack(array: NDArray[Any], near: NDArray[Any] | None = None, near_name: str =
     for values, close in _blocks(array, near):
         integers = _zigzag(_ordered(values) - (0 if close is None else _ordered(close)))
         columns = np.ascontiguousarray(integers).view(np.uint8).reshape(len(values), -1).T
-        packed = [_compressed(np.ascontiguousarray(column)) for column in columns]
+        short = (integers & _low(integers)) == 0
+        mask = zlib.compress(np.packbits(short).tobytes(), 1) if short[::SAMPLED].mean() > FEW else b""
+        full = ~short if mask else slice(None)
+        packed = [mask, *(_compressed(column[full] if n < LOW else column) for n, column in enumerate(columns))]
         parts += packed
         lengths.append([len(each) for each in packed])
     about = {"dtype": array.dtype.name, "shape": array.shape, "near": near_name, "lengths": lengths}
@@ -50,12 +55,17 @@ def unpack(packed: Bytes, near: NDArray[Any] | None = None) -> NDArray[Any]:
     about, at = _header(packed)
     array = np.empty(about["shape"], about["dtype"])
     for (values, close), lengths in zip(_blocks(array, near), about["lengths"], strict=True):
-        columns = np.zeros((len(values), len(lengths)), np.uint8)
-        for column, length in enumerate(lengths):
-            if length:
-                columns[:, column] = _expanded(packed[at : at + length], len(values))
-                at += length
-        integers = _unzigzag(columns.view(f"i{len(lengths)}").reshape(-1))
+        columns, full = np.zeros((len(values), len(lengths) - 1), np.uint8), np.ones(len(values), bool)
+        for number, length in enumerate(lengths):
+            part, at = packed[at : at + length], at + length
+            if length and number == 0:
+                bits = np.frombuffer(zlib.decompress(part.tobytes()), np.uint8)
+                full = ~np.unpackbits(bits, count=len(values)).view(bool)
+            elif length and number <= LOW and lengths[0]:
+                columns[full, number - 1] = _expanded(part, int(full.sum()))
+            elif length:
+                columns[:, number - 1] = _expanded(part, len(values))
+        integers = _unzigzag(columns.view(f"i{columns.shape[1]}").reshape(-1))
         _ordered_in(values)[:] = _swapped(integers + (0 if close is None else _ordered(close)))
     return array
 
@@ -103,8 +113,14 @@ def _unzigzag(integers: Integers) -> Integers:
     return unzigzag
 
 
+def _low(integers: Integers) -> Integers:
+    """A mask of the lowest bytes; of all in a type that has no more."""
+    return np.full(1, (1 << 8 * LOW) - 1 if integers.itemsize > LOW else -1, integers.dtype)
+
+
 def _compressed(column: Bytes) -> bytes:
     """Returns bytes, compressed where that helps; none where all are 0."""
+    column = np.ascontiguousarray(column)
     if not column.any():
         return b""
     counts = np.bincount(column[::SAMPLED], minlength=256)

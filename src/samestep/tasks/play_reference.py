@@ -171,9 +171,11 @@ class ReferencePlayer:
                 plain = replace(plain, moved=moved_from(start, base.state))
                 near = f"{number}.gradient" if "gradient" in played else ""
                 write_training(self.folder, self.world.rank, key := f"{number}.{name}", base, near)
-                base = replace(base, state=Written(self.folder, self.world.rank, key, base.state))
+                if name == "user":  # the job's optimizer may keep more than SGD does
+                    base = replace(base, state=Written(self.folder, self.world.rank, key, base.state))
             del start
             played[name] = [plain, *self._with_noise(training, planned, base, small, facts)]
+            del base  # it would stay in memory beside the next
         return played
 
     def _facts(self, job: Job, dtype: str) -> tuple[ModelFacts, State]:
