@@ -15,7 +15,7 @@ from samestep.reference import first_gradient
 
 State = Mapping[str, Tensor]
 
-BLOCK = 1 << 16  # elements that are compared at once: copies of the largest tensor would need a model's memory
+BLOCK = 1 << 20  # elements that are compared at once: copies of the largest tensor would need a model's memory
 
 
 class Written(Mapping[str, Tensor]):
