@@ -141,9 +141,9 @@ class Comparison:
         for name, want, got in self._outside(case, names):
             sampled = [sample_like(values, start[name]) for values in (want, got)]
             at, apart = _furthest(*sampled), distance(want, got)
-            pair: tuple[Any, Any] = tuple(float(start[name][at] - values[at]) for values in sampled)
+            pair: list[Any] = [float(start[name][at] - values[at]) for values in sampled]
             if 0 < SHOWS * apart > distance(*sampled):
-                pair = ("the reference's", f"{apart:.3g} off, in few of its elements")
+                pair = ["the reference's", f"{apart:.3g} off, in few of its elements"]
             yield case.divergence("first gradient", *pair, step=0, tensor=name)
 
     def _final(self, case: causes.Case) -> Iterator[Divergence]:
