@@ -1,10 +1,14 @@
-"""What the reference of a proof costs: its steps, memory and disk, for an MLP of 10 million parameters.
+"""What a proof costs: the reference of an MLP of 10 million parameters, or `verify` of a job from its start to its end.
 
     python benchmarks/proof_cost.py [--out FOLDER] [--ranks 2]
+    python benchmarks/proof_cost.py --job imagefolder --set data=FOLDER [--out FOLDER] [--ranks 2]
 
-Verifies the job `mlp` below with the engine ddp, then plays its reference and trains it as it is again, each alone in
-a process with one thread whose CPU time and peak memory the kernel counts. What a training of one step takes, to start,
-is left out of the reference's steps.
+Without --job: verifies the job `mlp` below with the engine ddp, then plays its reference and trains it as it is again,
+each alone in a process with one thread whose CPU time and peak memory the kernel counts. What a training of one step
+takes, to start, is left out of the reference's steps.
+
+With --job: runs `samestep verify` once under ddp, and samples the memory and the files of all of its processes. The
+machine's load, and what an import of torch takes in the same run, stand beside the times.
 """
 
 from __future__ import annotations
@@ -12,14 +16,19 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import IO
 
+import psutil
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -128,8 +137,117 @@ def measure(ranks: int, folder: Path) -> Cost:
     )
 
 
+@dataclass(frozen=True)
+class Whole:
+    """`verify` from its start to its end. settings: without `data`. memory: the largest sum over its processes at once,
+    of which each counts its share of common pages. disk: the largest, and what is left. import_s, import_cpu_s: of
+    torch. load: the processes that wanted a core, a mean over a minute before and after."""
+
+    job: str
+    settings: dict[str, str]
+    verdict: str
+    seconds: float
+    cpu_s: float
+    memory: int
+    disk: int
+    disk_left: int
+    import_s: float
+    import_cpu_s: float
+    load: tuple[float, float]
+
+    def lines(self) -> list[str]:
+        job = " ".join([self.job, *(f"{name}={value}" for name, value in self.settings.items())])
+        return [
+            f"verify {job}: {self.verdict}",
+            f"time                     {self.seconds:.0f} s at a load of {self.load[0]:.1f} to {self.load[1]:.1f}",
+            f"CPU time                 {self.cpu_s:.0f} s, {self.cpu_s / self.import_cpu_s:.0f} imports of torch",
+            f"memory of all processes  {self.memory / 2**30:.2f} GiB",
+            f"files                    {self.disk / 2**20:.0f} MiB at most, {self.disk_left / 2**20:.0f} MiB left",
+        ]
+
+
+def whole(job: str, settings: dict[str, str], ranks: int, folder: Path) -> tuple[Whole, str]:
+    """Measures `verify` of a job, and returns what it printed without the report's path, too."""
+    load, (import_s, import_cpu_s) = os.getloadavg()[0], timed([sys.executable, "-c", "import torch"])
+    named = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
+    words = ["-m", "samestep", "verify", job, *named, "--engine", "ddp", "--nproc", str(ranks)]
+    sampled = Sampled(folder / "v")
+    with open(folder / "screen.txt", "w+") as screen:
+        seconds, cpu_s = timed([sys.executable, *words, "--out", str(folder / "v")], screen, sampled)
+        screen.seek(0)
+        printed = "".join(line for line in screen if not line.startswith("report:"))
+    results = json.loads((folder / "v" / "results.json").read_text())
+    return Whole(
+        job=Path(job).name,
+        settings={name: value for name, value in settings.items() if name != "data"},
+        verdict=results["engines"][0]["verdict"],
+        seconds=seconds,
+        cpu_s=cpu_s,
+        memory=sampled.memory,
+        disk=sampled.disk,
+        disk_left=_bytes(folder / "v"),
+        import_s=import_s,
+        import_cpu_s=import_cpu_s,
+        load=(load, os.getloadavg()[0]),
+    ), printed
+
+
+class Sampled:
+    """The largest memory and files of a process and its descendants, looked at once a second."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.memory, self.disk = folder, 0, 0
+
+    def watch(self, process: subprocess.Popen[str]) -> None:
+        while process.poll() is None:
+            with suppress(psutil.Error):  # it has just ended
+                root = psutil.Process(process.pid)
+                self.memory = max(self.memory, sum(map(_share, [root, *root.children(recursive=True)])))
+            self.disk = max(self.disk, _bytes(self.folder))
+            time.sleep(1)
+
+
+def _share(process: psutil.Process) -> int:
+    """The bytes of a process, of common pages its share; 0 once it has ended."""
+    try:
+        found = process.memory_full_info()
+    except psutil.Error:
+        return 0
+    return int(getattr(found, "pss", found.rss))
+
+
+def timed(command: list[str], screen: IO[str] | None = None, sampled: Sampled | None = None) -> tuple[float, float]:
+    """Runs a command. Returns its seconds, and the CPU seconds of all of its processes."""
+    before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
+    process = subprocess.Popen(command, stdout=screen, stderr=subprocess.STDOUT if screen else None, text=True)
+    if sampled:
+        threading.Thread(target=sampled.watch, args=(process,), daemon=True).start()
+    if process.wait():
+        raise SystemExit(f"{' '.join(command)} ended with status {process.returncode}")
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.monotonic() - began, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
 def _bytes(folder: Path) -> int:
-    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    """The bytes of all files, but of those that go while they are counted."""
+    total = 0
+    for home, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):
+                total += os.stat(os.path.join(home, name)).st_size
+    return total
+
+
+def keep(out: Path | None, lines: list[str], ranks: int, facts: dict[str, object], printed: str | None = None) -> None:
+    """Prints the figures, and keeps them in a folder."""
+    print("\n".join(lines))
+    if out:
+        out.mkdir(parents=True, exist_ok=True)
+        about = {"ranks": ranks, "torch": torch.__version__, "cores": os.cpu_count(), **facts}
+        (out / "raw.json").write_text(json.dumps(about, indent=1) + "\n")
+        (out / "table.txt").write_text("\n".join(lines) + "\n")
+        if printed:
+            (out / "screen.txt").write_text(printed)
 
 
 def main() -> None:
@@ -137,9 +255,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--job")
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
     asked = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        cost = measure(asked.ranks, Path(folder))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        if asked.job:
+            settings = dict(setting.split("=", 1) for setting in asked.set)
+            found, printed = whole(asked.job, settings, asked.ranks, folder)
+            keep(asked.out, found.lines(), asked.ranks, asdict(found), printed)
+            return
+        cost = measure(asked.ranks, folder)
     lines = [
         f"parameters               {cost.parameters:,}",
         f"verify, in all           {cost.verify_s:.1f} s",
@@ -149,12 +275,7 @@ def main() -> None:
         f"memory a parameter       {cost.memory:.1f} B beyond the training's own",
         f"disk a parameter         {cost.disk:.1f} B for the reference, {cost.left:.1f} B left by verify",
     ]
-    print("\n".join(lines))
-    if asked.out:
-        asked.out.mkdir(parents=True, exist_ok=True)
-        facts = {"ranks": asked.ranks, "torch": torch.__version__, "cores": os.cpu_count(), **asdict(cost)}
-        (asked.out / "raw.json").write_text(json.dumps(facts, indent=1) + "\n")
-        (asked.out / "table.txt").write_text("\n".join(lines) + "\n")
+    keep(asked.out, lines, asked.ranks, asdict(cost))
 
 
 if __name__ == "__main__":

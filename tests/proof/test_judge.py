@@ -19,6 +19,7 @@ from ranks import Ranks, engine_facts, proof_plan, prove, reference_plan
 from samestep.proof.judge import judge
 from samestep.proof.trace import Expectation
 from samestep.records.record import EvaluationSeen, Observations, PartSeen, RankRecord, Record
+from samestep.records.results import Divergence
 
 
 @dataclass(frozen=True)
@@ -205,3 +206,23 @@ def test_clipping_that_never_acts_is_said(ranks: Callable[[int], Ranks], referen
     verdict = prove(reference_rank, ranks(2), DRAWN, "ddp", {"clip_norm": "1000.0"})
     assert verdict.verdict == "same"
     assert any("clipping never acted" in note for note in verdict.notes)
+
+
+def test_a_gradient_that_is_wrong_between_the_samples_is_told(healthy: tuple[Expectation, Record]) -> None:
+    """Of a large tensor only samples of the start are kept: the values of the gradient are known there alone."""
+    expectation, record = healthy
+    files = ["start.float64", "0.gradient.own", "0.gradient.before_last", "0.gradient.own_before_last"]
+    kept = expectation.record
+    sampled = {file: {name: array.reshape(-1)[::7] for name, array in kept.arrays(file).items()} for file in files}
+    thin = Expectation(Tampered(kept.folder, kept.ranks, sampled), 0)
+    assert judge(thin, record).verdict == "same"
+
+    def judged(element: int) -> Divergence:
+        wrong = np.array(record.arrays("gradient")["5.weight"])
+        wrong.reshape(-1)[element] += 1e-3
+        found = judge(thin, Tampered(record.folder, record.ranks, {"gradient": {"5.weight": wrong}})).first_divergence
+        assert found and (found.quantity, found.tensor) == ("first gradient", "5.weight")
+        return found
+
+    assert judged(14).expected - judged(14).found == pytest.approx(1e-3)
+    assert (judged(15).expected, judged(15).found) == ("the reference's", "0.001 off, in few of its elements")

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from samestep.errors import TrainingFailed, UserError
+from samestep.records.arrays import write_arrays
 from samestep.records.files import SCHEMA, as_json, finite, from_json, read, write, write_json
 from samestep.records.inspection import MachineFacts
 from samestep.records.plan import Measure, Plan, Prove
@@ -23,7 +24,6 @@ from samestep.records.record import (
     RankRecord,
     Record,
     read_progress,
-    write_arrays,
     write_progress,
 )
 from samestep.records.results import Launch

@@ -36,12 +36,24 @@ def test_the_player_measures_distances_as_the_judge_does(name: str, monkeypatch:
     assert (found.distance, found.largest) == pytest.approx(judged, nan_ok=True)
 
 
-def test_a_start_is_as_short_as_it_can_be_and_exact(tmp_path: Path) -> None:
-    exact, wide = torch.randn(9).double(), torch.randn(9, dtype=torch.float64)
+def test_a_start_is_as_short_as_it_can_be_and_exact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(first_gradient, "ELEMENTS", 3)
+    exact, wide = torch.randn(3, 3).double(), torch.randn(9, dtype=torch.float64)
     reference_tensors.write_start(tmp_path, 0, "float64", {"exact": exact, "wide": wide, "count": torch.tensor(3)})
     start = Record(tmp_path).arrays("start.float64")
     assert start["exact"].dtype == np.float32 and start["wide"].dtype == np.float64 and start["count"] == 3
-    assert np.array_equal(start["exact"], exact.numpy()) and np.array_equal(start["wide"], wide.numpy())
+    for name, whole in (("exact", exact), ("wide", wide)):
+        assert len(start[name]) == 3
+        assert np.array_equal(start[name], sample_like(whole.numpy(), start[name]))
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_the_player_measures_movements_as_the_judge_did(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reference_tensors, "BLOCK", 2)
+    start, end = map(torch.tensor, STATES[name])
+    (found,) = reference_tensors.moved_from({"w": start, "other": start}, {"w": end}).values()
+    judged = distance(end.numpy(), start.numpy()), largest_of(start.numpy())
+    assert (found.distance, found.largest_before) == pytest.approx(judged, nan_ok=True)
 
 
 @pytest.mark.parametrize("elements", [1, 5, 6, 7, 23, 64])

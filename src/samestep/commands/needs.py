@@ -17,7 +17,7 @@ from samestep.launch import oom_kills
 # noise is compared with, and temporary copies; measured by benchmarks/proof_cost.py.
 OF_REFERENCE = 62
 OF_RANK = 56  # weights, gradient, its buckets, Adam's two moments, the gathered state, the evaluated model
-OF_LAYOUT, OF_LAUNCH = 28, 24  # of the files: three final states, and in the reference's float32 what they start from
+OF_LAYOUT, OF_LAUNCH = 21, 24  # of the files: three final states, which the reference packs
 OF_CHECKPOINTS = 96  # three at once, each of the weights, their average and Adam's two moments
 PROCESS = 0.1 * 2**30  # besides; ranks share what they were forked with
 WIDER = 2  # bytes of float64 over those of float32

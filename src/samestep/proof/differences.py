@@ -12,13 +12,14 @@ import numpy as np
 
 from samestep.errors import first_few
 from samestep.proof import causes
-from samestep.proof.trace import EPS, Expectation, Part, Trace, of_engine
+from samestep.proof.trace import EPS, Expectation, Part, Trace, of_engine, sample_like
 from samestep.records.record import Record
 from samestep.records.results import Divergence
 
 BOUND = 10  # times the distance that rounding alone makes
 FLOOR_ULPS = 8  # and never tighter than this many units in the last place of the tensor's largest value
 USELESS = 1e-3  # a bound above this share of a tensor's own movement says nothing about it
+SHOWS = 0.01  # of the greatest difference: a sample that differs by less does not show it
 BLOCK = 1 << 16  # elements that are compared at once
 _OPTIMIZER = {"gradient": "SGD", "sgd": "SGD", "user": "the job's optimizer"}
 
@@ -138,8 +139,11 @@ class Comparison:
         start = self.expectation.start()
         names = self.expectation.of("gradient").parameters
         for name, want, got in self._outside(case, names):
-            at = _furthest(want, got)
-            pair = (float(start[name][at] - want[at]), float(start[name][at] - got[at]))
+            sampled = [sample_like(values, start[name]) for values in (want, got)]
+            at, apart = _furthest(*sampled), distance(want, got)
+            pair: list[Any] = [float(start[name][at] - values[at]) for values in sampled]
+            if 0 < SHOWS * apart > distance(*sampled):
+                pair = ["the reference's", f"{apart:.3g} off, in few of its elements"]
             yield case.divergence("first gradient", *pair, step=0, tensor=name)
 
     def _final(self, case: causes.Case) -> Iterator[Divergence]:
@@ -166,23 +170,23 @@ class Comparison:
     def _outside(self, case: causes.Case, names: list[str]) -> list[tuple[str, Any, Any]]:
         """(name, expected, observed) of the tensors that differ by more than rounding explains."""
         outside = []
-        start, apart = self.expectation.start(), self.expectation.apart(case.training)
+        moved, apart = self.expectation.of(case.training).moved, self.expectation.apart(case.training)
         largest = min(1.0, max((largest_of(case.expected.state[name]) for name in names), default=0.0))
         # A tensor whose true gradient is zero moves by the rounding of the others' gradients.
-        furthest = max((distance(case.expected.state[name], start[name]) for name in names), default=0.0)
+        furthest = max((moved[name].distance for name in names), default=0.0)
         for name in names:
             want, got = case.expected.state[name], case.observed.state.get(name)
             if got is None or got.shape != want.shape:
                 outside.append((name, want, np.full_like(want, np.nan, dtype=np.float64)))
                 continue
-            floor = FLOOR_ULPS * self.eps * max(largest_of(want), largest_of(start[name]), furthest)
+            floor = FLOOR_ULPS * self.eps * max(largest_of(want), moved[name].largest_before, furthest)
             bound = max(BOUND * apart[name], floor) if np.issubdtype(want.dtype, np.floating) else 0.0
             difference = distance(want, got)
             self.bitwise &= bool(np.array_equal(want, got))
-            moved = distance(want, start[name])
-            if bound > USELESS * moved > 0 and self.eps > EPS["float64"] and np.issubdtype(want.dtype, np.floating):
+            own = moved[name].distance
+            if bound > USELESS * own > 0 and self.eps > EPS["float64"] and np.issubdtype(want.dtype, np.floating):
                 self.unresolved.append(name)  # compared, but a fault as small as its own movement would not be seen
-            if bound > USELESS * moved and bound > self.eps**0.5 * largest:
+            if bound > USELESS * own and bound > self.eps**0.5 * largest:
                 self.ill_conditioned.append(f"{name} ({_OPTIMIZER[case.training]})")
                 continue
             self.compared += case.training == "sgd"

@@ -23,9 +23,10 @@ CLIPPED_TO = 1.0  # the default of libraries that clip unasked
 def cause(expectation: Expectation, expected: Trace, observed: Trace) -> str:
     """Names the cause from samples of all tensors of the gradient, once one of them differs."""
     alone = expectation.arrays("gradient", ".own")
-    start, last, theirs = (
+    start = expectation.start()
+    last, theirs = (
         {name: sample_like(state[name], own) for name, own in alone.items()}
-        for state in (expectation.start(), expected.state, observed.state)
+        for state in (expected.state, observed.state)
     )
     want = {name: start[name] - last[name] for name in alone}
     got = {name: start[name] - theirs[name] for name in alone}

@@ -43,13 +43,13 @@ def too_exact(loop: Expectation, numerics: Expectation, record: Record) -> Diver
     alone, exact = (of.arrays("gradient", ".own") for of in (numerics, loop))
     telling = 0
     for tensor, own in alone.items():
-        want, got = (_float64(start[tensor]) - _float64(state[tensor]) for state in (end, observed))
+        want, got = _float64(end[tensor]), _float64(observed[tensor])
         # Rounding of the gradient, measured on rank 0's own, and that of the weights from which it is read.
-        read = np.spacing(np.maximum(np.abs(start[tensor]), np.abs(end[tensor])).astype(np.float32))
+        read = np.spacing(np.maximum(np.abs(want), np.abs(got)).astype(np.float32))
         float32 = BOUND * distance(own, exact[tensor]) + 2 * _float64(read)
         if not (np.abs(want - got) <= float32).all():
             return None
-        sampled = sample_like(want, own), _float64(own)
+        sampled = _float64(start[tensor]) - sample_like(want, own), _float64(own)
         lost = np.minimum(*(np.abs(values - _rounded(values, DIGITS[asked])) for values in sampled))
         telling += int((lost > FACTOR * replicas * sample_like(float32, own)).sum())
     if telling < ENOUGH:

@@ -117,7 +117,8 @@ class Expectation:
         return self.record.arrays(f"{self.facts.files}.{training}{what}")
 
     def start(self) -> State:
-        """The weights and buffers that every training starts from; float32 where that holds them exactly."""
+        """Samples of the weights and buffers that every training starts from, see sample_like; float32 where that holds
+        them exactly."""
         return self.record.arrays(f"start.{self.facts.dtype}")
 
     def apart(self, training: str) -> dict[str, float]:

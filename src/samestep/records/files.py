@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-SCHEMA = 3  # of every record; one of another version of samestep is refused
+SCHEMA = 4  # of every record; one of another version of samestep is refused
 KEY = "schema"
 
 T = TypeVar("T")

@@ -6,33 +6,26 @@ A rank writes `rankR.json`, what it observed, and `rankR.NAME.npz`, tensors.
 from __future__ import annotations
 
 import os
-import zlib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from zipfile import BadZipFile
 
 from samestep.engine import Layout
-from samestep.errors import TrainingFailed
-from samestep.records.files import is_current, read, replace_by, write
+from samestep.records.arrays import read_array, read_arrays
+from samestep.records.files import is_current, read, write
 from samestep.records.inspection import MachineFacts
 from samestep.records.plan import Plan
 from samestep.world import World
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
-    from torch import Tensor
-
-    Arrays = Mapping[str, NDArray[np.generic]]
 
 PROGRESS = "progress.json"
 ENVIRONMENT = "environment-of-rank0.json"  # rank 0's values of the variables that a launcher needs
 SAVE_VARIABLES = "SAMESTEP_SAVE_VARIABLES"  # environment variable: their names, separated by commas
-PREFIX = "tensor "  # so that no tensor's name is an argument of numpy.savez
 
 
 @dataclass(frozen=True)
@@ -121,6 +114,15 @@ class Observations:
 
 
 @dataclass(frozen=True)
+class Moved:
+    """How far a training moves a tensor. distance: the greatest. largest_before: its greatest finite magnitude at the
+    start."""
+
+    distance: float
+    largest_before: float
+
+
+@dataclass(frozen=True)
 class Played:
     """One training of the reference.
 
@@ -129,7 +131,7 @@ class Played:
     parameters: their names. length: rows of the subset. clip_norm: the job's. each_once: whether an epoch
     has every row once, which an order of the job's own need not. phases: how many steps each batch is trained for.
     apart: of a training with noise, tensor -> the greatest distance of its final values from those of the training as
-    it is.
+    it is. moved: of the training as it is, for each tensor.
     """
 
     seen: list[list[PartSeen]]
@@ -144,6 +146,7 @@ class Played:
     evaluation: EvaluationSeen | None = None
     each_once: bool = True
     apart: Mapping[str, float] = field(default_factory=dict)
+    moved: Mapping[str, Moved] = field(default_factory=dict)
     phases: int = 1
 
 
@@ -270,25 +273,6 @@ def read_progress(folder: Path, before: Progress = Progress()) -> Progress:
         return before
 
 
-def write_arrays(path: Path, arrays: Arrays) -> None:
-    """Writes named arrays to `path` (.npz), atomically."""
-    import numpy as np
-
-    named = {PREFIX + name: array for name, array in arrays.items()}
-    replace_by(path, lambda file: np.savez(file, **named))  # type: ignore[arg-type]  # the stub: names are options
-
-
-def write_state(folder: Path, rank: int, name: str, state: Mapping[str, Tensor]) -> None:
-    """Writes a state dict's tensors, for Record.arrays(name). bfloat16, which numpy does not have, becomes float32."""
-    arrays = {}
-    for key, tensor in state.items():
-        if not hasattr(tensor, "detach"):
-            continue  # from get_extra_state
-        tensor = tensor.detach().cpu()
-        arrays[key] = (tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor).numpy()
-    write_arrays(folder / f"rank{rank}.{name}.npz", arrays)
-
-
 @dataclass(frozen=True)
 class Record:
     """The folder of one launch. ranks: the ranks' records, in rank order; empty before the ranks have ended."""
@@ -326,22 +310,8 @@ class Record:
 
     def arrays(self, name: str, rank: int = 0) -> dict[str, NDArray[Any]]:
         """Returns the tensors that `rank` wrote under `name`. Raises TrainingFailed for a file that cannot be read."""
-        with self._reading(name, rank) as file:
-            return {name.removeprefix(PREFIX): array for name, array in file.items()}
+        return read_arrays(self.folder, rank, name)
 
     def array(self, name: str, tensor: str, rank: int = 0) -> NDArray[Any]:
         """Returns one of these tensors, without reading the others."""
-        with self._reading(name, rank) as file:
-            found: NDArray[Any] = file[PREFIX + tensor]
-        return found
-
-    @contextmanager
-    def _reading(self, name: str, rank: int) -> Iterator[Any]:
-        import numpy as np
-
-        path = self.folder / f"rank{rank}.{name}.npz"
-        try:
-            with np.load(path) as file:
-                yield file
-        except (OSError, ValueError, EOFError, BadZipFile, zlib.error) as error:
-            raise TrainingFailed(f"{path} is missing or incomplete ({error}); give another folder with --out") from None
+        return read_array(self.folder, rank, name, tensor)

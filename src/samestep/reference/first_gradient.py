@@ -16,10 +16,11 @@ Sample = list[Tensor | None]  # of each trained parameter, flat; None where it h
 
 def sample(parameters: Sequence[nn.Parameter]) -> Sample:
     """Every n-th element of the gradients, n such that no tensor has more than ELEMENTS."""
-    return [None if p.grad is None else _thinned(p.grad) for p in parameters]
+    return [None if p.grad is None else thinned(p.grad) for p in parameters]
 
 
-def _thinned(tensor: Tensor) -> Tensor:
+def thinned(tensor: Tensor) -> Tensor:
+    """Every n-th element, flat, n such that there are no more than ELEMENTS."""
     return tensor.detach().reshape(-1)[:: max(1, ceil(tensor.numel() / ELEMENTS))].clone()
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from samestep import reference
 from samestep.engine import Layout
@@ -27,7 +28,15 @@ from samestep.records.record import (
 from samestep.tasks.inspect.load import build
 from samestep.tasks.proof_job import SGD_LR, proof_job, steps_of
 from samestep.tasks.reference_progress import StepsPlayed, shaken
-from samestep.tasks.reference_tensors import State, Written, distances, from_plain, write_start, write_training
+from samestep.tasks.reference_tensors import (
+    State,
+    Written,
+    distances,
+    from_plain,
+    moved_from,
+    write_start,
+    write_training,
+)
 from samestep.world import World
 
 RATES = 12  # learning rates tried for 'sgd', each a quarter of the previous one
@@ -154,23 +163,30 @@ class ReferencePlayer:
             if name == "gradient":
                 _check_samples_repeat(small, self.world.device)
                 _check_repeats(base, self._play(training, planned), self.world.device)
+            facts, start = self._facts(small, dtype)
+            plain = _record(base, small, facts)
             if planned.compared:
                 self.compared[number] = base.state
             else:
-                write_training(self.folder, self.world.rank, key := f"{number}.{name}", base)
-                base = replace(base, state=Written(self.folder, self.world.rank, key, base.state))
-            facts = self._facts(small, dtype)
-            played[name] = [_record(base, small, facts), *self._with_noise(training, planned, base, small, facts)]
+                plain = replace(plain, moved=moved_from(start, base.state))
+                near = f"{number}.gradient" if "gradient" in played else ""
+                write_training(self.folder, self.world.rank, key := f"{number}.{name}", base, near)
+                if name == "user":  # the job's optimizer may keep more than SGD does
+                    base = replace(base, state=Written(self.folder, self.world.rank, key, base.state))
+            del start
+            played[name] = [plain, *self._with_noise(training, planned, base, small, facts)]
+            del base  # it would stay in memory beside the next
         return played
 
-    def _facts(self, job: Job, dtype: str) -> ModelFacts:
-        """Describes the untrained model, and writes its tensors once."""
+    def _facts(self, job: Job, dtype: str) -> tuple[ModelFacts, State]:
+        """Describes the untrained model, and returns its tensors. Writes samples of them once."""
+        model = job.model()
+        start = {name: tensor for name, tensor in model.state_dict().items() if isinstance(tensor, Tensor)}
         if dtype not in self.facts:
-            model = job.model()
-            write_start(self.folder, self.world.rank, dtype, model.state_dict())
+            write_start(self.folder, self.world.rank, dtype, start)
             names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
             self.facts[dtype] = ModelFacts(digest_state(model), names)
-        return self.facts[dtype]
+        return self.facts[dtype], start
 
     def _with_noise(
         self, training: Prove, planned: LayoutPlan, base: reference.TrainingResult, job: Job, facts: ModelFacts

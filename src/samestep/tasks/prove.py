@@ -15,10 +15,11 @@ from samestep.rank.evaluate import evaluate, plain_model
 from samestep.rank.evaluator import Evaluator
 from samestep.rank.group import checkpoint_store
 from samestep.rank.weights import StateDict
+from samestep.records.arrays import write_state
 from samestep.records.checkpoint import Every
 from samestep.records.interruption import interruption
 from samestep.records.plan import Interrupted, Plan, Prove
-from samestep.records.record import Observations, write_state
+from samestep.records.record import Observations
 from samestep.tasks.proof_job import proof_job, steps_of
 from samestep.tasks.run_engine import run_engine
 from samestep.training import Run

@@ -9,11 +9,13 @@ import torch
 from torch import Tensor
 
 from samestep import reference
-from samestep.records.record import FromOne, Record, write_state
+from samestep.records.arrays import write_packed, write_state
+from samestep.records.record import FromOne, Moved, Record
+from samestep.reference import first_gradient
 
 State = Mapping[str, Tensor]
 
-BLOCK = 1 << 16  # elements that are compared at once: copies of the largest tensor would need a model's memory
+BLOCK = 1 << 20  # elements that are compared at once: copies of the largest tensor would need a model's memory
 
 
 class Written(Mapping[str, Tensor]):
@@ -32,9 +34,13 @@ class Written(Mapping[str, Tensor]):
         return len(self._names)
 
 
-def write_training(folder: Path, rank: int, key: str, result: reference.TrainingResult) -> None:
-    """Writes a training's final state; its first gradient's parts and the other replicas' buffers where there are."""
-    tensors: dict[str, State] = {"": result.state}
+def write_training(folder: Path, rank: int, key: str, result: reference.TrainingResult, near: str = "") -> None:
+    """Writes a training's final state; its first gradient's parts and the other replicas' buffers where there are.
+
+    near: the key of a training whose final state is close to this one's.
+    """
+    write_packed(folder, rank, key, result.state, near)
+    tensors: dict[str, State] = {}
     if result.own:
         parts = {".own": result.own, ".before_last": result.before_last, ".own_before_last": result.own_before_last}
         tensors |= parts
@@ -46,10 +52,16 @@ def write_training(folder: Path, rank: int, key: str, result: reference.Training
         write_state(folder, rank, f"{key}{suffix}", state)
 
 
-def write_start(folder: Path, rank: int, dtype: str, state: Mapping[str, object]) -> None:
-    """Writes the tensors that all trainings in `dtype` start from: float64 as float32 where that loses nothing."""
-    tensors = {name: tensor for name, tensor in state.items() if isinstance(tensor, Tensor)}
-    write_state(folder, rank, f"start.{dtype}", {name: _shortest(tensor) for name, tensor in tensors.items()})
+def write_start(folder: Path, rank: int, dtype: str, state: State) -> None:
+    """Writes samples of the tensors that all trainings in `dtype` start from: the elements that the first gradient's
+    samples have; float64 as float32 where that loses nothing."""
+    write_state(folder, rank, f"start.{dtype}", {n: _shortest(first_gradient.thinned(t)) for n, t in state.items()})
+
+
+def moved_from(start: State, end: State) -> dict[str, Moved]:
+    """How far each tensor has moved."""
+    same = (name for name, tensor in start.items() if name in end and end[name].shape == tensor.shape)
+    return {name: Moved(_distance(end[name], start[name]), _largest(start[name])) for name in same}
 
 
 def _shortest(tensor: Tensor) -> Tensor:
@@ -82,7 +94,7 @@ def _largest(tensor: Tensor) -> float:
 
 def _blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """Equal parts of flat tensors."""
-    flat = [tensor.detach().reshape(-1) for tensor in tensors]
+    flat = [tensor.detach().cpu().reshape(-1) for tensor in tensors]
     return (tuple(each[first : first + BLOCK] for each in flat) for first in range(0, flat[0].numel(), BLOCK))
 
 

@@ -1,0 +1,69 @@
+"""Packed arrays come back to the last bit, and are smaller where they are close to another."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from samestep.errors import TrainingFailed
+from samestep.records import packed
+from samestep.records.arrays import names, read_array, read_arrays, write_packed, write_state
+from samestep.records.packed import near_name, pack, unpack
+
+SPECIAL = (0.0, -0.0, math.inf, -math.inf, math.nan, -math.nan, 6e-8, -1.0)
+
+
+def _random(dtype: str, seed: int = 0) -> np.ndarray:
+    values = np.random.default_rng(seed).normal(size=(40, 50)).astype(dtype)
+    values[seed, : len(SPECIAL)] = SPECIAL
+    return values
+
+
+@pytest.mark.parametrize("near", [None, "float64", "float32"])
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
+def test_round_trip(dtype: str, near: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed, "AT_ONCE", 300)
+    array, close = _random(dtype), None if near is None else _random(near, 1)
+    stored = pack(array, close, "other")
+    found = unpack(stored, close)
+    assert found.tobytes() == array.tobytes() and (found.dtype, found.shape) == (array.dtype, array.shape)
+    assert near_name(stored) == "other"
+
+
+@pytest.mark.parametrize("array", [np.array(1.5), np.zeros((0, 3)), np.zeros(5), np.ones((4, 6))[:, ::2]])
+def test_any_shape_comes_back(array: np.ndarray) -> None:
+    found = unpack(pack(array))
+    assert found.shape == array.shape and found.tobytes() == array.tobytes()
+
+
+def test_what_is_close_is_small() -> None:
+    generator = np.random.default_rng(0)
+    start = generator.uniform(-0.02, 0.02, 100_000)
+    end = start + 1e-5 * generator.normal(size=start.size)
+    assert len(pack(end, start)) < 6.1 * start.size < 7 * start.size < len(pack(end)) < 8 * start.size
+    assert len(pack(end, end)) < 500
+
+
+def test_a_state_is_kept_as_its_differences_from_another(tmp_path: Path) -> None:
+    start = {"w": torch.randn(3, 1000), "of another shape": torch.zeros(2), "count": torch.tensor(3)}
+    end = {
+        "w": start["w"].double() + 1e-9,
+        "of another shape": torch.ones(5),
+        "count": torch.tensor(4),
+        "new": torch.full((2,), 0.1, dtype=torch.bfloat16),
+    }
+    write_state(tmp_path, 0, "start", start)
+    write_packed(tmp_path, 0, "end", end, "start")
+    found = read_arrays(tmp_path, 0, "end")
+    assert list(found) == names(tmp_path, 0, "end") == list(end)
+    for name, tensor in end.items():
+        exact = tensor.float() if tensor.dtype == torch.bfloat16 else tensor
+        assert np.array_equal(found[name], exact.numpy()) and found[name].dtype == exact.numpy().dtype
+        assert np.array_equal(found[name], read_array(tmp_path, 0, "end", name))
+    (tmp_path / "rank0.start.npz").unlink()
+    with pytest.raises(TrainingFailed, match=r"rank0\.start\.npz is missing"):
+        read_arrays(tmp_path, 0, "end")
