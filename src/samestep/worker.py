@@ -1,4 +1,4 @@
-"""python -m samestep.worker PLAN.json: runs one rank, which trains what the plan says and writes files. See tasks/.
+"""python -m samestep.worker PLAN.json: runs one rank, which does what the plan says and writes files. See tasks/.
 
     python -m samestep.worker PLAN.json               one rank; its number comes from the environment
     python -m samestep.worker --spawn 2 PLAN.json     starts the ranks itself, with torch.multiprocessing.spawn
@@ -34,7 +34,9 @@ from torch.multiprocessing.spawn import ProcessException, start_processes
 from samestep.errors import LoadingFailed, LostPeer, Refused, ReplicasDiffer, UserError
 from samestep.rank import hardware
 from samestep.rank.log_output import log_to
-from samestep.rank.membership import hostname
+from samestep.rank.membership import hostname, says_lost
+from samestep.records.collectives import PLAN as COLLECTIVES
+from samestep.records.collectives import CollectivePlan
 from samestep.records.files import naming_full_disks, read, replace_text, write, write_json
 from samestep.records.plan import Plan, ReferencePlan
 from samestep.records.record import ENVIRONMENT, SAVE_VARIABLES, RankError, RankRecord
@@ -47,7 +49,7 @@ from samestep.world.heartbeat import file_of, heartbeat
 from samestep.world.orphans import die_with_parent, end_children
 
 ROOM = 1 << 15  # bytes
-AnyPlan = TypeVar("AnyPlan", Plan, ReferencePlan)
+AnyPlan = TypeVar("AnyPlan", Plan, ReferencePlan, CollectivePlan)
 
 
 def rank_main(path: str, kind: type[AnyPlan], do: Callable[[AnyPlan, RankRecord], RankRecord]) -> None:
@@ -88,13 +90,13 @@ def rank_main(path: str, kind: type[AnyPlan], do: Callable[[AnyPlan, RankRecord]
     os._exit(code)
 
 
-def rank_error(error: BaseException, plan: Plan | ReferencePlan, rank: int) -> RankError:
+def rank_error(error: BaseException, plan: Plan | ReferencePlan | CollectivePlan, rank: int) -> RankError:
     """Returns the record of an error that ended a rank. Call it while the error is handled, for its traceback."""
     kind = "refused" if isinstance(error, Refused) else "user" if isinstance(error, UserError) else "crash"
     text = str(error).strip()
     is_sentence = isinstance(error, (UserError, LostPeer, LoadingFailed, ReplicasDiffer))
     message = text if is_sentence else f"{type(error).__name__}: {text.splitlines()[0] if text else ''}"
-    lost = is_lost_peer(plan, error) if isinstance(plan, Plan) else False
+    lost = is_lost_peer(plan, error) if isinstance(plan, Plan) else says_lost(error)
     return RankError(rank, kind, message, time.time(), traceback.format_exc(), lost)
 
 
@@ -109,6 +111,20 @@ def run_reference(plan: ReferencePlan, record: RankRecord) -> RankRecord:
     """Plays the reference; returns the record with every layout that was played."""
     hardware.set_threads(plan.threads, 1)
     return replace(record, layouts=play_reference(plan, record.world))
+
+
+def run_collectives(plan: CollectivePlan, record: RankRecord) -> RankRecord:
+    """Calls the plan's collectives; returns the record with what all ranks observed, on rank 0."""
+    from samestep.tasks import collectives  # it imports more of torch.distributed
+
+    return replace(record, collectives=collectives.run(plan, record.world))
+
+
+def launched_rank_main(path: str) -> None:
+    """Runs one rank of a launch; the name of the plan's file says of what. Never returns."""
+    if Path(path).name == COLLECTIVES:
+        rank_main(path, CollectivePlan, run_collectives)
+    rank_main(path, Plan, run_trainings)
 
 
 def _prepare_files(folder: Path, rank: int) -> None:
@@ -136,7 +152,7 @@ def _spawned(local_rank: int, size: int, path: str) -> None:
         "LOCAL_WORLD_SIZE": str(size),
     }
     os.environ.pop(RANK_VARIABLES, None)  # these are torchrun's
-    rank_main(path, Plan, run_trainings)
+    launched_rank_main(path)
 
 
 def spawn_main(size: int, path: str, start_method: str) -> None:
@@ -183,7 +199,7 @@ def main(arguments: list[str]) -> None:
         case ["--fork-server", of, path]:
             fork_server.listen(of, path, main)
         case [path]:
-            rank_main(path, Plan, run_trainings)
+            launched_rank_main(path)
         case _:
             raise SystemExit(__doc__)
 

@@ -32,10 +32,10 @@ _trainings = count()  # the same on every rank, for the names in the store
 
 
 @contextmanager
-def process_group(world: World, asked: Asked | None = None) -> Iterator[None]:
+def process_group(world: World, asked: Asked | None = None, backend: str = "") -> Iterator[None]:
     """Opens the default process group for `world`, and closes it after the block. A nested block does nothing.
 
-    asked: what this rank's command was asked, to compare with the others'. Raises UserError when a rank does not join
+    asked: what this rank's command was asked, to compare with the others'. backend: '': the world's. Raises UserError when a rank does not join
     in time or was asked something else, LostPeer when a rank is lost while the block runs.
     """
     if dist.is_initialized():
@@ -66,7 +66,7 @@ def process_group(world: World, asked: Asked | None = None) -> Iterator[None]:
             if device:
                 torch.cuda.set_device(device)
             dist.init_process_group(
-                world.backend, store=group, rank=world.rank, world_size=world.size, timeout=timeout, device_id=device
+                backend or world.backend, store=group, rank=world.rank, world_size=world.size, timeout=timeout, device_id=device
             )
 
         in_time(timeout.total_seconds() + SETTLE_S, join)  # gloo ignores the timeout while it connects
@@ -101,6 +101,11 @@ def stop_store() -> Store | None:
 def export_store() -> Store | None:
     """Returns the store in which ranks wait for rank 0's export; None without an open group."""
     return PrefixStore("export", _open_store[0]) if _open_store else None
+
+
+def collectives_store() -> Store | None:
+    """Returns the store in which ranks tell what their collectives gave; None without an open group."""
+    return PrefixStore("collectives", _open_store[0]) if _open_store else None
 
 
 def checkpoint_store() -> Store | None:

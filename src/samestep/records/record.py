@@ -17,6 +17,7 @@ from zipfile import BadZipFile
 
 from samestep.engine import Layout
 from samestep.errors import TrainingFailed
+from samestep.records.collectives import CollectiveRank
 from samestep.records.files import is_current, read, replace_by, write
 from samestep.records.inspection import MachineFacts
 from samestep.records.plan import Plan
@@ -210,7 +211,8 @@ class PlayedLayout:
 
 @dataclass(frozen=True)
 class RankRecord:
-    """What one rank wrote. started_at: of the launch, Unix time in seconds. layouts: of the reference."""
+    """What one rank wrote. started_at: of the launch, Unix time in seconds. layouts: of the reference. collectives: what
+    each rank observed, in rank order; rank 0 writes it."""
 
     rank: int
     world: World
@@ -219,6 +221,7 @@ class RankRecord:
     machine: MachineFacts
     trainings: Mapping[str, Observations] = field(default_factory=dict)
     layouts: list[PlayedLayout] = field(default_factory=list)
+    collectives: list[CollectiveRank] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
