@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import operator
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 
-from samestep.records.collective_table import FLOATING, instead_of
+from samestep.records.collective_table import COLLECTIVES, FLOATING, instead_of
 from samestep.records.collectives import Case, CollectiveRank, Held, Lacking, Tensors, WrongValue
 
 List = list[float]
@@ -32,7 +33,7 @@ def judge_values(ranks: Sequence[CollectiveRank], backend: str) -> tuple[int, li
         found = list(_wrong(case, {held.rank: held for held in holders}))
         wrong += found
         right += not found
-    return right, wrong, _lacking(refused, backend)
+    return right, wrong, _lacking(refused, Counter(case.collective for case in calls), backend)
 
 
 def _wrong(case: Case, holders: Mapping[int, Held]) -> list[WrongValue]:
@@ -68,22 +69,27 @@ def _shown(tensors: Tensors) -> str:
     return str([[int(x) if float(x).is_integer() else x for x in each] for each in tensors])
 
 
-def _lacking(refused: Sequence[tuple[Case, str]], backend: str) -> list[Lacking]:
-    """Groups the refused calls by collective, error and advice."""
-    grouped: dict[tuple[str, str, str], list[Case]] = {}
+def _lacking(refused: Sequence[tuple[Case, str]], tried: Counter[str], backend: str) -> list[Lacking]:
+    """Groups the refused calls: by what to use instead, then by dtypes, reductions and collectives.
+
+    tried: how many calls there were of each collective.
+    """
+    whole = {name for name, count in Counter(case.collective for case, _ in refused).items() if count == tried[name]}
+    dtypes: dict[tuple[str, str, str], list[str]] = {}  # (advice, collective, reduction) -> the dtypes
+    why: dict[str, str] = {}
     for case, error in refused:
-        advice = instead_of(case.collective, case.dtype, case.reduction, backend)
-        grouped.setdefault((case.collective, error, advice), []).append(case)
-    return [
-        Lacking(
-            name,
-            tuple(dict.fromkeys(case.dtype for case in cases if case.dtype)),
-            tuple(dict.fromkeys(case.reduction for case in cases if case.reduction)),
-            error,
-            advice,
-        )
-        for (name, error, advice), cases in grouped.items()
-    ]
+        advice = COLLECTIVES[case.collective].instead.get(backend) if case.collective in whole else None
+        advice = advice or instead_of(case.dtype, case.reduction)
+        why.setdefault(advice, error)
+        known = dtypes.setdefault((advice, case.collective, case.reduction), [])
+        known += [case.dtype] if case.dtype and case.dtype not in known else []
+    reductions: dict[tuple[str, str, tuple[str, ...]], list[str]] = {}
+    for (advice, name, reduction), each in dtypes.items():
+        reductions.setdefault((advice, name, tuple(each)), []).append(reduction)
+    names: dict[tuple[str, tuple[str, ...], tuple[str, ...]], list[str]] = {}
+    for (advice, name, kinds), of_kinds in reductions.items():
+        names.setdefault((advice, kinds, tuple(filter(None, of_kinds))), []).append(name)
+    return [Lacking(tuple(each), *key[1:], why[key[0]], key[0]) for key, each in names.items()]
 
 
 _OF_WHOLES: Mapping[str, Callable[[int, int], int]] = {

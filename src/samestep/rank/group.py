@@ -35,8 +35,9 @@ _trainings = count()  # the same on every rank, for the names in the store
 def process_group(world: World, asked: Asked | None = None, backend: str = "") -> Iterator[None]:
     """Opens the default process group for `world`, and closes it after the block. A nested block does nothing.
 
-    asked: what this rank's command was asked, to compare with the others'. backend: '': the world's. Raises UserError when a rank does not join
-    in time or was asked something else, LostPeer when a rank is lost while the block runs.
+    asked: what this rank's command was asked, to compare with the others'. backend: of torch.distributed; '': the
+    world's. Raises UserError when a rank does not join in time or was asked something else, LostPeer when a rank is
+    lost while the block runs.
     """
     if dist.is_initialized():
         yield
@@ -66,7 +67,12 @@ def process_group(world: World, asked: Asked | None = None, backend: str = "") -
             if device:
                 torch.cuda.set_device(device)
             dist.init_process_group(
-                backend or world.backend, store=group, rank=world.rank, world_size=world.size, timeout=timeout, device_id=device
+                backend or world.backend,
+                store=group,
+                rank=world.rank,
+                world_size=world.size,
+                timeout=timeout,
+                device_id=device,
             )
 
         in_time(timeout.total_seconds() + SETTLE_S, join)  # gloo ignores the timeout while it connects
@@ -104,8 +110,8 @@ def export_store() -> Store | None:
 
 
 def collectives_store() -> Store | None:
-    """Returns the store in which ranks tell what their collectives gave; None without an open group."""
-    return PrefixStore("collectives", _open_store[0]) if _open_store else None
+    """Returns a store in which ranks tell what their collectives gave; None without an open group."""
+    return PrefixStore(f"collectives {next(_trainings)}", _open_store[0]) if _open_store else None
 
 
 def checkpoint_store() -> Store | None:

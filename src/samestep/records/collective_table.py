@@ -1,4 +1,4 @@
-"""The table of torch.distributed's collectives: what each does, its bus bandwidth, and what to use where it is absent."""
+"""The table of torch.distributed's collectives: what each does, its bus bandwidth, and what to use instead."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class Collective:
 
     does: a sentence. kind: a key of KINDS. bus_factor: the bus bandwidth over the algorithm bandwidth, for n ranks, as
     nccl-tests defines it; '' where nothing is measured in bytes. instead: backend -> what to use where it has none.
-    objects: whether it takes Python objects. chunks: whether the size that counts is that of n parts, one for each rank,
-    as nccl-tests counts it.
+    objects: whether it takes Python objects. chunks: whether the size that counts is that of n parts, one for each
+    rank, as nccl-tests counts it.
 
     Source: https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md, and for send/recv, gather and scatter
     the function GetBw of src/sendrecv.cu, src/gather.cu and src/scatter.cu there.
@@ -142,18 +142,14 @@ def find(name: str) -> Collective:
     return COLLECTIVES[name]
 
 
-def instead_of(collective: str, dtype: str, reduction: str, backend: str) -> str:
-    """Returns what to use where `backend` lacks a collective, or this dtype or reduction of it."""
-    if other := COLLECTIVES[collective].instead.get(backend):
-        return other
-    if dtype.startswith("complex"):
-        return "torch.view_as_real(tensor), where the reduction of the parts is what you want"
-    if reduction in BITS:
-        return f"an integer tensor: {reduction} is of bits"
-    if reduction == "avg":
-        return "sum, then divide by the number of ranks"
-    if dtype == "bool":
-        return "uint8, with tensor.view(torch.uint8)"
+def instead_of(dtype: str, reduction: str) -> str:
+    """Returns what to use where a backend lacks a dtype or a reduction of a collective that it has."""
     if dtype == "int16":
         return "int32"
-    return "another backend, as in new_group(backend='gloo')"
+    if dtype.startswith("complex"):
+        return "real numbers: complex ones have no such reduction" if reduction else "torch.view_as_real(tensor)"
+    if reduction in BITS:
+        return "an integer tensor: these are reductions of bits"
+    if reduction == "avg":
+        return "sum, then divide by the number of ranks"
+    return "uint8" if dtype == "bool" else "float32"

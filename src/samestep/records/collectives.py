@@ -148,9 +148,12 @@ class WrongValue:
 
 @dataclass(frozen=True)
 class Lacking:
-    """What a backend refuses. why: the first line of its error. instead: what to use."""
+    """What a backend refuses on every rank: each of these dtypes with each of these reductions.
 
-    collective: str
+    dtypes, reductions: empty where there are none. why: the first line of its first error. instead: what to use.
+    """
+
+    collectives: tuple[str, ...]
     dtypes: tuple[str, ...]
     reductions: tuple[str, ...]
     why: str

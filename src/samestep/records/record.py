@@ -211,8 +211,8 @@ class PlayedLayout:
 
 @dataclass(frozen=True)
 class RankRecord:
-    """What one rank wrote. started_at: of the launch, Unix time in seconds. layouts: of the reference. collectives: what
-    each rank observed, in rank order; rank 0 writes it."""
+    """What one rank wrote. started_at: of the launch, Unix time in seconds. layouts: of the reference.
+    collectives: what each rank observed, in rank order; rank 0 writes it."""
 
     rank: int
     world: World

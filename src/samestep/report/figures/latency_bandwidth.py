@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import cache
+from itertools import pairwise
 from statistics import median
 
 from samestep.records.collective_table import COLLECTIVES
@@ -24,7 +25,9 @@ def curves(ranks: Sequence[CollectiveRank], dtype: str) -> list[CollectiveCurve]
 def _curve(name: str, ranks: Sequence[CollectiveRank], dtype: str) -> CollectiveCurve:
     of_ranks = [[timed for timed in rank.timed if timed.collective == name] for rank in ranks]
     points = [
-        _point(name, same_size[0].size, [max(call) for call in zip(*(timed.seconds for timed in same_size))], len(ranks))
+        _point(
+            name, same_size[0].size, [max(call) for call in zip(*(timed.seconds for timed in same_size))], len(ranks)
+        )
         for same_size in zip(*of_ranks)
     ]
     facts = COLLECTIVES[name]
@@ -47,8 +50,8 @@ def _point(name: str, size: int, seconds: list[float], ranks: int) -> Point:
 def fit(sizes: Sequence[int], seconds: Sequence[float]) -> list[Piece]:
     """Returns the fit in one to three pieces, the fewest that describe the times about as well as more would.
 
-    sizes: in bytes, ascending. It minimises the sum of the squared relative errors, so that small messages count as much
-    as large ones; latency and per_byte are never negative.
+    sizes: in bytes, ascending. It minimises the sum of the squared relative errors, so that small messages count as
+    much as large ones; latency and per_byte are never negative.
     """
     n = len(sizes)
 
@@ -73,7 +76,7 @@ def fit(sizes: Sequence[int], seconds: Sequence[float]) -> list[Piece]:
         if other[0] < WORTH * chosen[0]:
             chosen = other
     ends = (0, *chosen[1])
-    return [piece(first, last)[1] for first, last in zip(ends, ends[1:])]
+    return [piece(first, last)[1] for first, last in pairwise(ends)]
 
 
 def _line(sizes: Sequence[int], seconds: Sequence[float]) -> tuple[float, Piece]:

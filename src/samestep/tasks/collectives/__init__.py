@@ -1,7 +1,7 @@
 """Runs the collectives of a plan on one rank: what it held before and after, and how long each took.
 
-calls.py has the calls themselves, arguments.py builds what they take, values.py and timing.py call them. Ranks tell rank
-0 through the rendezvous store, so that no collective reports on itself.
+calls.py has the calls themselves, arguments.py builds what they take, values.py and timing.py call them. Ranks tell
+rank 0 through the rendezvous store, so that no collective reports on itself.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Calls each collective with small values in each dtype and reduction, and notes what the rank held before and after."""
+"""Calls each collective with small values in each dtype and reduction, and notes what the rank held."""
 
 from __future__ import annotations
 
@@ -61,9 +61,8 @@ def _groups(plan: CollectivePlan, world: World) -> Iterator[Groups]:
                 groups["sub-group"] = (group, ranks)
         groups |= _mesh(world)
     yield groups
-    for name, (group, _) in groups.items():
-        if name != WORLD:
-            dist.destroy_process_group(group)
+    for group in {id(group): group for group, _ in groups.values() if group is not whole}.values():
+        dist.destroy_process_group(group)  # a mesh's dimension of all ranks is the world itself
 
 
 def _mesh(world: World) -> Groups:
@@ -114,4 +113,5 @@ def _refusal(error: Exception) -> str:
     """Returns the first line of what a call raised. Raises the error itself where another rank is lost."""
     if says_lost(error):
         raise error
-    return f"{type(error).__name__}: {error}".splitlines()[0][:160]
+    line = f"{type(error).__name__}: {error}".splitlines()[0][:160]
+    return "".join(each if each.isprintable() else " " for each in line)  # torch puts a ReduceOp's number as a byte
