@@ -134,7 +134,7 @@ def collectives(options: CollectivesOptions, json_: Json = False) -> int:
     if options.show:
         ranks = command.shown(options)
         if ranks:
-            print(collective_text.show(ranks))
+            print(collective_text.show(ranks, options.show))
         return 0
     results = command.collectives(options)
     if results is None:

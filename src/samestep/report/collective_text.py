@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from statistics import quantiles
 
 from rich import box
@@ -13,6 +14,7 @@ from samestep.records.collectives import CollectiveCurve, CollectiveRank, Collec
 from samestep.report.numbers import MISSING, amount, duration, percent, size
 
 WIDTH = 100  # characters of a line
+MOST_WRONG = 20  # wrong values that are printed
 
 
 def table(results: CollectiveResults) -> Table:
@@ -64,7 +66,9 @@ def sentences(results: CollectiveResults) -> Iterator[str]:
     where = f"{results.backend} on {results.world_size} ranks"
     if results.wrong:
         yield f"{len(results.wrong)} wrong values, {results.checked} calls right on every rank ({where}):"
-        yield from (f"  {wrong_text}" for wrong_text in wrong(results))
+        yield from (f"  {each}" for each in islice(wrong(results), MOST_WRONG))
+        if len(results.wrong) > MOST_WRONG:
+            yield f"  … and {len(results.wrong) - MOST_WRONG} more, in results.json"
     elif results.checked:
         yield f"{results.checked} calls had the right values on every rank ({where})."
     else:
@@ -92,19 +96,23 @@ def lacking(each: Lacking, backend: str) -> str:
     return f"{backend} lacks {names}{f' of {of}' if of else ''}{reductions}; instead: {each.instead}"
 
 
-def show(ranks: Sequence[CollectiveRank]) -> str:
+def show(ranks: Sequence[CollectiveRank], name: str) -> str:
     """What each rank held before and after one collective, and the code that does it."""
-    (name, code), *_ = ranks[0].code.items()
-    held = [rank.held[0] for rank in ranks]
-    case = held[0].case
+    code = ranks[0].code[name]
     lines = [f"{name}: {COLLECTIVES[name].does}", "", *(f"    {line}" for line in code.splitlines()), ""]
+    return "\n".join([*lines, held_before_and_after(ranks, name)])
+
+
+def held_before_and_after(ranks: Sequence[CollectiveRank], name: str) -> str:
+    """The table of what each rank held, under a line with the arguments that are no tensors."""
+    held = [next(each for each in rank.held if each.case.collective == name) for rank in ranks]
+    case, code = held[0].case, ranks[0].code[name]
     uses = [f"root = {case.root}"] if "root" in code else []
     uses += [f"op = ReduceOp.{case.reduction.upper()}"] if case.reduction else []
-    lines += [", ".join([*uses, "group: all ranks"]), ""]
     before = [each.before_text for each in held]
     after = [each.error or _after(name, each.rank, case.root, each.after_text) for each in held]
     width = max(map(len, [*before, "before"]))
-    lines.append(f"rank  {'before':<{width}}  after")
+    lines = [", ".join([*uses, "group: all ranks"]), "", f"rank  {'before':<{width}}  after"]
     lines += [f"{each.rank:>4}  {one:<{width}}  {other}" for each, one, other in zip(held, before, after)]
     return "\n".join(line.rstrip() for line in lines)
 

@@ -108,7 +108,7 @@ def _tensor(values: Sequence[float], dtype: str, device: str) -> Tensor:
 
 
 def _object(rank: int, part: int, payload: bytes | None) -> object:
-    return payload if payload is not None else {"from": rank, "part": part}
+    return payload if payload is not None else {f"r{rank}": part}
 
 
 def _objects(case: Case, rank: int, payload: bytes | None) -> list[object]:
@@ -151,7 +151,8 @@ def numbers(value: Any) -> Tensors:
     if isinstance(value, Tensor):
         plain = torch.view_as_real(value) if value.is_complex() else value
         return [plain.detach().cpu().to(torch.float64).flatten().tolist()]
-    return [[float(number) for number in value.values()]]  # of an object
+    ((name, part),) = value.items()  # an object: see _object
+    return [[float(name[1:]), float(part)]]
 
 
 def text(value: Any) -> str:
