@@ -2,8 +2,8 @@
 
     python tests/launch/collectives_on_hosts.py --out results/collectives_…      (minutes; root, iproute2, iperf3)
 
-For each rate and number of hosts: results.json of `samestep collectives`, what iperf3 measures on the same link, and one
-table. Exit 1 where send_recv or all_reduce is more than 10 % off the rate.
+For each rate and number of hosts: results.json of `samestep collectives`, what iperf3 measures on the same link, and
+one table. Exit 1 where send_recv or all_reduce is more than 10 % off the rate.
 """
 
 from __future__ import annotations
@@ -76,9 +76,8 @@ def iperf3(hosts: Hosts) -> float:
 
 def table(results: dict[str, object], iperf: float, link: float, count: int, rate: str) -> tuple[list[str], bool]:
     """The table's lines, and whether a bus bandwidth that must be the link's is not."""
-    lines = [
-        f"{count} hosts, links of {rate}; iperf3: {iperf / 1e6:.1f} Mbit/s ({100 * iperf / link:.0f} % of the rate)"
-    ]
+    of_rate = 100 * iperf / link
+    lines = [f"{count} hosts, links of {rate}; iperf3: {iperf / 1e6:.1f} Mbit/s ({of_rate:.1f} % of the rate)"]
     lines.append(f"{'collective':<24}{'size':>12}{'calls':>7}{'ms':>10}{'bus Mbit/s':>12}{'of the rate':>13}")
     off = False
     for curve in results["curves"]:  # type: ignore[attr-defined]

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-import page
+import collective_pages as pages
 import pytest
 
 from mutations.plant import patched
@@ -51,11 +51,11 @@ def judged(pool: Ranks, plan: CollectivePlan):  # type: ignore[no-untyped-def]
 
 
 def test_the_tables_have_the_same_collectives() -> None:
-    assert {*COLLECTIVES} == {*CALLS} == {*EXPECTED} == {*page.CHINESE}
+    assert {*COLLECTIVES} == {*CALLS} == {*EXPECTED} == {*pages.CHINESE}
 
 
 def test_every_value_is_right_and_what_gloo_lacks_is_said(ranks: Callable[[int], Ranks]) -> None:
-    checked, wrong, lacking = judged(ranks(3), page.values_plan())
+    checked, wrong, lacking = judged(ranks(3), pages.values_plan())
     assert wrong == []
     assert checked > 400
     assert {(each.collectives, each.dtypes, each.reductions) for each in lacking} == GLOO_LACKS
@@ -70,7 +70,7 @@ def test_planted_faults_are_found_and_named(tmp_path: Path) -> None:
         assert file.read_text().count(old) == 1, old
         file.write_text(file.read_text().replace(old, new))
     with Ranks(3, source) as pool:
-        _, wrong, _ = judged(pool, page.values_plan())
+        _, wrong, _ = judged(pool, pages.values_plan())
     assert {each.collective for each in wrong} == {*FAULTS}
     # Rank 1 is the root, and holds what it gave, 10 × rank + index, not the sums over three ranks.
     assert WrongValue("reduce", "int64", "sum", "world", 1, "[[30, 33, 36]]", "[[10, 11, 12]]") in [
@@ -80,9 +80,9 @@ def test_planted_faults_are_found_and_named(tmp_path: Path) -> None:
 
 
 def test_the_pages_are_what_ranks_hold(ranks: Callable[[int], Ranks]) -> None:
-    held = ranks(3).work(page.plan()).ranks[0].collectives
-    for language, path in page.PAGES.items():
-        text = page.page(language, held)
+    held = ranks(3).work(pages.plan()).ranks[0].collectives
+    for language, path in pages.PAGES.items():
+        text = pages.page(language, held)
         if os.environ.get("UPDATE"):
             path.write_text(text)
         if not path.exists() or path.read_text() != text:
