@@ -42,10 +42,7 @@ def process_group(world: World, asked: Asked | None = None, backend: str = "") -
     if dist.is_initialized():
         yield
         return
-    device = None
-    if world.device != "cpu":
-        device = torch.device(world.device)
-        torch.cuda.set_device(device)
+    name, device = backend or world.backend, _own_gpu(world)
     url = os.environ.get(INIT_METHOD, "env://")
     host = urlsplit(url).hostname or os.environ.get("MASTER_ADDR", "127.0.0.1")
     chosen = network.choose(os.environ, host if world.local_size < world.size else "127.0.0.1")
@@ -67,12 +64,7 @@ def process_group(world: World, asked: Asked | None = None, backend: str = "") -
             if device:
                 torch.cuda.set_device(device)
             dist.init_process_group(
-                backend or world.backend,
-                store=group,
-                rank=world.rank,
-                world_size=world.size,
-                timeout=timeout,
-                device_id=device,
+                name, store=group, rank=world.rank, world_size=world.size, timeout=timeout, device_id=device
             )
 
         in_time(timeout.total_seconds() + SETTLE_S, join)  # gloo ignores the timeout while it connects
@@ -97,6 +89,15 @@ def process_group(world: World, asked: Asked | None = None, backend: str = "") -
         dist.barrier()
     # No `finally`: after an error the other ranks may not answer, and destroying the group could wait for them.
     dist.destroy_process_group()
+
+
+def _own_gpu(world: World) -> torch.device | None:
+    """Makes this rank's GPU the current one; None on a CPU."""
+    if world.device == "cpu":
+        return None
+    device = torch.device(world.device)
+    torch.cuda.set_device(device)
+    return device
 
 
 def stop_store() -> Store | None:

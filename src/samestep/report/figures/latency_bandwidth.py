@@ -13,6 +13,7 @@ from samestep.records.collectives import CollectiveCurve, CollectiveRank, Piece,
 
 MOST_PIECES = 3  # such as small messages, large ones, and those beyond a cache
 LEAST_POINTS = 3  # of a piece: two lie on a line always
+CLOSE = 0.05  # a fit whose relative errors are of this size is good enough
 WORTH = 0.5  # a further piece must leave at most this share of the squared relative errors
 
 
@@ -73,7 +74,7 @@ def fit(sizes: Sequence[int], seconds: Sequence[float]) -> list[Piece]:
     chosen = best(n, 1)
     for count in range(2, min(MOST_PIECES, n // LEAST_POINTS) + 1):
         other = best(n, count)
-        if other[0] < WORTH * chosen[0]:
+        if chosen[0] > n * CLOSE**2 and other[0] < WORTH * chosen[0]:
             chosen = other
     ends = (0, *chosen[1])
     return [piece(first, last)[1] for first, last in pairwise(ends)]
