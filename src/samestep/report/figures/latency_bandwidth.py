@@ -65,7 +65,7 @@ def fit(sizes: Sequence[int], seconds: Sequence[float]) -> list[Piece]:
         """The least error of the first `last` points in `count` pieces, and where these end."""
         if count == 1:
             return piece(0, last)[0], (last,)
-        found = [(math.inf, (last,))]
+        found: list[tuple[float, tuple[int, ...]]] = [(math.inf, (last,))]
         for middle in range(LEAST_POINTS * (count - 1), last - LEAST_POINTS + 1):
             error, ends = best(middle, count - 1)
             found.append((error + piece(middle, last)[0], (*ends, last)))

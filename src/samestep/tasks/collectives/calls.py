@@ -78,7 +78,8 @@ def isend_irecv(tensor: Tensor, peer: int, is_sender: bool, group: ProcessGroup)
         work = dist.isend(tensor, dst=peer, group=group)
     else:
         work = dist.irecv(tensor, src=peer, group=group)
-    work.wait()  # before it, the tensor may be neither changed nor read
+    # Before wait() has returned, the tensor may be neither changed nor read.
+    work.wait()  # type: ignore[union-attr]  # None on a rank outside of the group
 
 
 def batch_isend_irecv(tensor: Tensor, out: Tensor, following: int, previous: int, group: ProcessGroup) -> None:
