@@ -27,7 +27,9 @@ def judge_values(ranks: Sequence[CollectiveRank], backend: str) -> tuple[int, li
     right, wrong, refused = 0, [], []
     for case, holders in calls.items():
         of_call = [held for held in holders if held.called]
-        if of_call and all(held.error for held in of_call):
+        if not of_call:  # a group of one rank has nobody to send to
+            continue
+        if all(held.error for held in of_call):
             refused.append((case, of_call[0].error))
             continue
         found = list(_wrong(case, {held.rank: held for held in holders}))
