@@ -25,6 +25,7 @@ from samestep.proof.judge import judge
 from samestep.proof.plan import interrupted, loop_layout, numerics_layout, trainings
 from samestep.proof.resume import JoinedRecord, judge_resumed
 from samestep.proof.trace import Expectation
+from samestep.records.collectives import CollectivePlan
 from samestep.records.files import write
 from samestep.records.inspection import EngineFacts
 from samestep.records.plan import Interrupted, Plan, ReferencePlan
@@ -59,7 +60,7 @@ class Ranks:
         self._end()
         self._folder.cleanup()
 
-    def work(self, plan: Plan | ReferencePlan) -> Record:
+    def work(self, plan: Plan | ReferencePlan | CollectivePlan) -> Record:
         """Sends one plan to all ranks, which write into a new folder, and waits for all their records."""
         if not self._ranks:
             self._start()

@@ -82,6 +82,7 @@ def serve(plans: str) -> None:
     import samestep
     from samestep.rank import hardware
     from samestep.rank.group import process_group
+    from samestep.records.collectives import CollectivePlan
     from samestep.records.files import read, write
     from samestep.records.plan import Plan, ReferencePlan
     from samestep.records.record import RankRecord
@@ -101,9 +102,13 @@ def serve(plans: str) -> None:
         for line in lines:
             kind, _, path = line.strip().partition(" ")
             folder = Path(path).parent
-            plan = read(ReferencePlan if kind == "ReferencePlan" else Plan, Path(path))
+            plan = read({"ReferencePlan": ReferencePlan, "CollectivePlan": CollectivePlan}.get(kind, Plan), Path(path))
             try:
-                if isinstance(plan, ReferencePlan):
+                if isinstance(plan, CollectivePlan):
+                    from samestep.tasks import collectives
+
+                    record = RankRecord(*about, collectives=collectives.run(plan, world))
+                elif isinstance(plan, ReferencePlan):
                     record = RankRecord(*about, layouts=play_reference(plan, world))
                 else:
                     record = RankRecord(*about, trainings=work(plan, world)[0])

@@ -1,4 +1,4 @@
-"""python -m samestep.worker PLAN.json: runs one rank, which trains what the plan says and writes files. See tasks/.
+"""python -m samestep.worker PLAN.json: runs one rank, which does what the plan says and writes files. See tasks/.
 
     python -m samestep.worker PLAN.json               one rank; its number comes from the environment
     python -m samestep.worker --spawn 2 PLAN.json     starts the ranks itself, with torch.multiprocessing.spawn
@@ -6,8 +6,6 @@
     python -m samestep.worker --inspect QUERY.json    a job's sizes and faults, and which engines run here, as JSON
     python -m samestep.worker --eject QUERY.json      a stand-alone script of a job on an engine
     python -m samestep.worker --reference PLAN.json   the reference, for every layout in the plan
-    python -m samestep.worker --script PLAN.json      one rank of a user's script, with the recorder attached
-    python -m samestep.worker --script --fork 2 PLAN.json    its ranks, by forking this process
     python -m samestep.worker --test-rank SOCKET      a rank of the pytest plugin's tests
     python -m samestep.worker --fork-server ranks     forks workers on request, each with one of these lines
 
@@ -38,9 +36,12 @@ from samestep.rank import hardware
 from samestep.rank.log_output import log_to
 from samestep.rank.membership import hostname, says_lost
 from samestep.recorder.run import run_script
+from samestep.records.collectives import PLAN as COLLECTIVES
+from samestep.records.collectives import CollectivePlan
 from samestep.records.files import naming_full_disks, read, replace_text, write, write_json
 from samestep.records.plan import Plan, ReferencePlan
 from samestep.records.record import ENVIRONMENT, SAVE_VARIABLES, RankError, RankRecord
+from samestep.records.script import PLAN as SCRIPT
 from samestep.records.script import ScriptPlan, ScriptRecord
 from samestep.tasks import fork_server
 from samestep.tasks.answer import eject_main, inspect_main
@@ -51,7 +52,7 @@ from samestep.world.heartbeat import file_of, heartbeat
 from samestep.world.orphans import die_with_parent, end_children
 
 ROOM = 1 << 15  # bytes
-AnyPlan = TypeVar("AnyPlan", Plan, ReferencePlan, ScriptPlan)
+AnyPlan = TypeVar("AnyPlan", Plan, ReferencePlan, CollectivePlan, ScriptPlan)
 
 
 def rank_main(path: str, kind: type[AnyPlan], do: Callable[[AnyPlan, RankRecord], RankRecord | ScriptRecord]) -> None:
@@ -92,7 +93,7 @@ def rank_main(path: str, kind: type[AnyPlan], do: Callable[[AnyPlan, RankRecord]
     os._exit(code)
 
 
-def rank_error(error: BaseException, plan: Plan | ReferencePlan | ScriptPlan, rank: int) -> RankError:
+def rank_error(error: BaseException, plan: Plan | ReferencePlan | CollectivePlan | ScriptPlan, rank: int) -> RankError:
     """Returns the record of an error that ended a rank. Call it while the error is handled, for its traceback."""
     kind = "refused" if isinstance(error, Refused) else "user" if isinstance(error, UserError) else "crash"
     text = str(error).strip()
@@ -115,6 +116,22 @@ def run_reference(plan: ReferencePlan, record: RankRecord) -> RankRecord:
     return replace(record, layouts=play_reference(plan, record.world))
 
 
+def run_collectives(plan: CollectivePlan, record: RankRecord) -> RankRecord:
+    """Calls the plan's collectives; returns the record with what all ranks observed, on rank 0."""
+    from samestep.tasks import collectives  # it imports more of torch.distributed
+
+    return replace(record, collectives=collectives.run(plan, record.world))
+
+
+def launched_rank_main(path: str) -> None:
+    """Runs one rank of a launch; the name of the plan's file says of what. Never returns."""
+    if Path(path).name == COLLECTIVES:
+        rank_main(path, CollectivePlan, run_collectives)
+    if Path(path).name == SCRIPT:
+        rank_main(path, ScriptPlan, run_script)
+    rank_main(path, Plan, run_trainings)
+
+
 def _prepare_files(folder: Path, rank: int) -> None:
     """Opens this rank's log for all that it prints, writes its pid file, and dumps its stacks on SIGUSR1."""
     for old in (folder / f"rank{rank}.json", folder / f"error-rank{rank}.json"):  # of an attempt before a restart
@@ -132,7 +149,7 @@ def _prepare_files(folder: Path, rank: int) -> None:
         faulthandler.enable(stacks)
 
 
-def _spawned(local_rank: int, size: int, path: str, of_script: bool) -> None:
+def _spawned(local_rank: int, size: int, path: str) -> None:
     os.environ |= {
         "RANK": str(local_rank),
         "LOCAL_RANK": str(local_rank),
@@ -140,15 +157,12 @@ def _spawned(local_rank: int, size: int, path: str, of_script: bool) -> None:
         "LOCAL_WORLD_SIZE": str(size),
     }
     os.environ.pop(RANK_VARIABLES, None)  # these are torchrun's
-    if of_script:
-        rank_main(path, ScriptPlan, run_script)
-    rank_main(path, Plan, run_trainings)
+    launched_rank_main(path)
 
 
-def spawn_main(size: int, path: str, start_method: str, of_script: bool = False) -> None:
+def spawn_main(size: int, path: str, start_method: str) -> None:
     """Starts the ranks and waits for them. When one fails, prints each one's exit code as torchrun does."""
-    arguments = size, path, of_script
-    ranks = start_processes(_spawned, args=arguments, nprocs=size, join=False, start_method=start_method)
+    ranks = start_processes(_spawned, args=(size, path), nprocs=size, join=False, start_method=start_method)
     try:
         while not ranks.join():
             pass
@@ -174,11 +188,6 @@ def main(arguments: list[str]) -> None:
             os._exit(0)
         case ["--reference", path]:
             rank_main(path, ReferencePlan, run_reference)
-        case ["--script", "--fork", size, path]:
-            die_with_parent()
-            spawn_main(int(size), path, "fork", of_script=True)
-        case ["--script", path]:
-            rank_main(path, ScriptPlan, run_script)
         case ["--spawn", size, path]:
             die_with_parent()
             spawn_main(int(size), path, "spawn")
@@ -195,7 +204,7 @@ def main(arguments: list[str]) -> None:
         case ["--fork-server", of, path]:
             fork_server.listen(of, path, main)
         case [path]:
-            rank_main(path, Plan, run_trainings)
+            launched_rank_main(path)
         case _:
             raise SystemExit(__doc__)
 

@@ -18,7 +18,7 @@ from samestep.launch.command import command_for
 from samestep.proof.script import judge
 from samestep.records.files import read, write
 from samestep.records.record import Record
-from samestep.records.script import CheckResults, ScriptPlan, ScriptRecord
+from samestep.records.script import PLAN, CheckResults, ScriptPlan, ScriptRecord
 from samestep.version import __version__
 
 
@@ -37,7 +37,7 @@ def check(options: CheckOptions, words: Sequence[str]) -> CheckResults:
     identity |= {"steps": options.steps, "samestep": __version__, "started": time.time()}
     folder = prepare(options.out, script, identity)
     plan = ScriptPlan(str(folder), time.time(), script, tuple(arguments), options.steps)
-    write(folder / "plan.json", plan)
+    write(folder / PLAN, plan)
     record = _run(options, folder)
     ranks = [read(ScriptRecord, folder / f"rank{rank}.json") for rank in range(options.nproc)]
     results = judge(plan, ranks, record, shlex.join(["samestep", *sys.argv[1:]]))
@@ -55,9 +55,7 @@ def _script_of(words: Sequence[str]) -> tuple[str, list[str]]:
 
 def _run(options: CheckOptions, folder: Path) -> Record:
     machines = Machines()
-    command = command_for(
-        folder / "plan.json", options.launcher, options.nproc, ("cpu",), machines, flags=("--script",)
-    )
+    command = command_for(folder / PLAN, options.launcher, options.nproc, ("cpu",), machines)
     meeting: dict[str, str] = {}
     if options.launcher == launch.FORK:
         # As torchrun sets them; by the last one libraries know that they need not start ranks themselves.

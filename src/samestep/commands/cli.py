@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from samestep.commands.check_options import CheckOptions
+from samestep.commands.collectives_options import CollectivesOptions
 from samestep.commands.command_options import (
     CompareOptions,
     Device,
@@ -119,6 +120,28 @@ def slurm(
     results, text = slurm_script(options)
     print(text if dry_run else submit_to_slurm(results, text), end="")
     return 0
+
+
+@app.command()
+@with_exit_code
+@from_command_line(without=["max_restarts", "stall_s"])
+def collectives(options: CollectivesOptions, json_: Json = False) -> int:
+    """Check the values of torch.distributed's collectives, then measure them over message sizes. Exit 1 if one is
+    wrong."""
+    from samestep.commands import collectives as command
+    from samestep.commands.progress import show_collectives
+    from samestep.report import collective_text
+
+    if options.show:
+        ranks = command.shown(options)
+        if ranks:
+            print(collective_text.show(ranks, options.show))
+        return 0
+    results = command.collectives(options)
+    if results is None:
+        return 0
+    _print(results, json_, show_collectives)
+    return int(bool(results.wrong or not results.checked))
 
 
 @app.command()

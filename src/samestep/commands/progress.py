@@ -25,6 +25,7 @@ from rich.text import Text
 from samestep.commands.time_left import TimeLeft
 from samestep.errors import say
 from samestep.launch.rank_output import RankOutput, name
+from samestep.records.collectives import CollectiveResults
 from samestep.records.files import why_not_writable
 from samestep.records.inspection import EngineFacts
 from samestep.records.record import Progress as RankProgress
@@ -240,3 +241,15 @@ def show_engines(engines: Sequence[EngineFacts]) -> None:
         cells = (facts.name, state, facts.version or "", facts.purpose, facts.install or "")
         table.add_row(*map(Text, cells))  # Text, because rich would parse [accelerate] as markup
     _console(120).print(table)
+
+
+def show_collectives(results: CollectiveResults) -> None:
+    """Prints what was checked, and the table of times."""
+    from samestep.report import collective_text
+
+    console = _console(collective_text.WIDTH)
+    for sentence in collective_text.sentences(results):
+        console.print(Text(sentence))
+    if results.curves:
+        console.print()
+        console.print(collective_text.table(results))

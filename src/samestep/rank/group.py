@@ -32,19 +32,17 @@ _trainings = count()  # the same on every rank, for the names in the store
 
 
 @contextmanager
-def process_group(world: World, asked: Asked | None = None) -> Iterator[None]:
+def process_group(world: World, asked: Asked | None = None, backend: str = "") -> Iterator[None]:
     """Opens the default process group for `world`, and closes it after the block. A nested block does nothing.
 
-    asked: what this rank's command was asked, to compare with the others'. Raises UserError when a rank does not join
-    in time or was asked something else, LostPeer when a rank is lost while the block runs.
+    asked: what this rank's command was asked, to compare with the others'. backend: of torch.distributed; '': the
+    world's. Raises UserError when a rank does not join in time or was asked something else, LostPeer when a rank is
+    lost while the block runs.
     """
     if dist.is_initialized():
         yield
         return
-    device = None
-    if world.device != "cpu":
-        device = torch.device(world.device)
-        torch.cuda.set_device(device)
+    name, device = backend or world.backend, _own_gpu(world)
     url = os.environ.get(INIT_METHOD, "env://")
     host = urlsplit(url).hostname or os.environ.get("MASTER_ADDR", "127.0.0.1")
     chosen = network.choose(os.environ, host if world.local_size < world.size else "127.0.0.1")
@@ -66,7 +64,7 @@ def process_group(world: World, asked: Asked | None = None) -> Iterator[None]:
             if device:
                 torch.cuda.set_device(device)
             dist.init_process_group(
-                world.backend, store=group, rank=world.rank, world_size=world.size, timeout=timeout, device_id=device
+                name, store=group, rank=world.rank, world_size=world.size, timeout=timeout, device_id=device
             )
 
         in_time(timeout.total_seconds() + SETTLE_S, join)  # gloo ignores the timeout while it connects
@@ -93,6 +91,15 @@ def process_group(world: World, asked: Asked | None = None) -> Iterator[None]:
     dist.destroy_process_group()
 
 
+def _own_gpu(world: World) -> torch.device | None:
+    """Makes this rank's GPU the current one; None on a CPU."""
+    if world.device == "cpu":
+        return None
+    device = torch.device(world.device)
+    torch.cuda.set_device(device)
+    return device
+
+
 def stop_store() -> Store | None:
     """Returns the store in which ranks agree on a graceful stop; None without an open group."""
     return PrefixStore("stop", _open_store[0]) if _open_store else None
@@ -101,6 +108,11 @@ def stop_store() -> Store | None:
 def export_store() -> Store | None:
     """Returns the store in which ranks wait for rank 0's export; None without an open group."""
     return PrefixStore("export", _open_store[0]) if _open_store else None
+
+
+def collectives_store() -> Store | None:
+    """Returns a store in which ranks tell what their collectives gave; None without an open group."""
+    return PrefixStore(f"collectives {next(_trainings)}", _open_store[0]) if _open_store else None
 
 
 def checkpoint_store() -> Store | None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from samestep.engine import Layout
 from samestep.records.arrays import read_array, read_arrays
+from samestep.records.collectives import CollectiveRank
 from samestep.records.files import is_current, read, write
 from samestep.records.inspection import MachineFacts
 from samestep.records.plan import Plan
@@ -213,7 +214,8 @@ class PlayedLayout:
 
 @dataclass(frozen=True)
 class RankRecord:
-    """What one rank wrote. started_at: of the launch, Unix time in seconds. layouts: of the reference."""
+    """What one rank wrote. started_at: of the launch, Unix time in seconds. layouts: of the reference.
+    collectives: what each rank observed, in rank order; rank 0 writes it."""
 
     rank: int
     world: World
@@ -222,6 +224,7 @@ class RankRecord:
     machine: MachineFacts
     trainings: Mapping[str, Observations] = field(default_factory=dict)
     layouts: list[PlayedLayout] = field(default_factory=list)
+    collectives: list[CollectiveRank] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

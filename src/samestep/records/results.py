@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from samestep.records.collectives import CollectiveResults
 from samestep.records.files import as_json, finite
 from samestep.records.inspection import MachineFacts, Values
 
@@ -270,7 +271,7 @@ class ScoreResults:
     predictions: str | None
 
 
-def results_json(results: StudyResults | TrainResults | ScoreResults) -> Any:
+def results_json(results: StudyResults | TrainResults | ScoreResults | CollectiveResults) -> Any:
     """Results as plain values that JSON knows; those of a proof alone have none of the measurement's fields."""
     values = finite(as_json(results))
     if isinstance(results, StudyResults) and not results.measured:

@@ -11,6 +11,7 @@ from typing import Literal
 
 from samestep.records.results import Divergence
 
+PLAN = "script-plan.json"  # a worker knows by this name what to do
 STEP = "step{}"  # the name of a step's arrays
 # Of each parameter NAME: the gradient that this rank computed in the micro-batch M, before any reduction; the one that
 # lay in .grad before clipping (only where something is clipped); and the one that the optimizer took.

@@ -28,6 +28,22 @@ def factor(value: float) -> str:
     return f"{value:.2f}"
 
 
+def size(value: int) -> str:
+    """Bytes: 1024 is '1 KiB'."""
+    for unit, of_one in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if value >= of_one:
+            return f"{value / of_one:.3g} {unit}"
+    return f"{value} B"
+
+
+def duration(seconds: float) -> str:
+    """Seconds: 0.00123 is '1.23 ms'."""
+    for unit, of_one in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= of_one:
+            return f"{amount(seconds / of_one)} {unit}"
+    return f"{amount(seconds * 1e6)} µs"
+
+
 def percent(value: float) -> str:
     """A share: 0.731 is '73 %'."""
     return f"{100 * value:.0f} %"

@@ -53,7 +53,7 @@ def speed(results: StudyResults) -> str:
         for y, row in enumerate(rows):
             if row not in compared:
                 why = verdict_text(row) + (f": {row.reason}" if row.reason else "")
-                words = shorten(_printable(why), 110, placeholder=" …")
+                words = shorten(printable(why), 110, placeholder=" …")
                 axes.text(right * 0.01, y, words, va="center", color=GREY, style="italic")
                 continue
             _bar(axes, y, row)
@@ -61,7 +61,7 @@ def speed(results: StudyResults) -> str:
         axes.set_xlabel("samples per second (more is better)")
         axes.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
         axes.grid(axis="x")
-        return _svg(figure, "speed", "Samples per second of each engine")
+        return svg(figure, "speed", "Samples per second of each engine")
 
 
 def _bar(axes: Axes, y: int, row: EngineResult) -> None:
@@ -95,7 +95,7 @@ def steps(results: StudyResults) -> str:
         _logarithmic(axes)
         axes.set_xlabel("milliseconds per step, on a logarithmic scale (less is better)")
         axes.grid(axis="x")
-        return _svg(figure, "steps", "Milliseconds of every measured step of each engine")
+        return svg(figure, "steps", "Milliseconds of every measured step of each engine")
 
 
 def _logarithmic(axes: Axes) -> None:
@@ -122,31 +122,31 @@ def losses(results: StudyResults) -> str:
             }
             for launch in row.launches:
                 first = launch is row.launches[0]
-                axes.plot(launch.losses, label=_printable(label(row)) if first else None, **look)
+                axes.plot(launch.losses, label=printable(label(row)) if first else None, **look)
         axes.set_xlabel(f"step (the first {results.warmup_steps} are the warm-up)")
         axes.set_ylabel("training loss")
         axes.grid()
         axes.legend(frameon=False, handlelength=4)
-        return _svg(figure, "losses", "Training loss of each engine over its steps")
+        return svg(figure, "losses", "Training loss of each engine over its steps")
 
 
 def _lanes(rows: list[EngineResult]) -> tuple[Figure, Axes]:
     """An empty figure with a named lane for each row, the first on top."""
     figure = Figure(figsize=(WIDTH, 0.8 + 0.52 * len(rows)), layout="constrained")
     axes = figure.add_subplot()
-    axes.set_yticks(range(len(rows)), [_printable(label(row)) for row in rows])
+    axes.set_yticks(range(len(rows)), [printable(label(row)) for row in rows])
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
     return figure, axes
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """`text` with spaces for control characters, which XML forbids: a reason may hold a terminal's colour codes."""
     return "".join(character if character.isprintable() else " " for character in text)
 
 
-def _svg(figure: Figure, name: str, title: str) -> str:
+def svg(figure: Figure, name: str, title: str) -> str:
     """The figure as an <svg> element of a page: scalable, with a title, and with ids that no other figure has."""
     buffer = io.BytesIO()
     with matplotlib.rc_context({"svg.hashsalt": name}), warnings.catch_warnings():

@@ -1,0 +1,173 @@
+"""collectives: checks the values of torch.distributed's collectives on these machines, then measures them."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+
+from samestep import launch
+from samestep.commands.collectives_options import CollectivesOptions
+from samestep.commands.command_record import recorded
+from samestep.commands.machines import detect_launched_rank, is_first
+from samestep.commands.results_folder import launch_folder, prepare
+from samestep.commands.study import Study, check_devices, study_of
+from samestep.commands.train import RESULTS, check_options
+from samestep.errors import UserError, say
+from samestep.launch import Command, ports, supervise
+from samestep.launch.command import command_for, rank_command
+from samestep.launch.started_by import LaunchedRank
+from samestep.proof.collective_values import judge_values
+from samestep.records.collective_table import REDUCTIONS
+from samestep.records.collectives import PLAN, CollectivePlan, CollectiveRank, CollectiveResults
+from samestep.records.files import SCHEMA, write
+from samestep.records.record import Record
+from samestep.report.collective_page import collective_page
+from samestep.report.figures.latency_bandwidth import curves
+from samestep.version import __version__
+from samestep.world.network import check_master
+
+GROUP = "group"  # the kind of processes that the launchers start
+SHOWN_DTYPE, SHOWN_ELEMENTS = "int64", 2
+
+
+def collectives(options: CollectivesOptions) -> CollectiveResults | None:
+    """Checks and measures collectives. Returns the results, which are in the folder too; None on a machine without rank
+    0, and on other ranks of an outer launcher."""
+    launched = _launch(options)
+    if launched is None:
+        return None
+    study, launcher, plan, record, out = launched
+    results = _results(options, study, launcher, plan, record)
+    write(out / RESULTS, results)
+    (out / "report.html").write_text(collective_page(results), encoding="utf-8")
+    say(f"report: {out / 'report.html'}")
+    return results
+
+
+def shown(options: CollectivesOptions) -> list[CollectiveRank] | None:
+    """Calls the collective of --show once. Returns what each rank held; None as `collectives`."""
+    with tempfile.TemporaryDirectory(prefix="samestep-") as folder:
+        launched = _launch(replace(options, out=folder))
+        return None if launched is None else launched[3].ranks[0].collectives
+
+
+def _launch(options: CollectivesOptions) -> tuple[Study, str, CollectivePlan, Record, Path] | None:
+    options.check_backend()
+    chosen, dtypes, sizes = options.chosen_collectives(), options.chosen_dtypes(), options.measured_sizes()
+    setup = options.setup()
+    rank = detect_launched_rank(os.environ, replace(setup, nproc=options.nproc))
+    study = study_of(setup, rank)
+    launcher = rank.launcher if rank else _launcher(study, show=bool(options.show))
+    device = study.inspection.devices[0]
+    if options.backend == "nccl" and device == "cpu":
+        raise UserError("--backend nccl needs GPUs, and torch sees none here; leave it out to use gloo")
+    _check(study, launcher)
+    plan = CollectivePlan(
+        out="",
+        started_at=time.time(),
+        collectives=chosen,
+        backend=options.backend or ("nccl" if device != "cpu" else "gloo"),
+        dtypes=dtypes,
+        reductions=REDUCTIONS,
+        sizes=sizes,
+        seconds=options.seconds,
+    )
+    if options.show:
+        plan = replace(plan, dtypes=(SHOWN_DTYPE,), reductions=("sum",), groups=False, elements=SHOWN_ELEMENTS)
+    out = _folder(study, plan, rank)
+    folder = launch_folder(out, study, rank)
+    plan = replace(plan, out=str(folder))
+    write(folder / PLAN, plan)
+    words = tuple(["samestep", *sys.argv[1:]])
+    with recorded(out, words, writes=rank.rank == 0 if rank else is_first(study.machines)):
+        record = _run(study, launcher, rank, folder)
+    if record.ranks[0].rank == 0:
+        return study, launcher, plan, record, out
+    if rank is None:
+        say(f"this machine's ranks have ended; their logs are in {folder}, the results on the machine of rank 0")
+    return None
+
+
+def _launcher(study: Study, *, show: bool) -> str:
+    """Returns the launcher of --launcher, or the default one: for a few small values on a CPU, the fastest to start."""
+    named = study.setup.launchers
+    if not named and show and study.machines == launch.Machines() and study.inspection.devices[0] == "cpu":
+        return launch.FORK
+    possible = launch.launchers_for(GROUP)
+    launcher = named[0] if named else possible[0]
+    if launcher not in (*possible, launch.FORK):
+        raise UserError(f"--launcher {launcher} starts no process group; name one of {', '.join(possible)}")
+    if why := launch.load(launcher).missing(study.machines, os.environ):
+        raise UserError(f"--launcher {launcher} cannot be used here: {why}")
+    return launcher
+
+
+def _check(study: Study, launcher: str) -> None:
+    machines = study.machines
+    check_devices(study.nproc, study.inspection)
+    check_master(machines.master, machines.nnodes)
+    ports.check(machines)
+    check_options(machines, launcher)
+
+
+def _folder(study: Study, plan: CollectivePlan, rank: LaunchedRank | None) -> Path:
+    identity = {"schema": SCHEMA, "command": "collectives", "job": "collectives", "samestep": __version__}
+    identity |= {"nproc": study.nproc, "nnodes": study.machines.nnodes, "backend": plan.backend}
+    identity |= {"collectives": plan.collectives, "dtypes": plan.dtypes, "sizes": plan.sizes}
+    name = f"{rank.launcher}-{rank.id}" if rank else ""
+    writes = rank.rank == 0 if rank else is_first(study.machines)
+    return prepare(study.setup.out, "collectives", identity, name, writes=writes)
+
+
+def _command(study: Study, launcher: str, rank: LaunchedRank | None, folder: Path) -> Command:
+    devices, machines = study.inspection.devices, study.machines
+    if rank:
+        return rank_command(folder / PLAN, rank, devices, machines)
+    return command_for(folder / PLAN, launcher, study.nproc, devices, machines)
+
+
+def _run(study: Study, launcher: str, rank: LaunchedRank | None, folder: Path) -> Record:
+    """Runs the launch and returns its record. Files of an earlier one that failed are removed."""
+    for stale in [*folder.glob("*rank[0-9]*.json"), *folder.glob("log*.txt"), *folder.glob("rendezvous")]:
+        stale.unlink(missing_ok=True)
+    machines = study.machines
+    folders = 1 if machines.single_launch else machines.nnodes
+    size = 1 if rank else study.size // folders
+    return supervise.run(
+        _command(study, launcher, rank, folder),
+        folder,
+        size,
+        deadline_s=study.setup.deadline_s,
+        machines=machines,
+        stall_s=0,  # a collective that does not end raises after --timeout
+    )
+
+
+def _results(
+    options: CollectivesOptions, study: Study, launcher: str, plan: CollectivePlan, record: Record
+) -> CollectiveResults:
+    first = record.ranks[0]
+    ranks = first.collectives
+    checked, wrong, lacking = judge_values(ranks, plan.backend)
+    return CollectiveResults(
+        samestep=__version__,
+        command=shlex.join(["samestep", *sys.argv[1:]]),
+        started=datetime.fromtimestamp(plan.started_at).isoformat(timespec="seconds"),
+        backend=plan.backend,
+        device=first.world.device,
+        launcher=launcher,
+        world_size=first.world.size,
+        machines=study.machines.nnodes,
+        machine=first.machine,
+        checked=checked,
+        wrong=wrong,
+        lacking=lacking,
+        curves=curves(ranks, plan.dtypes[0]),
+        unmeasured=ranks[0].unmeasured,
+    )

@@ -1,0 +1,52 @@
+"""The report of `samestep collectives` as one HTML page: no other file, no network, no script."""
+
+from __future__ import annotations
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from samestep.records.collectives import CollectiveResults
+from samestep.report import collective_text, numbers
+
+FACTORS = "https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md"
+
+
+def collective_page(results: CollectiveResults) -> str:
+    """Returns the whole page. Without a measurement it has no figures and no table of times."""
+    environment = Environment(
+        loader=PackageLoader("samestep.report", ""),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    sentences = list(collective_text.sentences(results))
+    return environment.get_template("collectives.html.j2").render(
+        results=results,
+        headline=sentences[0],
+        sentences=sentences[1:],
+        numbers=numbers,
+        spread=collective_text.spread,
+        figures=_figures(results),
+        factors=FACTORS,
+    )
+
+
+def _figures(results: CollectiveResults) -> list[tuple[Markup, str]]:
+    """(SVG, caption) of each figure. The SVG is markup: matplotlib has escaped its text."""
+    if not any(curve.points[-1].size for curve in results.curves):
+        return []
+    from samestep.report import collective_plots
+
+    return [
+        (
+            Markup(collective_plots.times(results)),
+            "Time of one call, by the slowest rank. Dot: the median of the calls; line: the fit, "
+            "seconds = latency + bytes / bandwidth, in one to three pieces. Both axes are logarithmic.",
+        ),
+        (
+            Markup(collective_plots.bandwidths(results)),
+            "Bus bandwidth: what each link carries if the collective needs no more than it must, so that it may be "
+            "compared with the link's rate on any number of ranks.",
+        ),
+    ]

@@ -1,0 +1,86 @@
+"""Draws the times and the bus bandwidths of the collectives over message sizes as SVG."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+from samestep.records.collective_table import COLLECTIVES, KINDS
+from samestep.records.collectives import CollectiveCurve, CollectiveResults
+from samestep.report.numbers import duration, size
+from samestep.report.plots import PALETTE, STYLE, WIDTH, svg
+
+COLOURS = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#000000", PALETTE[0]]
+FIT_POINTS = 12  # of a piece's line
+
+Draw = Callable[[Axes, CollectiveCurve, str], None]
+Shown = Callable[[float], str]
+
+
+def times(results: CollectiveResults) -> str:
+    """The median time of each collective over the message's size, with the fit as a line."""
+
+    def draw(axes: Axes, curve: CollectiveCurve, colour: str) -> None:
+        sizes = [point.size for point in curve.points]
+        axes.plot(
+            sizes, [point.median for point in curve.points], "o", color=colour, markersize=3.5, label=curve.collective
+        )
+        for piece in curve.pieces:
+            step = (piece.last_size / piece.first_size) ** (1 / FIT_POINTS)
+            at = [piece.first_size * step**i for i in range(FIT_POINTS + 1)]
+            axes.plot(at, [piece.latency + piece.per_byte * each for each in at], color=colour, linewidth=1)
+
+    return _panels(results, draw, "times", "Time of each collective over message sizes", duration)
+
+
+def bandwidths(results: CollectiveResults) -> str:
+    """The bus bandwidth of each collective over the message's size."""
+
+    def draw(axes: Axes, curve: CollectiveCurve, colour: str) -> None:
+        found = [(point.size, point.bus_bandwidth) for point in curve.points if point.bus_bandwidth]
+        at, speeds = zip(*found)
+        axes.plot(
+            at, [each / 1e6 for each in speeds], "o-", color=colour, markersize=3.5, linewidth=1, label=curve.collective
+        )
+
+    return _panels(
+        results, draw, "bus", "Bus bandwidth of each collective over message sizes", lambda x: f"{x:,g} MB/s"
+    )
+
+
+def _panels(results: CollectiveResults, draw: Draw, name: str, title: str, shown: Shown) -> str:
+    """A panel for each kind of collective that was measured, with common axes."""
+    of_kinds = {
+        kind: [curve for curve in results.curves if COLLECTIVES[curve.collective].kind == kind]
+        for kind in KINDS
+        if kind != "wait"
+    }
+    kinds = [kind for kind, curves in of_kinds.items() if curves]
+    rows = -(-len(kinds) // 2)
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(WIDTH, 3.4 * rows), layout="constrained")
+        panels = list(figure.subplots(rows, min(2, len(kinds)), sharex=True, sharey=True, squeeze=False).flat)
+        for axes, kind in zip(panels, kinds):
+            for curve, colour in zip(of_kinds[kind], COLOURS):
+                draw(axes, curve, colour)
+            _scales(axes, shown)
+            axes.set_title(KINDS[kind], loc="left", fontsize=10)
+            axes.legend(frameon=False, fontsize=8)
+        for axes in panels[len(kinds) :]:
+            axes.set_visible(False)
+        return svg(figure, name, title)
+
+
+def _scales(axes: Axes, shown: Shown) -> None:
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.xaxis.set_major_locator(LogLocator(base=16))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: size(round(x))))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: shown(y)))
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_minor_locator(NullLocator())
+    axes.grid()

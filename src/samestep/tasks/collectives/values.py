@@ -1,0 +1,117 @@
+"""Calls each collective with small values in each dtype and reduction, and notes what the rank held."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import Store
+from torch.distributed import ProcessGroup
+
+from samestep.rank.membership import says_lost
+from samestep.records.collective_table import COLLECTIVES
+from samestep.records.collectives import Case, CollectivePlan, Held
+from samestep.tasks.collectives.arguments import build, has_values, numbers, text
+from samestep.tasks.collectives.calls import CALLS
+from samestep.world import World
+
+WORLD = "world"
+LATE_S = 0.02  # how much later than the others the last rank comes to a barrier
+
+Groups = dict[str, tuple[ProcessGroup, tuple[int, ...]]]  # name -> the group that this rank is in, and its ranks
+
+
+def held_values(plan: CollectivePlan, world: World, store: Store) -> list[Held]:
+    """Calls every case of the plan once. Returns what this rank held."""
+    with _groups(plan, world) as groups:
+        found = []
+        for number, (name, collective, dtype, reduction) in enumerate(_cases(plan, groups)):
+            group, members = groups[name]
+            case = Case(collective, dtype, reduction, name, members, members[1 % len(members)])
+            found.append(_call(case, plan, world, group, store, f"case {number} {members[0]}"))
+    return found
+
+
+def _cases(plan: CollectivePlan, groups: Groups) -> Iterator[tuple[str, str, str, str]]:
+    """Yields (group, collective, dtype, reduction): all of them in the world, one dtype and reduction elsewhere."""
+    for group in groups:
+        for name in plan.collectives:
+            facts = COLLECTIVES[name]
+            typed = has_values(name) and not facts.objects
+            dtypes, reductions = plan.dtypes if typed else ("",), plan.reductions if facts.reduces else ("",)
+            if group != WORLD:
+                dtypes, reductions = dtypes[:1], reductions[:1]
+            yield from ((group, name, dtype, reduction) for dtype in dtypes for reduction in reductions)
+
+
+@contextmanager
+def _groups(plan: CollectivePlan, world: World) -> Iterator[Groups]:
+    """The world; the ranks with even numbers and those with odd ones; and each dimension of a mesh of two columns."""
+    whole = dist.group.WORLD
+    assert whole is not None
+    groups: Groups = {WORLD: (whole, tuple(range(world.size)))}
+    if plan.groups:
+        for parity in (0, 1):
+            ranks = tuple(range(parity, world.size, 2))
+            group = dist.new_group(list(ranks))
+            if world.rank in ranks:
+                assert isinstance(group, ProcessGroup)
+                groups["sub-group"] = (group, ranks)
+        groups |= _mesh(world)
+    yield groups
+    for group in {id(group): group for group, _ in groups.values() if group is not whole}.values():
+        dist.destroy_process_group(group)  # a mesh's dimension of all ranks is the world itself
+
+
+def _mesh(world: World) -> Groups:
+    from torch.distributed.device_mesh import init_device_mesh
+
+    rows = world.size // 2 if world.size % 2 == 0 else 1
+    mesh = init_device_mesh(world.device.partition(":")[0], (rows, world.size // rows), mesh_dim_names=("rows", "cols"))
+    of_mesh = {f"mesh {name}": mesh.get_group(name) for name in ("rows", "cols")}
+    return {name: (group, tuple(dist.get_process_group_ranks(group))) for name, group in of_mesh.items()}
+
+
+def _call(case: Case, plan: CollectivePlan, world: World, group: ProcessGroup, store: Store, key: str) -> Held:
+    if not has_values(case.collective):
+        return _wait(case, world, group, store, key)
+    arguments = build(case, world.rank, plan.elements, world.device, group)
+    if arguments is None:
+        return Held(world.rank, case, [], [], "-", "-", called=False)
+    before = (numbers(arguments.before()), _named(arguments.given, arguments.before()))
+    error = ""
+    try:
+        arguments()
+    except Exception as raised:
+        error = _refusal(raised)
+    after = (numbers(arguments.after()), _named(arguments.filled, arguments.after()))
+    return Held(world.rank, case, before[0], after[0], before[1], after[1], error)
+
+
+def _named(name: str, value: object) -> str:
+    return f"{name} = {text(value)}"
+
+
+def _wait(case: Case, world: World, group: ProcessGroup, store: Store, key: str) -> Held:
+    """Calls a barrier. The rank holds how many ranks have come when it leaves; the last one comes late."""
+    if world.rank == case.members[-1]:
+        time.sleep(LATE_S)
+    came = store.add(key, 1)
+    error = ""
+    try:
+        CALLS[case.collective](group)
+    except Exception as raised:
+        error = _refusal(raised)
+    left = store.add(key, 0)
+    at_last = "the last to come" if world.rank == case.members[-1] else "comes"
+    return Held(world.rank, case, [[float(came)]], [[float(left)]], at_last, f"{left} ranks have come", error)
+
+
+def _refusal(error: Exception) -> str:
+    """Returns the first line of what a call raised. Raises the error itself where another rank is lost."""
+    if says_lost(error):
+        raise error
+    line = f"{type(error).__name__}: {error}".splitlines()[0][:160]
+    return "".join(each if each.isprintable() else " " for each in line)  # torch puts a ReduceOp's number as a byte
