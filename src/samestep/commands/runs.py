@@ -81,7 +81,7 @@ def _outcome(folder: Path, began: CommandRecord | None, results: Mapping[str, An
         return "running", None
     if results and (began is None or began.outcome in (None, "finished")):
         stopped = results.get("stopped")
-        why = {"asked": "on request", "early": "the evaluations did not improve"}.get(str(stopped))
+        why = {"requested": "on request", "early": "the evaluations did not improve"}.get(str(stopped))
         return ("stopped", why) if stopped else ("finished", None)
     if began and began.outcome and began.outcome != "finished":
         return began.outcome, began.reason

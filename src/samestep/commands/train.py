@@ -173,7 +173,7 @@ def _check_unfinished(training: Train) -> None:
     """Raises UserError where the training's folder holds one that has ended, or one that it is not to continue."""
     weights = Path(training.weights)
     results, checkpoints = weights.with_name(RESULTS), weights.with_name(FOLDER)
-    ended = results.exists() and json.loads(results.read_text()).get("stopped") != "asked"
+    ended = results.exists() and json.loads(results.read_text()).get("stopped") != "requested"
     if weights.exists() and (ended or training.resume == "never"):
         raise UserError(f"{weights} exists, and a new training would replace it; give another folder with --out")
     if training.resume == "never" and checkpoints.exists():

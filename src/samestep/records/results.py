@@ -223,7 +223,7 @@ class TrainResults:
     steps: that have been taken; the first `resumed_from` of them by an earlier launch. seconds: of the others.
     curve: the evaluations, each {step, loss, …}. weights: their file. export: the folder for from_pretrained, where one
     was asked for. weights_of_step: the step after which they were
-    saved. evaluation: of these weights. stopped: 'asked' or 'early'. wait_share: share of
+    saved. evaluation: of these weights. stopped: 'requested' or 'early'. wait_share: share of
     the time that it waited for data. loader_ceiling, demand: rows/s that loading and training could reach.
     """
 
