@@ -88,9 +88,9 @@ def rendezvous(store: Store, machines: int = 2) -> JoinedMachines:
 
 def test_two_machines_with_one_number() -> None:
     store = HashStore()
-    store.set("samestep/meeting/machine 1", "h1, process 7")
+    store.set("samestep/machines/machine 1", "h1, process 7")
     rendezvous(store).join(0)
-    with pytest.raises(UserError, match=r"come to h0:29500 with --node-rank 1 already \(h1, process 7\); give each"):
+    with pytest.raises(UserError, match=r"joined h0:29500 with --node-rank 1 already \(h1, process 7\); give each"):
         rendezvous(store).join(1)
 
 
