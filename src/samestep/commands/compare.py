@@ -30,10 +30,10 @@ from samestep.proof.plan import interrupted, neutral_layouts, plain_layout
 from samestep.proof.plan import trainings as proof_trainings
 from samestep.proof.resume import JoinedRecord, judge_resumed
 from samestep.proof.trace import Expectation
-from samestep.records.files import read, replace_text, write, write_json
+from samestep.records.files import read, replace_text, write
 from samestep.records.plan import Interrupted, LayoutPlan, Measure, Plan, ReferencePlan, Training
 from samestep.records.record import Progress, Record
-from samestep.records.results import EngineResult, OneProcess, Proof, StudyResults, Verdict, results_json
+from samestep.records.results import EngineResult, OneProcess, Proof, StudyResults, Verdict, write_results
 from samestep.report.figures.speed import Measured, measurement
 from samestep.version import __version__
 
@@ -64,7 +64,7 @@ def save(results: StudyResults, folder: Path) -> None:
     """Writes results.json and report.html."""
     from samestep import report
 
-    write_json(folder / "results.json", results_json(results))
+    write_results(results, folder)
     replace_text(folder / "report.html", report.html(results))
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, TypeVar
 
-from samestep.records.files import as_json, finite
+from samestep.records.files import finite, read, with_schema, write_json
 from samestep.records.inspection import MachineFacts, Values
 
+RESULTS = "results.json"
 PROVEN = ("same", "approximate")  # the verdicts with which an engine is measured
 
 
@@ -270,9 +272,13 @@ class ScoreResults:
     predictions: str | None
 
 
-def results_json(results: StudyResults | TrainResults | ScoreResults) -> Any:
-    """Results as plain values that JSON knows; those of a proof alone have none of the measurement's fields."""
-    values = finite(as_json(results))
+Results = StudyResults | TrainResults | ScoreResults
+R = TypeVar("R", StudyResults, TrainResults, ScoreResults)
+
+
+def results_json(results: Results) -> Any:
+    """Returns results as plain values that JSON knows; those of a proof alone have none of the measurement's fields."""
+    values = finite(with_schema(results))
     if isinstance(results, StudyResults) and not results.measured:
         for name in ("repeats", "warmup_steps", "measured_steps"):
             del values[name]
@@ -280,3 +286,13 @@ def results_json(results: StudyResults | TrainResults | ScoreResults) -> Any:
             for name in MEASURED:
                 del row[name]
     return values
+
+
+def write_results(results: Results, folder: Path) -> None:
+    """Writes results.json into `folder`."""
+    write_json(folder / RESULTS, results_json(results))
+
+
+def read_results(kind: type[R], folder: Path) -> R:
+    """Reads the results.json of a folder. Raises UserError for a file of another schema, or one that is no JSON."""
+    return read(kind, folder / RESULTS)
