@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from samestep import launch
 from samestep.commands.ask_worker import ask
-from samestep.commands.machines import machines_of, reading_launcher_variables
+from samestep.commands.machines import allocated_ranks, machines_of
 from samestep.commands.setup import Setup
 from samestep.errors import UserError, first_few, nearest, say
 from samestep.launch import Machines, fork_client
@@ -17,7 +17,6 @@ from samestep.records.inspection import EngineFacts, Inspection, JobFacts, Quest
 from samestep.records.plan import LayoutPlan
 from samestep.records.record import Record
 from samestep.records.results import ContinuedBy, EngineResult, Verdict
-from samestep.world import tasks_per_node
 from samestep.world.network import check_interface
 
 
@@ -72,9 +71,8 @@ def study_of(setup: Setup, rank: LaunchedRank | None = None) -> Study:
     if setup.machines.interface:
         check_interface(setup.machines.interface, several=machines.nnodes > 1 or _is_one_of_several(rank))
     nproc = setup.nproc
-    if nproc is None and machines.single_launch and "SLURM_TASKS_PER_NODE" in os.environ:
-        with reading_launcher_variables():
-            nproc = tasks_per_node(os.environ["SLURM_TASKS_PER_NODE"], 0)
+    if nproc is None and machines.single_launch:
+        nproc = allocated_ranks(os.environ)
     question = Question(
         job=setup.job,
         settings=setup.settings,

@@ -15,6 +15,7 @@ from samestep.launch.init_method import user_init_method
 from samestep.world import RankVariables
 
 STARTS = ("horovod",)
+PREFIX = "HOROVOD_"
 VARIABLES = RankVariables(
     "HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE", "HOROVOD_CROSS_RANK"
 )
@@ -57,6 +58,6 @@ def identity(env: Mapping[str, str]) -> str:
     return env.get("HOROVOD_GLOO_RENDEZVOUS_PORT") or "0"
 
 
-def init_method(env: Mapping[str, str], first_host: str | None, port: int) -> str:
+def init_method(env: Mapping[str, str], host: str, port: int) -> str:
     """Raises UserError where the ranks are on several machines and MASTER_ADDR is not set."""
     return user_init_method("horovodrun", env, VARIABLES, "MASTER_ADDR=h1 MASTER_PORT=29500 horovodrun …")
