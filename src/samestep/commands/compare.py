@@ -22,6 +22,7 @@ from samestep.commands.results_folder import package_digest, results_folder, sha
 from samestep.commands.setup import Setup
 from samestep.commands.study import Row, Study, check_devices, layouts_of, result_of, rows_of, study_of
 from samestep.commands.time_left import TimeLeft
+from samestep.engine import BASELINE
 from samestep.errors import Refused, TrainingFailed, UserError, say
 from samestep.launch import FORK, Machines, fork_client, ports, supervise
 from samestep.launch.command import command_for
@@ -322,7 +323,7 @@ def _tensors(references: list[Expectation]) -> int | None:
 
 def _engine_results(study: Study, rows: list[Row]) -> Iterator[EngineResult]:
     setup, job = study.setup, study.job
-    baseline = next((row.launches for row in rows if row.engine == "single" and row.launches), [])
+    baseline = next((row.launches for row in rows if row.engine == BASELINE and row.launches), [])
     sizes = (job.global_batch, job.rows, job.steps_per_epoch, max(1, len(job.phases)))
     measured = Measured(setup.warmup_steps, setup.measured_steps, *sizes)
     for row in rows:

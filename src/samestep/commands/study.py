@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field, replace
 
-from samestep import launch
+from samestep import engine, launch
 from samestep.commands.ask_worker import ask
 from samestep.commands.machines import allocated_ranks, machines_of
 from samestep.commands.setup import Setup
@@ -112,8 +112,8 @@ def rows_of(study: Study, *, forks: bool = False) -> list[Row]:
         if name not in known:
             raise UserError(f"there is no engine '{name}'; {nearest(name, list(known))}")
     chosen = setup.engines or tuple(known)
-    if setup.rounds and "single" not in chosen:
-        chosen = ("single", *chosen)  # the baseline of the speed ratios
+    if setup.rounds and engine.BASELINE not in chosen:
+        chosen = (engine.BASELINE, *chosen)
     rows = [
         Row(name, launcher, known[name], _verdict_without_launch(study, known[name], launcher))
         for name in dict.fromkeys(chosen)
@@ -126,7 +126,7 @@ def rows_of(study: Study, *, forks: bool = False) -> list[Row]:
         possible = {name: " or ".join(launch.launchers_for(known[name].process_kind)) for name in setup.engines}
         starts = "; ".join(f"{name} starts with {launchers}" for name, launchers in possible.items())
         raise UserError(f"--launchers {','.join(setup.launchers)} starts none of these engines: {starts}")
-    return sorted(rows, key=lambda row: row.engine != "single")
+    return sorted(rows, key=lambda row: row.engine != engine.BASELINE)
 
 
 def _add_continuation(study: Study, row: Row, forks: bool) -> None:
@@ -176,12 +176,15 @@ def _verdict_without_launch(study: Study, facts: EngineFacts, launcher: str) -> 
         absent = launch.load(launcher).missing(study.machines, os.environ)
     if absent:
         return Verdict("unavailable", reason=absent)
-    refused = refusal(facts, study.job)
-    return Verdict("refused", reason=refused) if refused else None
+    if refusal(facts, study.job) is None:
+        return None
+    others = [each for each in study.inspection.engines if each.layout and refusal(each, study.job) is None]
+    instead = f"another engine ({', '.join(each.name for each in others)})" if others else "another engine"
+    return Verdict("refused", reason=refusal(facts, study.job, instead))
 
 
-def refusal(facts: EngineFacts, job: JobFacts) -> str | None:
-    """Returns why an engine cannot train an inspected job, or None."""
+def refusal(facts: EngineFacts, job: JobFacts, instead: str = "another engine") -> str | None:
+    """Returns why an engine cannot train an inspected job, or None. instead: the engines that can, in words."""
     layout = facts.layout
     assert layout is not None
     if layout.every_gradient and job.unused:
@@ -196,20 +199,17 @@ def refusal(facts: EngineFacts, job: JobFacts) -> str | None:
         return f"{facts.name} takes no scalar parameter: {names}; make it of shape [1], as in torch.ones(1)"
     for optimizer in job.phases.values() or [job.optimizer]:
         if why := layout.no_optimizers.get(optimizer):
-            return f"{facts.name} cannot take {optimizer}: {why}; use AdamW, or the engine ddp or zero"
+            return f"{facts.name} cannot take {optimizer}: {why}; use AdamW, or {instead}"
     if job.needs_closure and not layout.closures:
         return (
-            f"{facts.name} does not give {job.optimizer} the closure that its step needs; use single, ddp, accelerate, "
-            "fabric or horovod, uncompressed and in full precision, or another optimizer, such as AdamW"
+            f"{facts.name} does not give {job.optimizer} the closure that its step needs, or not with these settings; "
+            f"use another optimizer, such as AdamW, or {instead}"
         )
     if layout.no_phases and job.phases:
-        return (
-            f"{facts.name} takes one optimizer, and the job has phases ({', '.join(job.phases)}); use ddp, fsdp, zero, "
-            "accelerate, fabric, lightning or horovod"
-        )
+        return f"{facts.name} takes one optimizer, and the job has phases ({', '.join(job.phases)}); use {instead}"
     if job.sync_batchnorm and job.batch_layers and layout.replicas > 1:
         if layout.lone_batchnorm:
-            return f"SyncBatchNorm does not find the other ranks of {facts.name}; use ddp, or leave sync_batchnorm out"
+            return f"SyncBatchNorm does not find the other ranks of {facts.name}; leave it out, or use {instead}"
         if facts.devices[0] == "cpu":
             return "torch's SyncBatchNorm runs on GPUs only; leave sync_batchnorm out on a CPU"
     return job.refused[layout.replicas]
