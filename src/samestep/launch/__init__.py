@@ -96,6 +96,7 @@ class Launcher(Protocol):
     each machine: this machine's number, or None.
     A scheduler's launcher also has WHERE, the place to type the command in ('inside salloc or sbatch'), and
     allocated_nodes(env), allocated_ranks(env): the machines of the scheduler's job and the ranks on each, or None.
+    A launcher that starts ranks on this machine alone has ONE_MACHINE = True; see only_one_machine.
     A launcher that takes options of its own has OPTIONS, the names of these fields of Machines: other launchers refuse
     them.
     A launcher whose ranks are not its children may have end(folder), which ends the ranks that write into `folder`,
@@ -142,6 +143,16 @@ def launchers_for(kind: str) -> list[str]:
 def launchers_with(option: str) -> list[str]:
     """Lists the launchers that have `option`, a field of Machines, in their OPTIONS."""
     return [name for name in names() if option in getattr(load(name), "OPTIONS", ())]
+
+
+def only_one_machine(name: str, machines: Machines) -> str | None:
+    """Returns why a launcher for one machine cannot start ranks on several, with those that can; None for one."""
+    if machines.nnodes == 1:
+        return None
+    kinds, several = load(name).STARTS, [each for each in names() if not hasattr(load(each), "ONE_MACHINE")]
+    can = [each for each in several if kinds[0] in load(each).STARTS]
+    instead = f"use {' or '.join(can)}" if can else "use another engine"
+    return f"{name} starts ranks on one machine; for {machines.nnodes} {instead}"
 
 
 def launchers_having(function: str) -> dict[str, Any]:

@@ -10,10 +10,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from samestep.errors import UserError
-from samestep.launch import Command, Machines, Shape
+from samestep.launch import Command, Machines, Shape, only_one_machine
 from samestep.launch.init_method import user_init_method
 from samestep.world import RankVariables
 
+ONE_MACHINE = True
 STARTS = ("horovod",)
 PREFIX = "HOROVOD_"
 VARIABLES = RankVariables(
@@ -45,9 +46,7 @@ def plan(program: Sequence[str], shape: Shape) -> Command:
 
 
 def missing(machines: Machines, env: Mapping[str, str]) -> str | None:
-    if machines.nnodes > 1:
-        return f"horovodrun starts ranks on one machine; for {machines.nnodes} use torchrun, srun or mpirun"
-    return None
+    return only_one_machine("horovodrun", machines)
 
 
 def launched_size(env: Mapping[str, str]) -> int | None:
