@@ -20,7 +20,7 @@ from samestep.records.results import Results, ScoreResults, StudyResults, TrainR
 from samestep.records.runs import COMMAND, CommandRecord, Outcome, PastRun
 from samestep.records.study import STUDY, StudyRecord
 
-RESULTS_OF: dict[str, type[StudyResults] | type[TrainResults] | type[ScoreResults]] = {
+RESULTS_OF: dict[str, type[Results]] = {
     "verify": StudyResults,
     "compare": StudyResults,
     "run": TrainResults,

@@ -273,7 +273,7 @@ class ScoreResults:
 
 
 Results = StudyResults | TrainResults | ScoreResults
-R = TypeVar("R", StudyResults, TrainResults, ScoreResults)
+R = TypeVar("R", bound=Results)
 
 
 def results_json(results: Results) -> Any:
