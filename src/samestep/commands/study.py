@@ -178,8 +178,9 @@ def _verdict_without_launch(study: Study, facts: EngineFacts, launcher: str) -> 
         return Verdict("unavailable", reason=absent)
     if refusal(facts, study.job) is None:
         return None
-    others = [each for each in study.inspection.engines if each.layout and refusal(each, study.job) is None]
-    instead = f"another engine ({', '.join(each.name for each in others)})" if others else "another engine"
+    here = [each for each in study.inspection.engines if each.available and each.replicas in study.job.refused]
+    others = [each.name for each in here if refusal(each, study.job) is None]
+    instead = f"another engine ({', '.join(others)})" if others else "another engine"
     return Verdict("refused", reason=refusal(facts, study.job, instead))
 
 
