@@ -47,8 +47,8 @@ def past_run(folder: Path) -> PastRun:
     try:
         study = read(StudyRecord, folder / STUDY)
     except (UserError, OSError) as error:
-        reason, line = str(error).partition("; ")[0], _line(folder, began, same_folder=False)
-        return PastRun(str(folder), "?", "?", (), None, "unknown", reason, written_at, line=line)
+        why, line = str(error).partition("; ")[0], _line(folder, began, same_folder=False)
+        return PastRun(str(folder), "?", "?", (), None, "unknown", why, written_at, line=line)
     command, results = study.command, _results(study, folder)
     trained = results if isinstance(results, TrainResults) else None
     progress = next(filter(None, (_read(Progress, path) for path in _everywhere(folder, PROGRESS))), None)
