@@ -18,6 +18,8 @@ from samestep.world import World
 
 State = dict[str, Any]  # a module's state dict
 GROUP = "samestep.engines"  # the entry-point group in which other packages register engines
+DEFAULT = "ddp"
+BASELINE = "single"  # the engine whose speed the ratios are of
 
 
 @dataclass(frozen=True)

@@ -316,7 +316,7 @@ class Run:
         """Returns what this rank observed of every micro-batch, step and optimizer step. Call it after the training."""
         step_s = self.meter.finish()
         if self._watch:
-            self._watch.tell(self.meter)
+            self._watch.report(self.meter)
         seen = self._observer
         return Observations(
             losses=self.meter.losses,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from samestep.commands.machine_options import MachineOptions
 from samestep.commands.setup import Setup
 from samestep.errors import UserError
 from samestep.launch import Machines
+from samestep.records.files import SCHEMA
 
 SETUP = Setup("digits", {"lr": "0.1"}, ("ddp",), {"wrap": "root"}, ("spawn",), rounds=2, machines=MachineOptions())
 
@@ -84,6 +86,23 @@ def test_other_facts_are_another_study(name: str, other: dict[str, Any], tmp_pat
     open_again(tmp_path / "out", SETUP)
     with pytest.raises(UserError, match=f"holds other results: {name} was "):
         open_again(tmp_path / "out", SETUP, **other)
+
+
+@pytest.mark.parametrize(("schema", "age"), [(SCHEMA - 1, "an older"), (SCHEMA + 1, "a newer"), (None, "an older")])
+def test_a_study_of_another_samestep_is_refused_in_one_sentence(schema: int | None, age: str, tmp_path: Path) -> None:
+    open_again(tmp_path / "out", SETUP)
+    path = tmp_path / "out" / "study.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "schema": schema}))
+    says = rf"study.json was written by {age} samestep \(schema {schema}, this one has {SCHEMA}\); give another folder"
+    with pytest.raises(UserError, match=says):
+        open_again(tmp_path / "out", SETUP)
+
+
+def test_a_study_that_is_cut_off_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    open_again(tmp_path / "out", SETUP)
+    (tmp_path / "out" / "study.json").write_text('{"schema"')
+    with pytest.raises(UserError, match=r"study.json cannot be read as JSON: .*; give another folder with --out"):
+        open_again(tmp_path / "out", SETUP)
 
 
 def test_other_threads_are_another_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,15 +19,50 @@ from samestep.commands.results_folder import prepare, release_folders
 from samestep.commands.setup import Resume, Setup
 from samestep.commands.train_options import TrainOptions
 from samestep.errors import TrainingFailed, UserError
-from samestep.records.files import write
+from samestep.records.files import SCHEMA, from_json, write
 from samestep.records.record import PROGRESS, Progress, RankError
+from samestep.records.results import TrainResults, write_results
+from samestep.records.study import StudyRecord
 
 WORDS = ("samestep", "run", "my job.py", "--engine", "ddp")
 
 
 def folder_of(root: Path, name: str, command: str = "run") -> Path:
-    identity = {"command": command, "job": "my job.py", "engines": ["ddp"], "nproc": 2, "nnodes": 1}
-    return prepare(root / name, "my job.py", identity)
+    about = {"file": "", "samestep": "1", "torch": "2", "package": "", "settings": {}, "launchers": [], "device": "cpu"}
+    about |= {"engine_settings": {}, "rounds": 0, "warmup_steps": 0, "measured_steps": 0, "steps": 8, "threads": 0}
+    about |= {"command": command, "job": "my job.py", "engines": ["ddp"], "nproc": 2, "nnodes": 1}
+    return prepare(root / name, from_json(StudyRecord, about))
+
+
+def results_of(stopped: str | None) -> TrainResults:
+    return TrainResults(
+        job="my job.py",
+        settings={},
+        launcher="torchrun",
+        world_size=2,
+        threads_per_rank=1,
+        engine="ddp",
+        engine_settings={},
+        global_batch=8,
+        init=None,
+        steps=8,
+        asked_steps=9,
+        resumed_from=0,
+        stopped=stopped,
+        seconds=1.0,
+        skipped_steps=0,
+        final_loss=0.5,
+        curve=[],
+        weights_of_step=8,
+        evaluation={"loss": 0.25},
+        evaluation_rows=4,
+        weights="weights.safetensors",
+        export=None,
+        wait_share=None,
+        loader_ceiling=None,
+        demand=None,
+        advice=None,
+    )
 
 
 @pytest.fixture
@@ -38,13 +73,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("a finished", "b stopped"):
         with recorded(folder_of(tmp_path, name), WORDS):
             pass
-        results = {
-            "steps": 8,
-            "asked_steps": 9,
-            "evaluation": {"loss": 0.25},
-            "stopped": "early" if "b" in name else None,
-        }
-        (tmp_path / name / "results.json").write_text(json.dumps(results))
+        write_results(results_of("early" if "b" in name else None), tmp_path / name)
     with pytest.raises(TrainingFailed), recorded(folder_of(tmp_path, "c failed"), WORDS):
         raise TrainingFailed("rank 1 was ended by SIGKILL")
     for name in ("d killed", "e killed"):
@@ -119,7 +148,17 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
 def test_a_damaged_folder_ends_no_list(root: Path) -> None:
     for name in ("study.json", "command.json", "results.json"):
         (root / "a finished" / name).write_text("{")
-    assert len(package.runs(root)) == 7
+    listed = {Path(run.folder).name: run for run in package.runs(root)}
+    assert len(listed) == 7 and listed["a finished"].outcome == "unknown"
+
+
+def test_a_folder_of_another_version_is_unknown_and_says_so(root: Path) -> None:
+    path = root / "a finished" / "study.json"
+    path.write_text(path.read_text().replace(f'"schema": {SCHEMA}', f'"schema": {SCHEMA - 1}'))
+    (run,) = package.runs(root / "a finished")
+    assert run.outcome == "unknown" and run.line == shlex.join(WORDS)
+    says = f"{path} was written by an older samestep (schema {SCHEMA - 1}, this one has {SCHEMA})"
+    assert run.reason == says
 
 
 def test_a_training_that_fails_is_listed_with_its_sentence(tmp_path: Path) -> None:

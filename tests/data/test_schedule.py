@@ -8,7 +8,7 @@ from math import ceil, isclose
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from samestep.data.schedule import Schedule, cut
@@ -37,12 +37,14 @@ def _epoch(schedule: Schedule, epoch: int) -> list[list[list[int]]]:
     ]
 
 
+@settings(deadline=None)  # a busy machine may stop a test for longer than the 200 ms that are the default
 @given(schedules, st.integers(0, 3))
 def test_every_sample_once_an_epoch(schedule: Schedule, epoch: int) -> None:
     seen = Counter(i for step in _epoch(schedule, epoch) for rank in step for i in rank)
     assert seen == Counter(range(schedule.length))
 
 
+@settings(deadline=None)
 @given(schedules, st.integers(1, 9))
 def test_a_global_batch_is_the_same_for_every_world_size(schedule: Schedule, other: int) -> None:
     from dataclasses import replace
@@ -52,6 +54,7 @@ def test_a_global_batch_is_the_same_for_every_world_size(schedule: Schedule, oth
     assert whole == [[i for rank in step for i in rank] for step in _epoch(alike, 1)]
 
 
+@settings(deadline=None)
 @given(schedules)
 def test_shares_make_the_ranks_average_exact(schedule: Schedule) -> None:
     for step in range(schedule.steps_per_epoch):
@@ -60,6 +63,7 @@ def test_shares_make_the_ranks_average_exact(schedule: Schedule) -> None:
         assert all((part.share == 0) == (part.rows == 0) for part in parts)
 
 
+@settings(deadline=None)
 @given(schedules)
 def test_every_rank_has_as_many_micro_batches_and_rank_0_always_has_rows(schedule: Schedule) -> None:
     for step in range(schedule.steps_per_epoch):
@@ -71,6 +75,7 @@ def test_every_rank_has_as_many_micro_batches_and_rank_0_always_has_rows(schedul
             assert all(part.rows <= schedule.micro_batch for parts in of_ranks for part in parts)
 
 
+@settings(deadline=None)
 @given(schedules)
 def test_the_order_changes_with_the_epoch_and_the_seed(schedule: Schedule) -> None:
     from dataclasses import replace
@@ -80,6 +85,7 @@ def test_the_order_changes_with_the_epoch_and_the_seed(schedule: Schedule) -> No
         assert not np.array_equal(schedule.order(0), replace(schedule, seed=schedule.seed + 1).order(0))
 
 
+@settings(deadline=None)
 @given(schedules)
 def test_the_references_own_schedule_agrees(schedule: Schedule) -> None:
     """Two ways of writing the same definition. If both were one, a fault in it would be invisible."""
@@ -117,6 +123,7 @@ def test_dataparallels_chunks_are_torchs(rows: int, replicas: int) -> None:
     assert len(chunks) == replicas
 
 
+@settings(deadline=None)
 @given(st.integers(0, 100), st.integers(1, 20))
 def test_cut(rows: int, parts: int) -> None:
     sizes = cut(rows, parts)
@@ -125,6 +132,7 @@ def test_cut(rows: int, parts: int) -> None:
     assert max(sizes) - min(sizes) <= 1
 
 
+@settings(deadline=None)
 @given(schedules)
 def test_the_smallest_part_is_the_smallest(schedule: Schedule) -> None:
     sizes = [
@@ -143,6 +151,7 @@ def test_last_drop_leaves_whole_batches() -> None:
     assert Schedule(length=29, global_batch=8).steps_per_epoch == ceil(29 / 8)
 
 
+@settings(deadline=None)
 @given(schedules, st.integers(0, 50), st.sampled_from(["keep", "drop"]))
 def test_rows_are_counted_as_they_are_shared_out(schedule: Schedule, steps: int, last: str) -> None:
     from dataclasses import replace

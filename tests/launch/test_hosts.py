@@ -200,7 +200,7 @@ def test_a_machine_of_another_training_is_told_at_once(how: str, hosts: Hosts, t
     line: Line = lambda i: ["run", f"{JOBS}:slow_for_a_while", *shape, "--out", str(out), *numbered(i)]  # noqa: E731
     ended = everywhere(hosts, line, during=come)
     assert [code for code, _ in ended] == [0, 0], ended
-    says = "with --node-rank 1 already (h1, process" if how == "static" else "have met at h0:29500 already"
+    says = "with --node-rank 1 already (h1, process" if how == "static" else "have joined h0:29500 already"
     assert late[0][0] == 2 and says in late[0][1], late
 
 

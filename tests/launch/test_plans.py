@@ -114,7 +114,18 @@ def test_an_unknown_launcher_is_named_with_the_nearest() -> None:
 @pytest.mark.parametrize(
     ("name", "machines", "env", "reason"),
     [
-        ("spawn", Machines(2, master="h1"), {}, "spawn starts ranks on one machine"),
+        (
+            "spawn",
+            Machines(2, master="h1"),
+            {},
+            "spawn starts ranks on one machine; for 2 use torchrun or mpirun or srun",
+        ),
+        (
+            "horovodrun",
+            Machines(2, master="h1"),
+            {},
+            "horovodrun starts ranks on one machine; for 2 use another engine",
+        ),
         ("srun", Machines(), {}, "no Slurm job here|srun is not installed"),
         ("torchrun", Machines(2, single_launch=True), {}, "torchrun must be started on each machine"),
     ],

@@ -67,7 +67,8 @@ BY_HAND = {key: TORCHRUN[key] for key in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "M
     ],
 )
 def test_whose_rank(env: dict[str, str], found: tuple[object, ...] | None) -> None:
-    place = launched_rank(env, "n1", port_of(env.get("SLURM_JOB_ID", "0")))
+    launcher = outer_launcher(env)
+    place = launcher and launched_rank(env, launcher, "n1", port_of(env.get("SLURM_JOB_ID", "0")))
     assert (
         place
         and (place.launcher, place.rank, place.size, place.local_rank, place.local_size, place.id, place.init_method)
@@ -81,6 +82,10 @@ def test_whose_rank(env: dict[str, str], found: tuple[object, ...] | None) -> No
         (SRUN | {"RANK": "0"}, "RANK=0 contradicts srun's SLURM_PROCID=2"),
         (SRUN | {"LOCAL_RANK": "1"}, "LOCAL_RANK=1 contradicts srun's SLURM_LOCALID=0"),
         (SRUN | TORCHRUN | {"GROUP_WORLD_SIZE": "1"}, "srun started 3 tasks and each its own torchrun of 1 machine,"),
+        (
+            MPIRUN | TORCHRUN | {"GROUP_WORLD_SIZE": "1"},
+            "mpirun started 2 tasks and each its own torchrun of 1 machine,",
+        ),
         ({"WORLD_SIZE": "2", "RANK": "0"}, "has no LOCAL_RANK and no MASTER_ADDR and no MASTER_PORT"),
         (BY_HAND | {"RANK": "4"}, "RANK=4 is not below WORLD_SIZE=4; ranks count from 0, so set RANK=0 to RANK=3"),
         (BY_HAND | {"WORLD_SIZE": "two"}, "WORLD_SIZE='two', which is not a number"),
@@ -90,7 +95,7 @@ def test_whose_rank(env: dict[str, str], found: tuple[object, ...] | None) -> No
 )
 def test_contradictions(env: dict[str, str], sentence: str) -> None:
     with pytest.raises(UserError) as raised:
-        launched_rank(env, "n1", 20000)
+        launched_rank(env, outer_launcher(env) or "", "n1", 20000)
     assert sentence in str(raised.value)
 
 

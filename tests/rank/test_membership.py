@@ -10,7 +10,7 @@ from torch.distributed import HashStore, Store
 
 from samestep.errors import Refused, UserError
 from samestep.rank.membership import Membership
-from samestep.rank.rendezvous import Meeting
+from samestep.rank.rendezvous import JoinedMachines
 from samestep.records.plan import Asked
 from samestep.world import World
 
@@ -82,32 +82,32 @@ def test_no_rank_asks_a_store_that_may_have_ended() -> None:
         ranks[1].read()
 
 
-def meeting(store: Store, machines: int = 2) -> Meeting:
-    return Meeting(store, "h0:29500", machines)
+def rendezvous(store: Store, machines: int = 2) -> JoinedMachines:
+    return JoinedMachines(store, "h0:29500", machines)
 
 
 def test_two_machines_with_one_number() -> None:
     store = HashStore()
-    store.set("samestep/meeting/machine 1", "h1, process 7")
-    meeting(store).come(0)
-    with pytest.raises(UserError, match=r"come to h0:29500 with --node-rank 1 already \(h1, process 7\); give each"):
-        meeting(store).come(1)
+    store.set("samestep/machines/machine 1", "h1, process 7")
+    rendezvous(store).join(0)
+    with pytest.raises(UserError, match=r"joined h0:29500 with --node-rank 1 already \(h1, process 7\); give each"):
+        rendezvous(store).join(1)
 
 
 def test_another_number_of_machines() -> None:
     store = HashStore()
-    meeting(store).come(None)
-    with pytest.raises(UserError, match="--nnodes 3 here, and --nnodes 2 on the machine that came to h0:29500 first"):
-        meeting(store, 3).come(None)
+    rendezvous(store).join(None)
+    with pytest.raises(UserError, match="--nnodes 3 here, and --nnodes 2 on the machine that joined h0:29500 first"):
+        rendezvous(store, 3).join(None)
 
 
 def test_a_machine_of_another_training_is_told_and_one_after_a_restart_is_not() -> None:
     store = HashStore()
-    first = meeting(store)
-    first.come(None)
-    meeting(store).come(None)
-    first.is_complete(True)
-    with pytest.raises(UserError, match="the 2 machines of another training have met at h0:29500 already"):
-        meeting(store).come(None)
-    first.is_complete(False)
-    meeting(store).come(None)
+    first = rendezvous(store)
+    first.join(None)
+    rendezvous(store).join(None)
+    first.set_complete(True)
+    with pytest.raises(UserError, match="the 2 machines of another training have joined h0:29500 already"):
+        rendezvous(store).join(None)
+    first.set_complete(False)
+    rendezvous(store).join(None)

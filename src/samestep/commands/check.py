@@ -18,7 +18,9 @@ from samestep.launch.command import command_for
 from samestep.proof.script import judge
 from samestep.records.files import read, write
 from samestep.records.record import Record
+from samestep.records.results import RESULTS
 from samestep.records.script import PLAN, CheckResults, ScriptPlan, ScriptRecord
+from samestep.records.study import StudyRecord
 from samestep.version import __version__
 
 
@@ -33,15 +35,16 @@ def check(options: CheckOptions, words: Sequence[str]) -> CheckResults:
     cores = os.cpu_count() or 1
     if options.nproc > 64 * cores:
         raise UserError(f"--nproc {options.nproc}: this machine has {cores} cores; give at most 64 ranks for each")
-    identity = {"command": "check", "script": script, "arguments": [*arguments], "nproc": options.nproc}
-    identity |= {"steps": options.steps, "samestep": __version__, "started": time.time()}
-    folder = prepare(options.out, script, identity)
+    asked = shlex.join([*arguments, f"at {time.time()}"])  # each has a folder of its own
+    folder = prepare(
+        options.out, StudyRecord("check", script, __version__, options.nproc, steps=options.steps, training=asked)
+    )
     plan = ScriptPlan(str(folder), time.time(), script, tuple(arguments), options.steps)
     write(folder / PLAN, plan)
     record = _run(options, folder)
     ranks = [read(ScriptRecord, folder / f"rank{rank}.json") for rank in range(options.nproc)]
     results = judge(plan, ranks, record, shlex.join(["samestep", *sys.argv[1:]]))
-    write(folder / "results.json", results)
+    write(folder / RESULTS, results)
     return results
 
 

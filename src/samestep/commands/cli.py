@@ -90,7 +90,7 @@ def run(
     if results is None:
         return 0
     _print(results, json_, show_training)
-    return 130 if results.stopped == "asked" else 0
+    return 130 if results.stopped == "requested" else 0
 
 
 @app.command()

@@ -17,7 +17,7 @@ from samestep.commands.command_record import recorded
 from samestep.commands.machines import detect_launched_rank, is_first
 from samestep.commands.results_folder import launch_folder, prepare
 from samestep.commands.study import Study, check_devices, study_of
-from samestep.commands.train import RESULTS, check_options
+from samestep.commands.train import check_options
 from samestep.errors import UserError, say
 from samestep.launch import Command, ports, supervise
 from samestep.launch.command import command_for, rank_command
@@ -25,8 +25,10 @@ from samestep.launch.started_by import LaunchedRank
 from samestep.proof.collective_values import judge_values
 from samestep.records.collective_table import REDUCTIONS
 from samestep.records.collectives import PLAN, CollectivePlan, CollectiveRank, CollectiveResults
-from samestep.records.files import SCHEMA, write
+from samestep.records.files import write
 from samestep.records.record import Record
+from samestep.records.results import write_results
+from samestep.records.study import StudyRecord
 from samestep.report.collective_page import collective_page
 from samestep.report.figures.latency_bandwidth import curves
 from samestep.version import __version__
@@ -44,7 +46,7 @@ def collectives(options: CollectivesOptions) -> CollectiveResults | None:
         return None
     study, launcher, plan, record, out = launched
     results = _results(options, study, launcher, plan, record)
-    write(out / RESULTS, results)
+    write_results(results, out)
     (out / "report.html").write_text(collective_page(results), encoding="utf-8")
     say(f"report: {out / 'report.html'}")
     return results
@@ -117,12 +119,13 @@ def _check(study: Study, launcher: str) -> None:
 
 
 def _folder(study: Study, plan: CollectivePlan, rank: LaunchedRank | None) -> Path:
-    identity = {"schema": SCHEMA, "command": "collectives", "job": "collectives", "samestep": __version__}
-    identity |= {"nproc": study.nproc, "nnodes": study.machines.nnodes, "backend": plan.backend}
-    identity |= {"collectives": plan.collectives, "dtypes": plan.dtypes, "sizes": plan.sizes}
+    asked = f"{plan.backend} {' '.join(plan.collectives)}, {' '.join(plan.dtypes)}, {plan.sizes} bytes"
+    identity = StudyRecord(
+        "collectives", "collectives", __version__, study.nproc, study.machines.nnodes, training=asked
+    )
     name = f"{rank.launcher}-{rank.id}" if rank else ""
     writes = rank.rank == 0 if rank else is_first(study.machines)
-    return prepare(study.setup.out, "collectives", identity, name, writes=writes)
+    return prepare(study.setup.out, identity, name, writes=writes)
 
 
 def _command(study: Study, launcher: str, rank: LaunchedRank | None, folder: Path) -> Command:

@@ -13,6 +13,7 @@ from samestep.commands.machine_options import MachineOptions, Threads
 from samestep.commands.options import Options, Typed, names, pairs
 from samestep.commands.setup import Resume, Setup
 from samestep.commands.train_options import ScoreOptions, TrainOptions
+from samestep.engine import DEFAULT
 from samestep.errors import UserError
 
 Names = str | Sequence[str]
@@ -180,7 +181,7 @@ class EngineOptions(Options):
     """One job on one engine."""
 
     job: Job = "digits"
-    engine: Engine = "ddp"
+    engine: Engine = DEFAULT
     _: KW_ONLY
     settings: Set = None
     engine_settings: SetEngine = None
@@ -259,7 +260,7 @@ class EvaluateOptions(ScoreOptions, LaunchOptions):
 
     def setup(self, job: str) -> Setup:
         """Returns the setup. job: as workers load it."""
-        return self._setup(job, ("ddp",), self.settings, None, one_launcher(self.launcher))
+        return self._setup(job, (DEFAULT,), self.settings, None, one_launcher(self.launcher))
 
 
 def one_launcher(given: str) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ from samestep.commands.results_folder import package_digest, results_folder, sha
 from samestep.commands.setup import Setup
 from samestep.commands.study import Row, Study, check_devices, layouts_of, result_of, rows_of, study_of
 from samestep.commands.time_left import TimeLeft
+from samestep.engine import BASELINE
 from samestep.errors import Refused, TrainingFailed, UserError, say
 from samestep.launch import FORK, Machines, fork_client, ports, supervise
 from samestep.launch.command import command_for
@@ -30,10 +31,10 @@ from samestep.proof.plan import interrupted, neutral_layouts, plain_layout
 from samestep.proof.plan import trainings as proof_trainings
 from samestep.proof.resume import JoinedRecord, judge_resumed
 from samestep.proof.trace import Expectation
-from samestep.records.files import read, replace_text, write, write_json
+from samestep.records.files import read, replace_text, write
 from samestep.records.plan import Interrupted, LayoutPlan, Measure, Plan, ReferencePlan, Training
 from samestep.records.record import Progress, Record
-from samestep.records.results import EngineResult, OneProcess, Proof, StudyResults, Verdict, results_json
+from samestep.records.results import EngineResult, OneProcess, Proof, StudyResults, Verdict, write_results
 from samestep.report.figures.speed import Measured, measurement
 from samestep.version import __version__
 
@@ -64,7 +65,7 @@ def save(results: StudyResults, folder: Path) -> None:
     """Writes results.json and report.html."""
     from samestep import report
 
-    write_json(folder / "results.json", results_json(results))
+    write_results(results, folder)
     replace_text(folder / "report.html", report.html(results))
 
 
@@ -322,7 +323,7 @@ def _tensors(references: list[Expectation]) -> int | None:
 
 def _engine_results(study: Study, rows: list[Row]) -> Iterator[EngineResult]:
     setup, job = study.setup, study.job
-    baseline = next((row.launches for row in rows if row.engine == "single" and row.launches), [])
+    baseline = next((row.launches for row in rows if row.engine == BASELINE and row.launches), [])
     sizes = (job.global_batch, job.rows, job.steps_per_epoch, max(1, len(job.phases)))
     measured = Measured(setup.warmup_steps, setup.measured_steps, *sizes)
     for row in rows:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
+from samestep import launch
 from samestep.commands.setup import Setup
 from samestep.errors import UserError
 from samestep.launch import Machines, ports
 from samestep.launch.started_by import LaunchedRank, launched_rank, outer_launcher, refuse_to_start_more
-from samestep.world import slurm
 from samestep.world.network import check_master, is_this_machine, towards
 
 LOCAL = Machines().master
-TORCHRUN_PORT = 29500  # torchrun's default
 
 
 def detect_launched_rank(env: Mapping[str, str], setup: Setup) -> LaunchedRank | None:
@@ -25,12 +25,13 @@ def detect_launched_rank(env: Mapping[str, str], setup: Setup) -> LaunchedRank |
     if setup.nproc or setup.machines.nnodes or setup.launchers:
         refuse_to_start_more(env, setup.machines.nnodes)
         return None
-    in_job = "SLURM_JOB_ID" in env and "SLURM_STEP_ID" in env and "MASTER_ADDR" not in env
     with reading_launcher_variables():
-        host = slurm.first_host(env) if in_job else None
-        rank = launched_rank(env, host, slurm.port_of(env.get("SLURM_JOB_ID", "0"), env.get("SLURM_STEP_ID", "0")))
-    if rank is None:
-        return None
+        launcher = outer_launcher(env)
+        if launcher is None:
+            return None
+        host_of, port_of = (launch.launchers_having(f"rendezvous_{what}").get(launcher) for what in ("host", "port"))
+        host = env.get("MASTER_ADDR") or (host_of(env) if host_of else "")
+        rank = launched_rank(env, launcher, host, port_of(env) if port_of else 0)
     machines = setup.machines
     given = {"port": machines.port, "hosts": machines.hosts, "node-rank": machines.node_rank}
     given |= {"master-addr": machines.master_addr, "max-restarts": machines.max_restarts}
@@ -41,8 +42,8 @@ def detect_launched_rank(env: Mapping[str, str], setup: Setup) -> LaunchedRank |
                 f"starts; leave it out, and give it to {rank.launcher} instead"
             )
     by_hand = "LOCAL_WORLD_SIZE" not in env  # then the number of machines is unknown
-    if rank.local_size < rank.size and not (rank.launcher == "torchrun" and by_hand):
-        check_master(env.get("MASTER_ADDR") or host or LOCAL, 2)
+    if rank.local_size < rank.size and not (launcher == launch.DEFAULT and by_hand):
+        check_master(host or LOCAL, 2)
     return rank
 
 
@@ -53,22 +54,24 @@ def reading_launcher_variables() -> Iterator[None]:
         yield
     except (KeyError, ValueError) as error:
         what = f"no {error.args[0]}" if isinstance(error, KeyError) else str(error)
+        *first, last = sorted(launch.launchers_having("PREFIX").values())
         raise UserError(
-            f"a launcher's environment variables are incomplete or malformed ({what}); unset those that "
-            "begin with SLURM_, OMPI_, HOROVOD_ or TORCHELASTIC_, or start this command with that launcher"
+            f"a launcher's environment variables are incomplete or malformed ({what}); unset those that begin with "
+            f"{', '.join(first)} or {last}, or start this command with that launcher"
         ) from error
 
 
 def machines_of(setup: Setup, env: Mapping[str, str]) -> Machines:
-    """Returns the machines that the options name; for srun, the Slurm job's."""
+    """Returns the machines that the options name; for a scheduler's launcher such as srun, those of its job."""
     options = setup.machines
     hosts, nnodes, node_rank = options.hosts, options.nnodes, options.node_rank
     master, port = options.master_addr, options.port
-    in_job = "SLURM_JOB_ID" in env and bool({"srun", "all"} & {*setup.launchers})
-    if in_job:
-        with reading_launcher_variables():
-            nnodes = nnodes or int(env["SLURM_JOB_NUM_NODES"])
-            master, port = master or slurm.first_host(env), port or slurm.port_of(env["SLURM_JOB_ID"])
+    with reading_launcher_variables():
+        scheduler, nodes = _scheduler(setup, env)
+        if scheduler:
+            nnodes = nnodes or nodes
+            master, port = master or scheduler.rendezvous_host(env), port or scheduler.rendezvous_port(env)
+    in_job = scheduler is not None
     if hosts:
         nnodes, master = len(hosts), master or hosts[0]
         port = port or (ports.any_free(master) if len(hosts) > 1 and is_this_machine(master) else 0)
@@ -81,8 +84,9 @@ def machines_of(setup: Setup, env: Mapping[str, str]) -> Machines:
         raise UserError(f"--nnodes {nnodes}: name the machine where the ranks meet, as in --master-addr h1")
     if node_rank is not None and node_rank >= nnodes:
         raise UserError(f"--node-rank {node_rank} is not below --nnodes {nnodes}; machines count from 0")
-    if node_rank is None and nnodes > 1 and env.get("SLURM_NTASKS") == str(nnodes) and "SLURM_STEP_ID" in env:
-        node_rank = int(env["SLURM_NODEID"])  # srun has started this command once on each machine
+    if node_rank is None and nnodes > 1:  # a launcher may have started this command once on each machine
+        numbers = [number(env, nnodes) for number in launch.launchers_having("node_rank").values()]
+        node_rank = next((number for number in numbers if number is not None), None)
     machines = Machines(
         nnodes=nnodes,
         node_rank=node_rank,
@@ -104,7 +108,23 @@ def machines_of(setup: Setup, env: Mapping[str, str]) -> Machines:
         )
     route = towards(machines.master)
     is_master, address = is_this_machine(machines.master), route[1] if route else ""
-    return replace(machines, is_master=is_master, local_address=address, port=machines.port or TORCHRUN_PORT)
+    return replace(machines, is_master=is_master, local_address=address, port=machines.port or launch.RENDEZVOUS_PORT)
+
+
+def _scheduler(setup: Setup, env: Mapping[str, str]) -> tuple[Any, int | None]:
+    """Returns the launcher of the scheduler whose job this is, if the setup names it, and the job's machines."""
+    for name, allocated_nodes in launch.launchers_having("allocated_nodes").items():
+        nodes = allocated_nodes(env) if {name, "all"} & {*setup.launchers} else None
+        if nodes is not None:
+            return launch.load(name), nodes
+    return None, None
+
+
+def allocated_ranks(env: Mapping[str, str]) -> int | None:
+    """Returns the ranks that a scheduler's job has on each machine; None outside of a job."""
+    with reading_launcher_variables():
+        counts = [count(env) for count in launch.launchers_having("allocated_ranks").values()]
+    return next((count for count in counts if count is not None), None)
 
 
 def is_first(machines: Machines) -> bool:
@@ -116,9 +136,10 @@ def is_first(machines: Machines) -> bool:
 
 def refuse_under_launcher(command: str, env: Mapping[str, str], setup: Setup) -> None:
     """Raises UserError when an outer launcher has started several of a command that starts its ranks itself."""
-    launcher = None if "srun" in setup.launchers else outer_launcher(env)
+    inside = launch.launchers_having("WHERE")
+    launcher = None if {*setup.launchers} & {*inside} else outer_launcher(env)
     if launcher:
         raise UserError(
             f"{command} starts its ranks itself, and {launcher} has started it several times; type it without "
-            f"{launcher}" + (", inside salloc or sbatch, with --launcher srun" if launcher == "srun" else "")
+            f"{launcher}" + (f", {inside[launcher]}, with --launcher {launcher}" if launcher in inside else "")
         )

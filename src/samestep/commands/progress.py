@@ -178,7 +178,7 @@ def show_study(results: StudyResults) -> None:
 def show_training(results: TrainResults) -> None:
     """Prints the results of a training."""
     if results.stopped:
-        why = "on request" if results.stopped == "asked" else "because the evaluations did not improve"
+        why = "on request" if results.stopped == "requested" else "because the evaluations did not improve"
         print(f"stopped after step {results.steps} of {results.asked_steps}, {why}")
     taken = results.steps - results.resumed_from
     ranks, steps = (f"{n} {what}{'' if n == 1 else 's'}" for n, what in ((results.world_size, "rank"), (taken, "step")))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import re
 import socket
@@ -16,10 +15,10 @@ from samestep.commands.machines import is_first
 from samestep.commands.study import Study
 from samestep.errors import UserError
 from samestep.launch.started_by import LaunchedRank
-from samestep.records.files import SCHEMA, why_not_writable, write_json
+from samestep.records.files import read, why_not_writable, write
+from samestep.records.study import STUDY, StudyRecord
 from samestep.version import __version__
 
-IDENTITY = "study.json"
 LOCK = ".lock"
 # What may be another when `run` continues a training: a checkpoint is of no engine, and of no number of ranks.
 FREE = (
@@ -49,19 +48,29 @@ def results_folder(command: str, study: Study, rank: LaunchedRank | None = None,
         out = shared_folder(out)
     name = f"{rank.launcher}-{rank.id}" if rank else ""
     writes = rank.rank == 0 if rank else is_first(study.machines)
-    identity: dict[str, object] = {"schema": SCHEMA, "command": command, "file": study.job.source}
-    identity |= {"samestep": __version__, "torch": study.inspection.machine.torch, "package": package_digest()}
-    kept = ["job", "settings", "engines", "launchers", "engine_settings", "device", "rounds"]
-    kept += ["warmup_steps", "measured_steps"]
-    identity |= {name: getattr(setup, name) for name in kept}
-    identity |= {"nproc": study.nproc, "nnodes": study.machines.nnodes}
-    identity["steps"] = study.job.proof_steps
-    identity["threads"] = setup.machines.planned_threads
-    if training:
-        identity["training"] = training
-    if setup.resume:
-        identity["resume"] = str(setup.resume)
-    return prepare(out, setup.job, identity, name, writes=writes, free=FREE if command == "run" else ())
+    record = StudyRecord(
+        command=command,
+        job=setup.job,
+        file=study.job.source,
+        samestep=__version__,
+        torch=study.inspection.machine.torch,
+        package=package_digest(),
+        settings=setup.settings,
+        engines=setup.engines,
+        launchers=setup.launchers,
+        engine_settings=setup.engine_settings,
+        device=setup.device,
+        rounds=setup.rounds,
+        warmup_steps=setup.warmup_steps,
+        measured_steps=setup.measured_steps,
+        nproc=study.nproc,
+        nnodes=study.machines.nnodes,
+        steps=study.job.proof_steps,
+        threads=setup.machines.planned_threads,
+        training=training,
+        resume=str(setup.resume) if setup.resume else "",
+    )
+    return prepare(out, record, name, writes=writes, free=FREE if command == "run" else ())
 
 
 def launch_folder(out: Path, study: Study, rank: LaunchedRank | None) -> Path:
@@ -85,23 +94,22 @@ def shared_folder(out: Path | None) -> Path:
 
 def prepare(
     out: Path | None,
-    job: str,
-    identity: Mapping[str, object],
+    study: StudyRecord,
     name: str = "",
     *,
     writes: bool = True,
     free: Sequence[str] = (),
 ) -> Path:
-    """Creates the folder for the results: `out`, or a dated one under runs/. A resumed study must have this `identity`.
+    """Creates the folder for the results: `out`, or a dated one under runs/. A resumed one must be the same `study`.
 
     name: replaces the date where several processes must find the same folder. writes: whether this command writes the
-    results; only one may. free: what of the identity may be another.
+    results; only one may. free: the fields of the study that may be others.
 
-    Raises UserError when the folder is not writable, or holds the results of another study.
+    Raises UserError when the folder is not writable, or holds the results of another study or of another samestep.
     """
     if out and out.exists() and not out.is_dir():
         raise UserError(f"{out} is a file; give a folder for the results with --out")
-    folder = out or (Path("runs") / f"{_stem(job)}-{name}" if name else dated_folder(job))
+    folder = out or (Path("runs") / f"{_stem(study.job)}-{name}" if name else dated_folder(study.job))
     try:
         folder.mkdir(parents=True, exist_ok=True)
         reason = why_not_writable(folder)
@@ -111,24 +119,28 @@ def prepare(
         raise UserError(f"the folder {folder} is not writable ({reason}); give another with --out")
     if not writes:
         return folder.resolve()
-    current, path = json.loads(json.dumps(identity)), folder / IDENTITY
+    path = folder / STUDY
     if path.exists():
-        try:
-            existing = dict(json.loads(path.read_text()))
-        except (ValueError, TypeError):
-            raise UserError(f"{path} cannot be read; give another folder with --out") from None
-        differs = [key for key in current if existing.get(key) != current[key] and key not in free]
+        existing = read(StudyRecord, path)
+        differs = [name for name in study.differences(existing) if name not in free]
         if differs:
-            key = differs[0]
+            before, now = (_shown(getattr(each, differs[0])) for each in (existing, study))
             raise UserError(
-                f"{folder} holds other results: {key} was {existing.get(key)!r} there and is {current[key]!r} now; "
+                f"{folder} holds other results: {differs[0]} was {before} there and is {now} now; "
                 "give another folder with --out"
             )
     elif any(not OWN_FILES.fullmatch(entry.name) for entry in folder.iterdir()):
         raise UserError(f"the folder {folder} holds files that are not samestep's; give an empty or new one with --out")
     _lock(folder)
-    write_json(path, current)
+    write(path, study)
     return folder.resolve()
+
+
+def _shown(value: object) -> str:
+    """Returns a value of a StudyRecord for an error: a mapping or a tuple as it was typed."""
+    if isinstance(value, Mapping):
+        value = [f"{name}={text}" for name, text in value.items()]
+    return repr(",".join(value) if isinstance(value, list | tuple) else value)
 
 
 def _stem(job: str) -> str:

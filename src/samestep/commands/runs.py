@@ -3,22 +3,35 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import shlex
 from collections import Counter
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
-from samestep.commands.results_folder import IDENTITY, LOCK
+from samestep.commands.results_folder import LOCK
 from samestep.commands.train import WEIGHTS
 from samestep.errors import UserError
 from samestep.records.checkpoint import FOLDER, MANIFEST, steps_in
+from samestep.records.collectives import CollectiveResults
 from samestep.records.files import read
 from samestep.records.record import PROGRESS, Progress, Record
-from samestep.records.runs import COMMAND, CommandRecord, PastRun
+from samestep.records.results import RESULTS, Results, ScoreResults, StudyResults, TrainResults
+from samestep.records.runs import COMMAND, CommandRecord, Outcome, PastRun
+from samestep.records.script import CheckResults
+from samestep.records.study import STUDY, StudyRecord
+
+AnyResults = Results | CheckResults
+RESULTS_OF: dict[str, type[AnyResults]] = {
+    "verify": StudyResults,
+    "compare": StudyResults,
+    "run": TrainResults,
+    "evaluate": ScoreResults,
+    "collectives": CollectiveResults,
+    "check": CheckResults,
+}
+T = TypeVar("T")
 
 
 def runs(folder: str | Path = "runs") -> list[PastRun]:
@@ -29,38 +42,42 @@ def runs(folder: str | Path = "runs") -> list[PastRun]:
     root = Path(folder)
     if not root.is_dir():
         raise UserError(f"there is no folder {root}; name the one that holds the results, as in samestep runs FOLDER")
-    folders = [root] if (root / IDENTITY).exists() else [path.parent for path in root.glob(f"*/{IDENTITY}")]
-    found = [past_run(each) for each in folders]
-    return sorted(found, key=lambda run: (run.started_at or 0.0, run.folder))
+    folders = [root] if (root / STUDY).exists() else [path.parent for path in root.glob(f"*/{STUDY}")]
+    return sorted(map(past_run, folders), key=lambda run: (run.started_at or 0.0, run.folder))
 
 
 def past_run(folder: Path) -> PastRun:
-    """Reads what the files in a folder of results say. One that is damaged, or of another samestep, says nothing."""
-    asked, results = _json(folder / IDENTITY), _json(folder / "results.json")
-    began = _read(CommandRecord, folder / COMMAND)
+    """Reads the files in a folder of results. Damaged ones, and those of another samestep, count as absent."""
+    began, written_at = _read(CommandRecord, folder / COMMAND), (folder / STUDY).stat().st_mtime
+    try:
+        study = read(StudyRecord, folder / STUDY)
+    except (UserError, OSError) as error:
+        why, line = str(error).partition("; ")[0], _line(folder, began, same_folder=False)
+        return PastRun(str(folder), "?", "?", (), None, "unknown", why, written_at, line=line)
+    command, results = study.command, _results(study, folder)
+    trained = results if isinstance(results, TrainResults) else None
     progress = next(filter(None, (_read(Progress, path) for path in _everywhere(folder, PROGRESS))), None)
-    command, engines = str(asked.get("command", "?")), tuple(asked.get("engines") or ())
     outcome, reason = _outcome(folder, began, results)
-    steps, asked_steps = results.get("steps"), results.get("asked_steps")
+    steps, asked_steps = (trained.steps, trained.asked_steps) if trained else (None, None)
     if steps is None and progress and command == "run":
         steps, asked_steps = progress.done, progress.steps or None
-    evaluation = results.get("evaluation")
+    evaluation = results.evaluation if isinstance(results, TrainResults | ScoreResults) else None
     if evaluation is None and progress and progress.curve:
         evaluation = {name: value for name, value in progress.curve[-1].items() if name != "step"}
     checkpoint = newest_checkpoint(folder)
-    studies = command in ("verify", "compare")
+    proves = command in ("verify", "compare")
     unfinished = outcome in ("failed", "interrupted", "killed", "stopped")
-    continues = unfinished and (studies or checkpoint is not None)
+    continues = unfinished and (proves or checkpoint is not None)
     again = unfinished and outcome != "stopped" and not (folder / WEIGHTS).exists()  # the same folder may be used
     return PastRun(
         folder=str(folder),
         command=command,
-        job=str(asked.get("job", "?")),
-        engines=engines or (("all",) if studies else ()),
-        ranks=(int(asked.get("nproc") or 0) * int(asked.get("nnodes") or 1)) or None,
+        job=study.job,
+        engines=study.engines or (("all",) if proves else ()),
+        ranks=study.nproc * study.nnodes,
         outcome=outcome,
         reason=reason or _verdicts(results),
-        started_at=began.started_at if began else (folder / IDENTITY).stat().st_mtime,
+        started_at=began.started_at if began else written_at,
         steps=steps,
         asked_steps=asked_steps,
         evaluation=evaluation,
@@ -76,12 +93,12 @@ def newest_checkpoint(folder: Path) -> Path | None:
     return next((path for path in found if (path / MANIFEST).exists()), None)
 
 
-def _outcome(folder: Path, began: CommandRecord | None, results: Mapping[str, Any]) -> tuple[Any, str | None]:
+def _outcome(folder: Path, began: CommandRecord | None, results: AnyResults | None) -> tuple[Outcome, str | None]:
     if _is_locked(folder):
         return "running", None
     if results and (began is None or began.outcome in (None, "finished")):
-        stopped = results.get("stopped")
-        why = {"asked": "on request", "early": "the evaluations did not improve"}.get(str(stopped))
+        stopped = results.stopped if isinstance(results, TrainResults) else None
+        why = {"requested": "on request", "early": "the evaluations did not improve"}.get(str(stopped))
         return ("stopped", why) if stopped else ("finished", None)
     if began and began.outcome and began.outcome != "finished":
         return began.outcome, began.reason
@@ -107,10 +124,10 @@ def _everywhere(folder: Path, name: str) -> list[Path]:
     return sorted(path for pattern in (name, f"rank-*/{name}", f"machine-*/{name}") for path in folder.glob(pattern))
 
 
-def _verdicts(results: Mapping[str, Any]) -> str | None:
+def _verdicts(results: AnyResults | None) -> str | None:
     """Returns '3 same, 1 refused' for a study."""
-    rows = results.get("engines") or []
-    return ", ".join(f"{count} {verdict}" for verdict, count in Counter(row["verdict"] for row in rows).items()) or None
+    rows = results.engines if isinstance(results, StudyResults) else []
+    return ", ".join(f"{count} {verdict}" for verdict, count in Counter(row.verdict for row in rows).items()) or None
 
 
 def _line(folder: Path, began: CommandRecord | None, *, same_folder: bool) -> str:
@@ -121,14 +138,12 @@ def _line(folder: Path, began: CommandRecord | None, *, same_folder: bool) -> st
     return ("" if here else f"cd {shlex.quote(began.cwd)} && ") + shlex.join([*began.words, *out])
 
 
-def _json(path: Path) -> Any:
-    with suppress(OSError, ValueError):
-        value = json.loads(path.read_text())
-        return value if isinstance(value, dict) else {}
-    return {}
+def _results(study: StudyRecord, folder: Path) -> AnyResults | None:
+    kind = RESULTS_OF.get(study.command)
+    return _read(kind, folder / RESULTS) if kind else None
 
 
-def _read(kind: Any, path: Path) -> Any:
+def _read(kind: type[T], path: Path) -> T | None:
     with suppress(OSError, UserError):
         return read(kind, path)
     return None

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field, replace
 
-from samestep import launch
+from samestep import engine, launch
 from samestep.commands.ask_worker import ask
-from samestep.commands.machines import machines_of, reading_launcher_variables
+from samestep.commands.machines import allocated_ranks, machines_of
 from samestep.commands.setup import Setup
 from samestep.errors import UserError, first_few, nearest, say
 from samestep.launch import Machines, fork_client
@@ -17,7 +17,6 @@ from samestep.records.inspection import EngineFacts, Inspection, JobFacts, Quest
 from samestep.records.plan import LayoutPlan
 from samestep.records.record import Record
 from samestep.records.results import ContinuedBy, EngineResult, Verdict
-from samestep.world import tasks_per_node
 from samestep.world.network import check_interface
 
 
@@ -72,9 +71,8 @@ def study_of(setup: Setup, rank: LaunchedRank | None = None) -> Study:
     if setup.machines.interface:
         check_interface(setup.machines.interface, several=machines.nnodes > 1 or _is_one_of_several(rank))
     nproc = setup.nproc
-    if nproc is None and machines.single_launch and "SLURM_TASKS_PER_NODE" in os.environ:
-        with reading_launcher_variables():
-            nproc = tasks_per_node(os.environ["SLURM_TASKS_PER_NODE"], 0)
+    if nproc is None and machines.single_launch:
+        nproc = allocated_ranks(os.environ)
     question = Question(
         job=setup.job,
         settings=setup.settings,
@@ -114,8 +112,8 @@ def rows_of(study: Study, *, forks: bool = False) -> list[Row]:
         if name not in known:
             raise UserError(f"there is no engine '{name}'; {nearest(name, list(known))}")
     chosen = setup.engines or tuple(known)
-    if setup.rounds and "single" not in chosen:
-        chosen = ("single", *chosen)  # the baseline of the speed ratios
+    if setup.rounds and engine.BASELINE not in chosen:
+        chosen = (engine.BASELINE, *chosen)
     rows = [
         Row(name, launcher, known[name], _verdict_without_launch(study, known[name], launcher))
         for name in dict.fromkeys(chosen)
@@ -128,7 +126,7 @@ def rows_of(study: Study, *, forks: bool = False) -> list[Row]:
         possible = {name: " or ".join(launch.launchers_for(known[name].process_kind)) for name in setup.engines}
         starts = "; ".join(f"{name} starts with {launchers}" for name, launchers in possible.items())
         raise UserError(f"--launchers {','.join(setup.launchers)} starts none of these engines: {starts}")
-    return sorted(rows, key=lambda row: row.engine != "single")
+    return sorted(rows, key=lambda row: row.engine != engine.BASELINE)
 
 
 def _add_continuation(study: Study, row: Row, forks: bool) -> None:
@@ -178,12 +176,16 @@ def _verdict_without_launch(study: Study, facts: EngineFacts, launcher: str) -> 
         absent = launch.load(launcher).missing(study.machines, os.environ)
     if absent:
         return Verdict("unavailable", reason=absent)
-    refused = refusal(facts, study.job)
-    return Verdict("refused", reason=refused) if refused else None
+    if refusal(facts, study.job) is None:
+        return None
+    here = [each for each in study.inspection.engines if each.available and each.replicas in study.job.refused]
+    others = [each.name for each in here if refusal(each, study.job) is None]
+    instead = f"another engine ({', '.join(others)})" if others else "another engine"
+    return Verdict("refused", reason=refusal(facts, study.job, instead))
 
 
-def refusal(facts: EngineFacts, job: JobFacts) -> str | None:
-    """Returns why an engine cannot train an inspected job, or None."""
+def refusal(facts: EngineFacts, job: JobFacts, instead: str = "another engine") -> str | None:
+    """Returns why an engine cannot train an inspected job, or None. instead: the engines that can, in words."""
     layout = facts.layout
     assert layout is not None
     if layout.every_gradient and job.unused:
@@ -198,20 +200,17 @@ def refusal(facts: EngineFacts, job: JobFacts) -> str | None:
         return f"{facts.name} takes no scalar parameter: {names}; make it of shape [1], as in torch.ones(1)"
     for optimizer in job.phases.values() or [job.optimizer]:
         if why := layout.no_optimizers.get(optimizer):
-            return f"{facts.name} cannot take {optimizer}: {why}; use AdamW, or the engine ddp or zero"
+            return f"{facts.name} cannot take {optimizer}: {why}; use AdamW, or {instead}"
     if job.needs_closure and not layout.closures:
         return (
-            f"{facts.name} does not give {job.optimizer} the closure that its step needs; use single, ddp, accelerate, "
-            "fabric or horovod, uncompressed and in full precision, or another optimizer, such as AdamW"
+            f"{facts.name} does not give {job.optimizer} the closure that its step needs, or not with these settings; "
+            f"use another optimizer, such as AdamW, or {instead}"
         )
     if layout.no_phases and job.phases:
-        return (
-            f"{facts.name} takes one optimizer, and the job has phases ({', '.join(job.phases)}); use ddp, fsdp, zero, "
-            "accelerate, fabric, lightning or horovod"
-        )
+        return f"{facts.name} takes one optimizer, and the job has phases ({', '.join(job.phases)}); use {instead}"
     if job.sync_batchnorm and job.batch_layers and layout.replicas > 1:
         if layout.lone_batchnorm:
-            return f"SyncBatchNorm does not find the other ranks of {facts.name}; use ddp, or leave sync_batchnorm out"
+            return f"SyncBatchNorm does not find the other ranks of {facts.name}; leave it out, or use {instead}"
         if facts.devices[0] == "cpu":
             return "torch's SyncBatchNorm runs on GPUs only; leave sync_batchnorm out on a CPU"
     return job.refused[layout.replicas]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -23,15 +22,15 @@ from samestep.launch import Command, ports, supervise
 from samestep.launch.command import command_for, rank_command, shell_line
 from samestep.launch.started_by import LaunchedRank
 from samestep.records.checkpoint import FOLDER
-from samestep.records.files import why_not_writable, write, write_json
+from samestep.records.files import why_not_writable, write
 from samestep.records.inspection import JobFacts
 from samestep.records.plan import Plan, Score, Train
 from samestep.records.record import ENVIRONMENT, PROGRESS, Progress, Record
-from samestep.records.results import InitialWeights, ScoreResults, TrainResults, results_json
+from samestep.records.results import RESULTS, InitialWeights, ScoreResults, TrainResults, read_results, write_results
 from samestep.report.figures import batch_size, data_wait
 from samestep.world.network import check_master
 
-WEIGHTS, RESULTS = "weights.safetensors", "results.json"
+WEIGHTS = "weights.safetensors"
 Watch = Callable[[Progress], None]
 
 
@@ -62,7 +61,7 @@ def evaluate(setup: Setup, options: ScoreOptions) -> ScoreResults | None:
 
 def _write_results(out: Path, results: TrainResults | ScoreResults) -> None:
     out.mkdir(parents=True, exist_ok=True)  # somebody may have removed it
-    write_json(out / "results.json", results_json(results))
+    write_results(results, out)
 
 
 def _launch(
@@ -173,7 +172,7 @@ def _check_unfinished(training: Train) -> None:
     """Raises UserError where the training's folder holds one that has ended, or one that it is not to continue."""
     weights = Path(training.weights)
     results, checkpoints = weights.with_name(RESULTS), weights.with_name(FOLDER)
-    ended = results.exists() and json.loads(results.read_text()).get("stopped") != "asked"
+    ended = results.exists() and read_results(TrainResults, weights.parent).stopped != "requested"
     if weights.exists() and (ended or training.resume == "never"):
         raise UserError(f"{weights} exists, and a new training would replace it; give another folder with --out")
     if training.resume == "never" and checkpoints.exists():

@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Literal, Protocol, cast
+from typing import Any, Literal, Protocol, cast
 
 from samestep.errors import UserError, nearest
 from samestep.world import RankVariables
 
 GROUP = "samestep.launchers"  # the entry-point group in which other packages register launchers
 DEFAULT = "torchrun"
+RENDEZVOUS_PORT = 29500  # torch.distributed's default
 FORK = "fork"  # for proofs only, never for a training
 
 
@@ -85,9 +86,17 @@ class Launcher(Protocol):
     plan(program, shape): the command to start. missing(machines, env): why it is not available now, or None.
 
     A launcher that users start themselves, around `samestep run`, also has:
-    launched_size(env): how many ranks it has started, this process among them; None where it has started none.
-    identity(env): an id of that launch. init_method(env, first_host, port): the ranks' init_method; '' for a file on
-        this machine, which samestep names.
+    PREFIX: of its environment variables. launched_size(env): how many ranks it has started, this process among them;
+        None where it has started none. identity(env): an id of that launch.
+    init_method(env, host, port): the ranks' init_method; '' for a file on this machine, which samestep names. host,
+        port: of the rendezvous where MASTER_ADDR and MASTER_PORT are not set, by its rendezvous_host(env) and
+        rendezvous_port(env) if it has these.
+    Such a launcher may have check_launched(env, sizes), which raises UserError where its variables contradict others
+    (sizes: launcher -> the ranks that it has started), and node_rank(env, nnodes), where it can start a command once on
+    each machine: this machine's number, or None.
+    A scheduler's launcher also has WHERE, the place to type the command in ('inside salloc or sbatch'), and
+    allocated_nodes(env), allocated_ranks(env): the machines of the scheduler's job and the ranks on each, or None.
+    A launcher that starts ranks on this machine alone has ONE_MACHINE = True; see only_one_machine.
     A launcher that takes options of its own has OPTIONS, the names of these fields of Machines: other launchers refuse
     them.
     A launcher whose ranks are not its children may have end(folder), which ends the ranks that write into `folder`,
@@ -134,6 +143,22 @@ def launchers_for(kind: str) -> list[str]:
 def launchers_with(option: str) -> list[str]:
     """Lists the launchers that have `option`, a field of Machines, in their OPTIONS."""
     return [name for name in names() if option in getattr(load(name), "OPTIONS", ())]
+
+
+def only_one_machine(name: str, machines: Machines) -> str | None:
+    """Returns why a launcher for one machine cannot start ranks on several, with those that can; None for one."""
+    if machines.nnodes == 1:
+        return None
+    kinds, several = load(name).STARTS, [each for each in names() if not hasattr(load(each), "ONE_MACHINE")]
+    can = [each for each in several if kinds[0] in load(each).STARTS]
+    instead = f"use {' or '.join(can)}" if can else "use another engine"
+    return f"{name} starts ranks on one machine; for {machines.nnodes} {instead}"
+
+
+def launchers_having(function: str) -> dict[str, Any]:
+    """Returns the launchers that have an optional function or constant of Launcher: name -> its value."""
+    modules = {name: load(name) for name in names()}
+    return {name: getattr(module, function) for name, module in modules.items() if hasattr(module, function)}
 
 
 @cache

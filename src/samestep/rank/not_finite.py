@@ -169,7 +169,7 @@ class SkipsNaN:
             why = f"its loss is {mine[1]} on rank {self.world.rank}, over {rows}"
         else:
             why = f"the gradient of {_first(gradients) or 'some parameter'} is not finite"
-        say(f"step {step} is left out: {why}{'; more are not told' if self._skipped == SAID else ''}")
+        say(f"step {step} is left out: {why}{'; later ones are not printed' if self._skipped == SAID else ''}")
 
 
 OnNaN: dict[str, type[StopsAtNaN] | type[SkipsNaN]] = {"stop": StopsAtNaN, "skip": SkipsNaN}

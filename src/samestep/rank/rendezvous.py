@@ -27,29 +27,29 @@ from samestep.world.network import bound
 JOIN_S = 600  # how long a machine waits for the master, as torch's own handler does
 
 
-class Meeting:
-    """The machines that have come to a rendezvous, as they say in its store.
+class JoinedMachines:
+    """The machines that have joined a rendezvous, as they note it in its store.
 
     endpoint: the address, for the errors. machines: how many --nnodes asks for.
     """
 
     def __init__(self, store: Store, endpoint: str, machines: int) -> None:
-        self._store, self._endpoint, self._machines = PrefixStore("samestep/meeting", store), endpoint, machines
+        self._store, self._endpoint, self._machines = PrefixStore("samestep/machines", store), endpoint, machines
 
-    def come(self, number: int | None) -> None:
-        """Says that this machine has come. number: its --node-rank; None: the rendezvous will number it.
+    def join(self, number: int | None) -> None:
+        """Adds this machine. number: its --node-rank; None: the rendezvous will number it.
 
-        Raises UserError where another one has this number, or where all machines of another training have come.
+        Raises UserError where another machine has this number, or where all machines of another training have joined.
         """
         first = int(self._store.compare_set("machines", "", str(self._machines)))
         if first != self._machines:
             raise UserError(
-                f"--nnodes {self._machines} here, and --nnodes {first} on the machine that came to {self._endpoint} "
+                f"--nnodes {self._machines} here, and --nnodes {first} on the machine that joined {self._endpoint} "
                 "first; type the same line on each machine, or give another training another --port"
             )
         if number is None and self._store.check(["complete"]):
             raise UserError(
-                f"the {first} machines of another training have met at {self._endpoint} already; choose another "
+                f"the {first} machines of another training have joined {self._endpoint} already; choose another "
                 "--port, or wait for its end"
             )
         if number is not None:
@@ -57,19 +57,19 @@ class Meeting:
             holder = self._store.compare_set(f"machine {number}", "", me).decode()
             if holder != me:
                 raise UserError(
-                    f"another machine has come to {self._endpoint} with --node-rank {number} already ({holder}); give "
+                    f"another machine has joined {self._endpoint} with --node-rank {number} already ({holder}); give "
                     "each machine its own number, and another training another --port"
                 )
 
-    def is_complete(self, complete: bool) -> None:
-        """Says whether all machines have come. After a restart they come once more."""
+    def set_complete(self, complete: bool) -> None:
+        """Notes whether all machines have joined. After a restart they join again."""
         if complete:
             self._store.set("complete", "")
         else:
             self._store.delete_key("complete")
 
 
-class BoundRendezvous(StaticTCPRendezvous):
+class StaticRendezvous(StaticTCPRendezvous):
     """torch's static rendezvous, except that the store listens on one address."""
 
     def get_backend(self) -> str:
@@ -94,21 +94,22 @@ class BoundRendezvous(StaticTCPRendezvous):
                 self._store = TCPStore(
                     self.master_addr, self.master_port, None, False, self.timeout, wait_for_workers=False
                 )
-            Meeting(self._store, f"{self.master_addr}:{self.master_port}", self.world_size).come(self.rank)
+            endpoint = f"{self.master_addr}:{self.master_port}"
+            JoinedMachines(self._store, endpoint, self.world_size).join(self.rank)
         store = PrefixStore(self.run_id, self._store)
         store_info = RendezvousStoreInfo(self.master_addr, self.master_port)
         return RendezvousInfo(store, self.rank, self.world_size, store_info)
 
 
-class Numbering(RendezvousHandler):
+class DynamicRendezvous(RendezvousHandler):
     """torch's c10d rendezvous, which numbers the machines; a machine of another training is refused."""
 
     def __init__(self, params: RendezvousParameters) -> None:
         backend, store = create_backend(params)
-        self._meeting = Meeting(store, params.endpoint, params.max_nodes)
-        self._meeting.come(None)
+        self._machines = JoinedMachines(store, params.endpoint, params.max_nodes)
+        self._machines.join(None)
         self._inner = create_handler(store, backend, params)
-        self._met = False
+        self._joined = False
 
     def get_backend(self) -> str:
         return "samestep"
@@ -118,12 +119,12 @@ class Numbering(RendezvousHandler):
         return self._inner.use_agent_store
 
     def next_rendezvous(self) -> RendezvousInfo:
-        if self._met:
-            self._meeting.is_complete(False)
-        found = self._inner.next_rendezvous()
-        self._meeting.is_complete(True)
-        self._met = True
-        return found
+        if self._joined:
+            self._machines.set_complete(False)
+        info = self._inner.next_rendezvous()
+        self._machines.set_complete(True)
+        self._joined = True
+        return info
 
     def is_closed(self) -> bool:
         return self._inner.is_closed()
@@ -146,9 +147,9 @@ def handler() -> Callable[[RendezvousParameters], RendezvousHandler]:
 
     def create(params: RendezvousParameters) -> RendezvousHandler:
         if "rank" not in params.config:
-            return Numbering(params)
+            return DynamicRendezvous(params)
         host, port = parse_rendezvous_endpoint(params.endpoint, 0)
         rank, timeout_s = int(params.config["rank"]), int(params.config.get("timeout", JOIN_S))
-        return BoundRendezvous(host, port, rank, params.max_nodes, params.run_id, timeout_s)
+        return StaticRendezvous(host, port, rank, params.max_nodes, params.run_id, timeout_s)
 
     return create

@@ -74,14 +74,14 @@ class Watch:
         now = time.perf_counter()
         self._pending.append(_Pending(done, epoch, self._rates, now - self._began, meter.wait_s[-1]))
         self._began = now
-        self.tell(meter)
+        self.report(meter)
 
     def pause(self, meter: Meter) -> None:
         """Reports all steps so far, before an evaluation."""
         meter.flush()
-        self.tell(meter)
+        self.report(meter)
 
-    def tell(self, meter: Meter) -> None:
+    def report(self, meter: Meter) -> None:
         """Reports the steps whose losses have been read."""
         while self._pending:
             pending = self._pending[0]
@@ -101,7 +101,7 @@ class Watch:
                 self._call(listener.name, listener.step, info)
 
     def evaluation(self, step: int, metrics: dict[str, float]) -> None:
-        """Tells of an evaluation after `step` steps. The time until now counts for no step."""
+        """Reports an evaluation after `step` steps. The time until now counts for no step."""
         for listener in self.listeners:
             self._call(listener.name, listener.evaluation, step, dict(metrics))
         self._began = time.perf_counter()

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from samestep.recorder.sums import compress
-from samestep.records.record import write_arrays
+from samestep.records.arrays import write_arrays
 from samestep.records.script import LOCAL, MICRO_BATCHES, STEP, TAKEN, UNCLIPPED, ClipSeen, LossSeen, MicroSeen
 
 

@@ -27,7 +27,12 @@ T = TypeVar("T")
 
 def write(path: Path, record: Any) -> None:
     """Writes a dataclass of records/ to `path` as JSON, with the schema number."""
-    write_json(path, {KEY: SCHEMA, **as_json(record)})
+    write_json(path, with_schema(record))
+
+
+def with_schema(record: Any) -> dict[str, object]:
+    """Returns a dataclass of records/ as the values of its file: plain ones, the schema number first."""
+    return {KEY: SCHEMA, **as_json(record)}
 
 
 def read(kind: type[T], path: Path) -> T:

@@ -86,7 +86,7 @@ class Observations:
     of each optimizer step and parameter group; end_digests: of each parameter that the rank holds whole, after the last
     step; state: of an interrupted one, at the interruption or after loading.
     curve: the evaluations, each {step, loss, …}. best_at: the index of the best one, -1: none. stopped: 'early' by
-    patience, or 'asked' by a graceful stop. resumed_from: the steps that were done before, in an earlier launch.
+    patience, or 'requested' by a graceful stop. resumed_from: the steps that were done before, in an earlier launch.
     """
 
     losses: list[float] = field(default_factory=list)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, TypeVar
 
 from samestep.records.collectives import CollectiveResults
-from samestep.records.files import as_json, finite
+from samestep.records.files import finite, read, with_schema, write_json
 from samestep.records.inspection import MachineFacts, Values
 
+RESULTS = "results.json"
 PROVEN = ("same", "approximate")  # the verdicts with which an engine is measured
 
 
@@ -224,7 +226,7 @@ class TrainResults:
     steps: that have been taken; the first `resumed_from` of them by an earlier launch. seconds: of the others.
     curve: the evaluations, each {step, loss, …}. weights: their file. export: the folder for from_pretrained, where one
     was asked for. weights_of_step: the step after which they were
-    saved. evaluation: of these weights. stopped: 'asked' or 'early'. wait_share: share of
+    saved. evaluation: of these weights. stopped: 'requested' or 'early'. wait_share: share of
     the time that it waited for data. loader_ceiling, demand: rows/s that loading and training could reach.
     """
 
@@ -271,9 +273,13 @@ class ScoreResults:
     predictions: str | None
 
 
-def results_json(results: StudyResults | TrainResults | ScoreResults | CollectiveResults) -> Any:
-    """Results as plain values that JSON knows; those of a proof alone have none of the measurement's fields."""
-    values = finite(as_json(results))
+Results = StudyResults | TrainResults | ScoreResults | CollectiveResults
+R = TypeVar("R", bound=Results)
+
+
+def results_json(results: Results) -> Any:
+    """Returns results as plain values that JSON knows; those of a proof alone have none of the measurement's fields."""
+    values = finite(with_schema(results))
     if isinstance(results, StudyResults) and not results.measured:
         for name in ("repeats", "warmup_steps", "measured_steps"):
             del values[name]
@@ -281,3 +287,13 @@ def results_json(results: StudyResults | TrainResults | ScoreResults | Collectiv
             for name in MEASURED:
                 del row[name]
     return values
+
+
+def write_results(results: Results, folder: Path) -> None:
+    """Writes results.json into `folder`."""
+    write_json(folder / RESULTS, results_json(results))
+
+
+def read_results(kind: type[R], folder: Path) -> R:
+    """Reads the results.json of a folder. Raises UserError for a file of another schema, or one that is no JSON."""
+    return read(kind, folder / RESULTS)

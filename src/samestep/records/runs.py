@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 COMMAND = "command.json"
+Outcome = Literal["finished", "stopped", "failed", "interrupted", "killed", "running", "unknown"]
 
 
 @dataclass(frozen=True)
@@ -28,10 +29,11 @@ class CommandRecord:
 class PastRun:
     """One folder of results.
 
-    ranks: over all machines, None where no rank has started. outcome: 'finished'; 'stopped', on request or by
-    --patience; 'failed', with its `reason`; 'interrupted'; 'killed', where it left no word; or 'running'. steps,
-    asked_steps: of a training. evaluation: its latest. checkpoint: the folder of its newest one. line: the shell line
-    that continues the run, where `continues`, or else repeats it.
+    ranks: over all machines, None where that is unknown. outcome: 'finished'; 'stopped', on request or by --patience;
+    'failed', with its `reason`; 'interrupted'; 'killed', where nothing says how it ended; 'running'; or 'unknown',
+    where its study.json cannot be read, with the `reason`. steps, asked_steps: of a training. evaluation: its latest.
+    checkpoint: the folder of its newest one. line: the shell line that continues the run, where `continues`, or else
+    repeats it.
     """
 
     folder: str
@@ -39,7 +41,7 @@ class PastRun:
     job: str
     engines: tuple[str, ...]
     ranks: int | None
-    outcome: Literal["finished", "stopped", "failed", "interrupted", "killed", "running"]
+    outcome: Outcome
     reason: str | None = None
     started_at: float | None = None
     steps: int | None = None

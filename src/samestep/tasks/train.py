@@ -83,7 +83,7 @@ def train(plan: Plan, training: Train, job: Job, engine: Engine, world: World) -
         observed,
         peak_memory_bytes=hardware.peak_memory_bytes(world.device),
         asked_steps=steps,
-        stopped="early" if best.ended else "asked" if done < steps else None,
+        stopped="early" if best.ended else "requested" if done < steps else None,
         evaluation=best.evaluated,
         curve=best.curve,
         best_at=best.best_at,

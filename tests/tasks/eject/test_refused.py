@@ -193,6 +193,6 @@ def test_an_engine_whose_processes_no_script_starts(tmp_path: Path, monkeypatch:
     """As another package may bring one."""
     monkeypatch.setattr("samestep.engines.ddp.PROCESSES", "actors")
     with pytest.raises(
-        UserError, match="ddp needs processes of the kind 'actors', and scripts are written for one, group"
+        UserError, match="ddp needs processes of the kind 'actors', and scripts are written for group, horovod, one"
     ):
         eject("digits", {}, "ddp", {}, 2, "train_digits.py")

@@ -10,11 +10,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from samestep.errors import UserError
-from samestep.launch import Command, Machines, Shape
+from samestep.launch import Command, Machines, Shape, only_one_machine
 from samestep.launch.init_method import user_init_method
 from samestep.world import RankVariables
 
+ONE_MACHINE = True
 STARTS = ("horovod",)
+PREFIX = "HOROVOD_"
 VARIABLES = RankVariables(
     "HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE", "HOROVOD_CROSS_RANK"
 )
@@ -44,9 +46,7 @@ def plan(program: Sequence[str], shape: Shape) -> Command:
 
 
 def missing(machines: Machines, env: Mapping[str, str]) -> str | None:
-    if machines.nnodes > 1:
-        return f"horovodrun starts ranks on one machine; for {machines.nnodes} use torchrun, srun or mpirun"
-    return None
+    return only_one_machine("horovodrun", machines)
 
 
 def launched_size(env: Mapping[str, str]) -> int | None:
@@ -57,6 +57,6 @@ def identity(env: Mapping[str, str]) -> str:
     return env.get("HOROVOD_GLOO_RENDEZVOUS_PORT") or "0"
 
 
-def init_method(env: Mapping[str, str], first_host: str | None, port: int) -> str:
+def init_method(env: Mapping[str, str], host: str, port: int) -> str:
     """Raises UserError where the ranks are on several machines and MASTER_ADDR is not set."""
     return user_init_method("horovodrun", env, VARIABLES, "MASTER_ADDR=h1 MASTER_PORT=29500 horovodrun …")

@@ -15,6 +15,7 @@ from samestep.launch.init_method import user_init_method
 from samestep.world import RankVariables
 
 STARTS = ("group",)
+PREFIX = "OMPI_"
 OPTIONS = ("hosts",)
 VARIABLES = RankVariables(
     "OMPI_COMM_WORLD_RANK",
@@ -76,6 +77,6 @@ def identity(env: Mapping[str, str]) -> str:
     return env.get("PMIX_NAMESPACE") or "0"
 
 
-def init_method(env: Mapping[str, str], first_host: str | None, port: int) -> str:
+def init_method(env: Mapping[str, str], host: str, port: int) -> str:
     """Raises UserError where the ranks are on several machines and MASTER_ADDR is not set."""
     return user_init_method("mpirun", env, VARIABLES, "mpirun -x MASTER_ADDR=h1 -x MASTER_PORT=29500 …")

@@ -8,9 +8,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 
-from samestep.launch import Command, Machines, Shape
+from samestep.launch import Command, Machines, Shape, only_one_machine
 from samestep.world import RankVariables
 
+ONE_MACHINE = True
 STARTS = ("group",)
 VARIABLES = RankVariables()
 # worker.py writes torchrun's report.
@@ -27,6 +28,4 @@ def plan(program: Sequence[str], shape: Shape) -> Command:
 
 
 def missing(machines: Machines, env: Mapping[str, str]) -> str | None:
-    if machines.nnodes > 1:
-        return f"spawn starts ranks on one machine; for {machines.nnodes} use torchrun, srun or mpirun"
-    return None
+    return only_one_machine("spawn", machines)

@@ -18,10 +18,11 @@ from samestep.errors import UserError
 from samestep.launch import Command, Machines, Shape
 from samestep.launch.init_method import tcp_init_method
 from samestep.records.record import ENVIRONMENT
-from samestep.world import RankVariables
-from samestep.world.slurm import INTERACTIVE_STEP
+from samestep.world import RankVariables, slurm, tasks_per_node
 
 STARTS = ("group",)
+PREFIX = "SLURM_"
+WHERE = "inside salloc or sbatch"
 VARIABLES = RankVariables("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE", "SLURM_NODEID")
 REPORT = r"srun: error: \S+: tasks? (?P<rank>\d+)[\d,-]*: "
 KILLED = (REPORT + "(?P<word>Killed|Out Of Memory|Segmentation fault|Aborted|Bus error)",)
@@ -62,17 +63,50 @@ def missing(machines: Machines, env: Mapping[str, str]) -> str | None:
 def launched_size(env: Mapping[str, str]) -> int | None:
     """None in salloc's shell and in a batch script, which Slurm runs as steps too."""
     step = env.get("SLURM_STEP_ID", "")
-    in_step = step.isdigit() and int(step) < INTERACTIVE_STEP
+    in_step = step.isdigit() and int(step) < slurm.INTERACTIVE_STEP
     return int(env.get("SLURM_NTASKS", "1")) if in_step and int(env.get("SLURM_NTASKS", "1")) > 1 else None
+
+
+def node_rank(env: Mapping[str, str], nnodes: int | None) -> int | None:
+    """The number of this machine, where one task runs on each of `nnodes` machines."""
+    one_each = env.get("SLURM_NTASKS") == str(nnodes) and "SLURM_STEP_ID" in env
+    return int(env["SLURM_NODEID"]) if one_each else None
+
+
+def check_launched(env: Mapping[str, str], sizes: Mapping[str, int]) -> None:
+    """Raises UserError when variables that the user's shell exports contradict the srun that started this task."""
+    for mine, theirs in (("WORLD_SIZE", "SLURM_NTASKS"), ("RANK", "SLURM_PROCID"), ("LOCAL_RANK", "SLURM_LOCALID")):
+        if mine in env and env[mine] != env[theirs]:
+            raise UserError(
+                f"{mine}={env[mine]} contradicts srun's {theirs}={env[theirs]}; type `unset RANK WORLD_SIZE "
+                "LOCAL_RANK` before srun, which numbers its tasks itself"
+            )
+
+
+def allocated_nodes(env: Mapping[str, str]) -> int | None:
+    return int(env["SLURM_JOB_NUM_NODES"]) if "SLURM_JOB_ID" in env else None
+
+
+def allocated_ranks(env: Mapping[str, str]) -> int | None:
+    tasks = env.get("SLURM_TASKS_PER_NODE")
+    return tasks_per_node(tasks, 0) if tasks else None
+
+
+def rendezvous_host(env: Mapping[str, str]) -> str:
+    return slurm.first_host(env)
+
+
+def rendezvous_port(env: Mapping[str, str]) -> int:
+    return slurm.port_of(env["SLURM_JOB_ID"], env.get("SLURM_STEP_ID", "0"))
 
 
 def identity(env: Mapping[str, str]) -> str:
     return ".".join(env[name] for name in SAVED_VARIABLES)
 
 
-def init_method(env: Mapping[str, str], first_host: str | None, port: int) -> str:
+def init_method(env: Mapping[str, str], host: str, port: int) -> str:
     """The job's first machine, unless MASTER_ADDR names another."""
-    return tcp_init_method(env.get("MASTER_ADDR") or str(first_host), env.get("MASTER_PORT", port))
+    return tcp_init_method(env.get("MASTER_ADDR") or host, env.get("MASTER_PORT", port))
 
 
 def end(folder: Path) -> None:

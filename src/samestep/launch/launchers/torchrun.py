@@ -15,6 +15,7 @@ from samestep.launch import Command, Machines, Shape
 from samestep.world import RankVariables
 
 STARTS = ("group",)
+PREFIX = "TORCHELASTIC_"
 OPTIONS = ("max_restarts",)
 VARIABLES = RankVariables()
 KILLED = (r"rank +: (?P<rank>\d+) \(local_rank: \d+\)\s+exitcode +: -(?P<number>\d+)",)
@@ -71,10 +72,22 @@ def launched_size(env: Mapping[str, str]) -> int | None:
     return int(env.get("WORLD_SIZE", "1")) if "TORCHELASTIC_RUN_ID" in env else None
 
 
+def check_launched(env: Mapping[str, str], sizes: Mapping[str, int]) -> None:
+    """Raises UserError when another launcher has started a torchrun for each of its tasks, each of too few machines."""
+    groups = env.get("GROUP_WORLD_SIZE", "1")
+    for launcher, tasks in sizes.items():
+        if launcher != "torchrun" and tasks > 1 and groups != str(tasks):
+            raise UserError(
+                f"{launcher} started {tasks} tasks and each its own torchrun of {groups} "
+                f"machine{'s' * (groups != '1')}, which would train separately; give torchrun --nnodes={tasks} "
+                f"--rdzv-backend=c10d --rdzv-endpoint=HOST:29500, or let {launcher} start samestep itself"
+            )
+
+
 def identity(env: Mapping[str, str]) -> str:
     name = env.get("TORCHELASTIC_RUN_ID", "none")
     return name if name != "none" else f"{env['MASTER_ADDR']}-{env['MASTER_PORT']}"
 
 
-def init_method(env: Mapping[str, str], first_host: str | None, port: int) -> str:
+def init_method(env: Mapping[str, str], host: str, port: int) -> str:
     return "env://"  # torchrun's store

@@ -7,7 +7,9 @@ copied as it stands; a test runs every script where samestep cannot be imported,
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
+import pkgutil
 import shlex
 import sys
 from collections.abc import Mapping
@@ -16,23 +18,19 @@ from typing import Any
 
 from samestep import engine as engines
 from samestep.errors import UserError
+from samestep.tasks.eject import runtime
 from samestep.tasks.eject.imports import Import, Imports, block
 from samestep.tasks.eject.join import Joined, Place, settled
 from samestep.tasks.eject.source import Source, origin
 from samestep.tasks.inspect.load import GENERAL, find, home, of_every_job, values_of
 from samestep.world import World
 
-RUNTIME = "samestep.tasks.eject.runtime"
+RUNTIME = runtime.__name__
 STANDS_FOR: dict[Place, Place] = {
     ("samestep.job", "Job"): (f"{RUNTIME}.job", "Job"),
     ("samestep.training", "Run"): (f"{RUNTIME}.run", "Run"),
     ("samestep.world", "World"): (f"{RUNTIME}.run", "World"),
     ("samestep.rank.group", "process_group"): (f"{RUNTIME}.group", "process_group"),
-}
-LAUNCH = {
-    "one": "python {file}",
-    "group": "python -m torch.distributed.run --nproc-per-node={size} {file}",
-    "horovod": "horovodrun -np {size} python {file}",
 }
 HEAD = '''"""{title}: one script that does not need samestep, which wrote it. Start it with
 
@@ -52,9 +50,10 @@ def eject(target: str, texts: Mapping[str, str], name: str, settings: Mapping[st
     _check_head(file)
     _check_head(target.rpartition("/")[2])
     function, engine = find(target), engines.load(name)
-    if engine.PROCESSES not in LAUNCH:
+    launch = _launch_lines()
+    if engine.PROCESSES not in launch:
         raise UserError(
-            f"{name} needs processes of the kind '{engine.PROCESSES}', and scripts are written for {', '.join(LAUNCH)} "
+            f"{name} needs processes of the kind '{engine.PROCESSES}', and scripts are written for {', '.join(launch)} "
             "alone; choose another engine"
         )
     given = _given(function, texts, target)
@@ -79,7 +78,7 @@ def eject(target: str, texts: Mapping[str, str], name: str, settings: Mapping[st
         [
             HEAD.format(
                 title=f"{target.rpartition('/')[2]} on {name}",
-                launch=LAUNCH[engine.PROCESSES].format(size=size, file=shlex.quote(file)),
+                launch=launch[engine.PROCESSES].format(size=size, file=shlex.quote(file)),
                 beside=f" It needs {' and '.join(beside)} beside it." if beside else "",
             ),
             block(_imports(joined) | extra),
@@ -89,6 +88,12 @@ def eject(target: str, texts: Mapping[str, str], name: str, settings: Mapping[st
     )
     _check_file(file, script)
     return script
+
+
+def _launch_lines() -> dict[str, str]:
+    """The kinds of processes that runtime/ can start, each with the line that starts a script of it."""
+    modules = {m.name: importlib.import_module(f"{RUNTIME}.{m.name}") for m in pkgutil.iter_modules(runtime.__path__)}
+    return {name: module.LAUNCH for name, module in modules.items() if hasattr(module, "LAUNCH")}
 
 
 def _given(function: Any, texts: Mapping[str, str], target: str) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -17,6 +17,8 @@ from samestep.job import Job
 from samestep.tasks.eject.runtime.evaluation import finish
 from samestep.tasks.eject.runtime.run import Run, World
 
+LAUNCH = "python -m torch.distributed.run --nproc-per-node={size} {file}"
+
 
 class Ranks(World):
     """The processes of torch's process group."""

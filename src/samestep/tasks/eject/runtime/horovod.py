@@ -15,6 +15,8 @@ from samestep.job import Job
 from samestep.tasks.eject.runtime.evaluation import finish
 from samestep.tasks.eject.runtime.run import Run, World
 
+LAUNCH = "horovodrun -np {size} python {file}"
+
 
 class Ranks(World):
     """The processes of Horovod."""

@@ -12,6 +12,8 @@ from samestep.job import Job
 from samestep.tasks.eject.runtime.evaluation import finish
 from samestep.tasks.eject.runtime.run import Run, World
 
+LAUNCH = "python {file}"
+
 
 def start(
     job: Job,
