@@ -128,7 +128,8 @@ class Bench(ExitStack):
             kind, _, sentence = last.partition(": ")
             return Seen(str(pair), job, "refused" if kind.endswith("Refused") else "failed", said=sentence or last)
         if first := verdict.first_divergence:
-            return Seen(str(pair), job, "differs", verdict.max_difference, f"{first.quantity} at step {first.step}")
+            what = " of ".join(filter(None, (first.quantity, first.tensor)))
+            return Seen(str(pair), job, "differs", verdict.max_difference, f"{what} at step {first.step}: {first.cause}")
         word = "bitwise" if verdict.bitwise else verdict.verdict
         return Seen(str(pair), job, word, verdict.max_difference, verdict.reason or "")
 
