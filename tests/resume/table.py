@@ -129,7 +129,8 @@ class Bench(ExitStack):
             return Seen(str(pair), job, "refused" if kind.endswith("Refused") else "failed", said=sentence or last)
         if first := verdict.first_divergence:
             what = " of ".join(filter(None, (first.quantity, first.tensor)))
-            return Seen(str(pair), job, "differs", verdict.max_difference, f"{what} at step {first.step}: {first.cause}")
+            said = f"{what} at step {first.step}: {first.cause}"
+            return Seen(str(pair), job, "differs", verdict.max_difference, said)
         word = "bitwise" if verdict.bitwise else verdict.verdict
         return Seen(str(pair), job, word, verdict.max_difference, verdict.reason or "")
 

@@ -66,8 +66,10 @@ class Observer:
         self.rates[-1] += [float(group["lr"]) for group in full]
 
     def note_buffers(self) -> None:
-        """Describes the buffers for the next note_state(), which may come late: Lightning's first loss is computed inside
-        DDP's forward pass, which has given rank 0's buffers to all ranks by then."""
+        """Describes the buffers for the next note_state(), which may come late for them.
+
+        Lightning computes the first loss inside DDP's forward pass, which has given rank 0's buffers to all by then.
+        """
         assert self._state_of
         self._buffers = self._state_of.buffers()
 
