@@ -125,6 +125,7 @@ def test_the_pipelines_scripts_run(name: str, tmp_path: Path) -> None:
     assert not done.stderr
 
 
+@pytest.mark.check
 def test_the_code_of_python_md_runs(tmp_path: Path) -> None:
     """Its blocks one after the other, as cells of a notebook; and nothing is left running."""
     page = (ROOT / "docs" / "python.md").read_text()

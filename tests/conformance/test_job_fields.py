@@ -68,6 +68,7 @@ def test_proven_on_every_engine(engine: str, reference_rank: Ranks) -> None:
             assert verdict.verdict == "same", (name, verdict)
 
 
+@pytest.mark.check
 def test_deepspeed_refuses_an_average_in_stage_3(reference_rank: Ranks) -> None:
     skip_unless_here("deepspeed")
     with Ranks(2, engine="deepspeed") as own, pytest.raises(RanksFailed, match="stage 3 keeps the weights where no"):

@@ -143,6 +143,7 @@ ENGINES: dict[str, tuple[str, dict[str, str]]] = {
 PROVEN = [name for name in ENGINES if name != "deepspeed stage=2"]  # its loop is that of stage 1
 
 
+@pytest.mark.check
 def test_the_same_on_fsdp(bench: Bench) -> None:
     assert {bench.prove(job, "fsdp", {}, 2).verdict for job in ("nanogpt", "reads_weights", "lora")} == {"same"}
 

@@ -33,12 +33,8 @@ def test_every_engine_is_here_in_ci(engine: str) -> None:
     assert facts.available or "CI" not in os.environ, facts.reason
 
 
-QUICK = ("ddp",)
-
-
-@pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.check) for name in ENGINES]
-)
+@pytest.mark.check
+@pytest.mark.parametrize("name", ENGINES)
 def test_no_cell_is_weaker(name: str, bench: Bench) -> None:
     facts = engine_facts(ENGINES[name][0], 2)
     if not facts.available:

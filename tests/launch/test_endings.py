@@ -140,7 +140,7 @@ def test_a_killed_launcher(launcher: str, tmp_path: Path) -> None:
         assert_gone(run.pids)
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("launcher", CHECKED)
 def test_a_killed_parent(launcher: str, tmp_path: Path) -> None:
     with training("slow", tmp_path / "out", launcher, "--set", "workers=1") as run:
         assert len(run.pids) >= 5  # launcher, two ranks, a loader worker each
@@ -241,7 +241,7 @@ def test_a_rank_that_leaves_without_a_word(launcher: str, tmp_path: Path) -> Non
     assert "rank 1 exited with code 7 before it was done" in done.stderr
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("launcher", CHECKED)
 def test_what_a_killed_rank_had_started_ends_too(launcher: str, tmp_path: Path) -> None:
     out = tmp_path / "out"
     with training("with_a_child", out, launcher) as run:

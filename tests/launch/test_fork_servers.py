@@ -64,7 +64,8 @@ def job():
 """
 
 
-@pytest.mark.parametrize("threads", [pytest.param(0, marks=pytest.mark.check), 1])
+@pytest.mark.check
+@pytest.mark.parametrize("threads", [0, 1])
 def test_a_server_with_a_thread_is_not_forked(threads: int, tmp_path: Path) -> None:
     """What a library starts when it is imported: a fork of it could wait for ever for a lock that the thread held."""
     starts = "import threading, time\nthreading.Thread(target=time.sleep, args=(1e6,), daemon=True).start()\n"

@@ -69,19 +69,21 @@ def test_a_command_that_starts_ranks_itself_says_so(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+STARTED = "torchrun has started 2"
+REFUSED = [
+    ("mpirun", ["--nproc", "2"], "mpirun has started 2 of these commands, and --nproc"),
+    ("torchrun -m", ["--launcher", "spawn"], f"{STARTED} of these commands, and --nproc"),
+]
+REFUSED_TOO = [
+    ("torchrun -m", ["--engine", "horovod"], f"{STARTED} processes, and horovod starts with horovodrun"),
+    ("torchrun -m", ["--engine", "single"], f"{STARTED} processes, and single starts with process"),
+    ("torchrun -m", ["--port", "29517"], "torchrun has started this rank, and --port is for ranks that samestep"),
+]
+
+
 @pytest.mark.parametrize(
     ("around", "options", "says"),
-    [
-        (
-            "torchrun -m",
-            ["--engine", "horovod"],
-            "torchrun has started 2 processes, and horovod starts with horovodrun",
-        ),
-        ("torchrun -m", ["--engine", "single"], "torchrun has started 2 processes, and single starts with process"),
-        ("mpirun", ["--nproc", "2"], "mpirun has started 2 of these commands, and --nproc"),
-        ("torchrun -m", ["--launcher", "spawn"], "torchrun has started 2 of these commands, and --nproc"),
-        ("torchrun -m", ["--port", "29517"], "torchrun has started this rank, and --port is for ranks that samestep"),
-    ],
+    [*REFUSED, *(pytest.param(*case, marks=pytest.mark.check) for case in REFUSED_TOO)],
 )
 def test_what_would_train_apart_is_refused(around: str, options: list[str], says: str, tmp_path: Path) -> None:
     done = typed([*AROUND[around], "run", f"{JOBS}:quick", "--out", str(tmp_path / "out"), *options])
@@ -121,12 +123,12 @@ def test_two_ranks_with_one_local_rank(tmp_path: Path) -> None:
     assert all("ranks 0 and 1 on" in text and "both have local rank 0" in text for text in said), said
 
 
-def test_a_dry_run_prints_a_line_that_works_when_pasted(weights: bytes, tmp_path: Path) -> None:
-    for launcher in ("torchrun", "spawn"):
-        out = tmp_path / f"a folder {launcher}"
-        command = [sys.executable, "-m", "samestep", "run", f"{JOBS}:quick", "--nproc", "2", "--out", str(out)]
-        printed = typed([*command, "--launcher", launcher, "--dry-run"])
-        assert printed.returncode == 0 and not (out / "weights.safetensors").exists()
-        pasted = typed(["bash", "-c", printed.stdout])
-        assert pasted.returncode == 0, pasted.stderr
-        assert (out / "weights.safetensors").read_bytes() == weights
+@pytest.mark.parametrize("launcher", ["torchrun", pytest.param("spawn", marks=pytest.mark.check)])
+def test_a_dry_run_prints_a_line_that_works_when_pasted(launcher: str, weights: bytes, tmp_path: Path) -> None:
+    out = tmp_path / "a folder"
+    command = [sys.executable, "-m", "samestep", "run", f"{JOBS}:quick", "--nproc", "2", "--out", str(out)]
+    printed = typed([*command, "--launcher", launcher, "--dry-run"])
+    assert printed.returncode == 0 and not (out / "weights.safetensors").exists()
+    pasted = typed(["bash", "-c", printed.stdout])
+    assert pasted.returncode == 0, pasted.stderr
+    assert (out / "weights.safetensors").read_bytes() == weights
