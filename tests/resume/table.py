@@ -195,8 +195,11 @@ def cells(seen: list[Seen]) -> dict[str, str]:
 def markdown(found: Mapping[str, str]) -> str:
     """The tables as Markdown; long cells become notes below."""
     notes: list[str] = []
+    possible = set(pairs())
 
     def cell(pair: Pair) -> str:
+        if pair.first == pair.then and pair not in possible:
+            return "–"
         word, _, why = found.get(str(pair), "").partition(": ")
         if why and why not in notes:
             notes.append(why)
@@ -219,12 +222,12 @@ def summary(seen: list[Seen]) -> str:
     found = cells(seen)
     counts = Counter(cell.partition(":")[0] for cell in found.values())
     each = ", ".join(f"{counts[word]} {word}" for word in ("unavailable", *STRENGTH)[::-1] if counts[word])
-    kinds = {"in float64": list[float](), "with DeepSpeed, in float32": [], "with bf16": []}
+    kinds = {"in float64": list[float](), "with DeepSpeed, whose weights are float32": list[float]()}
+    exact, rounded = kinds.values()
     for row in seen:
-        name = "with DeepSpeed, in float32" if "deepspeed" in row.pair else "with bf16" if "bf16" in row.pair else ""
-        kinds[name or "in float64"].append(row.max_difference or 0.0)
+        (rounded if "deepspeed" in row.pair else exact).append(row.max_difference or 0.0)
     greatest = ", ".join(f"{max(values):.1e} {name}" for name, values in kinds.items() if values)
-    return f"{len(found)} of {len(pairs())} cells: {each}. The greatest difference of a weight at the end: {greatest}."
+    return f"{len(found)} of {len(pairs())} cells: {each}.\nThe greatest difference of a weight at the end: {greatest}."
 
 
 def with_tables(docs: str, seen: list[Seen]) -> str:

@@ -24,6 +24,8 @@ QUICK_FAULTS = {  # planted without `make check`, too: of the order, the optimiz
     "the checkpoint before the last loaded",
     "random stream counted from the interruption",
 }
+# Of each engine to itself two, and every pair of engines; make resume measures all of the table.
+CHECKED_PAIRS = [pair for pair in pairs() if pair.first != pair.then or {pair.size, pair.then_size} == {2, 3}]
 RECORDS = SOURCE.parent / "results"
 
 
@@ -74,7 +76,7 @@ def test_a_state_that_no_checkpoint_holds_is_found(bench: Bench) -> None:
 
 
 @pytest.mark.check
-@pytest.mark.parametrize("pair", pairs(), ids=str)
+@pytest.mark.parametrize("pair", CHECKED_PAIRS, ids=str)
 def test_no_pair_is_weaker(pair: Pair, bench: Bench) -> None:
     was = cells(recorded_pairs()).get(str(pair))
     if was is None or was.startswith("unavailable"):
