@@ -10,7 +10,7 @@ PYTEST = -n 2 --dist loadfile
 # What `make demo` runs; benchmarks/starts.py and tests/test_make.py read it here.
 DEMO = compare digits --launcher fork --rounds 3 --measured-steps 12 --warmup-steps 3
 
-.PHONY: demo test check lint horovod mutations conformance resume overhead checks starts lanes input jobs ports
+.PHONY: demo test check lint horovod mutations conformance resume overhead checks safety starts lanes input jobs ports
 .PHONY: proof-cost hangs watchdog clean
 
 demo: $(VENV)/.demo
@@ -51,6 +51,10 @@ proof-cost: $(VENV)/.tested
 # What --on-nan and --check-replicas cost a step. OUT=FOLDER: keeps the figures.
 checks: $(VENV)/.tested
 	$(BIN)/python benchmarks/checks.py $(if $(OUT),--out $(OUT))
+
+# What the watchdog, the comparison of replicas and checkpoints cost together, at steps of usual length. OUT=FOLDER.
+safety: $(VENV)/.tested
+	$(BIN)/python benchmarks/checks.py --together $(if $(OUT),--out $(OUT))
 
 # How fast a step is fed, against torch's DataLoader. IMAGES=FOLDER: from JPEGs in class folders, too.
 input: $(VENV)/.tested

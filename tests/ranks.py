@@ -235,15 +235,19 @@ def resumed(
     first: tuple[Ranks, EngineFacts],
     then: tuple[Ranks, EngineFacts],
     settings: Mapping[str, str] | None = None,
+    begin: Callable[[Plan, Path], Record] | None = None,
 ) -> Verdict:
-    """The verdict on a training that the first ranks begin and the others continue, from a checkpoint."""
+    """The verdict on a training that the first ranks begin and the others continue, from a checkpoint.
+
+    begin: runs the plan of the first launch, whose checkpoints go to a folder; None: the first ranks do, each time.
+    """
     (ranks, facts), (other_ranks, other_facts) = first, then
     loop = Expectation(reference, 0)
     asked = trainings(facts, loop, 8, facts.replicas), trainings(other_facts, loop, 8, facts.replicas)
     with tempfile.TemporaryDirectory(prefix="samestep-resume-") as folder:
         parts = Interrupted(folder, "first", facts.replicas != other_facts.replicas)
         plan = Plan("", 0.0, job, dict(settings or {}), facts.name, trainings=interrupted(asked[0], parts))
-        began = ranks.work(plan)
+        began = begin(plan, Path(folder)) if begin else ranks.work(plan)
         rest = interrupted(asked[1], replace(parts, part="rest"))
         continued = other_ranks.work(replace(plan, engine=other_facts.name, trainings=rest))
     numerics = Expectation(reference, 1) if facts.numerics and facts.numerics.lossy else None

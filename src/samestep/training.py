@@ -144,6 +144,8 @@ class Run:
     def batches(self) -> Iterator[Batch]:
         """Yields this rank's micro-batches on its device, in the schedule's order."""
         loader = batches(self.job, self.world, self.schedule, self.steps, first=self.first)
+        if self._observer and self.first:
+            self._observer.note_buffers()
         self.began_at = time.time()
         self.meter.begin()
         step = self._done

@@ -51,7 +51,7 @@ class Stateful(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         hidden = self.norm(self.input(inputs))
         if self.training:
-            self.centre.lerp_(hidden.detach().mean(0), 0.1)
+            self.centre.lerp_(hidden.detach().mean(0).to(self.centre), 0.1)  # autocast may have made it bfloat16
         output: Tensor = self.output(self.drop(torch.tanh(hidden - self.centre)))
         return output
 

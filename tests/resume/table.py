@@ -3,7 +3,7 @@
     python tests/resume/table.py [--only WORDS] [--out FOLDER] [--missing] [--write]
 
 A cell holds the weakest verdict over the jobs. `--out` keeps every verdict in pairs.json; `--missing` measures what is
-not there yet; `--write` replaces the tables in the docs.
+not there yet; `--write` replaces the tables in the docs. All continuations of a training share its first launch.
 """
 
 from __future__ import annotations
@@ -11,24 +11,31 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import shutil
 import sys
+import tempfile
+import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import product
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from ranks import Ranks, RanksFailed, engine_facts, resumed, resumed_reference_plan
+from ranks import LIBRARIES, Ranks, RanksFailed, engine_facts, resumed, resumed_reference_plan
 from samestep.commands.study import unlike
 from samestep.records.inspection import EngineFacts
+from samestep.records.plan import Plan
 from samestep.records.record import Record
 
 DOCS = Path(__file__).parents[2] / "docs" / "resume.md"
 CONFORMANCE = Path(__file__).parents[1] / "conformance"
 JOBS = {name: f"{CONFORMANCE}/jobs_resumed.py:{name}" for name in ("alike", "narrow", "stateful")}
-SIZES = (1, 2, 3)
+SIZES = (1, 2, 3, 4)
+SOON = ((2, 3), (2, 1), (2, 4), (3, 2), (1, 2), (4, 2))  # numbers of ranks that are measured first
 THEMSELVES = {
     "single": ("single", {}),
     "ddp": ("ddp", {}),
@@ -61,12 +68,17 @@ class Pair:
 
 
 def pairs() -> list[Pair]:
-    """All pairs: each engine to itself on other ranks, and some engines to one another."""
-    themselves = [Pair(name, *sizes[:1], name, *sizes[1:]) for name in THEMSELVES for sizes in product(SIZES, SIZES)]
-    themselves = [pair for pair in themselves if pair.first != "single" or pair.size == pair.then_size == 1]
-    sizes = {name: 1 if name == "single" else 2 for name in OTHERS}
-    others = [Pair(a, sizes[a], b, sizes[b]) for a, b in product(OTHERS, OTHERS) if a != b]
-    return themselves + others
+    """All pairs: each engine to itself on other ranks, and some engines to one another. The most telling come first."""
+    sizes = [*SOON, *(sizes for sizes in product(SIZES, SIZES) if sizes not in SOON)]
+    of = {name: [Pair(name, a, name, b) for a, b in sizes] for name in THEMSELVES if name != "single"}
+    soon, later = ([pair for each in of.values() for pair in each[part]] for part in (slice(6), slice(6, None)))
+    others = [Pair(a, width(a), b, width(b)) for a, b in product(OTHERS, OTHERS) if a != b]
+    return [Pair("single", 1, "single", 1), *soon, *others, *later]
+
+
+def width(name: str) -> int:
+    """The ranks of an engine that continues another one."""
+    return 1 if name == "single" else 2
 
 
 @dataclass(frozen=True)
@@ -85,13 +97,15 @@ class Seen:
 
 
 class Bench(ExitStack):
-    """Ranks of each size, kept between proofs, and the references already played."""
+    """Ranks of each size, kept between proofs, the references already played, and the trainings already begun."""
 
     def __init__(self) -> None:
         super().__init__()
         self.reference_rank = self.enter_context(Ranks(1))
+        self.folder = Path(self.enter_context(tempfile.TemporaryDirectory(prefix="samestep-begun-")))
         self.ranks: dict[tuple[int, str], Ranks] = {}
         self.references: dict[str, Record] = {}
+        self.begun: dict[str, Path] = {}
 
     def prove(self, pair: Pair, job: str) -> Seen:
         """Proves one job on one pair."""
@@ -103,25 +117,56 @@ class Bench(ExitStack):
         if why := unlike(facts, then):
             return Seen(str(pair), job, "refused", said=why)
         plan = resumed_reference_plan(JOBS[job], facts, then)
+        self._end_ranks_except({_library(facts), _library(then)})
         try:
             if str(plan) not in self.references:
                 self.references[str(plan)] = self.reference_rank.work(plan)
-            verdict = resumed(self.references[str(plan)], JOBS[job], (self._of(facts), facts), (self._of(then), then))
+            ranks = (self.of(facts), facts), (self.of(then), then)
+            verdict = resumed(self.references[str(plan)], JOBS[job], *ranks, begin=partial(self._begin, facts))
         except RanksFailed as error:
             last = str(error).strip().splitlines()[-1]
             kind, _, sentence = last.partition(": ")
             return Seen(str(pair), job, "refused" if kind.endswith("Refused") else "failed", said=sentence or last)
         if first := verdict.first_divergence:
-            return Seen(str(pair), job, "differs", verdict.max_difference, f"{first.quantity} at step {first.step}")
+            what = " of ".join(filter(None, (first.quantity, first.tensor)))
+            said = f"{what} at step {first.step}: {first.cause}"
+            return Seen(str(pair), job, "differs", verdict.max_difference, said)
         word = "bitwise" if verdict.bitwise else verdict.verdict
         return Seen(str(pair), job, word, verdict.max_difference, verdict.reason or "")
 
-    def _of(self, facts: EngineFacts) -> Ranks:
-        """Ranks to train on; of their own for a library that changes torch for the whole process."""
-        size, library = facts.processes, facts.name if facts.name in ("horovod", "deepspeed", "accelerate") else ""
+    def of(self, facts: EngineFacts) -> Ranks:
+        """Ranks to train on; of their own for each library."""
+        size, library = facts.processes, _library(facts)
         if (size, library) not in self.ranks:
             self.ranks[size, library] = self.enter_context(Ranks(size, engine=library))
         return self.ranks[size, library]
+
+    def _begin(self, facts: EngineFacts, plan: Plan, checkpoints: Path) -> Record:
+        """Runs the first launch of an interrupted training, or takes what it has written before.
+
+        Where it is interrupted depends on the other ranks only with Job(carry_state), which no job here has.
+        """
+        key = f"{facts.processes} {plan}".replace(str(checkpoints), "").replace("other_ranks=True", "other_ranks=False")
+        if key not in self.begun:
+            record = self.of(facts).work(plan)
+            self.begun[key] = self.folder / str(len(self.begun))
+            sockets = shutil.ignore_patterns("collectives-*")
+            # The ranks remove theirs when they end.
+            shutil.copytree(record.folder, self.begun[key] / "record", ignore=sockets)
+            shutil.copytree(checkpoints, self.begun[key] / "checkpoints")
+        else:
+            shutil.copytree(self.begun[key] / "checkpoints", checkpoints, dirs_exist_ok=True)
+        return Record(self.begun[key] / "record")
+
+    def _end_ranks_except(self, libraries: set[str]) -> None:
+        """Ends the ranks of other libraries, whose threads would go on waking up."""
+        for size, library in [key for key in self.ranks if key[1] and key[1] not in libraries]:
+            self.ranks.pop((size, library)).__exit__()
+
+
+def _library(facts: EngineFacts) -> str:
+    """The engine whose library the ranks have imported, which may have changed torch; "" for torch's own engines."""
+    return facts.name if facts.name in LIBRARIES or facts.name == "horovod" else ""
 
 
 def jobs_of(pair: Pair) -> tuple[str, str]:
@@ -150,8 +195,11 @@ def cells(seen: list[Seen]) -> dict[str, str]:
 def markdown(found: Mapping[str, str]) -> str:
     """The tables as Markdown; long cells become notes below."""
     notes: list[str] = []
+    possible = set(pairs())
 
     def cell(pair: Pair) -> str:
+        if pair.first == pair.then and pair not in possible:
+            return "–"
         word, _, why = found.get(str(pair), "").partition(": ")
         if why and why not in notes:
             notes.append(why)
@@ -161,18 +209,31 @@ def markdown(found: Mapping[str, str]) -> str:
     lines = ["| engine | " + " | ".join(f"{a} → {b}" for a, b in sizes) + " |", "|---" * (1 + len(sizes)) + "|"]
     for name in THEMSELVES:
         lines.append(f"| {name} | " + " | ".join(cell(Pair(name, a, name, b)) for a, b in sizes) + " |")
-    two = {name: 1 if name == "single" else 2 for name in OTHERS}
-    lines += ["", "| begun by | " + " | ".join(f"→ {name} {two[name]}" for name in OTHERS) + " |"]
+    lines += ["", "| begun by | " + " | ".join(f"→ {name} {width(name)}" for name in OTHERS) + " |"]
     lines.append("|---" * (1 + len(OTHERS)) + "|")
     for a in OTHERS:
-        lines.append(f"| {a} {two[a]} | " + " | ".join(cell(Pair(a, two[a], b, two[b])) for b in OTHERS) + " |")
+        row = [cell(Pair(a, width(a), b, width(b))) for b in OTHERS]
+        lines.append(f"| {a} {width(a)} | " + " | ".join(row) + " |")
     return "\n".join([*lines, "", *(f"[{number}] {why}\n" for number, why in enumerate(notes, 1))])
+
+
+def summary(seen: list[Seen]) -> str:
+    """How many cells there are of each verdict, and the greatest difference of any weight at the end."""
+    found = cells(seen)
+    counts = Counter(cell.partition(":")[0] for cell in found.values())
+    each = ", ".join(f"{counts[word]} {word}" for word in ("unavailable", *STRENGTH)[::-1] if counts[word])
+    kinds = {"in float64": list[float](), "with DeepSpeed, whose weights are float32": list[float]()}
+    exact, rounded = kinds.values()
+    for row in seen:
+        (rounded if "deepspeed" in row.pair else exact).append(row.max_difference or 0.0)
+    greatest = ", ".join(f"{max(values):.1e} {name}" for name, values in kinds.items() if values)
+    return f"{len(found)} of {len(pairs())} cells: {each}.\nThe greatest difference of a weight at the end: {greatest}."
 
 
 def with_tables(docs: str, seen: list[Seen]) -> str:
     """The text `docs`, with the tables of pairs made those of `seen`."""
     between = re.compile(r"(<!-- pairs -->\n).*?(<!-- end of pairs -->)", re.DOTALL)
-    return between.sub(lambda match: f"{match[1]}\n{markdown(cells(seen))}\n{match[2]}", docs)
+    return between.sub(lambda match: f"{match[1]}\n{summary(seen)}\n\n{markdown(cells(seen))}\n{match[2]}", docs)
 
 
 def main() -> None:
@@ -185,9 +246,10 @@ def main() -> None:
     kept = options.out / "pairs.json" if options.out else None
     seen = [Seen(**row) for row in json.loads(kept.read_text())] if kept and kept.exists() else []
     known = frozenset((each.pair, each.job) for each in seen) if options.missing else frozenset()
+    began = time.monotonic()
     for each in measured(options.only, known):
         seen = [*(other for other in seen if (other.pair, other.job) != (each.pair, each.job)), each]
-        print(each.pair, each.job, each.cell, each.max_difference, flush=True)
+        print(f"{time.monotonic() - began:.1f} s", each.pair, each.job, each.cell, each.max_difference, flush=True)
         if kept:
             kept.parent.mkdir(parents=True, exist_ok=True)
             kept.write_text(json.dumps([asdict(row) for row in seen], indent=1) + "\n")

@@ -24,6 +24,8 @@ QUICK_FAULTS = {  # planted without `make check`, too: of the order, the optimiz
     "the checkpoint before the last loaded",
     "random stream counted from the interruption",
 }
+# Of each engine to itself two, and every pair of engines; make resume measures all of the table.
+CHECKED_PAIRS = [pair for pair in pairs() if pair.first != pair.then or {pair.size, pair.then_size} == {2, 3}]
 RECORDS = SOURCE.parent / "results"
 
 
@@ -58,7 +60,7 @@ def test_a_continued_training_is_the_reference(pair: Pair, job: str, bench: Benc
 def test_phases_and_carried_states_are_continued_on_other_ranks(job: str, bench: Bench) -> None:
     facts, then = engine_facts("ddp", 2), engine_facts("ddp", 3)
     reference = bench.reference_rank.work(resumed_reference_plan(JOBS[job], facts, then))
-    verdict = resumed(reference, JOBS[job], (bench._of(facts), facts), (bench._of(then), then))
+    verdict = resumed(reference, JOBS[job], (bench.of(facts), facts), (bench.of(then), then))
     assert verdict.verdict == "same", verdict
 
 
@@ -66,7 +68,7 @@ def test_a_state_that_no_checkpoint_holds_is_found(bench: Bench) -> None:
     """A model that counts its steps in an attribute."""
     facts = engine_facts("ddp", 2)
     reference = bench.reference_rank.work(resumed_reference_plan(JOBS["hidden"], facts, facts))
-    ranks = bench._of(facts), facts
+    ranks = bench.of(facts), facts
     first = resumed(reference, JOBS["hidden"], ranks, ranks).first_divergence
     assert first
     assert first.quantity == "loss"
@@ -74,7 +76,7 @@ def test_a_state_that_no_checkpoint_holds_is_found(bench: Bench) -> None:
 
 
 @pytest.mark.check
-@pytest.mark.parametrize("pair", pairs(), ids=str)
+@pytest.mark.parametrize("pair", CHECKED_PAIRS, ids=str)
 def test_no_pair_is_weaker(pair: Pair, bench: Bench) -> None:
     was = cells(recorded_pairs()).get(str(pair))
     if was is None or was.startswith("unavailable"):

@@ -75,6 +75,7 @@ class TrainingState:
             tree["ranks"][str(self.world.rank)]["carried"] = self.carried.state_dict()
         if self.world.rank == 0:
             tree["groups"] = [plain_numbers(group) for group in self.optimizer.param_groups]
+            tree["flat"] = bool(self.fragments)
             tree["extra"] = {name: module.get_extra_state() for name, module in with_extra_state(self.model)}
             tree |= {name: part.state_dict() for name, part in self.others.items()}
         return tree
@@ -160,15 +161,15 @@ class TrainingState:
         if self.whole:
             return  # load_fragments() does it, when there are flat parameters
         inner, names = self._inner(), self._names()
+        from_flat = saved.state.get("flat", False)
         for group in inner.param_groups:
             for parameter in group["params"]:
                 name = names[id(parameter)]
                 state = saved.state["optimizer"].get(name)
                 if state is not None:
-                    kept = saved.state["model"][name]
+                    kept = None if from_flat else saved.dtype(saved.state["model"][name])
                     inner.state[parameter] = {
-                        key: load_state(saved, value, key, group, parameter, saved.dtype(kept))
-                        for key, value in state.items()
+                        key: load_state(saved, value, key, group, parameter, kept) for key, value in state.items()
                     }
 
     def _check(self, saved: Saved, buffers: Tree) -> None:
@@ -230,16 +231,17 @@ def copy_block(saved: Saved, stored: Stored, tensor: Tensor) -> None:
         block_of(tensor).copy_(saved.tensor(stored, offset, shape))
 
 
-def load_state(saved: Saved, value: Any, key: str, group: Tree, parameter: Tensor, kept: torch.dtype) -> Any:
+def load_state(saved: Saved, value: Any, key: str, group: Tree, parameter: Tensor, kept: torch.dtype | None) -> Any:
     """Returns a value of a parameter's optimizer state, placed as the parameter is where it has its shape.
 
-    kept: the parameter's dtype in the checkpoint; what has it gets the dtype that the parameter has here.
+    kept: the parameter's dtype in the checkpoint; what has it gets the dtype that the parameter has here. None: the
+    state was that of a flat copy in a dtype of its own, as DeepSpeed's: all gets the parameter's, as torch demands.
     """
     if not isinstance(value, Stored):
         return tree_map_only(
             Tensor, lambda tensor: tensor.to(parameter.device), saved.plain(value)
         )  # LBFGS keeps lists
-    dtype = parameter.dtype if saved.dtype(value) == kept and saved.shape(value) else saved.dtype(value)
+    dtype = parameter.dtype if kept in (None, saved.dtype(value)) and saved.shape(value) else saved.dtype(value)
     flat = saved.shape(value) == (parameter.numel(),) and parameter.dim() != 1  # an engine's that flattens parameters
     flat = flat and "history_size" not in group  # LBFGS's own vectors stay as they are
     if is_shard(parameter) and (flat or saved.shape(value) == tuple(parameter.shape)):

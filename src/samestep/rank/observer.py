@@ -35,6 +35,7 @@ class Observer:
         self._state_of: StateOf | None = None
         self.others: dict[str, Any] = {}  # what else of the training has a state dict; None: it has no such part
         self.state: dict[str, TensorSeen] = {}
+        self._buffers: dict[str, TensorSeen] = {}
 
     def begin(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Takes the first weights' digest, and watches the optimizer's steps."""
@@ -64,10 +65,19 @@ class Observer:
         self._stepping |= groups
         self.rates[-1] += [float(group["lr"]) for group in full]
 
+    def note_buffers(self) -> None:
+        """Describes the buffers for the next note_state(), which may come late for them.
+
+        Lightning computes the first loss inside DDP's forward pass, which has given rank 0's buffers to all by then.
+        """
+        assert self._state_of
+        self._buffers = self._state_of.buffers()
+
     def note_state(self, ema: Ema | None) -> None:
         """Describes the weights, the optimizer's state and all others as they are now."""
         assert self._state_of
-        self.state = self._state_of.seen(ema, self.others)
+        self.state = self._state_of.seen(ema, self.others) | self._buffers
+        self._buffers = {}
 
     def forward(self) -> None:
         """Notes whether the forward pass that begins is in autocast."""

@@ -36,6 +36,10 @@ class StateOf:
                     seen[f"{part} {keystr(path)}"] = _sums(torch.as_tensor(value))
         return seen
 
+    def buffers(self) -> dict[str, TensorSeen]:
+        """Returns the sums of each 'buffer NAME'."""
+        return {f"buffer {name}": _sums(buffer) for name, buffer in self.model.named_buffers()}
+
     def _tensors(self, ema: Ema | None) -> Iterator[tuple[str, Tensor]]:
         named = {name.replace(CHECKPOINTED, ""): each for name, each in self.model.named_parameters()}
         names = {id(parameter): name for name, parameter in named.items()}
