@@ -15,6 +15,7 @@ from samestep.world.network import check_master, is_this_machine, towards
 
 LOCAL = Machines().master
 TORCHRUN_PORT = 29500  # torchrun's default
+RESTARTS = 10  # as --max-restarts, where machines may leave: torchrun counts each that does as one
 
 
 def detect_launched_rank(env: Mapping[str, str], setup: Setup) -> LaunchedRank | None:
@@ -23,7 +24,7 @@ def detect_launched_rank(env: Mapping[str, str], setup: Setup) -> LaunchedRank |
     Raises UserError when the launcher's variables contradict each other or the options, or when the other machines
     cannot reach rank 0's."""
     if setup.nproc or setup.machines.nnodes or setup.launchers:
-        refuse_to_start_more(env, setup.machines.nnodes)
+        refuse_to_start_more(env, setup.machines.most_nnodes)
         return None
     in_job = "SLURM_JOB_ID" in env and "SLURM_STEP_ID" in env and "MASTER_ADDR" not in env
     with reading_launcher_variables():
@@ -62,7 +63,7 @@ def reading_launcher_variables() -> Iterator[None]:
 def machines_of(setup: Setup, env: Mapping[str, str]) -> Machines:
     """Returns the machines that the options name; for srun, the Slurm job's."""
     options = setup.machines
-    hosts, nnodes, node_rank = options.hosts, options.nnodes, options.node_rank
+    hosts, nnodes, node_rank = options.hosts, options.most_nnodes, options.node_rank
     master, port = options.master_addr, options.port
     in_job = "SLURM_JOB_ID" in env and bool({"srun", "all"} & {*setup.launchers})
     if in_job:
@@ -79,9 +80,16 @@ def machines_of(setup: Setup, env: Mapping[str, str]) -> Machines:
         master = ""  # a script for --nnodes $N may name the rendezvous for one machine, too: its ranks meet on itself
     if nnodes > 1 and not master:
         raise UserError(f"--nnodes {nnodes}: name the machine where the ranks meet, as in --master-addr h1")
+    least = options.least_nnodes if nnodes > 1 else 0
+    if least and (node_rank is not None or hosts):
+        raise UserError(
+            f"--nnodes {options.nnodes} lets machines leave and join, which the rendezvous numbers; leave out "
+            f"{'--hosts' if hosts else '--node-rank'}"
+        )
     if node_rank is not None and node_rank >= nnodes:
         raise UserError(f"--node-rank {node_rank} is not below --nnodes {nnodes}; machines count from 0")
-    if node_rank is None and nnodes > 1 and env.get("SLURM_NTASKS") == str(nnodes) and "SLURM_STEP_ID" in env:
+    numbered = node_rank is not None or nnodes == 1 or least
+    if not numbered and env.get("SLURM_NTASKS") == str(nnodes) and "SLURM_STEP_ID" in env:
         node_rank = int(env["SLURM_NODEID"])  # srun has started this command once on each machine
     machines = Machines(
         nnodes=nnodes,
@@ -91,8 +99,9 @@ def machines_of(setup: Setup, env: Mapping[str, str]) -> Machines:
         hosts=hosts,
         single_launch=in_job or bool(hosts),
         interface=options.interface,
-        max_restarts=options.max_restarts,
+        max_restarts=options.max_restarts or (RESTARTS if least else 0),
         timeout_s=options.timeout_s,
+        least=least,
     )
     if nnodes == 1:
         return machines

@@ -92,7 +92,7 @@ class Training(_Live):
         self.title, self.folder = title, folder
         self.lines = RankOutput(folder, self._line)
         self.phase: str | None = "" if first else None
-        self.attempt = self.evaluated = 0
+        self.attempt = self.evaluated = self.ranks = 0
         self.printed_at = self.probed_at = time.monotonic()
         self.writable = True
         self.eta = TimeLeft()
@@ -104,7 +104,10 @@ class Training(_Live):
         self._probe()
         if now.attempt != self.attempt:
             self.attempt, self.evaluated = now.attempt, 0
-            self._event(f"a rank has died, and torchrun has restarted all ranks (restart {self.attempt})")
+            changed = now.ranks != self.ranks and self.ranks and now.ranks
+            why = f"{self.ranks} ranks have become {now.ranks}" if changed else "a rank has died"
+            self._event(f"{why}, and torchrun has restarted all ranks (restart {self.attempt})")
+        self.ranks = now.ranks or self.ranks
         phase = now.phase
         if self.phase is not None and phase != self.phase:
             self.phase = phase

@@ -2,8 +2,8 @@
 
 With --node-rank it is torch's static one, with a store that listens on the master's address only: torch's TCPStore
 listens on every interface, and this handler gives it a socket that is bound to one. Port 0 in the endpoint means any
-free port. Without --node-rank it is torch's c10d, which numbers the machines. torchrun finds the handler by its entry
-point in the group `torchrun.handlers`.
+free port. Without --node-rank it is torch's c10d, which numbers the machines, and with --nnodes MIN:MAX lets them leave
+and join. torchrun finds the handler by its entry point in the group `torchrun.handlers`.
 Source: https://docs.pytorch.org/docs/stable/elastic/rendezvous.html
 """
 
@@ -22,6 +22,7 @@ from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCP
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from samestep.errors import UserError
+from samestep.records.record import ATTEMPT
 from samestep.world.network import bound
 
 JOIN_S = 600  # how long a machine waits for the master, as torch's own handler does
@@ -30,24 +31,31 @@ JOIN_S = 600  # how long a machine waits for the master, as torch's own handler 
 class Meeting:
     """The machines that have come to a rendezvous, as they say in its store.
 
-    endpoint: the address, for the errors. machines: how many --nnodes asks for.
+    endpoint: the address, for the errors. machines: what --nnodes asks for.
     """
 
-    def __init__(self, store: Store, endpoint: str, machines: int) -> None:
+    def __init__(self, store: Store, endpoint: str, machines: str) -> None:
         self._store, self._endpoint, self._machines = PrefixStore("samestep/meeting", store), endpoint, machines
 
-    def come(self, number: int | None) -> None:
+    def come(self, number: int | None, asked: str = "") -> None:
         """Says that this machine has come. number: its --node-rank; None: the rendezvous will number it.
 
-        Raises UserError where another one has this number, or where all machines of another training have come.
+        asked: a digest of what it is to train, where machines may join later. Raises UserError where another one has
+        this number, or where the machines of another training have come.
         """
-        first = int(self._store.compare_set("machines", "", str(self._machines)))
+        first = self._store.compare_set("machines", "", self._machines).decode()
         if first != self._machines:
             raise UserError(
                 f"--nnodes {self._machines} here, and --nnodes {first} on the machine that came to {self._endpoint} "
                 "first; type the same line on each machine, or give another training another --port"
             )
-        if number is None and self._store.check(["complete"]):
+        if asked:
+            if self._store.compare_set("asked", "", asked).decode() != asked:
+                raise UserError(
+                    f"the machines that train at {self._endpoint} were asked something else than this one; type the "
+                    "same line, with the same files, or give another training another --port"
+                )
+        elif number is None and self._store.check(["complete"]):
             raise UserError(
                 f"the {first} machines of another training have met at {self._endpoint} already; choose another "
                 "--port, or wait for its end"
@@ -60,6 +68,12 @@ class Meeting:
                     f"another machine has come to {self._endpoint} with --node-rank {number} already ({holder}); give "
                     "each machine its own number, and another training another --port"
                 )
+
+    def round(self, found: RendezvousInfo) -> int:
+        """Returns how often machines have met before, the same on each of those that have now."""
+        if found.rank == 0:
+            found.store.set("samestep/round", str(self._store.add("rounds", 1) - 1))
+        return int(found.store.get("samestep/round"))
 
     def is_complete(self, complete: bool) -> None:
         """Says whether all machines have come. After a restart they come once more."""
@@ -94,19 +108,25 @@ class BoundRendezvous(StaticTCPRendezvous):
                 self._store = TCPStore(
                     self.master_addr, self.master_port, None, False, self.timeout, wait_for_workers=False
                 )
-            Meeting(self._store, f"{self.master_addr}:{self.master_port}", self.world_size).come(self.rank)
+            Meeting(self._store, f"{self.master_addr}:{self.master_port}", str(self.world_size)).come(self.rank)
         store = PrefixStore(self.run_id, self._store)
         store_info = RendezvousStoreInfo(self.master_addr, self.master_port)
         return RendezvousInfo(store, self.rank, self.world_size, store_info)
 
 
 class Numbering(RendezvousHandler):
-    """torch's c10d rendezvous, which numbers the machines; a machine of another training is refused."""
+    """torch's c10d rendezvous, which numbers the machines; a machine of another training is refused.
+
+    Where machines may leave and join, the ranks get the number of their meeting: torch's own count of restarts is
+    another one on each machine.
+    """
 
     def __init__(self, params: RendezvousParameters) -> None:
         backend, store = create_backend(params)
-        self._meeting = Meeting(store, params.endpoint, params.max_nodes)
-        self._meeting.come(None)
+        machines = f"{params.min_nodes}:{params.max_nodes}"
+        self._asked = str(params.config.get("asked", ""))
+        self._meeting = Meeting(store, params.endpoint, machines if self._asked else str(params.max_nodes))
+        self._meeting.come(None, self._asked)
         self._inner = create_handler(store, backend, params)
         self._met = False
 
@@ -118,10 +138,13 @@ class Numbering(RendezvousHandler):
         return self._inner.use_agent_store
 
     def next_rendezvous(self) -> RendezvousInfo:
-        if self._met:
+        if self._met and not self._asked:
             self._meeting.is_complete(False)
         found = self._inner.next_rendezvous()
-        self._meeting.is_complete(True)
+        if self._asked:
+            os.environ[ATTEMPT] = str(self._meeting.round(found))  # the ranks inherit it
+        else:
+            self._meeting.is_complete(True)
         self._met = True
         return found
 
