@@ -237,9 +237,12 @@ class RankError:
 
 @dataclass(frozen=True)
 class Progress:
-    """What a launch is doing. attempt: how often torchrun has restarted it. ranks: how many there are; 0: not known
-    yet. done: steps, None before the training. samples: in these steps. loss: a recent one. curve: the evaluations so far. resumed_from: the steps that an earlier
-    launch has done."""
+    """What a launch is doing.
+
+    attempt: how often torchrun has restarted it. ranks: how many there are; 0: not known yet. done: steps, None before
+    the training. samples: in these steps. loss: a recent one. curve: the evaluations so far. resumed_from: the steps
+    that an earlier launch has done.
+    """
 
     phase: str = "starting"
     attempt: int = 0
