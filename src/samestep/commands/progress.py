@@ -104,9 +104,12 @@ class Training(_Live):
         self._probe()
         if now.attempt != self.attempt:
             self.attempt, self.evaluated = now.attempt, 0
-            changed = now.ranks != self.ranks and self.ranks and now.ranks
-            why = f"{self.ranks} ranks have become {now.ranks}" if changed else "a rank has died"
-            self._event(f"{why}, and torchrun has restarted all ranks (restart {self.attempt})")
+            why = "a rank has died, and torchrun has restarted all ranks"
+            if self.ranks and now.ranks not in (0, self.ranks):
+                why = (
+                    f"machines have left or joined, and torchrun has started {now.ranks} ranks instead of {self.ranks}"
+                )
+            self._event(f"{why} (restart {self.attempt})")
         self.ranks = now.ranks or self.ranks
         phase = now.phase
         if self.phase is not None and phase != self.phase:
