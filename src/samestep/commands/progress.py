@@ -106,9 +106,7 @@ class Training(_Live):
             self.attempt, self.evaluated = now.attempt, 0
             why = "a rank has died, and torchrun has restarted all ranks"
             if self.ranks and now.ranks not in (0, self.ranks):
-                why = (
-                    f"machines have left or joined, and torchrun has started {now.ranks} ranks instead of {self.ranks}"
-                )
+                why = f"machines have left or joined: torchrun goes on with {now.ranks} instead of {self.ranks} ranks"
             self._event(f"{why} (restart {self.attempt})")
         self.ranks = now.ranks or self.ranks
         phase = now.phase
