@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Callable
+from datetime import timedelta
 
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousParameters
@@ -25,6 +27,7 @@ from samestep.errors import UserError
 from samestep.records.record import ATTEMPT
 from samestep.world.network import bound
 
+POLL_S = 0.1
 JOIN_S = 600  # how long a machine waits for the master, as torch's own handler does
 
 
@@ -64,10 +67,27 @@ class Meeting:
             me = f"{socket.gethostname()}, process {os.getpid()}"
             holder = self._store.compare_set(f"machine {number}", "", me).decode()
             if holder != me:
+                self._store.set(
+                    "refused",
+                    f"two machines have come to {self._endpoint} with --node-rank {number} ({holder}; {me}); give each "
+                    "machine its own number, and another training another --port",
+                )
                 raise UserError(
                     f"another machine has come to {self._endpoint} with --node-rank {number} already ({holder}); give "
                     "each machine its own number, and another training another --port"
                 )
+
+    def await_all(self, timeout: timedelta) -> None:
+        """Waits until each number has come. Raises UserError where two machines have come with one number, and
+        TimeoutError where one is missing."""
+        until = time.monotonic() + timeout.total_seconds()
+        numbers = range(int(self._machines))
+        while missing := [number for number in numbers if not self._store.check([f"machine {number}"])]:
+            if self._store.check(["refused"]):
+                raise UserError(self._store.get("refused").decode())
+            if time.monotonic() > until:
+                raise TimeoutError(f"no machine has come with --node-rank {missing[0]}")
+            time.sleep(POLL_S)
 
     def round(self, found: RendezvousInfo) -> int:
         """Returns how often machines have met before, the same on each of those that have now."""
@@ -108,7 +128,9 @@ class BoundRendezvous(StaticTCPRendezvous):
                 self._store = TCPStore(
                     self.master_addr, self.master_port, None, False, self.timeout, wait_for_workers=False
                 )
-            Meeting(self._store, f"{self.master_addr}:{self.master_port}", str(self.world_size)).come(self.rank)
+            meeting = Meeting(self._store, f"{self.master_addr}:{self.master_port}", str(self.world_size))
+            meeting.come(self.rank)
+            meeting.await_all(self.timeout)
         store = PrefixStore(self.run_id, self._store)
         store_info = RendezvousStoreInfo(self.master_addr, self.master_port)
         return RendezvousInfo(store, self.rank, self.world_size, store_info)
