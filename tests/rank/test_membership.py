@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
+from datetime import timedelta
 
 import pytest
 from torch.distributed import HashStore, Store
