@@ -142,6 +142,8 @@ def interrupted(out: Path, *more: str) -> None:
     for path in out.glob("pid-rank*"):  # they end by themselves, after the command
         while Path(f"/proc/{path.read_text().partition('@')[0]}").exists():
             time.sleep(0.01)
+    for path in out.glob("collectives-rank*"):  # sockets, which cannot be copied
+        path.unlink()
 
 
 def between(fault: str, damage: Damage, killed: Path, folder: Path, expected: bytes) -> Trial:
