@@ -87,7 +87,7 @@ def slow_until_requeued() -> Job:
 
 
 def meets_three_times(waits: bool = True) -> Job:
-    """In float64. waits: the last rank enters step 6 only when machines have met a second time, and step 12 at the third.
+    """In float64. waits: the last rank enters step 6 only when machines have met twice, and step 12 at the third time.
 
     The others wait for it in a collective, where they notice that it is killed.
     """
