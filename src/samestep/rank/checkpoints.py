@@ -15,6 +15,8 @@ another in the rendezvous store, `store` (None for one process).
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
 import threading
 import time
@@ -261,4 +263,6 @@ def appears(path: Path) -> bool:
 
 
 def _what(error: Exception) -> str:
+    if number := re.search(r"\(os error (\d+)\)", str(error)):  # safetensors' own error
+        return os.strerror(int(number[1]))
     return str(getattr(error, "strerror", None) or (str(error).strip().splitlines() or [type(error).__name__])[0])
