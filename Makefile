@@ -11,7 +11,7 @@ PYTEST = -n 2 --dist loadfile
 DEMO = compare digits --launcher fork --rounds 3 --measured-steps 12 --warmup-steps 3
 
 .PHONY: demo test check lint horovod mutations conformance resume overhead checks safety starts lanes input jobs ports
-.PHONY: proof-cost hangs watchdog clean
+.PHONY: proof-cost hangs watchdog kills checkpoint-faults clean
 
 demo: $(VENV)/.demo
 	$(BIN)/samestep $(DEMO)
@@ -67,6 +67,14 @@ hangs: $(VENV)/.tested
 # What the watchdog that names them costs a step. OUT=FOLDER: keeps the figures.
 watchdog: $(VENV)/.tested
 	$(BIN)/python benchmarks/heartbeat.py $(if $(OUT),--out $(OUT))
+
+# Kills a training -9 fifty times, and continues it each time. OUT=FOLDER: keeps the record.
+kills: $(VENV)/.tested
+	$(BIN)/python benchmarks/kills.py --kills 50 $(if $(OUT),--out $(OUT))
+
+# Damages checkpoints and disks in every way, and continues. OUT=FOLDER: keeps the record.
+checkpoint-faults: $(VENV)/.tested
+	$(BIN)/python benchmarks/checkpoint_faults.py $(if $(OUT),--out $(OUT))
 
 # Trains each built-in job on 1, 2 and 3 ranks and verifies it under every engine. DATA=FOLDER: see the script.
 jobs: $(VENV)/.tested

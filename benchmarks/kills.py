@@ -1,6 +1,7 @@
 """Kills a training -9 at random moments, continues it, and compares its end with that of one that nobody killed.
 
-    python benchmarks/kills.py [--kills 20] [--engine ddp] [--nproc 2] [--seed 0] [--out FOLDER]
+    python benchmarks/kills.py [--kills 20] [--engine ddp] [--nproc 2] [--launcher fork] [--seed 0]
+                               [--out FOLDER]
 
 One training writes a checkpoint after every second step. It is killed so many times: a rank, or the command with all of
 its ranks, at a random moment; half of the kills wait until a checkpoint is being written. Each time the same command
@@ -22,10 +23,12 @@ import tempfile
 import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 import psutil
 
+STEPS_AN_EPOCH, EPOCHS_A_KILL = 5, 10  # a step takes 20 ms at least: a launch is killed within some 75
 JOB = f"{Path(__file__).parents[1]}/tests/resume/jobs_interrupted.py:slow"
 
 
@@ -59,9 +62,15 @@ def steps_done(out: Path) -> int:
     return 0
 
 
+def epochs(options: argparse.Namespace) -> int:
+    """Returns how long the training is, so that it does not end before its last kill."""
+    return EPOCHS_A_KILL * (int(options.kills) + 2)
+
+
 def launch(out: Path, options: argparse.Namespace) -> subprocess.Popen[bytes]:
     """Starts the training, or continues it."""
     line = [sys.executable, "-m", "samestep", "run", JOB, "--engine", options.engine, "--nproc", str(options.nproc)]
+    line += ["--launcher", options.launcher, "--set", f"epochs={epochs(options)}"]
     line += ["--checkpoint-every", "2steps", "--keep", "2", "--out", str(out), "--json"]
     log = open(f"{out}.log", "ab")  # noqa: SIM115 - the process keeps it
     with suppress(FileNotFoundError):
@@ -92,10 +101,12 @@ def kill(process: subprocess.Popen[bytes], out: Path, draw: random.Random) -> Ki
     return seen
 
 
-def went_on_at(out: Path) -> int:
-    """Returns the step at which the launch that runs has gone on, once it has."""
+def went_on_at(process: subprocess.Popen[bytes], out: Path) -> int:
+    """Returns the step at which the launch that runs has gone on, once it has; -1 where it has ended before."""
     told: dict[str, int] = {}
     while not told.get("done"):
+        if process.poll() is not None:
+            return -1
         time.sleep(0.01)
         with suppress(OSError, ValueError):
             told = json.loads((out / "progress.json").read_text())
@@ -107,6 +118,7 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--engine", default="ddp")
     parser.add_argument("--nproc", type=int, default=2)
+    parser.add_argument("--launcher", default="fork", help="fork imports torch once, torchrun once for each rank")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="keep kills.json in this folder")
     options = parser.parse_args()
@@ -119,7 +131,7 @@ def main() -> int:
         while len(kills) < options.kills and (seen := kill(process, killed, draw)):
             process = launch(killed, options)
             kills.append(seen)
-            seen.went_on_at = went_on_at(killed)
+            seen.went_on_at = went_on_at(process, killed)
             print(seen, flush=True)
         assert process.wait() == 0, Path(f"{killed}.log").read_text()
         same = (whole / "weights.safetensors").read_bytes() == (killed / "weights.safetensors").read_bytes()
@@ -128,7 +140,8 @@ def main() -> int:
     print(said)
     if options.out:
         options.out.mkdir(parents=True, exist_ok=True)
-        record = {"engine": options.engine, "nproc": options.nproc, "seed": options.seed, "said": said}
+        record = {"engine": options.engine, "nproc": options.nproc, "launcher": options.launcher, "seed": options.seed}
+        record |= {"said": said, "torch": version("torch"), "steps": STEPS_AN_EPOCH * epochs(options)}
         record |= {"same_weights": same, "kills": [asdict(each) for each in kills]}
         (options.out / "kills.json").write_text(json.dumps(record, indent=1) + "\n")
     return 0 if same and right == len(kills) else 1

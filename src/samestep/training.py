@@ -42,7 +42,7 @@ from samestep.rank.watch import Watch
 from samestep.rank.weights import StateDict
 from samestep.records.record import Observations
 from samestep.world import World
-from samestep.world.heartbeat import BACKWARD, CHECKPOINT, FORWARD, LOADING, heartbeat
+from samestep.world.heartbeat import BACKWARD, BUILDING, CHECKPOINT, FORWARD, LOADING, heartbeat
 
 FragmentsOf = Callable[[nn.Module, World], list[Fragment]]
 Progress = Callable[[int, float], None]  # (steps done, a recent loss)
@@ -130,6 +130,7 @@ class Run:
             if self._observer:
                 self._observer.others = {**parts, "carried state": self._carried}
             position = self._saving.begin(model, optimizer, parts, self._carried, state, self.schedule)
+            heartbeat.begin(BUILDING)
             self.first = self._done = self._drawn = position.done
             self._skipped = position.skipped
             if position.last is not None and self._stop:

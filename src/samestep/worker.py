@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import re
 import signal
 import socket
 import sys
@@ -40,7 +41,7 @@ from samestep.records.collectives import PLAN as COLLECTIVES
 from samestep.records.collectives import CollectivePlan
 from samestep.records.files import naming_full_disks, read, replace_text, write, write_json
 from samestep.records.plan import Plan, ReferencePlan
-from samestep.records.record import ENVIRONMENT, SAVE_VARIABLES, RankError, RankRecord
+from samestep.records.record import ATTEMPT, ENVIRONMENT, SAVE_VARIABLES, RankError, RankRecord
 from samestep.records.script import PLAN as SCRIPT
 from samestep.records.script import ScriptPlan, ScriptRecord
 from samestep.tasks import fork_server
@@ -136,6 +137,8 @@ def _prepare_files(folder: Path, rank: int) -> None:
     """Opens this rank's log for all that it prints, writes its pid file, and dumps its stacks on SIGUSR1."""
     for old in (folder / f"rank{rank}.json", folder / f"error-rank{rank}.json"):  # of an attempt before a restart
         old.unlink(missing_ok=True)
+    if ATTEMPT in os.environ:
+        _forget_other_numbers(folder)
     if hasattr(signal, "SIGUSR2"):
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # a request to stop that comes before the training
     log_to(folder / f"rank{rank}.log")
@@ -147,6 +150,16 @@ def _prepare_files(folder: Path, rank: int) -> None:
         stacks = open(folder / f"stack-rank{rank}.txt", "w")  # noqa: SIM115 - open as long as the process lives
         faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
         faulthandler.enable(stacks)
+
+
+def _forget_other_numbers(folder: Path) -> None:
+    """Removes the files of ranks that this machine no longer has: it gets others when a machine has left or joined."""
+    rank, _, local_rank, local_size, _ = places(os.environ)
+    mine = range(rank - local_rank, rank - local_rank + local_size)
+    for path in folder.glob("*rank[0-9]*"):
+        found = re.fullmatch(r"(?:(?:pid|heartbeat|error)-)?rank(\d+)(?:\.json)?", path.name)
+        if found and int(found[1]) not in mine:
+            path.unlink(missing_ok=True)
 
 
 def _spawned(local_rank: int, size: int, path: str) -> None:

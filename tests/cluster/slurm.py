@@ -139,9 +139,13 @@ class Slurm:
         shown = self.run("scontrol", "show", "job", number, "-o").stdout
         return dict(word.split("=", 1) for word in shown.split() if "=" in word)
 
-    def wait(self, number: str, *states: str) -> dict[str, str]:
-        """Waits until a job is in one of `states`."""
-        wait_until(lambda: self.job(number).get("JobState") in states, f"job {number} is", lambda: self.job(number))
+    def wait(self, number: str, *states: str, imports: float = 60) -> dict[str, str]:
+        """Waits until a job is in one of `states`. imports: a budget."""
+
+        def there() -> bool:
+            return self.job(number).get("JobState") in states
+
+        wait_until(there, f"job {number} is", lambda: self.job(number), imports=imports)
         return self.job(number)
 
     def __exit__(self, *_: object) -> None:

@@ -128,6 +128,9 @@ DAMAGES = {
     "a newer schema": newer,
     "a missing file": lambda checkpoint: (checkpoint / "rank1.json").unlink(),
     "an incomplete manifest": lambda checkpoint: (checkpoint / "manifest.json").write_text("{"),
+    "another number in the manifest": lambda checkpoint: write(
+        checkpoint / "manifest.json", replace(read(Manifest, checkpoint / "manifest.json"), world_size=3)
+    ),
     "no manifest": lambda checkpoint: (checkpoint / "manifest.json").unlink(),
 }
 
@@ -148,7 +151,7 @@ def test_another_jobs_checkpoint_is_refused_unless_it_is_named(ranks: Pool, tmp_
     folder = tmp_path / "out" / "checkpoints"
     (manifest,) = folder.glob("*/manifest.json")
     mine, other = (Asked("job.py", "", f"lr={lr}", "ddp", "", "", "", "") for lr in (1, 2))
-    write(manifest, replace(read(Manifest, manifest), asked=mine))
+    write(manifest, replace(read(Manifest, manifest), asked=mine).sealed())
     assert Checkpoints(folder, World(), None, asked=replace(mine, engine="fsdp")).load()
     with pytest.raises(UserError, match=r"is of another training: --set: lr=1 there, lr=2 here; give another folder"):
         Checkpoints(folder, World(), None, asked=other).load()

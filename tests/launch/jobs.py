@@ -76,6 +76,38 @@ def slow_for_a_while() -> Job:
     return _job(Slow(1000), epochs=1)
 
 
+def slow_until_requeued() -> Job:
+    """Takes minutes in the first launch of a Slurm job, and a moment in the next. It has an evaluation, for --best."""
+
+    def criterion(output: torch.Tensor, batch: Batch) -> torch.Tensor:
+        time.sleep(0.2 if os.environ.get("SLURM_RESTART_COUNT", "0") == "0" else 0)
+        return F.cross_entropy(output, batch.targets)
+
+    return _job(_rows(), evaluation=_rows(16), criterion=criterion, epochs=400)
+
+
+def meets_three_times(waits: bool = True) -> Job:
+    """In float64. waits: the last rank enters step 6 only when machines have met twice, and step 12 at the third time.
+
+    The others wait for it in a collective, where they notice that it is killed.
+    """
+
+    def model() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Linear(4, 3).double()
+
+    def criterion(output: torch.Tensor, batch: Batch) -> torch.Tensor:
+        last = int(os.environ.get("RANK", "0")) == int(os.environ.get("WORLD_SIZE", "1")) - 1
+        while waits and last and int(os.environ.get("SAMESTEP_ATTEMPT", "0")) < batch.part.step // 6:
+            time.sleep(0.05)
+        return F.cross_entropy(output, batch.targets)
+
+    rows = _rows(30)
+    exact = TensorDataset(rows.tensors[0].double(), rows.tensors[1])
+    optimizer = Recipe(torch.optim.SGD, {"lr": 0.1, "momentum": 0.9})
+    return _job(exact, model=model, criterion=criterion, optimizer=optimizer, epochs=4)
+
+
 def slow(workers: int = 0) -> Job:
     return _job(Slow(), workers=workers)
 

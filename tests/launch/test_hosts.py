@@ -177,6 +177,24 @@ def test_two_machines_with_number_0(hosts: Hosts, tmp_path: Path) -> None:
     assert "--node-rank 0 is for the machine of --master-addr, h0, and this is another" in said
 
 
+def test_two_machines_with_one_number(hosts: Hosts, tmp_path: Path) -> None:
+    """Both are told at once, and the first does not wait for the third."""
+    shape = ["--nnodes", "3", "--nproc", "1", "--master-addr", "h0"]
+
+    def line(i: int) -> list[str]:
+        return ["run", f"{JOBS}:quick", *shape, "--node-rank", "0" if i == 0 else "1", "--out", str(tmp_path / str(i))]
+
+    def come() -> None:
+        typed = [*SAMESTEP, *line(2)]
+        third = hosts.start(1, typed, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
+        late.append((third.wait(budget(60)), read(third)))
+
+    late = list[tuple[int, str]]()
+    ended = [*everywhere(hosts, line, during=come), *late]
+    assert [code for code, _ in ended] == [2, 2, 2], ended
+    assert all("with --node-rank 1" in said and "give each machine its own number" in said for _, said in ended), ended
+
+
 def test_the_loop_interface_is_refused(hosts: Hosts, tmp_path: Path) -> None:
     ended = everywhere(hosts, by_number(tmp_path / "out", "--interface", "lo"))
     assert [code for code, _ in ended] == [2, 2], ended

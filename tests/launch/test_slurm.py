@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from budget import wait_until
+from budget import budget, wait_until
 from cluster import slurm as slurm_module
 from cluster.slurm import Slurm
 from command import JOBS, has_begun
@@ -32,10 +33,10 @@ def slurm() -> Iterator[Slurm]:
         yield cluster
 
 
-def submitted(slurm: Slurm, job: str, out: Path) -> str:
-    """The number of a job that `samestep slurm` has queued on both nodes."""
-    line = ["slurm", f"{JOBS}:{job}", "--nodes", "2", "--nproc", "1", "--time", "10", "--out", str(out)]
-    done = slurm.run(*SAMESTEP, *line)
+def submitted(slurm: Slurm, job: str, out: Path, *more: str, time: str = "10") -> str:
+    """The number of a job that `samestep slurm` has queued on both nodes. time: its limit in minutes."""
+    line = ["slurm", f"{JOBS}:{job}", "--nodes", "2", "--nproc", "1", "--time", time, "--out", str(out)]
+    done = slurm.run(*SAMESTEP, *line, *more)
     assert done.returncode == 0, done.stderr
     return done.stdout.split()[1]
 
@@ -120,6 +121,36 @@ def test_the_signal_before_the_limit_stops_after_a_step(slurm: Slurm, tmp_path: 
     assert stopped and f"weights.safetensors, of step {stopped[1]}\n" in said
     assert (out / "weights.safetensors").exists()
     assert_nothing_left(slurm)
+
+
+BEST = ("--best", "loss", "--evaluate-every", "5", "--checkpoint-every", "5epochs")
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """The weights of a training that nobody interrupts."""
+    out = tmp_path_factory.mktemp("whole") / "out"
+    line = ["run", f"{JOBS}:slow_until_requeued", "--nproc", "2", "--launcher", "fork", "--out", str(out), *BEST]
+    environment = os.environ | {"SLURM_RESTART_COUNT": "1"}
+    done = subprocess.run([*SAMESTEP, *line], env=environment, capture_output=True, text=True, timeout=budget(100))
+    assert done.returncode == 0, done.stderr
+    return (out / "weights.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("how", ["limit", "requeue"])
+def test_a_training_goes_on_by_itself(how: str, uninterrupted: bytes, slurm: Slurm, tmp_path: Path) -> None:
+    """The limit is the job's own, of two minutes; Slurm looks for it every half minute, and so signals early."""
+    out = tmp_path / "out"
+    number = submitted(slurm, "slow_until_requeued", out, *BEST, "--sbatch=--signal=B:USR1@85", time="2")
+    if how == "requeue":
+        wait_until(lambda: list(out.glob("checkpoints/step-*")), "no checkpoint", imports=90)
+        assert slurm.run("scontrol", "requeue", number).returncode == 0
+    ended = slurm.wait(number, "COMPLETED", "FAILED", "TIMEOUT", "CANCELLED", imports=120)
+    said = (out / f"slurm-{number}.out").read_text()
+    assert (ended["JobState"], ended["ExitCode"]) == ("COMPLETED", "0:0"), said
+    assert int(ended["Restarts"]) >= 1 and "continues from the checkpoint of step" in said, said
+    assert how == "requeue" or "on request" in said, said
+    assert (out / "weights.safetensors").read_bytes() == uninterrupted
 
 
 def test_a_requeued_job_starts_again_and_a_cancelled_one_leaves_nothing(slurm: Slurm, tmp_path: Path) -> None:

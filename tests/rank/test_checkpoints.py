@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -13,13 +15,14 @@ import pytest
 import torch
 from torch.distributed import HashStore
 
-from budget import budget
+from budget import budget, wait_until
 from samestep.errors import UserError
 from samestep.rank import graceful_stop
 from samestep.rank.checkpoints import Checkpoints, StopAfter
 from samestep.rank.packed import pack, unpack
 from samestep.records.checkpoint import Every
 from samestep.world import World
+from samestep.world.heartbeat import CHECKPOINT, FORWARD, Heartbeat, read
 
 
 def test_ranks_agree_on_the_step_of_a_timed_checkpoint(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -48,6 +51,30 @@ def test_a_timed_checkpoint_of_one_process(tmp_path: Path) -> None:
     alone = Checkpoints(tmp_path, World(), None, every=Every(0, "s"))
     alone.before(5)
     assert [alone.is_due(done, 10) for done in (5, 6, 7)] == [False, True, False]
+
+
+def test_waiting_for_the_disk_is_a_phase_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A slow disk must not be taken for a step that hangs. The disk: a pipe that gives no end before it is told to."""
+    own = Heartbeat()
+    own.open(tmp_path / "heartbeat")
+    own.begin(FORWARD)
+    monkeypatch.setattr("samestep.rank.checkpoints.heartbeat", own)
+    os.mkfifo(tmp_path / "best")
+    slow = os.open(tmp_path / "best", os.O_RDWR)
+    checkpoints = Checkpoints(tmp_path / "checkpoints", World(), None)
+    checkpoints.take(4, {}, [tmp_path / "best"])
+    waiting = threading.Thread(target=checkpoints.close)
+    waiting.start()
+
+    def phase() -> int | None:
+        pulse = read(tmp_path / "heartbeat")
+        return pulse.phase if pulse else None
+
+    wait_until(lambda: phase() == CHECKPOINT, "the phase is", phase)
+    assert waiting.is_alive()
+    os.close(slow)
+    waiting.join(budget())
+    assert (tmp_path / "checkpoints" / "step-4").exists()
 
 
 @pytest.mark.parametrize(

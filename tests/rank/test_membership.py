@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
+from datetime import timedelta
 
 import pytest
 from torch.distributed import HashStore, Store
@@ -83,7 +84,7 @@ def test_no_rank_asks_a_store_that_may_have_ended() -> None:
 
 
 def rendezvous(store: Store, machines: int = 2) -> JoinedMachines:
-    return JoinedMachines(store, "h0:29500", machines)
+    return JoinedMachines(store, "h0:29500", str(machines))
 
 
 def test_two_machines_with_one_number() -> None:
@@ -92,6 +93,31 @@ def test_two_machines_with_one_number() -> None:
     rendezvous(store).join(0)
     with pytest.raises(UserError, match=r"joined h0:29500 with --node-rank 1 already \(h1, process 7\); give each"):
         rendezvous(store).join(1)
+
+
+def test_those_that_wait_are_told_of_two_machines_with_one_number() -> None:
+    store = HashStore()
+    store.set("samestep/machines/machine 1", "h1, process 7")
+    first = JoinedMachines(store, "h0:29500", "3")
+    first.join(0)
+    with pytest.raises(TimeoutError, match="no machine has joined with --node-rank 2"):
+        first.await_all(timedelta(seconds=0))
+    with pytest.raises(UserError, match="with --node-rank 1 already"):
+        JoinedMachines(store, "h0:29500", "3").join(1)
+    with pytest.raises(UserError, match=r"two machines have joined h0:29500 with --node-rank 1 \(h1, process 7; .*\)"):
+        first.await_all(timedelta(seconds=60))
+    store.set("samestep/machines/machine 2", "h2, process 8")
+    first.await_all(timedelta(seconds=0))  # nobody waits any more, and nobody is told
+
+
+def test_a_machine_joins_the_training_that_it_was_asked_for() -> None:
+    store = HashStore()
+    for _ in range(2):  # one that has left may come again
+        JoinedMachines(store, "h0:29500", "1:3").join(None, "a digest")
+    with pytest.raises(UserError, match="the machines that train at h0:29500 were asked something else than this one"):
+        JoinedMachines(store, "h0:29500", "1:3").join(None, "another")
+    with pytest.raises(UserError, match="--nnodes 1:2 here, and --nnodes 1:3 on the machine that joined"):
+        JoinedMachines(store, "h0:29500", "1:2").join(None, "a digest")
 
 
 def test_another_number_of_machines() -> None:

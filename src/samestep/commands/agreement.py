@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
 from samestep.commands.results_folder import package_digest
 from samestep.commands.study import Study
 from samestep.errors import UserError
+from samestep.records.files import as_json
 from samestep.records.plan import Asked, Score, Train
 from samestep.version import __version__
 
@@ -25,6 +28,11 @@ def asked_of(study: Study, training: Train | Score | None = None) -> Asked:
         samestep=f"{__version__} {package_digest()}",
         torch=study.inspection.machine.torch,
     )
+
+
+def digest_of(asked: Asked) -> str:
+    """Returns a digest of what was asked, for a rendezvous that other machines may join later."""
+    return hashlib.blake2b(json.dumps(as_json(asked)).encode(), digest_size=8).hexdigest()
 
 
 def check_agreement(mine: Asked, theirs: Asked, who: str) -> None:

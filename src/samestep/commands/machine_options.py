@@ -22,18 +22,35 @@ Threads = Annotated[
 ]
 
 
+def machine_count(given: int | str | None, flag: str) -> int | str | None:
+    """Parses '3' into 3, and leaves '1:3', the fewest and the most machines, as it is. Raises UserError for others."""
+    if given is None:
+        return None
+    found = re.fullmatch(r"([1-9]\d{0,5})(?::([1-9]\d{0,5}))?", str(given).strip())
+    if found is None or (found[2] and int(found[1]) > int(found[2])):
+        raise UserError(f"{flag} {given}: give a number of machines, or the fewest and the most, as in 1:3")
+    return f"{found[1]}:{found[2]}" if found[2] else int(found[1])
+
+
 @dataclass(frozen=True)
 class MachineOptions(Options):
     """The machines that train, and their rendezvous. The defaults are for one machine.
 
-    nnodes: the number of machines; None: 1, or the Slurm job's. node_rank: this machine's number; None: assigned by the
+    nnodes: the number of machines; None: 1, or the Slurm job's; '1:3': from 1 to 3, which may leave and join.
+    node_rank: this machine's number; None: assigned by the
     rendezvous. master_addr, port: of the rendezvous; port 0: any free one. hosts: the machines for mpirun. interface:
     for gloo and NCCL. max_restarts: as torchrun's. timeout_s: how long a rank waits for the others. threads: of each
     rank; None: OMP_NUM_THREADS, or else the machine's cores divided by its ranks, and 1 in a proof.
     """
 
     nnodes: Annotated[
-        int | None, Option(help="Machines: 1, or the Slurm job's. Type the same line on each.", min=1)
+        int | str | None,
+        Typed(str | None, None, machine_count, "a number of machines, or the fewest and the most, as in '1:3'"),
+        Option(
+            metavar="N|MIN:MAX",
+            help="Machines: 1, or the Slurm job's. 1:3: from 1 to 3, which may leave and join. Type the same line on "
+            "each.",
+        ),
     ] = None
     node_rank: Annotated[
         int | None, Option(help="This machine's number; by default the rendezvous numbers the machines.", min=0)
@@ -58,9 +75,20 @@ class MachineOptions(Options):
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "hosts", tuple(self.hosts))  # a list is taken too
+        object.__setattr__(self, "nnodes", machine_count(self.nnodes, "--nnodes"))
         for host in self.hosts:
             if not re.fullmatch(r"[\w\[][\w.:%\]-]*", host):  # ssh would take one that begins with - for an option
                 raise UserError(f"--hosts {host!r}: this is no machine's name or address; write them as in h1,h2")
+
+    @property
+    def most_nnodes(self) -> int | None:
+        """The number of machines, the greatest where it may change; None: 1, or the Slurm job's."""
+        return int(self.nnodes.partition(":")[2]) if isinstance(self.nnodes, str) else self.nnodes
+
+    @property
+    def least_nnodes(self) -> int:
+        """The fewest machines that train on where others leave; 0: all must stay."""
+        return int(self.nnodes.partition(":")[0]) if isinstance(self.nnodes, str) else 0
 
     @property
     def planned_threads(self) -> int:

@@ -93,7 +93,7 @@ class Training(_Live):
         self.title, self.folder = title, folder
         self.lines = RankOutput(folder, self._line)
         self.phase: str | None = "" if first else None
-        self.attempt = self.evaluated = 0
+        self.attempt = self.evaluated = self.ranks = 0
         self.printed_at = self.probed_at = time.monotonic()
         self.writable = True
         self.eta = TimeLeft()
@@ -105,7 +105,11 @@ class Training(_Live):
         self._probe()
         if now.attempt != self.attempt:
             self.attempt, self.evaluated = now.attempt, 0
-            self._event(f"a rank has died, and torchrun has restarted all ranks (restart {self.attempt})")
+            why = "a rank has died, and torchrun has restarted all ranks"
+            if self.ranks and now.ranks not in (0, self.ranks):
+                why = f"machines have left or joined: torchrun goes on with {now.ranks} instead of {self.ranks} ranks"
+            self._event(f"{why} (restart {self.attempt})")
+        self.ranks = now.ranks or self.ranks
         phase = now.phase
         if self.phase is not None and phase != self.phase:
             self.phase = phase

@@ -44,6 +44,10 @@ def results_folder(command: str, study: Study, rank: LaunchedRank | None = None,
     in words.
     """
     setup, out = study.setup, study.setup.out
+    if study.machines.least and command != "run":
+        raise UserError(
+            f"--nnodes {setup.machines.nnodes}: `run` alone lets machines leave and join; give {command} a number"
+        )
     if study.machines.nnodes > 1 and not study.machines.single_launch and command != "run":
         out = shared_folder(out)
     name = f"{rank.launcher}-{rank.id}" if rank else ""

@@ -79,6 +79,7 @@ def study_of(setup: Setup, rank: LaunchedRank | None = None) -> Study:
         device=setup.device,
         replicas=rank.size if rank else nproc,
         machines=machines.nnodes,
+        least=machines.least,
         steps=setup.steps,
         engines=setup.engines,
         engine_settings=setup.engine_settings,

@@ -9,6 +9,7 @@ from samestep.commands import options, results_folder
 from samestep.commands.command_options import SlurmOptions
 from samestep.commands.setup import Setup
 from samestep.commands.train_options import TrainOptions, file_of
+from samestep.errors import UserError
 from samestep.launch.submit import Training
 from samestep.launch.submit import kubernetes as templates
 from samestep.launch.submit import slurm as batch
@@ -40,9 +41,13 @@ def submit_to_slurm(results: Path, script: str) -> str:
 
 
 def _training(setup: Setup, training: TrainOptions, gpus: int) -> Training:
+    if setup.machines.least_nnodes:
+        raise UserError(
+            f"--nnodes {setup.machines.nnodes}: a script or a manifest starts a number of machines that stays; give one"
+        )
     return Training(
         job=setup.job,
-        nnodes=setup.machines.nnodes or 1,
+        nnodes=setup.machines.most_nnodes or 1,
         nproc=setup.nproc or 1,
         gpus=gpus,
         engine=setup.engines[0],

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from samestep import launch
-from samestep.commands.agreement import asked_of, options_of
+from samestep.commands.agreement import asked_of, digest_of, options_of
 from samestep.commands.command_record import recorded, words_of
 from samestep.commands.machines import detect_launched_rank, is_first
 from samestep.commands.progress import Training
@@ -141,6 +141,7 @@ def prepare(
     if row.verdict and row.verdict.verdict == "refused":
         raise Refused(str(row.verdict.reason))
     check_options(machines, row.launcher)
+    check_fewer_machines(study)
     possible = launch.launchers_for(row.facts.process_kind)
     if rank and rank.launcher not in possible:
         raise UserError(
@@ -148,8 +149,9 @@ def prepare(
             f"type it without {rank.launcher}"
         )
     about = (str(folder), time.time(), setup.job, setup.settings, row.engine, row.facts.settings, (training,))
-    threads = (setup.machines.planned_threads, study.nproc)
-    write(folder / "plan.json", Plan(*about, *threads, asked=asked_of(study, training)))
+    threads, asked = (setup.machines.planned_threads, study.nproc), asked_of(study, training)
+    write(folder / "plan.json", Plan(*about, *threads, asked=asked))
+    machines = replace(machines, asked=digest_of(asked))
     if rank:
         row.launcher = rank.launcher
         return row, rank_command(folder / "plan.json", rank, row.facts.devices, machines)
@@ -159,13 +161,27 @@ def prepare(
 
 def check_options(machines: launch.Machines, launcher: str) -> None:
     """Raises UserError for an option that `launcher` does not have, and another launcher has."""
-    for option in ("max_restarts", "hosts"):
+    for option, flag in (("least", "--nnodes MIN:MAX"), ("max_restarts", "--max-restarts"), ("hosts", "--hosts")):
         others = launch.launchers_with(option)
         if getattr(machines, option) and launcher not in others:
             raise UserError(
-                f"--{option.replace('_', '-')} is an option of {' and '.join(others)}, and {launcher} starts this "
+                f"{flag} is an option of {' and '.join(others)}, and {launcher} starts this "
                 f"training; leave it out, or add --launcher {others[0]}"
             )
+
+
+def check_fewer_machines(study: Study) -> None:
+    """Raises Refused where machines may leave, and the job cannot be trained on the ranks that are left."""
+    machines, job = study.machines, study.job
+    if machines.least and job.carry_state:
+        raise Refused(
+            "carry_state=True: the state that rows carry belongs to the rows of each rank, so no machine may leave or "
+            f"join in the middle of an epoch; give --nnodes {machines.nnodes}"
+        )
+    for count in range(machines.least or machines.nnodes, machines.nnodes):
+        ranks = count * study.nproc
+        if why := job.refused[ranks]:
+            raise Refused(f"on {ranks} rank{'s' if ranks > 1 else ''}, as --nnodes {machines.least}:… allows, {why}")
 
 
 def _check_unfinished(training: Train) -> None:
@@ -196,7 +212,7 @@ def _supervise(study: Study, row: Row, command: Command, folder: Path, watch: Wa
         watch=watch,
         machines=machines,
         graceful=True,
-        terminates=not one_rank,
+        terminates=not one_rank and not machines.least,  # a machine that is asked to end leaves the others
     )
 
 
@@ -209,7 +225,7 @@ def _train_results(study: Study, row: Row, record: Record, out: Path, step: Trai
         job=study.setup.job,
         settings=study.setup.settings,
         launcher=row.launcher,
-        world_size=row.facts.replicas,
+        world_size=record.ranks[0].world.size if study.machines.least else row.facts.replicas,
         threads_per_rank=record.ranks[0].threads,
         engine=row.engine,
         engine_settings=row.facts.chosen,

@@ -31,7 +31,8 @@ class Machines:
     command runs on each machine. interface: for gloo and NCCL; empty: the one that leads to the master. timeout_s: how
     long a rank waits for the others. max_restarts: as torchrun's. is_master: whether this machine is the master;
     local_address: this machine's address on the route to the master. torchrun would look both up by this machine's
-    name, which may not resolve.
+    name, which may not resolve. least: the fewest machines that train on where others leave, and may come back; 0: all
+    must stay. asked: a digest of what is trained, by which a machine that comes later is recognised.
     """
 
     nnodes: int = 1
@@ -45,6 +46,8 @@ class Machines:
     timeout_s: float = 120.0
     is_master: bool = False
     local_address: str = ""
+    least: int = 0
+    asked: str = ""
 
     @property
     def endpoint(self) -> str:

@@ -61,7 +61,7 @@ def complete(folder: Path, step: int, engine: str, world_size: int, asked: Asked
     files = sorted(path for path in part.iterdir() if not path.name.startswith("."))
     digests = {path.name: digest(path) for path in files}
     size = sum(path.stat().st_size for path in files)
-    write(part / MANIFEST, Manifest(step, engine, world_size, time.time(), digests, size, asked))
+    write(part / MANIFEST, Manifest(step, engine, world_size, time.time(), digests, size, asked).sealed())
     sync(part)
     done = folder / f"step-{step}"
     shutil.rmtree(done, ignore_errors=True)  # of a training that came here before, and was resumed from an earlier one
@@ -92,6 +92,8 @@ def checked(checkpoint: Path) -> Manifest:
     """Returns the manifest of a checkpoint, after comparing every file's digest. Raises Damaged."""
     try:
         manifest = read(Manifest, checkpoint / MANIFEST)
+        if manifest.seal != manifest.sealed().seal:
+            raise Damaged(f"{checkpoint / MANIFEST} has changed since it was written")
         for name, expected in manifest.files.items():
             if digest(checkpoint / name) != expected:
                 raise Damaged(f"{checkpoint / name} has changed since it was written")

@@ -15,6 +15,8 @@ another in the rendezvous store, `store` (None for one process).
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
 import threading
 import time
@@ -43,6 +45,7 @@ from samestep.rank.packed import Piece, pack
 from samestep.records.asked import JOB, Asked
 from samestep.records.checkpoint import FOLDER, MANIFEST, Every, Manifest
 from samestep.world import World
+from samestep.world.heartbeat import CHECKPOINT, heartbeat
 
 POLL_S = 0.05
 VISIBLE_S = 20.0  # how long a file of another machine may take to be seen in a shared folder
@@ -98,6 +101,7 @@ class Checkpoints:
 
         Rank 0 chooses. Raises UserError where there is no such checkpoint, and where this machine does not see it.
         """
+        heartbeat.begin(CHECKPOINT)
         if self.world.rank == 0:
             try:
                 chosen, error = self._choose(), ""
@@ -194,6 +198,7 @@ class Checkpoints:
     def wait(self) -> None:
         """Waits until the checkpoint that is being written is on the disk."""
         if self._thread is not None:
+            heartbeat.begin(CHECKPOINT)  # a slow disk is no slow step
             self._thread.join()
             self._thread = None
 
@@ -258,4 +263,6 @@ def appears(path: Path) -> bool:
 
 
 def _what(error: Exception) -> str:
+    if number := re.search(r"\(os error (\d+)\)", str(error)):  # safetensors' own error
+        return os.strerror(int(number[1]))
     return str(getattr(error, "strerror", None) or (str(error).strip().splitlines() or [type(error).__name__])[0])

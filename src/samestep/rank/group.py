@@ -20,6 +20,7 @@ from torch.distributed.rendezvous import rendezvous
 from samestep.errors import LostPeer, UserError
 from samestep.rank.membership import Membership, in_time, names, says_lost
 from samestep.records.plan import Asked
+from samestep.records.record import attempt
 from samestep.world import World, network
 
 TIMEOUT_S = 120.0  # of a collective; --timeout sets another
@@ -153,11 +154,6 @@ def _check_run(store: Store, url: str) -> None:
 def _shown(url: str) -> str:
     """Returns the address of a rendezvous, for an error."""
     return url if url != "env://" else f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
-
-
-def attempt() -> str:
-    """Returns how often torchrun has restarted these ranks."""
-    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
 
 
 def _join_error(url: str, members: Membership | None, seconds: float, error: Exception) -> Exception:

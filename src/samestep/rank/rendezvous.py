@@ -2,8 +2,8 @@
 
 With --node-rank it is torch's static one, with a store that listens on the master's address only: torch's TCPStore
 listens on every interface, and this handler gives it a socket that is bound to one. Port 0 in the endpoint means any
-free port. Without --node-rank it is torch's c10d, which numbers the machines. torchrun finds the handler by its entry
-point in the group `torchrun.handlers`.
+free port. Without --node-rank it is torch's c10d, which numbers the machines, and with --nnodes MIN:MAX lets them leave
+and join. torchrun finds the handler by its entry point in the group `torchrun.handlers`.
 Source: https://docs.pytorch.org/docs/stable/elastic/rendezvous.html
 """
 
@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Callable
+from datetime import timedelta
 
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousParameters
@@ -22,32 +24,41 @@ from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCP
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from samestep.errors import UserError
+from samestep.records.record import ATTEMPT
 from samestep.world.network import bound
 
+POLL_S = 0.1
 JOIN_S = 600  # how long a machine waits for the master, as torch's own handler does
 
 
 class JoinedMachines:
     """The machines that have joined a rendezvous, as they note it in its store.
 
-    endpoint: the address, for the errors. machines: how many --nnodes asks for.
+    endpoint: the address, for the errors. machines: what --nnodes asks for.
     """
 
-    def __init__(self, store: Store, endpoint: str, machines: int) -> None:
+    def __init__(self, store: Store, endpoint: str, machines: str) -> None:
         self._store, self._endpoint, self._machines = PrefixStore("samestep/machines", store), endpoint, machines
 
-    def join(self, number: int | None) -> None:
+    def join(self, number: int | None, asked: str = "") -> None:
         """Adds this machine. number: its --node-rank; None: the rendezvous will number it.
 
-        Raises UserError where another machine has this number, or where all machines of another training have joined.
+        asked: a digest of what it is to train, where machines may join later. Raises UserError where another machine
+        has this number, or where the machines of another training have joined.
         """
-        first = int(self._store.compare_set("machines", "", str(self._machines)))
+        first = self._store.compare_set("machines", "", self._machines).decode()
         if first != self._machines:
             raise UserError(
                 f"--nnodes {self._machines} here, and --nnodes {first} on the machine that joined {self._endpoint} "
                 "first; type the same line on each machine, or give another training another --port"
             )
-        if number is None and self._store.check(["complete"]):
+        if asked:
+            if self._store.compare_set("asked", "", asked).decode() != asked:
+                raise UserError(
+                    f"the machines that train at {self._endpoint} were asked something else than this one; type the "
+                    "same line, with the same files, or give another training another --port"
+                )
+        elif number is None and self._store.check(["complete"]):
             raise UserError(
                 f"the {first} machines of another training have joined {self._endpoint} already; choose another "
                 "--port, or wait for its end"
@@ -56,10 +67,33 @@ class JoinedMachines:
             me = f"{socket.gethostname()}, process {os.getpid()}"
             holder = self._store.compare_set(f"machine {number}", "", me).decode()
             if holder != me:
+                self._store.set(
+                    "refused",
+                    f"two machines have joined {self._endpoint} with --node-rank {number} ({holder}; {me}); give each "
+                    "machine its own number, and another training another --port",
+                )
                 raise UserError(
                     f"another machine has joined {self._endpoint} with --node-rank {number} already ({holder}); give "
                     "each machine its own number, and another training another --port"
                 )
+
+    def await_all(self, timeout: timedelta) -> None:
+        """Waits until each number has joined. Raises UserError where two machines have joined with one number, and
+        TimeoutError where one is missing."""
+        until = time.monotonic() + timeout.total_seconds()
+        numbers = range(int(self._machines))
+        while missing := [number for number in numbers if not self._store.check([f"machine {number}"])]:
+            if self._store.check(["refused"]):
+                raise UserError(self._store.get("refused").decode())
+            if time.monotonic() > until:
+                raise TimeoutError(f"no machine has joined with --node-rank {missing[0]}")
+            time.sleep(POLL_S)
+
+    def round(self, found: RendezvousInfo) -> int:
+        """Returns how often the machines have joined before, the same number on each."""
+        if found.rank == 0:
+            found.store.set("samestep/round", str(self._store.add("rounds", 1) - 1))
+        return int(found.store.get("samestep/round"))
 
     def set_complete(self, complete: bool) -> None:
         """Notes whether all machines have joined. After a restart they join again."""
@@ -94,20 +128,27 @@ class StaticRendezvous(StaticTCPRendezvous):
                 self._store = TCPStore(
                     self.master_addr, self.master_port, None, False, self.timeout, wait_for_workers=False
                 )
-            endpoint = f"{self.master_addr}:{self.master_port}"
-            JoinedMachines(self._store, endpoint, self.world_size).join(self.rank)
+            machines = JoinedMachines(self._store, f"{self.master_addr}:{self.master_port}", str(self.world_size))
+            machines.join(self.rank)
+            machines.await_all(self.timeout)
         store = PrefixStore(self.run_id, self._store)
         store_info = RendezvousStoreInfo(self.master_addr, self.master_port)
         return RendezvousInfo(store, self.rank, self.world_size, store_info)
 
 
 class DynamicRendezvous(RendezvousHandler):
-    """torch's c10d rendezvous, which numbers the machines; a machine of another training is refused."""
+    """torch's c10d rendezvous, which numbers the machines; a machine of another training is refused.
+
+    Where machines may leave and join, the ranks get the number of their rendezvous: torch's own count of restarts is
+    another one on each machine.
+    """
 
     def __init__(self, params: RendezvousParameters) -> None:
         backend, store = create_backend(params)
-        self._machines = JoinedMachines(store, params.endpoint, params.max_nodes)
-        self._machines.join(None)
+        machines = f"{params.min_nodes}:{params.max_nodes}"
+        self._asked = str(params.config.get("asked", ""))
+        self._machines = JoinedMachines(store, params.endpoint, machines if self._asked else str(params.max_nodes))
+        self._machines.join(None, self._asked)
         self._inner = create_handler(store, backend, params)
         self._joined = False
 
@@ -119,10 +160,13 @@ class DynamicRendezvous(RendezvousHandler):
         return self._inner.use_agent_store
 
     def next_rendezvous(self) -> RendezvousInfo:
-        if self._joined:
+        if self._joined and not self._asked:
             self._machines.set_complete(False)
         info = self._inner.next_rendezvous()
-        self._machines.set_complete(True)
+        if self._asked:
+            os.environ[ATTEMPT] = str(self._machines.round(info))  # the ranks inherit it
+        else:
+            self._machines.set_complete(True)
         self._joined = True
         return info
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from samestep.records.asked import Asked
+from samestep.records.files import as_json
 
 MANIFEST = "manifest.json"
 FOLDER = "checkpoints"  # in a run's folder
@@ -34,7 +37,8 @@ class Manifest:
     """A complete checkpoint: written last, when all its other files are on the disk.
 
     step: optimizer steps done. engine, world_size: which wrote it. written_at: Unix time, in seconds. files: the name
-    of each other file -> the BLAKE2b digest of its bytes. bytes: of all files. asked: what was trained.
+    of each other file -> the BLAKE2b digest of its bytes. bytes: of all files. asked: what was trained. seal: a digest
+    of all these.
     """
 
     step: int
@@ -44,6 +48,12 @@ class Manifest:
     files: Mapping[str, str]
     bytes: int
     asked: Asked | None = None
+    seal: str = ""
+
+    def sealed(self) -> Manifest:
+        """Returns it with its seal."""
+        text = json.dumps(as_json(replace(self, seal="")), sort_keys=True)
+        return replace(self, seal=hashlib.blake2b(text.encode(), digest_size=16).hexdigest())
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,8 @@ class Question:
     """Asks about a job and the engines.
 
     job: its name or path; None: about the engines alone. settings: texts of --set. device: as --device gives it.
-    replicas: on each of `machines`; None: one for each GPU, or 2 on a CPU.
+    replicas: on each of `machines`; None: one for each GPU, or 2 on a CPU. least: the fewest machines, where some may
+    leave; 0: all stay.
     steps: of the proof, whose subset is inspected too; None: as the job needs. engines: their names; none: all.
     engine_settings: texts of --set-engine, which these engines must have.
     """
@@ -28,6 +29,7 @@ class Question:
     device: str = "auto"
     replicas: int | None = None
     machines: int = 1
+    least: int = 0
     steps: int | None = None
     engines: tuple[str, ...] = ()
     engine_settings: Mapping[str, str] = field(default_factory=dict)

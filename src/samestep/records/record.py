@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 PROGRESS = "progress.json"
 ENVIRONMENT = "environment-of-rank0.json"  # rank 0's values of the variables that a launcher needs
+ATTEMPT = "SAMESTEP_ATTEMPT"  # environment variable: how often the machines have met before; unset: torchrun counts
 SAVE_VARIABLES = "SAMESTEP_SAVE_VARIABLES"  # environment variable: their names, separated by commas
 
 
@@ -242,9 +243,12 @@ class RankError:
 
 @dataclass(frozen=True)
 class Progress:
-    """What a launch is doing. attempt: how often torchrun has restarted it. done: steps, None before the training.
-    samples: in these steps. loss: a recent one. curve: the evaluations so far. resumed_from: the steps that an earlier
-    launch has done."""
+    """What a launch is doing.
+
+    attempt: how often torchrun has restarted it. ranks: how many there are; 0: not known yet. done: steps, None before
+    the training. samples: in these steps. loss: a recent one. curve: the evaluations so far. resumed_from: the steps
+    that an earlier launch has done.
+    """
 
     phase: str = "starting"
     attempt: int = 0
@@ -254,6 +258,7 @@ class Progress:
     loss: float = 0.0
     curve: list[dict[str, float]] = field(default_factory=list)
     resumed_from: int = 0
+    ranks: int = 0
 
 
 def write_progress(rank: int, folder: Path, progress: Progress) -> None:
@@ -265,7 +270,7 @@ def write_progress(rank: int, folder: Path, progress: Progress) -> None:
 
 def attempt() -> int:
     """Returns how often torchrun has restarted these ranks."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    return int(os.environ.get(ATTEMPT) or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
 def read_progress(folder: Path, before: Progress = Progress()) -> Progress:

@@ -44,12 +44,14 @@ def _answer(path: Path, kind: Any, answer: Callable[[Any], Inspection | Script])
 
 def _inspection(question: Question) -> Inspection:
     devices = hardware.find_devices(question.device)
-    replicas = (question.replicas or (2 if devices[0] == "cpu" else len(devices))) * question.machines
+    each = question.replicas or (2 if devices[0] == "cpu" else len(devices))
+    replicas = each * question.machines
+    fewer = [each * machines for machines in range(question.least or question.machines, question.machines)]
     rows = inspect_engines(devices, replicas, question.engine_settings, question.engines)
     job = None
     if question.job:
         check = partial(check_settings, rows, question.engines)
-        job = inspect_job(question.job, question.settings, replicas, question.steps, devices[0], check)
+        job = inspect_job(question.job, question.settings, replicas, question.steps, devices[0], check, fewer)
     return Inspection(devices, hardware.facts(devices[0]), replicas, tuple(rows), job)
 
 

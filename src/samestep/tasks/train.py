@@ -48,7 +48,7 @@ def train(plan: Plan, training: Train, job: Job, engine: Engine, world: World) -
 
     def progress(done: int, loss: float) -> None:
         samples = schedule.rows_of(done)
-        now = Progress("train", attempt(), done, steps, samples, loss, best.curve, run.first)
+        now = Progress("train", attempt(), done, steps, samples, loss, best.curve, run.first, world.size)
         write_progress(world.rank, folder, now)
 
     checkpoints = _checkpoints(plan, training, world)
@@ -70,7 +70,7 @@ def train(plan: Plan, training: Train, job: Job, engine: Engine, world: World) -
     checkpoints.close()
     observed = run.observations()
     done = run.first + len(observed.step_s)
-    write_progress(world.rank, folder, Progress("evaluate", attempt()))
+    write_progress(world.rank, folder, Progress("evaluate", attempt(), ranks=world.size))
     if not best.ended:  # else the weights are one step past the last evaluation: see GracefulStop.after
         best.add(done, state, last=True)
     best.finish()

@@ -38,7 +38,7 @@ def work(plan: Plan, world: World) -> tuple[dict[str, Observations], int]:
             flight_recorder.serve(Path(plan.out), world.rank)
         for training in plan.trainings:
             heartbeat.build()
-            write_progress(world.rank, Path(plan.out), Progress(training.name, attempt()))
+            write_progress(world.rank, Path(plan.out), Progress(training.name, attempt(), ranks=world.size))
             wanted = plan.proof_threads if training.kind == "prove" else plan.threads
             threads.append(set_threads(wanted, plan.nproc))
             observed[training.name] = KINDS[training.kind](plan, training, job, engine, world)

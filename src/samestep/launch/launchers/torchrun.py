@@ -16,7 +16,8 @@ from samestep.world import RankVariables
 
 STARTS = ("group",)
 PREFIX = "TORCHELASTIC_"
-OPTIONS = ("max_restarts",)
+OPTIONS = ("max_restarts", "least")
+LAST_CALL_S = 10  # for which the machines that are there wait for others, where not all must come
 VARIABLES = RankVariables()
 KILLED = (r"rank +: (?P<rank>\d+) \(local_rank: \d+\)\s+exitcode +: -(?P<number>\d+)",)
 EXITED = (r"rank +: (?P<rank>\d+) \(local_rank: \d+\)\s+exitcode +: (?P<code>[1-9]\d*)",)
@@ -27,19 +28,22 @@ def plan(program: Sequence[str], shape: Shape) -> Command:
 
     With a node rank, or on one machine, the rendezvous is static and listens on the master's address only
     (samestep.rank.rendezvous). Otherwise it is torch's c10d, which numbers the machines and listens on all interfaces.
-    Raises UserError when there are several machines and no port for the rendezvous.
+    Where machines may leave and join, each round of it gets a store of its own: torch gives a machine that joins no
+    address of an older one. Raises UserError when there are several machines and no port for the rendezvous.
     """
     machines = shape.machines
     wait_s = math.ceil(machines.timeout_s)
     if machines.nnodes > 1 and not machines.port:
         raise UserError("several machines must know the rendezvous port; give the same --port on each")
+    elastic = machines.least > 0
     if machines.nnodes == 1 or machines.node_rank is not None:
         rendezvous = ["--rdzv-backend=samestep", f"--rdzv-conf=rank={machines.node_rank or 0},timeout={wait_s}"]
     else:
         rendezvous = [
             "--rdzv-backend=samestep",
             "--rdzv-id=samestep",
-            f"--rdzv-conf=join_timeout={wait_s},read_timeout={wait_s},is_host={str(machines.is_master).lower()}",
+            f"--rdzv-conf=join_timeout={wait_s},read_timeout={wait_s},is_host={str(machines.is_master).lower()}"
+            + (f",last_call_timeout={LAST_CALL_S},asked={machines.asked}" if elastic else ""),
             *([f"--local-addr={machines.local_address}"] if machines.local_address else []),
         ]
     return Command(
@@ -47,7 +51,7 @@ def plan(program: Sequence[str], shape: Shape) -> Command:
             sys.executable,
             "-m",
             "torch.distributed.run",
-            f"--nnodes={machines.nnodes}",
+            f"--nnodes={machines.least}:{machines.nnodes}" if elastic else f"--nnodes={machines.nnodes}",
             f"--nproc-per-node={shape.nproc}",
             *rendezvous,
             f"--rdzv-endpoint={machines.endpoint}",
@@ -58,7 +62,7 @@ def plan(program: Sequence[str], shape: Shape) -> Command:
             sys.executable,
             *program,
         ),
-        VARIABLES.environment(),
+        VARIABLES.environment() | ({"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"} if elastic else {}),
     )
 
 

@@ -6,7 +6,7 @@ import hashlib
 import inspect
 import sys
 import sysconfig
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -36,14 +36,14 @@ def inspect_job(
     steps: int | None,
     device: str,
     check: Callable[[nn.Module], None] = lambda model: None,
+    fewer: Sequence[int] = (),
 ) -> JobFacts:
     """Returns a job's settings and sizes, and what its layers refuse, with 1 and with `replicas` replicas.
 
-    steps: of the proof; None: 8, or 4 where a step takes long. check: called with the model. Raises UserError for a job
-    that cannot be trained, or that cannot be proven.
+    fewer: other numbers of replicas, with which it may go on. steps: of the proof; None: 8, or 4 where a step takes
+    long. check: called with the model. Raises UserError for a job that cannot be trained, or that cannot be proven.
     """
-    function = find(target)
-    job = build(target, settings)
+    function, job = find(target), build(target, settings)
     _check_evaluation_weights(job)
     model = _model(job)
     check(model)
@@ -53,7 +53,7 @@ def inspect_job(
     proof_rows, costly = rows_of_proof(job, replicas, dry.forward_flop, sum(p.numel() for p in parameters))
     dry_evaluation(job, _model(job), device)
     training = Prove("sgd", steps or _proof_steps(job, costly), "float32", replicas, SGD_LR, rows=proof_rows)
-    sizes = sorted({1, replicas})
+    sizes = sorted({1, replicas, *fewer})
     return JobFacts(
         settings=settings_of(function),
         chosen={name: str(value) for name, value in settings.items()},

@@ -8,15 +8,31 @@
 #SBATCH --open-mode=append
 # Requeue the job when a machine fails or another job preempts it:
 #SBATCH --requeue
-# Two minutes before the limit: stop after a step, and save its weights:
-#SBATCH --signal=USR1@120
+# Two minutes before the limit, signal this script:
+#SBATCH --signal=B:USR1@120
 #SBATCH --partition=gpu
 
 # The rendezvous is on the job's first machine, at a port derived from the job's number.
 master=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 port=$((20000 + SLURM_JOB_ID % 10000))
 
+# The ranks stop after a step and write a checkpoint; then the job goes back into the queue, and continues from it.
+limit_is_near=
+trap 'limit_is_near=yes; kill -USR1 "$step"' USR1
+trap : TERM  # the ranks get it too, where the job is requeued by hand or cancelled: wait for their checkpoint
+
 # One samestep on each machine starts the ranks of that machine.
 # When one machine fails, the others end by themselves; after a minute srun ends those that have not.
 srun --kill-on-bad-exit=0 --wait=60 PYTHON -m samestep run digits --engine fsdp --set epochs=2 --set-engine wrap=root --nnodes 2 --nproc 4 \
-    --master-addr "$master" --port "$port" --out '/out/a b'
+    --master-addr "$master" --port "$port" --out '/out/a b' &
+step=$!
+wait "$step"
+code=$?
+while kill -0 "$step" 2> /dev/null; do  # a signal has ended the wait, not the training
+    wait "$step"
+    code=$?
+done
+
+# 130: stopped before its end
+if [ "$limit_is_near" ] && [ "$code" = 130 ]; then scontrol requeue "$SLURM_JOB_ID"; fi
+exit "$code"
