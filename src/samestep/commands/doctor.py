@@ -29,7 +29,7 @@ from samestep.launch.started_by import LaunchedRank
 from samestep.records.doctor import Judged, Probed, ProbeQuestion, Report
 from samestep.records.files import as_json, from_json
 from samestep.world import checks, network
-from samestep.world.checks import Finding, Place
+from samestep.world.checks import Finding, Place, torch_build
 from samestep.world.machine import Machine
 
 WORKER_S = 120.0  # in which torch and the engines' packages are imported
@@ -57,11 +57,13 @@ def doctor(options: DoctorOptions) -> Report | int | None:
     if seat.idle:
         return None
     began = time.monotonic()
+    wanted = [name for name in checks.names() if not (options.quick and checks.needs_torch(name))]
     with ThreadPoolExecutor(1) as pool:
-        worker = pool.submit(_probe_in_worker, seat.place)
+        worker = pool.submit(_probe_in_worker, seat.place, wanted)
         if not seat.first:
-            return _other(seat, began, [*_probe_here(seat.place), *worker.result()])
-        return _first(seat, began, lambda: [*_probe_here(seat.place, done=("port",)), *worker.result()])
+            return _other(seat, began, [*_probe_here(seat.place, wanted), *worker.result()])
+        gather = lambda: [*_probe_here(seat.place, wanted, done=("port",)), *worker.result()]  # noqa: E731
+        return _first(seat, began, wanted, gather)
 
 
 def _seat(setup: Setup, nproc: int | None, job: str) -> Seat:
@@ -115,7 +117,11 @@ def _launched(setup: Setup, options: DoctorOptions) -> int:
     if why := module.missing(machines, os.environ):
         raise UserError(f"--launcher {name}: {why}")
     more = [options.job] * bool(options.job) + ["--device", setup.device] + ["--json"] * ("--json" in sys.argv)
-    more += ["--all"] * ("--all" in sys.argv) + (["--out", str(setup.out)] if setup.out else [])
+    more += (
+        ["--all"] * ("--all" in sys.argv)
+        + ["--quick"] * options.quick
+        + (["--out", str(setup.out)] if setup.out else [])
+    )
     with tempfile.TemporaryDirectory(prefix="samestep-doctor-") as folder:
         command = module.plan(("-m", "samestep", "doctor", *more), Shape(setup.nproc or 2, folder, machines))
         return subprocess.call(command.argv, env=os.environ | dict(command.env))
@@ -135,10 +141,10 @@ def _gpus() -> int:
     return len(list(folder.iterdir())) if folder.is_dir() else 0
 
 
-def _probe_here(place: Place, done: Sequence[str] = ()) -> list[Probed]:
+def _probe_here(place: Place, wanted: Sequence[str], done: Sequence[str] = ()) -> list[Probed]:
     """Gathers the facts of this machine that need no torch."""
-    wanted = [name for name in checks.names() if not checks.is_measured(name) and not checks.is_in_worker(name)]
-    return [_probed(name, place) for name in wanted if name not in done]
+    mine = [name for name in wanted if not checks.is_measured(name) and not checks.is_in_worker(name)]
+    return [_probed(name, place) for name in mine if name not in done]
 
 
 def _probed(name: str, place: Place) -> Probed:
@@ -148,12 +154,15 @@ def _probed(name: str, place: Place) -> Probed:
         return Probed(name, error=f"{type(error).__name__}: {error}")
 
 
-def _probe_in_worker(place: Place) -> list[Probed]:
-    wanted = tuple(name for name in checks.names() if checks.is_in_worker(name))
+def _probe_in_worker(place: Place, wanted: Sequence[str]) -> list[Probed]:
+    mine = tuple(name for name in wanted if checks.is_in_worker(name))
+    if not mine:
+        return []
     try:
-        return list(ask_probes(ProbeQuestion(place, wanted), WORKER_S).probed)
-    except (TrainingFailed, UserError) as error:
-        return [Probed(name, error=str(error)) for name in wanted]
+        return list(ask_probes(ProbeQuestion(place, mine), WORKER_S).probed)
+    except (TrainingFailed, UserError) as error:  # a torch that does not import ends the worker
+        facts = {"torch_build": as_json(torch_build.Facts(str(error)))}
+        return [Probed(name, facts.get(name), "" if name in facts else str(error)) for name in mine]
 
 
 def _other(seat: Seat, began: float, probed: list[Probed]) -> Report | int:
@@ -171,7 +180,7 @@ def _other(seat: Seat, began: float, probed: list[Probed]) -> Report | int:
     return _report([(here.name, probed)], {}, began)
 
 
-def _first(seat: Seat, began: float, gather: Callable[[], list[Probed]]) -> Report:
+def _first(seat: Seat, began: float, wanted: Sequence[str], gather: Callable[[], list[Probed]]) -> Report:
     """Does the first machine's part: waits for the others, asks them, judges, and stops them."""
     place, probed = seat.place, [_probed("port", seat.place)]
     listening = _listening(place) if place.nnodes > 1 and seat.wait_s else None
@@ -185,7 +194,7 @@ def _first(seat: Seat, began: float, gather: Callable[[], list[Probed]]) -> Repo
     try:
         seen = [(here.name, probed)]
         seen += [(other.name, list(greetings[id(other.line)].probed)) for other in others]
-        measured = _measure((here, *others), place)
+        measured = _measure((here, *others), place, wanted)
         report = _report(seen, measured, began)
         code = int(report.failed)
         return report
@@ -205,10 +214,10 @@ def _listening(place: Place) -> socket.socket | None:
         return None
 
 
-def _measure(machines: tuple[Machine, ...], place: Place) -> dict[str, object]:
+def _measure(machines: tuple[Machine, ...], place: Place, wanted: Sequence[str]) -> dict[str, object]:
     """Gathers the facts of the checks that ask all machines: check -> its facts, or the error."""
     found: dict[str, object] = {}
-    for name in checks.names():
+    for name in wanted:
         if checks.is_measured(name):
             try:
                 found[name] = checks.measure(name, machines, place)

@@ -17,7 +17,7 @@ from samestep.commands.setup import Setup
 @dataclass(frozen=True)
 class DoctorOptions(Options):
     """The options of `samestep doctor`. job: its file must be the same on all machines; '': not compared. out: the
-    folder whose disk is looked at; None: runs/."""
+    folder whose disk is looked at; None: runs/. quick: leaves out the checks that need torch."""
 
     job: Annotated[str, Argument(metavar="[JOB]", help="A job whose file must be the same on all machines.")] = ""
     _: KW_ONLY
@@ -25,6 +25,9 @@ class DoctorOptions(Options):
     out: Out = None
     device: Device = "auto"
     launcher: Launcher = ""
+    quick: Annotated[
+        bool, Option("--quick", help="Leave out what needs torch: its build, the engines' packages, ranks that meet.")
+    ] = False
     machines: MachineOptions = MachineOptions()  # noqa: RUF009 - frozen
 
     def setup(self) -> Setup:

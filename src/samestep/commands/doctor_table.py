@@ -25,7 +25,7 @@ def show_report(report: Report, *, all_: bool = False) -> None:
     mends = [each for each in shown if each.mend]
     if mends:
         console.print("\nto mend:", style="bold")
-        for each in mends:
+        for each in {each.mend: each for each in reversed(mends)}.values():
             where = f" on {each.machine}" if several and each.machine else ""
             console.print(Text(f"  # {each.check}{where}", style="dim"), soft_wrap=True)
             console.print(Text(f"  {each.mend}"), soft_wrap=True)

@@ -58,6 +58,7 @@ class Check(Protocol):
     probe(place): on each machine, in the command's process, which has no torch. With IN_WORKER = True it runs in a
         worker instead, where torch can be imported. Then judge(facts) is given machine -> its facts.
     measure(machines, place): on the first machine, which asks all machines. Then judge(facts) is given the facts.
+        STARTS_RANKS = True: it starts processes with torch.
     judge returns at least one finding, and reads nothing but its argument.
     """
 
@@ -114,6 +115,11 @@ def is_measured(name: str) -> bool:
 def is_in_worker(name: str) -> bool:
     """Whether a check is probed in a worker, which has torch."""
     return getattr(load(name), "IN_WORKER", False)
+
+
+def needs_torch(name: str) -> bool:
+    """Whether a check starts processes that import torch, which takes seconds."""
+    return is_in_worker(name) or getattr(load(name), "STARTS_RANKS", False)
 
 
 def probe(name: str, place: Place) -> Any:

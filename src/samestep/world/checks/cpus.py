@@ -59,4 +59,4 @@ def _judge(seen: Facts) -> list[Finding]:
             "wait for one another",
             f"export OMP_NUM_THREADS={each}",
         )
-    return found or ok(f"{seen.nproc} ranks on {cores} of {seen.cores} cores")
+    return found or ok(f"{seen.nproc} rank{'s' * (seen.nproc > 1)} on {cores} of {seen.cores} cores")

@@ -76,6 +76,8 @@ def _slow(rates: dict[tuple[str, str], float]) -> list[Finding]:
     for source, target in sorted(slow):
         rate = rates[source, target]
         back = rates.get((target, source))
+        if (target, source) in slow and target < source:
+            continue  # said with the other direction
         also = f", and {_shown(back)} back" if back is not None else ""
         said = f"the link from {source} to {target} is slow: {_shown(rate)}{also}{_cost(rate)}"
         found.append(Finding("WARN", said, mend))

@@ -52,7 +52,7 @@ def judge(facts: Mapping[str, Facts]) -> list[Finding]:
             "reach this machine",
             "# type the same line on each machine; there it says what is wrong",
         )
-    return found or ok(f"{len(facts)} of {first.nnodes} machines, {first.nproc} ranks on each")
+    return found or ok(f"{len(facts)} of {first.nnodes} machines, ranks on each: {first.nproc}")
 
 
 def _free(numbers: Mapping[int, list[str]], nnodes: int) -> int:

@@ -39,8 +39,8 @@ def _judge(seen: Facts) -> list[Finding]:
     needed = FEWEST + 4 * seen.ranks
     limit = f"a process may open {seen.soft} files (ulimit -n)"
     wanted = max(65536, 2 * needed)
-    mend = f"ulimit -n {wanted}"
-    if seen.hard is not None and seen.hard < wanted:
+    mend = f"ulimit -n {min(wanted, seen.hard or wanted)}"
+    if seen.hard is not None and seen.hard < max(needed, FEW):
         mend = f"echo '* - nofile {wanted}' >> /etc/security/limits.d/99-nofile.conf   # then log in again"
     if seen.soft < needed:
         return fail(f"{limit}: too few for {seen.ranks} ranks, which fail with 'Too many open files'", mend)
