@@ -88,6 +88,7 @@ def env(name: str, check: str, says: str, **variables: str) -> Fault:
 OUT = ("--out", "/tmp/samestep-doctor-out")
 SRUN = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "2", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
 SRUN |= {"SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_NODEID": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29555"}
+HOLDER = 'import socket, time; s = socket.create_server(("127.0.0.1", 29533)); time.sleep(60)'
 HOT = "/sys/devices/system/cpu"
 FAULTS = (
     Fault("/dev/shm of 64 MiB", "shared_memory", "SIGBUS", tmpfs("/dev/shm", "size=64m")),
@@ -166,8 +167,7 @@ FAULTS = (
         "the port is held",
         "port",
         "is taken by process",
-        f"{sys.executable} -c 'import socket, time; s = socket.create_server((\"127.0.0.1\", 29533)); time.sleep(60)' & "
-        'sleep 1; "$@"; code=$?; kill $!; exit $code',
+        f"{sys.executable} -c '{HOLDER}' & sleep 1; \"$@\"; code=$?; kill $!; exit $code",
         options=("--port", "29533"),
     ),
     env("NCCL_SOCKET_IFNAMES", "variables", "NCCL_SOCKET_IFNAME?", NCCL_SOCKET_IFNAMES="lo"),
@@ -364,8 +364,6 @@ def of_one_machine(
     subprocess.run(line, check=True)
     late = {1: {"LD_PRELOAD": str(folder / "skew.so")}}
     yield "a clock 90 s ahead", "clock", "90.0 s ahead", "", True, run(variables=late)
-    own_name = ["sh", "-c", 'echo "127.0.1.1 h$0" >/etc/hosts.own; exec "$@"']
-    del own_name
     for host in (0, 1):
         lines = [f"127.0.1.1 h{host}", "127.0.0.1 localhost", *([f"{hosts.address(0)} h0"] if host else [])]
         (folder / f"hosts{host}").write_text("\n".join(lines) + "\n")
