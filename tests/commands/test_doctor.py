@@ -65,8 +65,10 @@ def test_it_finds_the_interface_that_works() -> None:
 
 @pytest.mark.check
 def test_inside_torchrun_one_process_reports() -> None:
-    line = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "samestep", "doctor"]
-    done = subprocess.run([*line, "--json", "--quick"], capture_output=True, text=True, timeout=budget(90))
+    line = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*line, "-m", "samestep", "doctor", "--json", "--quick"], capture_output=True, text=True, timeout=budget(90)
+    )
     report = json.loads(done.stdout)
     (host,) = report["machines"]
     assert report["facts"]["machines"][host] == {

@@ -241,12 +241,13 @@ def _report(seen: Sequence[tuple[str, list[Probed]]], measured: Mapping[str, obj
             elif value is not None:
                 found, facts[name] = checks.load(name).judge(value), as_json(value)
         else:
-            found, facts[name] = _judge(name, seen)
+            found, plain = _judge(name, seen)
+            facts |= {name: plain} if plain else {}
         judged += [Judged(name, group, each.status, each.why, each.mend, each.machine) for each in found]
     return Report(tuple(machine for machine, _ in seen), tuple(judged), time.monotonic() - began, facts)
 
 
-def _judge(name: str, seen: Sequence[tuple[str, list[Probed]]]) -> tuple[list[Finding], object]:
+def _judge(name: str, seen: Sequence[tuple[str, list[Probed]]]) -> tuple[list[Finding], dict[str, object]]:
     """Has a check judge the facts of all machines that have them. Returns the facts too, as plain values."""
     kind, found, facts, plain = checks.load(name).Facts, list[Finding](), {}, {}
     for machine, probed in seen:
