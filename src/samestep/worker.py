@@ -5,6 +5,8 @@
     python -m samestep.worker --fork 2 PLAN.json      the same, by forking this process
     python -m samestep.worker --inspect QUERY.json    a job's sizes and faults, and which engines run here, as JSON
     python -m samestep.worker --eject QUERY.json      a stand-alone script of a job on an engine
+    python -m samestep.worker --probe QUERY.json      what torch and the engines' packages are here, for the doctor
+    python -m samestep.worker --try RANK.json         a rank of a doctor's trial
     python -m samestep.worker --reference PLAN.json   the reference, for every layout in the plan
     python -m samestep.worker --test-rank SOCKET      a rank of the pytest plugin's tests
     python -m samestep.worker --fork-server ranks     forks workers on request, each with one of these lines
@@ -45,9 +47,10 @@ from samestep.records.record import ATTEMPT, ENVIRONMENT, SAVE_VARIABLES, RankEr
 from samestep.records.script import PLAN as SCRIPT
 from samestep.records.script import ScriptPlan, ScriptRecord
 from samestep.tasks import fork_server
-from samestep.tasks.answer import eject_main, inspect_main
+from samestep.tasks.answer import eject_main, inspect_main, probe_main
 from samestep.tasks.play_reference import play_reference
 from samestep.tasks.trainings import close, is_lost_peer, work
+from samestep.tasks.try_group import try_main
 from samestep.world import RANK_VARIABLES, World, places
 from samestep.world.heartbeat import file_of, heartbeat
 from samestep.world.orphans import die_with_parent, end_children
@@ -199,6 +202,14 @@ def main(arguments: list[str]) -> None:
             eject_main(path)
             end_children()
             os._exit(0)
+        case ["--probe", path]:
+            die_with_parent()
+            probe_main(path)
+            end_children()
+            os._exit(0)
+        case ["--try", path]:
+            die_with_parent()
+            try_main(path)
         case ["--reference", path]:
             rank_main(path, ReferencePlan, run_reference)
         case ["--spawn", size, path]:

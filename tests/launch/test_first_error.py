@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from samestep import launch
-from samestep.launch.first_error import exited_rank, killed_rank
+from samestep.launch import Machines
+from samestep.launch.first_error import doctor_line, exited_rank, killed_rank
 
 RECORDED = Path(__file__).parent / "recorded"
 
@@ -58,3 +59,25 @@ def test_sruns_words(alone: str, line: str, killed: tuple[int, str] | None, exit
 def test_every_launcher_that_reports_is_recorded() -> None:
     reporting = {name for name in launch.names() if launch.load(name).KILLED or launch.load(name).EXITED}
     assert {re.sub("-.*", "", path.stem) for path in RECORDED.iterdir()} == reporting
+
+
+@pytest.mark.parametrize(
+    ("machines", "size", "line"),
+    [
+        (Machines(), 1, "type: samestep doctor"),
+        (Machines(), 4, "type: samestep doctor --nproc 4"),
+        (
+            Machines(nnodes=2, master="h0", port=29500),
+            4,
+            "type on each machine: samestep doctor --nnodes 2 --nproc 4 --master-addr h0 --port 29500",
+        ),
+        (
+            Machines(nnodes=2, master="h0", port=29500, node_rank=1),
+            1,
+            "type on each machine: samestep doctor --nnodes 2 --nproc 1 --master-addr h0 --port 29500 --node-rank N",
+        ),
+        (Machines(nnodes=2, single_launch=True), 8, "type: samestep doctor"),
+    ],
+)
+def test_the_doctor_is_named_with_the_options(machines: Machines, size: int, line: str) -> None:
+    assert doctor_line(size, machines).endswith(line)

@@ -12,6 +12,7 @@ from typing import TypeVar
 from samestep.errors import TrainingFailed, UserError
 from samestep.launch import fork_client
 from samestep.launch.fork_client import ForkedWorker
+from samestep.records.doctor import ProbeQuestion, Probes
 from samestep.records.files import read, write
 from samestep.records.inspection import (
     ANSWER,
@@ -24,7 +25,7 @@ from samestep.records.inspection import (
 )
 from samestep.world.orphans import COMMAND, die_with_parent, this_command
 
-Answer = TypeVar("Answer", Inspection, Script)
+Answer = TypeVar("Answer", Inspection, Script, Probes)
 
 
 def ask(question: Question, deadline_s: float | None = None) -> Inspection:
@@ -38,8 +39,17 @@ def ask_script(question: EjectQuestion) -> str:
     return _answer("--eject", question, Script, question.job, None).text
 
 
+def ask_probes(question: ProbeQuestion, deadline_s: float) -> Probes:
+    """Returns the facts of the doctor's checks that need torch. Raises TrainingFailed as `ask`."""
+    return _answer("--probe", question, Probes, "this machine's torch", deadline_s)
+
+
 def _answer(
-    flag: str, question: Question | EjectQuestion, kind: type[Answer], subject: str, deadline_s: float | None
+    flag: str,
+    question: Question | EjectQuestion | ProbeQuestion,
+    kind: type[Answer],
+    subject: str,
+    deadline_s: float | None,
 ) -> Answer:
     with tempfile.TemporaryDirectory(prefix="samestep-") as folder:
         question_file, answer, mistake, log = (

@@ -24,6 +24,7 @@ from samestep.commands.command_options import (
     VerifyOptions,
     texts,
 )
+from samestep.commands.doctor_options import DoctorOptions
 from samestep.commands.exit_codes import exit_code, with_exit_code
 from samestep.commands.lost_output import survive_lost_output
 from samestep.commands.options import from_command_line, refuse
@@ -159,6 +160,30 @@ def engines(device: Device = "auto", json_: Json = False) -> int:
     keys = ("name", "available", "reason", "install", "version", "purpose")
     print(json.dumps([{key: getattr(facts, key) for key in keys} for facts in listed], indent=1))
     return 0
+
+
+@app.command()
+@with_exit_code
+@from_command_line(without=["max_restarts", "threads", "interface"])
+def doctor(
+    options: DoctorOptions,
+    json_: Json = False,
+    all_: Annotated[bool, typer.Option("--all", help="List what is well, too.")] = False,
+) -> int:
+    """Look what is wrong with this machine, or with several and their network, and print the lines that mend it."""
+    from samestep.commands import doctor as command
+    from samestep.commands.doctor_table import show_report
+
+    report = command.doctor(options)
+    if report is None or isinstance(report, int):
+        return report or 0
+    if json_:
+        from samestep.records.files import as_json, finite
+
+        print(json.dumps(finite(as_json(report)), indent=1))
+    else:
+        show_report(report, all_=all_)
+    return int(report.failed)
 
 
 @app.command()

@@ -45,7 +45,7 @@ def raise_if_failed(record: Record, code: int, size: int, machines: Machines, me
             f"library?); its last output is in {_rank_log(record, rank)}"
         )
     if error:
-        raise TrainingFailed(error.message)
+        raise TrainingFailed(f"{error.message}; {doctor_line(size, machines)}")
     if refused := re.search(r"^samestep\.errors\.UserError: (.+)$", log, re.MULTILINE):  # by rank/rendezvous.py
         raise UserError(refused[1])
     if machines.nnodes > 1 and not list(record.folder.glob("pid-rank*")):
@@ -53,7 +53,7 @@ def raise_if_failed(record: Record, code: int, size: int, machines: Machines, me
         raise TrainingFailed(
             f"the {machines.nnodes} machines did not all reach the rendezvous at {where}"
             f"{_last_line(record)}; "
-            f"type the same line on each, and see that they can reach {machines.master}"
+            f"type the same line on each, and see that they can reach {machines.master}; {doctor_line(size, machines)}"
         )
     how = f"was ended by {signal_name(-code)}" if code < 0 else f"exited with {code}"
     why = _kill_reason("SIGKILL", memory_kills) if memory_kills else ""
@@ -61,6 +61,18 @@ def raise_if_failed(record: Record, code: int, size: int, machines: Machines, me
         f"the launcher {how}{why}{_last_line(record)} and {_ranks_without_record(record, size)} left no record; "
         f"its output is in {record.folder}/log*.txt"
     )
+
+
+def doctor_line(size: int, machines: Machines) -> str:
+    """Returns the words that name the command that finds out why ranks do not meet, or lose each other."""
+    words = ["samestep doctor"]
+    if machines.nnodes > 1 and not machines.single_launch:
+        words += [f"--nnodes {machines.nnodes} --nproc {size} --master-addr {machines.master} --port {machines.port}"]
+        words += ["--node-rank N"] if machines.node_rank is not None else []
+    elif machines.nnodes == 1 and size > 1:
+        words += [f"--nproc {size}"]
+    where = " on each machine" if len(words) > 1 and machines.nnodes > 1 else ""
+    return f"to find out why, type{where}: {' '.join(words)}"
 
 
 def killed_rank(log: str) -> tuple[int, str] | None:

@@ -10,6 +10,7 @@ from typing import Any
 from samestep import engine as engines
 from samestep.errors import UserError
 from samestep.rank import hardware
+from samestep.records.doctor import ProbeQuestion, Probes
 from samestep.records.files import read, write
 from samestep.records.inspection import (
     ANSWER,
@@ -23,6 +24,7 @@ from samestep.records.inspection import (
 from samestep.tasks.eject import eject
 from samestep.tasks.inspect.engines import check_settings, inspect_engines
 from samestep.tasks.inspect.job import inspect_job
+from samestep.tasks.probe import probes_of
 
 
 def inspect_main(path: str) -> None:
@@ -35,7 +37,12 @@ def eject_main(path: str) -> None:
     _answer(Path(path), EjectQuestion, _script)
 
 
-def _answer(path: Path, kind: Any, answer: Callable[[Any], Inspection | Script]) -> None:
+def probe_main(path: str) -> None:
+    """Reads the ProbeQuestion in the file `path` and writes Probes beside it."""
+    _answer(Path(path), ProbeQuestion, probes_of)
+
+
+def _answer(path: Path, kind: Any, answer: Callable[[Any], Inspection | Script | Probes]) -> None:
     try:
         write(path.with_name(ANSWER), answer(read(kind, path)))
     except UserError as error:

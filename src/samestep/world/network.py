@@ -66,6 +66,14 @@ def towards(host: str) -> tuple[str, str] | None:
     return None
 
 
+def route_to(host: str) -> tuple[str, str] | None:
+    """Returns as `towards`; None also for a name that is unknown here."""
+    try:
+        return towards(host)
+    except UserError:
+        return None
+
+
 def choose(env: MutableMapping[str, str], master: str) -> str | None:
     """Sets GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME in `env` to the interface on the route to the host `master`.
 

@@ -1,0 +1,42 @@
+"""The options of `samestep doctor`."""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+from typing import Annotated
+
+from typer import Argument, Option
+
+from samestep.commands.command_options import Device, Launcher, Out, one_launcher
+from samestep.commands.machine_options import MachineOptions
+from samestep.commands.options import Options
+from samestep.commands.setup import Setup
+
+
+@dataclass(frozen=True)
+class DoctorOptions(Options):
+    """The options of `samestep doctor`. job: its file must be the same on all machines; '': not compared. out: the
+    folder whose disk is looked at; None: runs/. quick: leaves out the checks that need torch."""
+
+    job: Annotated[str, Argument(metavar="[JOB]", help="A job whose file must be the same on all machines.")] = ""
+    _: KW_ONLY
+    nproc: Annotated[int | None, Option(help="Ranks on each machine; one for each GPU, or 2 on a CPU.", min=1)] = None
+    out: Out = None
+    device: Device = "auto"
+    launcher: Launcher = ""
+    quick: Annotated[
+        bool, Option("--quick", help="Leave out what needs torch: its build, the engines' packages, ranks that meet.")
+    ] = False
+    machines: MachineOptions = MachineOptions()  # noqa: RUF009 - frozen
+
+    def setup(self) -> Setup:
+        """Returns the setup of a training with these options."""
+        return Setup(
+            job=self.job or "digits",
+            launchers=one_launcher(self.launcher),
+            nproc=self.nproc,
+            device=self.device,
+            out=Path(self.out) if self.out else None,
+            machines=self.machines,
+        )

@@ -1,0 +1,104 @@
+"""What the doctor's processes and machines say to each other, and its report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from samestep.world.checks import Place, Status
+from samestep.world.machine import Dialled, Flow, RankTried, Trial
+
+
+@dataclass(frozen=True)
+class ProbeQuestion:
+    """Asks a worker for the facts of some checks."""
+
+    place: Place
+    checks: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Probed:
+    """The facts of a check, as plain values. error: why there are none; '' where there are."""
+
+    check: str
+    facts: object = None
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Probes:
+    """The answer to a ProbeQuestion."""
+
+    probed: tuple[Probed, ...]
+
+
+@dataclass(frozen=True)
+class TrialRank:
+    """What one rank of a trial is told."""
+
+    trial: Trial
+    rank: int
+
+
+@dataclass(frozen=True)
+class Greeting:
+    """What a machine says when it comes to the first one. address: its own, on the route to the first one."""
+
+    name: str
+    address: str
+    place: Place
+    probed: tuple[Probed, ...]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the first machine asks another to do. The fields are the arguments of Machine's methods. code: with 'stop',
+    the exit code."""
+
+    do: Literal["listen", "dial", "send", "now", "interfaces", "start", "ended", "stop"]
+    address: str = ""
+    port: int = 0
+    seconds: float = 0.0
+    trial: Trial | None = None
+    code: int = 0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer to a Request: the field that it asks for."""
+
+    port: int = 0
+    seconds: float = 0.0
+    dialled: Dialled | None = None
+    flow: Flow | None = None
+    names: tuple[str, ...] = ()
+    ranks: tuple[RankTried, ...] = ()
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A finding of a check."""
+
+    check: str
+    group: str
+    status: Status
+    why: str
+    mend: str = ""
+    machine: str = ""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What the doctor found. facts: check -> what it was judged by, as plain values; of each machine, where a check
+    looks at each."""
+
+    machines: tuple[str, ...]
+    findings: tuple[Judged, ...]
+    seconds: float
+    facts: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def failed(self) -> bool:
+        return any(each.status == "FAIL" for each in self.findings)

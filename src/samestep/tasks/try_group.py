@@ -1,0 +1,108 @@
+"""One rank of a doctor's trial: it meets the others as torch's env:// does, and runs fixed products and all-reduces."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, TCPStore
+
+from samestep.rank.membership import in_time
+from samestep.records.doctor import TrialRank
+from samestep.records.files import read, write
+from samestep.world.machine import RankTried, Trial
+from samestep.world.network import bound
+
+WIDTH, PRODUCTS, BLOCKS = 512, 12, 5
+REDUCED = 1 << 20  # float32 elements: 4 MiB
+SLOW_S = 0.2  # an all-reduce that takes longer is measured twice instead of seven times
+
+
+def try_main(path: str) -> None:
+    """Runs the rank that the file `path` describes, and writes what it saw to tried-RANK.json beside it."""
+    told = read(TrialRank, Path(path))
+    trial, seen = told.trial, RankTried(told.rank, backend=_backend(told.trial))
+    torch.set_num_threads(1)
+    try:
+        seen = in_time(4 * trial.wait_s, lambda: _run(trial, seen))
+    except BaseException as error:
+        words = (str(error).strip().splitlines() or [""])[0]
+        seen = replace(seen, error=f"{type(error).__name__}: {words}"[:300])
+    write(Path(path).with_name(f"tried-{told.rank}.json"), seen)
+    os._exit(0)  # a group that has failed may wait for ever
+
+
+def _backend(trial: Trial) -> str:
+    usable = trial.device != "cpu" and torch.cuda.is_available() and torch.cuda.device_count() >= trial.here
+    return "nccl" if usable and dist.is_nccl_available() else "gloo"
+
+
+def _run(trial: Trial, seen: RankTried) -> RankTried:
+    began, wait = time.monotonic(), timedelta(seconds=trial.wait_s)
+    device = torch.device("cpu")
+    if seen.backend == "nccl":
+        device = torch.device("cuda", seen.rank - trial.first)
+        torch.cuda.set_device(device)
+    listening = bound(trial.master, trial.port).detach() if seen.rank == 0 else None
+    store = TCPStore(
+        trial.master, trial.port, trial.size, seen.rank == 0, wait, wait_for_workers=False, master_listen_fd=listening
+    )
+    group = PrefixStore("trial", store)
+    in_time(  # gloo ignores the timeout while it connects
+        trial.wait_s + 2,
+        lambda: dist.init_process_group(seen.backend, store=group, rank=seen.rank, world_size=trial.size, timeout=wait),
+    )
+    dist.barrier()
+    met = time.monotonic() - began
+    matmul_s = _matmul_s(device)
+    reduce_s = _all_reduce_s(device)
+    store.add("done", 1)
+    until = time.monotonic() + trial.wait_s  # rank 0 holds the store: it stays until all have succeeded
+    while seen.rank == 0 and store.add("done", 0) < trial.size and time.monotonic() < until:
+        time.sleep(0.01)
+    return replace(seen, meet_s=met, matmul_s=matmul_s, all_reduce_s=reduce_s)
+
+
+def _matmul_s(device: torch.device) -> float:
+    """Returns the seconds of a block of products: the best of some, so that a passing disturbance does not count."""
+    left = torch.ones(WIDTH, WIDTH, device=device)
+    right = torch.full((WIDTH, WIDTH), 1 / WIDTH, device=device)
+    times = []
+    for _ in range(BLOCKS):
+        began = time.monotonic()
+        for _ in range(PRODUCTS):
+            left = left @ right
+        _wait(device)
+        times.append(time.monotonic() - began)
+    return min(times)
+
+
+def _all_reduce_s(device: torch.device) -> float:
+    """Returns the median seconds of an all-reduce. Raises ValueError for a wrong sum."""
+    tensor = torch.ones(REDUCED, device=device)
+    began = time.monotonic()
+    dist.all_reduce(tensor)
+    _wait(device)
+    if float(tensor[0]) != dist.get_world_size() or float(tensor[-1]) != dist.get_world_size():
+        raise ValueError(f"an all-reduce of ones gave {float(tensor[0])} on {dist.get_world_size()} ranks")
+    first = torch.tensor([time.monotonic() - began], device=device)
+    dist.all_reduce(first, dist.ReduceOp.MAX)  # all ranks must choose the same number
+    times = []
+    for _ in range(2 if float(first) > SLOW_S else 7):
+        tensor.fill_(1.0)
+        began = time.monotonic()
+        dist.all_reduce(tensor)
+        _wait(device)
+        times.append(time.monotonic() - began)
+    return statistics.median(times)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

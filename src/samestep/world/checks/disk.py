@@ -1,0 +1,85 @@
+"""The disk of --out and of temporary files: whether it takes files, its room, and how fast it writes."""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from samestep.world.checks import GIB, MIB, Finding, Place, fail, ok, on_each, warn
+
+GROUP = "host"
+WRITTEN = 16 << 20  # bytes
+
+
+@dataclass(frozen=True)
+class Folder:
+    """path: the folder, or the nearest one that exists. free: bytes. nodes: how many files it can still take; None:
+    unknown. mib_s: of a file that is written and synced. error: why it takes no file; '' where it does."""
+
+    path: str
+    free: int
+    nodes: int | None
+    mib_s: float
+    error: str
+
+
+@dataclass(frozen=True)
+class Facts:
+    out: Folder
+    temporary: Folder
+
+
+def probe(place: Place) -> Facts:
+    return Facts(_folder(Path(place.out)), _folder(Path(tempfile.gettempdir()), written=1 << 20))
+
+
+def _folder(asked: Path, written: int = WRITTEN) -> Folder:
+    path = asked.resolve()
+    while not path.exists():
+        path = path.parent
+    free, nodes = 0, None
+    try:
+        free = psutil.disk_usage(str(path)).free
+        nodes = os.statvfs(path).f_favail if os.statvfs(path).f_files else None
+        with tempfile.TemporaryFile(dir=path) as file:
+            began = time.monotonic()
+            file.write(os.urandom(1 << 20) * (written >> 20))
+            file.flush()
+            os.fsync(file.fileno())
+            took = time.monotonic() - began
+    except OSError as error:
+        return Folder(str(path), free, nodes, 0.0, errno.errorcode.get(error.errno or 0, "") + f": {error.strerror}")
+    return Folder(str(path), free, nodes, written / MIB / max(took, 1e-9), "")
+
+
+def judge(facts: Mapping[str, Facts]) -> list[Finding]:
+    return on_each(facts, _judge)
+
+
+def _judge(seen: Facts) -> list[Finding]:
+    found = _room(seen.out, "--out", "samestep run … --out /ANOTHER/DISK")
+    if seen.temporary.path != seen.out.path:
+        found += _room(seen.temporary, "temporary files", "export TMPDIR=/ANOTHER/DISK")
+    free = f"{seen.out.free / GIB:,.1f} GiB free"
+    return found or ok(f"{seen.out.path}: {free}, {seen.out.mib_s:,.0f} MiB/s")
+
+
+def _room(seen: Folder, what: str, mend: str) -> list[Finding]:
+    if seen.error:
+        return fail(f"{seen.path}, for {what}, takes no file ({seen.error})", mend)
+    if seen.nodes is not None and seen.nodes < 1000:
+        return fail(f"{seen.path}, for {what}, takes {seen.nodes} more files: its inodes are used up", mend)
+    if seen.free < 100 * MIB:
+        return fail(f"{seen.path}, for {what}, has {seen.free / MIB:.0f} MiB left: weights will not fit", mend)
+    if seen.free < GIB:
+        return warn(f"{seen.path}, for {what}, has {seen.free / MIB:.0f} MiB left", mend)
+    if seen.mib_s < 2:
+        return warn(f"{seen.path}, for {what}, writes {seen.mib_s:.1f} MiB/s: a checkpoint will take long", mend)
+    return []

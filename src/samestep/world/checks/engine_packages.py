@@ -1,0 +1,82 @@
+"""The packages that engines need: those installed must import, and be of a version that samestep works with."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, requires
+
+from samestep.world.checks import Finding, Place, fail, ok, on_each, warn
+from samestep.world.checks.versions import version_of
+
+GROUP = "environment"
+IN_WORKER = True
+ENGINES = ("accelerate", "lightning", "deepspeed", "horovod")  # the extras, and what scripts/install-horovod builds
+
+
+@dataclass(frozen=True)
+class Package:
+    """needed: the versions that samestep's extra asks for, as in '>=1.0'. fits: whether `version` is one. error: why it
+    does not import; '' where it does."""
+
+    name: str
+    version: str
+    needed: str
+    fits: bool
+    error: str
+
+
+@dataclass(frozen=True)
+class Facts:
+    """packages: those that are installed."""
+
+    packages: tuple[Package, ...]
+
+
+def probe(place: Place) -> Facts:
+    return Facts(tuple(_package(name) for name in ENGINES if version_of(name)))
+
+
+def _package(name: str) -> Package:
+    needed, fits = _needed(name), True
+    if needed:
+        from packaging.specifiers import SpecifierSet
+
+        fits = SpecifierSet(needed).contains(version_of(name), prereleases=True)
+    error = ""
+    try:
+        importlib.import_module(name)
+    except (Exception, SystemExit) as raised:
+        words = (str(raised).strip().splitlines() or [""])[0]
+        error = f"{type(raised).__name__}: {words}"[:300]
+    return Package(name, version_of(name), needed, fits, error)
+
+
+def _needed(name: str) -> str:
+    """Returns the versions of a package that samestep's extras ask for."""
+    try:
+        entries = requires("samestep") or []
+    except PackageNotFoundError:
+        return ""
+    for entry in entries:
+        if (match := re.match(rf"{name}\s*\(?([<>=!~][^;)]*)", entry)) and "extra ==" in entry:
+            return match[1].strip()
+    return ""
+
+
+def judge(facts: Mapping[str, Facts]) -> list[Finding]:
+    return on_each(facts, _judge)
+
+
+def _judge(seen: Facts) -> list[Finding]:
+    found = []
+    for each in seen.packages:
+        mend = f"pip install --upgrade '{each.name}{each.needed}'"
+        if each.error:
+            found += fail(f"{each.name} {each.version} is installed and does not import: {each.error}", mend)
+        elif not each.fits:
+            found += warn(f"{each.name} is {each.version}, and samestep needs {each.needed}", mend)
+    named = ", ".join(f"{each.name} {each.version}" for each in seen.packages)
+    return found or ok(f"these import: {named}" if named else "no engine's package is installed besides torch")

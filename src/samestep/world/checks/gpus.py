@@ -1,0 +1,154 @@
+"""The GPUs, as NVML tells of them: their number, modes, errors, topology, and who uses them already.
+
+Needs nvidia-ml-py (`pip install nvidia-ml-py`), which is not a requirement of samestep.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, TypeVar
+
+from samestep.world.checks import MIB, Finding, Place, fail, ok, on_each, unknown, warn
+
+GROUP = "gpu"
+DRIVER = Path("/proc/driver/nvidia")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """mode: of computing: 0: any process, 2: none, 3: one process. uncorrected: ECC errors since the driver was loaded.
+    processes: those that compute on it. slowed: whether heat or power lowers its clock."""
+
+    name: str
+    mode: int = 0
+    uncorrected: int = 0
+    pending_rows: int = 0
+    processes: tuple[int, ...] = ()
+    used: int = 0
+    slowed: bool = False
+
+
+@dataclass(frozen=True)
+class Facts:
+    """missing: why there is nothing to say; '' where there is. links: pairs of GPUs without peer-to-peer access. xid:
+    lines of the kernel's log about errors of a GPU. wanted: --device."""
+
+    missing: str
+    gpus: tuple[Gpu, ...] = ()
+    unlinked: tuple[tuple[int, int], ...] = ()
+    xid: tuple[str, ...] = ()
+    nproc: int = 1
+    wanted: str = "auto"
+
+
+def probe(place: Place) -> Facts:
+    if not DRIVER.exists():
+        return Facts("no NVIDIA driver here")
+    if find_spec("pynvml") is None:
+        return Facts("an NVIDIA driver is here, and NVML is not: pip install nvidia-ml-py")
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except Exception as error:  # NVMLError has a class for each number, made at run time
+        return Facts(f"NVML does not answer: {error}")
+    handles = [pynvml.nvmlDeviceGetHandleByIndex(number) for number in range(pynvml.nvmlDeviceGetCount())]
+    pairs = [
+        (one, other)
+        for one in range(len(handles))
+        for other in range(one + 1, len(handles))
+        if _asked(lambda: pynvml.nvmlDeviceGetP2PStatus(handles[one], handles[other], 0), 0) != 0  # noqa: B023
+    ]
+    gpus = tuple(_gpu(pynvml, handle) for handle in handles)
+    return Facts("", gpus, tuple(pairs), _xid(), place.nproc, place.device)
+
+
+def _gpu(nvml: Any, handle: Any) -> Gpu:
+    name = _asked(lambda: nvml.nvmlDeviceGetName(handle), "GPU")
+    running: list[Any] = _asked(lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle), [])
+    return Gpu(
+        name.decode() if isinstance(name, bytes) else str(name),
+        int(_asked(lambda: nvml.nvmlDeviceGetComputeMode(handle), 0)),
+        int(_asked(lambda: nvml.nvmlDeviceGetTotalEccErrors(handle, 1, 0), 0)),
+        int(_asked(lambda: nvml.nvmlDeviceGetRemappedRows(handle)[2], 0)),
+        tuple(int(each.pid) for each in running),
+        int(_asked(lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used, 0)),
+        bool(_asked(lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle), 0) & (0x8 | 0x40 | 0x80)),
+    )
+
+
+def _asked(ask: Callable[[], T], otherwise: T) -> T:
+    """Returns what NVML answers; `otherwise` where this GPU does not support the question."""
+    try:
+        return ask()
+    except Exception:
+        return otherwise
+
+
+def _xid() -> tuple[str, ...]:
+    with suppress(OSError, subprocess.TimeoutExpired):
+        log = subprocess.run(["dmesg"], capture_output=True, text=True, timeout=5).stdout
+        return tuple(re.findall(r"NVRM: (Xid .{0,100})", log)[-3:])
+    return ()
+
+
+def judge(facts: Mapping[str, Facts]) -> list[Finding]:
+    return on_each(facts, _judge)
+
+
+def _judge(seen: Facts) -> list[Finding]:
+    if seen.missing or not seen.gpus or seen.wanted == "cpu":
+        said = seen.missing or f"{len(seen.gpus)} GPUs; none is asked for"
+        return unknown(said) if "nvidia-ml-py" in said or "NVML" in said else ok(said)
+    count, found = len(seen.gpus), list[Finding]()
+    if seen.nproc > count:
+        found += fail(
+            f"{seen.nproc} ranks and {count} GPU{'s' * (count > 1)}: two ranks on one GPU, which NCCL refuses",
+            f"samestep run … --nproc {count}",
+        )
+    for number, gpu in enumerate(seen.gpus):
+        found += _one(number, gpu)
+    if seen.unlinked:
+        pairs = ", ".join(f"{one}-{other}" for one, other in seen.unlinked[:4])
+        found += warn(
+            f"the GPUs {pairs} have no peer-to-peer access: NCCL copies through host memory",
+            "nvidia-smi topo -m   # in virtual machines and containers: see ACS, IOMMU",
+        )
+    for line in seen.xid:
+        found += warn(f"the kernel reported an error of a GPU: {line}", "nvidia-smi -q | grep -A9 -i error")
+    return found or ok(", ".join(dict.fromkeys(gpu.name for gpu in seen.gpus)) + f", {count} in all")
+
+
+def _one(number: int, gpu: Gpu) -> list[Finding]:
+    found = list[Finding]()
+    who = f"GPU {number} ({gpu.name})"
+    if gpu.mode == 2:
+        found += fail(
+            f"{who} is in compute mode PROHIBITED: no process may use it", f"nvidia-smi -i {number} -c DEFAULT"
+        )
+    if gpu.mode == 3 and gpu.processes:
+        found += fail(
+            f"{who} is in compute mode EXCLUSIVE_PROCESS, and process {gpu.processes[0]} has it",
+            f"nvidia-smi -i {number} -c DEFAULT",
+        )
+    if gpu.uncorrected or gpu.pending_rows:
+        found += fail(
+            f"{who} has {gpu.uncorrected} uncorrected errors of its memory, {gpu.pending_rows} rows to replace: its "
+            "results cannot be trusted",
+            f"nvidia-smi -i {number} -r   # after its processes have ended; if it comes back, replace the GPU",
+        )
+    if gpu.processes and gpu.mode != 3:
+        found += warn(
+            f"{who} is used by process {', '.join(map(str, gpu.processes))} already, {gpu.used / MIB:,.0f} MiB",
+            f"ps -fp {' '.join(map(str, gpu.processes))}",
+        )
+    if gpu.slowed:
+        found += warn(f"heat or power lowers the clock of {who}", f"nvidia-smi -i {number} -q -d PERFORMANCE")
+    return found

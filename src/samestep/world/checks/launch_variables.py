@@ -1,0 +1,50 @@
+"""The variables that launchers set: whether they contradict each other or the options, or are left from another one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from samestep.world.checks import Finding, Place, fail, ok, on_each, warn
+
+GROUP = "launch"
+RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+MEETING = ("MASTER_ADDR", "MASTER_PORT")
+
+
+@dataclass(frozen=True)
+class Facts:
+    """contradiction: the sentence of the error; '' for none. left: the variables of RANKS and MEETING that are set
+    though no launcher has started this command. torchelastic, slurm_step: whether those of a launch are set."""
+
+    contradiction: str
+    left: Mapping[str, str] = field(default_factory=dict)
+    started_by: str = ""
+
+
+def probe(place: Place) -> Facts:
+    found = {name: os.environ[name] for name in (*RANKS, *MEETING) if name in os.environ}
+    return Facts(place.contradiction, found if not place.started_by else {}, place.started_by)
+
+
+def judge(facts: Mapping[str, Facts]) -> list[Finding]:
+    return on_each(facts, _judge)
+
+
+def _judge(seen: Facts) -> list[Finding]:
+    if seen.contradiction:
+        left = [name for name in seen.left if name in RANKS]
+        return fail(seen.contradiction, f"unset {' '.join(left)}" if left else "")
+    found = []
+    port = seen.left.get("MASTER_PORT", "1")
+    if not port.isdecimal() or not 0 < int(port) < 65536:
+        found += fail(f"MASTER_PORT={port} is no port (1 to 65535)", "export MASTER_PORT=29500")
+    left = [name for name in seen.left if name in RANKS]
+    if left:
+        found += warn(
+            f"{' '.join(f'{name}={seen.left[name]}' for name in left)} is set, and no launcher has started this "
+            "command: a script that reads them waits for ranks that nobody starts",
+            f"unset {' '.join(seen.left)}",
+        )
+    return found or ok(f"started by {seen.started_by}" if seen.started_by else "no launcher's variables are set")

@@ -1,0 +1,64 @@
+"""The port of the rendezvous, on the machine where the ranks meet."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import psutil
+
+from samestep.errors import UserError
+from samestep.world import network
+from samestep.world.checks import Finding, Place, fail, ok, on_each
+
+GROUP = "launch"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """port: 0 where none was given, or the port is another machine's. error: why it cannot be opened; '' where it can.
+    holder: the process that has it; '' where that is unknown."""
+
+    port: int
+    error: str = ""
+    holder: str = ""
+
+
+def probe(place: Place) -> Facts:
+    try:
+        if not place.port or place.started_by or not network.is_this_machine(place.master):
+            return Facts(0)
+        family, _, _, _, address = socket.getaddrinfo(place.master, place.port, type=socket.SOCK_STREAM)[0]
+    except (UserError, OSError):  # the name is unknown: the check `master` says so
+        return Facts(0)
+    with socket.socket(family) as listening:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listening.bind(address)
+        except OSError as error:
+            return Facts(place.port, error.strerror or str(error), _holder(place.port))
+    return Facts(place.port)
+
+
+def _holder(port: int) -> str:
+    try:
+        for connection in psutil.net_connections("tcp"):
+            if connection.laddr and connection.laddr.port == port and connection.pid:
+                return f"process {connection.pid} ({psutil.Process(connection.pid).name()})"
+    except psutil.Error:
+        pass
+    return ""
+
+
+def judge(facts: Mapping[str, Facts]) -> list[Finding]:
+    return on_each(facts, _judge)
+
+
+def _judge(seen: Facts) -> list[Finding]:
+    if seen.error:
+        by = f" by {seen.holder}" if seen.holder else ", by another user's process"
+        privileged = seen.error == "Permission denied"
+        why = f"port {seen.port} cannot be opened ({seen.error})" if privileged else f"port {seen.port} is taken{by}"
+        return fail(why, "samestep run … --port 0   # any free one; several machines: the same other port on each")
+    return ok(f"port {seen.port} is free" if seen.port else "no port of this machine was named")

@@ -1,0 +1,75 @@
+"""The versions of Python, torch and samestep, and the job's file: they must be the same on all machines."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from samestep.version import __version__
+from samestep.world.checks import Finding, Place, different, fail, ok, warn
+
+GROUP = "environment"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """samestep: version and digest of its files. job: digest of the job's file; '' for a built-in job. nvidia: versions
+    of the packages of CUDA and NCCL; '' without them."""
+
+    python: str
+    torch: str
+    numpy: str
+    samestep: str
+    job: str
+    nvidia: str
+
+
+def probe(place: Place) -> Facts:
+    nccl = [f"{name} {version_of(name)}" for name in ("nvidia-nccl-cu12", "nvidia-nccl-cu13") if version_of(name)]
+    return Facts(
+        python=platform.python_version(),
+        torch=version_of("torch"),
+        numpy=version_of("numpy"),
+        samestep=f"{__version__} {_digest(sorted(Path(__file__).parents[2].rglob('*.py')))}",
+        job=_digest([job]) if (job := Path(place.job.partition(":")[0])).is_file() else "",
+        nvidia=", ".join(nccl),
+    )
+
+
+def version_of(package: str) -> str:
+    """Returns the version of an installed package; '' where it is not installed."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+def _digest(files: list[Path]) -> str:
+    state = hashlib.blake2b(digest_size=8)
+    for path in files:
+        state.update(path.read_bytes())
+    return state.hexdigest()
+
+
+def judge(facts: Mapping[str, Facts]) -> list[Finding]:
+    first = next(iter(facts.values()))
+    found = []
+    for name, of, mend in (
+        ("torch", lambda seen: seen.torch, f"pip install torch=={first.torch}"),
+        ("samestep", lambda seen: seen.samestep, f"pip install samestep=={first.samestep.partition(' ')[0]}"),
+        ("the job's file", lambda seen: seen.job, "scp JOB.py OTHER:   # the same file on each machine"),
+        ("NCCL", lambda seen: seen.nvidia, f"pip install torch=={first.torch}"),
+    ):
+        if says := different(facts, of):
+            found += fail(f"{name} is not the same on all machines ({says}): their ranks would not agree", mend)
+    for name, of, mend in (
+        ("Python", lambda seen: seen.python.rpartition(".")[0], "python3 -m venv .venv   # of one version of Python"),
+        ("numpy", lambda seen: seen.numpy, f"pip install numpy=={first.numpy}"),
+    ):
+        if says := different(facts, of):
+            found += warn(f"{name} is not the same on all machines ({says})", mend)
+    return found or ok(f"Python {first.python}, torch {first.torch}, samestep {first.samestep}")

@@ -1,0 +1,89 @@
+"""Measures the network between two processes: opens a connection, tells a drop from a refusal, sends and counts."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import threading
+import time
+from contextlib import suppress
+
+from samestep.world.machine import Dialled, Flow, Outcome
+
+DIAL_S = 2.0
+SKIPPED_S = 0.25  # of a stream's begin, in which the buffers fill
+BLOCK = bytes(1 << 16)
+STALL_S = 10.0
+SEND_BUFFER = 1 << 19  # bytes; a larger one takes long to empty on a slow link
+OUTCOMES: dict[int, Outcome] = {errno.ECONNREFUSED: "refused", errno.ETIMEDOUT: "dropped"}
+OUTCOMES |= {errno.EHOSTUNREACH: "no route", errno.ENETUNREACH: "no route", errno.EACCES: "refused"}
+
+
+def dial(address: str, port: int, wait_s: float = DIAL_S) -> Dialled:
+    """Opens a connection and closes it."""
+    began = time.monotonic()
+    try:
+        with socket.create_connection((address, port), timeout=wait_s):
+            return Dialled("open", time.monotonic() - began)
+    except socket.gaierror as error:
+        return Dialled("unknown name", time.monotonic() - began, str(error))
+    except TimeoutError:
+        return Dialled("dropped", time.monotonic() - began, f"no answer within {wait_s:g} s")
+    except OSError as error:
+        return Dialled(OUTCOMES.get(error.errno or 0, "error"), time.monotonic() - began, error.strerror or str(error))
+
+
+def send(address: str, port: int, seconds: float) -> Flow:
+    """Sends bytes to a Sink for some seconds. Returns what arrived there."""
+    sent = 0
+    try:
+        with socket.create_connection((address, port), timeout=DIAL_S) as stream:
+            stream.settimeout(STALL_S)
+            stream.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
+            until = time.monotonic() + seconds
+            while time.monotonic() < until:
+                sent += stream.send(BLOCK)
+            stream.shutdown(socket.SHUT_WR)
+            received, _, took = stream.makefile().readline().partition(" ")
+            return Flow(int(received), float(took))
+    except TimeoutError:
+        return Flow(sent, 0.0, f"the stream stopped for {STALL_S:g} s after {sent} bytes")
+    except (OSError, ValueError) as error:
+        return Flow(sent, 0.0, str(error))
+
+
+class Sink:
+    """A port that takes connections, and answers each with the bytes and seconds of what arrived."""
+
+    def __init__(self, address: str) -> None:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        self._listening = socket.socket(family, socket.SOCK_STREAM)
+        self._listening.bind((address, 0))
+        self._listening.listen(64)
+        self.port = int(self._listening.getsockname()[1])
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self._listening.shutdown(socket.SHUT_RDWR)  # wakes accept()
+        self._listening.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                stream, _ = self._listening.accept()
+                threading.Thread(target=self._count, args=(stream,), daemon=True).start()
+
+    def _count(self, stream: socket.socket) -> None:
+        counted, first, last = 0, 0.0, 0.0
+        began = 0.0
+        with stream, suppress(OSError):
+            stream.settimeout(STALL_S)
+            while block := stream.recv(1 << 18):
+                last = time.monotonic()
+                began = began or last
+                if last - began < SKIPPED_S:
+                    first = last
+                else:
+                    counted += len(block)
+            stream.sendall(f"{counted} {last - first:.6f}\n".encode())

@@ -1,0 +1,80 @@
+"""The command `samestep doctor`: its exit code, its report, and the lines that mend; every fault: plant_faults.py."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+
+import pytest
+
+from budget import budget
+
+BEGINS = ("NCCL_", "GLOO_", "TORCH_")
+
+
+def doctor(*options: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith((*BEGINS, "OMP_"))}
+    line = [sys.executable, "-m", "samestep", "doctor", *options]
+    env = clean | {"COLUMNS": "200"} | variables
+    return subprocess.run(line, capture_output=True, text=True, timeout=budget(90), env=env)
+
+
+def found(done: subprocess.CompletedProcess[str], check: str) -> Mapping[str, str]:
+    (finding,) = [each for each in json.loads(done.stdout)["findings"] if each["check"] == check]
+    return finding  # type: ignore[no-any-return]
+
+
+def test_a_fault_is_named_with_the_line_that_mends_it() -> None:
+    done = doctor("--quick", OMP_NUM_THREADS="all", NCCL_SOCKET_IFNAMES="lo")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "OMP_NUM_THREADS=all is no number" in done.stdout
+    assert "\n  export OMP_NUM_THREADS=1\n" in done.stdout  # to paste
+    assert "unset NCCL_SOCKET_IFNAMES; export NCCL_SOCKET_IFNAME=lo" in done.stdout
+    assert done.stderr == ""
+
+
+def test_what_is_well_is_counted_and_the_facts_are_kept() -> None:
+    done = doctor("--quick", "--json")
+    report = json.loads(done.stdout)
+    assert done.returncode == int(any(each["status"] == "FAIL" for each in report["findings"])), done.stderr
+    (host,) = report["machines"]
+    assert report["facts"]["cpus"][host]["nproc"] == 2
+    assert found(done, "reachability")["status"] == "OK"
+    assert "collective" not in report["facts"] and "torch_build" not in report["facts"]
+
+
+def test_contradictory_options_are_a_sentence() -> None:
+    done = doctor("--nnodes", "2")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "name the machine where the ranks meet" in done.stderr
+
+
+@pytest.mark.check
+def test_it_finds_the_interface_that_works() -> None:
+    done = doctor("--json", GLOO_SOCKET_IFNAME="eth9")
+    assert done.returncode == 1, done.stdout + done.stderr
+    meeting = found(done, "collective")
+    assert meeting["status"] == "FAIL" and "with GLOO_SOCKET_IFNAME=eth9" in meeting["why"]
+    assert meeting["mend"].startswith("export GLOO_SOCKET_IFNAME=")
+    assert found(done, "engine_packages")["status"] == "OK"
+    assert found(done, "torch_build")["status"] == "OK"
+
+
+@pytest.mark.check
+def test_inside_torchrun_one_process_reports() -> None:
+    line = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*line, "-m", "samestep", "doctor", "--json", "--quick"], capture_output=True, text=True, timeout=budget(90)
+    )
+    report = json.loads(done.stdout)
+    (host,) = report["machines"]
+    assert report["facts"]["machines"][host] == {
+        "node": None,
+        "nnodes": 1,
+        "nproc": 2,
+        "master": "127.0.0.1",
+        "started_by": "torchrun",
+    }
