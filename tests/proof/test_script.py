@@ -10,7 +10,8 @@ import pytest
 
 from samestep.proof.script import judge
 from samestep.records.files import read, write
-from samestep.records.record import Record, write_arrays
+from samestep.records.arrays import write_arrays
+from samestep.records.record import Record
 from samestep.records.script import CheckResults, LossSeen, MicroSeen, PassSeen, ScriptPlan, ScriptRecord, StepSeen
 
 NAMES = ["a.weight", "a.bias", "b.weight", "b.bias"]
