@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from samestep.proof.script import judge
-from samestep.records.files import read, write
 from samestep.records.arrays import write_arrays
+from samestep.records.files import read, write
 from samestep.records.record import Record
 from samestep.records.script import CheckResults, LossSeen, MicroSeen, PassSeen, ScriptPlan, ScriptRecord, StepSeen
 
