@@ -131,7 +131,7 @@ def _play(study: Study, root: Path, name: str, layouts: tuple[LayoutPlan, ...], 
         steps=job.proof_steps,
         replicas=study.size,
         rows=job.proof_rows,
-        shaken=1 if job.costly else 2,
+        noise_runs=1 if job.costly else 2,
         threads=setup.machines.threads or (0 if job.costly else 1),
     )
     return _start(study, root, "process", 1, study.inspection.devices, folder, plan, show_phase)
@@ -318,7 +318,7 @@ def _threads(rows: list[Row], setup: Setup) -> int:
 def _tensors(references: list[Expectation]) -> int | None:
     """Counts the tensors of the model's state."""
     played = [expectation for expectation in references if "sgd" in expectation.facts.trainings]
-    return len(played[0].apart("sgd")) if played else None
+    return len(played[0].noise_distances("sgd")) if played else None
 
 
 def _engine_results(study: Study, rows: list[Row]) -> Iterator[EngineResult]:

@@ -22,7 +22,7 @@ OF_CHECKPOINTS = 96  # three at once, each of the weights, their average and Ada
 PROCESS = 0.1 * 2**30  # besides; ranks share what they were forked with
 WIDER = 2  # bytes of float64 over those of float32
 SLOWER = 4  # seconds of float64 over those of float32, without the libraries that have kernels for float32 alone
-PARAMETER_S = 30e-9  # of a step, to update, shake and compare a parameter
+PARAMETER_S = 30e-9  # of a step, to update, perturb and compare a parameter
 PLENTY = 2**30  # a proof that needs less memory gets no message
 
 

@@ -45,13 +45,13 @@ class Comparison:
         """The differences in one training, in causal order. The user is shown the first."""
         expected = self.expectation.trace(training, 0, self.processes)
         variants = range(1, len(self.expectation.facts.trainings[training]))
-        shaken = [self.expectation.trace(training, variant, self.processes) for variant in variants]
+        noisy = [self.expectation.trace(training, variant, self.processes) for variant in variants]
         observed = of_engine(self.record, self.names.format(training))
         case = causes.Case(self.expectation, training, expected, observed)
         yield from self._start(case)
         if not self.inexact:
             yield from self._precision(case)
-        bounds = self._loss_bounds(case.expected, shaken)
+        bounds = self._loss_bounds(case.expected, noisy)
         self._note_reach(case, bounds)
         yield from self._steps(case, bounds)
         if training == "gradient":
@@ -60,7 +60,7 @@ class Comparison:
             yield from self._coverage(case)
             yield from self._later(case)
             yield from self._final(case)
-            yield from self._evaluation(case, shaken)
+            yield from self._evaluation(case, noisy)
         yield from self._replicas(case)
 
     def _start(self, case: causes.Case) -> Iterator[Divergence]:
@@ -120,15 +120,15 @@ class Comparison:
             if not abs(a.loss_sum - b.loss_sum) <= loss_bound:  # 'not <=': NaN differs too
                 yield case.divergence("loss", _mean(a), _mean(b), step=step, rank=rank)
 
-    def _loss_bounds(self, expected: Trace, shaken: list[Trace]) -> list[float]:
+    def _loss_bounds(self, expected: Trace, noisy: list[Trace]) -> list[float]:
         """Per step, what rounding explains. It never shrinks: an early difference lives on in the weights."""
         bounds: dict[int, float] = {}
         widest = 0.0
         for rank, parts in enumerate(expected.parts):
             for number, part in enumerate(parts):
-                others = [trace.parts[rank][number].loss_sum for trace in shaken]
-                apart = max(abs(part.loss_sum - other) for other in others)
-                bound = max(BOUND * apart, FLOOR_ULPS * self.eps * abs(part.loss_sum))
+                others = [trace.parts[rank][number].loss_sum for trace in noisy]
+                spread = max(abs(part.loss_sum - other) for other in others)
+                bound = max(BOUND * spread, FLOOR_ULPS * self.eps * abs(part.loss_sum))
                 bounds[part.step] = max(bounds.get(part.step, 0.0), bound)
         for step in sorted(bounds):
             widest = bounds[step] = max(widest, bounds[step])
@@ -140,10 +140,10 @@ class Comparison:
         names = self.expectation.of("gradient").parameters
         for name, want, got in self._outside(case, names):
             sampled = [sample_like(values, start[name]) for values in (want, got)]
-            at, apart = _furthest(*sampled), distance(want, got)
+            at, spread = _furthest(*sampled), distance(want, got)
             pair: list[Any] = [float(start[name][at] - values[at]) for values in sampled]
-            if 0 < SHOWS * apart > distance(*sampled):
-                pair = ["the reference's", f"{apart:.3g} off, in few of its elements"]
+            if 0 < SHOWS * spread > distance(*sampled):
+                pair = ["the reference's", f"{spread:.3g} off, in few of its elements"]
             yield case.divergence("first gradient", *pair, step=0, tensor=name)
 
     def _final(self, case: causes.Case) -> Iterator[Divergence]:
@@ -170,7 +170,7 @@ class Comparison:
     def _outside(self, case: causes.Case, names: list[str]) -> list[tuple[str, Any, Any]]:
         """(name, expected, observed) of the tensors that differ by more than rounding explains."""
         outside = []
-        moved, apart = self.expectation.of(case.training).moved, self.expectation.apart(case.training)
+        moved, spread = self.expectation.of(case.training).moved, self.expectation.noise_distances(case.training)
         largest = min(1.0, max((largest_of(case.expected.state[name]) for name in names), default=0.0))
         # A tensor whose true gradient is zero moves by the rounding of the others' gradients.
         furthest = max((moved[name].distance for name in names), default=0.0)
@@ -180,7 +180,7 @@ class Comparison:
                 outside.append((name, want, np.full_like(want, np.nan, dtype=np.float64)))
                 continue
             floor = FLOOR_ULPS * self.eps * max(largest_of(want), moved[name].largest_before, furthest)
-            bound = max(BOUND * apart[name], floor) if np.issubdtype(want.dtype, np.floating) else 0.0
+            bound = max(BOUND * spread[name], floor) if np.issubdtype(want.dtype, np.floating) else 0.0
             difference = distance(want, got)
             self.bitwise &= bool(np.array_equal(want, got))
             own = moved[name].distance
@@ -226,7 +226,7 @@ class Comparison:
         played = self.expectation.of(case.training)
         return played.length - sum(len(part.indices) for part in parts) // played.phases
 
-    def _evaluation(self, case: causes.Case, shaken: list[Trace]) -> Iterator[Divergence]:
+    def _evaluation(self, case: causes.Case, noisy: list[Trace]) -> Iterator[Divergence]:
         """The evaluation of the final weights: its rows and their weights, its sums and means."""
         if not case.expected.evaluation:
             return
@@ -241,8 +241,8 @@ class Comparison:
                 over = 1 if name in want.whole else want.weight if name == "loss" else want.rows
                 if name in want.unsteady:
                     continue
-                apart = max(abs(total - trace.evaluation[0].sums[name]) for trace in shaken)
-                bound = max(BOUND * apart, 64 * self.eps * abs(total))
+                spread = max(abs(total - trace.evaluation[0].sums[name]) for trace in noisy)
+                bound = max(BOUND * spread, 64 * self.eps * abs(total))
                 pair = (total / over, got.means[name])
                 if not (abs(got.sums[name] - total) <= bound and abs(pair[0] - pair[1]) * over <= bound):
                     yield case.divergence("evaluation", *pair, tensor=name, rank=rank)

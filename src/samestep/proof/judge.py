@@ -122,10 +122,10 @@ def _verdict(
 
 def same_as_one(many: Expectation, one: Expectation) -> tuple[bool, float]:
     """Whether N-replica training of a job is plain training in one process: whether both end with the same parameters
-    up to rounding, and how far these are apart."""
+    up to rounding, and how far these differ."""
     worst, same = 0.0, bool(many.facts.from_one)
     eps = max(EPS[each.facts.dtype] for each in (many, one))  # an engine may take no float64
-    spreads = [each.apart("sgd") for each in (many, one)]
+    spreads = [each.noise_distances("sgd") for each in (many, one)]
     for name, parameter in many.facts.from_one.items():
         spread = max(of[name] for of in spreads if of)
         worst = max(worst, parameter.distance)
@@ -134,7 +134,7 @@ def same_as_one(many: Expectation, one: Expectation) -> tuple[bool, float]:
 
 
 def not_one_process(worst: float, many: Expectation, one: Expectation, job: JobFacts) -> OneProcess:
-    """Says why N replicas do not train as one process, whose parameters are `worst` apart.
+    """Says why N replicas do not train as one process, whose parameters differ by `worst`.
 
     many, one: N replicas and plain training, both without random numbers and batch statistics. What then remains is a
     mistake.

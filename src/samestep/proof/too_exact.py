@@ -33,15 +33,15 @@ def too_exact(loop: Expectation, numerics: Expectation, record: Record) -> Diver
     nothing, autocast was in force (not every model has something that it lowers), or the gradient has too few
     elements in which the rounding would show.
     """
-    asked, replicas = numerics.facts.rounds_to, numerics.facts.layout.replicas
-    if asked not in DIGITS or numerics.facts.exact_steps or loop.facts.dtype != "float64" or replicas == 1:
+    precision, replicas = numerics.facts.rounds_to, numerics.facts.layout.replicas
+    if precision not in DIGITS or numerics.facts.exact_steps or loop.facts.dtype != "float64" or replicas == 1:
         return None
     name = AS_NUMERICS.format("gradient")
     if any(rank.autocast for rank in record.training(name)):
         return None
     start, end, observed = numerics.start(), numerics.arrays("gradient"), record.arrays(name)
     alone, exact = (of.arrays("gradient", ".own") for of in (numerics, loop))
-    telling = 0
+    informative = 0
     for tensor, own in alone.items():
         want, got = _float64(end[tensor]), _float64(observed[tensor])
         # Rounding of the gradient, measured on rank 0's own, and that of the weights from which it is read.
@@ -50,12 +50,12 @@ def too_exact(loop: Expectation, numerics: Expectation, record: Record) -> Diver
         if not (np.abs(want - got) <= float32).all():
             return None
         sampled = _float64(start[tensor]) - sample_like(want, own), _float64(own)
-        lost = np.minimum(*(np.abs(values - _rounded(values, DIGITS[asked])) for values in sampled))
-        telling += int((lost > FACTOR * replicas * sample_like(float32, own)).sum())
-    if telling < ENOUGH:
+        lost = np.minimum(*(np.abs(values - _rounded(values, DIGITS[precision])) for values in sampled))
+        informative += int((lost > FACTOR * replicas * sample_like(float32, own)).sum())
+    if informative < ENOUGH:
         return None
-    cause = f"asked for {asked} numerics, but computed in float32: the hook or the autocast is not in force"
-    return Divergence("gradient", 0, "precision", None, None, asked, "float32", cause)
+    cause = f"asked for {precision} numerics, but computed in float32: the hook or the autocast is not in force"
+    return Divergence("gradient", 0, "precision", None, None, precision, "float32", cause)
 
 
 def _float64(values: Any) -> Values:

@@ -94,8 +94,8 @@ class Expectation:
         return self.facts.trainings[training][0]
 
     def trace(self, training: str, variant: int, processes: int) -> Trace:
-        """The trace of one training. variant: 0 is the reference itself, 1 and 2 have their rounding shaken; of these
-        the state is empty, and Played.apart tells how far it is off.
+        """The trace of one training. variant: 0 is the reference itself, 1 and 2 have noise in their rounding; of these
+        the state is empty, and Played.distances has how far it is off.
 
         processes: a process that holds several replicas (DataParallel) is given their rows one after the other.
         """
@@ -121,10 +121,10 @@ class Expectation:
         them exactly."""
         return self.record.arrays(f"start.{self.facts.dtype}")
 
-    def apart(self, training: str) -> dict[str, float]:
+    def noise_distances(self, training: str) -> dict[str, float]:
         """Tensor -> how far rounding alone moves its final values; empty where no noise was played."""
-        shaken = [played.apart for played in self.facts.trainings[training][1:]]
-        return {name: max(apart[name] for apart in shaken) for name in (shaken[0] if shaken else ())}
+        noisy = [played.distances for played in self.facts.trainings[training][1:]]
+        return {name: max(distances[name] for distances in noisy) for name in (noisy[0] if noisy else ())}
 
 
 def sample_like(values: Any, sample: Any) -> Any:

@@ -164,7 +164,7 @@ class LayoutPlan:
 class ReferencePlan:
     """What the reference plays. replicas: of the study; they decide the subset's size. steps: of each training.
 
-    rows: as in Prove. shaken: how often each training is played again with noise in the rounding. threads: of the
+    rows: as in Prove. noise_runs: how often each training is played again with noise in the rounding. threads: of the
     reference; 0: all cores.
     """
 
@@ -176,5 +176,5 @@ class ReferencePlan:
     steps: int
     replicas: int
     rows: int = 0
-    shaken: int = 2
+    noise_runs: int = 2
     threads: int = 1

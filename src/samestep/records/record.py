@@ -132,8 +132,8 @@ class Played:
     rates, [step][group]. norms: each step's gradient norm. draws: whether the model draws random numbers.
     parameters: their names. length: rows of the subset. clip_norm: the job's. each_once: whether an epoch
     has every row once, which an order of the job's own need not. phases: how many steps each batch is trained for.
-    apart: of a training with noise, tensor -> the greatest distance of its final values from those of the training as
-    it is. moved: of the training as it is, for each tensor.
+    distances: of a training with noise, tensor -> the greatest distance of its final values from those of the training
+    as it is. moved: of the training as it is, for each tensor.
     """
 
     seen: list[list[PartSeen]]
@@ -147,7 +147,7 @@ class Played:
     clip_norm: float | None = None
     evaluation: EvaluationSeen | None = None
     each_once: bool = True
-    apart: Mapping[str, float] = field(default_factory=dict)
+    distances: Mapping[str, float] = field(default_factory=dict)
     moved: Mapping[str, Moved] = field(default_factory=dict)
     phases: int = 1
 

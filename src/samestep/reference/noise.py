@@ -17,7 +17,7 @@ class Noise:
 
     reverses: whether the rows come in reverse. Not where the model draws random numbers, because dropout would hit
     others, nor where the criterion depends on the rows' order.
-    rounds_weights: whether weights are shaken after each step too, as those are that are kept in `dtype`.
+    rounds_weights: whether weights are perturbed after each step too, as those are that are kept in `dtype`.
     shakes_data: whether the rows' values are moved too; not where the criterion then refuses them.
     """
 
@@ -38,14 +38,14 @@ class Noise:
         unit = torch.rand(tensor.shape, generator=self.generator, dtype=torch.float64).mul_(2).sub_(1)
         return unit.mul_(self.eps).add_(1).to(tensor.device, tensor.dtype)
 
-    def shake(self, tensors: Iterable[Tensor]) -> None:
+    def perturb(self, tensors: Iterable[Tensor]) -> None:
         """Moves tensors in place, a part after the other."""
         with torch.no_grad():
             for tensor in tensors:
                 for part in tensor.view(-1).split(AT_ONCE) if tensor.is_contiguous() else (tensor,):
                     part.mul_(self._factors(part))
 
-    def shaken(self, data: Any) -> Any:
+    def perturbed(self, data: Any) -> Any:
         """A copy of `data` with its floating-point values moved, but not beyond the smallest and the largest: a
         criterion may refuse values outside of its domain, such as a probability above 1."""
         if not self.shakes_data:

@@ -50,7 +50,7 @@ def play(
 ) -> TrainingResult:
     """Trains `job` for `steps` optimizer steps on `layout.replicas` replicas: see docs/proof.md, "What is compared".
 
-    noise: shakes the rounding, for a second training that differs from the first by rounding alone. neutral: computes
+    noise: adds to the rounding, for a second training that differs from the first by rounding alone. neutral: computes
     without random numbers and batch statistics. parts: whether the parts of the first gradient are sampled.
     evaluated: whether the last weights are. after_step: called with each step and its losses. then: the layout of the
     steps from `then_from` on, as where other ranks continue.
@@ -98,7 +98,7 @@ class ReplicatedTraining:
         self.replicas = range(layout.replicas)
         self.model = job.model().to(device)
         if noise:
-            noise.shake(self.model.parameters())
+            noise.perturb(self.model.parameters())
         self.turns = turns_of(job, self.model)
         self.scheduled = scheduled(self.turns)
         self.scheduler = job.scheduler.make(self.scheduled) if job.scheduler else None
@@ -155,7 +155,7 @@ class ReplicatedTraining:
         for gradient in present:
             gradient.div_(self.layout.replicas)
         if self.noise:
-            self.noise.shake(gradient.div_(self.noise.scale) for gradient in present)
+            self.noise.perturb(gradient.div_(self.noise.scale) for gradient in present)
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.job.clip_norm or float("inf"))
         return seen, float(norm)
 
@@ -244,7 +244,7 @@ class ReplicatedTraining:
         weighs, phase = weight(self.job, rows), forward.turn.number
         part = place(forward.step, forward.micro, rows, forward.epoch, weighs, phase)
         state = self.carried.of(replica, forward.micro)
-        return Batch(self.noise.shaken(data) if self.noise else data, part, state=state)
+        return Batch(self.noise.perturbed(data) if self.noise else data, part, state=state)
 
     def _over_all_rows(self, forward: Forward) -> AllRows:
         """The loss over all replicas' rows. Their outputs are computed here without a graph, and in each replica's turn
@@ -273,7 +273,7 @@ class ReplicatedTraining:
         else:
             turn.optimizer.step()
         if self.noise and self.noise.rounds_weights:
-            self.noise.shake(self.parameters)
+            self.noise.perturb(self.parameters)
         if self.job.ema:
             moved = [p for p, own in zip(self.parameters, turn.owns) if own]
             for name, parameter in self.model.named_parameters():

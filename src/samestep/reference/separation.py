@@ -105,6 +105,6 @@ def _output_gap(whole: Any, alone: list[Any]) -> float | None:
             if among.dim() == 0 or len(among) != count or among[number : number + 1].shape != single.shape:
                 continue
             largest = float(single.abs().max()) if single.numel() else 0.0
-            apart = float((among[number] - single[0]).abs().max()) if single.numel() else 0.0
-            gap = max(gap or 0.0, apart / largest if largest else apart)
+            difference = float((among[number] - single[0]).abs().max()) if single.numel() else 0.0
+            gap = max(gap or 0.0, difference / largest if largest else difference)
     return gap

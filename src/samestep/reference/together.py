@@ -34,7 +34,7 @@ def outputs_together(
     data = fetch(job, rows, epoch, device)
     before = random_state(device)
     part = place(step, micro, rows, epoch, weight(job, rows), phase)
-    batch = Batch(noise.shaken(data) if noise else data, part)
+    batch = Batch(noise.perturbed(data) if noise else data, part)
     output = job.forward(model, batch)
     if not torch.equal(before, random_state(device)):
         raise UserError(

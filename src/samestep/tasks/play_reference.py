@@ -27,7 +27,7 @@ from samestep.records.record import (
 )
 from samestep.tasks.inspect.load import build
 from samestep.tasks.proof_job import SGD_LR, proof_job, steps_of
-from samestep.tasks.reference_progress import StepsPlayed, shaken
+from samestep.tasks.reference_progress import StepsPlayed, noise_runs
 from samestep.tasks.reference_tensors import (
     State,
     Written,
@@ -194,7 +194,7 @@ class ReferencePlayer:
         """Plays a training again with noise in the rounding, and with reversed rows if their order does not matter."""
         dtype = getattr(torch, planned.rounds_to or training.dtype)
         reverses = self.reverses and not base.draws
-        seeds = range(1, 1 + shaken(self.plan, planned))
+        seeds = range(1, 1 + noise_runs(self.plan, planned))
 
         def with_noise(seed: int) -> Played:
             noise = reference.Noise(dtype, seed, reverses, planned.rounds_weights, self.shakes_data)
@@ -305,7 +305,7 @@ def _record(
         each_once=job.order is None or isinstance(job.order, ByLength | Lanes),
         phases=max(1, len(job.phases)),
         evaluation=_evaluation_seen(result.evaluation) if result.evaluation else None,
-        apart=distances(base.state, result.state) if base else {},
+        distances=distances(base.state, result.state) if base else {},
     )
 
 

@@ -12,12 +12,12 @@ from samestep.records.record import Progress, attempt, write_progress
 EVERY_S = 0.5  # between two files
 
 
-def shaken(plan: ReferencePlan, layout: LayoutPlan) -> int:
+def noise_runs(plan: ReferencePlan, layout: LayoutPlan) -> int:
     """How often a layout's trainings are played again with noise. Where a step takes long, plain training is not: the
     bound is then that of the replicas' rounding alone, which is never wider."""
-    if layout.compared and layout.replicas == 1 and plan.shaken == 1 and len(plan.layouts) > 1:
+    if layout.compared and layout.replicas == 1 and plan.noise_runs == 1 and len(plan.layouts) > 1:
         return 0
-    return 1 if layout.neutral else plan.shaken
+    return 1 if layout.neutral else plan.noise_runs
 
 
 class StepsPlayed:
@@ -31,7 +31,7 @@ class StepsPlayed:
     def planned(self, layout: LayoutPlan) -> int:
         """The steps of one layout's trainings."""
         again = {"gradient": 1}  # to check that it is deterministic
-        times = 1 + shaken(self.plan, layout)
+        times = 1 + noise_runs(self.plan, layout)
         return sum((times + again.get(name, 0)) * self.steps(name) for name in layout.trainings)
 
     def steps(self, training: str) -> int:

@@ -1,4 +1,4 @@
-"""The reference's tensors: how far two trainings' are apart, and what of one training the judge reads from files."""
+"""The reference's tensors: how far two trainings differ, and what of one training the judge reads from files."""
 
 from __future__ import annotations
 
