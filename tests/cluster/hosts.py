@@ -14,8 +14,10 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 
+NUMBERS = count()
 PATH = f"{os.environ['PATH']}:/usr/sbin:/sbin"
 
 
@@ -32,7 +34,7 @@ class Hosts:
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self._tag = f"ss{os.getpid()}"
+        self._tag = f"ss{os.getpid()}-{next(NUMBERS)}"  # a test may have others in the same process
         self._folder = Path(tempfile.mkdtemp(prefix="samestep-hosts-"))
         self._made: list[str] = []
 

@@ -65,6 +65,8 @@ def _launch(options: CollectivesOptions) -> tuple[Study, str, CollectivePlan, Re
     setup = options.setup()
     rank = detect_launched_rank(os.environ, replace(setup, nproc=options.nproc))
     study = study_of(setup, rank)
+    if (rank.size if rank else study.nproc * study.machines.nnodes) == 1:
+        raise UserError("--nproc 1: a collective needs at least two ranks; give --nproc 2 or more")
     launcher = rank.launcher if rank else _launcher(study, show=bool(options.show))
     device = study.inspection.devices[0]
     if options.backend == "nccl" and device == "cpu":

@@ -50,9 +50,7 @@ class CollectivesOptions(LaunchOptions):
     launcher: Launcher = ""
 
     def setup(self) -> Setup:
-        """Returns the setup of the launch. Raises UserError for several launchers, and for a single rank."""
-        if self.nproc == 1 and (self.machines.nnodes or len(self.machines.hosts) or 1) == 1:
-            raise UserError("--nproc 1: a collective needs at least two ranks; give --nproc 2 or more")
+        """Returns the setup of the launch. Raises UserError for several launchers."""
         launchers = one_launcher(self.launcher)
         setup = self._setup("", (), None, None, launchers)
         if self.backend in ("gloo", "mpi") and self.device == "auto":
