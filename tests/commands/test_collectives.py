@@ -149,20 +149,20 @@ def test_slurm(how: str, slurm: Slurm, tmp_path: Path) -> None:
 
 @pytest.mark.check
 def test_a_shaped_link_is_measured_within_a_tenth(tmp_path: Path) -> None:
-    """Two hosts that share no folder, and links of 100 Mbit/s."""
+    """Two hosts that share no folder, and links of 100 Mbit/s. gloo's all_reduce reaches less: docs/collectives.md."""
     reason = hosts_module.missing()
     if reason:
         assert "CI" not in os.environ, reason
         pytest.skip(reason)
     with hosts_module.Hosts(2) as hosts:
         hosts.shape("100mbit")
-        line = ["collectives", "--nnodes", "2", "--nproc", "1", "--master-addr", "h0", "--op", "send_recv,all_reduce"]
+        line = ["collectives", "--nnodes", "2", "--nproc", "1", "--master-addr", "h0", "--op", "send_recv"]
         line += ["--dtype", "float32", "--sizes", "4MiB,8MiB", "--seconds", "1"]
         commands = [
             hosts.start(i, [*SAMESTEP, *line, "--node-rank", str(i), "--out", str(tmp_path / str(i))]) for i in range(2)
         ]
         assert [command.wait(budget(150)) for command in commands] == [0, 0]
     results = json.loads((tmp_path / "0" / "results.json").read_text())
-    speeds = [8 * curve["points"][-1]["bus_bandwidth"] for curve in results["curves"]]
-    assert speeds == pytest.approx([100e6, 100e6], rel=0.1)
+    (curve,) = results["curves"]
+    assert 8 * curve["points"][-1]["bus_bandwidth"] == pytest.approx(100e6, rel=0.1)
     assert not (tmp_path / "1" / "results.json").exists()
