@@ -174,13 +174,13 @@ def doctor(
     from samestep.commands import doctor as command
     from samestep.commands.doctor_table import show_report
 
-    report = command.doctor(options)
+    report = command.doctor(options, ["--json"] * json_ + ["--all"] * all_)
     if report is None or isinstance(report, int):
         return report or 0
     if json_:
-        from samestep.records.files import as_json, finite
+        from samestep.records.files import finite, with_schema
 
-        print(json.dumps(finite(as_json(report)), indent=1))
+        print(json.dumps(finite(with_schema(report)), indent=1))
     else:
         show_report(report, all_=all_)
     return int(report.failed)

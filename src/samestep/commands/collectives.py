@@ -15,9 +15,9 @@ from samestep import launch
 from samestep.commands.collectives_options import CollectivesOptions
 from samestep.commands.command_record import recorded
 from samestep.commands.machines import detect_launched_rank, is_first
-from samestep.commands.results_folder import launch_folder, prepare
+from samestep.commands.results_folder import launch_folder, prepare_on_each, remove_stale
 from samestep.commands.study import Study, check_devices, study_of
-from samestep.commands.train import check_options
+from samestep.commands.train import check_options, ranks_in_folder
 from samestep.errors import UserError, say
 from samestep.launch import Command, ports, supervise
 from samestep.launch.command import command_for, rank_command
@@ -125,9 +125,7 @@ def _folder(study: Study, plan: CollectivePlan, rank: LaunchedRank | None) -> Pa
     identity = StudyRecord(
         "collectives", "collectives", __version__, study.nproc, study.machines.nnodes, training=asked
     )
-    name = f"{rank.launcher}-{rank.id}" if rank else ""
-    writes = rank.rank == 0 if rank else is_first(study.machines)
-    return prepare(study.setup.out, identity, name, writes=writes)
+    return prepare_on_each(study.setup.out, identity, study, rank)
 
 
 def _command(study: Study, launcher: str, rank: LaunchedRank | None, folder: Path) -> Command:
@@ -138,16 +136,13 @@ def _command(study: Study, launcher: str, rank: LaunchedRank | None, folder: Pat
 
 
 def _run(study: Study, launcher: str, rank: LaunchedRank | None, folder: Path) -> Record:
-    """Runs the launch and returns its record. Files of an earlier one that failed are removed."""
-    for stale in [*folder.glob("*rank[0-9]*.json"), *folder.glob("log*.txt"), *folder.glob("rendezvous")]:
-        stale.unlink(missing_ok=True)
+    """Runs the launch and returns its record."""
+    remove_stale(folder)
     machines = study.machines
-    folders = 1 if machines.single_launch else machines.nnodes
-    size = 1 if rank else study.size // folders
     return supervise.run(
         _command(study, launcher, rank, folder),
         folder,
-        size,
+        1 if rank else ranks_in_folder(study, study.size),
         deadline_s=study.setup.deadline_s,
         machines=machines,
         stall_s=0,  # a collective that does not end raises after --timeout

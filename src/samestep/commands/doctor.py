@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +27,7 @@ from samestep.launch import Machines, Shape
 from samestep.launch.started_by import LaunchedRank
 from samestep.records.doctor import Judged, Probed, ProbeQuestion, Report
 from samestep.records.files import as_json, from_json
-from samestep.world import checks, network
+from samestep.world import checks, network, nvidia
 from samestep.world.checks import Finding, Place, torch_build
 from samestep.world.machine import Machine
 
@@ -48,11 +47,14 @@ class Seat:
     wait_s: float = 120.0
 
 
-def doctor(options: DoctorOptions) -> Report | int | None:
-    """Returns the report; on another machine than the first its exit code; None on the other ranks of a machine."""
+def doctor(options: DoctorOptions, flags: Sequence[str] = ()) -> Report | int | None:
+    """Returns the report; on another machine than the first its exit code; None on the other ranks of a machine.
+
+    flags: how the report is printed, for the command that a launcher starts on each machine.
+    """
     setup = options.setup()
     if setup.launchers:
-        return _launched(setup, options)
+        return _launched(setup, options, flags)
     seat = _seat(replace(setup, nproc=None, launchers=()), setup.nproc, options.job)
     if seat.idle:
         return None
@@ -85,7 +87,7 @@ def _seat(setup: Setup, nproc: int | None, job: str) -> Seat:
         return Seat(replace(place, nnodes=1, master=Machines().master, contradiction=str(error)))
     if rank:
         return _seat_of_rank(place, rank, options.timeout_s)
-    nproc = nproc or _gpus() or 2
+    nproc = nproc or nvidia.count() or 2
     try:
         machines = machines_of(setup, os.environ)
     except UserError:
@@ -109,19 +111,15 @@ def _seat_of_rank(place: Place, rank: LaunchedRank, wait_s: float) -> Seat:
     return Seat(place, first=rank.rank == 0, idle=rank.local_rank != 0, wait_s=wait_s)
 
 
-def _launched(setup: Setup, options: DoctorOptions) -> int:
+def _launched(setup: Setup, options: DoctorOptions, flags: Sequence[str]) -> int:
     """Starts this command by a launcher, as `run` would start its ranks; one on each machine does its part."""
     machines = machines_of(setup, os.environ)
     name = setup.launchers[0]
     module = launch.load(name)
     if why := module.missing(machines, os.environ):
         raise UserError(f"--launcher {name}: {why}")
-    more = [options.job] * bool(options.job) + ["--device", setup.device] + ["--json"] * ("--json" in sys.argv)
-    more += (
-        ["--all"] * ("--all" in sys.argv)
-        + ["--quick"] * options.quick
-        + (["--out", str(setup.out)] if setup.out else [])
-    )
+    more = [options.job] * bool(options.job) + ["--device", setup.device, *flags] + ["--quick"] * options.quick
+    more += ["--out", str(setup.out)] if setup.out else []
     with tempfile.TemporaryDirectory(prefix="samestep-doctor-") as folder:
         command = module.plan(("-m", "samestep", "doctor", *more), Shape(setup.nproc or 2, folder, machines))
         return subprocess.call(command.argv, env=os.environ | dict(command.env))
@@ -135,23 +133,10 @@ def _is_unusable(master: str) -> bool:
         return True
 
 
-def _gpus() -> int:
-    """Counts the GPUs by the driver's files, because this process has no torch."""
-    folder = Path("/proc/driver/nvidia/gpus")
-    return len(list(folder.iterdir())) if folder.is_dir() else 0
-
-
 def _probe_here(place: Place, wanted: Sequence[str], done: Sequence[str] = ()) -> list[Probed]:
     """Gathers the facts of this machine that need no torch."""
     mine = [name for name in wanted if not checks.is_measured(name) and not checks.is_in_worker(name)]
-    return [_probed(name, place) for name in mine if name not in done]
-
-
-def _probed(name: str, place: Place) -> Probed:
-    try:
-        return Probed(name, as_json(checks.probe(name, place)))
-    except Exception as error:  # a probe that fails must not hide the rest
-        return Probed(name, error=f"{type(error).__name__}: {error}")
+    return [Probed.of(name, place) for name in mine if name not in done]
 
 
 def _probe_in_worker(place: Place, wanted: Sequence[str]) -> list[Probed]:
@@ -175,14 +160,14 @@ def _other(seat: Seat, began: float, probed: list[Probed]) -> Report | int:
     if code is not None:
         say(f"the report is on the first machine, {seat.place.master}")
         return code
-    master = _probed("master", replace(seat.place, unmet=dialled))
+    master = Probed.of("master", replace(seat.place, unmet=dialled))
     probed = [each for each in probed if each.check not in UNMET] + [master]
     return _report([(here.name, probed)], {}, began)
 
 
 def _first(seat: Seat, began: float, wanted: Sequence[str], gather: Callable[[], list[Probed]]) -> Report:
     """Does the first machine's part: waits for the others, asks them, judges, and stops them."""
-    place, probed = seat.place, [_probed("port", seat.place)]
+    place, probed = seat.place, [Probed.of("port", seat.place)]
     listening = _listening(place) if place.nnodes > 1 and seat.wait_s else None
     probed += gather()
     came = fleet.welcome(listening, place.nnodes - 1, seat.wait_s) if listening else []

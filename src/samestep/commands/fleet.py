@@ -19,7 +19,7 @@ import psutil
 from samestep.errors import UserError
 from samestep.launch import ports
 from samestep.records.doctor import Answer, Greeting, Probed, Request, TrialRank
-from samestep.records.files import SCHEMA, as_json, from_json, read, write
+from samestep.records.files import KEY, SCHEMA, from_json, read, with_schema, write
 from samestep.world import RANK_VARIABLES, network, wire
 from samestep.world.checks import Place
 from samestep.world.machine import Dialled, Flow, RankTried, Trial
@@ -123,7 +123,7 @@ class Line:
 
     def say(self, record: Any) -> None:
         try:
-            self._file.write(json.dumps({"schema": SCHEMA, **as_json(record)}) + "\n")
+            self._file.write(json.dumps(with_schema(record)) + "\n")
             self._file.flush()
         except OSError as error:
             raise ConnectionError(str(error)) from None
@@ -131,7 +131,7 @@ class Line:
     def hear(self, kind: type[T]) -> T:
         try:
             value = json.loads(self._file.readline())
-            if value.pop("schema", None) != SCHEMA:
+            if value.pop(KEY, None) != SCHEMA:
                 raise ConnectionError("it is a samestep of another version")
             return from_json(kind, value, "what it says")
         except (OSError, ValueError, AttributeError, UserError) as error:

@@ -16,6 +16,7 @@ from samestep.commands.study import Study
 from samestep.errors import UserError
 from samestep.launch.started_by import LaunchedRank
 from samestep.records.files import read, why_not_writable, write
+from samestep.records.record import ENVIRONMENT, PROGRESS
 from samestep.records.study import STUDY, StudyRecord
 from samestep.version import __version__
 
@@ -50,8 +51,6 @@ def results_folder(command: str, study: Study, rank: LaunchedRank | None = None,
         )
     if study.machines.nnodes > 1 and not study.machines.single_launch and command != "run":
         out = shared_folder(out)
-    name = f"{rank.launcher}-{rank.id}" if rank else ""
-    writes = rank.rank == 0 if rank else is_first(study.machines)
     record = StudyRecord(
         command=command,
         job=setup.job,
@@ -74,7 +73,15 @@ def results_folder(command: str, study: Study, rank: LaunchedRank | None = None,
         training=training,
         resume=str(setup.resume) if setup.resume else "",
     )
-    return prepare(out, record, name, writes=writes, free=FREE if command == "run" else ())
+    return prepare_on_each(out, record, study, rank, free=FREE if command == "run" else ())
+
+
+def prepare_on_each(
+    out: Path | None, record: StudyRecord, study: Study, rank: LaunchedRank | None, free: Sequence[str] = ()
+) -> Path:
+    """Prepares the folder that all commands of a launch find: this one, those of other machines, of other ranks."""
+    name = f"{rank.launcher}-{rank.id}" if rank else ""
+    return prepare(out, record, name, writes=rank.rank == 0 if rank else is_first(study.machines), free=free)
 
 
 def launch_folder(out: Path, study: Study, rank: LaunchedRank | None) -> Path:
@@ -87,6 +94,13 @@ def launch_folder(out: Path, study: Study, rank: LaunchedRank | None) -> Path:
         return out
     folder.mkdir(exist_ok=True)
     return folder
+
+
+def remove_stale(folder: Path) -> None:
+    """Removes what the ranks of an earlier launch, which failed, have left in a folder of ranks."""
+    files = ("rendezvous", PROGRESS, ENVIRONMENT)
+    for stale in [*folder.glob("*rank[0-9]*"), *folder.glob("log*.txt"), *(folder / name for name in files)]:
+        stale.unlink(missing_ok=True)
 
 
 def shared_folder(out: Path | None) -> Path:

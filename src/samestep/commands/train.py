@@ -13,7 +13,7 @@ from samestep.commands.agreement import asked_of, digest_of, options_of
 from samestep.commands.command_record import recorded, words_of
 from samestep.commands.machines import detect_launched_rank, is_first
 from samestep.commands.progress import Training
-from samestep.commands.results_folder import launch_folder, results_folder
+from samestep.commands.results_folder import launch_folder, remove_stale, results_folder
 from samestep.commands.setup import Setup
 from samestep.commands.study import Row, Study, check_devices, rows_of, study_of
 from samestep.commands.train_options import ScoreOptions, TrainOptions
@@ -25,7 +25,7 @@ from samestep.records.checkpoint import FOLDER
 from samestep.records.files import why_not_writable, write
 from samestep.records.inspection import JobFacts
 from samestep.records.plan import Plan, Score, Train
-from samestep.records.record import ENVIRONMENT, PROGRESS, Progress, Record
+from samestep.records.record import Progress, Record
 from samestep.records.results import RESULTS, InitialWeights, ScoreResults, TrainResults, read_results, write_results
 from samestep.report.figures import batch_size, data_wait
 from samestep.world.network import check_master
@@ -197,12 +197,9 @@ def _check_unfinished(training: Train) -> None:
 
 def _supervise(study: Study, row: Row, command: Command, folder: Path, watch: Watch, *, one_rank: bool) -> Record:
     """Runs a launch and returns its record. one_rank: this command is one rank of an outer launcher."""
-    files = ("rendezvous", PROGRESS, ENVIRONMENT)
-    for stale in [*folder.glob("*rank[0-9]*"), *folder.glob("log*.txt"), *(folder / name for name in files)]:
-        stale.unlink(missing_ok=True)  # of an earlier launch that failed
+    remove_stale(folder)
     machines = study.machines
-    folders = 1 if machines.single_launch else machines.nnodes  # else each machine writes into its own folder
-    size = 1 if one_rank else row.facts.processes // folders
+    size = 1 if one_rank else ranks_in_folder(study, row.facts.processes)
     return supervise.run(
         command,
         folder,
@@ -214,6 +211,12 @@ def _supervise(study: Study, row: Row, command: Command, folder: Path, watch: Wa
         graceful=True,
         terminates=not one_rank and not machines.least,  # a machine that is asked to end leaves the others
     )
+
+
+def ranks_in_folder(study: Study, processes: int) -> int:
+    """Returns how many of a launch's processes write into this machine's folder."""
+    machines = study.machines
+    return processes // (1 if machines.single_launch else machines.nnodes)  # else each machine has a folder of its own
 
 
 def _train_results(study: Study, row: Row, record: Record, out: Path, step: Train) -> TrainResults:

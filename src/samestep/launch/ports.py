@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import socket
 
-import psutil
-
 from samestep.errors import UserError
 from samestep.launch import Machines
 from samestep.world import network
@@ -15,23 +13,10 @@ def check(machines: Machines) -> None:
     """Raises UserError when the rendezvous port is on this machine and is in use."""
     if not machines.port or not network.is_this_machine(machines.master):
         return
-    family, _, _, _, address = socket.getaddrinfo(machines.master, machines.port, type=socket.SOCK_STREAM)[0]
-    with socket.socket(family) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(address)
-        except OSError:
-            raise UserError(
-                f"port {machines.port} is taken{_holder(machines.port)}; choose another, or --port 0 for any"
-            ) from None
-
-
-def _holder(port: int) -> str:
-    """Returns ' by process PID (NAME)' for the process that listens on a port; '' where it is another user's."""
-    for connection in psutil.net_connections("tcp"):
-        if connection.laddr and connection.laddr.port == port and connection.pid:
-            return f" by process {connection.pid} ({psutil.Process(connection.pid).name()})"
-    return ""
+    if network.bind_error(machines.master, machines.port):
+        holder = network.holder_of(machines.port)
+        by = f" by {holder}" if holder else ""
+        raise UserError(f"port {machines.port} is taken{by}; choose another, or --port 0 for any")
 
 
 def any_free(host: str) -> int:

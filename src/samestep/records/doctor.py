@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from samestep.records.files import as_json
+from samestep.world import checks
 from samestep.world.checks import Place, Status
 from samestep.world.machine import Dialled, Flow, RankTried, Trial
 
@@ -25,6 +27,14 @@ class Probed:
     check: str
     facts: object = None
     error: str = ""
+
+    @classmethod
+    def of(cls, check: str, place: Place) -> Probed:
+        """Gathers a check's facts on this machine; a probe that fails must not hide the rest."""
+        try:
+            return cls(check, as_json(checks.probe(check, place)))
+        except Exception as error:
+            return cls(check, error=f"{type(error).__name__}: {error}")
 
 
 @dataclass(frozen=True)

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from samestep.records.collectives import CollectiveResults
 from samestep.report import collective_text, numbers
+from samestep.report.templates import template
 
 FACTORS = "https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md"
 
 
 def collective_page(results: CollectiveResults) -> str:
     """Returns the whole page. Without a measurement it has no figures and no table of times."""
-    environment = Environment(
-        loader=PackageLoader("samestep.report", ""),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     sentences = list(collective_text.sentences(results))
-    return environment.get_template("collectives.html.j2").render(
+    return template("collectives.html.j2").render(
         results=results,
         headline=sentences[0],
         sentences=sentences[1:],

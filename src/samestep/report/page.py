@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from samestep.records.results import StudyResults
@@ -10,20 +9,14 @@ from samestep.report import numbers, sentences
 from samestep.report.headline import headline
 from samestep.report.notes import folded
 from samestep.report.sentences import TRAININGS, comparable_rows, label, speed
+from samestep.report.templates import template
 
 MARKS = {"same": "✓", "approximate": "≈", "differs": "✗", "failed": "✗", "refused": "–", "unavailable": "–"}
 
 
 def page(results: StudyResults) -> str:
     """The whole page. Without a measurement it has no figures and no columns of speed."""
-    environment = Environment(
-        loader=PackageLoader("samestep.report", ""),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return environment.get_template("page.html.j2").render(
+    return template("page.html.j2").render(
         results=results,
         headline=headline(results),
         numbers=numbers,

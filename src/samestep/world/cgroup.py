@@ -9,9 +9,9 @@ ROOT = Path("/sys/fs/cgroup")
 NO_LIMIT = 1 << 60  # cgroup v1 writes 'no limit' as a number near 2^63
 
 
-def memory_limit() -> int | None:
-    """Returns the lowest memory limit, in bytes; None where there is none."""
-    limits = [_number(path) for path in _files("memory", "memory.max", "memory.limit_in_bytes")]
+def memory_limit(*, around: bool = True) -> int | None:
+    """Returns the lowest memory limit, in bytes; None where there is none. around: also of the groups around it."""
+    limits = [_number(path) for path in files("memory", "memory.max", "memory.limit_in_bytes", around=around)]
     return min((limit for limit in limits if limit is not None and limit < NO_LIMIT), default=None)
 
 
@@ -19,7 +19,7 @@ def memory_left() -> int | None:
     """Returns how many bytes are left below the lowest memory limit; None where there is none."""
     left = []
     for limit_file, used_file in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
-        for path in _files("memory", limit_file, limit_file):
+        for path in files("memory", limit_file, limit_file):
             limit, used = _number(path), _number(path.with_name(used_file))
             if limit is not None and used is not None and limit < NO_LIMIT:
                 left.append(limit - used + _cache(path.with_name("memory.stat")))
@@ -29,7 +29,7 @@ def memory_left() -> int | None:
 def cpu_limit() -> float | None:
     """Returns the lowest limit of CPU time, in cores; None where there is none."""
     found = []
-    for path in _files("cpu", "cpu.max", "cpu.cfs_quota_us"):
+    for path in files("cpu", "cpu.max", "cpu.cfs_quota_us"):
         with suppress(OSError, ValueError):
             if path.name == "cpu.max":
                 quota, period = path.read_text().split()
@@ -40,8 +40,11 @@ def cpu_limit() -> float | None:
     return min(found, default=None)
 
 
-def _files(controller: str, v2_name: str, v1_name: str) -> list[Path]:
-    """Returns the file of the process's group and of each group around it."""
+def files(controller: str, v2_name: str, v1_name: str, *, around: bool = True) -> list[Path]:
+    """Returns the file of the process's group and, with `around`, of each group around it, where there is one.
+
+    v2_name: its name in cgroup v2; v1_name: in cgroup v1.
+    """
     found: list[Path] = []
     with suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():
@@ -50,8 +53,10 @@ def _files(controller: str, v2_name: str, v1_name: str) -> list[Path]:
                 continue
             root = ROOT / controller if kind else ROOT
             inner = root / group.lstrip("/")
-            around = [inner, *(folder for folder in inner.parents if folder == root or root in folder.parents)]
-            found += [folder / (v1_name if kind else v2_name) for folder in around]
+            groups = [inner]
+            if around:
+                groups += [folder for folder in inner.parents if folder == root or root in folder.parents]
+            found += [folder / (v1_name if kind else v2_name) for folder in groups]
     return [path for path in found if path.exists()]
 
 

@@ -7,6 +7,7 @@ import os
 import socket
 import time
 from collections.abc import Mapping, MutableMapping
+from contextlib import suppress
 
 import psutil
 
@@ -101,6 +102,27 @@ def bound(host: str, port: int) -> socket.socket:
     listening.bind(address)
     listening.listen(4096)
     return listening
+
+
+def bind_error(host: str, port: int) -> OSError | None:
+    """Returns why `port` cannot be opened at `host`, an address of this machine; None where it can."""
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(address)
+        except OSError as error:
+            return error
+    return None
+
+
+def holder_of(port: int) -> str:
+    """Returns 'process PID (NAME)' for the process that listens on a port; '' where it is another user's."""
+    with suppress(psutil.Error):
+        for connection in psutil.net_connections("tcp"):
+            if connection.laddr and connection.laddr.port == port and connection.pid:
+                return f"process {connection.pid} ({psutil.Process(connection.pid).name()})"
+    return ""
 
 
 def check_interface(name: str, *, several: bool = False) -> Mapping[str, str]:

@@ -11,13 +11,12 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, TypeVar
 
+from samestep.world import nvidia
 from samestep.world.checks import MIB, Finding, Place, fail, ok, on_each, unknown, warn
 
 GROUP = "gpu"
-DRIVER = Path("/proc/driver/nvidia")
 T = TypeVar("T")
 
 
@@ -49,7 +48,7 @@ class Facts:
 
 
 def probe(place: Place) -> Facts:
-    if not DRIVER.exists():
+    if not nvidia.DRIVER.exists():
         return Facts("no NVIDIA driver here")
     if find_spec("pynvml") is None:
         return Facts("an NVIDIA driver is here, and NVML is not: pip install nvidia-ml-py")

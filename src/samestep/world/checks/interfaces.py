@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from samestep.world import network
+from samestep.world import network, nvidia
 from samestep.world.checks import Finding, Place, fail, ok, on_each, warn
 
 GROUP = "network"
@@ -68,7 +68,7 @@ def probe(place: Place) -> Facts:
     ]
     route = network.route_to(place.master)
     gloo, nccl = (os.environ.get(name, "") for name in network.NAMES)
-    gpus = os.path.exists("/proc/driver/nvidia")
+    gpus = nvidia.DRIVER.exists()
     return Facts(tuple(found), route[0] if route else "", place.master, place.nnodes, gloo, nccl, gpus)
 
 

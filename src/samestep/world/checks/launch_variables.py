@@ -16,7 +16,7 @@ MEETING = ("MASTER_ADDR", "MASTER_PORT")
 @dataclass(frozen=True)
 class Facts:
     """contradiction: the sentence of the error; '' for none. left: the variables of RANKS and MEETING that are set
-    though no launcher has started this command. torchelastic, slurm_step: whether those of a launch are set."""
+    though no launcher has started this command. started_by: the launcher; '' without one."""
 
     contradiction: str
     left: Mapping[str, str] = field(default_factory=dict)

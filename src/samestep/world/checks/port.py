@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
-
-import psutil
 
 from samestep.errors import UserError
 from samestep.world import network
@@ -29,26 +26,12 @@ def probe(place: Place) -> Facts:
     try:
         if not place.port or place.started_by or not network.is_this_machine(place.master):
             return Facts(0)
-        family, _, _, _, address = socket.getaddrinfo(place.master, place.port, type=socket.SOCK_STREAM)[0]
+        error = network.bind_error(place.master, place.port)
     except (UserError, OSError):  # the name is unknown: the check `master` says so
         return Facts(0)
-    with socket.socket(family) as listening:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listening.bind(address)
-        except OSError as error:
-            return Facts(place.port, error.strerror or str(error), _holder(place.port))
+    if error:
+        return Facts(place.port, error.strerror or str(error), network.holder_of(place.port))
     return Facts(place.port)
-
-
-def _holder(port: int) -> str:
-    try:
-        for connection in psutil.net_connections("tcp"):
-            if connection.laddr and connection.laddr.port == port and connection.pid:
-                return f"process {connection.pid} ({psutil.Process(connection.pid).name()})"
-    except psutil.Error:
-        pass
-    return ""
 
 
 def judge(facts: Mapping[str, Facts]) -> list[Finding]:

@@ -7,13 +7,12 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
+from samestep.world import nvidia
 from samestep.world.checks import Finding, Place, fail, ok, on_each, unknown
 
 GROUP = "environment"
 IN_WORKER = True
-DRIVER = Path("/proc/driver/nvidia")
 INSTALL = "https://pytorch.org/get-started/locally"
 
 
@@ -39,9 +38,9 @@ class Facts:
 def probe(place: Place) -> Facts:
     driver, gpus = "", 0
     with suppress(OSError):
-        match = re.search(r"Kernel Module\D*(\d+[\d.]*)", (DRIVER / "version").read_text())
+        match = re.search(r"Kernel Module\D*(\d+[\d.]*)", (nvidia.DRIVER / "version").read_text())
         driver = match[1] if match else "unknown"
-        gpus = len(list((DRIVER / "gpus").iterdir()))
+        gpus = nvidia.count()
     try:
         import torch
         import torch.distributed as dist

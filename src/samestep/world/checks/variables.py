@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 
+from samestep.world import nvidia
 from samestep.world.checks import Finding, Place, different, on_each, warn
 from samestep.world.known_variables import KNOWN, PREFIXES, Known
 
@@ -28,7 +29,7 @@ class Facts:
 
 def probe(place: Place) -> Facts:
     values = {name: os.environ[name] for name in sorted(os.environ) if name.upper().startswith(PREFIXES)}
-    gpus = Path("/proc/driver/nvidia").exists()
+    gpus = nvidia.DRIVER.exists()
     return Facts(values, gpus, Path("/sys/class/infiniband").is_dir(), place.nnodes)
 
 
