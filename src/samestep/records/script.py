@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeVar
 
 from samestep.records.results import Divergence
 
@@ -18,6 +18,13 @@ STEP = "step{}"  # the name of a step's arrays
 LOCAL, UNCLIPPED, TAKEN = "local {} {}", "unclipped {}", "taken {}"
 BUCKETS = 4096  # elements of an array at most: a larger tensor is added up into so many sums, with random signs
 MICRO_BATCHES = 8  # of a step that are kept apart; all later ones are added to the last
+A = TypeVar("A")  # an array
+
+
+def of_kind(arrays: Mapping[str, A], kind: str) -> dict[str, A]:
+    """Returns parameter -> its array, of a step's arrays of one kind: UNCLIPPED or TAKEN."""
+    prefix = kind.format("")
+    return {key.removeprefix(prefix): array for key, array in arrays.items() if key.startswith(prefix)}
 
 
 @dataclass(frozen=True)

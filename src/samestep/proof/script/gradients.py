@@ -10,7 +10,7 @@ from samestep.proof.script.losses import Scaling, loss_weights, targets, total_w
 from samestep.proof.script.step_gradients import CLOSE, StepGradients, norm
 from samestep.proof.script.updates import SHARDED, Ranks, common_steps, differs, many
 from samestep.records.record import Record
-from samestep.records.script import BUCKETS, STEP, ClipSeen, Finding
+from samestep.records.script import BUCKETS, STEP, TAKEN, UNCLIPPED, ClipSeen, Finding, of_kind
 
 PASSED = "the same on all ranks: the mean of what they computed"
 LOST = "the gradients of {} of {} micro-batches were removed before the step (zero_grad inside the accumulation)"
@@ -191,13 +191,13 @@ def _norms(step: int, clips: Sequence[ClipSeen], record: Record, size: int) -> F
     assert limit is not None
     for rank in range(size):
         arrays = record.arrays(STEP.format(step), rank)
-        before = {key.split(" ", 1)[1]: each for key, each in arrays.items() if key.startswith("unclipped ")}
+        before = of_kind(arrays, UNCLIPPED)
         if not before or any(each.size >= BUCKETS for each in before.values()):
             return None  # sums of a large tensor do not say its norm
         whole = float(np.sqrt(sum(norm(each) ** 2 for each in before.values())))
         wanted = min(1.0, limit / (whole + 1e-6))
         name, most = max(((name, norm(each)) for name, each in before.items()), key=lambda pair: pair[1])
-        found = norm(arrays[f"taken {name}"]) / most if most else wanted
+        found = norm(arrays[TAKEN.format(name)]) / most if most else wanted
         if abs(found / wanted - 1) > 1e-2:
             cause = "clipped by another norm than that of the whole gradient: of one rank's shard, or counted per rank"
             return differs("clipping", "factor", cause, step=step, rank=rank, tensor=name, expected=wanted, found=found)

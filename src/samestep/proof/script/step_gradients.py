@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +10,7 @@ from numpy.typing import NDArray
 
 from samestep.proof.script.updates import Ranks
 from samestep.records.record import Record
-from samestep.records.script import MICRO_BATCHES, STEP
+from samestep.records.script import LOCAL, MICRO_BATCHES, STEP, TAKEN, UNCLIPPED, of_kind
 
 Array = NDArray[np.float64]
 CLOSE = 1e-5  # relative: float32's rounding in a sum over ranks is about 1e-7
@@ -46,8 +45,8 @@ class StepGradients:
     def read(cls, record: Record, ranks: Ranks, step: int) -> StepGradients:
         """Reads a step from the ranks' files. Parameters whose gradient is zero on all ranks are left out."""
         arrays = [record.arrays(STEP.format(step), rank) for rank in range(len(ranks))]
-        taken = [_of(each, "taken") for each in arrays]
-        unclipped = [_of(each, "unclipped") for each in arrays]
+        taken = [of_kind(each, TAKEN) for each in arrays]
+        unclipped = [of_kind(each, UNCLIPPED) for each in arrays]
         micro = max(len(rank.steps[step].micro) for rank in ranks)
         kept = max(1, min(micro, MICRO_BATCHES))
         shared = [name for name in taken[0] if all(name in each for each in taken)]
@@ -116,13 +115,5 @@ class StepGradients:
         self.worst = max(distances.values(), default=0.0)
 
 
-def _of(arrays: dict[str, Array], kind: str) -> dict[str, Array]:
-    prefix = f"{kind} "
-    return {key.removeprefix(prefix): array for key, array in arrays.items() if key.startswith(prefix)}
-
-
 def _local(arrays: dict[str, Array], name: str, kept: int, like: Array) -> list[Array]:
-    return [arrays.get(f"local {number} {name}", np.zeros_like(like)) for number in range(kept)]
-
-
-__all__: Sequence[str] = ("CLOSE", "StepGradients", "norm")
+    return [arrays.get(LOCAL.format(number, name), np.zeros_like(like)) for number in range(kept)]

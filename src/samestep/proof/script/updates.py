@@ -7,7 +7,7 @@ from typing import Any
 
 from samestep.records.record import Record
 from samestep.records.results import Divergence
-from samestep.records.script import STEP, TAKEN, Finding, ScriptPlan, ScriptRecord
+from samestep.records.script import STEP, TAKEN, Finding, ScriptPlan, ScriptRecord, of_kind
 
 Ranks = Sequence[ScriptRecord]
 SHARDED = "the parameters are sharded over the ranks (DTensor), which the recorder does not gather yet"
@@ -98,9 +98,8 @@ def updates(ranks: Ranks, record: Record) -> Finding:
     for number in common_steps(ranks):
         if not any(rate > 0 for rate in ranks[0].steps[number].rates):
             continue
-        arrays = record.arrays(STEP.format(number))
-        prefix = TAKEN.format("")
-        seen |= {key.removeprefix(prefix) for key, array in arrays.items() if key.startswith(prefix) and array.any()}
+        taken = of_kind(record.arrays(STEP.format(number)), TAKEN)
+        seen |= {name for name, array in taken.items() if array.any()}
     still = seen - moved
     if still and {*ranks[0].steps[0].dtypes} & {"bfloat16", "float16"}:
         return Finding(question, "unknown", f"{min(still)} never moves, as small updates do not in 16-bit weights")
