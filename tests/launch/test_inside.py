@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from budget import budget
+from cluster import skip_where
 from command import JOBS
 
 BIN = Path(sys.executable).parent
@@ -51,9 +52,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     "around", ["torchrun -m", *(pytest.param(name, marks=pytest.mark.check) for name in [*AROUND][1:])]
 )
 def test_it_is_one_of_its_ranks(around: str, weights: bytes, tmp_path: Path) -> None:
-    if shutil.which(AROUND[around][0]) is None:
-        assert "CI" not in os.environ, f"{AROUND[around][0]} is not installed"
-        pytest.skip(f"{AROUND[around][0]} is not installed")
+    skip_where(None if shutil.which(AROUND[around][0]) else f"{AROUND[around][0]} is not installed")
     out = tmp_path / "out"
     engine = "horovod" if around == "horovodrun" else "ddp"
     done = typed([*AROUND[around], "run", f"{JOBS}:quick", "--engine", engine, "--out", str(out)])

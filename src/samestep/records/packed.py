@@ -20,7 +20,7 @@ Bytes = NDArray[np.uint8]
 Integers = NDArray[np.signedinteger[Any]]
 
 AT_ONCE = 1 << 18  # elements: copies of the largest tensor would need a model's memory
-SAMPLED = 16  # every so manieth byte decides whether to compress
+SAMPLED = 16  # one byte of so many is looked at to decide whether to compress
 WORTH = 0.92  # of 8 bits: bytes of less entropy are compressed
 LOW = 3  # lowest bytes: all 0 in a float64 that float32 holds, as in weights that have not moved
 FEW = 0.02  # such elements; where there are more, they are marked, and their lowest bytes left out
