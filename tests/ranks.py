@@ -36,7 +36,13 @@ HERE = Path(__file__).parent
 SOURCE = HERE.parent / "src"
 DEADLINE_IMPORTS = 100  # of torch, for one plan
 # What a fork server imports for an engine. Not Horovod, which is to be imported where its place is known.
-LIBRARIES = {"accelerate": "accelerate", "deepspeed": "deepspeed", "fabric": "lightning", "lightning": "lightning"}
+LIBRARIES = {
+    "accelerate": "accelerate",
+    "deepspeed": "deepspeed",
+    "fabric": "lightning",
+    "hf": "transformers.trainer",
+    "lightning": "lightning",
+}
 
 
 class RanksFailed(Exception):

@@ -80,6 +80,8 @@ ENGINES: dict[str, tuple[str, dict[str, str]]] = {
     "lightning": ("lightning", {}),
     "lightning bf16": ("lightning", {"precision": "bf16"}),
     "lightning model_parallel": ("lightning", {"strategy": "model_parallel"}),
+    "hf": ("hf", {}),
+    "hf bf16": ("hf", {"precision": "bf16"}),
     "horovod": ("horovod", {}),
     "horovod compress=fp16": ("horovod", {"compress": "fp16"}),
     "deepspeed": ("deepspeed", {}),

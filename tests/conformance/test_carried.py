@@ -25,7 +25,7 @@ from samestep.tasks.proof_job import proof_job
 
 JOBS = f"{Path(__file__).parent}/jobs_carried.py"
 NAMES = ("lstm", "accumulated", "few")
-ENGINES = ("ddp", "fsdp", "zero", "accelerate", "fabric", "lightning", "horovod", "deepspeed", "single")
+ENGINES = ("ddp", "fsdp", "zero", "accelerate", "fabric", "lightning", "hf", "horovod", "deepspeed", "single")
 CASES = [
     pytest.param(
         name, engine, size, marks=() if (name, engine, size) == ("accumulated", "ddp", 2) else pytest.mark.check

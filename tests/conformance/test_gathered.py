@@ -23,7 +23,7 @@ from samestep.tasks.eject.runtime import run as script
 JOBS = f"{Path(__file__).parent}/jobs_gathered.py"
 NAMES = ("clip", "supervised_contrastive", "balanced_experts")
 FAST = {("clip", "ddp"), ("supervised_contrastive", "ddp"), ("balanced_experts", "fsdp")}
-ENGINES = ("ddp", "fsdp", "zero", "accelerate", "fabric", "lightning", "deepspeed", "horovod")
+ENGINES = ("ddp", "fsdp", "zero", "accelerate", "fabric", "lightning", "hf", "deepspeed", "horovod")
 CASES = [
     pytest.param(name, engine, size, marks=() if size == 2 and (name, engine) in FAST else pytest.mark.check)
     for name in NAMES

@@ -24,7 +24,7 @@ JOBS: dict[str, tuple[str, dict[str, str]]] = {
     **{kind: (f"{HERE}/jobs_job.py:ordered", {"kind": kind}) for kind in ("weighted", "few", "lengths", "function")},
     "plateau of accuracy": (f"{HERE}/jobs_job.py:plateau", {"metric": "accuracy"}),
 }
-OTHERS = ["zero", "accelerate", "fabric", "lightning", "horovod", "deepspeed"]
+OTHERS = ["zero", "accelerate", "fabric", "lightning", "hf", "horovod", "deepspeed"]
 EMA, EVALUATED, SCHEDULE = "rank/ema.py", "rank/evaluation_schedule.py", "data/schedule.py"
 INDICES = ("indices", "tensors received")
 FAULTS = [

@@ -31,7 +31,7 @@ from samestep.tasks.inspect.job import inspect_job
 from samestep.world import World
 
 JOBS = f"{Path(__file__).parent}/jobs_phases.py"
-ENGINES = ("single", "ddp", "fsdp", "zero", "accelerate", "fabric", "lightning", "horovod")
+ENGINES = ("single", "ddp", "fsdp", "zero", "accelerate", "fabric", "lightning", "hf", "horovod")
 FAST = {("gan", "ddp"), ("actor_critic", "ddp"), ("actor_critic", "zero")}
 CASES = [
     pytest.param(name, engine, size, marks=() if size == 2 and (name, engine) in FAST else pytest.mark.check)

@@ -25,7 +25,7 @@ SETTINGS: dict[str, dict[str, str]] = {
     "stream": {"kind": "stream"},
     "augment": {"augments": "true", "of": "torch"},
 }
-ENGINES = ["fsdp", "zero", "accelerate", "fabric", "lightning", "horovod", "deepspeed"]
+ENGINES = ["fsdp", "zero", "accelerate", "fabric", "lightning", "hf", "horovod", "deepspeed"]
 
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
