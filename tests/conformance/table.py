@@ -59,6 +59,8 @@ BEHAVIOURS: dict[str, tuple[dict[str, str], tuple[int, ...]]] = {
 
 ENGINES: dict[str, tuple[str, dict[str, str]]] = {
     "single": ("single", {}),
+    "split": ("split", {}),
+    "split in_flight=2": ("split", {"in_flight": "2"}),
     "ddp": ("ddp", {}),
     "ddp order=rank": ("ddp", {"order": "rank"}),
     "ddp static_graph": ("ddp", {"static_graph": "true"}),
@@ -133,7 +135,7 @@ def measure(bench: Bench, name: str) -> dict[str, str]:
     row, same = {}, defaultdict(list)
     for behaviour, (settings, sizes) in BEHAVIOURS.items():
         cells = []
-        for size in (1,) if engine == "single" else sizes:
+        for size in (1,) if engine in ("single", "split") else sizes:
             try:
                 verdict = bench.prove(engine, given, settings, size)
                 cells.append(_cell(verdict))
@@ -205,6 +207,7 @@ def main() -> None:
         table[name] = row
         print(name, {b: c for b, c in row.items() if c not in ("same", "approximate")} or set(row.values()), flush=True)
     if options.write:
+        table = {name: table[name] for name in ENGINES if name in table}
         head = DOCS.read_text().partition("\n| engine |")[0]
         DOCS.write_text(f"{head}\n{markdown(table)}")
 

@@ -25,14 +25,14 @@ from samestep.tasks.proof_job import proof_job
 
 JOBS = f"{Path(__file__).parent}/jobs_carried.py"
 NAMES = ("lstm", "accumulated", "few")
-ENGINES = ("ddp", "fsdp", "zero", "accelerate", "fabric", "lightning", "hf", "horovod", "deepspeed", "single")
+ENGINES = ("ddp", "fsdp", "zero", "accelerate", "fabric", "lightning", "hf", "horovod", "deepspeed", "single", "split")
 CASES = [
     pytest.param(
         name, engine, size, marks=() if (name, engine, size) == ("accumulated", "ddp", 2) else pytest.mark.check
     )
     for name in NAMES
     for engine in ENGINES
-    for size in ((1,) if engine == "single" else (2, 3) if engine in ("ddp", "fsdp") else (3,))
+    for size in ((1,) if engine in ("single", "split") else (2, 3) if engine in ("ddp", "fsdp") else (3,))
 ]
 
 
@@ -41,7 +41,7 @@ def test_ranks_take_the_references_step(
     name: str, engine: str, size: int, ranks: Callable[[int], Ranks], reference_rank: Ranks
 ) -> None:
     skip_unless_here(engine, size)
-    if engine in ("ddp", "fsdp", "zero", "single"):
+    if engine in ("ddp", "fsdp", "zero", "single", "split"):
         verdict = prove(reference_rank, ranks(size), f"{JOBS}:{name}", engine)
     else:
         with Ranks(size, engine=engine) as own:

@@ -24,12 +24,12 @@ from samestep.tasks.inspect.job import inspect_job
 
 JOBS = f"{Path(__file__).parent}/jobs_closures.py"
 NAMES = ("line_search", "normalized", "clipped", "averaged", "few", "extrapolated")
-ENGINES = ("ddp", "single", "accelerate", "fabric", "horovod")
+ENGINES = ("ddp", "single", "split", "accelerate", "fabric", "horovod")
 CASES = [
     pytest.param(name, engine, size, marks=() if (name, engine, size) == ("clipped", "ddp", 2) else pytest.mark.check)
     for engine in ENGINES
     for name in NAMES
-    for size in ((1,) if engine == "single" else (2, 3) if engine == "ddp" else (2,))
+    for size in ((1,) if engine in ("single", "split") else (2, 3) if engine == "ddp" else (2,))
 ]
 
 
@@ -38,7 +38,7 @@ def test_ranks_take_the_references_step(
     name: str, engine: str, size: int, ranks: Callable[[int], Ranks], reference_rank: Ranks
 ) -> None:
     skip_unless_here(engine, size)
-    if engine in ("ddp", "single"):
+    if engine in ("ddp", "single", "split"):
         verdict = prove(reference_rank, ranks(size), f"{JOBS}:{name}", engine)
     else:
         with Ranks(size, engine=engine) as own:
@@ -145,7 +145,7 @@ def test_it_is_the_loop_of_torchs_documentation(name: str, replicas: int) -> Non
     assert apart[0] < 1e-12 < 1e-5 < apart[1]
 
 
-REFUSING = ("zero", "fsdp", "amp", "lightning", "deepspeed")
+REFUSING = ("zero", "fsdp", "amp", "lightning", "hf", "deepspeed")
 
 
 @pytest.mark.parametrize("engine", REFUSING)

@@ -133,6 +133,7 @@ ENGINES: dict[str, tuple[str, dict[str, str]]] = {
     "fabric model_parallel": ("fabric", {"strategy": "model_parallel"}),
     "lightning": ("lightning", {}),
     "lightning model_parallel": ("lightning", {"strategy": "model_parallel"}),
+    "hf": ("hf", {}),
     "horovod": ("horovod", {}),
     "deepspeed": ("deepspeed", {}),
     "deepspeed stage=2": ("deepspeed", {"stage": "2"}),

@@ -31,13 +31,13 @@ from samestep.tasks.inspect.job import inspect_job
 from samestep.world import World
 
 JOBS = f"{Path(__file__).parent}/jobs_phases.py"
-ENGINES = ("single", "ddp", "fsdp", "zero", "accelerate", "fabric", "lightning", "hf", "horovod")
+ENGINES = ("single", "split", "ddp", "fsdp", "zero", "accelerate", "fabric", "lightning", "hf", "horovod")
 FAST = {("gan", "ddp"), ("actor_critic", "ddp"), ("actor_critic", "zero")}
 CASES = [
     pytest.param(name, engine, size, marks=() if size == 2 and (name, engine) in FAST else pytest.mark.check)
     for name in ("gan", "actor_critic", "contrastive")
     for engine in ENGINES
-    for size in ((1,) if engine == "single" else (2, 3))
+    for size in ((1,) if engine in ("single", "split") else (2, 3))
     if size < 3 or engine in ("ddp", "fsdp")
 ]
 
@@ -47,7 +47,7 @@ def test_ranks_take_the_references_step(
     name: str, engine: str, size: int, ranks: Callable[[int], Ranks], reference_rank: Ranks
 ) -> None:
     skip_unless_here(engine, size)
-    if engine in ("single", "ddp", "fsdp", "zero"):
+    if engine in ("single", "split", "ddp", "fsdp", "zero"):
         verdict = prove(reference_rank, ranks(size), f"{JOBS}:{name}", engine)
     else:
         with Ranks(size, engine=engine) as own:

@@ -17,6 +17,7 @@ CASES = [
     ("fabric", {"strategy": "model_parallel"}),
     ("lightning", {}),
     ("lightning", {"strategy": "model_parallel"}),
+    ("hf", {}),
     ("horovod", {}),
     ("deepspeed", {"stage": 1}),
     ("deepspeed", {"stage": 2}),

@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from mutations.faults import FAULTS, Fault
 from ranks import SOURCE, Ranks, RanksFailed, engine_facts, judged, proof_plan, reference_plan
+from samestep import engine as engines
 from samestep.records.inspection import EngineFacts
 from samestep.records.record import Record
 
@@ -67,6 +68,11 @@ class References:
         if str(plan) not in self._played:
             self._played[str(plan)] = self.reference_rank.work(plan)
         return self._played[str(plan)]
+
+
+def sizes_of(fault: Fault, sizes: Sequence[int]) -> Sequence[int]:
+    """The numbers of ranks to plant a fault at: one, where its engine is one process."""
+    return (1,) if engines.load(fault.engine).PROCESSES == "one" else sizes
 
 
 def plant(fault: Fault, references: References) -> Iterator[dict[str, Any]]:
@@ -144,10 +150,10 @@ def main() -> int:
     options = parser.parse_args()
     faults = [fault for fault in FAULTS if options.only in fault.name]
     rows = []
-    for size in options.ranks:
+    for size in sorted({size for fault in faults for size in sizes_of(fault, options.ranks)}):
         with Ranks(1) as reference_rank:
             references = References(reference_rank, size)
-            for fault in faults:
+            for fault in (fault for fault in faults if size in sizes_of(fault, options.ranks)):
                 for row in plant(fault, references):
                     rows.append(row)
                     seen = row["verdict"] in ("differs", "failed")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mutations.faults import ALL, FAULTS, Fault
-from mutations.plant import DOCS, References, patched, plant, with_table
+from mutations.plant import DOCS, References, patched, plant, sizes_of, with_table
 from ranks import SOURCE, Ranks, engine_facts
 
 SIZES = (2, 3)
@@ -24,7 +24,7 @@ QUICK = {  # planted without `make check`, too: one each of the loop, the loader
     "augmentation alike in every epoch",
     "amp: no autocast",
 }
-PLANTED = [(fault, size) for fault in FAULTS for size in SIZES]
+PLANTED = [(fault, size) for fault in FAULTS for size in sizes_of(fault, SIZES)]
 NOTHING = Fault("nothing", "engines/ddp.py", "import torch\n", "import torch\n", named=(), cause="")
 
 
@@ -32,7 +32,7 @@ NOTHING = Fault("nothing", "engines/ddp.py", "import torch\n", "import torch\n",
 def references() -> Iterator[Mapping[int, References]]:
     """References of each number of ranks: each is played once, for all faults."""
     with Ranks(1) as reference_rank:
-        yield {size: References(reference_rank, size) for size in SIZES}
+        yield {size: References(reference_rank, size) for size in (1, *SIZES)}
 
 
 def test_there_are_enough_faults() -> None:

@@ -90,7 +90,9 @@ def test_averaged_weights_are_evaluated_and_saved(save: str, tmp_path: Path) -> 
 ENGINES = ["ddp", "fsdp", "lightning", "accelerate", "fabric", "zero", "single"]
 
 
-@pytest.mark.parametrize("engine", [*ENGINES, pytest.param("deepspeed", marks=pytest.mark.check)])
+@pytest.mark.parametrize(
+    "engine", [*ENGINES, *(pytest.param(name, marks=pytest.mark.check) for name in ("hf", "deepspeed"))]
+)
 def test_the_best_weights_are_kept_and_patience_ends(engine: str, tmp_path: Path) -> None:
     """The learning rate grows until the loss does: the best is not the last."""
     more = ["--set-engine", "stage=3"] if engine == "deepspeed" else []

@@ -20,7 +20,7 @@ from samestep.rank.step_logs import Called, TensorBoard, Wandb
 from samestep.rank.watch import Watch
 
 WRITES_STEPS = f"{TESTS}/jobs/writes_steps.py:job"
-ENGINES = ["fsdp", "zero", "accelerate", "fabric", "lightning", "horovod", "deepspeed", "single"]
+ENGINES = ["fsdp", "zero", "accelerate", "fabric", "lightning", "hf", "horovod", "deepspeed", "single"]
 INFO = StepInfo(1, 0, 0.5, (0.1, 0.2), 16, 0.25, 0.05)
 
 

@@ -82,7 +82,7 @@ def train(job: Job, world: World, run: Run, *, precision: Literal["full", "bf16"
             output_dir=tempfile.gettempdir(),  # where it writes nothing
             max_steps=run.steps * max(1, len(job.phases)) + 1,  # the batches end before, and with them the training
             gradient_accumulation_steps=run.schedule.micro_batches,
-            max_grad_norm=job.clip_norm or 0.0,
+            max_grad_norm=job.clip_norm or 0.0,  # its default is 1.0
             bf16=precision == "bf16",
             use_cpu=world.device == "cpu",
             ddp_find_unused_parameters=True if job.phases else None,  # a phase leaves the others' parameters out
@@ -95,6 +95,7 @@ def train(job: Job, world: World, run: Run, *, precision: Literal["full", "bf16"
         )
         trainer = JobTrainer(module, arguments, optimizers=(optimizer, Scheduler()), callbacks=[Steps()])
         trainer.remove_callback(PrinterCallback)
+        trainer.model_accepts_loss_kwargs = False  # else it may leave out that division for a forward with **kwargs
         run.begin(module, optimizer, scheduler=scheduler)
         trainer.train()
         return dict(module.state_dict())

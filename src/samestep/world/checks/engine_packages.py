@@ -13,7 +13,8 @@ from samestep.world.checks.versions import version_of
 
 GROUP = "environment"
 IN_WORKER = True
-ENGINES = ("accelerate", "lightning", "deepspeed", "horovod")  # the extras, and what scripts/install-horovod builds
+# The extras, and what scripts/install-horovod builds.
+ENGINES = ("accelerate", "lightning", "transformers", "deepspeed", "horovod")
 
 
 @dataclass(frozen=True)
