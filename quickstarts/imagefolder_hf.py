@@ -450,18 +450,11 @@ def train(job: Job, world: World, run: Run, *, precision: Literal["full", "bf16"
             return [group["lr"] for group in optimizer.param_groups]
 
     class JobTrainer(Trainer):
-        batch: Batch
-        loss: Tensor
-
         def get_train_dataloader(self) -> Any:
-            """Returns the batches as they are: run.batches() has shared out the rows, and has moved them."""
-
-            def loader() -> Iterator[dict[str, Batch]]:
-                for batch in run.batches():
-                    yield {"batch": batch}
-                self.control.should_training_stop = True
-
-            return loader()
+            """Yields the batches as they are: run.batches() has shared out the rows, and has moved them."""
+            for batch in run.batches():
+                yield {"batch": batch}
+            self.control.should_training_stop = True
 
         def compute_loss(self, model: nn.Module, inputs: Any, *_: Any, **__: Any) -> Tensor:
             self.batch = inputs["batch"]
@@ -489,7 +482,8 @@ def train(job: Job, world: World, run: Run, *, precision: Literal["full", "bf16"
             disable_tqdm=True,
             log_level="error",
         )
-        trainer = JobTrainer(module, arguments, optimizers=(optimizer, Scheduler()), callbacks=[Steps()])
+        both: Any = (optimizer, Scheduler())
+        trainer = JobTrainer(module, arguments, optimizers=both, callbacks=[Steps()])
         trainer.remove_callback(PrinterCallback)
         trainer.model_accepts_loss_kwargs = False  # else it may leave out that division for a forward with **kwargs
         run.begin(module, optimizer, scheduler=scheduler)

@@ -519,9 +519,7 @@ def starts_of(model: nn.Module, stages: int, at: str) -> list[str]:
     for name in at.split(",") if at else ():
         later = [*sizes][[*sizes].index(starts[-1]) + 1 :] if starts else [*sizes][1:]
         if name not in later:
-            raise UserError(
-                f"--set-engine split.at={at}: {name} is no later layer of the model; {nearest(name, later)}"
-            )
+            raise UserError(f"--set-engine split.at={at}: {name} is not a later layer; {nearest(name, later)}")
         starts.append(name)
     seen, total = 0.0, sum(sizes.values())
     for number, (name, size) in enumerate(() if at else sizes.items()):

@@ -225,9 +225,10 @@ class Run:
         first = self.world.rank * len(self._streams)
         for replica, stream in enumerate(self._streams, first):
             stream.manual_seed(key(self.job.seed, "replica", part.step, part.micro, replica))
-        restore = keep_state(model) if part.rows == 0 else None
+        plain = model if self._model is None else self._model  # what an engine's wrapper keeps is its own
+        restore = keep_state(plain) if part.rows == 0 else None
         if self._on_nan:
-            self._on_nan.before(part, lambda: keep_state(model))
+            self._on_nan.before(part, lambda: keep_state(plain))
         if self._observer:
             self._observer.forward()
         batch = self._carried.given_to(batch) if self._carried else batch

@@ -3,6 +3,7 @@
     python -m samestep.worker PLAN.json               one rank; its number comes from the environment
     python -m samestep.worker --spawn 2 PLAN.json     starts the ranks itself, with torch.multiprocessing.spawn
     python -m samestep.worker --fork 2 PLAN.json      the same, by forking this process
+    python -m samestep.worker --ray 2 PLAN.json       the same, with Ray Train's TorchTrainer
     python -m samestep.worker --inspect QUERY.json    a job's sizes and faults, and which engines run here, as JSON
     python -m samestep.worker --eject QUERY.json      a stand-alone script of a job on an engine
     python -m samestep.worker --probe QUERY.json      what torch and the engines' packages are here, for the doctor
@@ -23,11 +24,13 @@ import re
 import signal
 import socket
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -60,12 +63,22 @@ AnyPlan = TypeVar("AnyPlan", Plan, ReferencePlan, CollectivePlan, ScriptPlan)
 
 
 def rank_main(path: str, kind: type[AnyPlan], do: Callable[[AnyPlan, RankRecord], RankRecord | ScriptRecord]) -> None:
-    """Runs one rank: reads the plan at `path`, calls `do`, and writes the record that it returns.
+    """Runs one rank, as run_rank does, and ends this process with its exit code.
 
-    Never returns. It ends with os._exit once the record is on the disk and the group is closed: in a normal exit of
-    the interpreter gloo's threads abort about one in three healthy processes.
+    It ends with os._exit: in a normal exit of the interpreter gloo's threads abort about one in three healthy
+    processes.
     """
     die_with_parent()
+    code = run_rank(path, kind, do)
+    end_children()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def run_rank(path: str, kind: type[AnyPlan], do: Callable[[AnyPlan, RankRecord], RankRecord | ScriptRecord]) -> int:
+    """Runs one rank: reads the plan at `path`, calls `do`, and writes the record that it returns, or the error. Returns
+    the exit code."""
     plan = read(kind, Path(path))
     folder = Path(plan.out)
     rank = places(os.environ)[0]
@@ -91,10 +104,7 @@ def rank_main(path: str, kind: type[AnyPlan], do: Callable[[AnyPlan, RankRecord]
             write(folder / f"error-rank{rank}.json", rank_error(error, plan, rank))
         code = 2 if isinstance(error, UserError) else 1
         traceback.print_exc()
-    end_children()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    return code
 
 
 def rank_error(error: BaseException, plan: Plan | ReferencePlan | CollectivePlan | ScriptPlan, rank: int) -> RankError:
@@ -142,7 +152,7 @@ def _prepare_files(folder: Path, rank: int) -> None:
         old.unlink(missing_ok=True)
     if ATTEMPT in os.environ:
         _forget_other_numbers(folder)
-    if hasattr(signal, "SIGUSR2"):
+    if hasattr(signal, "SIGUSR2") and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # a request to stop that comes before the training
     log_to(folder / f"rank{rank}.log")
     if rank == 0 and SAVE_VARIABLES in os.environ:
@@ -189,6 +199,13 @@ def spawn_main(size: int, path: str, start_method: str) -> None:
         raise SystemExit(1) from None
 
 
+def ray_rank(path: str) -> int:
+    """Runs one rank in a worker of Ray Train, which ends the process. Returns the exit code."""
+    for name in (RANK_VARIABLES, "ACCELERATE_TORCH_DEVICE"):
+        os.environ.pop(name, None)
+    return run_rank(path, Plan, run_trainings)
+
+
 def main(arguments: list[str]) -> None:
     """Runs the worker that `arguments` name: see the module's docstring."""
     match arguments:
@@ -218,6 +235,12 @@ def main(arguments: list[str]) -> None:
         case ["--fork", size, path]:
             die_with_parent()
             spawn_main(int(size), path, "fork")
+        case ["--ray", size, path]:
+            from samestep import worker  # the ranks cannot import __main__
+            from samestep.tasks import ray_ranks
+
+            die_with_parent()
+            ray_ranks.start(int(size), partial(worker.ray_rank, path), str(Path(path).parent))
         case ["--test-rank", path]:
             from samestep.tasks import rank_tests  # needs pytest
 

@@ -18,6 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from conformance.ray_ranks import RayRanks
 from ranks import Ranks, RanksFailed, engine_facts, judged, proof_plan, reference_plan
 from samestep.commands.study import refusal
 from samestep.records.inspection import JobFacts
@@ -84,6 +85,8 @@ ENGINES: dict[str, tuple[str, dict[str, str]]] = {
     "lightning model_parallel": ("lightning", {"strategy": "model_parallel"}),
     "hf": ("hf", {}),
     "hf bf16": ("hf", {"precision": "bf16"}),
+    "fairscale": ("fairscale", {}),
+    "ray": ("ray", {}),
     "horovod": ("horovod", {}),
     "horovod compress=fp16": ("horovod", {"compress": "fp16"}),
     "deepspeed": ("deepspeed", {}),
@@ -101,7 +104,7 @@ class Bench(ExitStack):
     def __init__(self) -> None:
         super().__init__()
         self.reference_rank = self.enter_context(Ranks(1))
-        self.ranks: dict[tuple[int, str], Ranks] = {}
+        self.ranks: dict[tuple[int, str], Ranks | RayRanks] = {}
         self.references: dict[str, Record] = {}
 
     def prove(self, engine: str, given: Mapping[str, str], settings: Mapping[str, str], size: int) -> Verdict:
@@ -115,10 +118,17 @@ class Bench(ExitStack):
         ranks = self._ranks(size, engine, str(given))
         return judged(reference, facts, lambda loop: ranks.work(proof_plan(loop, DRAWN, engine, size, settings, facts)))
 
-    def _ranks(self, size: int, engine: str, given: str) -> Ranks:
+    def _ranks(self, size: int, engine: str, given: str) -> Ranks | RayRanks:
         """Ranks to train on; of their own for a library that changes torch, or its precision, for the whole process."""
-        library = {"horovod": "horovod", "deepspeed": "deepspeed", "accelerate": f"accelerate {given}"}.get(engine, "")
-        if (size, library) not in self.ranks:
+        library = {
+            "horovod": "horovod",
+            "ray": "ray",
+            "deepspeed": "deepspeed",
+            "accelerate": f"accelerate {given}",
+        }.get(engine, "")
+        if (size, library) not in self.ranks and engine == "ray":
+            self.ranks[size, library] = self.enter_context(RayRanks(size))
+        elif (size, library) not in self.ranks:
             self.ranks[size, library] = self.enter_context(Ranks(size, engine=engine if library else ""))
         return self.ranks[size, library]
 

@@ -18,6 +18,7 @@ CASES = [
     ("lightning", {}),
     ("lightning", {"strategy": "model_parallel"}),
     ("hf", {}),
+    ("fairscale", {}),
     ("horovod", {}),
     ("deepspeed", {"stage": 1}),
     ("deepspeed", {"stage": 2}),

@@ -545,6 +545,15 @@ FAULTS = (
         engine="hf",
     ),
     Fault(
+        "fairscale: zero_grad of the optimizer",
+        "engines/fairscale.py",
+        "model.zero_grad()",
+        "optimizer.zero_grad()",
+        ("loss",),
+        "",
+        engine="fairscale",
+    ),
+    Fault(
         "split: activations detached on their way",
         "engines/split.py",
         "return moved(args, device), moved(kwargs, device)",

@@ -76,7 +76,7 @@ def test_a_step_left_out_alone_never_was(poison: Any, alone: Ranks, tmp_path: Pa
 
 
 ENGINES = ["ddp", *(pytest.param(name, marks=pytest.mark.check) for name in ("fsdp", "zero", "amp", "accelerate"))]
-ENGINES += [pytest.param(name, marks=pytest.mark.check) for name in ("fabric", "hf", "horovod")]
+ENGINES += [pytest.param(name, marks=pytest.mark.check) for name in ("fabric", "fairscale", "hf", "horovod")]
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -208,7 +208,7 @@ def _supervise(study: Study, row: Row, command: Command, folder: Path, watch: Wa
         stall_s=study.setup.stall_s,
         watch=watch,
         machines=machines,
-        graceful=True,
+        graceful=not hasattr(launch.load(row.launcher), "NO_STOP"),
         terminates=not one_rank and not machines.least,  # a machine that is asked to end leaves the others
     )
 

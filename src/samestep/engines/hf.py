@@ -7,13 +7,12 @@ Source: https://huggingface.co/docs/transformers/trainer
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
 from typing import Any, Literal
 
 from torch import Tensor, nn
 
 from samestep.engine import Layout, Numerics, State
-from samestep.job import Batch, Job
+from samestep.job import Job
 from samestep.rank.ddp_errors import explain as explain
 from samestep.rank.group import process_group
 from samestep.training import Run
@@ -54,18 +53,11 @@ def train(job: Job, world: World, run: Run, *, precision: Literal["full", "bf16"
             return [group["lr"] for group in optimizer.param_groups]
 
     class JobTrainer(Trainer):
-        batch: Batch
-        loss: Tensor
-
         def get_train_dataloader(self) -> Any:
-            """Returns the batches as they are: run.batches() has shared out the rows, and has moved them."""
-
-            def loader() -> Iterator[dict[str, Batch]]:
-                for batch in run.batches():
-                    yield {"batch": batch}
-                self.control.should_training_stop = True
-
-            return loader()
+            """Yields the batches as they are: run.batches() has shared out the rows, and has moved them."""
+            for batch in run.batches():
+                yield {"batch": batch}
+            self.control.should_training_stop = True
 
         def compute_loss(self, model: nn.Module, inputs: Any, *_: Any, **__: Any) -> Tensor:
             self.batch = inputs["batch"]
@@ -93,7 +85,8 @@ def train(job: Job, world: World, run: Run, *, precision: Literal["full", "bf16"
             disable_tqdm=True,
             log_level="error",
         )
-        trainer = JobTrainer(module, arguments, optimizers=(optimizer, Scheduler()), callbacks=[Steps()])
+        both: Any = (optimizer, Scheduler())
+        trainer = JobTrainer(module, arguments, optimizers=both, callbacks=[Steps()])
         trainer.remove_callback(PrinterCallback)
         trainer.model_accepts_loss_kwargs = False  # else it may leave out that division for a forward with **kwargs
         run.begin(module, optimizer, scheduler=scheduler)

@@ -84,7 +84,7 @@ class GracefulStop(AgreedStep):
     def __init__(self, world: World, store: Store | None) -> None:
         self.last: int | None = None  # the step after which all ranks end; None: not agreed yet
         super().__init__(world, store)
-        if hasattr(signal, "SIGUSR2"):
+        if hasattr(signal, "SIGUSR2") and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGUSR2, self._on_signal)
 
     def _on_signal(self, *_: Any) -> None:

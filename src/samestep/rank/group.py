@@ -40,8 +40,12 @@ def process_group(world: World, asked: Asked | None = None, backend: str = "") -
     world's. Raises UserError when a rank does not join in time or was asked something else, LostPeer when a rank is
     lost while the block runs.
     """
-    if dist.is_initialized():
+    if dist.is_initialized() and _open_store:
         yield
+        return
+    if dist.is_initialized():
+        with _adopted(world, asked):
+            yield
         return
     name, device = backend or world.backend, _own_gpu(world)
     url = os.environ.get(INIT_METHOD, "env://")
@@ -90,6 +94,27 @@ def process_group(world: World, asked: Asked | None = None, backend: str = "") -
         dist.barrier()
     # No `finally`: after an error the other ranks may not answer, and destroying the group could wait for them.
     dist.destroy_process_group()
+
+
+@contextmanager
+def _adopted(world: World, asked: Asked | None) -> Iterator[None]:
+    """Uses the default process group that the program around this one has opened, as Ray Train does, and closes."""
+    _own_gpu(world)
+    store = PrefixStore("samestep", dist.distributed_c10d._get_default_store())
+    members = Membership(store, world, asked)
+    members.read()
+    _open_store.append(store)
+    try:
+        yield
+    except LostPeer:
+        raise
+    except Exception as error:
+        if world.size > 1 and says_lost(error):
+            raise members.lost(error) from error
+        members.failed(f"{type(error).__name__}: {error}".splitlines()[0])
+        raise
+    finally:
+        _open_store.clear()
 
 
 def _own_gpu(world: World) -> torch.device | None:

@@ -74,8 +74,10 @@ def run_own(target: str, engine: str, folder: Path, size: int, settings: Mapping
 
 def launch(program: Path, arguments: list[str], engine: str, size: int, *, hidden: bool) -> str:
     """Runs a program to its end. Returns what its ranks printed; fails where one fails."""
-    folder = Path(arguments[0]).parent if arguments else program.parent
-    size = 1 if engines.load(engine).PROCESSES == "one" else size
+    folder = Path(arguments[0]).parent if not hidden else program.parent
+    if engines.load(engine).PROCESSES == "ray" and hidden:
+        arguments = [str(size)]  # the script starts its ranks itself
+    size = 1 if engines.load(engine).PROCESSES in ("one", "ray") else size
     log = folder / "log.txt"
     log.write_text("")
     asked = {"program": str(program), "arguments": arguments, "size": size, "folder": str(folder), "log": str(log)}
@@ -103,6 +105,8 @@ def _environment(engine: str, size: int) -> dict[str, str]:
     places = {"RANK": "{rank}", "LOCAL_RANK": "{rank}", "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
     places |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
     places |= {"PYTHONPATH": os.pathsep.join([str(SOURCE), str(HERE.parents[1])])}
+    if engine == "ray":  # its ranks are new processes, from which samestep is to be hidden too
+        places["PYTHONPATH"] = str(HERE / "hides_samestep")
     places |= _horovod_server(size) if engine == "horovod" else {}
     return {**os.environ, **places}
 

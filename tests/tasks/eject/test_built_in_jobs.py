@@ -56,7 +56,7 @@ def test_a_job_is_the_same_training(job: str, engine: str, data: dict[str, Path]
     skip_unless_here(engine)
     chosen = {**settings(job, data), "epochs": "2"}
     script = write(job, engine, tmp_path / "script", 2, chosen)
-    own = "single" if engine == "dataparallel" else engine
+    own = {"dataparallel": "single", "ray": "ddp"}.get(engine, engine)
     run_script(script, engine, 2).check_equal(run_own(job, own, tmp_path / "own", 2, chosen))
 
 

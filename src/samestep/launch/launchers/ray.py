@@ -1,0 +1,38 @@
+"""ray: Ray Train's TorchTrainer, which starts the ranks itself, on a Ray cluster of its own on this machine.
+
+Source: https://docs.ray.io/en/latest/train/getting-started-pytorch.html
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+
+from samestep.errors import UserError
+from samestep.launch import Command, Machines, Shape, only_one_machine
+from samestep.world import RankVariables
+
+ONE_MACHINE = True
+STARTS = ("ray",)
+VARIABLES = RankVariables()  # which TorchTrainer sets
+KILLED: tuple[str, ...] = ()
+EXITED = (r"samestep: rank (?P<rank>\d+) ended with exit code (?P<code>[1-9]\d*)",)  # tasks/ray_ranks.py
+NO_STOP = True  # its ranks run in threads, which get no signals
+SETTINGS = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_TRAIN_V2_ENABLED": "1",
+    "RAY_DEDUP_LOGS": "0",
+    "RAY_TRAIN_ENABLE_WORKER_STRUCTURED_LOGGING": "0",
+}
+
+
+def plan(program: Sequence[str], shape: Shape) -> Command:
+    """The rendezvous is TorchTrainer's own. Raises UserError for a port: it chooses one itself."""
+    if shape.machines.port:
+        raise UserError("TorchTrainer chooses its ports itself; leave --port out, or use another engine")
+    *head, path = program
+    return Command((sys.executable, *head, "--ray", str(shape.nproc), path), VARIABLES.environment() | SETTINGS)
+
+
+def missing(machines: Machines, env: Mapping[str, str]) -> str | None:
+    return only_one_machine("ray", machines)
