@@ -83,7 +83,7 @@ def test_collectives_are_measured(tmp_path: Path) -> None:
     results = samestep.collectives(nproc=2, launcher="fork", out=tmp_path / "out", **sizes)
     assert results and not results.wrong and results.checked > 0
     assert results.curve("all_reduce").seconds(4096) > 0
-    with pytest.raises(samestep.UserError, match="--op al_reduce|'al_reduce'"):
+    with pytest.raises(samestep.UserError, match="al_reduce"):
         samestep.collectives(op="al_reduce", nproc=2)
 
 

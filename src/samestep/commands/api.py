@@ -88,7 +88,7 @@ def collectives(options: CollectivesOptions) -> CollectiveResults | None:
 
     op: names of collectives; empty: all. sizes: of the measured messages in bytes, '1KiB:16MiB' or a list; '0': none.
     dtype: those that are checked, of which the first is measured. seconds: of the measurement of one size.
-    `results.wrong` holds a sentence for each wrong value, `results.curves` the latency and bandwidth of each collective.
+    `results.wrong` holds each wrong value, `results.curves` the latency and bandwidth of each collective.
     Returns None on a machine without rank 0, and on other ranks of an outer launcher.
     """
     with _one_at_a_time():
