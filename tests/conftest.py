@@ -6,13 +6,12 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 
 import pytest
 
 import fork_servers
 from budget import budget
-from ranks import Ranks
+from ranks import KeptRanks, Ranks
 
 pytest_plugins = ["pytester", "samestep.testing"]  # the second is loaded by itself where samestep is installed
 
@@ -57,17 +56,10 @@ def _fork_servers(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def ranks() -> Iterator[Callable[[int], Ranks]]:
-    """ranks(n): n ranks, started once for all tests."""
-    with ExitStack() as stack:
-        kept: dict[int, Ranks] = {}
-
-        def of(size: int) -> Ranks:
-            if size not in kept:
-                kept[size] = stack.enter_context(Ranks(size))
-            return kept[size]
-
-        yield of
+def ranks() -> Iterator[Callable[..., Ranks]]:
+    """ranks(n, engine): n ranks, started once for all tests that use them one after another."""
+    with KeptRanks() as kept:
+        yield kept.of
 
 
 @pytest.fixture(scope="session")

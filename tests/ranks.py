@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -20,6 +20,7 @@ from typing import IO, Any
 import psutil
 import pytest
 
+import ray_ranks
 from budget import budget
 from samestep.proof.judge import judge
 from samestep.proof.plan import interrupted, loop_layout, numerics_layout, trainings
@@ -35,6 +36,7 @@ from samestep.records.results import Verdict
 HERE = Path(__file__).parent
 SOURCE = HERE.parent / "src"
 DEADLINE_IMPORTS = 100  # of torch, for one plan
+KEPT_OF_LIBRARIES = 3
 # What a fork server imports for an engine. Not Horovod, which is to be imported where its place is known.
 LIBRARIES = {
     "accelerate": "accelerate",
@@ -62,6 +64,7 @@ class Ranks:
         self._folder = tempfile.TemporaryDirectory(prefix="samestep-ranks-")
         self._ranks: list[tuple[psutil.Process, IO[str]]] = []
         self._count = 0
+        self._played: dict[str, Record] = {}
 
     def __enter__(self) -> Ranks:
         return self
@@ -93,10 +96,19 @@ class Ranks:
             time.sleep(0.005)
         return record
 
+    def played(self, plan: ReferencePlan) -> Record:
+        """The record of a reference, which is played once for all who ask for it."""
+        if str(plan) not in self._played:
+            self._played[str(plan)] = self.work(plan)
+        return self._played[str(plan)]
+
     def _start(self) -> None:
         rendezvous = Path(self._folder.name) / f"rendezvous{self._count}"
         address = _horovod_server(self.size) if self.engine == "horovod" else {}
         path = [str(self.source), str(HERE), str(HERE / "mutations")]
+        if self.engine == "ray":
+            self._ranks = ray_ranks.started(self.size, Path(self._folder.name), path)
+            return
         for rank in range(self.size):
             environment = os.environ | {
                 "PYTHONPATH": ":".join(path),
@@ -129,6 +141,26 @@ class Ranks:
             plans.close()
         self._ranks = []
         return "\n".join(path.read_text() for path in sorted(Path(self._folder.name).glob("log*")))
+
+
+class KeptRanks(ExitStack):
+    """Ranks kept between proofs, of each number and library. They have ended when it ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._kept: dict[tuple[int, str], Ranks] = {}
+
+    def of(self, size: int, engine: str = "", given: Mapping[str, str] | None = None) -> Ranks:
+        """`size` ranks to train on; of their own for a library, which may change torch for its whole process."""
+        library = engine if engine in (*LIBRARIES, "horovod", "ray") else ""
+        key = size, f"{library} {given}" if library == "accelerate" and given else library
+        if key not in self._kept:
+            # Of few libraries at a time: their threads go on waking up.
+            others = [each for each in self._kept if each[1]]
+            for each in others[: len(others) - KEPT_OF_LIBRARIES + 1] if library else ():
+                self._kept.pop(each).__exit__()
+            self._kept[key] = self.enter_context(Ranks(size, engine=library))
+        return self._kept[key]
 
 
 def _send(process: psutil.Process, number: int) -> None:
@@ -225,7 +257,7 @@ def prove(
 ) -> Verdict:
     """The verdict on `engine` over all of `ranks`."""
     facts = engine_facts(engine, ranks.size, engine_settings)
-    reference = reference_rank.work(reference_plan(job, ranks.size, settings, facts))
+    reference = reference_rank.played(reference_plan(job, ranks.size, settings, facts))
     return judged(reference, facts, lambda loop: ranks.work(proof_plan(loop, job, engine, ranks.size, settings, facts)))
 
 

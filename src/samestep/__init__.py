@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from samestep.version import __version__
 
 if TYPE_CHECKING:
-    from samestep.commands.api import compare, evaluate, run, runs, verify
+    from samestep.commands.api import collectives, compare, evaluate, run, runs, verify
     from samestep.commands.machine_options import MachineOptions
     from samestep.data.arrays import Arrays
     from samestep.data.images import ImageFolder
@@ -39,6 +39,7 @@ __all__ = [
     "Weighted",
     "Windows",
     "__version__",
+    "collectives",
     "compare",
     "evaluate",
     "run",
@@ -65,6 +66,7 @@ LATER = {  # name -> its module, imported when it is asked for: none needs them 
     "Verdict": "records.results",
     "Weighted": "job",
     "Windows": "data.windows",
+    "collectives": "commands.api",
     "compare": "commands.api",
     "evaluate": "commands.api",
     "run": "commands.api",

@@ -138,6 +138,7 @@ def test_port_taken(launcher: str, tmp_path: Path) -> None:
     assert f"port {port} is taken by process {os.getpid()}" in done.stderr
 
 
+@pytest.mark.check
 def test_a_port_that_is_free_is_used(tmp_path: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

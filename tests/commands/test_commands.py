@@ -52,6 +52,7 @@ def test_verify(tmp_path: Path) -> None:
     assert found["same_as_one_process"]["answer"] == "yes"
 
 
+@pytest.mark.check
 def test_verify_every_engine(tmp_path: Path) -> None:
     """None is silently absent: each is the same, approximate by design, or says why it cannot run here."""
     arguments = ["verify", *DIGITS, "--engines", "all", "--nproc", "2", "--device", "cpu", "--json"]
@@ -157,6 +158,7 @@ def test_compare_starts_every_launcher(tmp_path: Path) -> None:
     assert losses[1] == pytest.approx(losses[2], rel=1e-6)  # the launcher does not change the training
 
 
+@pytest.mark.check
 def test_compare_does_not_mix_two_questions(tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert samestep("verify", f"{JOBS}:quick", "--engines", "single", out=out).returncode == 0

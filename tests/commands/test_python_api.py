@@ -78,6 +78,15 @@ def test_a_function_that_cannot_travel_is_one_sentence(tmp_path: Path) -> None:
         samestep.verify(job, "single", nproc=1, out=tmp_path / "out")
 
 
+def test_collectives_are_measured(tmp_path: Path) -> None:
+    sizes = {"op": "all_reduce", "sizes": "4KiB", "dtype": "float32", "seconds": 0.05}
+    results = samestep.collectives(nproc=2, launcher="fork", out=tmp_path / "out", **sizes)
+    assert results and not results.wrong and results.checked > 0
+    assert results.curve("all_reduce").seconds(4096) > 0
+    with pytest.raises(samestep.UserError, match="al_reduce"):
+        samestep.collectives(op="al_reduce", nproc=2)
+
+
 def test_mistakes_and_failures_are_raised(tmp_path: Path) -> None:
     with pytest.raises(samestep.UserError, match="there is no engine 'dpp'; did you mean 'ddp'"):
         samestep.verify("digits", "dpp")

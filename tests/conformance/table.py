@@ -18,11 +18,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from conformance.ray_ranks import RayRanks
-from ranks import Ranks, RanksFailed, engine_facts, judged, proof_plan, reference_plan
+from ranks import KeptRanks, Ranks, RanksFailed, engine_facts, prove
 from samestep.commands.study import refusal
 from samestep.records.inspection import JobFacts
-from samestep.records.record import Record
 from samestep.records.results import Verdict
 from samestep.tasks.inspect.job import inspect_job
 
@@ -99,38 +97,18 @@ STRENGTH = ("undefined", "failed", "differs", "refused", "approximate", "same")
 
 
 class Bench(ExitStack):
-    """Ranks of each size, kept between proofs, and the references already played."""
+    """Ranks kept between proofs, and the one that plays the references."""
 
     def __init__(self) -> None:
         super().__init__()
         self.reference_rank = self.enter_context(Ranks(1))
-        self.ranks: dict[tuple[int, str], Ranks | RayRanks] = {}
-        self.references: dict[str, Record] = {}
+        self.ranks = self.enter_context(KeptRanks())
 
     def prove(self, engine: str, given: Mapping[str, str], settings: Mapping[str, str], size: int) -> Verdict:
         facts = engine_facts(engine, size, given)
         if why := refusal(facts, _inspected(tuple(settings.items()), size)):
             return Verdict("refused", reason=why)
-        plan = reference_plan(DRAWN, size, settings, facts)
-        if str(plan) not in self.references:
-            self.references[str(plan)] = self.reference_rank.work(plan)
-        reference = self.references[str(plan)]
-        ranks = self._ranks(size, engine, str(given))
-        return judged(reference, facts, lambda loop: ranks.work(proof_plan(loop, DRAWN, engine, size, settings, facts)))
-
-    def _ranks(self, size: int, engine: str, given: str) -> Ranks | RayRanks:
-        """Ranks to train on; of their own for a library that changes torch, or its precision, for the whole process."""
-        library = {
-            "horovod": "horovod",
-            "ray": "ray",
-            "deepspeed": "deepspeed",
-            "accelerate": f"accelerate {given}",
-        }.get(engine, "")
-        if (size, library) not in self.ranks and engine == "ray":
-            self.ranks[size, library] = self.enter_context(RayRanks(size))
-        elif (size, library) not in self.ranks:
-            self.ranks[size, library] = self.enter_context(Ranks(size, engine=engine if library else ""))
-        return self.ranks[size, library]
+        return prove(self.reference_rank, self.ranks.of(size, engine, given), DRAWN, engine, settings, given)
 
 
 @lru_cache

@@ -35,14 +35,10 @@ CASES = [
 
 @pytest.mark.parametrize(("name", "engine", "size"), CASES)
 def test_ranks_take_the_references_step(
-    name: str, engine: str, size: int, ranks: Callable[[int], Ranks], reference_rank: Ranks
+    name: str, engine: str, size: int, ranks: Callable[..., Ranks], reference_rank: Ranks
 ) -> None:
     skip_unless_here(engine, size)
-    if engine in ("ddp", "single", "split"):
-        verdict = prove(reference_rank, ranks(size), f"{JOBS}:{name}", engine)
-    else:
-        with Ranks(size, engine=engine) as own:
-            verdict = prove(reference_rank, own, f"{JOBS}:{name}", engine)
+    verdict = prove(reference_rank, ranks(size, engine), f"{JOBS}:{name}", engine)
     assert verdict.verdict == "same", verdict
 
 

@@ -60,12 +60,12 @@ def test_proven_on_fsdp(name: str, ranks: Callable[[int], Ranks], reference_rank
 
 @pytest.mark.check
 @pytest.mark.parametrize("engine", [*OTHERS, "fsdp", "single"])
-def test_proven_on_every_engine(engine: str, reference_rank: Ranks) -> None:
+def test_proven_on_every_engine(engine: str, ranks: Callable[..., Ranks], reference_rank: Ranks) -> None:
     skip_unless_here(engine)
-    with Ranks(1 if engine == "single" else 2, engine=engine) as own:
-        for name, (job, settings) in JOBS.items():
-            verdict = prove(reference_rank, own, job, engine, settings)
-            assert verdict.verdict == "same", (name, verdict)
+    own = ranks(1 if engine == "single" else 2, engine)
+    for name, (job, settings) in JOBS.items():
+        verdict = prove(reference_rank, own, job, engine, settings)
+        assert verdict.verdict == "same", (name, verdict)
 
 
 @pytest.mark.check

@@ -12,12 +12,11 @@ import pytest
 from torch import nn
 
 from conformance import jobs_of_scripts
-from ranks import Ranks, RanksFailed, engine_facts, judged, proof_plan, reference_plan
+from ranks import KeptRanks, Ranks, RanksFailed, engine_facts, prove
 from samestep.commands.study import refusal
 from samestep.errors import UserError
 from samestep.rank.fsdp_units import units_of
 from samestep.records.inspection import JobFacts
-from samestep.records.record import Record
 from samestep.records.results import Verdict
 from samestep.tasks.inspect.job import inspect_job
 
@@ -62,13 +61,12 @@ def test_an_encoder_is_not_one_unit() -> None:
 
 
 class Bench(ExitStack):
-    """Ranks of each library and number, kept between proofs, and the references already played."""
+    """Ranks kept between proofs, and the one that plays the references."""
 
     def __init__(self) -> None:
         super().__init__()
         self.reference_rank = self.enter_context(Ranks(1))
-        self.ranks: dict[tuple[str, int], Ranks] = {}
-        self.references: dict[str, Record] = {}
+        self.ranks = self.enter_context(KeptRanks())
 
     def prove(self, job: str, engine: str, given: Mapping[str, str], size: int) -> Verdict:
         """The verdict, also on what is refused before it starts or while it trains."""
@@ -80,19 +78,9 @@ class Bench(ExitStack):
             pytest.skip(str(facts.reason))
         if why := refusal(facts, _inspected(name, chosen, size)):
             return Verdict("refused", reason=why)
-        plan = reference_plan(f"{FILE}:{name}", size, settings, facts)
-        if str(plan) not in self.references:
-            self.references[str(plan)] = self.reference_rank.work(plan)
-        library = engine if engine in ("horovod", "deepspeed", "accelerate") else ""  # each changes its whole process
-        if (library, size) not in self.ranks:
-            self.ranks[library, size] = self.enter_context(Ranks(size, engine=library))
-        ranks = self.ranks[library, size]
+        ranks = self.ranks.of(size, engine, given)
         try:
-            return judged(
-                self.references[str(plan)],
-                facts,
-                lambda loop: ranks.work(proof_plan(loop, f"{FILE}:{name}", engine, size, settings, facts)),
-            )
+            return prove(self.reference_rank, ranks, f"{FILE}:{name}", engine, settings, given)
         except RanksFailed as failed:
             if "samestep.errors.Refused: " not in str(failed):
                 raise

@@ -43,10 +43,11 @@ def test_what_collate_draws_is_proven(ranks: Callable[[int], Ranks], reference_r
 
 @pytest.mark.check
 @pytest.mark.parametrize("engine", ENGINES)
-def test_what_a_dataset_draws_is_proven_on_every_engine(engine: str, reference_rank: Ranks) -> None:
+def test_what_a_dataset_draws_is_proven_on_every_engine(
+    engine: str, ranks: Callable[..., Ranks], reference_rank: Ranks
+) -> None:
     skip_unless_here(engine)
-    with Ranks(2, engine=engine) as own:
-        verdict = prove(reference_rank, own, RANDOM, engine)
+    verdict = prove(reference_rank, ranks(2, engine), RANDOM, engine)
     assert verdict.verdict == "same", verdict
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -28,18 +29,20 @@ CASES = [
 
 @pytest.mark.check
 @pytest.mark.parametrize(("engine", "settings"), CASES)
-def test_a_librarys_training_continues(engine: str, settings: dict[str, object], tmp_path: Path) -> None:
+def test_a_librarys_training_continues(
+    engine: str, settings: dict[str, object], ranks: Callable[..., Ranks], tmp_path: Path
+) -> None:
     skip_unless_here(engine)
     kind = "narrow" if settings == {"stage": 3} else "alike"
-    with Ranks(2, engine=engine) as own:
-        for optimizer in ("adam", "sgd"):
-            job, whole, cut = f"{kind} {optimizer}", tmp_path / f"whole {optimizer}", tmp_path / f"cut {optimizer}"
-            train(own, job, engine, whole, settings=settings)
-            for stop in (2, 6):
-                train(own, job, engine, cut, settings=settings, stop_after=stop)
-            seen = train(own, job, engine, cut, settings=settings)[0]
-            assert seen.resumed_from == 6
-            assert distance(whole, cut) == 0.0
+    own = ranks(2, engine)
+    for optimizer in ("adam", "sgd"):
+        job, whole, cut = f"{kind} {optimizer}", tmp_path / f"whole {optimizer}", tmp_path / f"cut {optimizer}"
+        train(own, job, engine, whole, settings=settings)
+        for stop in (2, 6):
+            train(own, job, engine, cut, settings=settings, stop_after=stop)
+        seen = train(own, job, engine, cut, settings=settings)[0]
+        assert seen.resumed_from == 6
+        assert distance(whole, cut) == 0.0
 
 
 @pytest.mark.check

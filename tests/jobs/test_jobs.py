@@ -86,9 +86,8 @@ def test_every_built_in_job_is_here() -> None:
     assert {*SMALL, "digits"} == set(builtin_names())
 
 
-@pytest.mark.parametrize(
-    "job", [name if name == "imagefolder" else pytest.param(name, marks=pytest.mark.check) for name in SMALL]
-)
+@pytest.mark.check
+@pytest.mark.parametrize("job", SMALL)
 def test_a_job_is_the_same_training_on_several_ranks(job: str, data: dict[str, Path], tmp_path: Path) -> None:
     chosen = [word for pair in settings(job, data).items() for word in ("--set", "=".join(pair))]
     asked = ["--engines", "ddp,fsdp", "--nproc", "2", "--steps", "4", "--json"]

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset, TensorDataset
 
-from samestep import Batch, Job, Recipe
+from samestep import Batch, Job, Recipe, UserError
 
 NORMAL_EXIT = "a rank has ended through the interpreter's exit, where gloo's threads abort one in three"
 if "RANK" in os.environ:
@@ -131,6 +131,19 @@ def raises_on_rank_1() -> Job:
         return F.cross_entropy(output, batch.targets)
 
     return _job(_rows(), criterion=criterion)
+
+
+def is_refused_on_rank_1() -> Job:
+    """The file REFUSALS counts how often."""
+
+    def refused(output: torch.Tensor, batch: Batch) -> torch.Tensor:
+        if os.environ.get("RANK") == "1":
+            with open(os.environ["REFUSALS"], "a") as file:
+                file.write("1")
+            raise UserError("the labels begin at 1; let them begin at 0")
+        return F.cross_entropy(output, batch.targets)
+
+    return _job(_rows(), criterion=refused)
 
 
 def leaves_on_rank_1() -> Job:

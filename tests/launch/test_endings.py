@@ -149,6 +149,7 @@ def test_a_killed_parent(launcher: str, tmp_path: Path) -> None:
         assert_gone(run.pids)
 
 
+@pytest.mark.check
 def test_asked_to_end(tmp_path: Path) -> None:
     with training("slow", tmp_path / "out", "torchrun") as run:
         run.parent.send_signal(signal.SIGTERM)
@@ -299,6 +300,7 @@ def test_a_hang_ends_at_its_deadline_with_every_stack(tmp_path: Path) -> None:
     assert_gone([pid_of(path) for path in out.glob("pid-rank*")])
 
 
+@pytest.mark.check
 def test_a_launch_of_a_proof_ends_at_its_deadline(tmp_path: Path) -> None:
     out, limit = tmp_path / "out", deadline(4)
     done = samestep("verify", f"{JOBS}:hangs_on_rank_1", "--engine", "ddp", "--nproc", "2", *limit, out=out, imports=30)

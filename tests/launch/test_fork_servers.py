@@ -79,6 +79,7 @@ def test_a_server_with_a_thread_is_not_forked(threads: int, tmp_path: Path) -> N
     assert ["--fork-server" in parent for parent in parents] == [not threads] * 2
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("victim", ["command", "server"])
 def test_whatever_is_killed_nothing_is_left(victim: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "samestep", "run", f"{JOBS}:slow", "--nproc", "2", "--launcher", "fork"]

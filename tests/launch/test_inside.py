@@ -122,7 +122,8 @@ def test_two_ranks_with_one_local_rank(tmp_path: Path) -> None:
     assert all("ranks 0 and 1 on" in text and "both have local rank 0" in text for text in said), said
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", pytest.param("spawn", marks=pytest.mark.check)])
+@pytest.mark.check
+@pytest.mark.parametrize("launcher", ["torchrun", "spawn"])
 def test_a_dry_run_prints_a_line_that_works_when_pasted(launcher: str, weights: bytes, tmp_path: Path) -> None:
     out = tmp_path / "a folder"
     command = [sys.executable, "-m", "samestep", "run", f"{JOBS}:quick", "--nproc", "2", "--out", str(out)]

@@ -44,6 +44,15 @@ def test_restarted_ranks_continue_from_the_newest_checkpoint(tmp_path: Path) -> 
     assert weights[0] == weights[1]
 
 
+def test_a_users_mistake_is_told_without_a_restart(tmp_path: Path) -> None:
+    refusals = tmp_path / "refusals"
+    environment = os.environ | {"REFUSALS": str(refusals)}
+    done = run("is_refused_on_rank_1", tmp_path / "out", "--max-restarts", "3", env=environment)
+    assert done.returncode == 2, done.stderr
+    assert "let them begin at 0" in done.stderr and "Traceback" not in done.stderr
+    assert refusals.read_text() == "1"
+
+
 def test_without_restarts_it_ends(tmp_path: Path) -> None:
     done = run("dies_once", tmp_path / "out")
     assert done.returncode == 1

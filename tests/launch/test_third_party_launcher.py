@@ -21,6 +21,7 @@ def plan(program, shape):
 """
 
 
+@pytest.mark.check
 def test_another_packages_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", installed(tmp_path, GROUP, {"loud_launcher": LOUD}, {"loud": "loud_launcher"}))
     asked = ["digits", "--engine", "ddp", "--launcher", "loud"]

@@ -550,7 +550,7 @@ FAULTS = (
         "model.zero_grad()",
         "optimizer.zero_grad()",
         ("loss",),
-        "",
+        "gradients are not cleared",
         engine="fairscale",
     ),
     Fault(

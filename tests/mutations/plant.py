@@ -61,13 +61,10 @@ class References:
 
     def __init__(self, reference_rank: Ranks, size: int) -> None:
         self.reference_rank, self.size = reference_rank, size
-        self._played: dict[str, Record] = {}
 
     def of(self, job: str, facts: EngineFacts) -> Record:
         plan = reference_plan(f"jobs:{job}", self.size, {}, facts)
-        if str(plan) not in self._played:
-            self._played[str(plan)] = self.reference_rank.work(plan)
-        return self._played[str(plan)]
+        return self.reference_rank.played(plan)
 
 
 def sizes_of(fault: Fault, sizes: Sequence[int]) -> Sequence[int]:

@@ -22,7 +22,6 @@ QUICK = {  # planted without `make check`, too: one each of the loop, the loader
     "shuffle not changing by epoch",
     "padded evaluation",
     "augmentation alike in every epoch",
-    "amp: no autocast",
 }
 PLANTED = [(fault, size) for fault in FAULTS for size in sizes_of(fault, SIZES)]
 NOTHING = Fault("nothing", "engines/ddp.py", "import torch\n", "import torch\n", named=(), cause="")

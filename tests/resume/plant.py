@@ -44,13 +44,10 @@ class References:
 
     def __init__(self, reference_rank: Ranks) -> None:
         self.reference_rank = reference_rank
-        self._played: dict[str, Record] = {}
 
     def of(self, fault: ResumeFault) -> Record:
         plan = resumed_reference_plan(JOBS[fault.job], *facts_of(fault), fault.settings)
-        if str(plan) not in self._played:
-            self._played[str(plan)] = self.reference_rank.work(plan)
-        return self._played[str(plan)]
+        return self.reference_rank.played(plan)
 
 
 def facts_of(fault: ResumeFault) -> tuple[EngineFacts, EngineFacts]:

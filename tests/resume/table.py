@@ -25,7 +25,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from ranks import LIBRARIES, Ranks, RanksFailed, engine_facts, resumed, resumed_reference_plan
+from ranks import KeptRanks, Ranks, RanksFailed, engine_facts, resumed, resumed_reference_plan
 from samestep.commands.study import unlike
 from samestep.records.inspection import EngineFacts
 from samestep.records.plan import Plan
@@ -103,8 +103,7 @@ class Bench(ExitStack):
         super().__init__()
         self.reference_rank = self.enter_context(Ranks(1))
         self.folder = Path(self.enter_context(tempfile.TemporaryDirectory(prefix="samestep-begun-")))
-        self.ranks: dict[tuple[int, str], Ranks] = {}
-        self.references: dict[str, Record] = {}
+        self.ranks = self.enter_context(KeptRanks())
         self.begun: dict[str, Path] = {}
 
     def prove(self, pair: Pair, job: str) -> Seen:
@@ -117,12 +116,9 @@ class Bench(ExitStack):
         if why := unlike(facts, then):
             return Seen(str(pair), job, "refused", said=why)
         plan = resumed_reference_plan(JOBS[job], facts, then)
-        self._end_ranks_except({_library(facts), _library(then)})
         try:
-            if str(plan) not in self.references:
-                self.references[str(plan)] = self.reference_rank.work(plan)
             ranks = (self.of(facts), facts), (self.of(then), then)
-            verdict = resumed(self.references[str(plan)], JOBS[job], *ranks, begin=partial(self._begin, facts))
+            verdict = resumed(self.reference_rank.played(plan), JOBS[job], *ranks, begin=partial(self._begin, facts))
         except RanksFailed as error:
             last = str(error).strip().splitlines()[-1]
             kind, _, sentence = last.partition(": ")
@@ -136,10 +132,7 @@ class Bench(ExitStack):
 
     def of(self, facts: EngineFacts) -> Ranks:
         """Ranks to train on; of their own for each library."""
-        size, library = facts.processes, _library(facts)
-        if (size, library) not in self.ranks:
-            self.ranks[size, library] = self.enter_context(Ranks(size, engine=library))
-        return self.ranks[size, library]
+        return self.ranks.of(facts.processes, facts.name)
 
     def _begin(self, facts: EngineFacts, plan: Plan, checkpoints: Path) -> Record:
         """Runs the first launch of an interrupted training, or takes what it has written before.
@@ -157,16 +150,6 @@ class Bench(ExitStack):
         else:
             shutil.copytree(self.begun[key] / "checkpoints", checkpoints, dirs_exist_ok=True)
         return Record(self.begun[key] / "record")
-
-    def _end_ranks_except(self, libraries: set[str]) -> None:
-        """Ends the ranks of other libraries, whose threads would go on waking up."""
-        for size, library in [key for key in self.ranks if key[1] and key[1] not in libraries]:
-            self.ranks.pop((size, library)).__exit__()
-
-
-def _library(facts: EngineFacts) -> str:
-    """The engine whose library the ranks have imported, which may have changed torch; "" for torch's own engines."""
-    return facts.name if facts.name in LIBRARIES or facts.name == "horovod" else ""
 
 
 def jobs_of(pair: Pair) -> tuple[str, str]:

@@ -36,6 +36,7 @@ def test_last():
 """
 
 
+@pytest.mark.check
 def test_x_k_and_s(tmp_path: Path) -> None:
     """-x ends after the failure; -k chooses; -s prints each line with its rank."""
     done = run(tmp_path, HEAD + SOME, "-x", "-s")
@@ -58,6 +59,7 @@ def test_xdist(tmp_path: Path) -> None:
     assert "---- rank 1 ----" in done.stdout and "E       assert 1 == 0" in done.stdout
 
 
+@pytest.mark.check
 def test_pdb_debugs_one_rank(tmp_path: Path) -> None:
     one = "\n@ranks(1)\ndef test_one():\n    planted = 41 + dist.get_world_size()\n    assert planted == 0\n"
     done = run(tmp_path, f"{HEAD}{one}\n{SOME}", "--pdb", "-k", "one or first", typed="p 'planted', planted\nq\n")
@@ -66,6 +68,7 @@ def test_pdb_debugs_one_rank(tmp_path: Path) -> None:
     assert "--pdb and --trace debug one rank, and this test has 2: write @ranks(1) while you debug it" in done.stdout
 
 
+@pytest.mark.check
 def test_ctrl_c_ends_every_rank(tmp_path: Path) -> None:
     source = """
 @ranks(2)

@@ -1,4 +1,4 @@
-"""The Python API: samestep.verify, compare, run and evaluate, for notebooks and scripts. See docs/python.md.
+"""The Python API: samestep.verify, compare, run, evaluate, … for notebooks and scripts. See docs/python.md.
 
 Each function does what the command of the same name does, and returns typed results; its processes have ended when it
 returns. It raises samestep.UserError for a mistake, and samestep.TrainingFailed for a training that fails.
@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from samestep.commands.collectives import collectives as measure_collectives
+from samestep.commands.collectives_options import CollectivesOptions
 from samestep.commands.command_options import CompareOptions, EvaluateOptions, RunOptions, Target, VerifyOptions
 from samestep.commands.compare import run_study, save
 from samestep.commands.options import takes
@@ -23,6 +25,7 @@ from samestep.commands.setup import Setup
 from samestep.commands.train import evaluate as evaluate_weights
 from samestep.commands.train import run as train
 from samestep.errors import UserError
+from samestep.records.collectives import CollectiveResults
 from samestep.records.files import naming_full_disks
 from samestep.records.results import ScoreResults, StudyResults, TrainResults
 
@@ -79,6 +82,19 @@ def evaluate(options: EvaluateOptions) -> ScoreResults | None:
         return evaluate_weights(options.setup(target), options)
 
 
+@takes(CollectivesOptions)
+def collectives(options: CollectivesOptions) -> CollectiveResults | None:
+    """Checks the values of torch.distributed's collectives on these ranks, then measures them.
+
+    op: names of collectives; empty: all. sizes: of the measured messages in bytes, '1KiB:16MiB' or a list; '0': none.
+    dtype: those that are checked, of which the first is measured. seconds: of the measurement of one size.
+    `results.wrong` holds each wrong value, `results.curves` the latency and bandwidth of each collective.
+    Returns None on a machine without rank 0, and on other ranks of an outer launcher.
+    """
+    with _one_at_a_time():
+        return measure_collectives(options)
+
+
 def _study(command: str, setup: Setup) -> StudyResults:
     with Launches() as progress:
         outcome = run_study(command, setup, progress.show)
@@ -92,14 +108,20 @@ _one_call = threading.Lock()
 
 
 @contextmanager
-def _call(job: Target) -> Iterator[str]:
-    """Runs one call at a time, because all share the fork servers: another thread's call waits. Yields the name that
-    workers load the job by."""
-    with _one_call, naming_full_disks(), _target(job) as target:
+def _one_at_a_time() -> Iterator[None]:
+    """Runs one call at a time, because all share the fork servers: another thread's call waits."""
+    with _one_call, naming_full_disks():
         try:
-            yield target
+            yield
         finally:
             release_folders()
+
+
+@contextmanager
+def _call(job: Target) -> Iterator[str]:
+    """Runs one call at a time. Yields the name that workers load the job by."""
+    with _one_at_a_time(), _target(job) as target:
+        yield target
 
 
 @contextmanager

@@ -21,49 +21,42 @@ class StopRequests:
     """
 
     def __init__(self, folder: Path, *, accepted: bool, terminates: bool = False) -> None:
-        self._folder, self._accepted = folder, accepted
+        self._folder = folder
         self._signals: list[int] = []
         self._stopping = False
         self._notified_attempt: int | None = None
-        # Python allows signal handlers in the main thread only; without one, SIGUSR1 does what it did before.
-        self._handles = accepted and hasattr(signal, "SIGUSR1") and current_thread() is main_thread()
-        if self._handles:
-            self._before = signal.signal(signal.SIGUSR1, lambda number, _: self._signals.append(number))
-        self._ends: Any = signal.getsignal(signal.SIGTERM)
-        self._terminates = self._handles and terminates and callable(self._ends)
-        if self._terminates:
-            signal.signal(signal.SIGTERM, self._on_term)
+        self._before: dict[int, Any] = {}
+        # Python allows signal handlers in the main thread only; without one, a signal does what it did before.
+        if not accepted or not hasattr(signal, "SIGUSR1") or current_thread() is not main_thread():
+            return
+        self._before[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, lambda number, _: self._signals.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM) if terminates else (signal.SIGINT,):
+            if callable(signal.getsignal(number)):
+                self._before[number] = signal.signal(number, self._on_end)
 
     def close(self) -> None:
-        """Puts the signal handler back that was there before."""
-        if self._handles:
-            signal.signal(signal.SIGUSR1, self._before)
-        if self._terminates:
-            signal.signal(signal.SIGTERM, self._ends)
+        """Puts the signal handlers back that were there before."""
+        for number, before in self._before.items():
+            signal.signal(number, before)
 
-    def _on_term(self, number: int, frame: Any) -> None:
-        """Takes the first SIGTERM during the training as a request; another ends the launch."""
+    def _on_end(self, number: int, frame: Any) -> None:
+        """Takes the first SIGINT or SIGTERM during the training as a request; another one ends the launch.
+
+        In the handler: a KeyboardInterrupt can be raised anywhere, also where no one is ready to catch it.
+        """
         if self._stopping or self._signals or read_progress(self._folder).done is None:
-            self._ends(number, frame)
+            self._before[number](number, frame)
         self._signals.append(number)
-
-    def accept_interrupt(self, progress: Progress) -> bool:
-        """Takes an interrupt as a request to stop after a step. False for a second one, or one before the training."""
-        if not self._accepted or self._stopping or progress.done is None:
-            return False
-        self._stop("interrupt again to end at once")
-        return True
 
     def forward(self, progress: Progress) -> None:
         """Signals the ranks once, and again after torchrun has restarted them."""
         if progress.done is None:
             return
         if self._signals and not self._stopping:
-            self._stop(f"received {signal.Signals(self._signals[0]).name}")
+            number = signal.Signals(self._signals[0])
+            why = "interrupt again to end at once" if number == signal.SIGINT else f"received {number.name}"
+            say(f"stopping after a step; {why}")
+            self._stopping = True
         if self._stopping and progress.attempt != self._notified_attempt:
             self._notified_attempt = progress.attempt
             signal_ranks(self._folder, signal.SIGUSR2)
-
-    def _stop(self, why: str) -> None:
-        say(f"stopping after a step; {why}")
-        self._stopping = True

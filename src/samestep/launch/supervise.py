@@ -57,19 +57,15 @@ def run(
         tree = start(command, folder, machines)
         try:
             while tree.poll() is None and not idle.is_stuck():
-                try:
-                    progress = read_progress(folder, progress) if watch or graceful else progress
-                    if watch:
-                        watch(progress)
-                    logs.rotate()  # after the terminal has shown what they hold
-                    requests.forward(progress)
-                    if deadline.is_over() and tree.poll() is None:  # printing the output takes time too
-                        deadline.fail()
-                    watchdog.check()
-                    time.sleep(0.1 if watch else 0.02)
-                except KeyboardInterrupt:
-                    if not requests.accept_interrupt(read_progress(folder, progress)):
-                        raise
+                progress = read_progress(folder, progress) if watch or graceful else progress
+                if watch:
+                    watch(progress)
+                logs.rotate()  # after the terminal has shown what they hold
+                requests.forward(progress)
+                if deadline.is_over() and tree.poll() is None:  # printing the output takes time too
+                    deadline.fail()
+                watchdog.check()
+                time.sleep(0.1 if watch else 0.02)
         finally:
             end_tree(tree, folder)
     code = tree.returncode if tree.returncode is not None else -signal.SIGKILL
