@@ -20,6 +20,7 @@ CASES = [
     ("lightning", {"strategy": "model_parallel"}),
     ("hf", {}),
     ("fairscale", {}),
+    ("ray", {}),
     ("horovod", {}),
     ("deepspeed", {"stage": 1}),
     ("deepspeed", {"stage": 2}),
