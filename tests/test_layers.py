@@ -48,6 +48,7 @@ PARENT = {"__main__", "commands", "launch", "proof", "report", "testing"}
 BOTH = {"__init__", "engine", "records", "world", "job", "errors", "version"}
 FREE = {"errors", "job", "version"}
 HEAVY = {"torch", "sklearn", "lightning", "accelerate", "deepspeed", "horovod", "transformers", "torchmetrics"}
+HEAVY |= {"fairscale", "ray"}
 PUBLIC = {"Arrays", "Batch", "ByLength", "ImageFolder", "Job", "LRSchedule", "Pipeline", "Recipe", "StepInfo", "Stream"}
 PUBLIC |= {"Lanes", "Phase", "Weighted", "Windows"}
 ROOT_MODULES, FILE_LINES, FUNCTION_LINES = 8, 350, 60

@@ -24,6 +24,7 @@ SHAPES = {
     "mpirun": ONE,
     "mpirun-two-hosts": Shape(4, "/runs/a", Machines(2, master="h1", port=29500, hosts=("h1", "h2"), interface="eth0")),
     "process": ONE,
+    "ray": ONE,
     "spawn": ONE,
     "spawn-port": Shape(2, "/runs/a", Machines(port=29500)),
     "srun": Shape(4, "/runs/a", Machines(2, master="n1", port=21234, single_launch=True)),
@@ -80,6 +81,7 @@ def test_the_shell_line_says_the_same_as_the_plan() -> None:
     ("name", "shape", "sentence"),
     [
         ("horovodrun", Shape(2, "/r", Machines(port=29500)), "horovodrun chooses its ports itself"),
+        ("ray", Shape(2, "/r", Machines(port=29500)), "TorchTrainer chooses its ports itself"),
         ("torchrun", Shape(2, "/r", Machines(2, master="h1")), "give the same --port on each"),
         ("srun", ONE, "srun's tasks must know the rendezvous port"),
         ("mpirun", Shape(2, "/r", Machines(2, master="h1", port=1)), "give 2 with --hosts h1,h2"),

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -22,17 +24,20 @@ BUDGET = 600  # of a command's imports: Ray's own processes import, too
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_left() -> Iterator[None]:
+def nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Every process that a test has started, Ray's own among them, has ended after it."""
     skip_unless_here("ray")
-    before = ray_processes()
+    monkeypatch.setenv("SAMESTEP_TEST", mark := str(time.time_ns()))
     yield
-    wait_until(lambda: ray_processes() <= before, "Ray's processes are still alive", ray_processes)
+    wait_until(lambda: not marked(mark), "still alive", lambda: marked(mark))
 
 
-def ray_processes() -> set[int]:
-    names = ("raylet", "gcs_server", "ray::")
-    found = psutil.process_iter(["name", "cmdline"])
-    return {p.pid for p in found if any(name in " ".join(p.info["cmdline"] or []) for name in names)}
+def marked(mark: str) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            found += [process] if process.environ().get("SAMESTEP_TEST") == mark else []
+    return found
 
 
 def verdict(out: Path, *more: str) -> dict[str, object]:

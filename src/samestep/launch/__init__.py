@@ -104,6 +104,7 @@ class Launcher(Protocol):
     them.
     A launcher whose ranks are not its children may have end(folder), which ends the ranks that write into `folder`,
     and SAVED_VARIABLES, the environment variables that `end` needs: rank 0 saves their values in `folder`.
+    A launcher whose ranks get no signals has NO_STOP = True: an interrupt ends its training at once.
     """
 
     STARTS: tuple[str, ...]
