@@ -17,7 +17,7 @@ class Fault:
     cause: str
 
 
-HEALTHY = ("ddp", "accumulate", "by_hand", "accelerator", "lightning_trainer")
+HEALTHY = ("ddp", "accumulate", "by_hand", "accelerate_loop", "lightning_trainer", "hf_trainer")
 REDUCE = "                dist.all_reduce(parameter.grad)\n"
 FAULTS = (
     Fault(
@@ -189,7 +189,7 @@ FAULTS = (
         "common seed",
     ),
     Fault(
-        "accelerator",
+        "accelerate_loop",
         "loader not prepared",
         "model, optimizer, loader = accelerator.prepare(model, optimizer, loader)",
         "model, optimizer = accelerator.prepare(model, optimizer)",
@@ -197,7 +197,7 @@ FAULTS = (
         "reads every row",
     ),
     Fault(
-        "accelerator",
+        "accelerate_loop",
         "model not prepared",
         "model, optimizer, loader = accelerator.prepare(model, optimizer, loader)",
         "optimizer, loader = accelerator.prepare(optimizer, loader)",
@@ -205,7 +205,7 @@ FAULTS = (
         "never reduced",
     ),
     Fault(
-        "accelerator",
+        "accelerate_loop",
         "divided by hand, too",
         "accelerator.backward(loss)",
         "accelerator.backward(loss / 3)",
@@ -213,7 +213,7 @@ FAULTS = (
         "twice",
     ),
     Fault(
-        "accelerator",
+        "accelerate_loop",
         "clipped at each micro-batch",
         "                if accelerator.sync_gradients:\n    ",
         "                if True:\n    ",
@@ -221,7 +221,7 @@ FAULTS = (
         "before the gradient is whole",
     ),
     Fault(
-        "accelerator",
+        "accelerate_loop",
         "rank 1's weights decayed alone",
         "                optimizer.zero_grad()\n",
         "                optimizer.zero_grad()\n                if accelerator.process_index:\n"
@@ -265,5 +265,47 @@ FAULTS = (
         "    def on_train_batch_end(self, *_: object) -> None:\n        self.schedule.step()\n",
         "schedule",
         "once a micro-batch",
+    ),
+    Fault(
+        "hf_trainer",
+        "loader not prepared",
+        "        trainer.train()\n",
+        "        loader = torch.utils.data.DataLoader(Rows(), 4, shuffle=True)\n"
+        "        trainer.get_train_dataloader = lambda: loader\n        trainer.train()\n",
+        "rows",
+        "reads every row",
+    ),
+    Fault(
+        "hf_trainer",
+        "divided by hand, too",
+        "cross_entropy(logits, labels)",
+        "cross_entropy(logits, labels) / 3",
+        "loss weight",
+        "twice",
+    ),
+    Fault(
+        "hf_trainer",
+        "divided by the ranks, too",
+        "cross_entropy(logits, labels)",
+        "cross_entropy(logits, labels) / 2",
+        "loss weight",
+        "averaged twice",
+    ),
+    Fault(
+        "hf_trainer",
+        "rate by rank",
+        "learning_rate=0.01",
+        "learning_rate=0.01 * (1 + int(os.environ['RANK']))",
+        "rate",
+        "different rates",
+    ),
+    Fault(
+        "hf_trainer",
+        "rank 1's weights decayed alone",
+        "        logits = self.net(x)\n",
+        "        if self.training and int(os.environ['RANK']):\n            self.net[0].weight.data.mul_(0.99)\n"
+        "        logits = self.net(x)\n",
+        "weights",
+        "drifted apart",
     ),
 )

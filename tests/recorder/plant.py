@@ -3,7 +3,7 @@
     python tests/recorder/plant.py [--out FOLDER] [--only WORDS]
 
 Exit 0 when no healthy script differs, and every fault is caught and named. --out keeps every row in rows.json, and
-writes the table of docs/check.md again.
+writes the table of docs/check.md again; rows that --only leaves out stay as they were.
 """
 
 from __future__ import annotations
@@ -94,6 +94,14 @@ def markdown(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
+def merged(rows: Sequence[Row], record: Path) -> list[Row]:
+    """Returns the rows with those that a record holds of other scripts and faults, in the order of both lists."""
+    kept = [from_json(Row, each) for each in json.loads(record.read_text())] if record.exists() else []
+    of = {(row.script, row.fault): row for row in [*kept, *rows]}
+    order = [(script, "") for script in HEALTHY] + [(fault.script, fault.name) for fault in FAULTS]
+    return [of[key] for key in order if key in of]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, help="keep every row in this folder, and write the table of the docs")
@@ -129,6 +137,7 @@ def main() -> int:
             )
     print(summary(rows))
     if options.out:
+        rows = merged(rows, options.out / "rows.json")
         options.out.mkdir(parents=True, exist_ok=True)
         (options.out / "rows.json").write_text(json.dumps([dataclasses.asdict(row) for row in rows], indent=1) + "\n")
         docs = re.sub(r"\*\*\d+ healthy scripts: .*?\*\*", f"**{summary(rows)}.**", DOCS.read_text())

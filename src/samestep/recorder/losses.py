@@ -11,6 +11,7 @@ from samestep.records.script import LossSeen
 
 # Nodes that hand a scalar's gradient on as it is.
 PLAIN = ("Clone", "ToCopy", "Alias", "View", "Squeeze", "Unsqueeze", "ReshapeAlias", "UnsafeView", "Expand")
+SINK = "_DDPSink"  # DistributedDataParallel puts it behind the outputs of its module, where it looks for unused ones
 UNKNOWN = LossSeen(math.nan, "unknown")
 REDUCTIONS = {0: "unknown", 1: "mean", 2: "sum"}  # at::Reduction
 MOST = 64  # nodes
@@ -22,28 +23,33 @@ def terms(loss: Tensor) -> list[LossSeen]:
     A term that is neither is 'unknown', and so is what a library's own autograd function returns.
     """
     found: list[LossSeen] = []
-    _walk(loss.grad_fn, 1.0, found, [MOST])
+    _walk((loss.grad_fn, loss.output_nr), 1.0, found, [MOST])
     return found
 
 
-def _walk(node: Any, weight: float, found: list[LossSeen], left: list[int]) -> None:
+def _walk(edge: tuple[Any, int], weight: float, found: list[LossSeen], left: list[int]) -> None:
+    """Follows a scalar to its terms. edge: the node that computed it, and which of the node's outputs it is."""
+    node, output = edge
     left[0] -= 1
     if node is None or left[0] < 0:
         found.append(UNKNOWN)
         return
     name = node.name().removesuffix("0").removesuffix("Backward")
-    inputs = [edge[0] for edge in node.next_functions]
+    edges = node.next_functions
+    inputs = [each for each, _ in edges]
     if name in PLAIN:
-        _walk(inputs[0], weight, found, left)
+        _walk(edges[0], weight, found, left)
+    elif name == SINK and output < len(edges):
+        _walk(edges[output], weight, found, left)
     elif name == "Neg":
-        _walk(inputs[0], -weight, found, left)
+        _walk(edges[0], -weight, found, left)
     elif name in ("Add", "Sub"):
         signs = 1.0, float(node._saved_alpha) * (1 if name == "Add" else -1)
-        for each, sign in zip(inputs, signs):
-            if each is not None:
+        for each, sign in zip(edges, signs):
+            if each[0] is not None:
                 _walk(each, weight * sign, found, left)
     elif name in ("Div", "Mul") and (factor := _factor(node, name, inputs)) is not None:
-        _walk(next(each for each in inputs if each is not None), weight * factor, found, left)
+        _walk(next(each for each in edges if each[0] is not None), weight * factor, found, left)
     else:
         found.append(_term(node, name, weight))
 
