@@ -1474,28 +1474,41 @@ class Phase:
 """
 
 
+IS_RANK = "SCRIPT_IS_A_RANK"  # environment variable: TorchTrainer has started this process
+
+
 def start(job: Job, train: Callable[..., Any], close: Callable[[], None] | None = None, /, **settings: Any) -> None:
-    """Trains, saves and evaluates, on as many ranks as the script's argument says."""
+    """Trains, saves and evaluates as a rank; outside of one, starts as many ranks as the script's argument says."""
     from ray.train import ScalingConfig
-    from ray.train.torch import TorchTrainer
+    from ray.train.torch import TorchTrainer, get_device
 
-    if not sys.argv[1:]:
-        raise SystemExit(f"this script takes the number of ranks: python {sys.argv[0]} 2")
-    here = os.getcwd()
+    if IS_RANK not in os.environ:
+        if not sys.argv[1:]:
+            raise SystemExit(f"TorchTrainer starts the ranks of this script; say how many: python {sys.argv[0]} 2")
+        workers = ScalingConfig(num_workers=int(sys.argv[1]), use_gpu=torch.cuda.is_available())
+        script = {"argv": [str(Path(sys.argv[0]).resolve()), *sys.argv[1:]], "folder": os.getcwd(), "variable": IS_RANK}
+        TorchTrainer(run_again, train_loop_config=script, scaling_config=workers).fit()
+        return
+    rank, size, local_size = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+    world = Ranks(rank, size, local_size, (str(get_device()),))
+    torch.set_num_threads(1)
+    finish(job, train(synced(job, world), world, Run(job, world), **settings), world)
+    if close:
+        close()
 
-    def of_rank(config: dict[str, Any]) -> None:
-        from ray.train.torch import get_device
 
-        os.chdir(here)  # Ray's workers have a folder of their own
-        rank, size, local_size = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"))
-        world = Ranks(rank, size, local_size, (str(get_device()),))
-        torch.set_num_threads(1)
-        finish(job, train(synced(job, world), world, Run(job, world), **settings), world)
-        if close:
-            close()
+def run_again(script: dict[str, Any]) -> None:
+    """Runs this script in a worker of Ray Train, which has a folder of its own. It is sent there alone, so it imports
+    what it needs."""
+    import os
+    import runpy
+    import sys
 
-    workers = ScalingConfig(num_workers=int(sys.argv[1]), use_gpu=torch.cuda.is_available())
-    TorchTrainer(of_rank, train_loop_config={}, scaling_config=workers).fit()
+    os.chdir(script["folder"])
+    os.environ[script["variable"]] = "1"
+    sys.argv = script["argv"]
+    sys.path.insert(0, os.path.dirname(sys.argv[0]))
+    runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 if __name__ == "__main__":
