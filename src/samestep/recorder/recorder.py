@@ -16,11 +16,11 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from samestep.rank.replicas import digests
-from samestep.rank.shards import is_shard
+from samestep.rank.shards import block_of, is_shard
 from samestep.recorder.loaders import Loaders, rows_of
 from samestep.recorder.losses import terms
 from samestep.recorder.patches import patch_autograd, patch_clipping, patch_modules, patch_scaler, patch_zero_grad
-from samestep.recorder.sums import compress
+from samestep.recorder.shards import is_whole_in_world, part_of, watch
 from samestep.recorder.window import Window
 from samestep.records.script import ClipSeen, ScriptPlan, ScriptRecord, StepSeen
 from samestep.world import World
@@ -39,7 +39,8 @@ class Recorder:
         self._names: dict[int, str] = {}  # id of a parameter -> its name
         self._modules: list[nn.Module] = []  # outermost ones that have been trained
         self._start: dict[str, int] = {}
-        self._before: dict[str, int] = {}  # the digests before the step that comes next
+        self._before: dict[str, int] = {}  # the digests of what this rank holds, before the step that comes next
+        self._shards: list[str] = []  # parameters each element of which is on one rank
         self._buffers: dict[str, int] = {}
         self.window, self.steps = Window(), list[StepSeen]()
         self._optimizers: list[Optimizer] = []
@@ -125,8 +126,11 @@ class Recorder:
             self._names[id(parameter)], self.parameters[name] = name, parameter
             if not is_shard(parameter):
                 parameter.register_hook(functools.partial(self._local, name))
+        sharded = {id(p): name for name, p in new if is_shard(p) and is_whole_in_world(p, self._world.size)}
+        self._shards += sharded.values()
+        watch(module, sharded, self._local)
         self._before = self._digests()
-        self._start |= {name: value for name, value in self._before.items() if name not in self._start}
+        self._start |= {name: value for name, value in self._whole(self._before).items() if name not in self._start}
 
     def _local(self, name: str, gradient: Tensor) -> None:
         self.timed(self.window.add)(name, gradient)
@@ -135,7 +139,7 @@ class Recorder:
         """Is called before an outermost backward()."""
         heartbeat.begin(BACKWARD, len(self.steps))
         self._backward += 1
-        if self._backward == 1 and self._start and isinstance(loss, Tensor) and loss.numel() == 1:
+        if self._backward == 1 and self.parameters and isinstance(loss, Tensor) and loss.numel() == 1:
             found = terms(loss)
             micro = self.window.current()
             micro.losses = micro.losses or found
@@ -168,11 +172,16 @@ class Recorder:
 
     def _gradients(self) -> dict[str, Tensor]:
         """Returns the gradients that lie in .grad now, compressed."""
-        return {name: compress(p.grad) for name, p in self.parameters.items() if p.grad is not None and not is_shard(p)}
+        with_gradient = {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
+        return {name: part_of(g) for name, g in with_gradient.items() if name in self._shards or not is_shard(g)}
 
     def _digests(self) -> dict[str, int]:
-        whole = {name: p.detach() for name, p in self.parameters.items() if not is_shard(p)}
-        return dict(zip(whole, digests(whole)))
+        """Returns the digest of what this rank holds of each parameter."""
+        held = {name: block_of(p) for name, p in self.parameters.items()}
+        return dict(zip(held, digests(held)))
+
+    def _whole(self, of: dict[str, int]) -> dict[str, int]:
+        return {name: value for name, value in of.items() if not is_shard(self.parameters[name])}
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         """Takes the gradients; where the optimizer has a closure that computes them, after each call."""
@@ -214,7 +223,7 @@ class Recorder:
         return [self._names.get(id(p), "") for group in optimizer.param_groups for p in group["params"]]
 
     def _end_step(self, optimizer: Optimizer) -> None:
-        if not self._start:  # Horovod steps a fresh optimizer once, to create its state
+        if not self.parameters:  # Horovod steps a fresh optimizer once, to create its state
             return
         if all(optimizer is not each for each in self._optimizers):
             self._optimizers.append(optimizer)
@@ -236,10 +245,11 @@ class Recorder:
                 window.clips,
                 window.cleared,
                 window.scale,
-                after,
+                self._whole(after),
                 moved,
-                sorted({str(p.dtype).removeprefix("torch.") for p in self.parameters.values()}),
-                any(is_shard(p) for p in self.parameters.values()),
+                sorted({str(p.dtype).removeprefix("torch.") for p in self.parameters.values()} | window.dtypes),
+                any(is_shard(p) and name not in self._shards for name, p in self.parameters.items()),
+                [*self._shards],
             )
         )
         if len(self.steps) == 1:

@@ -43,6 +43,7 @@ class Window:
     local: dict[str, dict[int, Tensor]] = field(default_factory=dict)
     unclipped: dict[str, Tensor] = field(default_factory=dict)
     unclipped_after: int = -1
+    dtypes: set[str] = field(default_factory=set)  # of the local gradients
 
     def current(self) -> Micro:
         """Returns the micro-batch whose backward has not ended; begins it where there is none."""
@@ -54,6 +55,7 @@ class Window:
         """Adds a local gradient of a parameter to that of the present micro-batch."""
         number = min(max(len(self.micro), 1), MICRO_BATCHES) - 1
         kept = self.local.setdefault(name, {})
+        self.dtypes.add(str(gradient.dtype).removeprefix("torch."))
         found = compress(gradient)
         kept[number] = kept[number] + found if number in kept else found
 

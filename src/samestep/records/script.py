@@ -83,6 +83,8 @@ class StepSeen:
     optimizer: its number, in the order of their first steps. rates: of each parameter group. schedules: last_epoch of
     each of its schedulers. cleared: micro-batches whose gradients zero_grad() removed since the last step. scale: the
     gradient scaler's factor. weights: digest of each parameter after the step. moved: those that the step has changed.
+    sharded: whether some are sharded in a way that is not judged. shards: parameters each element of which is on one
+    rank; their arrays UNCLIPPED and TAKEN are this rank's part, and the sum over the ranks is the whole's.
     """
 
     optimizer: int
@@ -96,6 +98,7 @@ class StepSeen:
     moved: list[str]
     dtypes: list[str] = field(default_factory=list)
     sharded: bool = False
+    shards: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

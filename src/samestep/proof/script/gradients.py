@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from samestep.proof.script.losses import Scaling, loss_weights, targets, total_weight
-from samestep.proof.script.step_gradients import CLOSE, StepGradients, norm
+from samestep.proof.script.step_gradients import CLOSE, StepGradients, norm, whole
 from samestep.proof.script.updates import SHARDED, Ranks, common_steps, differs, many
 from samestep.records.record import Record
-from samestep.records.script import BUCKETS, STEP, TAKEN, UNCLIPPED, ClipSeen, Finding, of_kind
+from samestep.records.script import BUCKETS, STEP, TAKEN, UNCLIPPED, ClipSeen, Finding
 
 PASSED = "the same on all ranks: the mean of what they computed"
 LOST = "the gradients of {} of {} micro-batches were removed before the step (zero_grad inside the accumulation)"
@@ -32,6 +32,10 @@ NEVER = (
 TOO_EARLY = (
     "reduced before the last micro-batch: only up to number {} of 0 to {}, after which each rank adds its own (no_sync "
     "is left too early, or the flag is set after the forward)"
+)
+LATE = (
+    "the gradients of the micro-batches after number {} of 0 to {} are in no step: they are reduced before the last "
+    "one (the flag that lets the last one be reduced is set too early)"
 )
 OTHER = "no known mistake explains it: {} of {} parameters have neither the mean nor the rank's own gradient"
 
@@ -99,6 +103,9 @@ def _cause(of: StepGradients, bad: Sequence[tuple[int, str]], clips: Sequence[Cl
     for last in range(of.micro - 1):
         if all(of.is_partial(*pair, last) for pair in bad):
             return TOO_EARLY.format(last, of.micro - 1), f"reduced up to micro-batch {last}, then the rank's own"
+    for last in range(of.micro - 1):
+        if all(of.is_up_to(*pair, last) for pair in bad):
+            return LATE.format(last, of.micro - 1), f"that of the micro-batches up to {last}"
     for first in range(1, of.micro):
         if all(of.is_rest(*pair, first) for pair in bad):
             return LOST.format(first, of.micro), f"that of micro-batch {first} and later"
@@ -171,14 +178,14 @@ def clipping(ranks: Ranks, record: Record) -> Finding:
         if early:
             cause = f"clipped after each micro-batch, {len(clips[0])} times a step: clipping belongs after the last one"
             return differs(question, "clipping", cause, step=step, expected=1, found=len(clips[0]), rank=0)
-        if finding := _norms(step, clips[0], record, len(ranks)):
+        if finding := _norms(step, clips[0], record, ranks):
             return finding
     if not clipped:
         return Finding(question, "right", "nothing is clipped by torch.nn.utils")
     return Finding(question, "right", f"once a step, after the reduction, in {many(clipped, 'step')}")
 
 
-def _norms(step: int, clips: Sequence[ClipSeen], record: Record, size: int) -> Finding | None:
+def _norms(step: int, clips: Sequence[ClipSeen], record: Record, ranks: Ranks) -> Finding | None:
     last = [clip for clip in clips if clip.limit is not None]
     if len(last) > 1 and all(clip.parameters < clip.of for clip in last):
         cause = f"clipped in {len(last)} parts, each by its own norm and not by the norm of all parameters"
@@ -189,15 +196,15 @@ def _norms(step: int, clips: Sequence[ClipSeen], record: Record, size: int) -> F
         return None
     limit = last[0].limit
     assert limit is not None
-    for rank in range(size):
-        arrays = record.arrays(STEP.format(step), rank)
-        before = of_kind(arrays, UNCLIPPED)
+    arrays = [record.arrays(STEP.format(step), rank) for rank in range(len(ranks))]
+    shards = ranks[0].steps[step].shards
+    for rank, (before, taken) in enumerate(zip(whole(arrays, UNCLIPPED, shards), whole(arrays, TAKEN, shards))):
         if not before or any(each.size >= BUCKETS for each in before.values()):
             return None  # sums of a large tensor do not say its norm
-        whole = float(np.sqrt(sum(norm(each) ** 2 for each in before.values())))
-        wanted = min(1.0, limit / (whole + 1e-6))
+        total = float(np.sqrt(sum(norm(each) ** 2 for each in before.values())))
+        wanted = min(1.0, limit / (total + 1e-6))
         name, most = max(((name, norm(each)) for name, each in before.items()), key=lambda pair: pair[1])
-        found = norm(arrays[TAKEN.format(name)]) / most if most else wanted
+        found = norm(taken[name]) / most if most else wanted
         if abs(found / wanted - 1) > 1e-2:
             cause = "clipped by another norm than that of the whole gradient: of one rank's shard, or counted per rank"
             return differs("clipping", "factor", cause, step=step, rank=rank, tensor=name, expected=wanted, found=found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +20,13 @@ CLOSE_OF = {"bfloat16": 3e-2, "float16": 4e-3}
 
 def norm(array: Array) -> float:
     return float(np.linalg.norm(array))
+
+
+def whole(arrays: Sequence[Mapping[str, Array]], kind: str, shards: Sequence[str]) -> list[dict[str, Array]]:
+    """Returns [rank] parameter -> its gradient of one kind; of sharded parameters the sum of all ranks' parts."""
+    of = [of_kind(each, kind) for each in arrays]
+    sums = {name: sum(each[name] for each in of) for name in shards if all(name in each for each in of)}
+    return [{**each, **sums} for each in of]
 
 
 @dataclass
@@ -45,8 +53,8 @@ class StepGradients:
     def read(cls, record: Record, ranks: Ranks, step: int) -> StepGradients:
         """Reads a step from the ranks' files. Parameters whose gradient is zero on all ranks are left out."""
         arrays = [record.arrays(STEP.format(step), rank) for rank in range(len(ranks))]
-        taken = [of_kind(each, TAKEN) for each in arrays]
-        unclipped = [of_kind(each, UNCLIPPED) for each in arrays]
+        shards = ranks[0].steps[step].shards
+        taken, unclipped = whole(arrays, TAKEN, shards), whole(arrays, UNCLIPPED, shards)
         micro = max(len(rank.steps[step].micro) for rank in ranks)
         kept = max(1, min(micro, MICRO_BATCHES))
         shared = [name for name in taken[0] if all(name in each for each in taken)]
@@ -74,6 +82,11 @@ class StepGradients:
         """Whether a gradient is the mean of the micro-batches up to `last`, and the rank's own after it."""
         first = sum(sum(each[name][: last + 1]) for each in self.local) / self.size
         return self._is_near(self.reduced[rank][name], first + sum(self.local[rank][name][last + 1 :]), name)
+
+    def is_up_to(self, rank: int, name: str, last: int) -> bool:
+        """Whether a gradient is the mean of the micro-batches up to `last`."""
+        first = sum(sum(each[name][: last + 1]) for each in self.local) / self.size
+        return self._is_near(self.reduced[rank][name], first, name)
 
     def is_rest(self, rank: int, name: str, first: int) -> bool:
         """Whether a gradient is the mean of the micro-batches from `first` on."""

@@ -10,7 +10,7 @@ from samestep.records.results import Divergence
 from samestep.records.script import STEP, TAKEN, Finding, ScriptPlan, ScriptRecord, of_kind
 
 Ranks = Sequence[ScriptRecord]
-SHARDED = "the parameters are sharded over the ranks (DTensor), which the recorder does not gather yet"
+SHARDED = "some parameters are sharded in several dimensions, or over some of the ranks, which is not judged yet"
 ODD = "the weights of one rank are changed alone: by a step, a copy or an initialisation that the others do not make"
 
 
@@ -51,9 +51,11 @@ def step_counts(plan: ScriptPlan, ranks: Ranks) -> Finding:
 
 def initial_weights(ranks: Ranks) -> Finding:
     question = "initial weights"
-    names = list(ranks[0].start)
-    if not names:
+    names, shards = list(ranks[0].start), ranks[0].steps[0].shards
+    if ranks[0].steps[0].sharded:
         return Finding(question, "unknown", SHARDED)
+    if shards and not names:
+        return Finding(question, "right", f"{many(len(shards), 'parameter')}, each element on one rank alone")
     wrong = [name for name in names if len({rank.start.get(name) for rank in ranks}) > 1]
     if wrong:
         rank = _odd([each.start.get(wrong[0]) for each in ranks])
@@ -87,7 +89,9 @@ def weights(ranks: Ranks) -> Finding:
             cause = f"the ranks' weights have drifted apart ({len(wrong)} of {len(of[0])} parameters): {ODD}"
             shown = {"expected": "the same digest on all ranks", "found": [f"{e.get(wrong[0], 0):x}"[:8] for e in of]}
             return differs(question, "weights after the step", cause, step=step, tensor=wrong[0], rank=rank, **shown)
-    count = len(common_steps(ranks))
+    count, shards = len(common_steps(ranks)), ranks[0].steps[0].shards
+    if shards and not ranks[0].start:
+        return Finding(question, "right", f"each element of {many(len(shards), 'parameter')} is on one rank alone")
     return Finding(question, "right", f"the same on all ranks to the last bit after each of {many(count, 'step')}")
 
 

@@ -1,0 +1,54 @@
+"""Parameters that are sharded over all ranks (FSDP2's DTensors): this rank's part of each, and its own gradients.
+
+A rank holds a block of each parameter. Its compressed sums are those of the whole with zeros elsewhere; added up over
+the ranks, they are the whole's. Its own gradients are seen on the unsharded parameters, which exist during a forward
+pass.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from samestep.rank.shards import block_of, is_shard, place_of
+from samestep.recorder.sums import compress
+
+
+def is_whole_in_world(tensor: Any, world_size: int) -> bool:
+    """Whether each element of a sharded tensor is on exactly one rank of the world."""
+    sharded = all(placement.is_shard() for placement in tensor.placements)
+    return sharded and int(tensor.device_mesh.size()) == world_size
+
+
+def part_of(tensor: Any) -> Tensor:
+    """Returns the compressed sums of a tensor; of a sharded one, this rank's part of them."""
+    if not is_shard(tensor):
+        return compress(tensor)
+    block = block_of(tensor)
+    whole = block.new_zeros(tensor.shape)
+    shape, offset = place_of(tensor)
+    whole[tuple(slice(start, start + length) for start, length in zip(offset, shape))] = block
+    return compress(whole)
+
+
+def watch(module: nn.Module, names: Mapping[int, str], seen: Callable[[str, Tensor], None]) -> None:
+    """Calls seen(name, gradient) with each gradient that this rank computes of the sharded parameters below `module`.
+
+    names: id of a sharded parameter -> its name.
+    """
+    hooked: dict[int, Tensor] = {}  # kept, so that an id stays its tensor's
+
+    def unsharded(own: Mapping[str, str], below: nn.Module, _: Any) -> None:
+        for attribute, name in own.items():
+            parameter = getattr(below, attribute)
+            if not is_shard(parameter) and parameter.requires_grad and id(parameter) not in hooked:
+                hooked[id(parameter)] = parameter
+                parameter.register_hook(functools.partial(seen, name))
+
+    for below in module.modules():
+        own = {attribute: names[id(p)] for attribute, p in below._parameters.items() if id(p) in names}
+        if own:
+            below.register_forward_pre_hook(functools.partial(unsharded, own))
