@@ -6,7 +6,7 @@ import errno
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from itertools import count
 from pathlib import Path
@@ -40,11 +40,8 @@ def process_group(world: World, asked: Asked | None = None, backend: str = "") -
     world's. Raises UserError when a rank does not join in time or was asked something else, LostPeer when a rank is
     lost while the block runs.
     """
-    if dist.is_initialized() and _open_store:
-        yield
-        return
     if dist.is_initialized():
-        with _adopted(world, asked):
+        with nullcontext() if _open_store else _adopted(world, asked):
             yield
         return
     name, device = backend or world.backend, _own_gpu(world)
