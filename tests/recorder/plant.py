@@ -96,7 +96,7 @@ def markdown(rows: Sequence[Row]) -> str:
 
 def merged(rows: Sequence[Row], record: Path) -> list[Row]:
     """Returns the rows with those that a record holds of other scripts and faults, in the order of both lists."""
-    kept = [from_json(Row, each) for each in json.loads(record.read_text())] if record.exists() else []
+    kept = [Row(**each) for each in json.loads(record.read_text())] if record.exists() else []
     of = {(row.script, row.fault): row for row in [*kept, *rows]}
     order = [(script, "") for script in HEALTHY] + [(fault.script, fault.name) for fault in FAULTS]
     return [of[key] for key in order if key in of]
@@ -117,7 +117,20 @@ def main() -> int:
                 try:
                     rows.append(row_of(script, checked(text, Path(folder)), fault))
                 except AssertionError as error:
-                    rows.append(Row(script, fault.name if fault else "", f"failed: {error}", *[""] * 5, False, False))
+                    rows.append(
+                        Row(
+                            script,
+                            fault.name if fault else "",
+                            f"failed: {error}",
+                            "",
+                            None,
+                            None,
+                            None,
+                            "",
+                            False,
+                            False,
+                        )
+                    )
             row = rows[-1]
             right = row.named if fault else row.answer == "right"
             print(

@@ -25,7 +25,7 @@ def norm(array: Array) -> float:
 def whole(arrays: Sequence[Mapping[str, Array]], kind: str, shards: Sequence[str]) -> list[dict[str, Array]]:
     """Returns [rank] parameter -> its gradient of one kind; of sharded parameters the sum of all ranks' parts."""
     of = [of_kind(each, kind) for each in arrays]
-    sums = {name: sum(each[name] for each in of) for name in shards if all(name in each for each in of)}
+    sums = {name: np.sum([each[name] for each in of], axis=0) for name in shards if all(name in each for each in of)}
     return [{**each, **sums} for each in of]
 
 
