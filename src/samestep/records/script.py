@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
+from samestep.records.replay import ReplayPlan
 from samestep.records.results import Divergence
 
 PLAN = "script-plan.json"  # a worker knows by this name what to do
@@ -29,13 +30,18 @@ def of_kind(arrays: Mapping[str, A], kind: str) -> dict[str, A]:
 
 @dataclass(frozen=True)
 class ScriptPlan:
-    """What each rank of a launch runs. script: the path of a Python file. steps: of the optimizer, to record."""
+    """What each rank of a launch runs. script: the path of a Python file. steps: of the optimizer, to record.
+
+    keep: whether to keep what a replay needs. replay: what this launch plays again, in one process.
+    """
 
     out: str
     started_at: float
     script: str
     arguments: tuple[str, ...] = ()
     steps: int = 8
+    keep: bool = False
+    replay: ReplayPlan | None = None
 
 
 @dataclass(frozen=True)
