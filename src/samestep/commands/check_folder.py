@@ -13,18 +13,15 @@ ENTRIES, ALL = 1000, 20_000  # of a folder that is copied, and of all; a larger 
 LINKED = {".git", ".hg", ".venv", "venv", "node_modules", "__pycache__", "site-packages"}
 
 
-def copy_folder(source: Path, target: Path, since: float, without: Path) -> list[str]:
+def copy_folder(source: Path, target: Path, since: float, without: Path) -> None:
     """Copies a folder's small files and links its large ones.
 
-    Leaves out `without`, and what has changed since `since`, in seconds of the epoch. Returns the files, relative to the
-    folder, that have changed and were there before.
+    Leaves out the folder `without`, and files that have changed since `since`, in seconds of the epoch.
     """
-    left, changed = [ALL], list[str]()
-    _copy(source, target, since, {without.resolve()}, left, changed)
-    return changed
+    _copy(source, target, since, without.resolve(), [ALL])
 
 
-def _copy(source: Path, target: Path, since: float, without: set[Path], left: list[int], changed: list[str]) -> None:
+def _copy(source: Path, target: Path, since: float, without: Path, left: list[int]) -> None:
     target.mkdir(parents=True)
     with suppress(OSError), os.scandir(source) as found:
         entries = list(found)
@@ -33,17 +30,17 @@ def _copy(source: Path, target: Path, since: float, without: set[Path], left: li
             path = Path(entry.path)
             with suppress(OSError):
                 if entry.is_dir(follow_symlinks=False):
-                    if path.resolve() in without:
+                    if path.resolve() == without:
                         continue
                     if entry.name in LINKED or left[0] < 0 or _entries(path) > ENTRIES:
                         (target / entry.name).symlink_to(path)
                     else:
-                        _copy(path, target / entry.name, since, without, left, changed)
+                        _copy(path, target / entry.name, since, without, left)
                     continue
                 facts = entry.stat()
                 if max(facts.st_mtime, facts.st_ctime) >= since:
-                    changed.append(str(path))
-                elif facts.st_size <= COPIED and entry.is_file():
+                    continue
+                if facts.st_size <= COPIED and entry.is_file():
                     shutil.copy2(path, target / entry.name)
                 else:
                     (target / entry.name).symlink_to(path)

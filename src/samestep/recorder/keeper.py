@@ -17,6 +17,7 @@ from samestep.rank.shards import is_shard
 from samestep.recorder.forwards import copied, patch_training_forwards, random_states, randomness, scalars
 from samestep.recorder.loaders import rows_of
 from samestep.recorder.recorder import Recorder, plain
+from samestep.records.arrays import write_state
 from samestep.records.replay import END, KEPT, START
 
 Weights = dict[str, Tensor]
@@ -36,7 +37,8 @@ class Forward:
 @dataclass
 class Kept:
     """What one rank keeps. passes: of each pass over a loader that was trained with, the batches. numbers: of these
-    passes, among all. ended: whether each came to its end. lengths: of the loaders, in the order in which they are first asked.
+    passes, among all. ended: whether each came to its end. lengths: of the loaders, in the order in which each is first
+    asked.
 
     draws: whether random numbers are drawn inside of a forward. outside: between a batch and the end of its loss, but
     not in the forward. base_rates: of each step, the rates from which a schedule starts.
@@ -82,8 +84,8 @@ class Keeper:
         self.kept.ended = [passes[number].ended for number in trained]
         torch.save(self.kept, self._folder / KEPT.format(self._rank))
         if self._rank == 0:
-            torch.save(self._start, self._folder / START)
-            torch.save(weights(self._recorder.parameters), self._folder / END)
+            write_state(self._folder, 0, START, self._start)
+            write_state(self._folder, 0, END, weights(self._recorder.parameters))
 
     def _read(self, iterator: Any, read: Callable[[Any], Any]) -> Any:
         data = read(iterator)

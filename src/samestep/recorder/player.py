@@ -24,6 +24,7 @@ from samestep.recorder.forwards import (
 from samestep.recorder.keeper import Forward, Kept, Weights, buffers, patch_loaders
 from samestep.recorder.loaders import rows_of
 from samestep.recorder.recorder import Recorder
+from samestep.records.arrays import read_arrays
 from samestep.records.replay import END, KEPT, START, Distance, Feed, Replayed, ReplayPlan
 
 MOVES = 1e-4  # of the first gradient's root mean square: smaller elements are rounding, which Adam makes full steps of
@@ -44,8 +45,7 @@ class Player:
         self._kept: list[Kept] = [
             torch.load(folder / KEPT.format(rank), weights_only=False) for rank in range(plan.ranks)
         ]
-        self._start: Weights = torch.load(folder / START)
-        self._end: Weights = torch.load(folder / END)
+        self._start, self._end = (_weights(folder, name) for name in (START, END))
         self._first: dict[str, Tensor] = {}  # the first gradients
         self._forwards = self._asked = 0
         self._loaded: set[str] = set()
@@ -234,8 +234,13 @@ class Player:
         if not wanted or found == wanted:
             return
         turns = found == self._plan.micro[step] * ranks and not self._plan.in_turn and not step
-        why = f"one process takes {found} micro-batches at step {step}, and each of {ranks} ranks {self._plan.micro[step]}"
+        each = self._plan.micro[step]
+        why = f"one process takes {found} micro-batches at step {step}, and each of {ranks} ranks {each}"
         self._leave(Replayed(why, self._feed, turns, found if not step else -1))
+
+
+def _weights(folder: Path, name: str) -> Weights:
+    return {key: torch.from_numpy(array) for key, array in read_arrays(folder, 0, name).items()}
 
 
 def _set_rate(group: dict[str, Any], rate: Any) -> None:

@@ -12,7 +12,8 @@ from typing import Literal
 
 REPLAYED = "replay.json"
 FOLDER = "replay"  # of the replay's records, in the folder of the recording's
-KEPT, START, END = "rank{}.kept.pt", "start.pt", "end.pt"
+KEPT = "rank{}.kept.pt"
+START, END = "start", "end"  # the names of rank 0's arrays
 # How the ranks' batches are fed: as one; as one that goes through the model rank by rank; or one rank's at a time.
 Feed = Literal["whole", "by rank", "in turn"]
 

@@ -178,3 +178,16 @@ class CheckResults:
     folder: str
     notes: list[str] = field(default_factory=list)
     command: str = ""
+
+
+@dataclass(frozen=True)
+class DiffResults:
+    """The results of `samestep diff`: as CheckResults, of the records in the folder `second` against `first`."""
+
+    first: str
+    second: str
+    steps: int
+    answer: Answer
+    findings: list[Finding]
+    first_divergence: Divergence | None
+    notes: list[str] = field(default_factory=list)

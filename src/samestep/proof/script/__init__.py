@@ -41,7 +41,7 @@ def judge(plan: ScriptPlan, ranks: Sequence[ScriptRecord], record: Record, comma
         steps,
         _answer(findings),
         findings,
-        _first(findings),
+        first_divergence(findings),
         share,
         plan.out,
         _notes(ranks),
@@ -52,10 +52,11 @@ def judge(plan: ScriptPlan, ranks: Sequence[ScriptRecord], record: Record, comma
 def with_replay(results: CheckResults, found: Sequence[Finding]) -> CheckResults:
     """Adds the answers of a replay. What is not replayed is said, and takes no answer away that stands without it."""
     findings = [*results.findings, *found]
-    return replace(results, findings=findings, answer=_answer(findings), first_divergence=_first(findings))
+    return replace(results, findings=findings, answer=_answer(findings), first_divergence=first_divergence(findings))
 
 
-def _first(findings: Sequence[Finding]) -> Divergence | None:
+def first_divergence(findings: Sequence[Finding]) -> Divergence | None:
+    """Returns the divergence of the earliest step; of several in one step, that of the earliest question."""
     divergences = [each.divergence for each in findings if each.divergence]
     return min(divergences, key=lambda each: -1 if each.step is None else each.step, default=None)
 

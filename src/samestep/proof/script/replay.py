@@ -82,10 +82,25 @@ def _gradients(
             shown = {"expected": _figure(mine[name]), "found": _figure(ranked[name]), "tensor": name}
             cause = _cause(ranks, number, [ranked[n] for n in of.names], [mine[n] for n in of.names])
             return differs(GRADIENT, "gradient against one process", cause, step=number, **shown)
+        if finding := _clipped(of, replay, number, bound):
+            return finding
     means = ", and each rank's mean loss was averaged, as the model computes it itself" if found.means else ""
     return Finding(
         GRADIENT, "right", f"that of one process, to {first:.0e} at the first step; fed: {HOW[found.feed]}{means}"
     )
+
+
+def _clipped(of: StepGradients, replay: Record, step: int, bound: float) -> Finding | None:
+    """Returns what is wrong where gradients that were the same are not, after what the script does to them."""
+    theirs, mine = of.taken[0], of_kind(replay.arrays(STEP.format(step)), TAKEN)
+    whole = math.sqrt(sum(norm(mine[name]) ** 2 for name in of.names))
+    off = {name: norm(theirs[name] - mine[name]) for name in of.names}
+    name = max(off, key=lambda each: off[each])
+    if not of.clipped or off[name] <= bound * whole:
+        return None
+    cause = "clipping depends on the number of ranks: the same gradient is clipped to another norm in one process"
+    shown = {"expected": _figure(mine[name]), "found": _figure(theirs[name]), "tensor": name}
+    return differs(GRADIENT, "clipped gradient against one process", cause, step=step, **shown)
 
 
 def _before_clipping(replay: Record, step: int) -> dict[str, NDArray[np.float64]]:
@@ -115,8 +130,8 @@ def _cause(ranks: Ranks, step: int, found: Sequence[Array], wanted: Sequence[Arr
         if abs(factor * size - 1) <= NEAR or abs(factor / size - 1) <= NEAR:
             times = "" if factor > 1 else "1/"
             return (
-                f"the ranks' gradient is {times}{size} times that of one process on the same rows: the loss is scaled by "
-                "the number of ranks or of local rows, or summed over a rank's rows"
+                f"the ranks' gradient is {times}{size} times that of one process on the same rows: the loss is scaled "
+                "by the number of ranks or of local rows, or summed over a rank's rows"
             )
         return f"the ranks' gradient is {factor:.6g} times that of one process on the same rows: the loss is scaled"
     rows = [sum(len(micro.rows) for micro in rank.steps[step].micro) for rank in ranks]
@@ -138,8 +153,8 @@ def _rates(found: Replayed, ranks: Ranks, one: ScriptRecord) -> Finding:
     if is_base:
         theirs, own = recorded[step][0], mine[step][0]
         cause = (
-            f"the learning rate depends on the number of ranks: {theirs:.6g} on {size}, {own:.6g} on one. Where that is "
-            "on purpose (a rate that grows with the batch), the ranks do not train as one process does"
+            f"the learning rate depends on the number of ranks: {theirs:.6g} on {size}, {own:.6g} on one. Where that "
+            "is on purpose (a rate that grows with the batch), the ranks do not train as one process does"
         )
         return differs(RATE, "learning rate", cause, step=step, rank=0, expected=mine[step], found=recorded[step])
     why = "its length is counted in batches of a rank, or in samples over ranks"
