@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from command import samestep
 from recorder.plant import checked, text_of
@@ -19,12 +21,9 @@ def answers(results: CheckResults | DiffResults) -> dict[str, str]:
 
 
 def test_a_replay_neither_resumes_from_the_recording_nor_writes_over_it(tmp_path: Path) -> None:
-    text = text_of("noisy").replace("torch.save((2,", "torch.save((2, {} if dist.get_world_size() == 1 else")
-    text = text.replace("model.module.state_dict())", "model.module.state_dict(), dist.get_world_size())")
-    results = checked(text.replace("first, state =", "first, _, state, *_ ="), tmp_path, "--steps", "3")
+    text = text_of("noisy").replace("model.module.state_dict())", "model.module.state_dict(), dist.get_world_size())")
+    results = checked(text.replace("first, state =", "first, state, _ ="), tmp_path, "--steps", "3")
     assert answers(results)["replayed weights"] == "right", results.findings
-    import torch
-
     assert torch.load(tmp_path / "noisy.pt")[-1] == 2
 
 
@@ -86,3 +85,28 @@ def test_two_records(tmp_path: Path, old: str, new: str, question: str, step: in
 def test_a_folder_that_is_no_record_is_one_sentence(tmp_path: Path, folder: str, says: str) -> None:
     done = samestep("diff", str(tmp_path / folder), str(tmp_path))
     assert done.returncode == 2 and says in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.check
+def test_a_command_that_starts_its_ranks_itself(tmp_path: Path) -> None:
+    """The ranks record; what they start does not; the script that the command gave them is replayed."""
+    child = "    __import__('subprocess').run([__import__('sys').executable, '-c', 'print(5 + 5)'], check=True)\n"
+    text = text_of("ddp")
+    (tmp_path / "train.py").write_text(text.replace("    options = parser", child + "    options = parser"))
+    torchrun = [
+        str(Path(sys.executable).parent / "torchrun"),
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "train.py",
+        "--lr",
+        "0.2",
+    ]
+    line = ["check", "--steps", "3", "--json", "--out", str(tmp_path / "out"), "--", *torchrun]
+    done = samestep(*line, cwd=tmp_path)
+    assert done.stdout, done.stderr
+    results = from_json(CheckResults, json.loads(done.stdout))
+    assert results.answer == "right" and results.steps == 3, results.findings
+    assert results.arguments == ["--lr", "0.2"] and answers(results)["replayed weights"] == "right"
+    done = samestep("check", "--nproc", "3", "--out", str(tmp_path / "out3"), "--", *torchrun, cwd=tmp_path)
+    assert done.returncode == 2 and "the command starts 2 ranks; give samestep check --nproc 2" in done.stderr

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import os
 import runpy
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
+from samestep.errors import UserError
 from samestep.recorder.keeper import Keeper
 from samestep.recorder.player import Player
 from samestep.recorder.recorder import Recorder
 from samestep.records.files import naming_full_disks, write
 from samestep.records.record import RankRecord
 from samestep.records.replay import REPLAYED, Replayed
-from samestep.records.script import ScriptPlan, ScriptRecord
+from samestep.records.script import PLAN, SCRIPT, ScriptPlan, ScriptRecord
+from samestep.world import World
 from samestep.world.orphans import end_children
 
 LEAVE_S, LEAVE_STEPS = 10.0, 5  # how long a rank waits for the others' last step: seconds, or so many of its steps
@@ -27,6 +31,7 @@ def run_script(plan: ScriptPlan, record: RankRecord) -> ScriptRecord:
     After the last step that was asked the process ends, inside that step: no line of the script runs after it.
     """
     folder = Path(plan.out)
+    plan = _completed(plan, record.world)
     played: Player | None = None
     keeper: Keeper | None = None
 
@@ -74,6 +79,19 @@ def run_script(plan: ScriptPlan, record: RankRecord) -> ScriptRecord:
     if played:
         write(folder / REPLAYED, played.result())
     return recorder.record("itself")
+
+
+def _completed(plan: ScriptPlan, world: World) -> ScriptPlan:
+    """Takes the script from the environment where a command has started this rank. Rank 0 writes it into the plan."""
+    if SCRIPT not in os.environ:
+        return plan
+    if world.size != plan.ranks:
+        raise UserError(f"the command starts {world.size} ranks; give samestep check --nproc {world.size}")
+    script, *arguments = json.loads(os.environ[SCRIPT])
+    plan = replace(plan, script=script, arguments=tuple(arguments))
+    if world.rank == 0:
+        write(Path(plan.out) / PLAN, plan)
+    return plan
 
 
 def _wait_for_others(folder: Path, found: ScriptRecord) -> None:

@@ -12,6 +12,7 @@ from typing import Literal, TypeVar
 from samestep.records.replay import ReplayPlan
 from samestep.records.results import Divergence
 
+SCRIPT = "SAMESTEP_CHECK_SCRIPT"  # set where a command has started a rank: its script and arguments, as JSON
 PLAN = "script-plan.json"  # a worker knows by this name what to do
 STEP = "step{}"  # the name of a step's arrays
 # Of each parameter NAME: the gradient that this rank computed in the micro-batch M, before any reduction; the one that
@@ -32,6 +33,7 @@ def of_kind(arrays: Mapping[str, A], kind: str) -> dict[str, A]:
 class ScriptPlan:
     """What each rank of a launch runs. script: the path of a Python file. steps: of the optimizer, to record.
 
+    A script of '' is what a command gives to each rank, of which it must start `ranks`; rank 0 completes the plan.
     keep: whether to keep what a replay needs. replay: what this launch plays again, in one process.
     """
 
@@ -42,6 +44,7 @@ class ScriptPlan:
     steps: int = 8
     keep: bool = False
     replay: ReplayPlan | None = None
+    ranks: int = 0
 
 
 @dataclass(frozen=True)
