@@ -8,11 +8,11 @@ from collections.abc import Sequence
 
 from samestep.errors import TrainingFailed
 from samestep.proof.script.replay import COARSER, FIRST, LATER, WEIGHTS
-from samestep.proof.script.step_gradients import norm
+from samestep.proof.script.step_gradients import Array, norm, whole
 from samestep.proof.script.updates import Ranks, differs, many
 from samestep.records.record import Record
 from samestep.records.replay import END, START
-from samestep.records.script import STEP, TAKEN, Finding, ScriptRecord, of_kind
+from samestep.records.script import STEP, TAKEN, Finding, ScriptRecord
 
 EXACT = "the same to the last bit"
 
@@ -27,7 +27,7 @@ def compare(one: Ranks, other: Ranks, record: Record, second: Record) -> list[Fi
         Finding("steps", "right", f"{many(steps, 'step')} are compared{short}"),
         _start(one[0], other[0]),
         _rows(one, other, steps),
-        _gradients(one, record, second, steps),
+        _gradients(one, other, record, second, steps),
         _rates(one, other, steps),
         _weights(one, other, record, second, steps),
     ]
@@ -80,22 +80,22 @@ def _rows_of(ranks: Ranks, step: int) -> list[list[str]]:
     return [[row for micro in rank.steps[step].micro for row in micro.rows] for rank in ranks]
 
 
-def _gradients(one: Ranks, record: Record, second: Record, steps: int) -> Finding:
+def _gradients(one: Ranks, other: Ranks, record: Record, second: Record, steps: int) -> Finding:
     question, worst, first = "gradient", 0.0, 0.0
     coarser = max(COARSER.get(dtype, 1.0) for dtype in one[0].steps[0].dtypes or ["float32"])
     compared = 0
     for step in range(steps):
-        theirs, mine = (of_kind(each.arrays(STEP.format(step)), TAKEN) for each in (record, second))
+        theirs, mine = _taken(one, record, step), _taken(other, second, step)
         names = [name for name in theirs if name in mine and theirs[name].shape == mine[name].shape]
         if not names or len(names) < max(len(theirs), len(mine)):
             continue
         compared += 1
-        whole = math.sqrt(sum(norm(theirs[name]) ** 2 for name in names)) or 1.0
+        size = math.sqrt(sum(norm(theirs[name]) ** 2 for name in names)) or 1.0
         off = {name: norm(theirs[name] - mine[name]) for name in names}
         name = max(off, key=lambda each: off[each])
-        worst = max(worst, off[name] / whole)
+        worst = max(worst, off[name] / size)
         first = first if step else worst
-        if not off[name] <= (LATER if step else FIRST) * coarser * whole:
+        if not off[name] <= (LATER if step else FIRST) * coarser * size:
             cause = (
                 "from the same weights and rows another gradient: the loss, its scale, clipping, dropout or precision"
             )
@@ -107,6 +107,11 @@ def _gradients(one: Ranks, record: Record, second: Record, steps: int) -> Findin
         return Finding(question, "unknown", "no step has the gradients of all parameters in both records")
     same = EXACT if not worst else f"to {first:.0e} of its norm at the first step, {worst:.0e} at the worst"
     return Finding(question, "right", f"what the optimizer took is {same}")
+
+
+def _taken(ranks: Ranks, record: Record, step: int) -> dict[str, Array]:
+    arrays = [record.arrays(STEP.format(step), rank) for rank in range(len(ranks))]
+    return whole(arrays, TAKEN, ranks[0].steps[step].shards)[0]
 
 
 def _rates(one: Ranks, other: Ranks, steps: int) -> Finding:
