@@ -18,6 +18,7 @@ class Fault:
 
 
 HEALTHY = ("ddp", "accumulate", "by_hand", "accelerate_loop", "lightning_trainer", "hf_trainer", "fsdp2")
+HEALTHY += ("tokens", "noisy", "fewer_ranks")
 REDUCE = "                dist.all_reduce(parameter.grad)\n"
 FAULTS = (
     Fault(

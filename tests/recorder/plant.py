@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from command import samestep
 from fork_servers import fork_servers
 from recorder.faults import FAULTS, HEALTHY, Fault
+from recorder.replay_faults import REPLAY_FAULTS
 from samestep.records.files import from_json
 from samestep.records.script import CheckResults
 
@@ -51,7 +52,7 @@ def checked(script: str, folder: Path, *arguments: str, nproc: int = 2) -> Check
     file = folder / "train.py"
     file.write_text(script)
     line = ["check", "--nproc", str(nproc), "--launcher", "fork", "--json", *arguments]
-    done = samestep(*line, "--out", str(folder / "out"), str(file))
+    done = samestep(*line, "--out", str(folder / "out"), file.name, cwd=folder)
     assert done.stdout, done.stderr
     return from_json(CheckResults, json.loads(done.stdout))
 
@@ -98,19 +99,21 @@ def merged(rows: Sequence[Row], record: Path) -> list[Row]:
     """Returns the rows with those that a record holds of other scripts and faults, in the order of both lists."""
     kept = [Row(**each) for each in json.loads(record.read_text())] if record.exists() else []
     of = {(row.script, row.fault): row for row in [*kept, *rows]}
-    order = [(script, "") for script in HEALTHY] + [(fault.script, fault.name) for fault in FAULTS]
+    order = [(script, "") for script in HEALTHY] + [(fault.script, fault.name) for fault in (*FAULTS, *REPLAY_FAULTS)]
     return [of[key] for key in order if key in of]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, help="keep every row in this folder, and write the table of the docs")
-    parser.add_argument("--only", default="", help="scripts and faults with these words in their name")
+    parser.add_argument("--only", default="", help="scripts and faults whose names match this expression")
     options = parser.parse_args()
     rows = []
     with fork_servers():
-        for script, fault in [(script, None) for script in HEALTHY] + [(fault.script, fault) for fault in FAULTS]:
-            if options.only not in f"{script} {fault.name if fault else ''}":
+        for script, fault in [(script, None) for script in HEALTHY] + [
+            (fault.script, fault) for fault in (*FAULTS, *REPLAY_FAULTS)
+        ]:
+            if not re.search(options.only, f"{script} {fault.name if fault else ''}"):
                 continue
             with tempfile.TemporaryDirectory(prefix="samestep-check-") as folder:
                 text = planted(fault) if fault else text_of(script)

@@ -10,6 +10,7 @@ import pytest
 from command import samestep
 from recorder.faults import FAULTS, HEALTHY, Fault
 from recorder.plant import checked, planted, row_of, text_of
+from recorder.replay_faults import REPLAY_FAULTS
 
 IN_THE_FAST_LANE = ("forward through .module", "not divided", "set_epoch left out")
 
@@ -27,7 +28,7 @@ def test_a_healthy_script_is_right(script: str, tmp_path: Path) -> None:
     "fault",
     [
         pytest.param(each, id=each.name, marks=() if each.name in IN_THE_FAST_LANE else pytest.mark.check)
-        for each in FAULTS
+        for each in (*FAULTS, *REPLAY_FAULTS)
     ],
 )
 def test_a_planted_fault_is_caught_and_named(fault: Fault, tmp_path: Path) -> None:

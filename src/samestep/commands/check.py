@@ -7,15 +7,19 @@ import shlex
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from samestep import launch
+from samestep.commands.check_command import is_command, recorded
 from samestep.commands.check_options import LAUNCHERS, CheckOptions
+from samestep.commands.check_replay import replay
 from samestep.commands.results_folder import prepare
 from samestep.errors import UserError
 from samestep.launch import Command, Machines, fork_client, ports, supervise
 from samestep.launch.command import command_for
-from samestep.proof.script import judge
+from samestep.proof.script import judge, with_replay
+from samestep.proof.script.replay import not_replayed
 from samestep.records.files import read, write
 from samestep.records.record import Record
 from samestep.records.results import RESULTS
@@ -25,11 +29,14 @@ from samestep.version import __version__
 
 
 def check(options: CheckOptions, words: Sequence[str]) -> CheckResults:
-    """Runs a script until its steps are recorded, and judges them. words: the script's path and its arguments.
+    """Runs a script until its steps are recorded, and judges them.
+
+    words: the script's path and its arguments; or a command that starts `options.nproc` ranks, as torchrun does.
 
     Raises UserError for a script that is not there, and TrainingFailed for one that fails.
     """
-    script, arguments = _script_of(words)
+    command = words if is_command(words) else None
+    script, arguments = (words[0], [*words[1:]]) if command else _script_of(words)
     if options.launcher not in LAUNCHERS:
         raise UserError(f"--launcher {options.launcher!r}: a script is started by {' or '.join(LAUNCHERS)}")
     cores = os.cpu_count() or 1
@@ -39,11 +46,21 @@ def check(options: CheckOptions, words: Sequence[str]) -> CheckResults:
     folder = prepare(
         options.out, StudyRecord("check", script, __version__, options.nproc, steps=options.steps, training=asked)
     )
-    plan = ScriptPlan(str(folder), time.time(), script, tuple(arguments), options.steps)
-    write(folder / PLAN, plan)
-    record = _run(options, folder)
-    ranks = [read(ScriptRecord, folder / f"rank{rank}.json") for rank in range(options.nproc)]
-    results = judge(plan, ranks, record, shlex.join(["samestep", *sys.argv[1:]]))
+    keep = options.replay and options.nproc > 1
+    plan = ScriptPlan(str(folder), time.time(), script, tuple(arguments), options.steps, keep=keep)
+    write(folder / PLAN, plan if command is None else replace(plan, script="", ranks=options.nproc))
+    try:
+        record = _run(options, folder, options.nproc, command)
+        plan = read(ScriptPlan, folder / PLAN)  # which a command's ranks complete
+        ranks = [read(ScriptRecord, folder / f"rank{rank}.json") for rank in range(options.nproc)]
+        results = judge(plan, ranks, record, shlex.join(["samestep", *sys.argv[1:]]))
+        if keep and results.answer == "differs":
+            results = with_replay(results, [not_replayed("the ranks by themselves differ")])
+        elif keep:
+            found = replay(plan, ranks, record, lambda to: _run(options, to, 1))
+            results = with_replay(results, found)
+    finally:
+        fork_client.close()
     write(folder / RESULTS, results)
     return results
 
@@ -56,22 +73,20 @@ def _script_of(words: Sequence[str]) -> tuple[str, list[str]]:
     return script, arguments
 
 
-def _run(options: CheckOptions, folder: Path) -> Record:
+def _run(options: CheckOptions, folder: Path, nproc: int, words: Sequence[str] | None = None) -> Record:
     machines = Machines()
-    command = command_for(folder / PLAN, options.launcher, options.nproc, ("cpu",), machines)
+    if words:
+        return _supervise(recorded(words, folder), options, folder, nproc)
+    command = command_for(folder / PLAN, options.launcher, nproc, ("cpu",), machines)
     meeting: dict[str, str] = {}
     if options.launcher == launch.FORK:
         # As torchrun sets them; by the last one libraries know that they need not start ranks themselves.
         meeting = {"MASTER_ADDR": machines.master, "MASTER_PORT": str(ports.any_free(machines.master))}
         meeting["TORCHELASTIC_RUN_ID"] = "samestep"
         fork_client.start("ranks")
-    try:
-        return supervise.run(
-            Command(command.argv, {**command.env, **meeting}, command.ends_by, command.fork),
-            folder,
-            options.nproc,
-            deadline_s=options.deadline_s,
-            stall_s=options.stall_s,
-        )
-    finally:
-        fork_client.close()
+    command = Command(command.argv, {**command.env, **meeting}, command.ends_by, command.fork)
+    return _supervise(command, options, folder, nproc)
+
+
+def _supervise(command: Command, options: CheckOptions, folder: Path, nproc: int) -> Record:
+    return supervise.run(command, folder, nproc, deadline_s=options.deadline_s, stall_s=options.stall_s)

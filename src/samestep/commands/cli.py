@@ -227,6 +227,23 @@ def check(
 
 @app.command()
 @with_exit_code
+def diff(
+    first: Annotated[Path, typer.Argument(metavar="RECORD", help="A folder that samestep check has written.")],
+    second: Annotated[Path, typer.Argument(metavar="RECORD", help="Another one.")],
+    json_: Json = False,
+) -> int:
+    """Compare two records of `samestep check`, as before and after a change; name the first divergence. Exit codes as
+    for check."""
+    from samestep.commands.diff import diff as compared
+    from samestep.report.check import show_diff
+
+    results = compared(first, second)
+    _print(results, json_, show_diff)
+    return int(results.answer != "right")
+
+
+@app.command()
+@with_exit_code
 @from_command_line()
 def eject(options: EjectOptions) -> int:
     """Write one stand-alone script of the job on an engine, with no samestep in it."""

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import os
 import runpy
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
+from samestep.errors import UserError
+from samestep.recorder.keeper import Keeper
+from samestep.recorder.player import Player
 from samestep.recorder.recorder import Recorder
 from samestep.records.files import naming_full_disks, write
 from samestep.records.record import RankRecord
-from samestep.records.script import ScriptPlan, ScriptRecord
+from samestep.records.replay import REPLAYED, Replayed
+from samestep.records.script import PLAN, SCRIPT, ScriptPlan, ScriptRecord
+from samestep.world import World
 from samestep.world.orphans import end_children
 
 LEAVE_S, LEAVE_STEPS = 10.0, 5  # how long a rank waits for the others' last step: seconds, or so many of its steps
@@ -24,8 +31,19 @@ def run_script(plan: ScriptPlan, record: RankRecord) -> ScriptRecord:
     After the last step that was asked the process ends, inside that step: no line of the script runs after it.
     """
     folder = Path(plan.out)
+    plan = _completed(plan, record.world)
+    played: Player | None = None
+    keeper: Keeper | None = None
 
     def enough(found: ScriptRecord) -> NoReturn:
+        with naming_full_disks():
+            if keeper:
+                keeper.write()
+            if played:
+                write(folder / REPLAYED, played.result())
+        leave(found)
+
+    def leave(found: ScriptRecord) -> NoReturn:
         with naming_full_disks():
             (folder / f".room-rank{found.rank}").unlink(missing_ok=True)  # which the worker keeps free
             write(folder / f"rank{found.rank}.json", found)
@@ -36,6 +54,18 @@ def run_script(plan: ScriptPlan, record: RankRecord) -> ScriptRecord:
         os._exit(0)
 
     recorder = Recorder(plan, record.world, enough)
+    if plan.keep:
+        keeper = Keeper(recorder, folder, record.world.rank)
+        keeper.attach()
+    if plan.replay:
+
+        def stop(why: Replayed) -> NoReturn:
+            write(folder / REPLAYED, why)
+            leave(recorder.record("itself"))
+
+        os.chdir(plan.replay.work)
+        played = Player(recorder, plan.replay, stop)
+        played.attach()
     recorder.attach()
     sys.argv = [plan.script, *plan.arguments]
     sys.path.insert(0, str(Path(plan.script).resolve().parent))
@@ -44,12 +74,29 @@ def run_script(plan: ScriptPlan, record: RankRecord) -> ScriptRecord:
     except SystemExit as left:
         if left.code not in (None, 0):
             raise RuntimeError(f"{plan.script} ended itself with sys.exit({left.code!r})") from None
+    if keeper:
+        keeper.write()
+    if played:
+        write(folder / REPLAYED, played.result())
     return recorder.record("itself")
+
+
+def _completed(plan: ScriptPlan, world: World) -> ScriptPlan:
+    """Takes the script from the environment where a command has started this rank. Rank 0 writes it into the plan."""
+    if SCRIPT not in os.environ:
+        return plan
+    if world.size != plan.ranks:
+        raise UserError(f"the command starts {world.size} ranks; give samestep check --nproc {world.size}")
+    script, *arguments = json.loads(os.environ[SCRIPT])
+    plan = replace(plan, script=script, arguments=tuple(arguments))
+    if world.rank == 0:
+        write(Path(plan.out) / PLAN, plan)
+    return plan
 
 
 def _wait_for_others(folder: Path, found: ScriptRecord) -> None:
     """Waits until the other ranks have their records, too: their last step may need what this process still sends."""
-    until = time.monotonic() + max(LEAVE_S, LEAVE_STEPS * max(found.step_s))
+    until = time.monotonic() + max(LEAVE_S, LEAVE_STEPS * max(found.step_s, default=0.0))
     while time.monotonic() < until:
         ended = {*folder.glob("rank[0-9]*.json"), *folder.glob("error-rank[0-9]*.json")}
         if len(ended) >= found.size:

@@ -9,8 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
+from samestep.records.replay import ReplayPlan
 from samestep.records.results import Divergence
 
+SCRIPT = "SAMESTEP_CHECK_SCRIPT"  # set where a command has started a rank: its script and arguments, as JSON
 PLAN = "script-plan.json"  # a worker knows by this name what to do
 STEP = "step{}"  # the name of a step's arrays
 # Of each parameter NAME: the gradient that this rank computed in the micro-batch M, before any reduction; the one that
@@ -29,13 +31,20 @@ def of_kind(arrays: Mapping[str, A], kind: str) -> dict[str, A]:
 
 @dataclass(frozen=True)
 class ScriptPlan:
-    """What each rank of a launch runs. script: the path of a Python file. steps: of the optimizer, to record."""
+    """What each rank of a launch runs. script: the path of a Python file. steps: of the optimizer, to record.
+
+    A script of '' is what a command gives to each rank, of which it must start `ranks`; rank 0 completes the plan.
+    keep: whether to keep what a replay needs. replay: what this launch plays again, in one process.
+    """
 
     out: str
     started_at: float
     script: str
     arguments: tuple[str, ...] = ()
     steps: int = 8
+    keep: bool = False
+    replay: ReplayPlan | None = None
+    ranks: int = 0
 
 
 @dataclass(frozen=True)
@@ -172,3 +181,16 @@ class CheckResults:
     folder: str
     notes: list[str] = field(default_factory=list)
     command: str = ""
+
+
+@dataclass(frozen=True)
+class DiffResults:
+    """The results of `samestep diff`: as CheckResults, of the records in the folder `second` against `first`."""
+
+    first: str
+    second: str
+    steps: int
+    answer: Answer
+    findings: list[Finding]
+    first_divergence: Divergence | None
+    notes: list[str] = field(default_factory=list)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from samestep.records.script import CheckResults
+from samestep.records.results import Divergence
+from samestep.records.script import CheckResults, DiffResults, Finding
 from samestep.report.sentences import sentence, value, where
 
 STYLES = {"right": "green", "differs": "bold red", "unknown": "yellow"}
@@ -16,14 +18,37 @@ STYLES = {"right": "green", "differs": "bold red", "unknown": "yellow"}
 
 def show_check(results: CheckResults) -> None:
     """Prints the answers and the verdict on stdout."""
+    _show(results.findings, lines(results))
+
+
+def show_diff(results: DiffResults) -> None:
+    """Prints what is the same in two records, and where they part."""
+    texts = [f"note: {note}" for note in results.notes]
+    first = results.first_divergence
+    if first:
+        texts += _divergence(f"{results.second} against {results.first}", first)
+    elif results.answer == "right":
+        texts.append(f"{results.second} took the {results.steps} steps of {results.first}")
+    else:
+        texts.append("unknown: what the answer needs could not be compared")
+    _show(results.findings, ["", *(sentence(text) for text in texts)])
+
+
+def _show(findings: Sequence[Finding], texts: Sequence[str]) -> None:
     console = Console()
     console = console if console.is_terminal else Console(width=100)
     table = Table(box=None, pad_edge=False, show_header=False)
-    for finding in results.findings:
+    for finding in findings:
         table.add_row(finding.question, Text(finding.answer, style=STYLES[finding.answer]), Text(finding.sentence))
     console.print(table)
-    for line in lines(results):
+    for line in texts:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _divergence(what: str, first: Divergence) -> list[str]:
+    at_step = "" if first.step is None else f" at step {first.step}"
+    values = f"expected {value(first.expected)}, found {value(first.found)}"
+    return [f"{what}: differs{at_step}: {where(first)}: {values}", f"the usual cause: {first.cause}"]
 
 
 def lines(results: CheckResults) -> list[str]:
@@ -33,9 +58,7 @@ def lines(results: CheckResults) -> list[str]:
     first = results.first_divergence
     texts = [f"note: {note}" for note in results.notes]
     if first:
-        at_step = "" if first.step is None else f" at step {first.step}"
-        values = f"expected {value(first.expected)}, found {value(first.found)}"
-        texts += [f"{name} on {ranks}: differs{at_step}: {where(first)}: {values}", f"the usual cause: {first.cause}"]
+        texts += _divergence(f"{name} on {ranks}", first)
     elif results.answer == "right":
         texts.append(f"{name} on {ranks}: {results.steps} steps, nothing wrong was seen")
     else:

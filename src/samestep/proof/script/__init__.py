@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from samestep.proof.script.gradients import clipping, gradient
 from samestep.proof.script.rows import order, rows
 from samestep.proof.script.updates import initial_weights, rates, schedule, step_counts, updates, weights
 from samestep.records.record import Record
+from samestep.records.results import Divergence
 from samestep.records.script import Answer, CheckResults, Finding, ScriptPlan, ScriptRecord
 
 NEEDED = ("steps", "initial weights", "gradient", "weights")  # without these answers nothing is proven
@@ -30,8 +32,6 @@ def judge(plan: ScriptPlan, ranks: Sequence[ScriptRecord], record: Record, comma
             clipping(ranks, record),
         ]
         findings += [rates(ranks), schedule(ranks), weights(ranks), updates(ranks, record)]
-    divergences = [each.divergence for each in findings if each.divergence]
-    first = min(divergences, key=lambda each: -1 if each.step is None else each.step, default=None)
     step_s = sum(sum(rank.step_s) for rank in ranks)
     share = sum(rank.record_s for rank in ranks) / step_s if step_s else 0.0
     return CheckResults(
@@ -41,12 +41,24 @@ def judge(plan: ScriptPlan, ranks: Sequence[ScriptRecord], record: Record, comma
         steps,
         _answer(findings),
         findings,
-        first,
+        first_divergence(findings),
         share,
         plan.out,
         _notes(ranks),
         command,
     )
+
+
+def with_replay(results: CheckResults, found: Sequence[Finding]) -> CheckResults:
+    """Adds the answers of a replay. What is not replayed is said, and takes no answer away that stands without it."""
+    findings = [*results.findings, *found]
+    return replace(results, findings=findings, answer=_answer(findings), first_divergence=first_divergence(findings))
+
+
+def first_divergence(findings: Sequence[Finding]) -> Divergence | None:
+    """Returns the divergence of the earliest step; of several in one step, that of the earliest question."""
+    divergences = [each.divergence for each in findings if each.divergence]
+    return min(divergences, key=lambda each: -1 if each.step is None else each.step, default=None)
 
 
 def _answer(findings: Sequence[Finding]) -> Answer:

@@ -1,0 +1,47 @@
+"""Turns the ranks of a command into workers.
+
+Copied as sitecustomize.py into a folder on PYTHONPATH, it runs first in each Python that the command starts. One that
+is a rank, by RANK in its environment, and runs a script goes on as a worker. It imports only the standard library.
+"""
+
+import importlib.util
+import json
+import os
+import sys
+from importlib.machinery import PathFinder
+
+PLAN, SCRIPT, FOLDER = "SAMESTEP_CHECK_PLAN", "SAMESTEP_CHECK_SCRIPT", "SAMESTEP_CHECK_PYTHONPATH"
+
+
+def become_worker() -> None:
+    """Replaces this process by a worker with the same script, once: what a rank starts itself stays as it is."""
+    plan = os.environ.get(PLAN)
+    if not plan or "RANK" not in os.environ or SCRIPT in os.environ:
+        return
+    words = script_of(sys.orig_argv[1:])
+    if words and importlib.util.find_spec("samestep"):
+        os.environ[SCRIPT] = json.dumps(words)
+        os.execv(sys.executable, [sys.executable, "-m", "samestep.worker", plan])
+
+
+def script_of(arguments: list[str]) -> list[str]:
+    """Returns a script and its arguments of what follows 'python'; none for python -m and -c."""
+    while arguments and arguments[0].startswith("-"):
+        if arguments[0] in ("-m", "-c", "-"):
+            return []
+        arguments = arguments[2 if arguments[0] in ("-W", "-X") else 1 :]
+    return arguments
+
+
+def import_next() -> None:
+    """Imports the sitecustomize that this one hides."""
+    others = [path for path in sys.path if path != os.environ.get(FOLDER)]
+    found = PathFinder.find_spec("sitecustomize", others)
+    if found and found.loader:
+        module = importlib.util.module_from_spec(found)
+        found.loader.exec_module(module)
+
+
+if __name__ == "sitecustomize":
+    become_worker()
+    import_next()

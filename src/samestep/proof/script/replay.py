@@ -1,0 +1,187 @@
+"""Whether one process, fed with what the ranks have read, takes the steps that the ranks took."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from samestep.proof.script.step_gradients import Array, StepGradients, norm
+from samestep.proof.script.updates import Ranks, differs, many
+from samestep.records.record import Record
+from samestep.records.replay import Replayed
+from samestep.records.script import STEP, TAKEN, UNCLIPPED, Finding, ScriptRecord, of_kind
+
+# Relative bounds of the first gradient, of later ones and of the weights' movement: see the decision record.
+FIRST, LATER, WEIGHTS = 1e-4, 1e-2, 1e-2
+COARSER = {"bfloat16": 300.0, "float16": 40.0}  # how much coarser than float32's the bounds are
+NEAR = 1e-3
+HOW = {
+    "whole": "the ranks' batches as one",
+    "by rank": "the ranks' batches as one, which the model receives rank by rank, as dropout or BatchNorm needs",
+    "in turn": "each rank's micro-batch in turn",
+}
+GRADIENT, RATE, WEIGHT, MICRO = "replayed gradient", "replayed rate", "replayed weights", "replayed micro-batches"
+MEAN_OF_MEANS = (
+    "the mean over ranks of each rank's mean is not the mean over all rows or targets: a loss is divided by the rank's "
+    "own number of them, or of their weights, and these differ"
+)
+
+
+def not_replayed(why: str) -> Finding:
+    """Returns the answer where there is no replay to judge."""
+    return Finding("replay", "unknown", f"not replayed: {why}")
+
+
+def replayed(found: Replayed, ranks: Ranks, one: ScriptRecord, record: Record, replay: Record) -> list[Finding]:
+    """Compares a replay with the ranks. record, replay: the folders with the gradients."""
+    if found.micro >= 0 and found.why_not:
+        return [_micro_batches(found, ranks)]
+    if found.why_not:
+        return [not_replayed(found.why_not)]
+    if len(one.steps) != len(ranks[0].steps):
+        why = f"in one process the script takes {many(len(one.steps), 'step')}, and {len(ranks[0].steps)} on the ranks"
+        return [not_replayed(why)]
+    coarser = max(COARSER.get(dtype, 1.0) for dtype in ranks[0].steps[0].dtypes or ["float32"])
+    findings = [_gradients(ranks, one, record, replay, coarser, found), _rates(found, ranks, one)]
+    return [*findings, _weights(found, len(one.steps), coarser)]
+
+
+def _micro_batches(found: Replayed, ranks: Ranks) -> Finding:
+    mine = len(ranks[0].steps[0].micro)
+    cause = (
+        f"how many micro-batches are accumulated depends on the number of ranks: {mine} on each of {len(ranks)}, and "
+        f"{found.micro} in one process, where the same batch takes {mine} or {mine * len(ranks)}"
+    )
+    return differs(MICRO, "micro-batches of a step", cause, step=0, expected=mine * len(ranks), found=found.micro)
+
+
+def _gradients(
+    ranks: Ranks, one: ScriptRecord, record: Record, replay: Record, coarser: float, found: Replayed
+) -> Finding:
+    first = 0.0
+    for number in range(len(one.steps)):
+        of, mine = StepGradients.read(record, ranks, number), _before_clipping(replay, number)
+        if not of.names:
+            continue
+        scale = _scale_of(ranks[0], number) / _scale_of(one, number)
+        mine = {name: array * scale for name, array in mine.items()}
+        if missing := [name for name in of.names if name not in mine]:
+            return not_replayed(f"in one process {missing[0]} has no gradient")
+        ranked = of.reduced[0]
+        whole = math.sqrt(sum(norm(ranked[name]) ** 2 for name in of.names))
+        # Rounding is relative to what was added up, before anything cancels; of the whole gradient's size at most.
+        sizes = {name: max(_added_up(of, name), 1e-3 * whole) for name in of.names}
+        off = {name: norm(ranked[name] - mine[name]) / sizes[name] for name in of.names}
+        name = max(off, key=lambda each: off[each])
+        bound = (LATER if number else FIRST) * coarser
+        first = first if number else off[name]
+        if not off[name] <= bound:
+            shown = {"expected": _figure(mine[name]), "found": _figure(ranked[name]), "tensor": name}
+            cause = _cause(ranks, number, [ranked[n] for n in of.names], [mine[n] for n in of.names])
+            return differs(GRADIENT, "gradient against one process", cause, step=number, **shown)
+        if finding := _clipped(of, replay, number, bound):
+            return finding
+    means = ", and each rank's mean loss was averaged, as the model computes it itself" if found.means else ""
+    return Finding(
+        GRADIENT, "right", f"that of one process, to {first:.0e} at the first step; fed: {HOW[found.feed]}{means}"
+    )
+
+
+def _clipped(of: StepGradients, replay: Record, step: int, bound: float) -> Finding | None:
+    """Returns what is wrong where gradients that were the same are not, after what the script does to them."""
+    theirs, mine = of.taken[0], of_kind(replay.arrays(STEP.format(step)), TAKEN)
+    whole = math.sqrt(sum(norm(mine[name]) ** 2 for name in of.names))
+    off = {name: norm(theirs[name] - mine[name]) for name in of.names}
+    name = max(off, key=lambda each: off[each])
+    if not of.clipped or off[name] <= bound * whole:
+        return None
+    cause = "clipping depends on the number of ranks: the same gradient is clipped to another norm in one process"
+    shown = {"expected": _figure(mine[name]), "found": _figure(theirs[name]), "tensor": name}
+    return differs(GRADIENT, "clipped gradient against one process", cause, step=step, **shown)
+
+
+def _before_clipping(replay: Record, step: int) -> dict[str, NDArray[np.float64]]:
+    arrays = replay.arrays(STEP.format(step))
+    return of_kind(arrays, TAKEN) | of_kind(arrays, UNCLIPPED)
+
+
+def _scale_of(rank: ScriptRecord, step: int) -> float:
+    return rank.steps[step].scale or 1.0
+
+
+def _added_up(of: StepGradients, name: str) -> float:
+    return sum(norm(part) for each in of.local for part in each[name]) * abs(of.factor)
+
+
+def _figure(array: Array) -> str:
+    return f"a norm of {norm(array):.6g}"
+
+
+def _cause(ranks: Ranks, step: int, found: Sequence[Array], wanted: Sequence[Array]) -> str:
+    """Returns why the ranks' gradient is not that of one process."""
+    theirs, mine = np.concatenate(found), np.concatenate(wanted)
+    square = float(mine @ mine)
+    factor = float(theirs @ mine) / square if square else 0.0
+    size = len(ranks)
+    if factor and norm(theirs - factor * mine) <= NEAR * norm(theirs):
+        if abs(factor * size - 1) <= NEAR or abs(factor / size - 1) <= NEAR:
+            times = "" if factor > 1 else "1/"
+            return (
+                f"the ranks' gradient is {times}{size} times that of one process on the same rows: the loss is scaled "
+                "by the number of ranks or of local rows, or summed over a rank's rows"
+            )
+        return f"the ranks' gradient is {factor:.6g} times that of one process on the same rows: the loss is scaled"
+    rows = [sum(len(micro.rows) for micro in rank.steps[step].micro) for rank in ranks]
+    uneven = f" (rows of the ranks at this step: {', '.join(map(str, rows))})" if len(set(rows)) > 1 else ""
+    return MEAN_OF_MEANS + uneven
+
+
+def _rates(found: Replayed, ranks: Ranks, one: ScriptRecord) -> Finding:
+    size, accelerated = len(ranks), "accelerate" in ranks[0].libraries
+    recorded, mine = [step.rates for step in ranks[0].steps], [step.rates for step in one.steps]
+    step = next((i for i, pair in enumerate(zip(recorded, mine)) if not _same(*pair)), None)
+    if step is None:
+        return Finding(RATE, "right", "that of one process at each step")
+    base = found.recorded_base_rates, found.base_rates
+    scheduled = any(each.schedules for each in ranks[0].steps)
+    is_base = (
+        not _same(base[0][0], base[1][0]) if scheduled and all(base) else all(each == recorded[0] for each in recorded)
+    )
+    if is_base:
+        theirs, own = recorded[step][0], mine[step][0]
+        cause = (
+            f"the learning rate depends on the number of ranks: {theirs:.6g} on {size}, {own:.6g} on one. Where that "
+            "is on purpose (a rate that grows with the batch), the ranks do not train as one process does"
+        )
+        return differs(RATE, "learning rate", cause, step=step, rank=0, expected=mine[step], found=recorded[step])
+    why = "its length is counted in batches of a rank, or in samples over ranks"
+    if accelerated:
+        why = "Accelerate advances its prepared schedules once for each process"
+    values = f"{recorded[step][0]:.6g} at step {step}, where one process has {mine[step][0]:.6g}"
+    return Finding(RATE, "unknown", f"the schedule depends on the number of ranks: {values}; {why}")
+
+
+def _same(first: Sequence[float], second: Sequence[float]) -> bool:
+    return len(first) == len(second) and all(math.isclose(*pair, rel_tol=1e-6) for pair in zip(first, second))
+
+
+def _weights(found: Replayed, steps: int, coarser: float) -> Finding:
+    moved = sum(each.moved for each in found.distances.values())
+    off = sum(each.off for each in found.distances.values())
+    if not moved:
+        return Finding(WEIGHT, "unknown", "no weight moves")
+    apart, bound = math.sqrt(off / moved), WEIGHTS * coarser
+    if not apart <= bound:
+        name = max(found.distances, key=lambda each: found.distances[each].off)
+        cause = (
+            "from the same weights, rows and rates one process ends elsewhere: the step itself (clipping, optimizer, "
+            "weight decay, averaging of weights) depends on the number of ranks"
+        )
+        shown = {"expected": f"at most {bound:g} of the movement", "found": round(apart, 6), "tensor": name}
+        return differs(WEIGHT, "weights against one process", cause, step=steps - 1, **shown)
+    return Finding(
+        WEIGHT, "right", f"after {many(steps, 'step')} those of one process, to {apart:.0e} of their movement"
+    )

@@ -1,0 +1,157 @@
+"""What goes on around a training forward: patches, random states, and batches that are joined and split."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import hashlib
+import pickle
+import random
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_inside = threading.local()
+Around = Callable[[Callable[..., Any], nn.Module, tuple[Any, ...], dict[str, Any]], Any]
+
+
+class Different(Exception):
+    """Batches that cannot be joined to one. The sentence says why."""
+
+
+def patch_training_forwards(around: Around) -> None:
+    """Calls around(call, module, args, kwargs) for each training forward of an outermost module, instead of it."""
+    call = nn.Module.__call__
+
+    @functools.wraps(call)
+    def new_call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if (
+            torch.compiler.is_compiling()
+            or getattr(_inside, "forward", False)
+            or torch._C._current_graph_task_id() >= 0
+            or not torch.is_grad_enabled()
+            or not any(p.requires_grad for p in self.parameters())
+            or not any(each.training for each in self.modules())
+        ):
+            return call(self, *args, **kwargs)
+        _inside.forward = True
+        try:
+            return around(functools.partial(call, self), self, args, kwargs)
+        finally:
+            _inside.forward = False
+
+    nn.Module.__call__ = new_call  # type: ignore[method-assign]
+
+
+def random_states() -> list[Tensor]:
+    """Returns the states of torch's generators: the CPU's, and the current GPU's where it is in use."""
+    states = [torch.get_rng_state()]
+    return [*states, torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else states
+
+
+def set_random_states(states: Sequence[Tensor]) -> None:
+    """Sets the states that random_states() has returned."""
+    torch.set_rng_state(states[0])
+    if len(states) > 1 and torch.cuda.is_initialized():
+        torch.cuda.set_rng_state(states[1])
+
+
+def randomness() -> str:
+    """Returns a digest of the states of all generators that a script is likely to use."""
+    state = hashlib.blake2b(digest_size=8)
+    for tensor in random_states():
+        state.update(tensor.numpy().tobytes())
+    state.update(repr(random.getstate()).encode())
+    if numpy := sys.modules.get("numpy"):
+        state.update(pickle.dumps(numpy.random.get_state()))
+    return state.hexdigest()
+
+
+def copied(data: Any) -> Any:
+    """Returns a copy of a batch or a forward's inputs, on the CPU, without its graph."""
+    if isinstance(data, Tensor):
+        return data.detach().cpu().clone()
+    return _mapped(data, [data], lambda each: copied(each[0])) if _is_tree(data) else copy.deepcopy(data)
+
+
+def joined(parts: Sequence[Any]) -> Any:
+    """Returns the ranks' batches as one: tensors and lists are put together, all else must be the same.
+
+    Raises Different where rows have different shapes.
+    """
+    first = parts[0]
+    if isinstance(first, Tensor):
+        if not first.dim():
+            if any(not torch.equal(first, each) for each in parts):
+                raise Different("the ranks' batches hold different scalars")
+            return first
+        if len({each.shape[1:] for each in parts}) > 1:
+            raise Different("the rows of the ranks' batches have different shapes (padded to each batch's longest)")
+        return torch.cat(list(parts))
+    if _is_tree(first):
+        return _mapped(first, parts, joined)
+    if isinstance(first, list):
+        return [value for each in parts for value in each]
+    return first
+
+
+def split(data: Any, sizes: Sequence[int], number: int, device: Any = None) -> Any:
+    """Returns the rows of one rank of a joined batch, or of a model's inputs."""
+    if isinstance(data, Tensor):
+        return data.split(list(sizes))[number] if data.dim() and len(data) == sum(sizes) else data
+    return _mapped(data, [data], lambda each: split(each[0], sizes, number)) if _is_tree(data) else data
+
+
+def joined_outputs(parts: Sequence[Any]) -> Any:
+    """Returns the outputs of a model that was called for each rank's rows: scalars are averaged."""
+    first = parts[0]
+    if isinstance(first, Tensor):
+        return torch.cat(list(parts)) if first.dim() else torch.stack(list(parts)).mean()
+    return _mapped(first, parts, joined_outputs) if _is_tree(first) else first
+
+
+def scalars(data: Any) -> bool:
+    """Whether a model's output holds a loss: a scalar with a gradient."""
+    if isinstance(data, Tensor):
+        return not data.dim() and data.requires_grad
+    if hasattr(data, "keys"):
+        return any(scalars(data[key]) for key in data.keys())  # noqa: SIM118
+    return isinstance(data, tuple | list) and any(scalars(each) for each in data)
+
+
+def moved_like(data: Any, like: Any) -> Any:
+    """Returns inputs on the devices of others of the same structure."""
+    if isinstance(data, Tensor):
+        return data.to(like.device) if isinstance(like, Tensor) else data
+    if not _is_tree(data):
+        return data
+    if hasattr(data, "keys"):
+        return type(data)(**{key: moved_like(data[key], like[key]) for key in data.keys()})  # noqa: SIM118
+    return _sequence(data, [moved_like(*pair) for pair in zip(data, like)])
+
+
+def _is_tree(data: Any) -> bool:
+    if hasattr(data, "keys"):
+        return True
+    return isinstance(data, tuple) or (isinstance(data, list) and any(isinstance(each, Tensor) for each in data))
+
+
+def _mapped(first: Any, parts: Sequence[Any], function: Callable[[list[Any]], Any]) -> Any:
+    """Returns a mapping or sequence of the same kind, whose values are function([that value of each part])."""
+    if hasattr(first, "keys"):
+        values = {key: function([each[key] for each in parts]) for key in first.keys()}  # noqa: SIM118
+        if type(first) is dict:
+            return values
+        try:
+            return type(first)(**values)  # the outputs of transformers' models
+        except TypeError:
+            return type(first)(values)  # its batches
+    return _sequence(first, [function([each[i] for each in parts]) for i in range(len(first))])
+
+
+def _sequence(like: Any, values: list[Any]) -> Any:
+    return type(like)(*values) if hasattr(like, "_fields") else type(like)(values)

@@ -1,0 +1,193 @@
+"""Keeps what a replay in one process needs: the batches that a rank reads, its random states, and rank 0's weights."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.data import DataLoader, dataloader
+
+from samestep.rank.shards import is_shard
+from samestep.recorder.forwards import copied, patch_training_forwards, random_states, randomness, scalars
+from samestep.recorder.loaders import rows_of
+from samestep.recorder.recorder import Recorder, plain
+from samestep.records.arrays import write_state
+from samestep.records.replay import END, KEPT, START
+
+Weights = dict[str, Tensor]
+
+
+@dataclass
+class Forward:
+    """One training forward of an outermost module. rows: digests of its rows. inputs: (args, kwargs), where no loader
+    was read before it. loss: whether its output holds one."""
+
+    rows: list[str]
+    randoms: list[Tensor]
+    inputs: Any = None
+    loss: bool = False
+
+
+@dataclass
+class Kept:
+    """What one rank keeps. passes: of each pass over a loader that was trained with, the batches. numbers: of these
+    passes, among all. ended: whether each came to its end. lengths: of the loaders, in the order in which each is first
+    asked.
+
+    draws: whether random numbers are drawn inside of a forward. outside: between a batch and the end of its loss, but
+    not in the forward. base_rates: of each step, the rates from which a schedule starts.
+    """
+
+    passes: list[list[Any]] = field(default_factory=list)
+    numbers: list[int] = field(default_factory=list)
+    ended: list[bool] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)
+    forwards: list[Forward] = field(default_factory=list)
+    base_rates: list[list[float]] = field(default_factory=list)
+    draws: bool = False
+    outside: bool = False
+    batch_norm: bool = False
+    several: bool = False  # forwards in a micro-batch
+    why_not: str = ""
+
+
+class Keeper:
+    """Keeps the training of one rank, from `attach` on, which comes before the recorder's."""
+
+    def __init__(self, recorder: Recorder, folder: Path, rank: int) -> None:
+        self._recorder, self._folder, self._rank = recorder, folder, rank
+        self.kept = Kept()
+        self._batches: dict[int, list[Any]] = {}
+        self._start: Weights = {}
+        self._before = ""  # the random state after the latest batch, or after the latest forward
+        self._micro = (-1, -1)
+
+    def attach(self) -> None:
+        """Patches forwards, backward(), and what reads from DataLoaders."""
+        patch_training_forwards(self._forward)
+        patch_loaders(self._read, self._length)
+        patch_backward(self._check_randomness)
+        register_optimizer_step_post_hook(self._after_step)
+
+    def write(self) -> None:
+        """Writes what has been kept."""
+        passes = self._recorder.loaders.passes
+        trained = [number for number, each in enumerate(passes) if each.trained]
+        self.kept.passes = [self._batches.get(number, []) for number in trained]
+        self.kept.numbers = trained
+        self.kept.ended = [passes[number].ended for number in trained]
+        torch.save(self.kept, self._folder / KEPT.format(self._rank))
+        if self._rank == 0:
+            write_state(self._folder, 0, START, self._start)
+            write_state(self._folder, 0, END, weights(self._recorder.parameters))
+
+    def _read(self, iterator: Any, read: Callable[[Any], Any]) -> Any:
+        data = read(iterator)
+        self._keep(iterator._samestep, data)
+        self._before = randomness()
+        return data
+
+    def _keep(self, number: int, data: Any) -> None:
+        if not self.kept.why_not:
+            try:
+                self._batches.setdefault(number, []).append(self._timed(copied)(data))
+            except Exception as error:  # what a batch holds is the script's
+                self.kept.why_not = f"a batch cannot be copied ({type(error).__name__}: {error})"
+
+    def _length(self, loader: Any, length: int) -> int:
+        self.kept.lengths.append(length)
+        return length
+
+    def _forward(self, call: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
+        recorder, kept = self._recorder, self.kept
+        self._begin(module, args, kwargs)
+        before = randomness()
+        output = call(*args, **kwargs)
+        self._before = randomness()
+        kept.draws |= self._before != before
+        kept.forwards[-1].loss = scalars(output)
+        micro = len(recorder.steps), len(recorder.window.micro)
+        kept.several |= micro == self._micro
+        self._micro = micro
+        return output
+
+    def _begin(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        kept = self.kept
+        fed = self._recorder.loaders.latest is not None
+        if fed:
+            self._check_randomness()
+        kept.batch_norm |= any(_is_batch_norm(each) for each in module.modules())
+        if any(is_shard(p) for p in self._recorder.parameters.values()):
+            kept.why_not = kept.why_not or "the parameters are sharded over the ranks"
+        if self._rank == 0:
+            new = {name: p for name, p in self._recorder.parameters.items() if name not in self._start}
+            self._start |= weights(new)
+            if new:
+                self._start |= {f"buffer {n}": b for n, b in weights(buffers(module)).items()}
+        inputs = None if fed else self._timed(copied)((args, kwargs))
+        kept.forwards.append(Forward(rows_of((args, kwargs)), random_states(), inputs))
+
+    def _check_randomness(self) -> None:
+        if self.kept.forwards or self._recorder.loaders.latest is not None:
+            self.kept.outside |= bool(self._before) and self._before != randomness()
+
+    def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        rates = [float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups]
+        self.kept.base_rates.append(rates)
+
+    def _timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        return self._recorder.timed(function)
+
+
+def weights(named: Any) -> Weights:
+    """Returns copies of named tensors on the CPU, without shards."""
+    return {name: each.detach().cpu().clone() for name, each in named.items() if not is_shard(each)}
+
+
+def buffers(module: nn.Module) -> Weights:
+    return {plain(name): each for name, each in module.named_buffers()}
+
+
+def _is_batch_norm(module: nn.Module) -> bool:
+    """Whether a module's output for one row depends on the other rows of the rank, and of no other rank."""
+    kind = nn.modules.batchnorm._BatchNorm
+    return module.training and isinstance(module, kind) and not isinstance(module, nn.SyncBatchNorm)
+
+
+def patch_loaders(read: Callable[[Any, Callable[[Any], Any]], Any], length: Callable[[Any, int], int]) -> None:
+    """Calls read(iterator, the original) for each batch, and length(loader, its own) when it is first asked."""
+    base: Any = dataloader._BaseDataLoaderIter
+    following, size = base.__next__, DataLoader.__len__
+    asked: dict[int, tuple[int, object]] = {}  # with the loader, so that its id stays its own
+
+    @functools.wraps(following)
+    def new_next(self: Any) -> Any:
+        return read(self, following)
+
+    @functools.wraps(size)
+    def new_len(self: Any) -> int:
+        if id(self) not in asked:
+            asked[id(self)] = length(self, size(self)), self
+        return asked[id(self)][0]
+
+    base.__next__ = new_next
+    DataLoader.__len__ = new_len  # type: ignore[method-assign]
+
+
+def patch_backward(before: Callable[[], None]) -> None:
+    """Calls before() before each outermost backward()."""
+    backward = torch.autograd.backward
+
+    @functools.wraps(backward)
+    def new_backward(*args: Any, **kwargs: Any) -> None:
+        if torch._C._current_graph_task_id() < 0:
+            before()
+        backward(*args, **kwargs)
+
+    torch.autograd.backward = new_backward

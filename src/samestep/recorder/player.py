@@ -1,0 +1,250 @@
+"""Plays a recorded script again in one process: feeds it with what the ranks have read, and compares where it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from samestep.recorder.forwards import (
+    Different,
+    joined,
+    joined_outputs,
+    moved_like,
+    patch_training_forwards,
+    set_random_states,
+    split,
+)
+from samestep.recorder.keeper import Forward, Kept, Weights, buffers, patch_loaders
+from samestep.recorder.loaders import rows_of
+from samestep.recorder.recorder import Recorder
+from samestep.records.arrays import read_arrays
+from samestep.records.replay import END, KEPT, START, Distance, Feed, Replayed, ReplayPlan
+
+MOVES = 1e-4  # of the first gradient's root mean square: smaller elements are rounding, which Adam makes full steps of
+OTHER_ROWS = (
+    "in one process the model receives other rows than on the ranks: the script changes what its loader returns, or "
+    "reads it in another order"
+)
+OUTSIDE = "the script draws random numbers between its loader and its loss (noise, augmentation), but not in the model"
+UNFED = "the script has no DataLoader, and computes its loss outside of the model, so that its targets are not known"
+
+
+class Player:
+    """Feeds one process with the record of several. leave: ends the process with what was found."""
+
+    def __init__(self, recorder: Recorder, plan: ReplayPlan, leave: Callable[[Replayed], NoReturn]) -> None:
+        self._recorder, self._plan, self._leave = recorder, plan, leave
+        folder = Path(plan.record)
+        self._kept: list[Kept] = [
+            torch.load(folder / KEPT.format(rank), weights_only=False) for rank in range(plan.ranks)
+        ]
+        self._start, self._end = (_weights(folder, name) for name in (START, END))
+        self._first: dict[str, Tensor] = {}  # the first gradients
+        self._forwards = self._asked = 0
+        self._loaded: set[str] = set()
+        self._rates: list[list[Any]] = []
+        self._base_rates: list[list[float]] = []
+        kept = self._kept
+        self._from_loader = bool(kept[0].passes)
+        self._by_rank = not plan.in_turn and any(each.draws or each.batch_norm for each in kept)
+
+    def why_not(self) -> str:
+        """Returns why this record cannot be replayed; '' where it may be."""
+        found = next((each.why_not for each in self._kept if each.why_not), "")
+        if found:
+            return found
+        first = self._kept[0]
+        if any(len(each.forwards) != len(first.forwards) for each in self._kept):
+            return "the ranks had different numbers of forward passes"
+        if any([len(b) for b in each.passes] != [len(b) for b in first.passes] for each in self._kept):
+            return "the ranks have read different numbers of batches"
+        if any(each.outside for each in self._kept):
+            return OUTSIDE
+        if not self._from_loader and not all(each.loss for each in first.forwards):
+            return UNFED
+        if self._plan.in_turn and first.several:
+            return "a micro-batch has several forward passes, which cannot be played one rank at a time"
+        return ""
+
+    def attach(self) -> None:
+        """Patches forwards and loaders; comes before the recorder's patches, so that it sees what is fed."""
+        if why := self.why_not():
+            self.stop(why)
+        patch_training_forwards(self._forward)
+        patch_loaders(self._next, self._length)
+        register_optimizer_step_pre_hook(self._before_step)
+        register_optimizer_step_post_hook(self._after_step)
+
+    def stop(self, why: str, needs_turns: bool = False) -> NoReturn:
+        """Ends the replay: it cannot be judged."""
+        steps = self._recorder.steps
+        self._leave(Replayed(why, self._feed, needs_turns, len(steps[0].micro) if steps else -1))
+
+    def result(self) -> Replayed:
+        """Returns how far from the ranks' weights the replay has ended."""
+        steps = self._recorder.steps
+        if not steps:
+            return Replayed("in one process the script takes no optimizer step", self._feed)
+        means = self._by_rank and any(each.loss for each in self._kept[0].forwards)
+        recorded = self._kept[0].base_rates
+        micro = len(steps[0].micro)
+        return Replayed("", self._feed, False, micro, self._distances(), self._base_rates, recorded, means)
+
+    @property
+    def _feed(self) -> Feed:
+        return "in turn" if self._plan.in_turn else "by rank" if self._by_rank else "whole"
+
+    def _distances(self) -> dict[str, Distance]:
+        size = sum(each.numel() for each in self._first.values())
+        squares = sum(float((each**2).sum()) for each in self._first.values())
+        least = MOVES * (squares / size) ** 0.5 if size else 0.0
+        found = {}
+        for name, gradient in self._first.items():
+            moves = gradient.abs() > least
+            start, end = self._start[name].double(), self._end[name].double()
+            mine = self._recorder.parameters[name].detach().cpu().double()
+            found[name] = Distance(float(((end - start)[moves] ** 2).sum()), float(((mine - end)[moves] ** 2).sum()))
+        return found
+
+    def _next(self, iterator: Any, read: Callable[[Any], Any]) -> Any:
+        """Returns the ranks' batch instead of what the iterator would read."""
+        first = self._kept[0]
+        if iterator._samestep not in first.numbers:  # not one that is trained with
+            return read(iterator)
+        of = first.numbers.index(iterator._samestep)
+        at, ranks = getattr(iterator, "_samestep_read", 0), len(self._kept)
+        iterator._samestep_read = at + 1
+        rank, at = (at % ranks, at // ranks) if self._plan.in_turn else (0, at)
+        if at >= len(first.passes[of]):
+            if first.ended[of]:
+                raise StopIteration
+            more = not self._recorder.steps and not self._plan.in_turn
+            self.stop("in one process the script reads more batches than a rank did", needs_turns=more)
+        if self._plan.in_turn:
+            return self._kept[rank].passes[of][at]
+        return self._joined([each.passes[of][at] for each in self._kept])
+
+    def _joined(self, parts: list[Any]) -> Any:
+        try:
+            return joined(parts)
+        except Different as why:
+            self.stop(str(why))
+
+    def _length(self, loader: Any, length: int) -> int:
+        self._asked += 1
+        lengths = self._kept[0].lengths
+        found = lengths[self._asked - 1] if self._asked <= len(lengths) else length
+        return found * len(self._kept) if self._plan.in_turn else found
+
+    def _forward(self, call: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
+        self._load(module)
+        number, ranks = self._forwards, len(self._kept)
+        self._forwards += 1
+        rank, at = (number % ranks, number // ranks) if self._plan.in_turn else (0, number)
+        if at >= len(self._kept[0].forwards):
+            more = not self._recorder.steps and not self._plan.in_turn
+            self.stop("in one process the script takes more forward passes than a rank did", needs_turns=more)
+        of = [self._kept[rank]] if self._plan.in_turn else self._kept
+        forwards = [each.forwards[at] for each in of]
+        if not self._from_loader:
+            fed = self._joined([each.inputs for each in forwards])
+            args, kwargs = moved_like(fed, (args, kwargs))
+        elif rows_of((args, kwargs)) != [row for each in forwards for row in each.rows]:
+            self.stop(OTHER_ROWS)
+        if not self._by_rank:
+            set_random_states(forwards[0].randoms)
+            return call(*args, **kwargs)
+        return self._call_by_rank(call, module, args, kwargs, forwards)
+
+    def _call_by_rank(
+        self, call: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any, forwards: list[Forward]
+    ) -> Any:
+        """Calls a model with each rank's rows and random state, inside of one forward of its wrapper."""
+        if hasattr(module, "_orig_mod"):
+            self.stop("a compiled model with dropout or BatchNorm cannot be played rank by rank")
+        inner: Any = module.module if isinstance(module, DataParallel | DistributedDataParallel) else module
+        before, forward = inner.__dict__.get("forward"), inner.forward
+        sizes = [len(each.rows) for each in forwards]
+
+        def by_rank(*args: Any, **kwargs: Any) -> Any:
+            outputs = []
+            for rank, of in enumerate(forwards):
+                set_random_states(of.randoms)
+                outputs.append(forward(*split(args, sizes, rank), **split(kwargs, sizes, rank)))
+            return joined_outputs(outputs)
+
+        inner.forward = by_rank
+        try:
+            return call(*args, **kwargs)
+        finally:
+            if inner.__dict__.get("forward") is by_rank:  # Lightning exchanges it during the call
+                if before is None:
+                    del inner.forward
+                else:
+                    inner.forward = before
+
+    def _load(self, module: nn.Module) -> None:
+        """Loads the recorded first weights into what is seen for the first time."""
+        new = {name: p for name, p in self._recorder.parameters.items() if name not in self._loaded}
+        if not new:
+            return
+        if missing := [name for name in new if name not in self._start or self._start[name].shape != new[name].shape]:
+            self.stop(f"in one process the model has another parameter: {missing[0]}")
+        self._loaded |= {*new}
+        with torch.no_grad():
+            for name, parameter in new.items():
+                parameter.copy_(self._start[name])
+            for name, buffer in buffers(module).items():
+                if f"buffer {name}" in self._start:
+                    buffer.copy_(self._start[f"buffer {name}"])
+
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        """Takes the first gradients; steps at the recorded rates, as the replay's own are judged apart."""
+        step = len(self._recorder.steps)
+        if not step:
+            found = {
+                n: p.grad.detach().cpu().double() for n, p in self._recorder.parameters.items() if p.grad is not None
+            }
+            self._first = found or self._first
+        groups = optimizer.param_groups
+        self._rates.append([float(group["lr"]) for group in groups])
+        if step < len(self._plan.rates) and len(self._plan.rates[step]) == len(groups):
+            for group, rate in zip(groups, self._plan.rates[step]):
+                _set_rate(group, rate)
+
+    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        groups, step = optimizer.param_groups, len(self._recorder.steps)
+        for group, rate in zip(groups, self._rates.pop()):
+            _set_rate(group, rate)
+        if not self._rates:
+            self._base_rates.append([float(group.get("initial_lr", group["lr"])) for group in groups])
+            self._count_micro(step)
+
+    def _count_micro(self, step: int) -> None:
+        """Ends the replay where a step has other micro-batches than the ranks'."""
+        found, ranks = len(self._recorder.window.micro), len(self._kept)
+        wanted = self._plan.micro[step] * (ranks if self._plan.in_turn else 1) if step < len(self._plan.micro) else 0
+        if not wanted or found == wanted:
+            return
+        turns = found == self._plan.micro[step] * ranks and not self._plan.in_turn and not step
+        each = self._plan.micro[step]
+        why = f"one process takes {found} micro-batches at step {step}, and each of {ranks} ranks {each}"
+        self._leave(Replayed(why, self._feed, turns, found if not step else -1))
+
+
+def _weights(folder: Path, name: str) -> Weights:
+    return {key: torch.from_numpy(array) for key, array in read_arrays(folder, 0, name).items()}
+
+
+def _set_rate(group: dict[str, Any], rate: Any) -> None:
+    if isinstance(group["lr"], Tensor):
+        group["lr"].fill_(float(rate))
+    else:
+        group["lr"] = rate

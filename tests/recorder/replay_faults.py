@@ -1,0 +1,65 @@
+"""Faults that only a replay in one process tells: all ranks do them alike."""
+
+from __future__ import annotations
+
+from recorder.faults import Fault
+
+REPLAY_FAULTS = (
+    Fault(
+        "ddp",
+        "rate scaled by the ranks",
+        "lr=options.lr,",
+        "lr=options.lr * dist.get_world_size(),",
+        "replayed rate",
+        "depends on the number of ranks",
+    ),
+    Fault(
+        "ddp",
+        "clipped by the number of ranks",
+        "clip_grad_norm_(model.parameters(), 0.5)",
+        "clip_grad_norm_(model.parameters(), 0.1 / dist.get_world_size())",
+        "replayed gradient",
+        "clipping depends",
+    ),
+    Fault(
+        "accumulate",
+        "loss scaled by the rank's rows",
+        ".mean() / MICRO",
+        ".mean() / MICRO * len(x) / 5",
+        "replayed gradient",
+        "local rows",
+    ),
+    Fault(
+        "accumulate",
+        "micro-batches by the ranks",
+        "MICRO = 3\n",
+        'MICRO = 1 + int(__import__("os").environ["WORLD_SIZE"])\n',
+        "replayed micro-batches",
+        "depends on the number of ranks",
+    ),
+    Fault(
+        "tokens",
+        "mean over the rank's own tokens",
+        "            dist.all_reduce(tokens)\n            tokens = tokens / dist.get_world_size()\n",
+        "",
+        "replayed gradient",
+        "rank's own number",
+    ),
+    Fault(
+        "tokens",
+        "weights decayed by the ranks",
+        "            optimizer.step()",
+        "            optimizer.step()\n            with torch.no_grad():\n"
+        "                for p in model.parameters():\n                    p *= 1 - 0.002 * dist.get_world_size()",
+        "replayed weights",
+        "ends elsewhere",
+    ),
+    Fault(
+        "noisy",
+        "rate scaled by the ranks",
+        "lr=0.05",
+        "lr=0.05 * dist.get_world_size()",
+        "replayed rate",
+        "depends on the number of ranks",
+    ),
+)

@@ -1,0 +1,123 @@
+"""The replay does not touch the recording's files, and says what it does not play; `samestep diff` compares records."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from command import samestep
+from recorder.plant import checked, text_of
+from samestep.commands.check_folder import copy_folder
+from samestep.records.files import from_json
+from samestep.records.script import CheckResults, DiffResults
+
+
+def answers(results: CheckResults | DiffResults) -> dict[str, str]:
+    return {each.question: each.answer for each in results.findings}
+
+
+def test_a_replay_neither_resumes_from_the_recording_nor_writes_over_it(tmp_path: Path) -> None:
+    text = text_of("noisy").replace("model.module.state_dict())", "model.module.state_dict(), dist.get_world_size())")
+    results = checked(text.replace("first, state =", "first, state, _ ="), tmp_path, "--steps", "3")
+    assert answers(results)["replayed weights"] == "right", results.findings
+    assert torch.load(tmp_path / "noisy.pt")[-1] == 2
+
+
+@pytest.mark.check
+def test_random_numbers_between_loader_and_loss_are_not_replayed_and_not_passed(tmp_path: Path) -> None:
+    text = text_of("ddp").replace("model(rows), targets)", "model(rows + torch.randn_like(rows)), targets)")
+    results = checked(text, tmp_path, "--steps", "3")
+    last = results.findings[-1]
+    assert (last.question, last.answer) == ("replay", "unknown") and "draws random numbers" in last.sentence
+    assert results.answer == "right"  # what the other questions need was judged
+
+
+@pytest.mark.check
+def test_no_replay(tmp_path: Path) -> None:
+    results = checked(text_of("ddp"), tmp_path, "--steps", "2", "--no-replay")
+    assert results.answer == "right" and not any("replay" in each.question for each in results.findings)
+    assert not list((tmp_path / "out").glob("*.kept.pt"))
+
+
+def test_the_folder_of_a_replay(tmp_path: Path) -> None:
+    """Small files are copied, large ones linked; what is new or the records' is not there."""
+    source, records = tmp_path / "source", tmp_path / "source" / "runs"
+    records.mkdir(parents=True)
+    for name, size in (("small", 10), ("large", 1 << 21), ("runs/record", 1)):
+        (source / name).write_bytes(bytes(size))
+    since = max(path.stat().st_ctime for path in source.iterdir()) + 1e-6
+    new = source / "new"
+    while not new.exists() or new.stat().st_ctime < since:
+        new.write_text("")
+    copy_folder(source, tmp_path / "copy", since, records)
+    assert {path.name for path in (tmp_path / "copy").iterdir()} == {"small", "large"}
+    assert (tmp_path / "copy" / "large").is_symlink() and not (tmp_path / "copy" / "small").is_symlink()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "question", "step"),
+    [
+        pytest.param(
+            "import argparse\n", "import argparse  # a comment\n", "", None, marks=pytest.mark.check, id="nothing"
+        ),
+        pytest.param(
+            "torch.manual_seed(1)\n",
+            "torch.manual_seed(4)\n",
+            "initial weights",
+            None,
+            marks=pytest.mark.check,
+            id="seed",
+        ),
+        pytest.param("seed=3", "seed=4", "rows", 0, marks=pytest.mark.check, id="order of the rows"),
+        pytest.param("targets)\n", "targets, label_smoothing=0.1)\n", "gradient", 0, id="loss"),
+        pytest.param("optimizer, 2, 0.5", "optimizer, 2, 0.6", "rate", 2, marks=pytest.mark.check, id="schedule"),
+        pytest.param("momentum=0.9", "momentum=0.7", "gradient", 3, marks=pytest.mark.check, id="optimizer"),
+    ],
+)
+def test_two_records(tmp_path: Path, old: str, new: str, question: str, step: int | None) -> None:
+    text = text_of("ddp")
+    assert old in text
+    for name, each in (("one", text), ("other", text.replace(old, new, 1))):
+        (tmp_path / name).mkdir()
+        checked(each, tmp_path / name, "--steps", "4", "--no-replay")
+    done = samestep("diff", str(tmp_path / "one" / "out"), str(tmp_path / "other" / "out"), "--json")
+    results = from_json(DiffResults, json.loads(done.stdout))
+    first = results.first_divergence
+    assert done.returncode == int(bool(question)), results.findings
+    assert next((each.question for each in results.findings if first and each.divergence == first), "") == question
+    assert first is None or step is None or first.step == step, first
+
+
+@pytest.mark.parametrize(("folder", "says"), [("missing", "is no folder"), (".", "holds no record of samestep check")])
+def test_a_folder_that_is_no_record_is_one_sentence(tmp_path: Path, folder: str, says: str) -> None:
+    done = samestep("diff", str(tmp_path / folder), str(tmp_path))
+    assert done.returncode == 2 and says in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.check
+def test_a_command_that_starts_its_ranks_itself(tmp_path: Path) -> None:
+    """The ranks record; what they start does not; the script that the command gave them is replayed."""
+    child = "    __import__('subprocess').run([__import__('sys').executable, '-c', 'print(5 + 5)'], check=True)\n"
+    text = text_of("ddp")
+    (tmp_path / "train.py").write_text(text.replace("    options = parser", child + "    options = parser"))
+    torchrun = [
+        str(Path(sys.executable).parent / "torchrun"),
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "train.py",
+        "--lr",
+        "0.2",
+    ]
+    line = ["check", "--steps", "3", "--json", "--out", str(tmp_path / "out"), "--", *torchrun]
+    done = samestep(*line, cwd=tmp_path)
+    assert done.stdout, done.stderr
+    results = from_json(CheckResults, json.loads(done.stdout))
+    assert results.answer == "right" and results.steps == 3, results.findings
+    assert results.arguments == ["--lr", "0.2"] and answers(results)["replayed weights"] == "right"
+    done = samestep("check", "--nproc", "3", "--out", str(tmp_path / "out3"), "--", *torchrun, cwd=tmp_path)
+    assert done.returncode == 2 and "the command starts 2 ranks; give samestep check --nproc 2" in done.stderr
