@@ -2,7 +2,7 @@
 
     python museum/run.py [--only WORDS] [--out FOLDER] [--write]
 
---only: exhibits with these words in their name, class or source. --out: adds the rows to FOLDER/rows.json, in place of
+--only: exhibits with one of these words, separated by commas, in their name, class or source. --out: adds the rows to FOLDER/rows.json, in place of
 older ones. --write: writes the table of museum/README.md, and what was said into each exhibit's README.md, again.
 Exhibits whose pinned packages are not installed (museum/install.py) or whose library is missing are skipped, and
 counted. Exit 0 when the kept rows, where there are any, say the same.
@@ -231,11 +231,12 @@ def write(rows: Sequence[Row]) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", default="", help="exhibits with these words in their name, class or source")
+    parser.add_argument("--only", default="", help="exhibits with one of these words, separated by commas")
     parser.add_argument("--out", type=Path, help="add the rows to this folder's rows.json")
     parser.add_argument("--write", action="store_true", help="write the tables of the READMEs, from the kept rows")
     options = parser.parse_args()
-    many = [each for each in exhibits() if options.only in f"{each.name} {each.kind} {each.source}"]
+    words = options.only.split(",")
+    many = [each for each in exhibits() if any(word in f"{each.name} {each.kind} {each.source}" for word in words)]
     skipped = {each.name: why for each in many if (why := lacks(each))}
     rows: list[Row] = []
     before = {row.name: row for row in kept()}
