@@ -13,6 +13,7 @@ else:
     import tomli as tomllib
 
 HERE = Path(__file__).parent
+PINS = HERE / ".pins"
 
 
 @dataclass(frozen=True)
@@ -67,3 +68,9 @@ def exhibits() -> list[Exhibit]:
     """Returns all exhibits, by class and name."""
     found = [read(path.parent) for path in HERE.glob("*/exhibit.toml")]
     return sorted(found, key=lambda each: (each.kind, each.name))
+
+
+def pins_folder(exhibit: Exhibit, version: str) -> str:
+    """Returns the name of the folder that holds the packages of one version: '' where nothing is pinned."""
+    packages = exhibit.pins.get(version)
+    return packages[0].replace("==", "-") if packages else ""

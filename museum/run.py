@@ -29,7 +29,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent
 sys.path[:0] = [str(ROOT / "tests"), str(HERE)]
 
-from exhibit import Exhibit, exhibits  # noqa: E402 - a script's folder is on the path when it runs
+from exhibit import PINS, Exhibit, exhibits, pins_folder  # noqa: E402 - a script's folder is on the path when it runs
 from fork_servers import fork_servers  # noqa: E402
 from samestep.launch.fork_client import SOCKETS  # noqa: E402
 from samestep.records.files import from_json  # noqa: E402
@@ -37,7 +37,6 @@ from samestep.records.results import StudyResults  # noqa: E402
 from samestep.records.script import CheckResults  # noqa: E402
 
 RECORD = ROOT / "results" / "museum_2cpu_2026-11-23"
-PINS = ROOT / "museum" / ".pins"
 STEPS_S = 240  # a command that takes longer is ended
 
 
@@ -108,7 +107,7 @@ def _of_proof(results: object) -> Said:
 def _command(exhibit: Exhibit, version: str, folder: Path) -> subprocess.CompletedProcess[str]:
     line = [sys.executable, "-m", "samestep", exhibit.command, "--nproc", str(exhibit.nproc), "--json"]
     environment = dict(os.environ)
-    if exhibit.pins:  # a server of its own imports the old packages
+    if exhibit.pins.get(version):  # a server of its own imports the old packages
         environment.pop(SOCKETS, None)
         environment["PYTHONPATH"] = f"{PINS / pins_folder(exhibit, version)}{os.pathsep}{environment['PYTHONPATH']}"
     if exhibit.command == "check":
@@ -120,11 +119,6 @@ def _command(exhibit: Exhibit, version: str, folder: Path) -> subprocess.Complet
         return subprocess.run(line, capture_output=True, text=True, timeout=STEPS_S, env=environment, cwd=folder)
     except subprocess.TimeoutExpired:
         return subprocess.CompletedProcess(line, 1, "", f"ended after {STEPS_S} s")
-
-
-def pins_folder(exhibit: Exhibit, version: str) -> str:
-    """Returns the name of the folder that holds the packages of one version: '' where nothing is pinned."""
-    return "_".join(each.replace("==", "-") for each in exhibit.pins.get(version, []))
 
 
 def engine_name(exhibit: Exhibit, version: str) -> str:
