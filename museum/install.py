@@ -1,4 +1,4 @@
-"""Installs the pinned packages of the exhibits that need old versions, each set into a folder of its own in museum/.pins.
+"""Installs the pinned packages of the exhibits that need old versions, each set in a folder of its own in museum/.pins.
 
     python museum/install.py [--only WORDS]
 
@@ -11,8 +11,11 @@ import argparse
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
-from exhibit import PINS, exhibits, pins_folder
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from museum.exhibit import PINS, exhibits, pins_folder
 
 
 def main() -> int:

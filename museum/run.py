@@ -2,10 +2,10 @@
 
     python museum/run.py [--only WORDS] [--out FOLDER] [--write]
 
---only: exhibits with one of these words, separated by commas, in their name, class or source. --out: adds the rows to FOLDER/rows.json, in place of
-older ones. --write: writes the table of museum/README.md, and what was said into each exhibit's README.md, again.
-Exhibits whose pinned packages are not installed (museum/install.py) or whose library is missing are skipped, and
-counted. Exit 0 when the kept rows, where there are any, say the same.
+--only: exhibits with one of these words, separated by commas, in their name, class or source. --out: adds the rows to
+FOLDER/rows.json, in place of older ones. --write: writes the table of museum/README.md, and what was said into each
+exhibit's README.md, from the record. Exhibits whose pinned packages are not installed (museum/install.py), or whose
+library is missing, are skipped and counted. Exit 1 when an exhibit fares worse than in the record.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
-sys.path[:0] = [str(ROOT / "tests"), str(HERE)]
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT)]
 
-from exhibit import PINS, Exhibit, exhibits, pins_folder  # noqa: E402 - a script's folder is on the path when it runs
+from museum.exhibit import PINS, Exhibit, exhibits, pins_folder  # noqa: E402 - a script's folder is on the path when it runs
+
 from fork_servers import fork_servers  # noqa: E402
 from samestep.launch.fork_client import SOCKETS  # noqa: E402
 from samestep.records.files import from_json  # noqa: E402
@@ -81,7 +82,7 @@ def said(exhibit: Exhibit, version: str) -> Said:
     with tempfile.TemporaryDirectory(prefix="samestep-museum-") as folder:
         done = _command(exhibit, version, Path(folder))
     if not done.stdout.startswith("{"):
-        return Said("failed", note=" ".join((done.stderr or done.stdout).split())[-300:])
+        return Said("failed", note=" ".join((done.stderr or done.stdout).replace(folder, "").split())[-300:])
     results = json.loads(done.stdout)
     return _of_check(from_json(CheckResults, results)) if exhibit.command == "check" else _of_proof(results)
 
@@ -169,9 +170,8 @@ def markdown(rows: Sequence[Row]) -> str:
         alarm = "**alarm**" if row.alarm else row.right.answer
         link = f"[{short(of.source)}]({of.source})"
         why = "" if row.named and not row.alarm else of.why
-        lines.append(
-            f"| [{of.title}]({of.name}/README.md) | {of.kind} | {of.code} | {link} | {yes[0]} | {yes[1]} | {alarm} | {why} |"
-        )
+        title = f"[{of.title}]({of.name}/README.md)"
+        lines.append(f"| {' | '.join([title, of.kind, of.code, link, *yes, alarm, why])} |")
     return "\n".join(lines)
 
 
@@ -263,10 +263,8 @@ def changed(row: Row, before: Row) -> bool:
 def _print(row: Row) -> None:
     mark = "! " if row.alarm else "  " if row.named else "? "
     for version, what in (("wrong", row.wrong), ("right", row.right)):
-        print(
-            f"{mark} {row.name} {version} | {what.answer} | {what.question} {what.step} | {what.cause or what.note[:300]}",
-            flush=True,
-        )
+        found = f"{what.question} {what.step} | {what.cause or what.note[:300]}"
+        print(f"{mark} {row.name} {version} | {what.answer} | {found}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A character model: three micro-batches a step, the gradients reduced in the last one. No DataLoader, as in nanoGPT."""
+"""A character model without a DataLoader: three micro-batches a step, the gradients reduced in the last one."""
 
 import torch
 import torch.distributed as dist

@@ -15,7 +15,7 @@ data = TensorDataset(rows, rows.sum(1, keepdim=True))
 loader = DataLoader(data, batch_size=4, shuffle=True)
 model = DistributedDataParallel(nn.Linear(6, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-for epoch in range(6):
+for _ in range(6):
     for x, y in loader:
         loss = F.mse_loss(model(x), y)
         optimizer.zero_grad()

@@ -16,7 +16,7 @@ sampler = DistributedSampler(data, shuffle=True)
 loader = DataLoader(data, batch_size=4, sampler=sampler)
 model = DistributedDataParallel(nn.Linear(6, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-for epoch in range(6):
+for _ in range(6):
     for x, y in loader:
         loss = F.mse_loss(model(x), y)
         optimizer.zero_grad()

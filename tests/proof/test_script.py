@@ -101,6 +101,14 @@ def test_a_wrong_gradient_is_named(kind: str, micro: int, weight: float | None, 
     assert cause in results.first_divergence.cause
 
 
+def test_ranks_with_other_parameters_are_not_compared(tmp_path: Path) -> None:
+    """They are the stages of a pipeline; nothing is passed, and nothing is said to differ."""
+    results = judged(tmp_path, "mean", start={"c.weight": 1})
+    assert results.answer == "unknown"
+    (found,) = [each for each in results.findings if each.question == "initial weights"]
+    assert "each rank holds other parameters" in found.sentence
+
+
 def test_a_sum_of_losses_that_are_divided_by_the_ranks_is_right(tmp_path: Path) -> None:
     assert judged(tmp_path, "summed", weight=0.5).answer == "right"
 

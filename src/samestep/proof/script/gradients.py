@@ -37,6 +37,11 @@ LATE = (
     "the gradients of the micro-batches after number {} of 0 to {} are in no step: they are reduced before the last "
     "one (the flag that lets the last one be reduced is set too early)"
 )
+OTHER_NORM = "clipped by another norm than that of the whole gradient: of one rank's shard, or counted per rank"
+STILL_SCALED = (
+    "clipped while the gradients are multiplied by the scaler's factor of {:g}: scaler.unscale_(optimizer) belongs "
+    "before the clipping"
+)
 OTHER = "no known mistake explains it: {} of {} parameters have neither the mean nor the rank's own gradient"
 
 
@@ -206,6 +211,8 @@ def _norms(step: int, clips: Sequence[ClipSeen], record: Record, ranks: Ranks) -
         name, most = max(((name, norm(each)) for name, each in before.items()), key=lambda pair: pair[1])
         found = norm(taken[name]) / most if most else wanted
         if abs(found / wanted - 1) > 1e-2:
-            cause = "clipped by another norm than that of the whole gradient: of one rank's shard, or counted per rank"
+            scale = ranks[0].steps[step].scale
+            still_scaled = scale and abs(found * scale / wanted - 1) <= 1e-2
+            cause = STILL_SCALED.format(scale) if still_scaled else OTHER_NORM
             return differs("clipping", "factor", cause, step=step, rank=rank, tensor=name, expected=wanted, found=found)
     return None
