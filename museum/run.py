@@ -73,8 +73,13 @@ def run(exhibit: Exhibit) -> Row:
     began = time.monotonic()
     wrong, right = said(exhibit, "wrong"), said(exhibit, "right")
     caught = wrong.answer == "differs"
-    named = caught and wrong.question == exhibit.question and exhibit.cause in wrong.cause
+    named = caught and is_named(exhibit, wrong)
     return Row(exhibit.name, wrong, right, caught, named, right.answer == "differs", round(time.monotonic() - began, 1))
+
+
+def is_named(exhibit: Exhibit, wrong: Said) -> bool:
+    """Whether the question and the cause are those of the bug. Without words of a cause none is."""
+    return wrong.question == exhibit.question and bool(exhibit.cause) and exhibit.cause in wrong.cause
 
 
 def said(exhibit: Exhibit, version: str) -> Said:
@@ -191,7 +196,9 @@ def sentence(file: str, what: Said) -> str:
 
 def shown(exhibit: Exhibit, row: Row) -> str:
     """Returns the last section of an exhibit's README."""
-    names = {v: f"train.py, {exhibit.pins[v][0]}" if exhibit.pins else f"{v}.py" for v in ("wrong", "right")}
+    names = {version: f"{version}.py" for version in ("wrong", "right")}
+    if exhibit.pins:
+        names = {version: f"train.py, {(exhibit.pins[version] or ['the latest version'])[0]}" for version in names}
     words = " ".join(exhibit.arguments)
     typed = f"samestep check --nproc {exhibit.nproc} {words}".rstrip() + f" museum/{exhibit.name}/"
     if exhibit.pins or exhibit.command == "verify":

@@ -59,8 +59,7 @@ def test_the_tables_say_what_the_record_holds() -> None:
         of = known[row.name]
         assert run.shown(of, row) in (of.folder / "README.md").read_text(), row.name
         assert row.named or of.why, f"{row.name} is not named: say why"
-        assert not (of.why and row.named), f"{row.name} is named: no why is needed"
-        assert row.named == (row.caught and row.wrong.question == of.question and of.cause in row.wrong.cause)
+        assert row.named == (row.caught and run.is_named(of, row.wrong)), row.name
 
 
 def test_the_record_names_no_place_of_the_machine_that_made_it() -> None:
