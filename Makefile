@@ -11,7 +11,7 @@ PYTEST = -n 2 --dist loadfile
 DEMO = compare digits --launcher fork --rounds 3 --measured-steps 12 --warmup-steps 3
 
 .PHONY: demo test check lint horovod mutations conformance resume overhead checks safety starts lanes input jobs ports
-.PHONY: proof-cost hangs watchdog kills checkpoint-faults clean
+.PHONY: proof-cost hangs watchdog kills checkpoint-faults museum museum-pins clean
 
 demo: $(VENV)/.demo
 	$(BIN)/samestep $(DEMO)
@@ -83,6 +83,14 @@ jobs: $(VENV)/.tested
 # Verifies each port of examples/ on 2 and 3 ranks, and prints the coverage table of docs/porting.md.
 ports: $(VENV)/.tested
 	$(BIN)/python tests/examples/table.py
+
+# Runs the wrong and the right version of each published bug of museum/, and compares with the record. ONLY=WORDS: of some.
+museum: $(VENV)/.tested
+	$(BIN)/python museum/run.py $(if $(ONLY),--only '$(ONLY)')
+
+# Installs the old versions that some of them need, from the package index, into museum/.pins.
+museum-pins: $(VENV)/.tested
+	$(BIN)/python museum/install.py
 
 # Measures the tables of docs/resume.md again: which engines continue which trainings, and the planted faults of a resume.
 resume: $(VENV)/.tested

@@ -50,17 +50,26 @@ def judged(folder: Path, kind: str, micro: int = 1, weight: float | None = None,
     """Judges a record. weight: of each loss. changed: fields of rank 1's record."""
     random, weight = np.random.default_rng(0), weight or 1 / micro
     steps: list[list[StepSeen]] = [[] for _ in range(SIZE)]
+    before: list[Gradient] = [{} for _ in range(SIZE)]
     for step in range(STEPS):
-        local = [[{name: weight * random.normal(size=30) for name in NAMES} for _ in range(micro)] for _ in range(SIZE)]
+        sizes = {name: 1e-12 if kind == "rounding" and name == "b.bias" else weight for name in NAMES}
+        local = [
+            [{name: size * random.normal(size=30) for name, size in sizes.items()} for _ in range(micro)]
+            for _ in range(SIZE)
+        ]
         for rank in range(SIZE):
-            arrays = {f"taken {name}": value for name, value in taken(kind, local, rank).items()}
+            mine = taken(kind, local, rank)
+            if kind == "not cleared":
+                mine = before[rank] = {name: value + before[rank].get(name, 0.0) for name, value in mine.items()}
+            arrays = {f"taken {name}": value for name, value in mine.items()}
             for number, part in enumerate(local[rank]):
                 arrays |= {f"local {number} {name}": value for name, value in part.items()}
             write_arrays(folder / f"rank{rank}.step{step}.npz", arrays)
             losses = [LossSeen(weight, "mean", 3)]
             micros = [MicroSeen([f"{rank} {step} {n} {i}" for i in range(3)], losses, [0]) for n in range(micro)]
             digests = {name: step for name in NAMES}
-            steps[rank].append(StepSeen(0, micros, [0.1], [step], [], 0, None, digests, NAMES, ["float32"]))
+            moved = NAMES[:3] if kind in ("rounding", "one stays") else NAMES
+            steps[rank].append(StepSeen(0, micros, [0.1], [step], [], 0, None, digests, moved, ["float32"]))
     for rank in range(SIZE):
         own = list(range(rank, ROWS, SIZE))
         rows = PassSeen(0, ROWS, 3, [[i] for i in own[:6]], own[6:], [["x"]] * 6, 4, "DistributedSampler")
@@ -99,6 +108,26 @@ def test_a_wrong_gradient_is_named(kind: str, micro: int, weight: float | None, 
     assert results.answer == "differs"
     assert results.first_divergence and results.first_divergence.step == 0
     assert cause in results.first_divergence.cause
+
+
+def test_gradients_that_are_never_cleared_are_named(tmp_path: Path) -> None:
+    first = judged(tmp_path, "not cleared").first_divergence
+    assert first and first.step == 1 and "never cleared" in first.cause
+
+
+def test_a_parameter_that_stays_is_named_unless_its_gradient_is_rounding(tmp_path: Path) -> None:
+    """As that of a bias before BatchNorm is."""
+    first = judged(tmp_path, "one stays").first_divergence
+    assert first and first.tensor == "b.bias" and "no step moves them" in first.cause
+    assert judged(tmp_path, "rounding").answer == "right"
+
+
+def test_ranks_with_other_parameters_are_not_compared(tmp_path: Path) -> None:
+    """They are the stages of a pipeline; nothing is passed, and nothing is said to differ."""
+    results = judged(tmp_path, "mean", start={"c.weight": 1})
+    assert results.answer == "unknown"
+    (found,) = [each for each in results.findings if each.question == "initial weights"]
+    assert "each rank holds other parameters" in found.sentence
 
 
 def test_a_sum_of_losses_that_are_divided_by_the_ranks_is_right(tmp_path: Path) -> None:

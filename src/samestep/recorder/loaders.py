@@ -16,6 +16,7 @@ from torch.utils.data.distributed import DistributedSampler
 from samestep.rank.digests import digest_rows
 from samestep.records.script import PassSeen
 
+SKIPS = "SkipBatchSampler"  # of Accelerate: the rest of an epoch, after a resume
 MOST_BATCHES = 1_000_000  # of the rest of a pass that are listed
 
 
@@ -128,7 +129,8 @@ class Loaders:
     def _begin(self, iterator: Any, loader: Any) -> None:
         number = self._loaders.setdefault(id(loader), (len(self._loaders), loader))[0]
         length = len(loader.dataset) if hasattr(loader.dataset, "__len__") else None
-        sampler = type(getattr(loader, "sampler", None)).__name__
+        names = [type(getattr(loader, name, None)).__name__ for name in ("batch_sampler", "sampler")]
+        sampler = SKIPS if names[0] == SKIPS else names[1]
         iterator._samestep = len(self.passes)
         self.passes.append(Pass(number, length, loader.batch_size, sampler, iterator))
 

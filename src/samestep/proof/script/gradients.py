@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from samestep.proof.script.losses import Scaling, loss_weights, targets, total_weight
-from samestep.proof.script.step_gradients import CLOSE, StepGradients, norm, whole
+from samestep.proof.script.step_gradients import CLOSE, Array, StepGradients, norm, whole
 from samestep.proof.script.updates import SHARDED, Ranks, common_steps, differs, many
 from samestep.records.record import Record
-from samestep.records.script import BUCKETS, STEP, TAKEN, UNCLIPPED, ClipSeen, Finding
+from samestep.records.script import BUCKETS, STEP, TAKEN, UNCLIPPED, ClipSeen, Finding, of_kind
 
 PASSED = "the same on all ranks: the mean of what they computed"
 LOST = "the gradients of {} of {} micro-batches were removed before the step (zero_grad inside the accumulation)"
@@ -25,6 +25,7 @@ CLIPPED_APART = (
 CLIPPED_EARLY = (
     "clipped after micro-batch {} of {}, before the gradient is whole: clipping belongs after the last micro-batch"
 )
+NOT_CLEARED = "the gradients of the step before are never cleared: this step's are added to them (zero_grad is missing)"
 NEVER = (
     "the gradients are never reduced: each rank steps with its own (forward through .module, no_sync that is never "
     "left, or no wrapper at all)"
@@ -36,6 +37,11 @@ TOO_EARLY = (
 LATE = (
     "the gradients of the micro-batches after number {} of 0 to {} are in no step: they are reduced before the last "
     "one (the flag that lets the last one be reduced is set too early)"
+)
+OTHER_NORM = "clipped by another norm than that of the whole gradient: of one rank's shard, or counted per rank"
+STILL_SCALED = (
+    "clipped while the gradients are multiplied by the scaler's factor of {:g}: scaler.unscale_(optimizer) belongs "
+    "before the clipping"
 )
 OTHER = "no known mistake explains it: {} of {} parameters have neither the mean nor the rank's own gradient"
 
@@ -55,7 +61,7 @@ def gradient(ranks: Ranks, record: Record) -> list[Finding]:
         of = StepGradients.read(record, ranks, step)
         if not of.names:
             continue
-        finding = _reduction(of, ranks, step)
+        finding = _reduction(of, ranks, step, of_kind(record.arrays(STEP.format(step - 1)), TAKEN) if step else {})
         if finding and several:
             why = f"several optimizers share the gradients of a backward(): {finding.sentence}"
             finding = Finding("gradient", "unknown", why)
@@ -76,13 +82,19 @@ def _several() -> Finding:
     return Finding("loss weight", "unknown", "several optimizers: each loss may be summed on purpose")
 
 
-def _reduction(of: StepGradients, ranks: Ranks, step: int) -> Finding | None:
-    """Returns what is wrong with the reduction of a step's gradients; None where they are the scaled sum."""
+def _reduction(of: StepGradients, ranks: Ranks, step: int, before: Mapping[str, Array]) -> Finding | None:
+    """Returns what is wrong with the reduction of a step's gradients; None where they are the scaled sum.
+
+    before: what rank 0's optimizer took in the step before.
+    """
     bad = of.bad()
     if not bad:
         return None
     rank, name = bad[0]
-    cause, found = _cause(of, bad, ranks[rank].steps[step].clips)
+    if all(of.holds(*pair, before) for pair in bad):
+        cause, found = NOT_CLEARED, "that, and the gradient of the step before"
+    else:
+        cause, found = _cause(of, bad, ranks[rank].steps[step].clips)
     shown = {"expected": f"the mean of {of.size} ranks", "found": found, "rank": rank, "tensor": name}
     return differs("gradient", "gradient", cause, step=step, **shown)
 
@@ -206,6 +218,8 @@ def _norms(step: int, clips: Sequence[ClipSeen], record: Record, ranks: Ranks) -
         name, most = max(((name, norm(each)) for name, each in before.items()), key=lambda pair: pair[1])
         found = norm(taken[name]) / most if most else wanted
         if abs(found / wanted - 1) > 1e-2:
-            cause = "clipped by another norm than that of the whole gradient: of one rank's shard, or counted per rank"
+            scale = ranks[0].steps[step].scale
+            still_scaled = scale and abs(found * scale / wanted - 1) <= 1e-2
+            cause = STILL_SCALED.format(scale) if still_scaled else OTHER_NORM
             return differs("clipping", "factor", cause, step=step, rank=rank, tensor=name, expected=wanted, found=found)
     return None

@@ -9,6 +9,7 @@ from samestep.proof.script.updates import Ranks, common_steps, differs, many
 from samestep.records.script import Finding, PassSeen, ScriptRecord
 
 WHOLE = ("DistributedSampler", "RandomSampler", "SequentialSampler", "SeedableRandomSampler")  # these leave none out
+SKIPS = "SkipBatchSampler"  # of Accelerate: reads the rest of an epoch, after a resume
 ALL = (
     "each rank reads every row: nothing shares the rows out (DistributedSampler, or the library's preparation of the "
     "loader), so the ranks train the same epoch"
@@ -141,6 +142,8 @@ def _digests(of: PassSeen) -> Mapping[int, list[str]]:
 def order(ranks: Ranks) -> Finding:
     """Whether an epoch has another order than the one before."""
     question, passes = "order", trained(ranks[0])
+    if repeated := _repeated_after_resume(ranks[0]):
+        return repeated
     lists = [each for each in map(_indices, passes) if each is not None]
     if len(lists) < 2:
         hint = ""
@@ -160,6 +163,20 @@ def order(ranks: Ranks) -> Finding:
             shown = {"expected": "another order than in the epoch before", "found": before[:6]}
             return differs(question, "rows", cause, step=step, rank=0, **shown)
     return Finding(question, "right", f"each of {many(len(lists), 'epoch')} has an order of its own")
+
+
+def _repeated_after_resume(rank: ScriptRecord) -> Finding | None:
+    """Finds an epoch whose order is that of the epoch before it, of which a resumed training read the rest."""
+    used = [each for each in rank.passes if each.trained]
+    for before, after in pairwise(used):
+        rest, whole = _indices(before), _indices(after)
+        if before.sampler != SKIPS or not rest or not whole or len(rest) < 3 or rest == sorted(rest):
+            continue
+        if len(rest) < len(whole) and whole[-len(rest) :] == rest:
+            cause = "the epoch after the resumed one has its order again: the loader does not know that one has ended"
+            shown = {"expected": "another order than in the epoch before", "found": rest[:6]}
+            return differs("order", "rows", cause, step=_first_step(rank, after), rank=0, **shown)
+    return None
 
 
 def _read(of: PassSeen) -> list[list[int]]:

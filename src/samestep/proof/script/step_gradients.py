@@ -93,6 +93,12 @@ class StepGradients:
         rest = sum(sum(each[name][first:]) for each in self.local) / self.size
         return self._is_near(self.reduced[rank][name], rest, name)
 
+    def holds(self, rank: int, name: str, before: Mapping[str, Array]) -> bool:
+        """Whether a gradient is the mean and, added to it, what was taken in the step before."""
+        return name in before and self._is_near(
+            self.reduced[rank][name] - before[name], self._sum(name) / self.size, name
+        )
+
     def distance(self, rank: int, name: str) -> float:
         """Returns how far a gradient is from the sum times the common factor, relative to what the ranks computed."""
         scale = abs(self.factor) * self._size_of(name)

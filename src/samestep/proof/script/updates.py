@@ -11,6 +11,8 @@ from samestep.records.script import STEP, TAKEN, Finding, ScriptPlan, ScriptReco
 
 Ranks = Sequence[ScriptRecord]
 SHARDED = "some parameters are sharded in several dimensions, or over some of the ranks, which is not judged yet"
+OTHERS = "each rank holds other parameters, as the stages of a pipeline do: they are not compared"
+ROUNDING = 1e-6  # of the step's largest gradient: one below is rounding, as of a bias before BatchNorm
 ODD = "the weights of one rank are changed alone: by a step, a copy or an initialisation that the others do not make"
 
 
@@ -56,6 +58,8 @@ def initial_weights(ranks: Ranks) -> Finding:
         return Finding(question, "unknown", SHARDED)
     if shards and not names:
         return Finding(question, "right", f"{many(len(shards), 'parameter')}, each element on one rank alone")
+    if len({frozenset(rank.start) for rank in ranks}) > 1:
+        return Finding(question, "unknown", OTHERS)
     wrong = [name for name in names if len({rank.start.get(name) for rank in ranks}) > 1]
     if wrong:
         rank = _odd([each.start.get(wrong[0]) for each in ranks])
@@ -83,6 +87,8 @@ def weights(ranks: Ranks) -> Finding:
         return Finding(question, "unknown", SHARDED)
     for step in common_steps(ranks):
         of = [rank.steps[step].weights for rank in ranks]
+        if len({frozenset(each) for each in of}) > 1:
+            return Finding(question, "unknown", OTHERS)
         wrong = [name for name in of[0] if len({each.get(name) for each in of}) > 1]
         if wrong:
             rank = _odd([each.get(wrong[0]) for each in of])
@@ -103,7 +109,8 @@ def updates(ranks: Ranks, record: Record) -> Finding:
         if not any(rate > 0 for rate in ranks[0].steps[number].rates):
             continue
         taken = of_kind(record.arrays(STEP.format(number)), TAKEN)
-        seen |= {name for name, array in taken.items() if array.any()}
+        sizes = {name: float(abs(array).max(initial=0.0)) for name, array in taken.items()}
+        seen |= {name for name, size in sizes.items() if size > ROUNDING * max(sizes.values())}
     still = seen - moved
     if still and {*ranks[0].steps[0].dtypes} & {"bfloat16", "float16"}:
         return Finding(question, "unknown", f"{min(still)} never moves, as small updates do not in 16-bit weights")

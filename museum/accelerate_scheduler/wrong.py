@@ -1,0 +1,38 @@
+"""An engine: Accelerate with a schedule that is counted in steps, and prepared."""
+
+from accelerate import Accelerator
+
+from samestep.engine import Layout, Numerics
+from samestep.rank.group import process_group
+
+PURPOSE, NEEDS, PROCESSES = "Accelerate by hand", ("accelerate",), "group"
+
+
+def missing(devices):
+    return None
+
+
+def layout(world):
+    return Layout(replicas=world.size)
+
+
+def numerics():
+    return Numerics()
+
+
+def train(job, world, run):
+    with process_group(world):
+        accelerator = Accelerator(cpu=True)
+        module = job.model()
+        optimizer = job.optimizer.build(module)
+        schedule = job.lr_scheduler(optimizer)
+        model, stepper, prepared = accelerator.prepare(module, optimizer, schedule)
+        run.begin(module, optimizer, scheduler=schedule)
+        for batch in run.batches():
+            loss = run.loss(model, batch)
+            accelerator.backward(loss)
+            stepper.step()
+            stepper.zero_grad()
+            prepared.step()
+            run.step(loss)
+        return module.state_dict()

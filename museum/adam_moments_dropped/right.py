@@ -1,0 +1,35 @@
+"""An engine: DDP, whose optimizer keeps what the checkpoint holds."""
+
+from torch.nn.parallel import DistributedDataParallel
+
+from samestep.engine import Layout, Numerics
+from samestep.rank.group import process_group
+
+PURPOSE, NEEDS, PROCESSES = "DDP by hand", (), "group"
+
+
+def missing(devices):
+    return None
+
+
+def layout(world):
+    return Layout(replicas=world.size)
+
+
+def numerics():
+    return Numerics()
+
+
+def train(job, world, run):
+    with process_group(world):
+        module = job.model()
+        model = DistributedDataParallel(module)
+        optimizer = job.optimizer.build(module)
+        run.begin(module, optimizer)
+        for batch in run.batches():
+            loss = run.loss(model, batch)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            run.step(loss)
+        return module.state_dict()

@@ -1,0 +1,20 @@
+"""Trains with FSDP1."""
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+module = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
+optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+model = FullyShardedDataParallel(module, device_id=torch.device("cpu"))
+torch.manual_seed(1 + dist.get_rank())
+for _ in range(10):
+    x = torch.randn(6, 8)
+    loss = (model(x) - x.sum(1, keepdim=True)).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+dist.destroy_process_group()

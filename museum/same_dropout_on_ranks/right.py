@@ -1,0 +1,27 @@
+"""Trains with dropout on DDP."""
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+rows = torch.randn(24, 6)
+data = TensorDataset(rows, rows.sum(1, keepdim=True))
+
+sampler = DistributedSampler(data)
+loader = DataLoader(data, batch_size=4, sampler=sampler)
+model = DistributedDataParallel(nn.Sequential(nn.Linear(6, 16), nn.Dropout(0.5), nn.Linear(16, 1)))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+torch.manual_seed(1 + dist.get_rank())
+for epoch in range(6):
+    sampler.set_epoch(epoch)
+    for x, y in loader:
+        loss = F.mse_loss(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+dist.destroy_process_group()
