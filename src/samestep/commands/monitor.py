@@ -73,7 +73,7 @@ def _folder(out: Path | None, words: Sequence[str]) -> Path:
     return folder
 
 
-def _start(words: Sequence[str], mask: set[signal.Signals]) -> subprocess.Popen[bytes]:
+def _start(words: Sequence[str], mask: set[int | signal.Signals]) -> subprocess.Popen[bytes]:
     """Starts the command as the shell would have: with this process's files, and the signals that it got."""
 
     def prepare() -> None:

@@ -24,7 +24,7 @@ from samestep.launch.started_by import LaunchedRank
 from samestep.records.checkpoint import FOLDER
 from samestep.records.files import why_not_writable, write
 from samestep.records.inspection import JobFacts
-from samestep.records.plan import Plan, Score, Train
+from samestep.records.plan import TRACES, Plan, Score, Train
 from samestep.records.record import Progress, Record
 from samestep.records.results import RESULTS, InitialWeights, ScoreResults, TrainResults, read_results, write_results
 from samestep.report.figures import batch_size, data_wait
@@ -251,7 +251,18 @@ def _train_results(study: Study, row: Row, record: Record, out: Path, step: Trai
         loader_ceiling=wait.loader_ceiling if wait else None,
         demand=wait.demand if wait else None,
         advice=wait.advice() if wait else None,
+        traces=_traces(out, record, step) if step.profile else (),
     )
+
+
+def _traces(out: Path, record: Record, step: Train) -> tuple[str, ...]:
+    """Returns the files of --profile that this launch has written, of all ranks whose folders are here."""
+    assert step.profile
+    began = record.plan().started_at - 1  # a file system may round times
+    found = [path for path in sorted(out.glob(f"**/{TRACES}/steps*.json.gz")) if path.stat().st_mtime >= began]
+    if not found:
+        say(f"--profile: no trace: steps {step.profile[0]} to {step.profile[1]} were not taken by this launch")
+    return tuple(map(str, found))
 
 
 def _score_results(study: Study, row: Row, record: Record, step: Score) -> ScoreResults:

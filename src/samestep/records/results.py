@@ -227,7 +227,8 @@ class TrainResults:
     curve: the evaluations, each {step, loss, …}. weights: their file. export: the folder for from_pretrained, where one
     was asked for. weights_of_step: the step after which they were
     saved. evaluation: of these weights. stopped: 'requested' or 'early'. wait_share: share of
-    the time that it waited for data. loader_ceiling, demand: rows/s that loading and training could reach.
+    the time that it waited for data. loader_ceiling, demand: rows/s that loading and training could reach. traces: the
+    files of --profile.
     """
 
     job: str
@@ -256,6 +257,7 @@ class TrainResults:
     loader_ceiling: float | None
     demand: float | None
     advice: str | None
+    traces: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

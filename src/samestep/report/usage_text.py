@@ -47,12 +47,13 @@ def sentences(summary: UsageSummary) -> Iterator[str]:
     """What was used in all, and what could not be seen."""
     processes = f"{summary.processes} process{'' if summary.processes == 1 else 'es'}"
     yield (
-        f"used {summary.cores:.2f} cores for {amount(summary.seconds)} s ({amount(summary.cpu_s)} CPU seconds), at most "
-        f"{size(summary.memory)} in {processes}; disk: {size(summary.read)} read, {size(summary.written)} written"
+        f"used {summary.cores:.2f} cores for {amount(summary.seconds)} s ({amount(summary.cpu_s)} CPU seconds), "
+        f"at most {size(summary.memory)} in {processes}; disk: {size(summary.read)} read, {size(summary.written)} written"
     )
     yield (
         f"the whole machine in that time: {summary.machine_cores:.2f} cores, at most {size(summary.machine_memory)}; "
-        f"network: {size(summary.received)} received, {size(summary.sent)} sent, {size(summary.local)} inside the machine"
+        f"network: {size(summary.received)} received, {size(summary.sent)} sent, "
+        f"{size(summary.local)} inside the machine"
     )
     for number, gpu in enumerate(summary.gpus):
         energy = f", {amount(gpu.energy / 3600)} Wh" if gpu.energy is not None else ""

@@ -19,6 +19,7 @@ from samestep.rank.graceful_stop import GracefulStop
 from samestep.rank.group import checkpoint_store, export_store, stop_store
 from samestep.rank.not_finite import Checks, check_can_skip
 from samestep.rank.step_logs import listeners_of
+from samestep.rank.step_profile import StepProfile
 from samestep.rank.watch import Watch
 from samestep.rank.weights import model_with_weights, trainable
 from samestep.records.checkpoint import FOLDER
@@ -37,6 +38,8 @@ def train(plan: Plan, training: Train, job: Job, engine: Engine, world: World) -
     check_same_data(job, world)
     schedule = schedule_of(job, 1)
     steps = job.steps(schedule.steps_per_epoch)
+    if training.profile and training.profile[0] > steps:
+        raise UserError(f"--profile: the training has {steps} steps, none after step {training.profile[0] - 1}")
     folder = Path(plan.out)
     if training.on_nan == "skip":
         check_can_skip(job, engine)
@@ -55,6 +58,7 @@ def train(plan: Plan, training: Train, job: Job, engine: Engine, world: World) -
     stop = StopAfter(training.stop_after) if training.stop_after else GracefulStop(world, stop_store())
     shown = progress if world.rank == 0 else None
     checks = Checks(training.on_nan, training.check_replicas)
+    profile = StepProfile(world, folder, training.profile)
     run = Run(
         job,
         world,
@@ -65,8 +69,10 @@ def train(plan: Plan, training: Train, job: Job, engine: Engine, world: World) -
         watch=watch,
         checkpoints=checkpoints,
         checks=checks,
+        profile=profile,
     )
     state = run_engine(engine, job, world, run, plan.engine_settings)
+    profile.close()
     checkpoints.close()
     observed = run.observations()
     done = run.first + len(observed.step_s)

@@ -75,8 +75,8 @@ def _watch(parent: int) -> None:
 
 
 def guard(marker: str) -> tuple[int, int]:
-    """Forks a guard, which ends all processes with `marker` in COMMAND, and their descendants, if this process is killed
-    in whatever way. Returns its pid, and a file descriptor for `dismiss`."""
+    """Forks a guard. If this process is killed, in whatever way, it ends all processes with `marker` in COMMAND, and
+    their descendants. Returns its pid, and a file descriptor for `dismiss`."""
     ours, theirs = os.pipe()
     pid = os.fork()
     if pid:
@@ -107,7 +107,7 @@ def dismiss(pid: int, descriptor: int) -> None:
 
 def _is_marked(process: psutil.Process, marker: str) -> bool:
     with suppress(psutil.Error):
-        return process.pid != os.getpid() and process.environ().get(COMMAND) == marker
+        return process.pid != os.getpid() and bool(process.environ().get(COMMAND) == marker)
     return False
 
 
