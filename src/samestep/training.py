@@ -333,6 +333,7 @@ class Run:
             weight_of=self.meter.weight_of,
             step_s=step_s,
             wait_s=self.meter.wait_s,
+            busy_s=self.meter.busy_s,
             fetch_s=self.meter.fetch_s,
             fetch_cpu_s=self.meter.fetch_cpu_s,
             began_at=self.began_at,

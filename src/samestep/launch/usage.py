@@ -36,8 +36,11 @@ class UsageSampler:
         self._machine, self._started = machine_use(), time.monotonic()
         self._readable = True
         self._due = 0.0
-        self._file: IO[str] | None = open(folder / CSV, "w", buffering=1, newline="")  # noqa: SIM115 - see close
-        self._rows: Any = csv.writer(self._file)
+        self._file: IO[str] | None = None
+        self._rows: Any = None
+        with suppress(OSError):  # a full disk
+            self._file = open(folder / CSV, "w", buffering=1, newline="")  # noqa: SIM115 - see close
+            self._rows = csv.writer(self._file)
         self._write(header(len(self._gpus)))
         self.sample()
 
@@ -105,8 +108,9 @@ class UsageSampler:
         return summary
 
     def _write(self, values: Sequence[object]) -> None:
-        with suppress(OSError, ValueError):  # ValueError: after close
-            self._rows.writerow(values)
+        if self._file:
+            with suppress(OSError):
+                self._rows.writerow(values)
 
 
 def _joined(one: Sample, two: Sample) -> Sample:

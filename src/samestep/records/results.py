@@ -228,7 +228,7 @@ class TrainResults:
     was asked for. weights_of_step: the step after which they were
     saved. evaluation: of these weights. stopped: 'requested' or 'early'. wait_share: share of
     the time that it waited for data. loader_ceiling, demand: rows/s that loading and training could reach. traces: the
-    files of --profile.
+    files of --profile. usage: the page of what it used.
     """
 
     job: str
@@ -258,6 +258,7 @@ class TrainResults:
     demand: float | None
     advice: str | None
     traces: tuple[str, ...] = ()
+    usage: str | None = None
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,8 @@ def sentences(summary: UsageSummary) -> Iterator[str]:
     processes = f"{summary.processes} process{'' if summary.processes == 1 else 'es'}"
     yield (
         f"used {summary.cores:.2f} cores for {amount(summary.seconds)} s ({amount(summary.cpu_s)} CPU seconds), "
-        f"at most {size(summary.memory)} in {processes}; disk: {size(summary.read)} read, {size(summary.written)} written"
+        f"at most {size(summary.memory)} in {processes}; "
+        f"disk: {size(summary.read)} read, {size(summary.written)} written"
     )
     yield (
         f"the whole machine in that time: {summary.machine_cores:.2f} cores, at most {size(summary.machine_memory)}; "
