@@ -79,10 +79,12 @@ class Summary:
 
 @dataclass(frozen=True)
 class StepTime:
-    """Milliseconds of a step, and of its wait for data: medians over all measured steps."""
+    """Milliseconds of a step, and of its wait for data: medians over all measured steps. compute: in which the thread
+    that trains was on a processor; None on a GPU, to which it hands out work."""
 
     wait: float
     step: float
+    compute: float | None = None
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,7 @@ class Launch:
     losses: list[float]
     peak_memory_mib: float = 0.0
     startup_s: float = 0.0
+    compute_ms: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

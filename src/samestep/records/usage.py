@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from samestep.errors import UserError
-from samestep.world.gpu_use import GpuUse
+from samestep.world.gpu_use import GpuUse as GpuUse
 
 CSV, SUMMARY, PAGE = "usage.csv", "usage.json", "usage.html"
 

@@ -9,9 +9,8 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from samestep.records.usage import Sample
+from samestep.records.usage import GpuUse, Sample
 from samestep.report.plots import BLUE, PALETTE, STYLE, WIDTH, svg
-from samestep.world.gpu_use import GpuUse
 
 GREY = PALETTE[0]
 COLOURS = [*PALETTE[1:], GREY]

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 
 from rich.text import Text
 
-from samestep.records.usage import GpuSummary, Sample, UsageSummary
+from samestep.records.usage import GpuSummary, GpuUse, Sample, UsageSummary
 from samestep.report.numbers import MISSING, amount, percent, size
-from samestep.world.gpu_use import GpuUse
 
 
 def live(now: Sample, before: Sample) -> Text:
