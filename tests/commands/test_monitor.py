@@ -101,7 +101,9 @@ def test_memory_and_disk_are_seen(tmp_path: Path) -> None:
         assert 8 << 20 <= summary.written <= 16 << 20
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGKILL, 137)])
+@pytest.mark.parametrize(
+    ("number", "code"), [pytest.param(signal.SIGTERM, 143, marks=pytest.mark.check), (signal.SIGKILL, 137)]
+)
 def test_the_signal_that_ends_the_command_is_its_exit_code(number: int, code: int, tmp_path: Path) -> None:
     done, summary = monitored(tmp_path / "out", "sh", "-c", f"kill -{number} $$")
     assert done.returncode == code == summary.exit_code
@@ -132,7 +134,10 @@ def all_gone(pids: list[int]) -> bool:
     return not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in pids)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
+SIGNALS = [signal.SIGUSR1, *(pytest.param(each, marks=pytest.mark.check) for each in (signal.SIGTERM, signal.SIGINT))]
+
+
+@pytest.mark.parametrize("number", SIGNALS)
 def test_a_signal_goes_to_the_command_and_nothing_is_left(number: signal.Signals, tmp_path: Path) -> None:
     process, pids = begun(tmp_path / "out")
     process.send_signal(number)
