@@ -38,8 +38,6 @@ def train(plan: Plan, training: Train, job: Job, engine: Engine, world: World) -
     check_same_data(job, world)
     schedule = schedule_of(job, 1)
     steps = job.steps(schedule.steps_per_epoch)
-    if training.profile and training.profile[0] > steps:
-        raise UserError(f"--profile: the training has {steps} steps, none after step {training.profile[0] - 1}")
     folder = Path(plan.out)
     if training.on_nan == "skip":
         check_can_skip(job, engine)
@@ -56,19 +54,17 @@ def train(plan: Plan, training: Train, job: Job, engine: Engine, world: World) -
 
     checkpoints = _checkpoints(plan, training, world)
     stop = StopAfter(training.stop_after) if training.stop_after else GracefulStop(world, stop_store())
-    shown = progress if world.rank == 0 else None
-    checks = Checks(training.on_nan, training.check_replicas)
-    profile = StepProfile(world, folder, training.profile)
+    profile = _profile(training, world, folder, steps)
     run = Run(
         job,
         world,
         steps,
-        progress=shown,
+        progress=progress if world.rank == 0 else None,
         stop=stop,
         evaluator=best,
         watch=watch,
         checkpoints=checkpoints,
-        checks=checks,
+        checks=Checks(training.on_nan, training.check_replicas),
         profile=profile,
     )
     state = run_engine(engine, job, world, run, plan.engine_settings)
@@ -94,6 +90,13 @@ def train(plan: Plan, training: Train, job: Job, engine: Engine, world: World) -
         curve=best.curve,
         best_at=best.best_at,
     )
+
+
+def _profile(training: Train, world: World, folder: Path, steps: int) -> StepProfile:
+    """Returns what traces the steps of --profile. Raises UserError where the training has fewer."""
+    if training.profile and training.profile[0] > steps:
+        raise UserError(f"--profile: the training has {steps} steps, none after step {training.profile[0] - 1}")
+    return StepProfile(world, folder, training.profile)
 
 
 def _evaluations(training: Train, job: Job, world: World, steps: int, watch: Watch | None) -> BestWeights:
