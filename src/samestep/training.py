@@ -37,6 +37,7 @@ from samestep.rank.observer import Observer
 from samestep.rank.one_row import is_one_row_error, one_row_message
 from samestep.rank.replicas import ReplicaCheck
 from samestep.rank.saving import Position, Saving
+from samestep.rank.step_profile import StepProfile
 from samestep.rank.turns import Turns
 from samestep.rank.watch import Watch
 from samestep.rank.weights import StateDict
@@ -55,7 +56,7 @@ class Run:
     progress: called at most twice a second with the number of steps done and a recent loss.
     stop: may end the training early. evaluator: evaluates between two epochs; its time counts for no step.
     watch: is called after each step; None: nobody asks. checkpoints: where the training continues, and keeps its state.
-    checks: of losses, gradients and replicas; None: losses alone are looked at, late.
+    checks: of losses, gradients and replicas; None: losses alone are looked at, late. profile: of some steps.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class Run:
         watch: Watch | None = None,
         checkpoints: Checkpoints | None = None,
         checks: Checks | None = None,
+        profile: StepProfile | None = None,
     ) -> None:
         self.job, self.world, self.steps = job, world, steps
         self.schedule = schedule_of(job, world.size)
@@ -84,6 +86,7 @@ class Run:
         self._progress = progress
         self._stop, self._evaluator, self._watch = stop, evaluator, watch
         self._saving = Saving(job, world, checkpoints) if checkpoints else None
+        self._profile = profile or StepProfile(world)
         self._progress_at = time.monotonic()
         self.first = 0  # the steps done before: those of the checkpoint from which the training continues
         self._done = self._skipped = 0
@@ -149,6 +152,7 @@ class Run:
             self._observer.note_buffers()
         self.began_at = time.time()
         self.meter.begin()
+        self._profile.begin(self._done, self.meter)
         step = self._done
         while True:
             heartbeat.begin(LOADING, step)
@@ -274,6 +278,7 @@ class Run:
         skipped: the weights were not updated, as a GradScaler does after an overflow.
         """
         self.meter.step()
+        self._profile.end(self._done + 1, self.meter)
         if self._on_nan:
             self._on_nan.stepped()
             skipped = skipped or self._on_nan.left_out
@@ -304,6 +309,7 @@ class Run:
         if self._saving and self._saving.checkpoints.is_due(self._done, self.schedule.steps_per_epoch):
             self._save()
         self._finish()
+        self._profile.begin(self._done, self.meter)
 
     def _save(self) -> None:
         """Takes a checkpoint, unless this step's is taken already, or a loss is not finite, which raises UserError."""
@@ -328,6 +334,7 @@ class Run:
             weight_of=self.meter.weight_of,
             step_s=step_s,
             wait_s=self.meter.wait_s,
+            busy_s=self.meter.busy_s,
             fetch_s=self.meter.fetch_s,
             fetch_cpu_s=self.meter.fetch_cpu_s,
             began_at=self.began_at,

@@ -67,3 +67,24 @@ def test_fetching_beside_the_training_and_in_it_are_added_up_apart_from_waiting(
     meter.waited(0.25)  # it fetched by itself
     meter.step()
     assert (meter.wait_s, meter.fetch_s) == ([0.75], 2.25)
+
+
+def test_the_thread_is_busy_while_it_computes_and_not_while_it_waits_or_loads() -> None:
+    meter = Meter(rank=0, device="cpu")
+
+    def work(seconds: float) -> float:
+        began = time.thread_time()
+        while time.thread_time() - began < seconds:
+            pass
+        return time.thread_time() - began
+
+    meter.begin()
+    meter.waited(0.05, None, work(0.05))  # loading in this thread
+    work(0.1)
+    time.sleep(0.1)  # as in a collective
+    meter.step()
+    work(0.1)
+    meter.resume()  # an evaluation
+    work(0.03)
+    meter.step()
+    assert meter.busy_s == pytest.approx([0.1, 0.03], abs=0.02)

@@ -27,6 +27,7 @@ from samestep.commands.command_options import (
 from samestep.commands.doctor_options import DoctorOptions
 from samestep.commands.exit_codes import exit_code, with_exit_code
 from samestep.commands.lost_output import survive_lost_output
+from samestep.commands.monitor_options import MonitorOptions
 from samestep.commands.options import from_command_line, refuse
 from samestep.commands.setup import Setup
 from samestep.errors import UserError, say
@@ -223,6 +224,20 @@ def check(
     results = checked(options, script)
     _print(results, json_, show_check)
     return int(results.answer != "right")
+
+
+@app.command(context_settings={"allow_interspersed_args": False})
+@with_exit_code
+@from_command_line()
+def monitor(
+    options: MonitorOptions,
+    words: Annotated[list[str], typer.Argument(metavar="COMMAND [ARGUMENTS]...", help="Any command, ours or not.")],
+) -> int:
+    """Run any command, and sample what its processes and the machine use: CPU, memory, disk, network, GPUs. Exits with
+    the command's exit code."""
+    from samestep.commands.monitor import monitor as monitored
+
+    return monitored(options, words)
 
 
 @app.command()

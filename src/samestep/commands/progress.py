@@ -198,6 +198,10 @@ def show_training(results: TrainResults) -> None:
     print(f"weights: {results.weights}, of step {results.weights_of_step}")
     if results.export:
         print(f"export: {results.export}")
+    if results.usage:
+        print(f"what it used: {results.usage}")
+    for trace in results.traces:
+        print(f"trace: {trace}   (open it at https://ui.perfetto.dev)")
 
 
 def show_scores(results: ScoreResults) -> None:

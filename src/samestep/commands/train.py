@@ -21,13 +21,16 @@ from samestep.errors import Refused, TrainingFailed, UserError, say
 from samestep.launch import Command, ports, supervise
 from samestep.launch.command import command_for, rank_command, shell_line
 from samestep.launch.started_by import LaunchedRank
+from samestep.launch.usage import UsageSampler
 from samestep.records.checkpoint import FOLDER
-from samestep.records.files import why_not_writable, write
+from samestep.records.files import read, replace_text, why_not_writable, write
 from samestep.records.inspection import JobFacts
-from samestep.records.plan import Plan, Score, Train
+from samestep.records.plan import TRACES, Plan, Score, Train
 from samestep.records.record import Progress, Record
 from samestep.records.results import RESULTS, InitialWeights, ScoreResults, TrainResults, read_results, write_results
+from samestep.records.usage import CSV, PAGE, SUMMARY, UsageSummary, read_samples
 from samestep.report.figures import batch_size, data_wait
+from samestep.report.figures.step_parts import step_parts
 from samestep.world.network import check_master
 
 WEIGHTS = "weights.safetensors"
@@ -43,8 +46,24 @@ def run(setup: Setup, options: TrainOptions, *, dry_run: bool = False) -> TrainR
     study, row, record, out, training = launched
     assert isinstance(training, Train)
     results = _train_results(study, row, record, out, training)
+    results = replace(results, usage=_write_usage(record, out, results))
     _write_results(out, results)
     return results
+
+
+def _write_usage(record: Record, out: Path, results: TrainResults) -> str | None:
+    """Writes the page of what a training used. Returns its path; None where the disk has taken no samples."""
+    from samestep.report.usage_page import usage_page
+
+    try:
+        summary, samples = read(UsageSummary, record.folder / SUMMARY), read_samples(record.folder / CSV)
+        on_cpu = record.ranks[0].world.device == "cpu"  # on a GPU the thread that trains only hands out work
+        parts = step_parts(record.training("train")) if on_cpu else []
+        page = usage_page(summary, samples, parts, results.traces)
+        replace_text(out / PAGE, page)
+    except (OSError, UserError):
+        return None
+    return str(out / PAGE)
 
 
 def evaluate(setup: Setup, options: ScoreOptions) -> ScoreResults | None:
@@ -97,13 +116,23 @@ def _supervised(
     first = rank is None or rank.rank == 0
     if command == "run" and first:
         _say_batch_size(study, row)
+    sampler = UsageSampler(folder) if command == "run" and first else None
     with Training(f"{study.setup.job} on {row.engine}", folder, first=first) as progress:
+
+        def watch(now: Progress) -> None:
+            progress.show(now)
+            if sampler:
+                sampler.sample_if_due()
+
         try:
-            return _supervise(study, row, to_start, folder, progress.show, one_rank=rank is not None)
+            return _supervise(study, row, to_start, folder, watch, one_rank=rank is not None)
         except TrainingFailed as error:
             if (why := why_not_writable(folder)) is None:
                 raise
             raise UserError(_what_is_lost(out, folder, why)) from error
+        finally:
+            if sampler:
+                sampler.close()
 
 
 def _what_is_lost(out: Path, folder: Path, why: str) -> str:
@@ -251,7 +280,18 @@ def _train_results(study: Study, row: Row, record: Record, out: Path, step: Trai
         loader_ceiling=wait.loader_ceiling if wait else None,
         demand=wait.demand if wait else None,
         advice=wait.advice() if wait else None,
+        traces=_traces(out, record, step) if step.profile else (),
     )
+
+
+def _traces(out: Path, record: Record, step: Train) -> tuple[str, ...]:
+    """Returns the files of --profile that this launch has written, of all ranks whose folders are here."""
+    assert step.profile
+    began = record.plan().started_at - 1  # a file system may round times
+    found = [path for path in sorted(out.glob(f"**/{TRACES}/steps*.json.gz")) if path.stat().st_mtime >= began]
+    if not found:
+        say(f"--profile: no trace: steps {step.profile[0]} to {step.profile[1]} were not taken by this launch")
+    return tuple(map(str, found))
 
 
 def _score_results(study: Study, row: Row, record: Record, step: Score) -> ScoreResults:

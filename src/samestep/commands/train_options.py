@@ -34,7 +34,8 @@ class TrainOptions(Options):
     many checkpoints stay. resume: 'auto' continues what `out` holds, 'never' does not; or a checkpoint's path.
 
     best: the metric, as 'accuracy' or 'error:min', whose best weights are kept; '' keeps the last. patience:
-    evaluations without a better one after which the training ends.
+    evaluations without a better one after which the training ends. profile: 'steps=10..20': those that torch.profiler
+    traces.
     """
 
     init: Annotated[
@@ -89,6 +90,14 @@ class TrainOptions(Options):
         Option(help="auto: continue what --out holds; never; or the path of a checkpoint, or of a run."),
     ] = "auto"
 
+    profile: Annotated[
+        str,
+        Option(
+            metavar="steps=10..20",
+            help="Trace these optimizer steps, counted from 1, with torch.profiler: a file of each rank for Perfetto.",
+        ),
+    ] = ""
+
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "log", (self.log,) if isinstance(self.log, str) else tuple(self.log))
@@ -137,6 +146,7 @@ class TrainOptions(Options):
             resume=_resume(str(self.resume)),
             on_nan="skip" if self.on_nan == "skip" else "stop",
             check_replicas=self.check_replicas,
+            profile=_profile(self.profile) if self.profile else None,
         )
 
 
@@ -149,6 +159,17 @@ def _every(text: str) -> Every:
         raise UserError(f"--checkpoint-every {text}: write seconds, steps or epochs, as in 500s, 1000steps or 1epoch")
     unit: Literal["s", "steps", "epochs"] = "s" if match[2] == "s" else "steps" if match[2][0] == "s" else "epochs"
     return Every(int(match[1]), unit)
+
+
+def _profile(text: str) -> tuple[int, int]:
+    """Parses 'steps=10..20', or 'steps=10'."""
+    match = re.fullmatch(r"steps=(\d+)(?:\.\.(\d+))?", text)
+    first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+    if not first or last < first:
+        raise UserError(
+            f"--profile {text}: write the first and the last step, counted from 1, as in --profile steps=10..20"
+        )
+    return first, last
 
 
 def _resume(text: str) -> str:

@@ -78,7 +78,8 @@ def run(
 
 def start(command: Command, folder: Path, machines: Machines) -> subprocess.Popen[bytes] | ForkedWorker:
     """Starts a launch's command, and appends its output to log.txt in `folder`."""
-    quiet = {"TORCH_CPP_LOG_LEVEL": "ERROR"}  # torch warns about addresses without host names
+    # torch warns about addresses without host names; its profiler says when it starts
+    quiet = {"TORCH_CPP_LOG_LEVEL": "ERROR", "KINETO_LOG_LEVEL": "6"}
     environment = quiet | os.environ | {"PYTHONUNBUFFERED": "1", COMMAND: this_command()} | dict(command.env)
     host = f"-{socket.gethostname()}" if machines.nnodes > 1 else ""  # the folder may be shared
     log = folder / f"log{host}.txt"

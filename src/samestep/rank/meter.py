@@ -28,6 +28,7 @@ class Meter:
     device: str
     losses: list[float] = field(default_factory=list)  # the mean over the rows of each micro-batch, in order
     wait_s: list[float] = field(default_factory=list)  # of each step: seconds that the loop waited for data
+    busy_s: list[float] = field(default_factory=list)  # of each step: CPU seconds of this thread, without loading
     fetch_s: float = 0.0  # seconds that loading all batches took, in a worker or in the training loop
     fetch_cpu_s: float = 0.0  # CPU seconds of that
     step_of: list[int] = field(default_factory=list)  # the step of each micro-batch in `losses`
@@ -43,7 +44,7 @@ class Meter:
         self._pauses: set[int] = set()  # the stamps at which a pause ends
         self._count = self._looked = 0
         self.not_finite: Callable[[int, int, float], None] = self._raise  # called with (step, micro-batch, loss)
-        self._waited = 0.0
+        self._waited = self._loading_cpu = self._cpu = 0.0
 
     def loss(self, value: Tensor, step: int, weight: float) -> None:
         """Records the loss of one micro-batch: a scalar on the device, the mean over rows of total weight `weight`."""
@@ -80,23 +81,29 @@ class Meter:
         self._waited += seconds
         self.fetch_s += seconds if fetch_s is None else fetch_s
         self.fetch_cpu_s += fetch_cpu_s
+        self._loading_cpu += fetch_cpu_s if fetch_s is None else 0.0
 
     def step(self) -> None:
         """Marks the end of a step."""
         self._stamp()
         self.wait_s.append(self._waited)
-        self._waited = 0.0
+        self.busy_s.append(max(0.0, time.thread_time() - self._cpu - self._loading_cpu))
+        self._start_step()
 
     def begin(self) -> None:
         """Marks the start of the first step."""
         self._stamp()
-        self._waited = 0.0
+        self._start_step()
 
     def resume(self) -> None:
         """Marks the end of a pause: the time since the last step counts for no step."""
         self._pauses.add(len(self._stamps))
         self._stamp()
-        self._waited = 0.0
+        self._start_step()
+
+    def _start_step(self) -> None:
+        self._waited = self._loading_cpu = 0.0
+        self._cpu = time.thread_time()
 
     def _stamp(self) -> None:
         if self._cuda:

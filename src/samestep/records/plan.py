@@ -13,6 +13,7 @@ from samestep.records.checkpoint import Every
 from samestep.records.inspection import Values
 
 TRAININGS = ("gradient", "sgd", "user")  # of a proof
+TRACES = "trace"  # the folder of --profile's files
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class Train:
     export: the folder for from_pretrained; None: none. checkpoint_every, keep, resume: as of rank.checkpoints.
     stop_after: steps after which it is stopped, as by a graceful stop; None: it runs to its end. on_nan: what happens
     at a loss or gradient that is not finite. check_replicas: steps between two comparisons of the ranks' weights; 0:
-    none.
+    none. profile: the first and the last optimizer step, counted from 1, that torch.profiler traces.
     """
 
     weights: str
@@ -88,6 +89,7 @@ class Train:
     stop_after: int | None = None
     on_nan: Literal["stop", "skip"] = "stop"
     check_replicas: int = 1000
+    profile: tuple[int, int] | None = None
     name: str = "train"
     kind: Literal["train"] = "train"
 

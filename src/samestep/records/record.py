@@ -81,7 +81,8 @@ class Observations:
     """What one rank observed in one training.
 
     losses, step_of, weight_of: the mean loss, step and weight of each micro-batch. step_s, wait_s: the seconds of each
-    step, and how many of them it waited for data. fetch_s, fetch_cpu_s: wall-clock and CPU seconds of all loading.
+    step, and how many of them it waited for data. busy_s: CPU seconds of each step in the thread that trains, without
+    loading. fetch_s, fetch_cpu_s: wall-clock and CPU seconds of all loading.
     began_at: when the first batch was requested, Unix time in seconds. start_digest: of the first weights.
     Only for the proof: parts: each micro-batch; later: epoch -> the rows of its first step; rates: the learning rates
     of each optimizer step and parameter group; end_digests: of each parameter that the rank holds whole, after the last
@@ -95,6 +96,7 @@ class Observations:
     weight_of: list[float] = field(default_factory=list)
     step_s: list[float] = field(default_factory=list)
     wait_s: list[float] = field(default_factory=list)
+    busy_s: list[float] = field(default_factory=list)
     fetch_s: float = 0.0
     fetch_cpu_s: float = 0.0
     began_at: float | None = None

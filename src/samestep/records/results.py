@@ -79,10 +79,12 @@ class Summary:
 
 @dataclass(frozen=True)
 class StepTime:
-    """Milliseconds of a step, and of its wait for data: medians over all measured steps."""
+    """Milliseconds of a step, and of its wait for data: medians over all measured steps. compute: in which the thread
+    that trains was on a processor; None on a GPU, to which it hands out work."""
 
     wait: float
     step: float
+    compute: float | None = None
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,7 @@ class Launch:
     losses: list[float]
     peak_memory_mib: float = 0.0
     startup_s: float = 0.0
+    compute_ms: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -227,7 +230,8 @@ class TrainResults:
     curve: the evaluations, each {step, loss, …}. weights: their file. export: the folder for from_pretrained, where one
     was asked for. weights_of_step: the step after which they were
     saved. evaluation: of these weights. stopped: 'requested' or 'early'. wait_share: share of
-    the time that it waited for data. loader_ceiling, demand: rows/s that loading and training could reach.
+    the time that it waited for data. loader_ceiling, demand: rows/s that loading and training could reach. traces: the
+    files of --profile. usage: the page of what it used.
     """
 
     job: str
@@ -256,6 +260,8 @@ class TrainResults:
     loader_ceiling: float | None
     demand: float | None
     advice: str | None
+    traces: tuple[str, ...] = ()
+    usage: str | None = None
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ def page(results: StudyResults) -> str:
         trainings=TRAININGS,
         marks=MARKS,
         compared=comparable_rows(results),
+        parts=[(label(row), row.step_ms) for row in comparable_rows(results) if row.step_ms and row.step_ms.compute],
         figures=_figures(results),
         machine=_machine(results),
         divergences=[(label(row), row.first_divergence) for row in results.engines if row.first_divergence],

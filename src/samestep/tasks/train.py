@@ -19,6 +19,7 @@ from samestep.rank.graceful_stop import GracefulStop
 from samestep.rank.group import checkpoint_store, export_store, stop_store
 from samestep.rank.not_finite import Checks, check_can_skip
 from samestep.rank.step_logs import listeners_of
+from samestep.rank.step_profile import StepProfile
 from samestep.rank.watch import Watch
 from samestep.rank.weights import model_with_weights, trainable
 from samestep.records.checkpoint import FOLDER
@@ -53,20 +54,21 @@ def train(plan: Plan, training: Train, job: Job, engine: Engine, world: World) -
 
     checkpoints = _checkpoints(plan, training, world)
     stop = StopAfter(training.stop_after) if training.stop_after else GracefulStop(world, stop_store())
-    shown = progress if world.rank == 0 else None
-    checks = Checks(training.on_nan, training.check_replicas)
+    profile = _profile(training, world, folder, steps)
     run = Run(
         job,
         world,
         steps,
-        progress=shown,
+        progress=progress if world.rank == 0 else None,
         stop=stop,
         evaluator=best,
         watch=watch,
         checkpoints=checkpoints,
-        checks=checks,
+        checks=Checks(training.on_nan, training.check_replicas),
+        profile=profile,
     )
     state = run_engine(engine, job, world, run, plan.engine_settings)
+    profile.close()
     checkpoints.close()
     observed = run.observations()
     done = run.first + len(observed.step_s)
@@ -88,6 +90,13 @@ def train(plan: Plan, training: Train, job: Job, engine: Engine, world: World) -
         curve=best.curve,
         best_at=best.best_at,
     )
+
+
+def _profile(training: Train, world: World, folder: Path, steps: int) -> StepProfile:
+    """Returns what traces the steps of --profile. Raises UserError where the training has fewer."""
+    if training.profile and training.profile[0] > steps:
+        raise UserError(f"--profile: the training has {steps} steps, none after step {training.profile[0] - 1}")
+    return StepProfile(world, folder, training.profile)
 
 
 def _evaluations(training: Train, job: Job, world: World, steps: int, watch: Watch | None) -> BestWeights:

@@ -72,3 +72,46 @@ def _watch(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(0.2)
     os._exit(1)
+
+
+def guard(marker: str) -> tuple[int, int]:
+    """Forks a guard. If this process is killed, in whatever way, it ends all processes with `marker` in COMMAND, and
+    their descendants. Returns its pid, and a file descriptor for `dismiss`."""
+    ours, theirs = os.pipe()
+    pid = os.fork()
+    if pid:
+        os.close(ours)
+        return pid, theirs
+    os.close(theirs)
+    os.setsid()  # out of reach of the terminal's signals
+    if not os.read(ours, 1):  # this process has ended without dismissing it
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            marked = [process for process in psutil.process_iter() if _is_marked(process, marker)]
+            for process in {each for one in marked for each in [one, *_descendants(one)]}:
+                with suppress(psutil.Error):
+                    process.send_signal(number)
+            until = time.monotonic() + CHILD_S
+            while time.monotonic() < until and any(process.is_running() for process in marked):
+                time.sleep(0.02)
+    os._exit(0)
+
+
+def dismiss(pid: int, descriptor: int) -> None:
+    """Ends a guard that is needed no more."""
+    with suppress(OSError):  # it has been killed
+        os.write(descriptor, b"1")
+    os.close(descriptor)
+    with suppress(OSError):
+        os.waitpid(pid, 0)
+
+
+def _is_marked(process: psutil.Process, marker: str) -> bool:
+    with suppress(psutil.Error):
+        return process.pid != os.getpid() and bool(process.environ().get(COMMAND) == marker)
+    return False
+
+
+def _descendants(process: psutil.Process) -> list[psutil.Process]:
+    with suppress(psutil.Error):
+        return list(process.children(recursive=True))
+    return []

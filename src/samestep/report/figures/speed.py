@@ -42,6 +42,7 @@ def measurement(
     launches = [_launch(repeat, record, measured) for repeat, record in enumerate(records)]
     speeds = [launch.samples_per_second for launch in launches]
     one_process = [_launch(repeat, record, measured).samples_per_second for repeat, record in enumerate(baseline)]
+    computed = [ms for launch in launches for ms in launch.compute_ms]
     return Measurement(
         samples_per_second=summary(speeds),
         ratio=ratios(speeds, one_process) if baseline else None,
@@ -49,6 +50,7 @@ def measurement(
         step_ms=StepTime(
             wait=statistics.median(ms for launch in launches for ms in launch.wait_ms),
             step=statistics.median(ms for launch in launches for ms in launch.step_ms),
+            compute=statistics.median(computed) if computed else None,
         ),
         peak_memory_mib=max(launch.peak_memory_mib for launch in launches),
         startup_s=statistics.median(launch.startup_s for launch in launches),
@@ -72,6 +74,7 @@ def _launch(repeat: int, record: Record, measured: Measured) -> Launch:
         losses=_losses(ranks),
         peak_memory_mib=max(peak for peak in peaks if peak is not None) / 2**20,
         startup_s=began_at - record.ranks[0].started_at,
+        compute_ms=[1e3 * s for s in ranks[0].busy_s[first:]] if record.ranks[0].world.device == "cpu" else [],
     )
 
 

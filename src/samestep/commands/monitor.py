@@ -1,0 +1,122 @@
+"""monitor: runs any command, and samples what its process tree and the machine use."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from samestep.commands.live_line import LiveLine
+from samestep.commands.monitor_options import MonitorOptions
+from samestep.commands.results_folder import dated_folder
+from samestep.errors import UserError, say
+from samestep.launch.usage import UsageSampler
+from samestep.records.usage import CSV, PAGE
+from samestep.report import usage_text
+from samestep.world.orphans import COMMAND, dismiss, end_children, guard, this_command
+from samestep.world.process_tree import adopt_orphans, reap_orphans
+
+FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGQUIT)
+WAITED = (*FORWARDED, signal.SIGCHLD)
+SI_USER = 0  # the greatest code of a signal that a process has sent; the terminal's have SI_KERNEL
+
+
+def monitor(options: MonitorOptions, words: Sequence[str]) -> int:
+    """Runs a command to its end. Returns its exit code, or 128 + the signal that has ended it.
+
+    usage.csv, usage.json and usage.html are in the folder then. No process that the command has started is left. Raises
+    UserError for a command that cannot be started, and a folder that cannot be used.
+    """
+    if shutil.which(words[0]) is None:
+        raise UserError(
+            f"there is no command {words[0]!r} that can be executed; see its spelling, its path or its mode"
+        )
+    folder = _folder(options.out, words)
+    adopt_orphans()
+    guarding = guard(this_command())
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, WAITED)
+    try:
+        sampler = UsageSampler(folder, options.interval, without=guarding[:1])
+        process = _start(words, before)
+        with LiveLine() as line:
+            _watch(process, sampler, line)
+        left = len(sampler.living())
+    except UserError:
+        (folder / CSV).unlink()
+        raise
+    finally:
+        dismiss(*guarding)
+        end_children()
+        while signal.sigtimedwait(FORWARDED, 0):  # Ctrl-C, which the command has got too, may still wait here
+            pass
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    if left:
+        say(f"ended {left} process{'es' * (left > 1)} that the command had left running")
+    code = process.returncode if process.returncode >= 0 else 128 - process.returncode
+    _report(folder, sampler, words, code)
+    return code
+
+
+def _folder(out: Path | None, words: Sequence[str]) -> Path:
+    folder = out or dated_folder(Path(words[0]).name)
+    if (folder / CSV).exists():
+        raise UserError(f"{folder / CSV} exists, and would be replaced; give another folder with --out")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / CSV).touch()
+    except OSError as error:
+        raise UserError(f"the folder {folder} is not writable ({error.strerror}); give another with --out") from None
+    return folder
+
+
+def _start(words: Sequence[str], mask: set[int | signal.Signals]) -> subprocess.Popen[bytes]:
+    """Starts the command as the shell would have: with this process's files, and the signals that it got."""
+
+    def prepare() -> None:
+        for number in (signal.SIGTERM, signal.SIGUSR1):  # which each command of samestep handles
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+    try:
+        return subprocess.Popen(list(words), env=os.environ | {COMMAND: this_command()}, preexec_fn=prepare)
+    except OSError as error:
+        raise UserError(
+            f"{words[0]} cannot be executed ({error.strerror}); a script needs a first line as in "
+            "#!/bin/sh, or its interpreter before it"
+        ) from None
+
+
+def _watch(process: subprocess.Popen[bytes], sampler: UsageSampler, line: LiveLine) -> None:
+    """Samples until the command has ended. Signals that somebody sends to this process go to the command; those of the
+    terminal, as Ctrl-C, the command has got itself."""
+    shown = sampler.samples[-1]
+    while process.poll() is None:
+        reap_orphans(process.pid)
+        arrived = signal.sigtimedwait(WAITED, sampler.due_in())
+        if arrived and arrived.si_signo != signal.SIGCHLD and arrived.si_code <= SI_USER:
+            with suppress(ProcessLookupError):
+                process.send_signal(arrived.si_signo)
+        if not sampler.due_in():
+            sample = sampler.sample()
+            line.show(usage_text.live(sample, shown))
+            shown = sample
+    reap_orphans(process.pid)
+
+
+def _report(folder: Path, sampler: UsageSampler, words: Sequence[str], code: int) -> None:
+    """Writes usage.json and usage.html, and says what was used."""
+    from samestep.report.usage_page import usage_page
+
+    summary = sampler.close(words, code)
+    for sentence in usage_text.sentences(summary):
+        say(sentence)
+    try:
+        (folder / PAGE).write_text(usage_page(summary, sampler.samples), encoding="utf-8")
+    except OSError as error:
+        say(f"{folder / PAGE} cannot be written ({error.strerror})")
+        return
+    say(f"samples: {folder / CSV}, plot: {folder / PAGE}")

@@ -1,0 +1,123 @@
+"""Samples what this command's processes use, while they run: usage.csv, and the figures over it in usage.json."""
+
+from __future__ import annotations
+
+import csv
+import time
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import IO, Any
+
+from samestep.records.files import write
+from samestep.records.usage import CSV, SUMMARY, Sample, UsageSummary, header, row, summary_of
+from samestep.world.gpu_use import Gpus
+from samestep.world.machine_use import machine_use
+from samestep.world.process_tree import ProcessTree
+
+SHARE = 0.008  # of one core, that sampling may take
+INTERVAL_S = 1.0
+MOST_SAMPLES = 4000  # that are kept for the plot of a long run; usage.csv has them all
+
+
+class UsageSampler:
+    """Samples this process's descendants, but for those with a pid in `without`, into files in `folder`.
+
+    interval: seconds between two samples; longer where a sample would take more than SHARE of a core, as on a machine
+    with thousands of processes. A disk that is full loses lines of the file, and ends nothing.
+    """
+
+    def __init__(self, folder: Path, interval: float = INTERVAL_S, without: Collection[int] = ()) -> None:
+        self.folder, self.interval = folder, interval
+        self.cost_s = 0.0  # CPU seconds that sampling has taken
+        self.samples: list[Sample] = []
+        self._gpus, self._tree = Gpus(), ProcessTree(without)
+        self._machine, self._started = machine_use(), time.monotonic()
+        self._readable = True
+        self._due = 0.0
+        self._file: IO[str] | None = None
+        self._rows: Any = None
+        with suppress(OSError):  # a full disk
+            self._file = open(folder / CSV, "w", buffering=1, newline="")  # noqa: SIM115 - see close
+            self._rows = csv.writer(self._file)
+        self._write(header(len(self._gpus)))
+        self.sample()
+
+    def due_in(self) -> float:
+        """Returns the seconds until the next sample is due; 0: now."""
+        return max(0.0, self._due - time.monotonic())
+
+    def living(self) -> set[int]:
+        """Returns the pids of the processes that live now."""
+        self._tree.use()
+        return self._tree.pids()
+
+    def sample_if_due(self) -> None:
+        """Takes a sample, if it is time."""
+        if not self.due_in():
+            self.sample()
+
+    def sample(self) -> Sample:
+        """Takes a sample, and writes its line."""
+        began = time.thread_time()
+        tree, machine, before = self._tree.use(), machine_use(), self._machine
+        self._readable &= tree.readable
+        sample = Sample(
+            time.monotonic() - self._started,
+            tree.processes,
+            tree.cpu_s,
+            tree.memory,
+            tree.read,
+            tree.written,
+            machine.cpu_s - before.cpu_s,
+            machine.memory,
+            machine.received - before.received,
+            machine.sent - before.sent,
+            machine.local - before.local,
+            self._gpus.use(self._tree.pids()),
+        )
+        self.samples.append(sample)
+        if len(self.samples) > MOST_SAMPLES:
+            self.samples = [self.samples[0], *map(_joined, self.samples[1::2], self.samples[2::2])]
+        self._write(row(sample))
+        cost = time.thread_time() - began
+        self.cost_s += cost
+        self._due = time.monotonic() + max(self.interval, cost / SHARE)
+        return sample
+
+    def close(self, command: Sequence[str] = (), exit_code: int | None = None) -> UsageSummary:
+        """Takes a last sample, and writes usage.json. Returns what is in it."""
+        self.sample()
+        if self._file:
+            with suppress(OSError):
+                self._file.close()
+            self._file = None
+        notes = [] if not self._gpus.missing or "no NVIDIA" in self._gpus.missing else [self._gpus.missing]
+        if not self._readable:
+            notes.append("disk bytes of processes of other users, as under sudo, are not known")
+        started = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() - self.samples[-1].seconds))
+        summary = replace(
+            summary_of(self.samples, monitor_s=self.cost_s, notes=notes),
+            command=tuple(command),
+            exit_code=exit_code,
+            started=started,
+        )
+        with suppress(OSError):
+            write(self.folder / SUMMARY, summary)
+        return summary
+
+    def _write(self, values: Sequence[object]) -> None:
+        if self._file:
+            with suppress(OSError):
+                self._rows.writerow(values)
+
+
+def _joined(one: Sample, two: Sample) -> Sample:
+    """Returns the later of two neighbouring samples, with the greater of what is no counter."""
+    return replace(
+        two,
+        processes=max(one.processes, two.processes),
+        memory=max(one.memory, two.memory),
+        machine_memory=max(one.machine_memory, two.machine_memory),
+    )

@@ -1,0 +1,34 @@
+"""Where the time of a step goes: waiting for data, computing, and the rest, most of it communication."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from samestep.records.record import Observations
+
+
+@dataclass(frozen=True)
+class StepParts:
+    """Mean milliseconds of a rank's steps. wait: for data. compute: in which the training thread was on a processor.
+    other: the rest: collectives and the ranks that they wait for, and processors that others use."""
+
+    rank: int
+    steps: int
+    step: float
+    wait: float
+    compute: float
+    other: float
+
+
+def step_parts(ranks: Sequence[Observations], first: int = 1) -> list[StepParts]:
+    """Returns each rank's means. first: steps that are left out, where there are more."""
+    return [_parts(rank, seen, first) for rank, seen in enumerate(ranks) if seen.busy_s]
+
+
+def _parts(rank: int, seen: Observations, first: int) -> StepParts:
+    first = first if len(seen.step_s) > first else 0
+    count = len(seen.step_s) - first
+    step, wait, busy = (1e3 * sum(times[first:]) / count for times in (seen.step_s, seen.wait_s, seen.busy_s))
+    compute = min(busy, step - wait)  # clocks differ by microseconds
+    return StepParts(rank, count, step, wait, compute, max(0.0, step - wait - compute))

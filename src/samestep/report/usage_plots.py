@@ -1,0 +1,103 @@
+"""Draws what a command used over time, as SVG."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from samestep.records.usage import GpuUse, Sample
+from samestep.report.plots import BLUE, PALETTE, STYLE, WIDTH, svg
+
+GREY = PALETTE[0]
+COLOURS = [*PALETTE[1:], GREY]
+HEIGHT = 1.7  # inches of a panel
+MIB, MB = 2**20, 1e6
+
+Value = Callable[[Sample], float]
+Line = tuple[str, str, Value]  # (its name, its colour, the value or the counter)
+OfGpu = Callable[[GpuUse], float | None]
+GPU_PANELS: list[tuple[str, OfGpu]] = [
+    ("GPU utilisation, %", lambda gpu: None if gpu.utilisation is None else 100 * gpu.utilisation),
+    ("GPU memory, MiB", lambda gpu: None if gpu.memory is None else gpu.memory / MIB),
+    ("GPU power, W", lambda gpu: gpu.power),
+    ("GPU temperature, °C", lambda gpu: gpu.temperature),
+]
+
+
+def usage(samples: Sequence[Sample]) -> str:
+    """A panel each for processors, memory, disk and network, and for the GPUs where there are some."""
+    panels: list[tuple[str, bool, list[Line]]] = [  # (title, whether it is a rate, lines)
+        (
+            "cores at work",
+            True,
+            [
+                ("the whole machine", GREY, lambda s: s.machine_cpu_s),
+                ("the command's processes", BLUE, lambda s: s.cpu_s),
+            ],
+        ),
+        (
+            "memory, MiB",
+            False,
+            [
+                ("the whole machine", GREY, lambda s: s.machine_memory / MIB),
+                ("the command's processes", BLUE, lambda s: s.memory / MIB),
+            ],
+        ),
+        (
+            "disk, MB/s",
+            True,
+            [("read", COLOURS[0], lambda s: s.read / MB), ("written", COLOURS[1], lambda s: s.written / MB)],
+        ),
+        (
+            "network of the machine, MB/s",
+            True,
+            [
+                ("inside the machine", GREY, lambda s: s.local / MB),
+                ("received", COLOURS[0], lambda s: s.received / MB),
+                ("sent", COLOURS[1], lambda s: s.sent / MB),
+            ],
+        ),
+    ]
+    gpus = GPU_PANELS if samples[0].gpus else []
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(WIDTH, HEIGHT * (len(panels) + len(gpus))), layout="constrained")
+        axes = figure.subplots(len(panels) + len(gpus), 1, sharex=True)
+        for of_panel, (title, is_rate, lines) in zip(axes, panels):
+            _panel(of_panel, title, samples, lines, is_rate)
+        for of_panel, (title, value) in zip(axes[len(panels) :], gpus):
+            _gpu_panel(of_panel, title, samples, value)
+        axes[-1].set_xlabel("seconds")
+        return svg(figure, "usage", "What the command used over time")
+
+
+def _panel(axes: Axes, title: str, samples: Sequence[Sample], lines: Sequence[Line], is_rate: bool) -> None:
+    seconds = [sample.seconds for sample in samples]
+    for name, colour, value in lines:
+        if is_rate:  # of each interval, drawn over the whole of it
+            spans = [(one, two) for one, two in pairwise(samples) if two.seconds > one.seconds]
+            rates = [(value(two) - value(one)) / (two.seconds - one.seconds) for one, two in spans]
+            edges = [spans[0][0].seconds, *(two.seconds for _, two in spans)] if spans else [0.0]
+            axes.stairs(rates, edges, color=colour, linewidth=1.4, label=name, baseline=None)
+        else:
+            axes.plot(seconds, [value(sample) for sample in samples], color=colour, linewidth=1.4, label=name)
+    _finish(axes, title)
+
+
+def _gpu_panel(axes: Axes, title: str, samples: Sequence[Sample], value: OfGpu) -> None:
+    for number in range(len(samples[0].gpus)):
+        known = [(sample.seconds, found) for sample in samples if (found := value(sample.gpus[number])) is not None]
+        if known:
+            axes.plot(*zip(*known), color=COLOURS[number % len(COLOURS)], linewidth=1.4, label=f"GPU {number}")
+    _finish(axes, title)
+
+
+def _finish(axes: Axes, title: str) -> None:
+    axes.set_title(title, loc="left", fontsize=10)
+    axes.set_ylim(bottom=0)
+    axes.grid(axis="y")
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))

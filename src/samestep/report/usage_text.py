@@ -1,0 +1,62 @@
+"""What a command used, in words: the live line of the terminal, and the sentences at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.text import Text
+
+from samestep.records.usage import GpuSummary, GpuUse, Sample, UsageSummary
+from samestep.report.numbers import MISSING, amount, percent, size
+
+
+def live(now: Sample, before: Sample) -> Text:
+    """The latest sample in one line. before: the sample from which rates are taken."""
+    seconds = max(now.seconds - before.seconds, 1e-9)
+    parts = [
+        f"{now.seconds:,.0f} s",
+        f"cpu {(now.cpu_s - before.cpu_s) / seconds:.2f} cores (machine "
+        f"{(now.machine_cpu_s - before.machine_cpu_s) / seconds:.2f})",
+        f"mem {size(now.memory)}",
+        f"{now.processes} proc",
+        f"disk r {rate(now.read - before.read, seconds)} w {rate(now.written - before.written, seconds)}",
+        f"net in {rate(now.received - before.received, seconds)} out {rate(now.sent - before.sent, seconds)}",
+    ]
+    parts += [f"gpu{number} {_gpu(gpu)}" for number, gpu in enumerate(now.gpus)]
+    return Text("  ".join(parts), style="reverse")
+
+
+def rate(count: float, seconds: float) -> str:
+    """Bytes in seconds: '1.2 MB/s', where MB is 10^6 bytes."""
+    return f"{amount(count / 1e6 / max(seconds, 1e-9)) if count > 0 else '0'} MB/s"
+
+
+def _gpu(gpu: GpuUse | GpuSummary) -> str:
+    """'87 % 12.4 GiB 250 W 61 °C'"""
+    facts = [
+        percent(gpu.utilisation) if gpu.utilisation is not None else "",
+        size(gpu.memory) if gpu.memory is not None else "",
+        f"{amount(gpu.power)} W" if gpu.power is not None else "",
+        f"{gpu.temperature:.0f} °C" if gpu.temperature is not None else "",
+    ]
+    return " ".join(fact for fact in facts if fact) or MISSING
+
+
+def sentences(summary: UsageSummary) -> Iterator[str]:
+    """What was used in all, and what could not be seen."""
+    processes = f"{summary.processes} process{'' if summary.processes == 1 else 'es'}"
+    yield (
+        f"used {summary.cores:.2f} cores for {amount(summary.seconds)} s ({amount(summary.cpu_s)} CPU seconds), "
+        f"at most {size(summary.memory)} in {processes}; "
+        f"disk: {size(summary.read)} read, {size(summary.written)} written"
+    )
+    yield (
+        f"the whole machine in that time: {summary.machine_cores:.2f} cores, at most {size(summary.machine_memory)}; "
+        f"network: {size(summary.received)} received, {size(summary.sent)} sent, "
+        f"{size(summary.local)} inside the machine"
+    )
+    for number, gpu in enumerate(summary.gpus):
+        energy = f", {amount(gpu.energy / 3600)} Wh" if gpu.energy is not None else ""
+        own = f", its own memory {size(gpu.own_memory)}" if gpu.own_memory is not None else ""
+        yield f"GPU {number}: {_gpu(gpu)}{own}{energy}"
+    yield from summary.notes
