@@ -238,10 +238,12 @@ class Checkpoints:
     def _complete(self, done: int, failure: str) -> None:
         for rank in range(1, self.world.size):
             assert self._store is not None
-            while not self._store.check([f"written {done} by {rank}"]):
+            part, told = part_folder(self.folder, done) / f"rank{rank}.json", f"written {done} by {rank}"
+            # The part itself tells, too: a store that is a file in the run's folder may be removed with it.
+            while not self._store.check([told]) and not part.exists():
                 time.sleep(POLL_S)
-            failure = failure or self._store.get(f"written {done} by {rank}").decode()
-            if not failure and not appears(part_folder(self.folder, done) / f"rank{rank}.json"):
+            failure = failure or ("" if part.exists() else self._store.get(told).decode())
+            if not failure and not appears(part):
                 failure = f"rank {rank} has written its part into another {self.folder}: all machines must share it"
         try:
             if not failure:
