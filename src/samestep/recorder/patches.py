@@ -14,8 +14,9 @@ from torch.optim import Optimizer
 _inside = threading.local()
 
 
-def patch_modules(before: Callable[[nn.Module, Any], None]) -> None:
-    """Calls before(module, inputs) before each forward of an outermost module that has trainable parameters."""
+def patch_modules(before: Callable[[nn.Module, Any], None], frozen: Callable[[nn.Module], None]) -> None:
+    """Calls before(module, inputs) before each forward of an outermost module that has trainable parameters, and
+    frozen(module) before that of another."""
     call = nn.Module.__call__
 
     @functools.wraps(call)
@@ -30,6 +31,8 @@ def patch_modules(before: Callable[[nn.Module, Any], None]) -> None:
         try:
             if any(p.requires_grad for p in self.parameters()):
                 before(self, (args, kwargs))
+            else:
+                frozen(self)
             return call(self, *args, **kwargs)
         finally:
             _inside.forward = False

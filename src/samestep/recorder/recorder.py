@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -38,6 +39,7 @@ class Recorder:
         self.parameters: dict[str, nn.Parameter] = {}
         self._names: dict[int, str] = {}  # id of a parameter -> its name
         self._modules: list[nn.Module] = []  # outermost ones that have been trained
+        self._frozen: dict[int, nn.Module] = {}  # outermost ones without trainable parameters, by their ids
         self._start: dict[str, int] = {}
         self._before: dict[str, int] = {}  # the digests of what this rank holds, before the step that comes next
         self._shards: list[str] = []  # parameters each element of which is on one rank
@@ -54,7 +56,7 @@ class Recorder:
         """Installs the hooks in torch. The script is not changed."""
         register_optimizer_step_pre_hook(self._before_step)
         register_optimizer_step_post_hook(self._after_step)
-        patch_modules(self.forward)
+        patch_modules(self.forward, self.frozen)
         patch_autograd(self.begin_backward, self.end_backward)
         patch_clipping(self.clip)
         patch_scaler(self.unscale)
@@ -105,6 +107,14 @@ class Recorder:
         if trains:
             self.timed(self._forward)(module, inputs)
 
+    def frozen(self, module: nn.Module) -> None:
+        """Is called before the forward of an outermost module without trainable parameters."""
+        if id(module) not in self._frozen:
+            self._frozen[id(module)] = module
+            held = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+            named = {f"{type(module).__name__} (frozen): {n}": t for n, t in held.items() if not is_lazy(t)}
+            self._start |= self._digests_of({n: t for n, t in named.items() if n not in self._start})
+
     def _forward(self, module: nn.Module, inputs: Any) -> None:
         self._name(module)
         micro = self.window.current()
@@ -120,6 +130,8 @@ class Recorder:
         if not new:
             return
         self._modules.append(module)
+        untrained = {f"{plain(name)} (frozen)": p for name, p in module.named_parameters() if not p.requires_grad}
+        self._start |= self._digests_of({name: p for name, p in untrained.items() if name not in self._start})
         for name, parameter in new:
             if name in self.parameters:  # of another model
                 name = f"{type(module).__name__} {len(self._modules)}: {name}"
@@ -131,6 +143,11 @@ class Recorder:
         watch(module, sharded, self._local)
         self._before = self._digests()
         self._start |= {name: value for name, value in self._whole(self._before).items() if name not in self._start}
+
+    def _is_fsdp1(self) -> bool:
+        """Whether FSDP's first version flattens the parameters: what it shards are no DTensors."""
+        wrapper = "FullyShardedDataParallel"
+        return any(type(each).__name__ == wrapper for module in self._modules for each in module.modules())
 
     def _local(self, name: str, gradient: Tensor) -> None:
         self.timed(self.window.add)(name, gradient)
@@ -177,8 +194,12 @@ class Recorder:
 
     def _digests(self) -> dict[str, int]:
         """Returns the digest of what this rank holds of each parameter."""
-        held = {name: block_of(p) for name, p in self.parameters.items()}
-        return dict(zip(held, digests(held)))
+        return self._digests_of(self.parameters)
+
+    @staticmethod
+    def _digests_of(tensors: Mapping[str, Tensor]) -> dict[str, int]:
+        held = {name: block_of(tensor) for name, tensor in tensors.items()}
+        return dict(zip(held, digests(held))) if held else {}
 
     def _whole(self, of: dict[str, int]) -> dict[str, int]:
         return {name: value for name, value in of.items() if not is_shard(self.parameters[name])}
@@ -248,7 +269,8 @@ class Recorder:
                 self._whole(after),
                 moved,
                 sorted({str(p.dtype).removeprefix("torch.") for p in self.parameters.values()} | window.dtypes),
-                any(is_shard(p) and name not in self._shards for name, p in self.parameters.items()),
+                any(is_shard(p) and name not in self._shards for name, p in self.parameters.items())
+                or self._is_fsdp1(),
                 [*self._shards],
             )
         )

@@ -12,7 +12,8 @@ from samestep.records.record import Record
 from samestep.records.results import Divergence
 from samestep.records.script import Answer, CheckResults, Finding, ScriptPlan, ScriptRecord
 
-NEEDED = ("steps", "initial weights", "gradient", "weights")  # without these answers nothing is proven
+# Without an answer to one of each of these nothing is proven.
+NEEDED = (("steps",), ("initial weights",), ("gradient",), ("loss weight", "replayed gradient"), ("weights",))
 
 
 def judge(plan: ScriptPlan, ranks: Sequence[ScriptRecord], record: Record, command: str = "") -> CheckResults:
@@ -65,7 +66,7 @@ def _answer(findings: Sequence[Finding]) -> Answer:
     if any(each.answer == "differs" for each in findings):
         return "differs"
     answers = {each.question: each.answer for each in findings}
-    return "right" if all(answers.get(name) == "right" for name in NEEDED) else "unknown"
+    return "right" if all(any(answers.get(name) == "right" for name in names) for names in NEEDED) else "unknown"
 
 
 def _notes(ranks: Sequence[ScriptRecord]) -> list[str]:
