@@ -8,11 +8,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from samestep.proof.script import judge
+from samestep.proof.script import judge, with_replay
 from samestep.records.arrays import write_arrays
 from samestep.records.files import read, write
 from samestep.records.record import Record
-from samestep.records.script import CheckResults, LossSeen, MicroSeen, PassSeen, ScriptPlan, ScriptRecord, StepSeen
+from samestep.records.script import (
+    CheckResults,
+    Finding,
+    LossSeen,
+    MicroSeen,
+    PassSeen,
+    ScriptPlan,
+    ScriptRecord,
+    StepSeen,
+)
 
 NAMES = ["a.weight", "a.bias", "b.weight", "b.bias"]
 SIZE, STEPS, ROWS = 2, 4, 24
@@ -135,10 +144,12 @@ def test_a_sum_of_losses_that_are_divided_by_the_ranks_is_right(tmp_path: Path) 
 
 
 def test_a_loss_of_another_weight_is_not_passed_as_right(tmp_path: Path) -> None:
-    """It may be meant so, and one process would do the same."""
+    """It may be meant so: the replay in one process tells."""
     results = judged(tmp_path, "mean", weight=0.7)
     (found,) = [each for each in results.findings if each.question == "loss weight"]
-    assert found.answer == "unknown" and results.answer == "right"
+    assert found.answer == results.answer == "unknown"
+    replayed = Finding("replayed gradient", "right", "")
+    assert with_replay(results, [replayed]).answer == "right"
 
 
 @pytest.mark.parametrize(
