@@ -21,7 +21,7 @@ from samestep.rank.shards import block_of, is_shard
 from samestep.recorder.loaders import Loaders, rows_of
 from samestep.recorder.losses import terms
 from samestep.recorder.patches import patch_autograd, patch_clipping, patch_modules, patch_scaler, patch_zero_grad
-from samestep.recorder.shards import is_whole_in_world, part_of, watch
+from samestep.recorder.shards import is_whole_in_world, part_of, unsharded, watch
 from samestep.recorder.window import Window
 from samestep.records.script import ClipSeen, ScriptPlan, ScriptRecord, StepSeen
 from samestep.world import World
@@ -43,6 +43,8 @@ class Recorder:
         self._start: dict[str, int] = {}
         self._before: dict[str, int] = {}  # the digests of what this rank holds, before the step that comes next
         self._shards: list[str] = []  # parameters each element of which is on one rank
+        self._unsharded: dict[int, Tensor] = {}  # what stands for them in a forward pass, and for some time after it
+        self._hides = False  # whether there are more of these: of parameters that were never seen sharded
         self._buffers: dict[str, int] = {}
         self.window, self.steps = Window(), list[StepSeen]()
         self._optimizers: list[Optimizer] = []
@@ -126,7 +128,9 @@ class Recorder:
     def _name(self, module: nn.Module) -> None:
         """Names the parameters of an outermost module, and watches their gradients."""
         new = [(plain(name), p) for name, p in module.named_parameters() if p.requires_grad]
-        new = [(name, p) for name, p in new if id(p) not in self._names]
+        passing = unsharded(module)
+        self._hides = self._hides or bool(passing - {*self._unsharded})
+        new = [(name, p) for name, p in new if id(p) not in self._names and id(p) not in passing]
         if not new:
             return
         self._modules.append(module)
@@ -140,7 +144,7 @@ class Recorder:
                 parameter.register_hook(functools.partial(self._local, name))
         sharded = {id(p): name for name, p in new if is_shard(p) and is_whole_in_world(p, self._world.size)}
         self._shards += sharded.values()
-        watch(module, sharded, self._local)
+        watch(module, sharded, self._unsharded, self._local)
         self._before = self._digests()
         self._start |= {name: value for name, value in self._whole(self._before).items() if name not in self._start}
 
@@ -244,7 +248,7 @@ class Recorder:
         return [self._names.get(id(p), "") for group in optimizer.param_groups for p in group["params"]]
 
     def _end_step(self, optimizer: Optimizer) -> None:
-        if not self.parameters:  # Horovod steps a fresh optimizer once, to create its state
+        if not self.parameters and not self._hides:  # Horovod steps a fresh optimizer once, to create its state
             return
         if all(optimizer is not each for each in self._optimizers):
             self._optimizers.append(optimizer)
@@ -270,6 +274,7 @@ class Recorder:
                 moved,
                 sorted({str(p.dtype).removeprefix("torch.") for p in self.parameters.values()} | window.dtypes),
                 any(is_shard(p) and name not in self._shards for name, p in self.parameters.items())
+                or self._hides
                 or self._is_fsdp1(),
                 [*self._shards],
             )

@@ -34,12 +34,20 @@ def part_of(tensor: Any) -> Tensor:
     return compress(whole)
 
 
-def watch(module: nn.Module, names: Mapping[int, str], seen: Callable[[str, Tensor], None]) -> None:
+def unsharded(module: nn.Module) -> set[int]:
+    """Returns the ids of the plain parameters of FSDP2's modules below. They stand for the sharded ones in a forward
+    pass, and their storage is freed afterwards."""
+    fsdp = [each for each in module.modules() if "FSDPModule" in (kind.__name__ for kind in type(each).__mro__)]
+    return {id(p) for each in fsdp for p in each.parameters() if not is_shard(p)}
+
+
+def watch(
+    module: nn.Module, names: Mapping[int, str], hooked: dict[int, Tensor], seen: Callable[[str, Tensor], None]
+) -> None:
     """Calls seen(name, gradient) with each gradient that this rank computes of the sharded parameters below `module`.
 
-    names: id of a sharded parameter -> its name.
+    names: id of a sharded parameter -> its name. hooked: the unsharded parameters, by their ids, are added to it.
     """
-    hooked: dict[int, Tensor] = {}  # kept, so that an id stays its tensor's
 
     def unsharded(own: Mapping[str, str], below: nn.Module, _: Any) -> None:
         for attribute, name in own.items():
