@@ -15,7 +15,7 @@ import pytest
 from budget import budget, wait_until
 from command import samestep
 from samestep.records.files import read
-from samestep.records.usage import CSV, PAGE, SUMMARY, Sample, UsageSummary, header, read_samples
+from samestep.records.usage import CSV, MOST_SAMPLES, PAGE, SUMMARY, Sample, UsageSummary, header, read_samples, thinned
 
 PYTHON = sys.executable
 BURN_S = 0.8
@@ -232,3 +232,12 @@ def test_a_gpus_columns_are_read_as_they_are_written(tmp_path: Path) -> None:
     with open(tmp_path / CSV, "w", newline="") as file:
         csv.writer(file).writerows([header(2), *map(row, samples), [1, 2]])  # the last line is cut off
     assert read_samples(tmp_path / CSV) == samples
+
+
+@pytest.mark.parametrize("count", [1, MOST_SAMPLES, MOST_SAMPLES + 1, 3 * MOST_SAMPLES, 3 * MOST_SAMPLES + 1])
+def test_a_long_runs_plot_has_few_samples_from_the_first_to_the_last(count: int) -> None:
+    samples = [Sample(float(i), i % 7, float(i), i, i, i, float(i), 0, i, i, i) for i in range(count)]
+    found = thinned(samples)
+    assert len(found) <= MOST_SAMPLES and (found[0], found[-1].seconds) == (samples[0], samples[-1].seconds)
+    assert [each.seconds for each in found] == sorted({each.seconds for each in found})
+    assert max(each.processes for each in found) == max(each.processes for each in samples)

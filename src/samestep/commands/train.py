@@ -28,7 +28,7 @@ from samestep.records.inspection import JobFacts
 from samestep.records.plan import TRACES, Plan, Score, Train
 from samestep.records.record import Progress, Record
 from samestep.records.results import RESULTS, InitialWeights, ScoreResults, TrainResults, read_results, write_results
-from samestep.records.usage import CSV, PAGE, SUMMARY, UsageSummary, read_samples
+from samestep.records.usage import CSV, PAGE, SUMMARY, UsageSummary, read_samples, thinned
 from samestep.report.figures import batch_size, data_wait
 from samestep.report.figures.step_parts import step_parts
 from samestep.world.network import check_master
@@ -56,7 +56,7 @@ def _write_usage(record: Record, out: Path, results: TrainResults) -> str | None
     from samestep.report.usage_page import usage_page
 
     try:
-        summary, samples = read(UsageSummary, record.folder / SUMMARY), read_samples(record.folder / CSV)
+        summary, samples = read(UsageSummary, record.folder / SUMMARY), thinned(read_samples(record.folder / CSV))
         on_cpu = record.ranks[0].world.device == "cpu"  # on a GPU the thread that trains only hands out work
         parts = step_parts(record.training("train")) if on_cpu else []
         page = usage_page(summary, samples, parts, results.traces)
@@ -237,7 +237,7 @@ def _supervise(study: Study, row: Row, command: Command, folder: Path, watch: Wa
         stall_s=study.setup.stall_s,
         watch=watch,
         machines=machines,
-        graceful=not hasattr(launch.load(row.launcher), "NO_STOP"),
+        graceful=not getattr(launch.load(row.launcher), "NO_STOP", False),
         terminates=not one_rank and not machines.least,  # a machine that is asked to end leaves the others
     )
 

@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import IO, Any
 
 from samestep.records.files import write
-from samestep.records.usage import CSV, SUMMARY, Sample, UsageSummary, header, row, summary_of
+from samestep.records.usage import CSV, SUMMARY, Sample, UsageSummary, header, row, summary_of, thinned
 from samestep.world.gpu_use import Gpus
 from samestep.world.machine_use import machine_use
 from samestep.world.process_tree import ProcessTree
 
 SHARE = 0.008  # of one core, that sampling may take
 INTERVAL_S = 1.0
-MOST_SAMPLES = 4000  # that are kept for the plot of a long run; usage.csv has them all
 
 
 class UsageSampler:
@@ -78,8 +77,7 @@ class UsageSampler:
             self._gpus.use(self._tree.pids()),
         )
         self.samples.append(sample)
-        if len(self.samples) > MOST_SAMPLES:
-            self.samples = [self.samples[0], *map(_joined, self.samples[1::2], self.samples[2::2])]
+        self.samples = thinned(self.samples)
         self._write(row(sample))
         cost = time.thread_time() - began
         self.cost_s += cost
@@ -111,13 +109,3 @@ class UsageSampler:
         if self._file:
             with suppress(OSError):
                 self._rows.writerow(values)
-
-
-def _joined(one: Sample, two: Sample) -> Sample:
-    """Returns the later of two neighbouring samples, with the greater of what is no counter."""
-    return replace(
-        two,
-        processes=max(one.processes, two.processes),
-        memory=max(one.memory, two.memory),
-        machine_memory=max(one.machine_memory, two.machine_memory),
-    )

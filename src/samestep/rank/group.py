@@ -73,15 +73,8 @@ def process_group(world: World, asked: Asked | None = None, backend: str = "") -
     except (dist.DistError, RuntimeError, OSError) as error:
         raise _join_error(url, members, time.monotonic() - began, error) from error
     _open_store.append(store)
-    try:
+    with _naming_the_lost(members, world):
         yield
-    except LostPeer:
-        raise
-    except Exception as error:
-        if world.size > 1 and says_lost(error):
-            raise members.lost(error) from error
-        members.failed(f"{type(error).__name__}: {error}".splitlines()[0])
-        raise
     _open_store.clear()
     file = url.removeprefix("file://")
     if file != url and world.size > 1:
@@ -102,6 +95,17 @@ def _adopted(world: World, asked: Asked | None) -> Iterator[None]:
     members.read()
     _open_store.append(store)
     try:
+        with _naming_the_lost(members, world):
+            yield
+    finally:
+        _open_store.clear()
+
+
+@contextmanager
+def _naming_the_lost(members: Membership, world: World) -> Iterator[None]:
+    """Raises LostPeer for an error of torch's that only says that another rank is gone; tells the others of any other
+    error."""
+    try:
         yield
     except LostPeer:
         raise
@@ -110,8 +114,6 @@ def _adopted(world: World, asked: Asked | None) -> Iterator[None]:
             raise members.lost(error) from error
         members.failed(f"{type(error).__name__}: {error}".splitlines()[0])
         raise
-    finally:
-        _open_store.clear()
 
 
 def _own_gpu(world: World) -> torch.device | None:

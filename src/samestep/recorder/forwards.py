@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import copy
-import functools
 import hashlib
 import pickle
 import random
 import sys
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-_inside = threading.local()
-Around = Callable[[Callable[..., Any], nn.Module, tuple[Any, ...], dict[str, Any]], Any]
+from samestep.recorder.patches import Around, patch_forwards, trains
 
 
 class Different(Exception):
@@ -25,26 +22,13 @@ class Different(Exception):
 
 def patch_training_forwards(around: Around) -> None:
     """Calls around(call, module, args, kwargs) for each training forward of an outermost module, instead of it."""
-    call = nn.Module.__call__
 
-    @functools.wraps(call)
-    def new_call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if (
-            torch.compiler.is_compiling()
-            or getattr(_inside, "forward", False)
-            or torch._C._current_graph_task_id() >= 0
-            or not torch.is_grad_enabled()
-            or not any(p.requires_grad for p in self.parameters())
-            or not any(each.training for each in self.modules())
-        ):
-            return call(self, *args, **kwargs)
-        _inside.forward = True
-        try:
-            return around(functools.partial(call, self), self, args, kwargs)
-        finally:
-            _inside.forward = False
+    def training(call: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
+        if trains(module) and any(p.requires_grad for p in module.parameters()):
+            return around(call, module, args, kwargs)
+        return call(*args, **kwargs)
 
-    nn.Module.__call__ = new_call  # type: ignore[method-assign]
+    patch_forwards(training)
 
 
 def random_states() -> list[Tensor]:

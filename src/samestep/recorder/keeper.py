@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, dataloader
 from samestep.rank.shards import is_shard
 from samestep.recorder.forwards import copied, patch_training_forwards, random_states, randomness, scalars
 from samestep.recorder.loaders import rows_of
+from samestep.recorder.patches import in_backward, patch_autograd
 from samestep.recorder.recorder import Recorder, plain
 from samestep.records.arrays import write_state
 from samestep.records.replay import END, KEPT, START
@@ -72,7 +73,7 @@ class Keeper:
         """Patches forwards, backward(), and what reads from DataLoaders."""
         patch_training_forwards(self._forward)
         patch_loaders(self._read, self._length)
-        patch_backward(self._check_randomness)
+        patch_autograd(lambda _: None if in_backward() else self._check_randomness(), lambda: None)
         register_optimizer_step_post_hook(self._after_step)
 
     def write(self) -> None:
@@ -178,16 +179,3 @@ def patch_loaders(read: Callable[[Any, Callable[[Any], Any]], Any], length: Call
 
     base.__next__ = new_next
     DataLoader.__len__ = new_len  # type: ignore[method-assign]
-
-
-def patch_backward(before: Callable[[], None]) -> None:
-    """Calls before() before each outermost backward()."""
-    backward = torch.autograd.backward
-
-    @functools.wraps(backward)
-    def new_backward(*args: Any, **kwargs: Any) -> None:
-        if torch._C._current_graph_task_id() < 0:
-            before()
-        backward(*args, **kwargs)
-
-    torch.autograd.backward = new_backward

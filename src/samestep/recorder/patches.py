@@ -11,33 +11,34 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-_inside = threading.local()
+Around = Callable[[Callable[..., Any], nn.Module, Any, Any], Any]
 
 
-def patch_modules(before: Callable[[nn.Module, Any], None], frozen: Callable[[nn.Module], None]) -> None:
-    """Calls before(module, inputs) before each forward of an outermost module that has trainable parameters, and
-    frozen(module) before that of another."""
-    call = nn.Module.__call__
+def patch_forwards(around: Around) -> None:
+    """Calls around(call, module, args, kwargs) for each forward of an outermost module, instead of it."""
+    call, inside = nn.Module.__call__, threading.local()  # of its own: another patch may lie around this one
 
     @functools.wraps(call)
     def new_call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if (
-            torch.compiler.is_compiling()
-            or getattr(_inside, "forward", False)
-            or torch._C._current_graph_task_id() >= 0
-        ):
+        if torch.compiler.is_compiling() or getattr(inside, "forward", False) or in_backward():
             return call(self, *args, **kwargs)
-        _inside.forward = True
+        inside.forward = True
         try:
-            if any(p.requires_grad for p in self.parameters()):
-                before(self, (args, kwargs))
-            else:
-                frozen(self)
-            return call(self, *args, **kwargs)
+            return around(functools.partial(call, self), self, args, kwargs)
         finally:
-            _inside.forward = False
+            inside.forward = False
 
     nn.Module.__call__ = new_call  # type: ignore[method-assign]
+
+
+def trains(module: nn.Module) -> bool:
+    """Whether a forward of a module is a training one, and no evaluation."""
+    return torch.is_grad_enabled() and any(each.training for each in module.modules())
+
+
+def in_backward() -> bool:
+    """Whether this thread runs a backward pass."""
+    return torch._C._current_graph_task_id() >= 0
 
 
 def patch_autograd(before: Callable[[Any], None], after: Callable[[], None]) -> None:

@@ -243,7 +243,7 @@ def _weights(folder: Path, name: str) -> Weights:
     return {key: torch.from_numpy(array) for key, array in read_arrays(folder, 0, name).items()}
 
 
-def _set_rate(group: dict[str, Any], rate: Any) -> None:
+def _set_rate(group: Any, rate: Any) -> None:
     if isinstance(group["lr"], Tensor):
         group["lr"].fill_(float(rate))
     else:

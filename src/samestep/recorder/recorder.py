@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
@@ -20,8 +19,15 @@ from samestep.rank.replicas import digests
 from samestep.rank.shards import block_of, is_shard
 from samestep.recorder.loaders import Loaders, rows_of
 from samestep.recorder.losses import terms
-from samestep.recorder.patches import patch_autograd, patch_clipping, patch_modules, patch_scaler, patch_zero_grad
-from samestep.recorder.shards import is_whole_in_world, part_of, unsharded, watch
+from samestep.recorder.patches import (
+    patch_autograd,
+    patch_clipping,
+    patch_forwards,
+    patch_scaler,
+    patch_zero_grad,
+    trains,
+)
+from samestep.recorder.shards import flattens, is_whole_in_world, part_of, unsharded, watch
 from samestep.recorder.window import Window
 from samestep.records.script import ClipSeen, ScriptPlan, ScriptRecord, StepSeen
 from samestep.world import World
@@ -44,7 +50,7 @@ class Recorder:
         self._before: dict[str, int] = {}  # the digests of what this rank holds, before the step that comes next
         self._shards: list[str] = []  # parameters each element of which is on one rank
         self._unsharded: dict[int, Tensor] = {}  # what stands for them in a forward pass, and for some time after it
-        self._hides = False  # whether there are more of these: of parameters that were never seen sharded
+        self._hides = False  # whether there are shards that are no DTensors, or were never seen as such
         self._buffers: dict[str, int] = {}
         self.window, self.steps = Window(), list[StepSeen]()
         self._optimizers: list[Optimizer] = []
@@ -58,7 +64,7 @@ class Recorder:
         """Installs the hooks in torch. The script is not changed."""
         register_optimizer_step_pre_hook(self._before_step)
         register_optimizer_step_post_hook(self._after_step)
-        patch_modules(self.forward, self.frozen)
+        patch_forwards(self._around)
         patch_autograd(self.begin_backward, self.end_backward)
         patch_clipping(self.clip)
         patch_scaler(self.unscale)
@@ -102,11 +108,18 @@ class Recorder:
             self._notes,
         )
 
+    def _around(self, call: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
+        if any(p.requires_grad for p in module.parameters()):
+            self.forward(module, (args, kwargs))
+        else:
+            self.frozen(module)
+        return call(*args, **kwargs)
+
     def forward(self, module: nn.Module, inputs: Any) -> None:
         """Is called before the forward of an outermost module that has parameters."""
-        trains = torch.is_grad_enabled() and any(each.training for each in module.modules())
-        heartbeat.begin(FORWARD if trains else EVALUATION, len(self.steps))
-        if trains:
+        training = trains(module)
+        heartbeat.begin(FORWARD if training else EVALUATION, len(self.steps))
+        if training:
             self.timed(self._forward)(module, inputs)
 
     def frozen(self, module: nn.Module) -> None:
@@ -129,7 +142,7 @@ class Recorder:
         """Names the parameters of an outermost module, and watches their gradients."""
         new = [(plain(name), p) for name, p in module.named_parameters() if p.requires_grad]
         passing = unsharded(module)
-        self._hides = self._hides or bool(passing - {*self._unsharded})
+        self._hides = self._hides or bool(passing - {*self._unsharded}) or flattens(module)
         new = [(name, p) for name, p in new if id(p) not in self._names and id(p) not in passing]
         if not new:
             return
@@ -147,11 +160,6 @@ class Recorder:
         watch(module, sharded, self._unsharded, self._local)
         self._before = self._digests()
         self._start |= {name: value for name, value in self._whole(self._before).items() if name not in self._start}
-
-    def _is_fsdp1(self) -> bool:
-        """Whether FSDP's first version flattens the parameters: what it shards are no DTensors."""
-        wrapper = "FullyShardedDataParallel"
-        return any(type(each).__name__ == wrapper for module in self._modules for each in module.modules())
 
     def _local(self, name: str, gradient: Tensor) -> None:
         self.timed(self.window.add)(name, gradient)
@@ -273,9 +281,7 @@ class Recorder:
                 self._whole(after),
                 moved,
                 sorted({str(p.dtype).removeprefix("torch.") for p in self.parameters.values()} | window.dtypes),
-                any(is_shard(p) and name not in self._shards for name, p in self.parameters.items())
-                or self._hides
-                or self._is_fsdp1(),
+                any(is_shard(p) and name not in self._shards for name, p in self.parameters.items()) or self._hides,
                 [*self._shards],
             )
         )

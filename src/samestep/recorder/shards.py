@@ -34,6 +34,11 @@ def part_of(tensor: Any) -> Tensor:
     return compress(whole)
 
 
+def flattens(module: nn.Module) -> bool:
+    """Whether FSDP's first version has flattened parameters below: what it shards are no DTensors."""
+    return any(type(each).__name__ == "FullyShardedDataParallel" for each in module.modules())
+
+
 def unsharded(module: nn.Module) -> set[int]:
     """Returns the ids of the plain parameters of FSDP2's modules below. They stand for the sharded ones in a forward
     pass, and their storage is freed afterwards."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 
 from samestep.errors import UserError
 from samestep.world.gpu_use import GpuUse as GpuUse
 
+MOST_SAMPLES = 4000  # for the plot of a long run; usage.csv has them all
 CSV, SUMMARY, PAGE = "usage.csv", "usage.json", "usage.html"
 
 
@@ -98,6 +99,24 @@ def _gpu(
 
 def _whole(value: float | None) -> int | None:
     return None if value is None else int(value)
+
+
+def thinned(samples: list[Sample]) -> list[Sample]:
+    """Returns the samples, joined in pairs until they are few enough for a plot."""
+    while len(samples) > MOST_SAMPLES:
+        rest = samples[1:]
+        samples = [samples[0], *map(_joined, rest[::2], rest[1::2]), *rest[len(rest) // 2 * 2 :]]
+    return samples
+
+
+def _joined(one: Sample, two: Sample) -> Sample:
+    """Returns the later of two neighbouring samples, with the greater of what is no counter."""
+    return replace(
+        two,
+        processes=max(one.processes, two.processes),
+        memory=max(one.memory, two.memory),
+        machine_memory=max(one.machine_memory, two.machine_memory),
+    )
 
 
 @dataclass(frozen=True)

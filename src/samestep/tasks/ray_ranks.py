@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable
-from typing import Any
 
 
 def start(size: int, rank: Callable[[], int], storage: str) -> None:
@@ -43,7 +42,7 @@ def start(size: int, rank: Callable[[], int], storage: str) -> None:
         raise SystemExit(f"{type(failed).__name__}: {failed}")
 
 
-def _of_worker(config: dict[str, Any]) -> None:
+def _of_worker(config: dict[str, Callable[[], int]]) -> None:
     code = config["rank"]()
     if code:
         raise RuntimeError(f"samestep: rank {os.environ['RANK']} ended with exit code {code}")

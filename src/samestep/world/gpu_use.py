@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
-from importlib.util import find_spec
-from typing import Any, TypeVar
+from typing import Any
 
 from samestep.world import nvidia
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -31,23 +28,7 @@ class Gpus:
     """The GPUs of this machine. missing: why they cannot be asked; '' where they can."""
 
     def __init__(self) -> None:
-        self._handles: list[Any] = []
-        self.missing = self._open()
-
-    def _open(self) -> str:
-        if not nvidia.DRIVER.exists():
-            return "no NVIDIA driver here"
-        if find_spec("pynvml") is None:
-            return "an NVIDIA driver is here, and NVML is not: pip install nvidia-ml-py"
-        import pynvml
-
-        self._nvml: Any = pynvml
-        try:
-            pynvml.nvmlInit()
-            self._handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-        except Exception as error:  # NVMLError has a class for each number, made at run time
-            return f"NVML does not answer: {error}"
-        return ""
+        self.missing, self._nvml, self._handles = nvidia.open_nvml()
 
     def __len__(self) -> int:
         return len(self._handles)
@@ -59,22 +40,16 @@ class Gpus:
     def _one(self, handle: Any, pids: Collection[int]) -> GpuUse:
         nvml = self._nvml
         return GpuUse(
-            _asked(lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100),
-            _asked(lambda: int(nvml.nvmlDeviceGetMemoryInfo(handle).used)),
-            _asked(
+            nvidia.asked(lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100, None),
+            nvidia.asked(lambda: int(nvml.nvmlDeviceGetMemoryInfo(handle).used), None),
+            nvidia.asked(
                 lambda: sum(
                     each.usedGpuMemory or 0
                     for each in nvml.nvmlDeviceGetComputeRunningProcesses(handle)
                     if each.pid in pids
-                )
+                ),
+                None,
             ),
-            _asked(lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1e3),
-            _asked(lambda: float(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU))),
+            nvidia.asked(lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1e3, None),
+            nvidia.asked(lambda: float(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)), None),
         )
-
-
-def _asked(ask: Callable[[], T]) -> T | None:
-    try:
-        return ask()
-    except Exception:  # as above
-        return None

@@ -1,13 +1,44 @@
-"""Looks for NVIDIA GPUs in the driver's files, for processes without torch."""
+"""Looks for NVIDIA GPUs: in the driver's files, and by NVML, for processes without torch.
+
+NVML needs nvidia-ml-py (`pip install nvidia-ml-py`), which is not a requirement of samestep.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any, TypeVar
 
 DRIVER = Path("/proc/driver/nvidia")
+T = TypeVar("T")
 
 
 def count() -> int:
     """Counts the GPUs."""
     folder = DRIVER / "gpus"
     return len(list(folder.iterdir())) if folder.is_dir() else 0
+
+
+def open_nvml() -> tuple[str, Any, list[Any]]:
+    """Opens NVML. Returns why it cannot be asked ('' where it can), its module, and a handle of each GPU."""
+    if not DRIVER.exists():
+        return "no NVIDIA driver here", None, []
+    if find_spec("pynvml") is None:
+        return "an NVIDIA driver is here, and NVML is not: pip install nvidia-ml-py", None, []
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(number) for number in range(pynvml.nvmlDeviceGetCount())]
+    except Exception as error:  # NVMLError has a class for each number, made at run time
+        return f"NVML does not answer: {error}", None, []
+    return "", pynvml, handles
+
+
+def asked(ask: Callable[[], T], otherwise: T) -> T:
+    """Returns what NVML answers; `otherwise` where this GPU does not support the question."""
+    try:
+        return ask()
+    except Exception:  # as above
+        return otherwise

@@ -7,12 +7,12 @@ from collections import Counter
 from collections.abc import Sequence
 
 from samestep.errors import TrainingFailed
-from samestep.proof.script.replay import COARSER, FIRST, LATER, WEIGHTS
-from samestep.proof.script.step_gradients import Array, norm, whole
+from samestep.proof.script.replay import FIRST, LATER, WEIGHTS, coarser_of
+from samestep.proof.script.step_gradients import Array, norm, of_ranks, whole
 from samestep.proof.script.updates import Ranks, differs, many
 from samestep.records.record import Record
 from samestep.records.replay import END, START
-from samestep.records.script import STEP, TAKEN, Finding, ScriptRecord
+from samestep.records.script import TAKEN, Finding, ScriptRecord
 
 EXACT = "the same to the last bit"
 
@@ -82,8 +82,7 @@ def _rows_of(ranks: Ranks, step: int) -> list[list[str]]:
 
 def _gradients(one: Ranks, other: Ranks, record: Record, second: Record, steps: int) -> Finding:
     question, worst, first = "gradient", 0.0, 0.0
-    coarser = max(COARSER.get(dtype, 1.0) for dtype in one[0].steps[0].dtypes or ["float32"])
-    compared = 0
+    coarser, compared = coarser_of(one), 0
     for step in range(steps):
         theirs, mine = _taken(one, record, step), _taken(other, second, step)
         names = [name for name in theirs if name in mine and theirs[name].shape == mine[name].shape]
@@ -110,8 +109,8 @@ def _gradients(one: Ranks, other: Ranks, record: Record, second: Record, steps: 
 
 
 def _taken(ranks: Ranks, record: Record, step: int) -> dict[str, Array]:
-    arrays = [record.arrays(STEP.format(step), rank) for rank in range(len(ranks))]
-    return whole(arrays, TAKEN, ranks[0].steps[step].shards)[0]
+    shards = ranks[0].steps[step].shards
+    return whole(of_ranks(record, ranks if shards else ranks[:1], step), TAKEN, shards)[0]
 
 
 def _rates(one: Ranks, other: Ranks, steps: int) -> Finding:
@@ -146,9 +145,9 @@ def _weights(one: Ranks, other: Ranks, record: Record, second: Record, steps: in
         return Finding(question, "unknown", "no weight that both records have moves")
     name = max(off, key=lambda each: off[each])
     distance = math.sqrt(sum(each**2 for each in off.values())) / moved
-    coarser = max(COARSER.get(dtype, 1.0) for dtype in one[0].steps[0].dtypes or ["float32"])
-    if not distance <= WEIGHTS * coarser:
+    bound = WEIGHTS * coarser_of(one)
+    if not distance <= bound:
         cause = "the steps end elsewhere: the optimizer, its settings, or what changes the weights beside it"
-        shown = {"expected": f"at most {WEIGHTS * coarser:g} of the movement", "found": round(distance, 6)}
+        shown = {"expected": f"at most {bound:g} of the movement", "found": round(distance, 6)}
         return differs(question, "weights", cause, step=steps - 1, tensor=name, **shown)
     return Finding(question, "right", f"after {many(steps, 'step')} the same to {distance:.0e} of their movement")

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from samestep.proof.script.losses import Scaling, loss_weights, targets, total_weight
-from samestep.proof.script.step_gradients import CLOSE, Array, StepGradients, norm, whole
+from samestep.proof.script.step_gradients import CLOSE, Array, StepGradients, norm, of_ranks, whole
 from samestep.proof.script.updates import SHARDED, Ranks, common_steps, differs, many
 from samestep.records.record import Record
-from samestep.records.script import BUCKETS, STEP, TAKEN, UNCLIPPED, ClipSeen, Finding, of_kind
+from samestep.records.script import BUCKETS, TAKEN, UNCLIPPED, ClipSeen, Finding
 
 PASSED = "the same on all ranks: the mean of what they computed"
 LOST = "the gradients of {} of {} micro-batches were removed before the step (zero_grad inside the accumulation)"
@@ -56,12 +56,13 @@ def gradient(ranks: Ranks, record: Record) -> list[Finding]:
         cause = LOST.format(first.cleared, first.cleared + len(first.micro))
         where = {"expected": f"{first.cleared + len(first.micro)} micro-batches", "found": len(first.micro)}
         return [differs("gradient", "gradient", cause, step=0, rank=0, **where)]
-    worst, scales = 0.0, list[Finding]()
+    worst, scales, taken = 0.0, list[Finding](), dict[str, Array]()
     for step in common_steps(ranks):
-        of = StepGradients.read(record, ranks, step)
+        of, before = StepGradients.read(record, ranks, step), taken
+        taken = of.taken[0]
         if not of.names:
             continue
-        finding = _reduction(of, ranks, step, of_kind(record.arrays(STEP.format(step - 1)), TAKEN) if step else {})
+        finding = _reduction(of, ranks, step, before)
         if finding and several:
             why = f"several optimizers share the gradients of a backward(): {finding.sentence}"
             finding = Finding("gradient", "unknown", why)
@@ -208,8 +209,7 @@ def _norms(step: int, clips: Sequence[ClipSeen], record: Record, ranks: Ranks) -
         return None
     limit = last[0].limit
     assert limit is not None
-    arrays = [record.arrays(STEP.format(step), rank) for rank in range(len(ranks))]
-    shards = ranks[0].steps[step].shards
+    arrays, shards = of_ranks(record, ranks, step), ranks[0].steps[step].shards
     for rank, (before, taken) in enumerate(zip(whole(arrays, UNCLIPPED, shards), whole(arrays, TAKEN, shards))):
         if not before or any(each.size >= BUCKETS for each in before.values()):
             return None  # sums of a large tensor do not say its norm

@@ -30,6 +30,11 @@ MEAN_OF_MEANS = (
 )
 
 
+def coarser_of(ranks: Ranks) -> float:
+    """Returns how much coarser than float32's the bounds of a script are."""
+    return max(COARSER.get(dtype, 1.0) for dtype in ranks[0].steps[0].dtypes or ["float32"])
+
+
 def not_replayed(why: str) -> Finding:
     """Returns the answer where there is no replay to judge."""
     return Finding("replay", "unknown", f"not replayed: {why}")
@@ -44,7 +49,7 @@ def replayed(found: Replayed, ranks: Ranks, one: ScriptRecord, record: Record, r
     if len(one.steps) != len(ranks[0].steps):
         why = f"in one process the script takes {many(len(one.steps), 'step')}, and {len(ranks[0].steps)} on the ranks"
         return [not_replayed(why)]
-    coarser = max(COARSER.get(dtype, 1.0) for dtype in ranks[0].steps[0].dtypes or ["float32"])
+    coarser = coarser_of(ranks)
     findings = [_gradients(ranks, one, record, replay, coarser, found), _rates(found, ranks, one)]
     return [*findings, _weights(found, len(one.steps), coarser)]
 

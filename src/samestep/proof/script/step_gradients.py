@@ -22,6 +22,11 @@ def norm(array: Array) -> float:
     return float(np.linalg.norm(array))
 
 
+def of_ranks(record: Record, ranks: Ranks, step: int) -> list[dict[str, Array]]:
+    """Reads the arrays of one step of each rank."""
+    return [record.arrays(STEP.format(step), rank) for rank in range(len(ranks))]
+
+
 def whole(arrays: Sequence[Mapping[str, Array]], kind: str, shards: Sequence[str]) -> list[dict[str, Array]]:
     """Returns [rank] parameter -> its gradient of one kind; of sharded parameters the sum of all ranks' parts."""
     of = [of_kind(each, kind) for each in arrays]
@@ -52,8 +57,7 @@ class StepGradients:
     @classmethod
     def read(cls, record: Record, ranks: Ranks, step: int) -> StepGradients:
         """Reads a step from the ranks' files. Parameters whose gradient is zero on all ranks are left out."""
-        arrays = [record.arrays(STEP.format(step), rank) for rank in range(len(ranks))]
-        shards = ranks[0].steps[step].shards
+        arrays, shards = of_ranks(record, ranks, step), ranks[0].steps[step].shards
         taken, unclipped = whole(arrays, TAKEN, shards), whole(arrays, UNCLIPPED, shards)
         micro = max(len(rank.steps[step].micro) for rank in ranks)
         kept = max(1, min(micro, MICRO_BATCHES))

@@ -1,23 +1,18 @@
-"""The GPUs, as NVML tells of them: their number, modes, errors, topology, and who uses them already.
-
-Needs nvidia-ml-py (`pip install nvidia-ml-py`), which is not a requirement of samestep.
-"""
+"""The GPUs, as NVML tells of them: their number, modes, errors, topology, and who uses them already."""
 
 from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.util import find_spec
-from typing import Any, TypeVar
+from typing import Any
 
 from samestep.world import nvidia
 from samestep.world.checks import MIB, Finding, Place, fail, ok, on_each, unknown, warn
 
 GROUP = "gpu"
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -48,47 +43,31 @@ class Facts:
 
 
 def probe(place: Place) -> Facts:
-    if not nvidia.DRIVER.exists():
-        return Facts("no NVIDIA driver here")
-    if find_spec("pynvml") is None:
-        return Facts("an NVIDIA driver is here, and NVML is not: pip install nvidia-ml-py")
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-    except Exception as error:  # NVMLError has a class for each number, made at run time
-        return Facts(f"NVML does not answer: {error}")
-    handles = [pynvml.nvmlDeviceGetHandleByIndex(number) for number in range(pynvml.nvmlDeviceGetCount())]
+    missing, nvml, handles = nvidia.open_nvml()
+    if missing:
+        return Facts(missing)
     pairs = [
         (one, other)
         for one in range(len(handles))
         for other in range(one + 1, len(handles))
-        if _asked(lambda: pynvml.nvmlDeviceGetP2PStatus(handles[one], handles[other], 0), 0) != 0  # noqa: B023
+        if nvidia.asked(lambda: nvml.nvmlDeviceGetP2PStatus(handles[one], handles[other], 0), 0) != 0  # noqa: B023
     ]
-    gpus = tuple(_gpu(pynvml, handle) for handle in handles)
+    gpus = tuple(_gpu(nvml, handle) for handle in handles)
     return Facts("", gpus, tuple(pairs), _xid(), place.nproc, place.device)
 
 
 def _gpu(nvml: Any, handle: Any) -> Gpu:
-    name = _asked(lambda: nvml.nvmlDeviceGetName(handle), "GPU")
-    running: list[Any] = _asked(lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle), [])
+    name = nvidia.asked(lambda: nvml.nvmlDeviceGetName(handle), "GPU")
+    running: list[Any] = nvidia.asked(lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle), [])
     return Gpu(
         name.decode() if isinstance(name, bytes) else str(name),
-        int(_asked(lambda: nvml.nvmlDeviceGetComputeMode(handle), 0)),
-        int(_asked(lambda: nvml.nvmlDeviceGetTotalEccErrors(handle, 1, 0), 0)),
-        int(_asked(lambda: nvml.nvmlDeviceGetRemappedRows(handle)[2], 0)),
+        int(nvidia.asked(lambda: nvml.nvmlDeviceGetComputeMode(handle), 0)),
+        int(nvidia.asked(lambda: nvml.nvmlDeviceGetTotalEccErrors(handle, 1, 0), 0)),
+        int(nvidia.asked(lambda: nvml.nvmlDeviceGetRemappedRows(handle)[2], 0)),
         tuple(int(each.pid) for each in running),
-        int(_asked(lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used, 0)),
-        bool(_asked(lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle), 0) & (0x8 | 0x40 | 0x80)),
+        int(nvidia.asked(lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used, 0)),
+        bool(nvidia.asked(lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle), 0) & (0x8 | 0x40 | 0x80)),
     )
-
-
-def _asked(ask: Callable[[], T], otherwise: T) -> T:
-    """Returns what NVML answers; `otherwise` where this GPU does not support the question."""
-    try:
-        return ask()
-    except Exception:
-        return otherwise
 
 
 def _xid() -> tuple[str, ...]:
