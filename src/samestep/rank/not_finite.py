@@ -174,7 +174,7 @@ class SkipsNaN:
 
 OnNaN: dict[str, type[StopsAtNaN] | type[SkipsNaN]] = {"stop": StopsAtNaN, "skip": SkipsNaN}
 ADVICE = "lower the learning rate (--set lr=…), look at the data of that step, or leave such steps out: --on-nan skip"
-CANNOT = "--on-nan skip: this engine cannot leave a step out: {}; use single, ddp, zero, fsdp or amp, or --on-nan stop"
+CANNOT = "--on-nan skip: this engine cannot leave a step out: {}; use --on-nan stop, or another engine, such as ddp"
 
 
 def check_can_skip(job: Job, engine: object) -> None:

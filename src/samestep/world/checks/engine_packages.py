@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires
+from pathlib import Path
 
 from samestep.world.checks import Finding, Place, fail, ok, on_each, warn
 from samestep.world.checks.versions import version_of
 
 GROUP = "environment"
 IN_WORKER = True
-# The extras, and what scripts/install-horovod builds.
-ENGINES = ("accelerate", "lightning", "transformers", "deepspeed", "horovod")
+ENGINES = Path(__file__).parents[2] / "engines"
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,18 @@ class Facts:
 
 
 def probe(place: Place) -> Facts:
-    return Facts(tuple(_package(name) for name in ENGINES if version_of(name)))
+    return Facts(tuple(_package(name) for name in needs(ENGINES) if version_of(name)))
+
+
+def needs(engines: Path) -> list[str]:
+    """Returns what the NEEDS of the engines in a folder name, sorted, without importing them: that imports torch."""
+    found: set[str] = set()
+    for file in engines.glob("*.py"):
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+            if any(isinstance(target, ast.Name) and target.id == "NEEDS" for target in targets):
+                found |= set(ast.literal_eval(node.value))  # type: ignore[attr-defined]
+    return sorted(found)
 
 
 def _package(name: str) -> Package:
