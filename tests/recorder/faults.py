@@ -18,7 +18,7 @@ class Fault:
 
 
 HEALTHY = ("ddp", "accumulate", "by_hand", "accelerate_loop", "lightning_trainer", "hf_trainer", "fsdp2")
-HEALTHY += ("tokens", "noisy", "fewer_ranks")
+HEALTHY += ("tokens", "noisy", "fewer_ranks", "evaluates")
 REDUCE = "                dist.all_reduce(parameter.grad)\n"
 FAULTS = (
     Fault(
