@@ -76,7 +76,7 @@ def _script_of(words: Sequence[str]) -> tuple[str, list[str]]:
 def _run(options: CheckOptions, folder: Path, nproc: int, words: Sequence[str] | None = None) -> Record:
     machines = Machines()
     if words:
-        return _supervise(recorded(words, folder), options, folder, nproc)
+        return _supervise(recorded(words, folder, nproc), options, folder, nproc)
     command = command_for(folder / PLAN, options.launcher, nproc, ("cpu",), machines)
     meeting: dict[str, str] = {}
     if options.launcher == launch.FORK:

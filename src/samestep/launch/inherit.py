@@ -1,27 +1,41 @@
 """Turns the ranks of a command into workers.
 
 Copied as sitecustomize.py into a folder on PYTHONPATH, it runs first in each Python that the command starts. One that
-is a rank, by RANK in its environment, and runs a script goes on as a worker. It imports only the standard library.
+is a rank, by RANK in its environment or as one of srun's tasks, and runs a script goes on as a worker. It imports only the standard library.
 """
 
 import importlib.util
 import json
 import os
 import sys
+from collections.abc import Mapping
 from importlib.machinery import PathFinder
 
+# RANKS: how many there are. STEP: the Slurm step of the command itself. SLURM: the names of srun's variables.
+RANKS, STEP, SLURM = "SAMESTEP_CHECK_RANKS", "SAMESTEP_CHECK_STEP", "SAMESTEP_CHECK_SLURM"
 PLAN, SCRIPT, FOLDER = "SAMESTEP_CHECK_PLAN", "SAMESTEP_CHECK_SCRIPT", "SAMESTEP_CHECK_PYTHONPATH"
 
 
 def become_worker() -> None:
     """Replaces this process by a worker with the same script, once: what a rank starts itself stays as it is."""
     plan = os.environ.get(PLAN)
-    if not plan or "RANK" not in os.environ or SCRIPT in os.environ:
+    task = is_task(os.environ)
+    if not plan or not (task or "RANK" in os.environ) or SCRIPT in os.environ:
         return
     words = script_of(sys.orig_argv[1:])
     if words and importlib.util.find_spec("samestep"):
         os.environ[SCRIPT] = json.dumps(words)
+        if task and "RANK" not in os.environ:
+            os.environ["SAMESTEP_RANK_VARIABLES"] = os.environ[SLURM]
         os.execv(sys.executable, [sys.executable, "-m", "samestep.worker", plan])
+
+
+def is_task(environment: Mapping[str, str]) -> bool:
+    """Whether this is one of as many tasks as there are ranks, which the command started with srun. A torchrun that
+    srun starts is one of fewer."""
+    step = environment.get("SLURM_STEP_ID", "")
+    tasks = environment.get("SLURM_STEP_NUM_TASKS", "")
+    return bool(step) and step != environment.get(STEP) and tasks == environment.get(RANKS)
 
 
 def script_of(arguments: list[str]) -> list[str]:

@@ -58,6 +58,8 @@ class Recorder:
         self.window, self.steps = Window(), list[StepSeen]()
         self._optimizers: list[Optimizer] = []
         self._schedulers: list[LRScheduler] = []
+        self._only: Optimizer | None = None  # whose steps count; None: every optimizer's
+        self.ended = False
         self._stepping = self._backward = 0
         self._notes: list[str] = []
         self._record_s, self._step_s, self._stepped_at = 0.0, list[float](), time.perf_counter()
@@ -83,6 +85,11 @@ class Recorder:
             init(self, *args, **kwargs)
 
         LRScheduler.__init__ = new_init  # type: ignore[method-assign]
+
+    def begin(self, model: nn.Module, optimizer: Optimizer) -> None:
+        """Records the steps of this optimizer alone, from this model's present weights on."""
+        self._only = optimizer
+        self._name(model)
 
     def timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Adds the time of a call to what recording has cost."""
@@ -178,7 +185,8 @@ class Recorder:
         self._start |= {name: value for name, value in self._whole(self._before).items() if name not in self._start}
 
     def _local(self, name: str, gradient: Tensor) -> None:
-        self.timed(self.window.add)(name, gradient)
+        if not self.ended:
+            self.timed(self.window.add)(name, gradient)
 
     def begin_backward(self, loss: Any) -> None:
         """Is called before an outermost backward()."""
@@ -234,6 +242,8 @@ class Recorder:
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         """Takes the gradients; where the optimizer has a closure that computes them, after each call."""
+        if self._passes_by(optimizer):
+            return None
         self._stepping += 1
         if self._stepping > 1:  # a wrapper calls the optimizer that it wraps
             return None
@@ -253,10 +263,15 @@ class Recorder:
             return args, {**kwargs, "closure": wrapped}
         return tuple(wrapped if each is closure else each for each in args), kwargs
 
+    def _passes_by(self, optimizer: Optimizer) -> bool:
+        return self.ended or (self._only is not None and optimizer is not self._only)
+
     def _take(self) -> None:
         self._taken = self.timed(self._gradients)()
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if self._passes_by(optimizer):
+            return
         self._stepping -= 1
         if self._stepping:
             return

@@ -12,8 +12,8 @@ from samestep.records.script import Finding, PassSeen
 
 QUESTION = "evaluation"
 TWICE = (
-    "{} of {} evaluated rows {} counted twice: the sampler pads the evaluation to equal shares, and what follows it adds "
-    "up the ranks' sums, from which no row can be left out again"
+    "{} of {} evaluated rows {} counted twice: the sampler pads the evaluation to equal shares, and what follows it "
+    "adds up the ranks' sums, from which no row can be left out again"
 )
 MISSING = (
     "{} of {} rows are evaluated by no rank: fewer ranks evaluate than the rows are shared out to, or they are shared "
