@@ -1,7 +1,8 @@
 """Turns the ranks of a command into workers.
 
 Copied as sitecustomize.py into a folder on PYTHONPATH, it runs first in each Python that the command starts. One that
-is a rank, by RANK in its environment or as one of srun's tasks, and runs a script goes on as a worker. It imports only the standard library.
+is a rank, by RANK in its environment or as one of srun's tasks, and runs a script goes on as a worker. It imports only
+the standard library.
 """
 
 import importlib.util
