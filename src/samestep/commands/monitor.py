@@ -22,6 +22,7 @@ from samestep.world.process_tree import adopt_orphans, reap_orphans
 
 FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGQUIT)
 WAITED = (*FORWARDED, signal.SIGCHLD)
+LONGEST_S = 3600.0  # that the kernel is asked to wait; it refuses an endless time
 SI_USER = 0  # the greatest code of a signal that a process has sent; the terminal's have SI_KERNEL
 
 
@@ -96,7 +97,7 @@ def _watch(process: subprocess.Popen[bytes], sampler: UsageSampler, line: LiveLi
     shown = sampler.samples[-1]
     while process.poll() is None:
         reap_orphans(process.pid)
-        arrived = signal.sigtimedwait(WAITED, sampler.due_in())
+        arrived = signal.sigtimedwait(WAITED, min(sampler.due_in(), LONGEST_S))
         if arrived and arrived.si_signo != signal.SIGCHLD and arrived.si_code <= SI_USER:
             with suppress(ProcessLookupError):
                 process.send_signal(arrived.si_signo)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -42,9 +43,7 @@ class Player:
     def __init__(self, recorder: Recorder, plan: ReplayPlan, leave: Callable[[Replayed], NoReturn]) -> None:
         self._recorder, self._plan, self._leave = recorder, plan, leave
         folder = Path(plan.record)
-        self._kept: list[Kept] = [
-            torch.load(folder / KEPT.format(rank), weights_only=False) for rank in range(plan.ranks)
-        ]
+        self._kept = self._read(folder)
         self._start, self._end = (_weights(folder, name) for name in (START, END))
         self._first: dict[str, Tensor] = {}  # the first gradients
         self._forwards = self._asked = 0
@@ -54,6 +53,14 @@ class Player:
         kept = self._kept
         self._from_loader = bool(kept[0].passes)
         self._by_rank = not plan.in_turn and any(each.draws or each.batch_norm for each in kept)
+
+    def _read(self, folder: Path) -> list[Kept]:
+        """Reads what the ranks have kept. What the script itself defines is not known here, before it runs."""
+        paths = [folder / KEPT.format(rank) for rank in range(self._plan.ranks)]
+        try:
+            return [torch.load(path, weights_only=False) for path in paths]
+        except (AttributeError, ImportError, pickle.UnpicklingError) as error:
+            self._leave(Replayed(f"the kept batches hold objects of a class that only the script knows ({error})"))
 
     def why_not(self) -> str:
         """Returns why this record cannot be replayed; '' where it may be."""
