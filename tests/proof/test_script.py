@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from samestep.commands.diff import diff
 from samestep.proof.script import judge, with_replay
 from samestep.records.arrays import write_arrays
 from samestep.records.files import read, write
 from samestep.records.record import Record
 from samestep.records.script import (
-    PLAN,
     CheckResults,
     Finding,
     LossSeen,
@@ -184,26 +181,3 @@ def test_one_rank_is_judged_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert judged(tmp_path, "mean", 3).answer == "right"
     found = judged(tmp_path, "mean", 3, 1.0).first_divergence
     assert found and "3 accumulated micro-batches are not divided" in found.cause
-
-
-def recorded(folder: Path, kind: str = "mean") -> Path:
-    """A folder as `samestep check` leaves it."""
-    folder.mkdir()
-    judged(folder, kind)
-    write(folder / PLAN, ScriptPlan(str(folder), 0.0, "train.py", (), STEPS))
-    return folder
-
-
-def test_two_records_are_compared_as_far_as_every_rank_has_come(tmp_path: Path) -> None:
-    one, other = recorded(tmp_path / "one"), recorded(tmp_path / "other")
-    last = read(ScriptRecord, other / "rank1.json")
-    write(other / "rank1.json", replace(last, steps=last.steps[:2]))
-    results = diff(one, other)
-    assert (results.answer, results.steps) == ("right", 2), results.findings
-    assert "2 steps are compared (as many as both have)" in results.findings[0].sentence
-
-
-def test_two_records_whose_gradients_are_not_finite_are_not_the_same(tmp_path: Path) -> None:
-    results = diff(recorded(tmp_path / "one", "not finite"), recorded(tmp_path / "other", "not finite"))
-    assert results.answer == "unknown"
-    assert "a gradient holds NaN or an infinity at step 0" in [each.sentence for each in results.findings]

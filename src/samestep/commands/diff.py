@@ -25,7 +25,9 @@ def diff(first: Path, second: Path) -> DiffResults:
     notes = []
     if len(one) != len(other):
         notes.append(f"the first is of {len(one)} ranks, the second of {len(other)}")
-    return DiffResults(str(first), str(second), steps_of(one, other), answer, findings, first_divergence(findings), notes)
+    return DiffResults(
+        str(first), str(second), steps_of(one, other), answer, findings, first_divergence(findings), notes
+    )
 
 
 def _ranks(folder: Path) -> list[ScriptRecord]:
