@@ -47,7 +47,7 @@ def test_what_it_keeps_is_whole(tmp_path: Path) -> None:
     assert summary.monitor_cores == pytest.approx(sampler.cost_s / summary.seconds)
 
 
-def test_a_disk_that_is_full_ends_nothing() -> None:
-    """/dev/full takes no byte."""
-    sampler = UsageSampler(Path("/dev/full"))
-    assert sampler.close().samples == 2
+def test_a_disk_that_is_full_ends_nothing(tmp_path: Path) -> None:
+    (tmp_path / CSV).symlink_to("/dev/full")  # which takes no byte
+    for folder in (tmp_path, tmp_path / "missing"):
+        assert UsageSampler(folder).close().samples == 2

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from proof.test_script import NAMES, ROWS, SIZE, STEPS, judged
-from samestep.proof.script import first_divergence, judge
+from samestep.proof.script import first_divergence, judge, with_replay
 from samestep.proof.script.rows import rows
 from samestep.proof.script.updates import rates, schedule, updates, weights
 from samestep.records.arrays import write_arrays
 from samestep.records.files import read
 from samestep.records.record import Record
 from samestep.records.results import Divergence
-from samestep.records.script import ClipSeen, Finding, LossSeen, PassSeen, ScriptPlan, ScriptRecord, StepSeen
+from samestep.records.script import ClipSeen, Finding, LossSeen, PassSeen, ScriptPlan, ScriptRecord
 
 
 def ranks_of(folder: Path, kind: str = "mean", micro: int = 1, weight: float | None = None) -> list[ScriptRecord]:
@@ -53,12 +53,12 @@ def with_pass(rank: ScriptRecord, own: Sequence[int], digest: str = "x", length:
     ("first", "second", "digests", "answer", "says"),
     [
         (range(0, 24, 2), range(1, 24, 2), "xx", "right", "an epoch reads 24 of 24 rows"),
-        (range(0, 12), range(12, 23), "xx", "right", "1 dropped at the end"),
-        (range(0, 13), range(12, 24), "xx", "right", "1 of them twice, as padding"),
-        (range(0, 12), range(6, 18), "xx", "differs", "do not share one order"),
-        (range(0, 8), range(8, 16), "xx", "differs", "8 of 24 rows are read by no rank"),
-        (range(0, 24), range(0, 24), "xx", "differs", "each rank reads every row"),
-        (range(0, 24), range(0, 24), "xy", "right", "each rank has a dataset of its own"),
+        (range(12), range(12, 23), "xx", "right", "1 dropped at the end"),
+        (range(13), range(12, 24), "xx", "right", "1 of them twice, as padding"),
+        (range(12), range(6, 18), "xx", "differs", "do not share one order"),
+        (range(8), range(8, 16), "xx", "differs", "8 of 24 rows are read by no rank"),
+        (range(24), range(24), "xx", "differs", "each rank reads every row"),
+        (range(24), range(24), "xy", "right", "each rank has a dataset of its own"),
         ([0] * 12, range(12, 24), "xx", "unknown", "drawn repeatedly within a rank, as with replacement"),
     ],
     ids=["shared", "dropped", "padded", "overlap", "left out", "all", "own datasets", "replacement"],
@@ -171,6 +171,15 @@ def test_how_a_gradient_was_clipped(
     assert seen.answer == ("differs" if says else "right") and says in seen.sentence, seen
 
 
+def test_a_gradient_that_is_clipped_on_the_way_is_named_with_its_micro_batch(tmp_path: Path) -> None:
+    ranks = ranks_of(tmp_path, "no known mistake", 3)
+    early = [ClipSeen(2, 4, 4, 0.5), ClipSeen(3, 4, 4, 0.5)]
+    seen = found([with_steps(rank, clips=early) for rank in ranks], tmp_path, "gradient")
+    assert (
+        seen.answer == "differs" and "clipped after micro-batch 1 of 3, before" in seen.sentence
+    )
+
+
 # Steps
 
 
@@ -203,21 +212,14 @@ def test_small_updates_may_vanish_in_16_bits(tmp_path: Path) -> None:
 # The whole
 
 
-@pytest.mark.parametrize(
-    ("question", "taken_away"),
-    [
-        ("weights", lambda ranks: [replace(r, steps=[replace(s, sharded=True) for s in r.steps]) for r in ranks]),
-        ("initial weights", lambda ranks: [ranks[0], replace(ranks[1], start={"c": 1})]),
-        ("loss weight", lambda ranks: [with_losses(rank, LossSeen(0.7, "unknown")) for rank in ranks]),
-    ],
-)
-def test_without_an_answer_that_a_proof_needs_nothing_is_proven(
-    question: str, taken_away: object, tmp_path: Path
-) -> None:
-    ranks = taken_away(ranks_of(tmp_path, "mean", 2))  # type: ignore[operator]
-    results = judge(ScriptPlan(str(tmp_path), 0.0, "train.py", (), STEPS), ranks, Record(tmp_path))
-    assert next(each.answer for each in results.findings if each.question == question) == "unknown"
-    assert results.answer == "unknown"
+@pytest.mark.parametrize("question", ["steps", "initial weights", "gradient", "loss weight", "weights"])
+def test_without_an_answer_that_a_proof_needs_nothing_is_proven(question: str, tmp_path: Path) -> None:
+    results = judged(tmp_path, "mean")
+    assert with_replay(results, []).answer == "right"
+    without = [each for each in results.findings if each.question != question]
+    assert with_replay(replace(results, findings=without), []).answer == "unknown"
+    told = [replace(each, answer="unknown") if each.question == question else each for each in results.findings]
+    assert with_replay(replace(results, findings=told), []).answer == "unknown"
 
 
 def test_the_first_divergence_is_that_of_the_earliest_step() -> None:

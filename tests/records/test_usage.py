@@ -35,7 +35,7 @@ def test_one_sample_has_no_rate() -> None:
 
 def test_a_gpus_energy_is_its_power_over_time_and_what_is_not_told_does_not_count() -> None:
     told = [GpuUse(0.2, 5, 1, 100.0, 50.0), GpuUse(None, 9, None, 300.0, 70.0), GpuUse(0.6, 7, 3, None, 60.0)]
-    samples = [sample(second, gpus=(gpu,)) for second, gpu in zip((0.0, 2.0, 5.0), told)]  # type: ignore[arg-type]
+    samples = [sample(second, gpus=(gpu,)) for second, gpu in zip((1.0, 3.0, 6.0), told)]  # type: ignore[arg-type]
     assert summary_of(samples).gpus == (GpuSummary(pytest.approx(0.4), 9, 3, 200.0, 2.0 * 300.0, 70.0),)  # type: ignore[arg-type]
     none = GpuUse(None, None, None, None, None)
     silent = [sample(second, gpus=(none,)) for second in (0.0, 1.0)]  # type: ignore[arg-type]
