@@ -175,9 +175,7 @@ def test_a_gradient_that_is_clipped_on_the_way_is_named_with_its_micro_batch(tmp
     ranks = ranks_of(tmp_path, "no known mistake", 3)
     early = [ClipSeen(2, 4, 4, 0.5), ClipSeen(3, 4, 4, 0.5)]
     seen = found([with_steps(rank, clips=early) for rank in ranks], tmp_path, "gradient")
-    assert (
-        seen.answer == "differs" and "clipped after micro-batch 1 of 3, before" in seen.sentence
-    )
+    assert seen.answer == "differs" and "clipped after micro-batch 1 of 3, before" in seen.sentence
 
 
 # Steps
