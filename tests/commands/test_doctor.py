@@ -52,6 +52,14 @@ def test_contradictory_options_are_a_sentence() -> None:
     assert "name the machine where the ranks meet" in done.stderr
 
 
+def test_a_device_or_a_jobs_file_that_there_is_not_is_told() -> None:
+    done = doctor("--quick", "--device", "foo")
+    assert done.returncode == 2 and "--device foo: give auto, cpu, cuda, or a list" in done.stderr
+    done = doctor("--quick", "--json", "missing.py")
+    assert done.returncode == 1 and found(done, "versions")["why"] == "the job's file is not there"
+    assert found(doctor("--quick", "--json", "digits"), "versions")["status"] == "OK"
+
+
 @pytest.mark.check
 def test_it_finds_the_interface_that_works() -> None:
     done = doctor("--json", GLOO_SOCKET_IFNAME="eth9")

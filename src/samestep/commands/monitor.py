@@ -64,6 +64,8 @@ def monitor(options: MonitorOptions, words: Sequence[str]) -> int:
 
 def _folder(out: Path | None, words: Sequence[str]) -> Path:
     folder = out or dated_folder(Path(words[0]).name)
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder} is a file; give a folder with --out")
     if (folder / CSV).exists():
         raise UserError(f"{folder / CSV} exists, and would be replaced; give another folder with --out")
     try:
