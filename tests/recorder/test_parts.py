@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections import namedtuple
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -17,12 +19,17 @@ from torch.utils.data import DataLoader, TensorDataset, dataloader
 from torch.utils.data.distributed import DistributedSampler
 
 from samestep.recorder.forwards import Different, copied, joined, joined_outputs, randomness, scalars, split
+from samestep.recorder.keeper import Keeper
 from samestep.recorder.loaders import Loaders, rows_of
 from samestep.recorder.losses import terms
 from samestep.recorder.patches import patch_clipping, patch_forwards
+from samestep.recorder.player import Player
+from samestep.recorder.recorder import Recorder
 from samestep.recorder.sums import compress
 from samestep.recorder.window import Micro, Window
-from samestep.records.script import BUCKETS, MICRO_BATCHES, LossSeen
+from samestep.records.replay import KEPT, Replayed, ReplayPlan
+from samestep.records.script import BUCKETS, MICRO_BATCHES, LossSeen, ScriptPlan
+from samestep.world import World
 
 Batch = namedtuple("Batch", "x y")
 
@@ -243,6 +250,31 @@ def test_a_copy_has_no_graph_and_is_its_own() -> None:
     kept = copied(given)
     given["names"].append("b")  # type: ignore[union-attr]
     assert not kept["x"].requires_grad and kept["names"] == ["a"]
+
+
+def test_batches_of_a_class_that_a_file_or_the_replay_does_not_know(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Local:
+        pass
+
+    class Left(Exception):
+        pass
+
+    def leave(found: Replayed) -> NoReturn:
+        raise Left(found.why_not)
+
+    recorder = Recorder(ScriptPlan(str(tmp_path), 0.0, "train.py"), World.from_env({}), lambda _: None)
+    keeper, plan = Keeper(recorder, tmp_path, 0), ReplayPlan(str(tmp_path), 1, str(tmp_path), [], [])
+    keeper.kept.passes = [[Local()]]
+    keeper._save()
+    kept = torch.load(tmp_path / KEPT.format(0), weights_only=False)
+    assert not kept.passes and "a batch cannot be kept in a file" in kept.why_not
+    keeper.kept.passes = [[Batch(1, 2)]]
+    keeper._save()
+    monkeypatch.delattr(sys.modules[__name__], "Batch")
+    with pytest.raises(Left, match="a class that only the script knows"):
+        Player(recorder, plan, leave)
 
 
 def test_randomness_sees_each_generator() -> None:

@@ -15,7 +15,7 @@ from samestep.commands.check_command import is_command, recorded
 from samestep.commands.check_options import LAUNCHERS, CheckOptions
 from samestep.commands.check_replay import replay
 from samestep.commands.results_folder import prepare
-from samestep.errors import UserError
+from samestep.errors import TrainingFailed, UserError
 from samestep.launch import Command, Machines, fork_client, supervise
 from samestep.launch.command import command_for
 from samestep.proof.script import judge, with_replay
@@ -88,7 +88,15 @@ def _script_of(words: Sequence[str]) -> tuple[str, list[str]]:
 def _run(options: CheckOptions, folder: Path, nproc: int, words: Sequence[str] | None = None) -> Record:
     machines = Machines()
     if words:
-        return _supervise(recorded(words, folder), options, folder, nproc)
+        try:
+            return _supervise(recorded(words, folder), options, folder, nproc)
+        except TrainingFailed as error:
+            if list(folder.glob("pid-rank*")):
+                raise
+            raise TrainingFailed(
+                f"{words[0]} has started no rank, which is a Python script with RANK in its environment and samestep "
+                f"installed; give a command such as torchrun, or the script itself; {error}"
+            ) from None
     command = command_for(folder / PLAN, options.launcher, nproc, ("cpu",), machines)
     if options.launcher == launch.FORK:
         fork_client.start("ranks")

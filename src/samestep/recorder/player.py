@@ -114,7 +114,7 @@ class Player:
         least = MOVES * (squares / size) ** 0.5 if size else 0.0
         found = {}
         for name, gradient in self._first.items():
-            moves = gradient.abs() > least
+            moves = ~(gradient.abs() <= least)  # NaN, too
             start, end = self._start[name].double(), self._end[name].double()
             mine = self._recorder.parameters[name].detach().cpu().double()
             found[name] = Distance(float(((end - start)[moves] ** 2).sum()), float(((mine - end)[moves] ** 2).sum()))
@@ -216,17 +216,19 @@ class Player:
         """Takes the first gradients; steps at the recorded rates, as the replay's own are judged apart."""
         step = len(self._recorder.steps)
         if not step:
-            found = {
-                n: p.grad.detach().cpu().double() for n, p in self._recorder.parameters.items() if p.grad is not None
-            }
-            self._first = found or self._first
+            self._first = self._gradients() or self._first
         groups = optimizer.param_groups
         self._rates.append([float(group["lr"]) for group in groups])
         if step < len(self._plan.rates) and len(self._plan.rates[step]) == len(groups):
             for group, rate in zip(groups, self._plan.rates[step]):
                 _set_rate(group, rate)
 
+    def _gradients(self) -> dict[str, Tensor]:
+        named = self._recorder.parameters.items()
+        return {name: p.grad.detach().cpu().double() for name, p in named if p.grad is not None}
+
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._first = self._first or self._gradients()  # of a closure that the optimizer has called
         groups, step = optimizer.param_groups, len(self._recorder.steps)
         for group, rate in zip(groups, self._rates.pop()):
             _set_rate(group, rate)
