@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -11,6 +12,8 @@ from collections.abc import Mapping
 import pytest
 
 from budget import budget
+from samestep.commands.fleet import Here
+from samestep.world.checks import Place
 
 BEGINS = ("NCCL_", "GLOO_", "TORCH_")
 
@@ -58,6 +61,17 @@ def test_a_device_or_a_jobs_file_that_there_is_not_is_told() -> None:
     done = doctor("--quick", "--json", "missing.py")
     assert done.returncode == 1 and found(done, "versions")["why"] == "the job's file is not there"
     assert found(doctor("--quick", "--json", "digits"), "versions")["status"] == "OK"
+
+
+def test_the_port_of_a_trial_is_held_until_a_rank_has_it() -> None:
+    here = Here("h0", "127.0.0.1", Place(nproc=2, master="127.0.0.1"))
+    first = here.free_port()
+    with pytest.raises(OSError, match="in use"):
+        socket.create_server(("127.0.0.1", first))
+    second = here.free_port()
+    here.close()
+    for port in (first, second):
+        socket.create_server(("127.0.0.1", port)).close()
 
 
 @pytest.mark.check
