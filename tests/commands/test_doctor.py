@@ -12,6 +12,7 @@ from collections.abc import Mapping
 import pytest
 
 from budget import budget
+from samestep.commands.doctor import _report
 from samestep.commands.fleet import Here
 from samestep.world.checks import Place
 
@@ -61,6 +62,17 @@ def test_a_device_or_a_jobs_file_that_there_is_not_is_told() -> None:
     done = doctor("--quick", "--json", "missing.py")
     assert done.returncode == 1 and found(done, "versions")["why"] == "the job's file is not there"
     assert found(doctor("--quick", "--json", "digits"), "versions")["status"] == "OK"
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(ConnectionError("h1 is lost: closed"), "FAIL"), (OSError("no route"), "UNKNOWN")]
+)
+def test_a_machine_that_is_lost_fails_and_what_cannot_be_measured_is_unknown(error: OSError, status: str) -> None:
+    report = _report([("h0", [])], {"links": error}, 0.0)
+    assert [(each.check, each.status, each.why) for each in report.findings] == [
+        ("links", status, f"not measured: {error}")
+    ]
+    assert report.failed == (status == "FAIL")
 
 
 def test_the_port_of_a_trial_is_held_until_a_rank_has_it() -> None:
