@@ -131,6 +131,7 @@ def test_clipping_is_told_with_its_parameters_and_its_norm(monkeypatch: pytest.M
     for weight in weights:
         weight.grad = torch.full((1,), 2.0)
     nn.utils.clip_grad_norm_((each for each in weights), 1.5)  # a generator can be read once
+    assert sum(float(each.grad) ** 2 for each in weights if each.grad is not None) == pytest.approx(1.5**2, rel=1e-4)
     nn.utils.clip_grad_norm_(parameters=weights[:2], max_norm=1.0)
     nn.utils.clip_grad_norm_(weights[0], 1.0, norm_type=float("inf"))
     nn.utils.clip_grad_norm_(weights, 1.0, 1.0)
