@@ -1,4 +1,4 @@
-"""The recorder over a whole training in one process: two models, a closure, a scaler, clipping in two parts, buffers."""
+"""The recorder over a whole training in one process: two models, a closure, a scaler, two clippings, buffers."""
 
 from __future__ import annotations
 
