@@ -70,7 +70,7 @@ def run_script(plan: ScriptPlan, record: RankRecord) -> ScriptRecord:
     sys.argv = [plan.script, *plan.arguments]
     sys.path.insert(0, str(Path(plan.script).resolve().parent))
     try:
-        runpy.run_path(plan.script, run_name="__main__")
+        runpy.run_path(str(Path(plan.script).absolute()), run_name="__main__")  # __file__ is absolute, as of python
     except SystemExit as left:
         if left.code not in (None, 0):
             raise RuntimeError(f"{plan.script} ended itself with sys.exit({left.code!r})") from None

@@ -43,6 +43,7 @@ STILL_SCALED = (
     "clipped while the gradients are multiplied by the scaler's factor of {:g}: scaler.unscale_(optimizer) belongs "
     "before the clipping"
 )
+NOT_FINITE = "the gradient of {} on rank {} holds NaN or an infinity at step {}: from there on nothing can be compared"
 OTHER = "no known mistake explains it: {} of {} parameters have neither the mean nor the rank's own gradient"
 
 
@@ -62,6 +63,8 @@ def gradient(ranks: Ranks, record: Record) -> list[Finding]:
         taken = of.taken[0]
         if not of.names:
             continue
+        if broken := of.not_finite():
+            return [Finding("gradient", "unknown", NOT_FINITE.format(broken[1], broken[0], step)), *scales[:1]]
         finding = _reduction(of, ranks, step, before)
         if finding and several:
             why = f"several optimizers share the gradients of a backward(): {finding.sentence}"

@@ -74,6 +74,14 @@ class StepGradients:
     def size(self) -> int:
         return len(self.local)
 
+    def not_finite(self) -> tuple[int, str] | None:
+        """Returns (rank, parameter) of a gradient that holds NaN or an infinity; None where there is none."""
+        for rank, (reduced, local) in enumerate(zip(self.reduced, self.local)):
+            for name in self.names:
+                if not all(np.isfinite(each).all() for each in (reduced[name], *local[name])):
+                    return rank, name
+        return None
+
     def bad(self) -> list[tuple[int, str]]:
         """Returns (rank, parameter) of each gradient that is not the sum times the common factor."""
         return self._bad
