@@ -124,6 +124,8 @@ class Keeper:
         if fed:
             self._check_randomness()
         kept.batch_norm |= any(_is_batch_norm(each) for each in module.modules())
+        if self._recorder.engine:
+            kept.why_not = kept.why_not or "DeepSpeed's engine is not replayed yet"
         if any(is_shard(p) for p in self._recorder.parameters.values()):
             kept.why_not = kept.why_not or "the parameters are sharded over the ranks"
         if self._rank == 0:

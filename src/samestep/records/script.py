@@ -12,7 +12,7 @@ from typing import Literal, TypeVar
 from samestep.records.replay import ReplayPlan
 from samestep.records.results import Divergence
 
-SCRIPT = "SAMESTEP_CHECK_SCRIPT"  # set where a command has started a rank: its script and arguments, as JSON
+SCRIPT = "SAMESTEP_CHECK_SCRIPT"  # set in a rank that a command has started: its words after python, as JSON
 PLAN = "script-plan.json"  # a worker knows by this name what to do
 STEP = "step{}"  # the name of a step's arrays
 # Of each parameter NAME: the gradient that this rank computed in the micro-batch M, before any reduction; the one that
@@ -34,7 +34,8 @@ class ScriptPlan:
     """What each rank of a launch runs. script: the path of a Python file. steps: of the optimizer, to record.
 
     A script of '' is what a command gives to each rank, of which it must start `ranks`; rank 0 completes the plan.
-    keep: whether to keep what a replay needs. replay: what this launch plays again, in one process.
+    keep: whether to keep what a replay needs. replay: what this launch plays again, in one process. module: whether the
+    script is a module's name, as for python -m.
     """
 
     out: str
@@ -45,6 +46,7 @@ class ScriptPlan:
     keep: bool = False
     replay: ReplayPlan | None = None
     ranks: int = 0
+    module: bool = False
 
 
 @dataclass(frozen=True)
