@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from recorder.public_scripts.case import Case, plant
+from recorder.public_scripts.case import Case, Edit, plant
 from recorder.public_scripts.pytorch import AT
 
 
@@ -20,16 +20,21 @@ def tokens(folder: Path) -> None:
 
 def text(folder: Path) -> None:
     draw = random.Random(1)
-    target = folder / "distributed/minGPT-ddp/mingpt/data"
+    target = folder / MINGPT / "data"
     target.mkdir(exist_ok=True)
     (target / "input.txt").write_text("".join(draw.choices("abcdefgh \n", k=700)))
 
 
 NANO = ("compile=False", "dataset=made", "batch_size=4", "block_size=16", "n_layer=2", "n_head=2", "n_embd=16")
 NANO += ("gradient_accumulation_steps=6", "eval_iters=1", "warmup_iters=2", "lr_decay_iters=20", "max_iters=20")
-MINGPT = ("trainer_config.batch_size=16", "trainer_config.data_loader_workers=0", "trainer_config.max_epochs=4")
-MINGPT += ("data_config.path=data/input.txt", "data_config.block_size=16", "gpt_config.n_layer=2")
-MINGPT += ("gpt_config.n_head=2", "gpt_config.n_embd=16", "data_config.truncate=0.2")
+SMALL = ("trainer_config.batch_size=16", "trainer_config.data_loader_workers=0", "trainer_config.max_epochs=4")
+SMALL += ("data_config.path=data/input.txt", "data_config.block_size=16", "gpt_config.n_layer=2")
+SMALL += ("gpt_config.n_head=2", "gpt_config.n_embd=16", "data_config.truncate=0.2")
+MINGPT = "distributed/minGPT-ddp/mingpt"
+TRAINER = f"{MINGPT}/trainer.py"
+SPLIT = Edit("len(dataset) - train_len])", "len(dataset) - train_len], torch.Generator().manual_seed(1))")
+SCALED = "self.scaler.scale(loss).backward()\n"
+UNSCALED = Edit(SCALED, f"{SCALED}                self.scaler.unscale_(self.optimizer)\n", TRAINER)
 CASES = (
     Case(
         "nanoGPT",
@@ -81,10 +86,10 @@ CASES = (
                 "zero_grad is missing",
             ),
             plant(
-                "accumulation not shared out",
-                "    gradient_accumulation_steps //= ddp_world_size\n",
-                "    gradient_accumulation_steps = 3\n",
-                "replayed micro-batches",
+                "rate times the ranks",
+                "        param_group['lr'] = lr\n",
+                "        param_group['lr'] = lr * ddp_world_size\n",
+                "replayed rate",
                 "depends on the number of ranks",
             ),
             plant(
@@ -99,15 +104,50 @@ CASES = (
     Case(
         "minGPT-ddp",
         *AT,
-        "distributed/minGPT-ddp/mingpt/main.py",
-        (*MINGPT, "trainer_config.use_amp=false"),
-        cwd="distributed/minGPT-ddp/mingpt",
-        folder="distributed/minGPT-ddp/mingpt",
+        f"{MINGPT}/main.py",
+        SMALL,
+        cwd=MINGPT,
+        folder=MINGPT,
         before=("as_cpu",),
         packages=("hydra", "omegaconf", "boto3"),
         prepare=text,
         answer="differs",
-        why="",
-        note="each rank splits the data anew, without a common seed",
+        edits=(SPLIT, UNSCALED),
+        note="each rank splits the data by its own random numbers, and clips gradients that are still scaled: both mended",
+        plants=(
+            plant("split by own random numbers (as it is)", SPLIT.new, SPLIT.old, "rows", ""),
+            plant("clipped while scaled (as it is)", UNSCALED.new, UNSCALED.old, "clipping", "unscale_", TRAINER),
+            plant(
+                "not wrapped",
+                "        self.model = DDP(self.model, device_ids=[self.local_rank])\n",
+                "",
+                "initial weights",
+                "common seed",
+                TRAINER,
+            ),
+            plant(
+                "set_epoch left out",
+                "            dataloader.sampler.set_epoch(epoch)\n",
+                "            pass\n",
+                "order",
+                "never called",
+                TRAINER,
+            ),
+            plant(
+                "gradients never cleared",
+                "            self.optimizer.zero_grad(set_to_none=True)\n",
+                "",
+                "gradient",
+                "zero_grad is missing",
+                TRAINER,
+            ),
+            plant(
+                "rate by rank",
+                "    data_cfg = DataConfig(",
+                "    opt_cfg.learning_rate *= 1 + int(os.environ['RANK'])\n    data_cfg = DataConfig(",
+                "rate",
+                "different rates",
+            ),
+        ),
     ),
 )

@@ -67,6 +67,11 @@ def ddp_init(self, module, device_ids=None, output_device=None, *args, was=Distr
     was(self, module, None, None, *args, **kwargs)
 
 
+def data_parallel_init(self, module, *_, **__):
+    torch.nn.Module.__init__(self)
+    self.module, self.device_ids = module, []
+
+
 class Event:
     def __init__(self, *_, **__): ...
     def record(self, *_): ...
@@ -94,7 +99,9 @@ torch.cuda.get_rng_state_all = list
 torch.cuda.get_device_capability = lambda *_: (0, 0)
 torch.accelerator.is_available = lambda: True
 torch.accelerator.device_count = ranks
-torch.accelerator.current_accelerator = lambda *_: CUDA
+torch.accelerator.current_accelerator = lambda check_available=False: (
+    None if check_available else CUDA
+)  # None: torch asks
 torch.accelerator.set_device_index = torch.accelerator.device_index = lambda *_: None
 torch.accelerator.synchronize = lambda *_: None
 dist.init_process_group = init_process_group
@@ -102,5 +109,6 @@ torch.nn.Module.to = module_to
 torch.nn.Module.cuda = lambda self, *_: self
 torch.nn.SyncBatchNorm.convert_sync_batchnorm = staticmethod(lambda module, *_: module)  # has no CPU kernel
 DistributedDataParallel.__init__ = ddp_init
+torch.nn.DataParallel.__init__ = data_parallel_init
 changed(torch, "load", map_location=on_cpu)
 AsCpu().__enter__()
