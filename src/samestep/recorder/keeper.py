@@ -141,6 +141,8 @@ class Keeper:
             self.kept.outside |= bool(self._before) and self._before != randomness()
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if not self._recorder.parameters:  # Horovod steps a fresh optimizer once, to create its state
+            return
         rates = [float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups]
         self.kept.base_rates.append(rates)
 

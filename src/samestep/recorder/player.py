@@ -208,6 +208,8 @@ class Player:
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """Takes the first gradients; steps at the recorded rates, as the replay's own are judged apart."""
         step = len(self._recorder.steps)
+        if not self._recorder.parameters:  # Horovod steps a fresh optimizer once, to create its state
+            return
         if not step:
             found = {
                 n: p.grad.detach().cpu().double() for n, p in self._recorder.parameters.items() if p.grad is not None
@@ -220,6 +222,8 @@ class Player:
                 _set_rate(group, rate)
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if not self._recorder.parameters:
+            return
         groups, step = optimizer.param_groups, len(self._recorder.steps)
         for group, rate in zip(groups, self._rates.pop()):
             _set_rate(group, rate)

@@ -21,6 +21,7 @@ from samestep.recorder import deepspeed
 from samestep.recorder.loaders import Loaders, rows_of
 from samestep.recorder.losses import terms
 from samestep.recorder.patches import (
+    patch_autocast,
     patch_autograd,
     patch_clipping,
     patch_forwards,
@@ -71,6 +72,7 @@ class Recorder:
         patch_clipping(self.clip)
         patch_scaler(self.unscale)
         patch_zero_grad(self.zero_grad)
+        patch_autocast(lambda dtype: self.window.computed.add(str(dtype).removeprefix("torch.")))
         self.loaders.attach()
         init, schedulers = LRScheduler.__init__, self._schedulers
 
@@ -302,6 +304,9 @@ class Recorder:
                 sorted({str(p.dtype).removeprefix("torch.") for p in self.parameters.values()} | window.dtypes),
                 any(is_shard(p) and name not in self._shards for name, p in self.parameters.items()) or self._hides,
                 [*self._shards],
+                sorted(window.computed),
+                [name for name in self._held_by(optimizer) if name],
+                [] if taken else window.computed_gradients(),
             )
         )
         if len(self.steps) == 1:

@@ -95,7 +95,9 @@ class StepSeen:
     each of its schedulers. cleared: micro-batches whose gradients zero_grad() removed since the last step. scale: the
     gradient scaler's factor. weights: digest of each parameter after the step. moved: those that the step has changed.
     sharded: whether some are sharded in a way that is not judged. shards: parameters each element of which is on one
-    rank; their arrays UNCLIPPED and TAKEN are this rank's part, and the sum over the ranks is the whole's.
+    rank; their arrays UNCLIPPED and TAKEN are this rank's part, and the sum over the ranks is the whole's. computed:
+    the dtypes in which autocast has computed. held: parameters that are in the optimizer's groups. lost: those of which
+    the rank has computed a gradient, where the optimizer took none at all.
     """
 
     optimizer: int
@@ -110,6 +112,9 @@ class StepSeen:
     dtypes: list[str] = field(default_factory=list)
     sharded: bool = False
     shards: list[str] = field(default_factory=list)
+    computed: list[str] = field(default_factory=list)
+    held: list[str] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

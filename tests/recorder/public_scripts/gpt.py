@@ -51,7 +51,7 @@ CASES = (
                 "(micro_step == gradient_accumulation_steps - 1)",
                 "(micro_step == 0)",
                 "gradient",
-                "in no step",
+                "reduced before the last",
             ),
             plant(
                 "never synced", "(micro_step == gradient_accumulation_steps - 1)", "False", "gradient", "never reduced"
@@ -113,7 +113,7 @@ CASES = (
         prepare=text,
         answer="differs",
         edits=(SPLIT, UNSCALED),
-        note="each rank splits the data by its own random numbers, and clips gradients that are still scaled: both mended",
+        note="each rank splits the data by its own random numbers, and clips scaled gradients: both mended",
         plants=(
             plant("split by own random numbers (as it is)", SPLIT.new, SPLIT.old, "rows", ""),
             plant("clipped while scaled (as it is)", UNSCALED.new, UNSCALED.old, "clipping", "unscale_", TRAINER),

@@ -179,8 +179,11 @@ CASES = (
         before=("as_cpu",),
         answer="differs",
         why="one seed",
-        edits=(Edit("    for _ in range(10):\n", "    torch.manual_seed(1 + rank)\n    for _ in range(10):\n"),),
-        note="its random batches have one seed on all ranks: a seed by rank",
+        edits=(
+            Edit("    for _ in range(10):\n", "    torch.manual_seed(1 + rank)\n    for _ in range(10):\n"),
+            Edit("model(x).sum()", "model(x).mean()"),
+        ),
+        note="its random batches have one seed on all ranks, its loss is a sum of millions: a seed by rank, a mean",
         plants=(
             plant("gradients never cleared", "        optim.zero_grad()\n", "", "gradient", "zero_grad is missing"),
             plant("rate by rank", "lr=1e-2", "lr=1e-2 * (1 + rank)", "rate", "different rates"),

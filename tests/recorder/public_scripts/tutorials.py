@@ -80,6 +80,7 @@ CASES = (
         *YANGKKY,
         "src/mnist-distributed.py",
         ("-g", "2", "--epochs", "10"),
+        options=("--deadline", "60"),
         folder="src",
         before=("as_cpu",),
         packages=("torchvision", "apex"),

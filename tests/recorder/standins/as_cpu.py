@@ -111,4 +111,5 @@ torch.nn.SyncBatchNorm.convert_sync_batchnorm = staticmethod(lambda module, *_: 
 DistributedDataParallel.__init__ = ddp_init
 torch.nn.DataParallel.__init__ = data_parallel_init
 changed(torch, "load", map_location=on_cpu)
+changed(torch.utils.data.DataLoader, "__init__", pin_memory=lambda _: False)
 AsCpu().__enter__()

@@ -3,7 +3,7 @@
 import random
 
 WORDS = [f"w{number}" for number in range(40)]
-COLUMNS = ("sentence1", "sentence2", "text", "content", "label", "idx")
+PAIRS, TEXT = ("sentence1", "sentence2"), ("text",)
 
 
 class Dataset:
@@ -68,12 +68,15 @@ class DatasetDict(dict):
         return {name: each.column_names for name, each in self.items()}
 
 
-def made(seed, rows=96):
+def made(names, seed, rows=96):
     draw = random.Random(seed)
-    columns = {name: [" ".join(draw.choices(WORDS, k=draw.randint(3, 9))) for _ in range(rows)] for name in COLUMNS[:4]}
+    columns = {name: [" ".join(draw.choices(WORDS, k=draw.randint(3, 9))) for _ in range(rows)] for name in names}
+    if names == TEXT:
+        return Dataset(columns)
     return Dataset(columns | {"label": [draw.randint(0, 1) for _ in range(rows)], "idx": list(range(rows))})
 
 
-def load_dataset(*_, split=None, **__):
-    splits = DatasetDict({name: made(seed) for seed, name in enumerate(("train", "validation", "test"))})
+def load_dataset(path, *_, split=None, **__):
+    names = PAIRS if "glue" in path else TEXT
+    splits = DatasetDict({name: made(names, seed) for seed, name in enumerate(("train", "validation", "test"))})
     return splits[split] if split else splits

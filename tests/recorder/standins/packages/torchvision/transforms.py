@@ -1,6 +1,14 @@
 """Transforms of tensors. Those that would change a size leave it; the random ones draw from torch's generator."""
 
+import numpy
 import torch
+
+
+def tensor(row):
+    """Returns a picture of PIL as a tensor, as ToTensor does; a tensor as it is."""
+    if isinstance(row, torch.Tensor):
+        return row
+    return torch.from_numpy(numpy.array(row)).permute(2, 0, 1).float() / 255
 
 
 class Compose:
@@ -20,7 +28,9 @@ class Same:
         return row
 
 
-class ToTensor(Same): ...
+class ToTensor(Same):
+    def __call__(self, row):
+        return tensor(row)
 
 
 class Resize(Same): ...
@@ -31,12 +41,12 @@ class CenterCrop(Same): ...
 
 class RandomHorizontalFlip(Same):
     def __call__(self, row):
-        return row.flip(-1) if torch.rand(()) < 0.5 else row
+        return tensor(row).flip(-1) if torch.rand(()) < 0.5 else row
 
 
 class RandomCrop(Same):
     def __call__(self, row):
-        return row.roll(int(torch.randint(0, 4, ())), -1)
+        return tensor(row).roll(int(torch.randint(0, 4, ())), -1)
 
 
 class RandomResizedCrop(RandomCrop): ...
