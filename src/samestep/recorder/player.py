@@ -65,10 +65,10 @@ class Player:
             return "the ranks had different numbers of forward passes"
         if any([len(b) for b in each.passes] != [len(b) for b in first.passes] for each in self._kept):
             return "the ranks have read different numbers of batches"
-        if any(each.outside for each in self._kept):
-            return OUTSIDE
         if not self._from_loader and not all(each.loss for each in first.forwards):
             return UNFED
+        if self._from_loader and any(each.outside for each in self._kept):  # else the model's inputs are fed
+            return OUTSIDE
         if self._plan.in_turn and first.several:
             return "a micro-batch has several forward passes, which cannot be played one rank at a time"
         return ""
@@ -169,7 +169,7 @@ class Player:
         """Calls a model with each rank's rows and random state, inside of one forward of its wrapper."""
         if hasattr(module, "_orig_mod"):
             self.stop("a compiled model with dropout or BatchNorm cannot be played rank by rank")
-        inner: Any = module.module if isinstance(module, DataParallel | DistributedDataParallel) else module
+        inner = _unwrapped(module)
         before, forward = inner.__dict__.get("forward"), inner.forward
         sizes = [len(each.rows) for each in forwards]
 
@@ -180,15 +180,14 @@ class Player:
                 outputs.append(forward(*split(args, sizes, rank), **split(kwargs, sizes, rank)))
             return joined_outputs(outputs)
 
-        inner.forward = by_rank
+        inner.__dict__["forward"] = by_rank  # Fabric's wrapper would hand an attribute on
         try:
             return call(*args, **kwargs)
         finally:
             if inner.__dict__.get("forward") is by_rank:  # Lightning exchanges it during the call
-                if before is None:
-                    del inner.forward
-                else:
-                    inner.forward = before
+                del inner.__dict__["forward"]
+                if before is not None:
+                    inner.__dict__["forward"] = before
 
     def _load(self, module: nn.Module) -> None:
         """Loads the recorded first weights into what is seen for the first time."""
@@ -241,6 +240,14 @@ class Player:
         each = self._plan.micro[step]
         why = f"one process takes {found} micro-batches at step {step}, and each of {ranks} ranks {each}"
         self._leave(Replayed(why, self._feed, turns, found if not step else -1))
+
+
+def _unwrapped(module: Any) -> Any:
+    """Returns the module inside of DataParallel, DistributedDataParallel and Fabric's wrapper."""
+    if isinstance(module, DataParallel | DistributedDataParallel):
+        return _unwrapped(module.module)
+    inside = module._modules.get("_forward_module")  # of Fabric
+    return _unwrapped(inside) if inside is not None else module
 
 
 def _weights(folder: Path, name: str) -> Weights:

@@ -38,6 +38,7 @@ def series(wrap: str, rank: str) -> tuple:
     )
 
 
+LOADED = "num_workers=args.workers, pin_memory=True"
 IMAGENET = (
     plant(
         "not wrapped",
@@ -48,8 +49,8 @@ IMAGENET = (
     ),
     plant(
         "no sampler",
-        "    if args.distributed:\n        train_sampler",
-        "    if False:\n        train_sampler",
+        f"shuffle=(train_sampler is None),\n        {LOADED}, sampler=train_sampler)",
+        f"shuffle=True,\n        {LOADED})",
         "rows",
         "reads every row",
     ),

@@ -180,15 +180,4 @@ CASES = (
             ),
         ),
     ),
-    Case(
-        "LambdaLabs 04-fully-sharded-data-parallel",
-        *LAMBDA,
-        "04-fully-sharded-data-parallel/train_llm.py",
-        LLM,
-        folder="04-fully-sharded-data-parallel",
-        before=("as_cpu", "hub"),
-        packages=("datasets",),
-        env=NOT_COMPILED,
-        plants=LLM_PLANTS,
-    ),
 )
