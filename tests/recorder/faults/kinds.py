@@ -48,7 +48,14 @@ FAULTS = (
         "multiplied by the 2 ranks",
     ),
     Fault("scaler", "forward through .module", "(model(rows)", "(model.module(rows)", "gradient", "never reduced"),
-    Fault("scaler", "gradients never cleared", "            optimizer.zero_grad()\n", "", "gradient", ""),
+    Fault(
+        "scaler",
+        "gradients never cleared",
+        "            optimizer.zero_grad()\n",
+        "",
+        "gradient",
+        "zero_grad is missing",
+    ),
     Fault("iterable", "shared out by worker alone", SHARE, "each, first = workers, number", "rows", "not shared out"),
     Fault("iterable", "not wrapped", "DistributedDataParallel(nn.", "(nn.", "gradient", "never reduced"),
     Fault(
@@ -94,6 +101,14 @@ FAULTS = (
         "DistributedSampler(data, size, 0)",
         "rows",
         "not shared out",
+    ),
+    Fault(
+        "spawned",
+        "split by own random numbers",
+        "data = TensorDataset(x, x.sum(1, keepdim=True))",
+        "data, _ = torch.utils.data.random_split(TensorDataset(x, x.sum(1, keepdim=True)), [40, 8])",
+        "rows",
+        "random_split without a common generator",
     ),
     Fault(
         "spawned",

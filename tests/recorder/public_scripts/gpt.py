@@ -115,7 +115,7 @@ CASES = (
         edits=(SPLIT, UNSCALED),
         note="each rank splits the data by its own random numbers, and clips scaled gradients: both mended",
         plants=(
-            plant("split by own random numbers (as it is)", SPLIT.new, SPLIT.old, "rows", ""),
+            plant("split by own random numbers (as it is)", SPLIT.new, SPLIT.old, "rows", "random_split"),
             plant("clipped while scaled (as it is)", UNSCALED.new, UNSCALED.old, "clipping", "unscale_", TRAINER),
             plant(
                 "not wrapped",

@@ -97,10 +97,13 @@ class StepGradients:
         rest = sum(sum(each[name][first:]) for each in self.local) / self.size
         return self._is_near(self.reduced[rank][name], rest, name)
 
-    def holds(self, rank: int, name: str, before: Mapping[str, Array]) -> bool:
-        """Whether a gradient is the mean and, added to it, what was taken in the step before."""
+    def holds(self, rank: int, name: str, before: Mapping[str, Array], scale: float = 1.0) -> bool:
+        """Whether a gradient is the mean and, added to it, what was taken in the step before.
+
+        scale: the factor of a gradient scaler, by which this sum was then divided.
+        """
         return name in before and self._is_near(
-            self.reduced[rank][name] - before[name], self._sum(name) / self.size, name
+            self.reduced[rank][name] * scale - before[name], self._sum(name) / self.size, name
         )
 
     def distance(self, rank: int, name: str) -> float:
