@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 from recorder.public_scripts.case import Case, Plant, plant
@@ -23,9 +24,10 @@ def pets(folder: Path) -> None:
     from PIL import Image
 
     (folder / "pets").mkdir()
+    draw = random.Random(1)
     for number in range(240):
         name = f"{('cat', 'dog')[number % 2]}_{number}.jpg"
-        Image.new("RGB", (8, 8), (number, 255 - number, number * 7 % 256)).save(folder / "pets" / name)
+        Image.frombytes("RGB", (8, 8), draw.randbytes(192)).save(folder / "pets" / name)
 
 
 COMMON = (

@@ -44,7 +44,7 @@ def deepspeed(stage: int) -> Case:
         folder="training/cifar",
         before=("deepspeed",),
         packages=("torchvision",),
-        options=("--steps", "15"),
+        options=("--steps", "18"),
         answer="differs",
         why="each epoch has the same shuffled order",
         edits=(EPOCH_SET,),

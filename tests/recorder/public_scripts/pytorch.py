@@ -38,6 +38,10 @@ def series(wrap: str, rank: str) -> tuple:
     )
 
 
+RESET = """        model.reset_parameters()
+        for layer in model.layers:
+            layer.reset_parameters()
+"""
 LOADED = "num_workers=args.workers, pin_memory=True"
 IMAGENET = (
     plant(
@@ -182,9 +186,11 @@ CASES = (
         why="one seed",
         edits=(
             Edit("    for _ in range(10):\n", "    torch.manual_seed(1 + rank)\n    for _ in range(10):\n"),
-            Edit("model(x).sum()", "model(x).mean()"),
+            Edit("model(x).sum()", "model(x).square().mean()"),
+            Edit("        model.reset_parameters()\n", RESET),
         ),
-        note="its random batches have one seed on all ranks, its loss is a sum of millions: a seed by rank, a mean",
+        note="its random batches have one seed on all ranks, its layers are never initialised: both mended; "
+        "a mean of squares instead of a sum",
         plants=(
             plant("gradients never cleared", "        optim.zero_grad()\n", "", "gradient", "zero_grad is missing"),
             plant("rate by rank", "lr=1e-2", "lr=1e-2 * (1 + rank)", "rate", "different rates"),

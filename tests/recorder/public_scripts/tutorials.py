@@ -148,7 +148,7 @@ CASES = (
         before=("as_cpu",),
         packages=("torchvision",),
         options=("--steps", "3"),
-        note="trains one epoch, with 16 loader workers",
+        note="one step, with 16 loader workers",
         plants=(
             plant("no sampler", "sampler=train_sampler, num", "shuffle=True, num", "rows", "reads every row"),
             plant(
@@ -160,7 +160,13 @@ CASES = (
             ),
             plant("rate by rank", "lr=0.001", "lr=0.001 * (1 + dist.get_rank())", "rate", "different rates"),
             plant("loss times the ranks", "            loss.backward()\n", DOUBLED, "loss weight", "multiplied by"),
-            plant("gradients never cleared", "            optimizer.zero_grad()\n", "", "gradient", "zero_grad"),
+            plant(
+                "forward through .module",
+                "            outputs = net(images)\n            loss",
+                "            outputs = net.module(images)\n            loss",
+                "gradient",
+                "never reduced",
+            ),
         ),
     ),
     Case(

@@ -78,6 +78,10 @@ class StepGradients:
         """Returns (rank, parameter) of each gradient that is not the sum times the common factor."""
         return self._bad
 
+    def not_finite(self) -> str:
+        """Returns a parameter whose gradient has an infinity or is not a number; '' where there is none."""
+        return next((name for name in self.names for of in self.reduced if not np.isfinite(of[name]).all()), "")
+
     def is_own(self, rank: int, name: str) -> bool:
         """Whether a gradient is what the rank computed by itself, on all its micro-batches."""
         return self.size > 1 and self._is_near(self.reduced[rank][name], sum(self.local[rank][name]), name)
@@ -129,6 +133,8 @@ class StepGradients:
             total = self._sum(name)
             square = float(total @ total)
             for reduced in self.reduced:
+                if not np.isfinite(reduced[name]).all():
+                    continue
                 factor = float(reduced[name] @ total) / square if square else 0.0
                 rounding = self.close * abs(factor) * self._size_of(name)
                 if factor and norm(reduced[name] - factor * total) <= rounding:
