@@ -215,6 +215,10 @@ class Player:
             }
             self._first = found or self._first
         groups = optimizer.param_groups
+        momenta = self._kept[0].momenta
+        if len({repr(each) for each in momenta.values()}) > 1 and len(momenta.get(step, ())) == len(groups):
+            for group, moved in zip(groups, momenta[step]):  # by a schedule, which may depend on the ranks
+                group.update(moved)
         self._rates.append([float(group["lr"]) for group in groups])
         if step < len(self._plan.rates) and len(self._plan.rates[step]) == len(groups):
             for group, rate in zip(groups, self._plan.rates[step]):

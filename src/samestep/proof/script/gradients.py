@@ -44,8 +44,8 @@ STILL_SCALED = (
     "before the clipping"
 )
 NOT_FINITE = (
-    "the gradient of {} at step {} is infinite or not a number, and the optimizer takes it: nothing can be compared (memory that "
-    "was never initialised, a rate that is too high)"
+    "the gradient of {} at step {} is infinite or not a number, and the optimizer takes it: nothing can be compared "
+    "(memory that was never initialised, a rate that is too high)"
 )
 OTHER = "no known mistake explains it: {} of {} parameters have neither the mean nor the rank's own gradient"
 
