@@ -71,11 +71,11 @@ FAULTS = (
     Fault("mapping", "set_epoch left out", EPOCH, "", "order", "never called"),
     Fault(
         "mapping",
-        "embedding trained alone",
-        '["loss"]\n',
-        '["loss"]\n            loss = loss + model.module.embed.weight.mean()\n',
+        "forward through .module",
+        "model(**batch)",
+        "model.module(**batch)",
         "gradient",
-        "left out",
+        "never reduced",
     ),
     Fault(
         "mapping",

@@ -98,8 +98,7 @@ def _reduction(of: StepGradients, ranks: Ranks, step: int, before: Mapping[str, 
     if not bad:
         return None
     rank, name = bad[0]
-    scale = ranks[0].steps[step].scale or 1.0
-    if all(of.holds(*pair, before, scale) for pair in bad):
+    if all(of.holds(*pair, before) for pair in bad):
         cause, found = NOT_CLEARED, "that, and the gradient of the step before"
     else:
         cause, found = _cause(of, bad, ranks[rank].steps[step].clips)
