@@ -35,8 +35,8 @@ def check(options: CheckOptions, words: Sequence[str]) -> CheckResults:
 
     Raises UserError for a script that is not there, and TrainingFailed for one that fails.
     """
-    command = words if is_command(words) else None
-    script, arguments = (words[0], [*words[1:]]) if command else _script_of(words)
+    command = words if not options.module and is_command(words) else None
+    script, arguments = (words[0], [*words[1:]]) if command or options.module else _script_of(words)
     if options.launcher not in LAUNCHERS:
         raise UserError(f"--launcher {options.launcher!r}: a script is started by {' or '.join(LAUNCHERS)}")
     cores = os.cpu_count() or 1
@@ -50,7 +50,7 @@ def check(options: CheckOptions, words: Sequence[str]) -> CheckResults:
         options.out, StudyRecord("check", script, __version__, options.nproc, steps=options.steps, training=asked)
     )
     keep = options.replay and options.nproc > 1
-    plan = ScriptPlan(str(folder), time.time(), script, tuple(arguments), options.steps, keep=keep)
+    plan = ScriptPlan(str(folder), time.time(), script, tuple(arguments), options.steps, keep, module=options.module)
     write(folder / PLAN, plan if command is None else replace(plan, script="", ranks=options.nproc))
     try:
         record = _run(options, folder, options.nproc, command)

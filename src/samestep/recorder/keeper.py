@@ -23,6 +23,7 @@ from samestep.records.arrays import write_state
 from samestep.records.replay import END, KEPT, START
 
 Weights = dict[str, Tensor]
+MOMENTA = ("momentum", "betas")
 
 
 @dataclass
@@ -43,7 +44,8 @@ class Kept:
     asked.
 
     draws: whether random numbers are drawn inside of a forward. outside: between a batch and the end of its loss, but
-    not in the forward. base_rates: of each step, the rates from which a schedule starts.
+    not in the forward. base_rates: of each step, the rates from which a schedule starts. momenta: of each
+    step, the momentum of each parameter group, which some schedules move as well.
     """
 
     passes: list[list[Any]] = field(default_factory=list)
@@ -52,6 +54,7 @@ class Kept:
     lengths: list[int] = field(default_factory=list)
     forwards: list[Forward] = field(default_factory=list)
     base_rates: list[list[float]] = field(default_factory=list)
+    momenta: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
     draws: bool = False
     outside: bool = False
     batch_norm: bool = False
@@ -132,6 +135,8 @@ class Keeper:
         if fed:
             self._check_randomness()
         kept.batch_norm |= any(_is_batch_norm(each) for each in module.modules())
+        if self._recorder.engine:
+            kept.why_not = kept.why_not or "DeepSpeed's engine is not replayed yet"
         if any(is_shard(p) for p in self._recorder.parameters.values()):
             kept.why_not = kept.why_not or "the parameters are sharded over the ranks"
         if self._rank == 0:
@@ -147,8 +152,12 @@ class Keeper:
             self.kept.outside |= bool(self._before) and self._before != randomness()
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if not self._recorder.parameters:  # Horovod steps a fresh optimizer once, to create its state
+            return
         rates = [float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups]
         self.kept.base_rates.append(rates)
+        momenta = [{key: group[key] for key in MOMENTA if key in group} for group in optimizer.param_groups]
+        self.kept.momenta[len(self._recorder.steps)] = momenta
 
     def _timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
         return self._recorder.timed(function)

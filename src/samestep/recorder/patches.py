@@ -90,6 +90,19 @@ def patch_scaler(before: Callable[[float], None]) -> None:
     scaler.unscale_ = new_unscale  # type: ignore[method-assign]
 
 
+def patch_autocast(before: Callable[[torch.dtype], None]) -> None:
+    """Calls before(dtype) where autocast begins to compute in a coarser dtype."""
+    enter = torch.autocast.__enter__
+
+    @functools.wraps(enter)
+    def new_enter(self: Any) -> Any:
+        if self._enabled:
+            before(self.fast_dtype)
+        return enter(self)  # type: ignore[no-untyped-call]
+
+    torch.autocast.__enter__ = new_enter  # type: ignore[method-assign]
+
+
 def patch_zero_grad(before: Callable[[], None]) -> None:
     """Calls before() before gradients are set to zero or removed."""
     for kind in (Optimizer, nn.Module):

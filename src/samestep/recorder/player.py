@@ -72,10 +72,10 @@ class Player:
             return "the ranks had different numbers of forward passes"
         if any([len(b) for b in each.passes] != [len(b) for b in first.passes] for each in self._kept):
             return "the ranks have read different numbers of batches"
-        if any(each.outside for each in self._kept):
-            return OUTSIDE
         if not self._from_loader and not all(each.loss for each in first.forwards):
             return UNFED
+        if self._from_loader and any(each.outside for each in self._kept):  # else the model's inputs are fed
+            return OUTSIDE
         if self._plan.in_turn and first.several:
             return "a micro-batch has several forward passes, which cannot be played one rank at a time"
         return ""
@@ -176,7 +176,7 @@ class Player:
         """Calls a model with each rank's rows and random state, inside of one forward of its wrapper."""
         if hasattr(module, "_orig_mod"):
             self.stop("a compiled model with dropout or BatchNorm cannot be played rank by rank")
-        inner: Any = module.module if isinstance(module, DataParallel | DistributedDataParallel) else module
+        inner = _unwrapped(module)
         before, forward = inner.__dict__.get("forward"), inner.forward
         sizes = [len(each.rows) for each in forwards]
 
@@ -187,15 +187,14 @@ class Player:
                 outputs.append(forward(*split(args, sizes, rank), **split(kwargs, sizes, rank)))
             return joined_outputs(outputs)
 
-        inner.forward = by_rank
+        inner.__dict__["forward"] = by_rank  # Fabric's wrapper would hand an attribute on
         try:
             return call(*args, **kwargs)
         finally:
             if inner.__dict__.get("forward") is by_rank:  # Lightning exchanges it during the call
-                if before is None:
-                    del inner.forward
-                else:
-                    inner.forward = before
+                del inner.__dict__["forward"]
+                if before is not None:
+                    inner.__dict__["forward"] = before
 
     def _load(self, module: nn.Module) -> None:
         """Loads the recorded first weights into what is seen for the first time."""
@@ -215,9 +214,15 @@ class Player:
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """Takes the first gradients; steps at the recorded rates, as the replay's own are judged apart."""
         step = len(self._recorder.steps)
+        if not self._recorder.parameters:  # Horovod steps a fresh optimizer once, to create its state
+            return
         if not step:
             self._first = self._gradients() or self._first
         groups = optimizer.param_groups
+        momenta = self._kept[0].momenta
+        if len({repr(each) for each in momenta.values()}) > 1 and len(momenta.get(step, ())) == len(groups):
+            for group, moved in zip(groups, momenta[step]):  # by a schedule, which may depend on the ranks
+                group.update(moved)
         self._rates.append([float(group["lr"]) for group in groups])
         if step < len(self._plan.rates) and len(self._plan.rates[step]) == len(groups):
             for group, rate in zip(groups, self._plan.rates[step]):
@@ -228,6 +233,8 @@ class Player:
         return {name: p.grad.detach().cpu().double() for name, p in named if p.grad is not None}
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if not self._recorder.parameters:
+            return
         self._first = self._first or self._gradients()  # of a closure that the optimizer has called
         groups, step = optimizer.param_groups, len(self._recorder.steps)
         for group, rate in zip(groups, self._rates.pop()):
@@ -246,6 +253,14 @@ class Player:
         each = self._plan.micro[step]
         why = f"one process takes {found} micro-batches at step {step}, and each of {ranks} ranks {each}"
         self._leave(Replayed(why, self._feed, turns, found if not step else -1))
+
+
+def _unwrapped(module: Any) -> Any:
+    """Returns the module inside of DataParallel, DistributedDataParallel and Fabric's wrapper."""
+    if isinstance(module, DataParallel | DistributedDataParallel):
+        return _unwrapped(module.module)
+    inside = module._modules.get("_forward_module")  # of Fabric
+    return _unwrapped(inside) if inside is not None else module
 
 
 def _weights(folder: Path, name: str) -> Weights:

@@ -43,7 +43,10 @@ STILL_SCALED = (
     "clipped while the gradients are multiplied by the scaler's factor of {:g}: scaler.unscale_(optimizer) belongs "
     "before the clipping"
 )
-NOT_FINITE = "the gradient of {} on rank {} holds NaN or an infinity at step {}: from there on nothing can be compared"
+NOT_FINITE = (
+    "the gradient of {} on rank {} holds NaN or an infinity at step {}: from there on nothing can be compared (memory "
+    "that was never initialised, a rate that is too high)"
+)
 OTHER = "no known mistake explains it: {} of {} parameters have neither the mean nor the rank's own gradient"
 
 

@@ -32,7 +32,8 @@ MEAN_OF_MEANS = (
 
 def coarser_of(ranks: Ranks) -> float:
     """Returns how much coarser than float32's the bounds of a script are."""
-    return max(COARSER.get(dtype, 1.0) for dtype in ranks[0].steps[0].dtypes or ["float32"])
+    first = ranks[0].steps[0]
+    return max(COARSER.get(dtype, 1.0) for dtype in [*first.dtypes, *first.computed] or ["float32"])
 
 
 def not_replayed(why: str) -> Finding:
