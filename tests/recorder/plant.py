@@ -162,7 +162,9 @@ def main() -> int:
         options.out.mkdir(parents=True, exist_ok=True)
         (options.out / "rows.json").write_text(json.dumps([dataclasses.asdict(row) for row in rows], indent=1) + "\n")
         docs = re.sub(r"\*\*\d+ healthy scripts: .*?\*\*", f"**{summary(rows)}.**", DOCS.read_text())
-        DOCS.write_text(re.sub(r"\| script \| fault .*?\n(?=\n|$)", lambda _: markdown(rows) + "\n", docs, flags=re.S))
+        DOCS.write_text(
+            re.sub(r"\| script \| fault \| answer .*?\n(?=\n|$)", lambda _: markdown(rows) + "\n", docs, flags=re.S)
+        )
     return int(not all(row.named if row.fault else row.answer == "right" for row in rows))
 
 
