@@ -39,9 +39,8 @@ class StepGradients:
     """The gradients of one step.
 
     local: [rank] parameter -> [micro-batch] the rank's own. reduced: [rank] parameter -> what is to be their mean, as
-    it was before clipping. taken: what the optimizer took. scale: a gradient scaler's factor, by which a reduced
-    gradient may have been divided. factor: by which the sum over ranks and micro-batches is multiplied in most of
-    `reduced`.
+    it was before clipping. taken: what the optimizer took. scale: a gradient scaler's factor, by which a reduced one
+    may have been divided. factor: by which the sum over ranks and micro-batches is multiplied in most of `reduced`.
     worst: the greatest relative distance from that.
     """
 
