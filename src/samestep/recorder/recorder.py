@@ -17,7 +17,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from samestep.rank.replicas import digests
 from samestep.rank.shards import is_shard
-from samestep.recorder import deepspeed
+from samestep.recorder import collectives, deepspeed
+from samestep.recorder.evaluation import Evaluations
 from samestep.recorder.loaders import Loaders, rows_of
 from samestep.recorder.losses import terms
 from samestep.recorder.patches import (
@@ -29,6 +30,7 @@ from samestep.recorder.patches import (
     patch_zero_grad,
     trains,
 )
+from samestep.recorder.randoms import Randoms
 from samestep.recorder.shards import flattens, is_whole_in_world, part_of, unsharded, watch
 from samestep.recorder.window import Window
 from samestep.records.script import ClipSeen, ScriptPlan, ScriptRecord, StepSeen
@@ -61,7 +63,9 @@ class Recorder:
         self.engine: Any = None  # DeepSpeed's
         self._notes: list[str] = []
         self._record_s, self._step_s, self._stepped_at = 0.0, list[float](), time.perf_counter()
-        self.loaders = Loaders(self.timed)
+        self.randoms = Randoms()
+        self.loaders = Loaders(self.timed, self.randoms.begin_pass)
+        self.evaluations = Evaluations(self.loaders)
 
     def attach(self) -> None:
         """Installs the hooks in torch. The script is not changed."""
@@ -110,14 +114,24 @@ class Recorder:
             self.loaders.epochs_set,
             self._buffers,
             self._notes,
+            self.evaluations.seen(),
+            self.randoms.seen,
+            collectives.groups(),
         )
 
     def _around(self, call: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
-        if any(p.requires_grad for p in module.parameters()):
-            self.forward(module, (args, kwargs))
-        else:
+        if not any(p.requires_grad for p in module.parameters()):
             self.frozen(module)
-        return call(*args, **kwargs)
+            return call(*args, **kwargs)
+        self.forward(module, (args, kwargs))
+        if not trains(module):
+            output = call(*args, **kwargs)
+            self.timed(self.evaluations.evaluated)(module, len(self.steps))
+            return output
+        before = self.timed(self.randoms.before)(len(self.steps))
+        output = call(*args, **kwargs)
+        self.timed(self.randoms.after)(len(self.steps), before)
+        return output
 
     def forward(self, module: nn.Module, inputs: Any) -> None:
         """Is called before the forward of an outermost module that has parameters."""
@@ -135,6 +149,7 @@ class Recorder:
             self._start |= self._digests_of({n: t for n, t in named.items() if n not in self._start})
 
     def _forward(self, module: nn.Module, inputs: Any) -> None:
+        self.evaluations.trains()
         self._name(module)
         micro = self.window.current()
         micro.rows += rows_of(inputs)
