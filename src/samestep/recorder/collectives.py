@@ -21,10 +21,12 @@ def enable() -> None:
 
 def entries() -> list[dict[str, Any]]:
     """Returns the collectives that torch has recorded, in their order; none where it records none."""
+    if not hasattr(_distributed_c10d, "_dump_fr_trace_json"):  # private: a version may lack it
+        return []
     try:
-        dumped = _distributed_c10d._dump_fr_trace_json()  # private: a version may lack it
+        dumped = _distributed_c10d._dump_fr_trace_json()
         return [each for each in json.loads(dumped).get("entries", []) if not each["is_p2p"]]
-    except (AttributeError, KeyError, ValueError):
+    except (KeyError, ValueError):
         return []
 
 
