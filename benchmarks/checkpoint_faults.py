@@ -149,6 +149,7 @@ def interrupted(out: Path, *more: str) -> None:
 def between(fault: str, damage: Damage, killed: Path, folder: Path, expected: bytes) -> Trial:
     """Damages the newest checkpoint of a copy of an interrupted training, and continues it."""
     out = folder / "copy"
+    shutil.rmtree(out, ignore_errors=True)  # of a trial that did not end
     shutil.copytree(killed, out)
     older = checkpoints_of(out)
     newest = max(older)
