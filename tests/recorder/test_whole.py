@@ -30,7 +30,7 @@ from samestep.world import World
 recorder = Recorder(ScriptPlan(sys.argv[1], 0.0, "train.py", steps=99), World.from_env({}), lambda _: None)
 recorder.attach()
 torch.manual_seed(0)
-one = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
+one = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 3), nn.Linear(3, 1))
 one[2].bias.requires_grad_(False)
 other = nn.Sequential(nn.Linear(2, 3))
 sgd = torch.optim.SGD(one.parameters(), 0.1)
@@ -40,7 +40,7 @@ x = torch.randn(4, 2)
 
 # Step 0: two losses in one backward pass, two micro-batches, clipped in two parts.
 for _ in range(2):
-    torch.autograd.backward(one(x).mean() / 4 + one(x).mean() / 4)
+    torch.autograd.backward(one(x).pow(2).mean() / 4 + one(x).pow(2).mean() / 4)
 nn.utils.clip_grad_norm_(one[0].parameters(), 1e-3)
 nn.utils.clip_grad_norm_(one[1:].parameters(), 1e-3)
 sgd.step()
@@ -57,7 +57,7 @@ lbfgs.step(closure)
 
 # Step 2: with a scaler; the gradients of the other model still lie there.
 scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
-scaler.scale(one(x).sum()).backward()
+scaler.scale(one(x).pow(2).sum()).backward()
 scaler.unscale_(sgd)
 scaler.step(sgd)
 print(json.dumps(as_json(recorder.record("itself"))))
@@ -91,7 +91,7 @@ def test_both_models_are_named_apart_with_their_first_weights(seen: ScriptRecord
     assert {*seen.start} == {*ONE, "2.bias (frozen)", *OTHER}
     assert seen.start["0.weight"] != seen.start[OTHER[0]]
     assert seen.start["0.weight"] != seen.steps[0].weights["0.weight"]
-    assert {*seen.buffers} == {"1.running_mean", "1.running_var", "1.num_batches_tracked"}
+    assert {*seen.buffers} == {"0.running_mean", "0.running_var", "0.num_batches_tracked"}
 
 
 def test_each_step_is_of_its_optimizer_its_schedule_and_its_parameters(seen: ScriptRecord, folder: Path) -> None:
