@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from budget import budget
@@ -18,7 +19,11 @@ DIGITS = ("digits", "--set", "width=16", "--set", "global_batch=64")  # a step t
 
 
 def samestep(
-    *arguments: str, out: Path | None = None, imports: float = 150, cwd: Path | None = None
+    *arguments: str,
+    out: Path | None = None,
+    imports: float = 150,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Runs a command to its end, in a wide terminal. Its workers are forked, where it names no launcher.
 
@@ -30,7 +35,7 @@ def samestep(
     }:
         given += ["--launcher", "fork"]
     command = [sys.executable, "-m", "samestep", *given]
-    wide = os.environ | {"COLUMNS": "200"}
+    wide = os.environ | {"COLUMNS": "200"} | (env or {})
     return subprocess.run(command, capture_output=True, text=True, timeout=budget(imports), env=wide, cwd=cwd)
 
 

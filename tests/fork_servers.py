@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,12 +20,9 @@ OF_A_LANE = f"import lightning; {WORKER}" if "PYTEST_XDIST_WORKER" in os.environ
 
 
 @contextmanager
-def fork_servers() -> Iterator[None]:
-    """While it runs, every command asks these servers for its workers."""
-    with (
-        tempfile.TemporaryDirectory(prefix="samestep-") as folder,
-        _listening(Path(folder), OF_A_LANE, "ranks", "reference"),
-    ):
+def fork_servers(start: str = OF_A_LANE, purposes: Sequence[str] = ("ranks", "reference")) -> Iterator[None]:
+    """While it runs, every command asks these servers for its workers. start: their program."""
+    with tempfile.TemporaryDirectory(prefix="samestep-") as folder, _listening(Path(folder), start, *purposes):
         os.environ[SOCKETS] = folder
         yield
         os.environ.pop(SOCKETS)

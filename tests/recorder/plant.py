@@ -29,6 +29,7 @@ from samestep.records.files import from_json
 from samestep.records.script import CheckResults
 
 HERE = Path(__file__).parent
+HOROVODRUN = str(Path(sys.executable).with_name("horovodrun"))
 DOCS = HERE.parents[1] / "docs" / "check.md"
 
 
@@ -52,14 +53,18 @@ def checked(script: str, folder: Path, *arguments: str, nproc: int = 2) -> Check
     """Checks a script of this text."""
     file = folder / "train.py"
     file.write_text(script)
-    line = ["check", "--nproc", str(nproc), "--launcher", "fork", "--json", *arguments]
-    done = samestep(*line, "--out", str(folder / "out"), file.name, cwd=folder)
+    line = ["check", "--nproc", str(nproc), "--json", *arguments, "--out", str(folder / "out")]
+    by_horovod = ["--", HOROVODRUN, "-np", str(nproc), "--gloo", sys.executable] if "import horovod" in script else []
+    done = samestep(*line, *(by_horovod or ["--launcher", "fork"]), file.name, cwd=folder)
     assert done.stdout, done.stderr
     return from_json(CheckResults, json.loads(done.stdout))
 
 
 def text_of(script: str) -> str:
-    return (HERE / "scripts" / f"{script}.py").read_text()
+    """Returns the text of a script; of 'NAME NUMBER' at that stage of ZeRO."""
+    name, _, stage = script.partition(" ")
+    text = (HERE / "scripts" / f"{name}.py").read_text()
+    return text.replace("STAGE = 0", f"STAGE = {stage}") if stage else text
 
 
 def planted(fault: Fault) -> str:
@@ -154,13 +159,16 @@ def main() -> int:
                 row.cause,
                 flush=True,
             )
+    if not rows:
+        parser.error(f"--only {options.only}: no script or fault matches")
     print(summary(rows))
     if options.out:
         rows = merged(rows, options.out / "rows.json")
         options.out.mkdir(parents=True, exist_ok=True)
         (options.out / "rows.json").write_text(json.dumps([dataclasses.asdict(row) for row in rows], indent=1) + "\n")
         docs = re.sub(r"\*\*\d+ healthy scripts: .*?\*\*", f"**{summary(rows)}.**", DOCS.read_text())
-        DOCS.write_text(re.sub(r"\| script \| fault .*?\n(?=\n|$)", lambda _: markdown(rows) + "\n", docs, flags=re.S))
+        table = r"\| script \| fault \| answer .*?\n(?=\n|$)"
+        DOCS.write_text(re.sub(table, lambda _: markdown(rows) + "\n", docs, flags=re.S))
     return int(not all(row.named if row.fault else row.answer == "right" for row in rows))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from recorder.faults import Fault
+from recorder.faults.fault import Fault
 
 REPLAY_FAULTS = (
     Fault(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import psutil
@@ -11,7 +12,10 @@ from command import samestep
 from recorder.faults import FAULTS, HEALTHY, Fault
 from recorder.plant import checked, planted, row_of, text_of
 from recorder.replay_faults import REPLAY_FAULTS
+from samestep.records.script import PLAN
 
+STAGES = [each for each in FAULTS if each.script.startswith("deepspeed") and each.name != "divided by hand, too"]
+TRIED = [each for each in (*FAULTS, *REPLAY_FAULTS) if each not in STAGES]  # tests/recorder/plant.py tries all
 IN_THE_FAST_LANE = ("forward through .module", "not divided", "set_epoch left out")
 
 
@@ -28,7 +32,7 @@ def test_a_healthy_script_is_right(script: str, tmp_path: Path) -> None:
     "fault",
     [
         pytest.param(each, id=each.name, marks=() if each.name in IN_THE_FAST_LANE else pytest.mark.check)
-        for each in (*FAULTS, *REPLAY_FAULTS)
+        for each in TRIED
     ],
 )
 def test_a_planted_fault_is_caught_and_named(fault: Fault, tmp_path: Path) -> None:
@@ -55,6 +59,61 @@ def test_the_script_under_torchrun_prints_its_verdict_and_ends(tmp_path: Path) -
     assert not left
 
 
+def test_an_optimizer_with_a_closure_is_replayed_to_its_weights(tmp_path: Path) -> None:
+    sgd, lbfgs = "SGD(model.parameters(), lr=options.lr, momentum=0.9)", "LBFGS(model.parameters(), 0.1, 3)"
+    text = text_of("ddp").replace(sgd, lbfgs)
+    begin, end = text.index("            loss = F.cross"), text.index("            schedule.step()")
+    closure = """
+            def closure():
+                loss = F.cross_entropy(model(rows), targets)
+                optimizer.zero_grad()
+                loss.backward()
+                return loss
+            loss = optimizer.step(closure)
+"""
+    text = text[:begin] + closure + text[end:]
+    results = checked(text, tmp_path, "--steps", "3")
+    assert {each.question: each.answer for each in results.findings}["replayed weights"] == "right", results.findings
+
+
+def test_a_module_is_checked(tmp_path: Path) -> None:
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "settings.py").write_text("RATE = 0.3\n")
+    (package / "train.py").write_text(
+        text_of("ddp")
+        .replace("import torch\n", "import torch\n\nfrom .settings import RATE\n", 1)
+        .replace("=0.1", "=RATE")
+    )
+    line = ["check", "--launcher", "fork", "--steps", "2", "--out", str(tmp_path / "out"), "-m", "package.train"]
+    done = samestep(*line, "--lr", "0.2", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "package.train on 2 ranks: 2 steps, nothing wrong was seen." in done.stdout
+    assert "replayed gradient" in done.stdout
+    missing = samestep("check", "--launcher", "fork", "--out", str(tmp_path / "no"), "-m", "package.no", cwd=tmp_path)
+    assert missing.returncode == 2
+    assert "there is no module package.no" in missing.stderr and "Traceback" not in missing.stderr
+
+
+@pytest.mark.check
+def test_a_module_of_a_command_is_checked(tmp_path: Path) -> None:
+    (tmp_path / "train_it.py").write_text(text_of("ddp"))
+    out = ["check", "--steps", "2", "--out", str(tmp_path / "out"), "--", sys.executable]
+    done = samestep(*out, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "train_it", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 steps, nothing wrong was seen." in done.stdout
+
+
+@pytest.mark.check
+def test_a_script_that_starts_other_ranks_names_their_number(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(text_of("spawned"))
+    line = ["check", "--nproc", "3", "--launcher", "fork", "--out", str(tmp_path / "out"), "train.py"]
+    done = samestep(*line, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "the script starts 2 ranks itself; give samestep check --nproc 2" in " ".join(done.stderr.split())
+
+
 def test_what_cannot_be_judged_is_not_passed(tmp_path: Path) -> None:
     script = tmp_path / "idle.py"
     script.write_text("print('trains nothing')\n")
@@ -70,6 +129,7 @@ def test_what_cannot_be_judged_is_not_passed(tmp_path: Path) -> None:
         (["--launcher", "srun", "x.py"], 2, "--launcher 'srun': a script is started by torchrun or fork"),
         (["--nproc", "100000", "x.py"], 2, "give at most"),
         (["--launcher", "fork", "x.py"], 1, "x.py ended itself with sys.exit(3)"),
+        (["--", "sh", "-c", "exit 0"], 1, "sh has started no rank, which is a Python script with RANK in its environ"),
     ],
 )
 def test_a_mistake_is_one_sentence(words: list[str], code: int, says: str, tmp_path: Path) -> None:
@@ -77,3 +137,14 @@ def test_a_mistake_is_one_sentence(words: list[str], code: int, says: str, tmp_p
     done = samestep("check", "--out", str(tmp_path / "out"), *words, cwd=tmp_path)
     assert done.returncode == code
     assert says in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_check_is_no_rank_and_has_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "x.py").touch()
+    (tmp_path / PLAN).touch()
+    done = samestep("check", "--out", str(tmp_path), "x.py", cwd=tmp_path)
+    assert done.returncode == 2 and "holds the record of another check; give another folder" in done.stderr
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    done = samestep("check", "x.py", cwd=tmp_path)
+    assert done.returncode == 2 and "samestep check starts the ranks itself, and RANK and WORLD_SIZE" in done.stderr

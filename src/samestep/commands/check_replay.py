@@ -51,14 +51,16 @@ def _play(plan: ScriptPlan, ranks: Sequence[ScriptRecord], work: Path, run: Run,
     of = ReplayPlan(plan.out, len(ranks), str(work), rates, micro, in_turn)
     write(
         folder / PLAN,
-        replace(plan, out=str(folder), script=_script(plan.script), steps=len(steps), keep=False, replay=of),
+        replace(plan, out=str(folder), script=_script(plan), steps=len(steps), keep=False, replay=of),
     )
     run(folder)
     return read(Replayed, folder / REPLAYED)
 
 
-def _script(path: str) -> str:
+def _script(plan: ScriptPlan) -> str:
     """Returns a script's path relative to the working directory, of which the copy has one; others stay absolute."""
-    script = Path(path).absolute()
+    if plan.module:
+        return plan.script
+    script = Path(plan.script).absolute()
     inside = script.is_relative_to(Path.cwd())
     return str(script.relative_to(Path.cwd()) if inside else script)

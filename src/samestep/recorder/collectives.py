@@ -7,6 +7,7 @@ import os
 from typing import Any
 
 import torch.distributed as dist
+from torch._C import _distributed_c10d
 
 from samestep.records.beside_steps import GroupSeen
 
@@ -20,11 +21,12 @@ def enable() -> None:
 
 def entries() -> list[dict[str, Any]]:
     """Returns the collectives that torch has recorded, in their order; none where it records none."""
+    if not hasattr(_distributed_c10d, "_dump_fr_trace_json"):  # private: a version may lack it
+        return []
     try:
-        from torch._C._distributed_c10d import _dump_fr_trace_json  # private: a version may lack it
-
-        return [each for each in json.loads(_dump_fr_trace_json()).get("entries", []) if not each["is_p2p"]]
-    except (ImportError, KeyError, ValueError):
+        dumped = _distributed_c10d._dump_fr_trace_json()
+        return [each for each in json.loads(dumped).get("entries", []) if not each["is_p2p"]]
+    except (KeyError, ValueError):
         return []
 
 

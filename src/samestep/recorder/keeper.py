@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import pickle
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +23,7 @@ from samestep.records.arrays import write_state
 from samestep.records.replay import END, KEPT, START
 
 Weights = dict[str, Tensor]
+MOMENTA = ("momentum", "betas")
 
 
 @dataclass
@@ -42,7 +44,8 @@ class Kept:
     asked.
 
     draws: whether random numbers are drawn inside of a forward. outside: between a batch and the end of its loss, but
-    not in the forward. base_rates: of each step, the rates from which a schedule starts.
+    not in the forward. base_rates: of each step, the rates from which a schedule starts. momenta: of each
+    step, the momentum of each parameter group, which some schedules move as well.
     """
 
     passes: list[list[Any]] = field(default_factory=list)
@@ -51,6 +54,7 @@ class Kept:
     lengths: list[int] = field(default_factory=list)
     forwards: list[Forward] = field(default_factory=list)
     base_rates: list[list[float]] = field(default_factory=list)
+    momenta: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
     draws: bool = False
     outside: bool = False
     batch_norm: bool = False
@@ -83,10 +87,17 @@ class Keeper:
         self.kept.passes = [self._batches.get(number, []) for number in trained]
         self.kept.numbers = trained
         self.kept.ended = [passes[number].ended for number in trained]
-        torch.save(self.kept, self._folder / KEPT.format(self._rank))
+        self._save()
         if self._rank == 0:
             write_state(self._folder, 0, START, self._start)
             write_state(self._folder, 0, END, weights(self._recorder.parameters))
+
+    def _save(self) -> None:
+        path = self._folder / KEPT.format(self._rank)
+        try:
+            torch.save(self.kept, path)
+        except (AttributeError, TypeError, pickle.PicklingError) as error:  # what a batch holds is the script's
+            torch.save(Kept(why_not=f"a batch cannot be kept in a file ({type(error).__name__}: {error})"), path)
 
     def _read(self, iterator: Any, read: Callable[[Any], Any]) -> Any:
         data = read(iterator)
@@ -124,6 +135,8 @@ class Keeper:
         if fed:
             self._check_randomness()
         kept.batch_norm |= any(_is_batch_norm(each) for each in module.modules())
+        if self._recorder.engine:
+            kept.why_not = kept.why_not or "DeepSpeed's engine is not replayed yet"
         if any(is_shard(p) for p in self._recorder.parameters.values()):
             kept.why_not = kept.why_not or "the parameters are sharded over the ranks"
         if self._rank == 0:
@@ -139,8 +152,12 @@ class Keeper:
             self.kept.outside |= bool(self._before) and self._before != randomness()
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if not self._recorder.parameters:  # Horovod steps a fresh optimizer once, to create its state
+            return
         rates = [float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups]
         self.kept.base_rates.append(rates)
+        momenta = [{key: group[key] for key in MOMENTA if key in group} for group in optimizer.param_groups]
+        self.kept.momenta[len(self._recorder.steps)] = momenta
 
     def _timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
         return self._recorder.timed(function)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 Around = Callable[[Callable[..., Any], nn.Module, Any, Any], Any]
 
@@ -90,6 +91,19 @@ def patch_scaler(before: Callable[[float], None]) -> None:
     scaler.unscale_ = new_unscale  # type: ignore[method-assign]
 
 
+def patch_autocast(before: Callable[[torch.dtype], None]) -> None:
+    """Calls before(dtype) where autocast begins to compute in a coarser dtype."""
+    enter = torch.autocast.__enter__
+
+    @functools.wraps(enter)
+    def new_enter(self: Any) -> Any:
+        if self._enabled:
+            before(self.fast_dtype)
+        return enter(self)  # type: ignore[no-untyped-call]
+
+    torch.autocast.__enter__ = new_enter  # type: ignore[method-assign]
+
+
 def patch_zero_grad(before: Callable[[], None]) -> None:
     """Calls before() before gradients are set to zero or removed."""
     for kind in (Optimizer, nn.Module):
@@ -105,3 +119,15 @@ def _patch_zero_grad(kind: Any, before: Callable[[], None]) -> None:
         zero_grad(self, *args, **kwargs)
 
     kind.zero_grad = new_zero_grad
+
+
+def patch_schedulers(made: Callable[[LRScheduler], None]) -> None:
+    """Calls made(schedule) for each schedule of learning rates that is made."""
+    init = LRScheduler.__init__
+
+    @functools.wraps(init)
+    def new_init(self: LRScheduler, *args: Any, **kwargs: Any) -> None:
+        made(self)
+        init(self, *args, **kwargs)
+
+    LRScheduler.__init__ = new_init  # type: ignore[method-assign]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -42,9 +43,7 @@ class Player:
     def __init__(self, recorder: Recorder, plan: ReplayPlan, leave: Callable[[Replayed], NoReturn]) -> None:
         self._recorder, self._plan, self._leave = recorder, plan, leave
         folder = Path(plan.record)
-        self._kept: list[Kept] = [
-            torch.load(folder / KEPT.format(rank), weights_only=False) for rank in range(plan.ranks)
-        ]
+        self._kept = self._read(folder)
         self._start, self._end = (_weights(folder, name) for name in (START, END))
         self._first: dict[str, Tensor] = {}  # the first gradients
         self._forwards = self._asked = 0
@@ -54,6 +53,14 @@ class Player:
         kept = self._kept
         self._from_loader = bool(kept[0].passes)
         self._by_rank = not plan.in_turn and any(each.draws or each.batch_norm for each in kept)
+
+    def _read(self, folder: Path) -> list[Kept]:
+        """Reads what the ranks have kept. What the script itself defines is not known here, before it runs."""
+        paths = [folder / KEPT.format(rank) for rank in range(self._plan.ranks)]
+        try:
+            return [torch.load(path, weights_only=False) for path in paths]
+        except (AttributeError, ImportError, pickle.UnpicklingError) as error:
+            self._leave(Replayed(f"the kept batches hold objects of a class that only the script knows ({error})"))
 
     def why_not(self) -> str:
         """Returns why this record cannot be replayed; '' where it may be."""
@@ -65,10 +72,10 @@ class Player:
             return "the ranks had different numbers of forward passes"
         if any([len(b) for b in each.passes] != [len(b) for b in first.passes] for each in self._kept):
             return "the ranks have read different numbers of batches"
-        if any(each.outside for each in self._kept):
-            return OUTSIDE
         if not self._from_loader and not all(each.loss for each in first.forwards):
             return UNFED
+        if self._from_loader and any(each.outside for each in self._kept):  # else the model's inputs are fed
+            return OUTSIDE
         if self._plan.in_turn and first.several:
             return "a micro-batch has several forward passes, which cannot be played one rank at a time"
         return ""
@@ -107,7 +114,7 @@ class Player:
         least = MOVES * (squares / size) ** 0.5 if size else 0.0
         found = {}
         for name, gradient in self._first.items():
-            moves = gradient.abs() > least
+            moves = ~(gradient.abs() <= least)  # NaN, too
             start, end = self._start[name].double(), self._end[name].double()
             mine = self._recorder.parameters[name].detach().cpu().double()
             found[name] = Distance(float(((end - start)[moves] ** 2).sum()), float(((mine - end)[moves] ** 2).sum()))
@@ -169,7 +176,7 @@ class Player:
         """Calls a model with each rank's rows and random state, inside of one forward of its wrapper."""
         if hasattr(module, "_orig_mod"):
             self.stop("a compiled model with dropout or BatchNorm cannot be played rank by rank")
-        inner: Any = module.module if isinstance(module, DataParallel | DistributedDataParallel) else module
+        inner = _unwrapped(module)
         before, forward = inner.__dict__.get("forward"), inner.forward
         sizes = [len(each.rows) for each in forwards]
 
@@ -180,15 +187,14 @@ class Player:
                 outputs.append(forward(*split(args, sizes, rank), **split(kwargs, sizes, rank)))
             return joined_outputs(outputs)
 
-        inner.forward = by_rank
+        inner.__dict__["forward"] = by_rank  # Fabric's wrapper would hand an attribute on
         try:
             return call(*args, **kwargs)
         finally:
             if inner.__dict__.get("forward") is by_rank:  # Lightning exchanges it during the call
-                if before is None:
-                    del inner.forward
-                else:
-                    inner.forward = before
+                del inner.__dict__["forward"]
+                if before is not None:
+                    inner.__dict__["forward"] = before
 
     def _load(self, module: nn.Module) -> None:
         """Loads the recorded first weights into what is seen for the first time."""
@@ -209,21 +215,28 @@ class Player:
         """Takes the first gradients; steps at the recorded rates, as the replay's own are judged apart."""
         step = len(self._recorder.steps)
         if not step:
-            found = {
-                n: p.grad.detach().cpu().double() for n, p in self._recorder.parameters.items() if p.grad is not None
-            }
-            self._first = found or self._first
+            self._first = self._gradients() or self._first
         groups = optimizer.param_groups
+        momenta = self._kept[0].momenta
+        if len({repr(each) for each in momenta.values()}) > 1 and len(momenta.get(step, ())) == len(groups):
+            for group, moved in zip(groups, momenta[step]):  # by a schedule, which may depend on the ranks
+                group.update(moved)
         self._rates.append([float(group["lr"]) for group in groups])
         if step < len(self._plan.rates) and len(self._plan.rates[step]) == len(groups):
             for group, rate in zip(groups, self._plan.rates[step]):
                 _set_rate(group, rate)
 
+    def _gradients(self) -> dict[str, Tensor]:
+        named = self._recorder.parameters.items()
+        return {name: p.grad.detach().cpu().double() for name, p in named if p.grad is not None}
+
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._first = self._first or self._gradients()  # of a closure that the optimizer has called
         groups, step = optimizer.param_groups, len(self._recorder.steps)
         for group, rate in zip(groups, self._rates.pop()):
             _set_rate(group, rate)
-        if not self._rates:
+        # Horovod steps a fresh optimizer once before any forward, to create its state: that is no step.
+        if not self._rates and self._recorder.parameters:
             self._base_rates.append([float(group.get("initial_lr", group["lr"])) for group in groups])
             self._count_micro(step)
 
@@ -237,6 +250,14 @@ class Player:
         each = self._plan.micro[step]
         why = f"one process takes {found} micro-batches at step {step}, and each of {ranks} ranks {each}"
         self._leave(Replayed(why, self._feed, turns, found if not step else -1))
+
+
+def _unwrapped(module: Any) -> Any:
+    """Returns the module inside of DataParallel, DistributedDataParallel and Fabric's wrapper."""
+    if isinstance(module, DataParallel | DistributedDataParallel):
+        return _unwrapped(module.module)
+    inside = module._modules.get("_forward_module")  # of Fabric
+    return _unwrapped(inside) if inside is not None else module
 
 
 def _weights(folder: Path, name: str) -> Weights:

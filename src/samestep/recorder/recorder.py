@@ -16,16 +16,18 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from samestep.rank.replicas import digests
-from samestep.rank.shards import block_of, is_shard
-from samestep.recorder import collectives
+from samestep.rank.shards import is_shard
+from samestep.recorder import collectives, deepspeed
 from samestep.recorder.evaluation import Evaluations
 from samestep.recorder.loaders import Loaders, rows_of
 from samestep.recorder.losses import terms
 from samestep.recorder.patches import (
+    patch_autocast,
     patch_autograd,
     patch_clipping,
     patch_forwards,
     patch_scaler,
+    patch_schedulers,
     patch_zero_grad,
     trains,
 )
@@ -61,6 +63,7 @@ class Recorder:
         self._only: Optimizer | None = None  # whose steps count; None: every optimizer's
         self.ended = False
         self._stepping = self._backward = 0
+        self.engine: Any = None  # DeepSpeed's
         self._notes: list[str] = []
         self._record_s, self._step_s, self._stepped_at = 0.0, list[float](), time.perf_counter()
         self.randoms = Randoms()
@@ -76,15 +79,9 @@ class Recorder:
         patch_clipping(self.clip)
         patch_scaler(self.unscale)
         patch_zero_grad(self.zero_grad)
+        patch_autocast(lambda dtype: self.window.computed.add(str(dtype).removeprefix("torch.")))
         self.loaders.attach()
-        init, schedulers = LRScheduler.__init__, self._schedulers
-
-        @functools.wraps(init)
-        def new_init(self: LRScheduler, *args: Any, **kwargs: Any) -> None:
-            schedulers.append(self)
-            init(self, *args, **kwargs)
-
-        LRScheduler.__init__ = new_init  # type: ignore[method-assign]
+        patch_schedulers(self._schedulers.append)
 
     def begin(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Records the steps of this optimizer alone, from this model's present weights on."""
@@ -163,6 +160,9 @@ class Recorder:
 
     def _name(self, module: nn.Module) -> None:
         """Names the parameters of an outermost module, and watches their gradients."""
+        if self.engine is None and deepspeed.is_engine(module):
+            self.engine = module
+            deepspeed.around_step(module, self._before_engine_step, self._after_engine_step)
         new = [(plain(name), p) for name, p in module.named_parameters() if p.requires_grad]
         passing = unsharded(module)
         self._hides = self._hides or bool(passing - {*self._unsharded}) or flattens(module)
@@ -205,7 +205,8 @@ class Recorder:
 
     def zero_grad(self) -> None:
         """Is called by zero_grad() of an optimizer or a module."""
-        self.window.clear()
+        if not (self.engine and self._stepping):  # the engine clears them at the end of its step
+            self.window.clear()
 
     def clip(self, parameters: list[Tensor], limit: float | None) -> None:
         """Is called before gradients are clipped."""
@@ -234,20 +235,20 @@ class Recorder:
 
     @staticmethod
     def _digests_of(tensors: Mapping[str, Tensor]) -> dict[str, int]:
-        held = {name: block_of(tensor) for name, tensor in tensors.items()}
+        held = {name: deepspeed.held_by_rank(tensor) for name, tensor in tensors.items()}
         return dict(zip(held, digests(held))) if held else {}
 
     def _whole(self, of: dict[str, int]) -> dict[str, int]:
-        return {name: value for name, value in of.items() if not is_shard(self.parameters[name])}
+        return {name: value for name, value in of.items() if not deepspeed.is_sharded(self.parameters[name])}
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
-        """Takes the gradients; where the optimizer has a closure that computes them, after each call."""
+        """Takes the gradients; where the optimizer has a closure that computes them, after each call. A wrapper calls
+        the optimizer that it wraps, and may reduce the gradients before (Horovod): the last ones count."""
         if self._passes_by(optimizer):
             return None
         self._stepping += 1
-        if self._stepping > 1:  # a wrapper calls the optimizer that it wraps
-            return None
-        self._taken: dict[str, Tensor] | None = None
+        if self._stepping == 1:
+            self._taken: dict[str, Tensor] = {}
         closure = kwargs.get("closure") or next((each for each in args[1:] if callable(each)), None)
         if closure is None:
             self._take()
@@ -266,8 +267,21 @@ class Recorder:
     def _passes_by(self, optimizer: Optimizer) -> bool:
         return self.ended or (self._only is not None and optimizer is not self._only)
 
+    def _before_engine_step(self) -> None:
+        self._stepping += 1
+        self._taken, self._shards = self.timed(deepspeed.parts)(self.engine, self.parameters)
+        self.window.scale = deepspeed.scale_of(self.engine)
+
+    def _after_engine_step(self) -> None:
+        if self.engine.was_step_applied():
+            self._after_step(deepspeed.optimizer_of(self.engine), (), {})
+        else:  # the losses' factor was too large
+            self._stepping, self.window = self._stepping - 1, Window()
+
     def _take(self) -> None:
-        self._taken = self.timed(self._gradients)()
+        if self.engine:
+            return
+        self._taken = self.timed(self._gradients)() or self._taken
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self._passes_by(optimizer):
@@ -293,7 +307,7 @@ class Recorder:
             self._optimizers.append(optimizer)
         number = next(i for i, each in enumerate(self._optimizers) if each is optimizer)
         others = {name for each in self._optimizers if each is not optimizer for name in self._held_by(each)}
-        taken = {name: gradient for name, gradient in (self._taken or {}).items() if name not in others}
+        taken = {name: gradient for name, gradient in self._taken.items() if name not in others}
         window, self.window = self.window, Window()
         window.write(self._folder, self._world.rank, len(self.steps), taken)
         after = self._digests()
@@ -314,11 +328,15 @@ class Recorder:
                 sorted({str(p.dtype).removeprefix("torch.") for p in self.parameters.values()} | window.dtypes),
                 any(is_shard(p) and name not in self._shards for name, p in self.parameters.items()) or self._hides,
                 [*self._shards],
+                sorted(window.computed),
+                [name for name in self._held_by(optimizer) if name],
+                [] if taken else window.computed_gradients(),
             )
         )
         if len(self.steps) == 1:
             named = {plain(n): b.detach() for module in self._modules for n, b in module.named_buffers()}
-            self._buffers = dict(zip(named, digests({n: b for n, b in named.items() if not is_shard(b)})))
+            whole = {name: buffer for name, buffer in named.items() if not is_shard(buffer)}
+            self._buffers = dict(zip(whole, digests(whole)))
 
 
 def _inner(scheduler: LRScheduler) -> Any:

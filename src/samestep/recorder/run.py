@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import runpy
@@ -16,6 +17,7 @@ from samestep.recorder import collectives
 from samestep.recorder.keeper import Keeper
 from samestep.recorder.player import Player
 from samestep.recorder.recorder import Recorder
+from samestep.recorder.spawned import patch_spawn, seed_anew
 from samestep.records.files import naming_full_disks, write
 from samestep.records.record import RankRecord
 from samestep.records.replay import REPLAYED, Replayed
@@ -69,10 +71,10 @@ def run_script(plan: ScriptPlan, record: RankRecord) -> ScriptRecord:
         played = Player(recorder, plan.replay, stop)
         played.attach()
     recorder.attach()
-    sys.argv = [plan.script, *plan.arguments]
-    sys.path.insert(0, str(Path(plan.script).resolve().parent))
+    patch_spawn(record.world, played)
+    seed_anew()  # a forked rank has the random state of all others
     try:
-        runpy.run_path(plan.script, run_name="__main__")
+        _run(plan)
     except SystemExit as left:
         if left.code not in (None, 0):
             raise RuntimeError(f"{plan.script} ended itself with sys.exit({left.code!r})") from None
@@ -83,14 +85,33 @@ def run_script(plan: ScriptPlan, record: RankRecord) -> ScriptRecord:
     return recorder.record("itself")
 
 
+def _run(plan: ScriptPlan) -> None:
+    """Runs a script, or a module of the working directory, as __main__."""
+    sys.argv = [plan.script, *plan.arguments]
+    if not plan.module:
+        sys.path.insert(0, str(Path(plan.script).resolve().parent))
+        runpy.run_path(str(Path(plan.script).absolute()), run_name="__main__")  # __file__ is absolute, as of python
+        return
+    sys.path.insert(0, os.getcwd())
+    try:
+        found = importlib.util.find_spec(plan.script)
+    except ModuleNotFoundError:
+        found = None
+    if found is None:
+        raise UserError(f"there is no module {plan.script}; run the command in the folder that holds its package")
+    runpy.run_module(plan.script, run_name="__main__", alter_sys=True)
+
+
 def _completed(plan: ScriptPlan, world: World) -> ScriptPlan:
     """Takes the script from the environment where a command has started this rank. Rank 0 writes it into the plan."""
     if SCRIPT not in os.environ:
         return plan
     if world.size != plan.ranks:
         raise UserError(f"the command starts {world.size} ranks; give samestep check --nproc {world.size}")
-    script, *arguments = json.loads(os.environ[SCRIPT])
-    plan = replace(plan, script=script, arguments=tuple(arguments))
+    words = json.loads(os.environ[SCRIPT])
+    module = words[0] == "-m"
+    script, *arguments = words[module:]
+    plan = replace(plan, script=script, arguments=tuple(arguments), module=module)
     if world.rank == 0:
         write(Path(plan.out) / PLAN, plan)
     return plan

@@ -44,6 +44,7 @@ class Window:
     unclipped: dict[str, Tensor] = field(default_factory=dict)
     unclipped_after: int = -1
     dtypes: set[str] = field(default_factory=set)  # of the local gradients
+    computed: set[str] = field(default_factory=set)  # the dtypes of autocast
 
     def current(self) -> Micro:
         """Returns the micro-batch whose backward has not ended; begins it where there is none."""
@@ -58,6 +59,10 @@ class Window:
         self.dtypes.add(str(gradient.dtype).removeprefix("torch."))
         found = compress(gradient)
         kept[number] = kept[number] + found if number in kept else found
+
+    def computed_gradients(self) -> list[str]:
+        """Returns the parameters whose local gradient is not zero."""
+        return [name for name, of in self.local.items() if any(bool(each.any()) for each in of.values())]
 
     def clear(self) -> None:
         """Removes the micro-batches so far: their gradients will be in no step."""

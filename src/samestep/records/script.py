@@ -13,7 +13,7 @@ from samestep.records.beside_steps import EvaluationSeen, GroupSeen, RandomSeen
 from samestep.records.replay import ReplayPlan
 from samestep.records.results import Divergence
 
-SCRIPT = "SAMESTEP_CHECK_SCRIPT"  # set where a command has started a rank: its script and arguments, as JSON
+SCRIPT = "SAMESTEP_CHECK_SCRIPT"  # set in a rank that a command has started: its words after python, as JSON
 PLAN = "script-plan.json"  # a worker knows by this name what to do
 STEP = "step{}"  # the name of a step's arrays
 # Of each parameter NAME: the gradient that this rank computed in the micro-batch M, before any reduction; the one that
@@ -35,7 +35,8 @@ class ScriptPlan:
     """What each rank of a launch runs. script: the path of a Python file. steps: of the optimizer, to record.
 
     A script of '' is what a command gives to each rank, of which it must start `ranks`; rank 0 completes the plan.
-    keep: whether to keep what a replay needs. replay: what this launch plays again, in one process.
+    keep: whether to keep what a replay needs. replay: what this launch plays again, in one process. module: whether the
+    script is a module's name, as for python -m.
     """
 
     out: str
@@ -46,6 +47,7 @@ class ScriptPlan:
     keep: bool = False
     replay: ReplayPlan | None = None
     ranks: int = 0
+    module: bool = False
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,9 @@ class StepSeen:
     each of its schedulers. cleared: micro-batches whose gradients zero_grad() removed since the last step. scale: the
     gradient scaler's factor. weights: digest of each parameter after the step. moved: those that the step has changed.
     sharded: whether some are sharded in a way that is not judged. shards: parameters each element of which is on one
-    rank; their arrays UNCLIPPED and TAKEN are this rank's part, and the sum over the ranks is the whole's.
+    rank; their arrays UNCLIPPED and TAKEN are this rank's part, and the sum over the ranks is the whole's. computed:
+    the dtypes in which autocast has computed. held: parameters that are in the optimizer's groups. lost: those of which
+    the rank has computed a gradient, where the optimizer took none at all.
     """
 
     optimizer: int
@@ -109,6 +113,9 @@ class StepSeen:
     dtypes: list[str] = field(default_factory=list)
     sharded: bool = False
     shards: list[str] = field(default_factory=list)
+    computed: list[str] = field(default_factory=list)
+    held: list[str] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,10 @@ MICRO_MEANS = (
     "a mean of means: a target in micro-batch {} weighs {:.3g} times one in micro-batch 0, because the micro-batches "
     "have different numbers of targets; divide the sums of losses by the number in all of the step's micro-batches"
 )
+NOT_FINITE = (
+    "the gradient of {} on rank {} holds NaN or an infinity at step {}: from there on nothing can be compared (memory "
+    "that was never initialised, a rate that is too high)"
+)
 OTHER = "no known mistake explains it: {} of {} parameters have neither the mean nor the rank's own gradient"
 
 
@@ -66,6 +70,8 @@ def gradient(ranks: Ranks, record: Record) -> list[Finding]:
         taken = of.taken[0]
         if not of.names:
             continue
+        if broken := of.not_finite():
+            return [Finding("gradient", "unknown", NOT_FINITE.format(broken[1], broken[0], step)), *scales[:1]]
         finding = _reduction(of, ranks, step, before)
         if finding and several:
             why = f"several optimizers share the gradients of a backward(): {finding.sentence}"

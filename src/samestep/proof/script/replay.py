@@ -32,7 +32,8 @@ MEAN_OF_MEANS = (
 
 def coarser_of(ranks: Ranks) -> float:
     """Returns how much coarser than float32's the bounds of a script are."""
-    return max(COARSER.get(dtype, 1.0) for dtype in ranks[0].steps[0].dtypes or ["float32"])
+    first = ranks[0].steps[0]
+    return max(COARSER.get(dtype, 1.0) for dtype in [*first.dtypes, *first.computed] or ["float32"])
 
 
 def not_replayed(why: str) -> Finding:
@@ -71,6 +72,8 @@ def _gradients(
         of, mine = StepGradients.read(record, ranks, number), _before_clipping(replay, number)
         if not of.names:
             continue
+        if broken := of.not_finite():
+            return not_replayed(f"the gradient of {broken[1]} holds NaN or an infinity at step {number}")
         scale = _scale_of(ranks[0], number) / _scale_of(one, number)
         mine = {name: array * scale for name, array in mine.items()}
         if missing := [name for name in of.names if name not in mine]:
@@ -178,6 +181,8 @@ def _weights(found: Replayed, steps: int, coarser: float) -> Finding:
     off = sum(each.off for each in found.distances.values())
     if not moved:
         return Finding(WEIGHT, "unknown", "no weight moves")
+    if not math.isfinite(moved):
+        return Finding(WEIGHT, "unknown", "the ranks' weights hold NaN or an infinity")
     apart, bound = math.sqrt(off / moved), WEIGHTS * coarser
     if not apart <= bound:
         name = max(found.distances, key=lambda each: found.distances[each].off)

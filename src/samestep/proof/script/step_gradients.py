@@ -39,8 +39,9 @@ class StepGradients:
     """The gradients of one step.
 
     local: [rank] parameter -> [micro-batch] the rank's own. reduced: [rank] parameter -> what is to be their mean, as
-    it was before clipping. taken: what the optimizer took. factor: by which the sum over ranks and micro-batches is
-    multiplied in most of `reduced`. worst: the greatest relative distance from that.
+    it was before clipping. taken: what the optimizer took. scale: a gradient scaler's factor, by which a reduced one
+    may have been divided. factor: by which the sum over ranks and micro-batches is multiplied in most of `reduced`.
+    worst: the greatest relative distance from that.
     """
 
     names: list[str]
@@ -50,6 +51,7 @@ class StepGradients:
     micro: int
     close: float
     clipped: bool
+    scale: float = 1.0
     factor: float = 1.0
     worst: float = 0.0
     _bad: list[tuple[int, str]] = field(default_factory=list)
@@ -66,13 +68,22 @@ class StepGradients:
         names = [name for name in shared if any(part.any() for each in local for part in each[name])]
         reduced = [{name: before.get(name, after[name]) for name in names} for before, after in zip(unclipped, taken)]
         close = max(CLOSE_OF.get(dtype, CLOSE) for dtype in ranks[0].steps[step].dtypes or ["float32"])
-        self = cls(names, local, reduced, taken, max(1, micro), close, any(unclipped))
+        scale = ranks[0].steps[step].scale or 1.0
+        self = cls(names, local, reduced, taken, max(1, micro), close, any(unclipped), scale)
         self._fit()
         return self
 
     @property
     def size(self) -> int:
         return len(self.local)
+
+    def not_finite(self) -> tuple[int, str] | None:
+        """Returns (rank, parameter) of a gradient that holds NaN or an infinity; None where there is none."""
+        for rank, (reduced, local) in enumerate(zip(self.reduced, self.local)):
+            for name in self.names:
+                if not all(np.isfinite(each).all() for each in (reduced[name], *local[name])):
+                    return rank, name
+        return None
 
     def bad(self) -> list[tuple[int, str]]:
         """Returns (rank, parameter) of each gradient that is not the sum times the common factor."""
@@ -99,9 +110,10 @@ class StepGradients:
 
     def holds(self, rank: int, name: str, before: Mapping[str, Array]) -> bool:
         """Whether a gradient is the mean and, added to it, what was taken in the step before."""
-        return name in before and self._is_near(
-            self.reduced[rank][name] - before[name], self._sum(name) / self.size, name
-        )
+        if name not in before:
+            return False
+        held = before[name] / self.scale  # a scaler has divided it, too
+        return self._is_near(self.reduced[rank][name] - held, self._sum(name) / self.size, name)
 
     def distance(self, rank: int, name: str) -> float:
         """Returns how far a gradient is from the sum times the common factor, relative to what the ranks computed."""
@@ -117,7 +129,8 @@ class StepGradients:
         return sum(norm(part) for each in self.local for part in each[name])
 
     def _is_near(self, found: Array, wanted: Any, name: str) -> bool:
-        return norm(found - wanted) <= self.close * max(norm(np.asarray(wanted)), self._size_of(name) / self.size)
+        near = self.close * max(norm(np.asarray(wanted)), self._size_of(name) / self.size)
+        return any(norm(found * scale - wanted) <= near for scale in {1.0, self.scale})
 
     def _fit(self) -> None:
         """Finds the factor of most gradients, and those that do not have it."""
@@ -126,6 +139,8 @@ class StepGradients:
             total = self._sum(name)
             square = float(total @ total)
             for reduced in self.reduced:
+                if not np.isfinite(reduced[name]).all():
+                    continue
                 factor = float(reduced[name] @ total) / square if square else 0.0
                 rounding = self.close * abs(factor) * self._size_of(name)
                 if factor and norm(reduced[name] - factor * total) <= rounding:

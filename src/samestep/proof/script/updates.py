@@ -13,6 +13,10 @@ Ranks = Sequence[ScriptRecord]
 SHARDED = "some parameters are sharded in several dimensions, or over some of the ranks, which is not judged yet"
 OTHERS = "each rank holds other parameters, as the stages of a pipeline do: they are not compared"
 ROUNDING = 1e-6  # of the step's largest gradient: one below is rounding, as of a bias before BatchNorm
+LOST = (
+    "the ranks compute gradients, and none comes to the optimizer: they are never reduced (a flag that delays it is "
+    "never set back), or the optimizer holds other tensors than the model"
+)
 ODD = "the weights of one rank are changed alone: by a step, a copy or an initialisation that the others do not make"
 
 
@@ -111,7 +115,11 @@ def updates(ranks: Ranks, record: Record) -> Finding:
         taken = of_kind(record.arrays(STEP.format(number)), TAKEN)
         sizes = {name: float(abs(array).max(initial=0.0)) for name, array in taken.items()}
         seen |= {name for name, size in sizes.items() if size > ROUNDING * max(sizes.values())}
-    still = seen - moved
+    held = {name for rank in ranks for step in rank.steps for name in step.held}
+    lost = {name for rank in ranks for step in rank.steps for name in step.lost}
+    if lost and not seen and not moved:
+        return differs(question, "update", LOST, step=0, tensor=min(lost), expected="a change", found="no gradient")
+    still = seen - moved - held  # what it holds and does not move has a step below the weights' resolution
     if still and {*ranks[0].steps[0].dtypes} & {"bfloat16", "float16"}:
         return Finding(question, "unknown", f"{min(still)} never moves, as small updates do not in 16-bit weights")
     if still:

@@ -1,0 +1,58 @@
+"""Faults of scripts that reduce their gradients themselves."""
+
+from __future__ import annotations
+
+from recorder.faults.fault import Fault
+
+REDUCE = "                dist.all_reduce(parameter.grad)\n"
+FAULTS = (
+    Fault(
+        "by_hand",
+        "added up, not divided",
+        "                parameter.grad /= dist.get_world_size()\n",
+        "",
+        "loss weight",
+        "added up over the 2 ranks",
+    ),
+    Fault(
+        "by_hand",
+        "one parameter left out",
+        "for parameter in model.parameters():\n" + REDUCE,
+        "for parameter in list(model.parameters())[1:]:\n" + REDUCE,
+        "gradient",
+        "left out",
+    ),
+    Fault(
+        "by_hand",
+        "never reduced",
+        REDUCE + "                parameter.grad /= dist.get_world_size()\n",
+        "                pass\n",
+        "gradient",
+        "never reduced",
+    ),
+    Fault(
+        "by_hand",
+        "clipped before the reduction",
+        "            for parameter in model.parameters():\n" + REDUCE,
+        "            nn.utils.clip_grad_norm_(model.parameters(), 0.05)\n"
+        "            for parameter in model.parameters():\n" + REDUCE,
+        "gradient",
+        "clipped before the reduction",
+    ),
+    Fault(
+        "by_hand",
+        "every rank draws the same rows",
+        "manual_seed(100 + dist.get_rank())",
+        "manual_seed(100)",
+        "rows",
+        "one seed",
+    ),
+    Fault(
+        "by_hand",
+        "weights not broadcast",
+        "        dist.broadcast(parameter.data, 0)\n",
+        "        pass\n",
+        "initial weights",
+        "common seed",
+    ),
+)

@@ -1,0 +1,17 @@
+"""A fault, as a text patch of a script: what it does, and what must be found and named."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Fault:
+    """`new` for `old` in a script. question: whose answer is 'differs' first. cause: words of the cause."""
+
+    script: str
+    name: str
+    old: str
+    new: str
+    question: str
+    cause: str

@@ -1,0 +1,128 @@
+"""Faults of scripts on Accelerate, Lightning and transformers."""
+
+from __future__ import annotations
+
+from recorder.faults.fault import Fault
+
+FAULTS = (
+    Fault(
+        "accelerate_loop",
+        "loader not prepared",
+        "model, optimizer, loader = accelerator.prepare(model, optimizer, loader)",
+        "model, optimizer = accelerator.prepare(model, optimizer)",
+        "rows",
+        "reads every row",
+    ),
+    Fault(
+        "accelerate_loop",
+        "model not prepared",
+        "model, optimizer, loader = accelerator.prepare(model, optimizer, loader)",
+        "optimizer, loader = accelerator.prepare(optimizer, loader)",
+        "gradient",
+        "never reduced",
+    ),
+    Fault(
+        "accelerate_loop",
+        "divided by hand, too",
+        "accelerator.backward(loss)",
+        "accelerator.backward(loss / 3)",
+        "loss weight",
+        "twice",
+    ),
+    Fault(
+        "accelerate_loop",
+        "clipped at each micro-batch",
+        "                if accelerator.sync_gradients:\n    ",
+        "                if True:\n    ",
+        "gradient",
+        "before the gradient is whole",
+    ),
+    Fault(
+        "accelerate_loop",
+        "rank 1's weights decayed alone",
+        "                optimizer.zero_grad()\n",
+        "                optimizer.zero_grad()\n                if accelerator.process_index:\n"
+        "                    next(model.parameters()).data.mul_(0.99)\n",
+        "weights",
+        "drifted apart",
+    ),
+    Fault(
+        "lightning_trainer",
+        "no sampler of Lightning's",
+        "        max_epochs=10,\n",
+        "        max_epochs=10,\n        use_distributed_sampler=False,\n",
+        "rows",
+        "reads every row",
+    ),
+    Fault(
+        "lightning_trainer",
+        "divided by hand, too",
+        "mse_loss(self.net(x), y)",
+        "mse_loss(self.net(x), y) / 3",
+        "loss weight",
+        "twice",
+    ),
+    Fault(
+        "lightning_trainer", "rate by rank", "lr=0.01", "lr=0.01 * (1 + self.global_rank)", "rate", "different rates"
+    ),
+    Fault(
+        "lightning_trainer",
+        "rank 1's weights decayed alone",
+        "        x, y = batch\n",
+        "        x, y = batch\n        if self.global_rank:\n            self.net[0].weight.data.mul_(0.99)\n",
+        "weights",
+        "drifted apart",
+    ),
+    Fault(
+        "lightning_trainer",
+        "schedule advanced at each batch",
+        "        return torch.optim.Adam(self.parameters(), lr=0.01)\n",
+        "        optimizer = torch.optim.Adam(self.parameters(), lr=0.01)\n"
+        "        self.schedule = torch.optim.lr_scheduler.StepLR(optimizer, 100)\n        return optimizer\n\n"
+        "    def on_train_batch_end(self, *_: object) -> None:\n        self.schedule.step()\n",
+        "schedule",
+        "once a micro-batch",
+    ),
+    Fault(
+        "hf_trainer",
+        "loader not prepared",
+        "        trainer.train()\n",
+        "        loader = torch.utils.data.DataLoader(Rows(), 4, shuffle=True)\n"
+        "        trainer.get_train_dataloader = lambda: loader\n        trainer.train()\n",
+        "rows",
+        "reads every row",
+    ),
+    Fault(
+        "hf_trainer",
+        "divided by hand, too",
+        "cross_entropy(logits, labels)",
+        "cross_entropy(logits, labels) / 3",
+        "loss weight",
+        "twice",
+    ),
+    Fault(
+        "hf_trainer",
+        "divided by the ranks, too",
+        "cross_entropy(logits, labels)",
+        "cross_entropy(logits, labels) / 2",
+        "loss weight",
+        "averaged twice",
+    ),
+    Fault(
+        "hf_trainer",
+        "rate by rank",
+        "learning_rate=0.01",
+        "learning_rate=0.01 * (1 + int(os.environ['RANK']))",
+        "rate",
+        "different rates",
+    ),
+    Fault(
+        "hf_trainer",
+        "rank 1's weights decayed alone",
+        "        logits = self.net(x)\n",
+        "        if self.training and int(os.environ['RANK']):\n            self.net[0].weight.data.mul_(0.99)\n"
+        "        logits = self.net(x)\n",
+        "weights",
+        "drifted apart",
+    ),
+)

@@ -1,0 +1,152 @@
+"""Checks public scripts, as they are and with planted faults, on two ranks and small data made on the fly.
+
+    python tests/recorder/public.py --checkouts FOLDER [--out FOLDER] [--only WORDS]
+
+FOLDER/OWNER+NAME is a git repository, as a clone, that has the commit which the script is taken from. --out keeps every
+row in rows.json, and writes the tables of tests/scripts.md again; rows that --only leaves out stay as they were.
+Exit 0 when no script differs that is right, and every fault is caught.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from command import samestep
+from fork_servers import WORKER, fork_servers
+from recorder.public_scripts import CASES
+from recorder.public_scripts.case import Case, Edit, Plant
+from recorder.public_table import Row, summary, written
+from samestep.records.files import from_json
+from samestep.records.script import CheckResults
+
+STANDINS = Path(__file__).parent / "standins"
+PACKAGES = STANDINS / "packages"
+AS_IT_IS, EDITED = "", "(edited)"
+
+
+def taken(case: Case, checkouts: Path, target: Path) -> None:
+    """Writes a script's folder, as it is at the commit, below `target`."""
+    repo = checkouts / case.repo.replace("/", "+")
+    command = ["git", "-C", str(repo), "archive", case.commit, *([case.folder] if case.folder else [])]
+    if not case.folder:
+        command += [path for path in _small(repo, case.commit)]
+    done = subprocess.run(command, capture_output=True)
+    if done.returncode:
+        raise SystemExit(f"{repo} has no {case.script} at {case.commit}: {done.stderr.decode().strip()}")
+    with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
+        archive.extractall(target, filter="data")
+
+
+def _small(repo: Path, commit: str) -> list[str]:
+    """Returns the Python files of a repository's root: large ones may be missing in a mirror."""
+    done = subprocess.run(["git", "-C", str(repo), "ls-tree", "--name-only", commit], capture_output=True, text=True)
+    return [name for name in done.stdout.splitlines() if name.endswith(".py")]
+
+
+def edited(case: Case, folder: Path, edits: Sequence[Edit]) -> None:
+    """Makes the edits. Raises ValueError where one does not apply."""
+    for edit in edits:
+        file = folder / (edit.file or case.script)
+        text = file.read_text()
+        if text.count(edit.old) != 1:
+            raise ValueError(f"{edit.old!r} stands {text.count(edit.old)} times in {file.name}")
+        file.write_text(text.replace(edit.old, edit.new))
+
+
+def checked(case: Case, folder: Path, env: Mapping[str, str]) -> CheckResults | str:
+    """Checks a script; returns the error where it has failed."""
+    if case.prepare:
+        case.prepare(folder)
+    cwd = folder / case.cwd
+    out = Path(tempfile.mkdtemp(prefix="samestep-public-"))
+    script = os.path.relpath(folder / case.script, cwd)
+    words = ["check", "--nproc", "2", "--json", "--stall", "60", "--out", str(out / "out"), *case.options]
+    words += ["--", *map(_program, case.command)] if case.command else ["--launcher", "fork"]
+    done = samestep(*words, script, *case.arguments, cwd=cwd, env=env)
+    if not done.stdout.startswith("{"):
+        return " ".join(done.stderr.split())[-400:]
+    return from_json(CheckResults, json.loads(done.stdout))
+
+
+def _program(word: str) -> str:
+    """Returns a command's word; a program of this Python's environment with its path."""
+    path = Path(sys.executable).with_name(word)
+    return str(path) if path.exists() else word
+
+
+def row_of(case: Case, name: str, results: CheckResults | str, fault: Plant | None, seconds: float) -> Row:
+    if isinstance(results, str):
+        return Row(case.name, name, "failed", "", None, results, "", False, False, seconds)
+    first = results.first_divergence
+    question = next((each.question for each in results.findings if first and each.divergence == first), "")
+    unknown = [f"{each.question}: {each.sentence}" for each in results.findings if each.answer == "unknown"]
+    caught = results.answer == "differs"
+    named = bool(first and fault and question == fault.question and fault.cause in first.cause)
+    cause, step = (first.cause, first.step) if first else ("", None)
+    return Row(case.name, name, results.answer, question, step, cause, "; ".join(unknown), caught, named, seconds)
+
+
+@contextmanager
+def server(before: Sequence[str], packages: bool) -> Iterator[None]:
+    """Runs a fork server that has imported the stand-ins."""
+    lines = [f"import sys; sys.path.insert(0, {str(STANDINS)!r})", *(f"import {name}" for name in before)]
+    lines += [f"sys.path.append({str(PACKAGES)!r})"] * packages
+    with fork_servers("; ".join([*lines, WORKER]), ["ranks"]):
+        yield
+
+
+def plays(case: Case) -> list[tuple[str, Plant | None, tuple[Edit, ...]]]:
+    """Returns what is checked of a script: its name in the table, the fault, and all edits."""
+    healthy = [(AS_IT_IS, None, ())] + ([(EDITED, None, case.edits)] if case.edits else [])
+    return [*healthy, *((each.name, each, (*case.edits, *each.edits)) for each in case.plants)]
+
+
+def played(case: Case, name: str, fault: Plant | None, edits: Sequence[Edit], checkouts: Path) -> Row:
+    with tempfile.TemporaryDirectory(prefix="samestep-public-") as folder:
+        began = time.monotonic()
+        taken(case, checkouts, Path(folder))
+        edited(case, Path(folder), edits)
+        env = dict(case.env)
+        if case.command and case.packages:  # its ranks are no children of the fork server
+            env["PYTHONPATH"] = os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(PACKAGES)])
+        results = checked(case, Path(folder), env)
+        return row_of(case, name, results, fault, round(time.monotonic() - began, 1))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--checkouts", type=Path, required=True, help="folder of the repositories, each OWNER+NAME")
+    parser.add_argument("--out", type=Path, help="keep every row in this folder, and write tests/scripts.md")
+    parser.add_argument("--only", default="", help="scripts and faults whose names match this expression")
+    options = parser.parse_args()
+    asked = [(c, *play) for c in CASES for play in plays(c) if re.search(options.only, f"{c.name}|{play[0]}|")]
+    rows: list[Row] = []
+    for kind in dict.fromkeys((case.before, bool(case.packages)) for case, *_ in asked):
+        with server(*kind):
+            for case, name, fault, edits in asked:
+                if (case.before, bool(case.packages)) != kind:
+                    continue
+                rows.append(played(case, name, fault, edits, options.checkouts))
+                print(rows[-1].line(case, fault), flush=True)
+                if options.out:
+                    written(CASES, rows, options.out)
+    print(summary(CASES, rows))
+    return int(any(row.is_wrong(next(c for c in CASES if c.name == row.script)) for row in rows))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,100 @@
+"""huggingface/accelerate's examples."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+from recorder.public_scripts.case import Case, Plant, plant
+
+AT = ("huggingface/accelerate", "16cb6eb80dd9aa8b4df1a63ef57863e455d53b83")
+GLUE = ("datasets", "evaluate")
+OBJECTS = ("model", "optimizer", "train_dataloader", "eval_dataloader", "lr_scheduler")
+ALL = ", ".join(OBJECTS)
+PREPARE = f"    {ALL} = accelerator.prepare(\n        {ALL}\n    )\n"
+
+
+def prepared(*left_out: str) -> str:
+    """Returns the preparation without some of its objects."""
+    names = [name for name in OBJECTS if name not in left_out]
+    return f"    {', '.join(names)} = accelerator.prepare({', '.join(names)})\n"
+
+
+def pets(folder: Path) -> None:
+    from PIL import Image
+
+    (folder / "pets").mkdir()
+    draw = random.Random(1)
+    for number in range(240):
+        name = f"{('cat', 'dog')[number % 2]}_{number}.jpg"
+        Image.frombytes("RGB", (8, 8), draw.randbytes(192)).save(folder / "pets" / name)
+
+
+COMMON = (
+    plant("loader not prepared", PREPARE, prepared("train_dataloader"), "rows", "reads every row"),
+    plant("model not prepared", PREPARE, prepared("model"), "gradient", "never reduced"),
+    plant("gradients never cleared", "optimizer.zero_grad()", "pass", "gradient", "zero_grad is missing"),
+    plant(
+        "loss divided by the ranks",
+        "accelerator.backward(loss)",
+        "accelerator.backward(loss / accelerator.num_processes)",
+        "loss weight",
+        "averaged twice",
+    ),
+)
+RATE = plant("rate by rank", "lr=lr)", "lr=lr * (1 + accelerator.process_index))", "rate", "different rates")
+TWICE = plant(
+    "schedule advanced twice",
+    "lr_scheduler.step()\n",
+    "lr_scheduler.step(); lr_scheduler.step()\n",
+    "schedule",
+    "several times",
+)
+
+
+def case(name: str, *arguments: str, plants: tuple[Plant, ...] = (*COMMON, RATE)) -> Case:
+    script = f"examples/{name}.py"
+    return Case(
+        f"accelerate {Path(name).name}",
+        *AT,
+        script,
+        ("--cpu", *arguments),
+        folder="examples",
+        before=("hub",),
+        packages=GLUE,
+        plants=plants,
+    )
+
+
+ACCUMULATION = (
+    plant("divided by hand, too", "loss = output.loss", "loss = output.loss / 3", "loss weight", "twice"),
+    plant(
+        "clipped at each micro-batch",
+        "                accelerator.backward(loss)\n",
+        "                accelerator.backward(loss)\n"
+        "                torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)\n",
+        "gradient",
+        "before the gradient is whole",
+    ),
+)
+PETS = Case(
+    "accelerate cv_example",
+    *AT,
+    "examples/cv_example.py",
+    ("--cpu", "--data_dir", "pets"),
+    folder="examples",
+    before=("hub",),
+    packages=("torchvision", "timm"),
+    prepare=pets,
+    plants=(*COMMON, TWICE),
+)
+CASES = (
+    case("nlp_example"),
+    PETS,
+    case("complete_nlp_example", plants=(*COMMON, RATE, TWICE)),
+    case("by_feature/gradient_accumulation", "--gradient_accumulation_steps", "3", plants=(*COMMON, *ACCUMULATION)),
+    case("by_feature/checkpointing"),
+    case("by_feature/early_stopping"),
+    case("by_feature/multi_process_metrics"),
+    case("by_feature/ddp_comm_hook", "--gradient_accumulation_steps", "3"),
+)

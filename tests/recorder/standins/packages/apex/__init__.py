@@ -1,0 +1,3 @@
+"""A stand-in for apex, which scripts import and do not use."""
+
+amp = None

@@ -1,0 +1,7 @@
+"""A stand-in for torchvision: its names, with small random data and small models. Nothing is read or downloaded."""
+
+import PIL.Image as PIL_IMAGE  # noqa: F401, as torchvision does: scripts rely on it
+
+from . import datasets as datasets
+from . import models as models
+from . import transforms as transforms
