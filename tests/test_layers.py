@@ -206,7 +206,7 @@ def test_planted_torch_is_found(here: str, sources: Sources) -> None:
         ),
         ("reference/play.py", "if TYPE_CHECKING:\n    import samestep.data.loader", None),
         ("world/orphans.py", "import samestep.world.network as n", None),
-        ("world/network.py", "import samestep.world.slurm", "a circle: samestep.world.network"),
+        ("world/network.py", "import samestep.world.slurm", "samestep.world.network -> samestep.world.slurm"),
     ],
 )
 def test_other_breaches_are_found(file: str, line: str, says: str | None, sources: Sources) -> None:
