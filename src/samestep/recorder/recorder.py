@@ -251,8 +251,9 @@ class Recorder:
             return None
 
         def wrapped(*a: Any, **k: Any) -> Any:
+            self.window.clips, self.window.unclipped_after = [], -1  # a closure that is called again begins anew
             loss = closure(*a, **k)
-            self.window.cleared = 0  # a closure that is called again begins anew
+            self.window.cleared = 0
             self._take()
             return loss
 
