@@ -27,6 +27,7 @@ from samestep.recorder.patches import (
     patch_clipping,
     patch_forwards,
     patch_scaler,
+    patch_schedulers,
     patch_zero_grad,
     trains,
 )
@@ -59,6 +60,8 @@ class Recorder:
         self.window, self.steps = Window(), list[StepSeen]()
         self._optimizers: list[Optimizer] = []
         self._schedulers: list[LRScheduler] = []
+        self._only: Optimizer | None = None  # whose steps count; None: every optimizer's
+        self.ended = False
         self._stepping = self._backward = 0
         self.engine: Any = None  # DeepSpeed's
         self._notes: list[str] = []
@@ -78,14 +81,12 @@ class Recorder:
         patch_zero_grad(self.zero_grad)
         patch_autocast(lambda dtype: self.window.computed.add(str(dtype).removeprefix("torch.")))
         self.loaders.attach()
-        init, schedulers = LRScheduler.__init__, self._schedulers
+        patch_schedulers(self._schedulers.append)
 
-        @functools.wraps(init)
-        def new_init(self: LRScheduler, *args: Any, **kwargs: Any) -> None:
-            schedulers.append(self)
-            init(self, *args, **kwargs)
-
-        LRScheduler.__init__ = new_init  # type: ignore[method-assign]
+    def begin(self, model: nn.Module, optimizer: Optimizer) -> None:
+        """Records the steps of this optimizer alone, from this model's present weights on."""
+        self._only = optimizer
+        self._name(model)
 
     def timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Adds the time of a call to what recording has cost."""
@@ -184,7 +185,8 @@ class Recorder:
         self._start |= {name: value for name, value in self._whole(self._before).items() if name not in self._start}
 
     def _local(self, name: str, gradient: Tensor) -> None:
-        self.timed(self.window.add)(name, gradient)
+        if not self.ended:
+            self.timed(self.window.add)(name, gradient)
 
     def begin_backward(self, loss: Any) -> None:
         """Is called before an outermost backward()."""
@@ -242,6 +244,8 @@ class Recorder:
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         """Takes the gradients; where the optimizer has a closure that computes them, after each call. A wrapper calls
         the optimizer that it wraps, and may reduce the gradients before (Horovod): the last ones count."""
+        if self._passes_by(optimizer):
+            return None
         self._stepping += 1
         if self._stepping == 1:
             self._taken: dict[str, Tensor] = {}
@@ -261,6 +265,9 @@ class Recorder:
             return args, {**kwargs, "closure": wrapped}
         return tuple(wrapped if each is closure else each for each in args), kwargs
 
+    def _passes_by(self, optimizer: Optimizer) -> bool:
+        return self.ended or (self._only is not None and optimizer is not self._only)
+
     def _before_engine_step(self) -> None:
         self._stepping += 1
         self._taken, self._shards = self.timed(deepspeed.parts)(self.engine, self.parameters)
@@ -278,6 +285,8 @@ class Recorder:
         self._taken = self.timed(self._gradients)() or self._taken
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if self._passes_by(optimizer):
+            return
         self._stepping -= 1
         if self._stepping:
             return
