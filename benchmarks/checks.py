@@ -241,7 +241,7 @@ def _spread(asked: Asked, of: dict[str, list[float]], result: dict[str, Any]) ->
 
     compared, saved, control = map(event_s, ("replicas compared once", "one checkpoint", "control"))
     low, middle, high = map(shares, compared, saved)
-    nothing = [sum(shares(each, each)) for each in control]
+    nothing = [sum(shares(each, each)[:2]) for each in control]  # no looks
     megabytes = result["checkpoint_bytes"] / 1e6
     return [
         f"  a comparison takes {compared[1] * 1e3:.1f} ms: {middle[0]:.4%} where one comes in {STEPS_APART} steps",
