@@ -51,12 +51,11 @@ class Recorder:
         self._names: dict[int, str] = {}  # id of a parameter -> its name
         self._modules: list[nn.Module] = []  # outermost ones that have been trained
         self._frozen: dict[int, nn.Module] = {}  # outermost ones without trainable parameters, by their ids
-        self._start: dict[str, int] = {}
+        self._start, self._buffers = dict[str, int](), dict[str, int]()
         self._before: dict[str, int] = {}  # the digests of what this rank holds, before the step that comes next
         self._shards: list[str] = []  # parameters each element of which is on one rank
         self._unsharded: dict[int, Tensor] = {}  # what stands for them in a forward pass, and for some time after it
         self._hides = False  # whether there are shards that are no DTensors, or were never seen as such
-        self._buffers: dict[str, int] = {}
         self.window, self.steps = Window(), list[StepSeen]()
         self._optimizers: list[Optimizer] = []
         self._schedulers: list[LRScheduler] = []
