@@ -10,6 +10,7 @@ import pytest
 
 from proof.test_script import NAMES, SIZE, STEPS, judged
 from samestep.proof.script.gradients import gradient
+from samestep.proof.script.replay import drifts
 from samestep.proof.script.rows import rows
 from samestep.proof.script.updates import updates
 from samestep.records.arrays import write_arrays
@@ -62,3 +63,16 @@ def test_gradients_that_are_no_numbers_are_not_passed(tmp_path: Path) -> None:
         write_arrays(tmp_path / f"rank{rank}.step2.npz", of)
     found = gradient(recorded(tmp_path), Record(tmp_path))[0]
     assert found.answer == "unknown" and "a.weight on rank 0 holds NaN or an infinity at step 2" in found.sentence
+
+
+@pytest.mark.parametrize(
+    ("apart", "found"),
+    [
+        ([2e-9, 2e-9, 2e-9, 2e-7, 1.4e-4, 2e-2], True),  # a transformer at a high rate
+        ([2e-9, 2e-9, 2e-2], False),
+        ([2e-9, 2e-9, 1e-3, 2e-2], False),
+        ([1e-5, 1e-4, 1e-3, 2e-2], False),
+    ],
+)
+def test_rounding_that_grows_is_no_mistake(apart: list[float], found: bool) -> None:
+    assert drifts(apart) is found

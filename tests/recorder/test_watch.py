@@ -39,8 +39,8 @@ for number, (x, y) in enumerate([*loader, *loader]):
 assert taken == 6 and before == (nn.Module.__call__, torch.autograd.backward)
 held = [module for name, module in [*sys.modules.items()] if name.startswith("torch")]
 held += [kind for module in held for kind in [*vars(module).values()] if isinstance(kind, type)]
-pairs = [pair for each in held for pair in vars(each).copy().items()]
-functions = [(name, value) for name, value in pairs if type(value) is type(lambda: 0)]
+found = [(name, value) for each in held for name, value in vars(each).copy().items()]
+functions = [(name, value) for name, value in found if type(value) is type(lambda: 0)]
 left = [name for name, value in functions if "samestep" in value.__code__.co_filename]
 assert not left, left  # of ours in torch
 print("found", watched.results().answer)

@@ -52,6 +52,7 @@ def closure():
     lbfgs.zero_grad()
     loss = other(x).pow(2).mean()
     loss.backward()
+    nn.utils.clip_grad_norm_(other.parameters(), 1e-3)
     return loss
 lbfgs.step(closure)
 
@@ -120,9 +121,13 @@ def test_micro_batches_losses_and_clips(seen: ScriptRecord, folder: Path) -> Non
 
 def test_a_closure_that_is_called_again_clears_nothing_that_was_taken(seen: ScriptRecord, folder: Path) -> None:
     assert seen.steps[1].cleared == 0 and len(seen.steps[1].micro) == 1
+    assert [(clip.parameters, clip.of) for clip in seen.steps[1].clips] == [(2, 2)]
+    assert [step.calls for step in seen.steps] == [0, 3, 0]
     arrays = Record(folder).arrays("step1")
-    for name in OTHER:
-        np.testing.assert_allclose(arrays[f"taken {name}"], arrays[f"local 0 {name}"], rtol=1e-5, atol=1e-8)
+    for name in OTHER:  # of the last call
+        np.testing.assert_allclose(arrays[f"unclipped {name}"], arrays[f"local 0 {name}"], rtol=1e-5, atol=1e-8)
+    taken = np.concatenate([arrays[f"taken {name}"] for name in OTHER])
+    assert abs(np.linalg.norm(taken) - 0.001) < 1e-5
 
 
 def test_a_scaler_is_told(seen: ScriptRecord) -> None:

@@ -231,12 +231,13 @@ class Player:
         return {name: p.grad.detach().cpu().double() for name, p in named if p.grad is not None}
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        self._first = self._first or self._gradients()  # of a closure that the optimizer has called
         groups, step = optimizer.param_groups, len(self._recorder.steps)
         for group, rate in zip(groups, self._rates.pop()):
             _set_rate(group, rate)
-        # Horovod steps a fresh optimizer once before any forward, to create its state: that is no step.
-        if not self._rates and self._recorder.parameters:
+        if not self._recorder.parameters:  # Horovod steps a fresh optimizer once, to create its state
+            return
+        self._first = self._first or self._gradients()  # of a closure, which may also be the first to use the model
+        if not self._rates:
             self._base_rates.append([float(group.get("initial_lr", group["lr"])) for group in groups])
             self._count_micro(step)
 

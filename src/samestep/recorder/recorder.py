@@ -51,12 +51,11 @@ class Recorder:
         self._names: dict[int, str] = {}  # id of a parameter -> its name
         self._modules: list[nn.Module] = []  # outermost ones that have been trained
         self._frozen: dict[int, nn.Module] = {}  # outermost ones without trainable parameters, by their ids
-        self._start: dict[str, int] = {}
+        self._start, self._buffers = dict[str, int](), dict[str, int]()
         self._before: dict[str, int] = {}  # the digests of what this rank holds, before the step that comes next
         self._shards: list[str] = []  # parameters each element of which is on one rank
         self._unsharded: dict[int, Tensor] = {}  # what stands for them in a forward pass, and for some time after it
         self._hides = False  # whether there are shards that are no DTensors, or were never seen as such
-        self._buffers: dict[str, int] = {}
         self.window, self.steps = Window(), list[StepSeen]()
         self._optimizers: list[Optimizer] = []
         self._schedulers: list[LRScheduler] = []
@@ -255,8 +254,9 @@ class Recorder:
             return None
 
         def wrapped(*a: Any, **k: Any) -> Any:
+            self.window.begin_again()
             loss = closure(*a, **k)
-            self.window.cleared = 0  # a closure that is called again begins anew
+            self.window.cleared = 0
             self._take()
             return loss
 
@@ -331,12 +331,12 @@ class Recorder:
                 sorted(window.computed),
                 [name for name in self._held_by(optimizer) if name],
                 [] if taken else window.computed_gradients(),
+                window.calls,
             )
         )
         if len(self.steps) == 1:
             named = {plain(n): b.detach() for module in self._modules for n, b in module.named_buffers()}
-            whole = {name: buffer for name, buffer in named.items() if not is_shard(buffer)}
-            self._buffers = dict(zip(whole, digests(whole)))
+            self._buffers = {name: digests({name: b})[0] for name, b in named.items() if not is_shard(b)}
 
 
 def _inner(scheduler: LRScheduler) -> Any:

@@ -53,8 +53,14 @@ LLM_PLANTS = (
 def imagenet(wrap: str) -> tuple:
     return (
         plant("not wrapped", wrap, "    model.__dict__['module'] = model", "initial weights", "common seed"),
-        plant("set_epoch left out", "        train_sampler.set_epoch(epoch)\n", "", "order", "never called"),
-        plant("rate by rank", "args.lr,\n", "args.lr * (1 + local_rank),\n", "rate", "different rates"),
+        plant("set_epoch left out", "        train_sampler.set_epoch(epoch)\n", "", "order", "same shuffled order"),
+        plant(
+            "rate by rank",
+            "param_group['lr'] = lr",
+            "param_group['lr'] = lr * (1 + dist.get_rank())",
+            "rate",
+            "different",
+        ),
         plant(
             "loss divided by the ranks",
             "        loss.backward()\n",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,11 @@ from samestep.records.script import STEP, TAKEN, UNCLIPPED, Finding, ScriptRecor
 FIRST, LATER, WEIGHTS = 1e-4, 1e-2, 1e-2
 COARSER = {"bfloat16": 300.0, "float16": 40.0}  # how much coarser than float32's the bounds are
 NEAR = 1e-3
+ROUNDING, GROWS = 1e-7, 1000.0  # of a gradient in float32; and by how much a chaotic training makes it grow in a step
+DRIFTS = (
+    "after {} the gradients have come apart little by little ({}), as rounding does in a training that is very "
+    "sensitive to its weights: what follows cannot be compared; a lower rate may show it"
+)
 HOW = {
     "whole": "the ranks' batches as one",
     "by rank": "the ranks' batches as one, which the model receives rank by rank, as dropout or BatchNorm needs",
@@ -52,6 +58,8 @@ def replayed(found: Replayed, ranks: Ranks, one: ScriptRecord, record: Record, r
         return [not_replayed(why)]
     coarser = coarser_of(ranks)
     findings = [_gradients(ranks, one, record, replay, coarser, found), _rates(found, ranks, one)]
+    if (findings[0].question, findings[0].answer) == (GRADIENT, "unknown"):
+        return [*findings, Finding(WEIGHT, "unknown", "the gradients have come apart before")]
     return [*findings, _weights(found, len(one.steps), coarser)]
 
 
@@ -67,7 +75,7 @@ def _micro_batches(found: Replayed, ranks: Ranks) -> Finding:
 def _gradients(
     ranks: Ranks, one: ScriptRecord, record: Record, replay: Record, coarser: float, found: Replayed
 ) -> Finding:
-    first = 0.0
+    apart: list[float] = []
     for number in range(len(one.steps)):
         of, mine = StepGradients.read(record, ranks, number), _before_clipping(replay, number)
         if not of.names:
@@ -84,9 +92,15 @@ def _gradients(
         sizes = {name: max(_added_up(of, name), 1e-3 * whole) for name in of.names}
         off = {name: norm(ranked[name] - mine[name]) / sizes[name] for name in of.names}
         name = max(off, key=lambda each: off[each])
-        bound = (LATER if number else FIRST) * coarser
-        first = first if number else off[name]
-        if not off[name] <= bound:
+        inside = ranks[0].steps[number].calls > 1  # the last call of a closure, at weights inside of the step
+        bound = (LATER if number or inside else FIRST) * coarser
+        apart.append(off[name] / coarser)
+        if not math.isfinite(off[name]):
+            return Finding(GRADIENT, "unknown", f"the gradient of {name} at step {number} is no number")
+        if drifts(apart) and off[name] > bound:
+            values = ", ".join(f"{each:.0e}" for each in apart[-4:])
+            return Finding(GRADIENT, "unknown", DRIFTS.format(many(number, "step"), values))
+        if off[name] > bound:
             shown = {"expected": _figure(mine[name]), "found": _figure(ranked[name]), "tensor": name}
             cause = _cause(ranks, number, [ranked[n] for n in of.names], [mine[n] for n in of.names])
             return differs(GRADIENT, "gradient against one process", cause, step=number, **shown)
@@ -94,8 +108,19 @@ def _gradients(
             return finding
     means = ", and each rank's mean loss was averaged, as the model computes it itself" if found.means else ""
     return Finding(
-        GRADIENT, "right", f"that of one process, to {first:.0e} at the first step; fed: {HOW[found.feed]}{means}"
+        GRADIENT,
+        "right",
+        f"that of one process, to {sum(apart[:1]):.0e} at the first step; fed: {HOW[found.feed]}{means}",
     )
+
+
+def drifts(apart: Sequence[float]) -> bool:
+    """Whether gradients that were the same come apart as rounding does in a training that doubles it many times a step.
+
+    A mistake is there at once: it is no small multiple of what was there in the step before.
+    """
+    begins = [max(each, ROUNDING) for each in apart]
+    return len(apart) > 2 and apart[0] <= 10 * ROUNDING and all(b <= GROWS * a for a, b in pairwise(begins))
 
 
 def _clipped(of: StepGradients, replay: Record, step: int, bound: float) -> Finding | None:
