@@ -282,6 +282,8 @@ def main() -> int:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="samestep-faults-") as folder:
         found = trials(options.only, options.seed, Path(folder))
+    if not found:
+        parser.error(f"--only {options.only}: no fault that can be tried here has these words in its name")
     right = sum(trial.right for trial in found)
     said = f"{right} of {len(found)} faults ended as they should"
     print(said)

@@ -238,6 +238,8 @@ def main() -> int:
     options = parser.parse_args()
     words = options.only.split(",")
     many = [each for each in exhibits() if any(word in f"{each.name} {each.kind} {each.source}" for word in words)]
+    if not many:
+        parser.error(f"--only {options.only}: no exhibit has one of these words in its name, class or source")
     skipped = {each.name: why for each in many if (why := lacks(each))}
     rows: list[Row] = []
     before = {row.name: row for row in kept()}

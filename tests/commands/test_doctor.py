@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -11,6 +12,9 @@ from collections.abc import Mapping
 import pytest
 
 from budget import budget
+from samestep.commands.doctor import _report
+from samestep.commands.fleet import Here
+from samestep.world.checks import Place
 
 BEGINS = ("NCCL_", "GLOO_", "TORCH_")
 
@@ -50,6 +54,36 @@ def test_contradictory_options_are_a_sentence() -> None:
     done = doctor("--nnodes", "2")
     assert (done.returncode, done.stdout) == (2, "")
     assert "name the machine where the ranks meet" in done.stderr
+
+
+def test_a_device_or_a_jobs_file_that_there_is_not_is_told() -> None:
+    done = doctor("--quick", "--device", "foo")
+    assert done.returncode == 2 and "--device foo: give auto, cpu, cuda, or a list" in done.stderr
+    done = doctor("--quick", "--json", "missing.py")
+    assert done.returncode == 1 and found(done, "versions")["why"] == "the job's file is not there"
+    assert found(doctor("--quick", "--json", "digits"), "versions")["status"] == "OK"
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(ConnectionError("h1 is lost: closed"), "FAIL"), (OSError("no route"), "UNKNOWN")]
+)
+def test_a_machine_that_is_lost_fails_and_what_cannot_be_measured_is_unknown(error: OSError, status: str) -> None:
+    report = _report([("h0", [])], {"links": error}, 0.0)
+    assert [(each.check, each.status, each.why) for each in report.findings] == [
+        ("links", status, f"not measured: {error}")
+    ]
+    assert report.failed == (status == "FAIL")
+
+
+def test_the_port_of_a_trial_is_held_until_a_rank_has_it() -> None:
+    here = Here("h0", "127.0.0.1", Place(nproc=2, master="127.0.0.1"))
+    first = here.free_port()
+    with pytest.raises(OSError, match="in use"):
+        socket.create_server(("127.0.0.1", first))
+    second = here.free_port()
+    here.close()
+    for port in (first, second):
+        socket.create_server(("127.0.0.1", port)).close()
 
 
 @pytest.mark.check

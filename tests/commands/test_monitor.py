@@ -214,11 +214,19 @@ def test_no_such_command_is_one_sentence(tmp_path: Path) -> None:
     for words, sentence in cases:
         done = samestep("monitor", "--out", str(tmp_path / "out"), *words)
         assert done.returncode == 2 and sentence in done.stderr and "Traceback" not in done.stderr, done.stderr
+    done = samestep("monitor", "--out", str(tmp_path / "text"), "true")
+    assert done.returncode == 2 and "text is a file; give a folder with --out" in done.stderr
     assert not (tmp_path / "out" / CSV).exists()
     (tmp_path / "out").mkdir(exist_ok=True)
     (tmp_path / "out" / CSV).touch()
     done = samestep("monitor", "--out", str(tmp_path / "out"), "true")
     assert done.returncode == 2 and "would be replaced; give another folder with --out" in done.stderr
+
+
+def test_an_interval_without_end_looks_at_the_beginning_and_the_end(tmp_path: Path) -> None:
+    done, summary = monitored(tmp_path / "out", "sleep", "0.1", interval=float("inf"))
+    assert done.returncode == 0 and summary.samples == 2
+    assert "ended before its memory was looked at" in done.stderr
 
 
 def test_a_gpus_columns_are_read_as_they_are_written(tmp_path: Path) -> None:

@@ -50,6 +50,8 @@ def taken(kind: str, local: list[list[Gradient]], rank: int) -> Gradient:
             return {name: first[name] / SIZE + total(local[rank][1:])[name] for name in NAMES}
         case "lost":
             return {name: total([parts[-1] for parts in local])[name] / SIZE for name in NAMES}
+        case "not finite":
+            return mean | {"a.bias": mean["a.bias"] * np.nan}
         case "no known mistake":
             return {name: value + 0.1 for name, value in mean.items()}
     return mean
@@ -117,6 +119,14 @@ def test_a_wrong_gradient_is_named(kind: str, micro: int, weight: float | None, 
     assert results.answer == "differs"
     assert results.first_divergence and results.first_divergence.step == 0
     assert cause in results.first_divergence.cause
+
+
+def test_a_gradient_that_is_not_finite_is_not_passed(tmp_path: Path) -> None:
+    """NaN is no greater than any bound."""
+    results = judged(tmp_path, "not finite")
+    (found,) = [each for each in results.findings if each.question == "gradient"]
+    assert found.answer == results.answer == "unknown"
+    assert "a.bias on rank 0 holds NaN or an infinity at step 0" in found.sentence
 
 
 def test_gradients_that_are_never_cleared_are_named(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def test_gradients_that_are_no_numbers_are_not_passed(tmp_path: Path) -> None:
         of = dict.fromkeys((f"{kind} {name}" for name in NAMES for kind in ("taken", "local 0")), np.full(30, np.nan))
         write_arrays(tmp_path / f"rank{rank}.step2.npz", of)
     found = gradient(recorded(tmp_path), Record(tmp_path))[0]
-    assert found.answer == "unknown" and "a.weight at step 2 is infinite or not a number" in found.sentence
+    assert found.answer == "unknown" and "a.weight on rank 0 holds NaN or an infinity at step 2" in found.sentence
 
 
 @pytest.mark.parametrize(

@@ -156,15 +156,16 @@ def main() -> int:
                 row.cause,
                 flush=True,
             )
+    if not rows:
+        parser.error(f"--only {options.only}: no script or fault matches")
     print(summary(rows))
     if options.out:
         rows = merged(rows, options.out / "rows.json")
         options.out.mkdir(parents=True, exist_ok=True)
         (options.out / "rows.json").write_text(json.dumps([dataclasses.asdict(row) for row in rows], indent=1) + "\n")
         docs = re.sub(r"\*\*\d+ healthy scripts: .*?\*\*", f"**{summary(rows)}.**", DOCS.read_text())
-        DOCS.write_text(
-            re.sub(r"\| script \| fault \| answer .*?\n(?=\n|$)", lambda _: markdown(rows) + "\n", docs, flags=re.S)
-        )
+        table = r"\| script \| fault \| answer .*?\n(?=\n|$)"
+        DOCS.write_text(re.sub(table, lambda _: markdown(rows) + "\n", docs, flags=re.S))
     return int(not all(row.named if row.fault else row.answer == "right" for row in rows))
 
 

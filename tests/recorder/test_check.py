@@ -12,6 +12,7 @@ from command import samestep
 from recorder.faults import FAULTS, HEALTHY, Fault
 from recorder.plant import checked, planted, row_of, text_of
 from recorder.replay_faults import REPLAY_FAULTS
+from samestep.records.script import PLAN
 
 STAGES = [each for each in FAULTS if each.script.startswith("deepspeed") and each.name != "divided by hand, too"]
 TRIED = [each for each in (*FAULTS, *REPLAY_FAULTS) if each not in STAGES]  # tests/recorder/plant.py tries all
@@ -56,6 +57,17 @@ def test_the_script_under_torchrun_prints_its_verdict_and_ends(tmp_path: Path) -
     assert {path.name for path in tmp_path.iterdir()} == {"train.py", "out"}
     left = [each for each in psutil.process_iter(["cmdline"]) if str(tmp_path) in " ".join(each.info["cmdline"] or ())]
     assert not left
+
+
+def test_an_optimizer_with_a_closure_is_replayed_to_its_weights(tmp_path: Path) -> None:
+    sgd, lbfgs = "SGD(model.parameters(), lr=options.lr, momentum=0.9)", "LBFGS(model.parameters(), 0.1, 3)"
+    text = text_of("ddp").replace(sgd, lbfgs)
+    begin, end = text.index("            loss = F.cross"), text.index("            schedule.step()")
+    lines = text[begin:end].replace("            optimizer.step()\n", "").replace("\n    ", "\n        ").rstrip()
+    closure = f"            def closure():\n    {lines}\n                return loss\n"
+    text = text[:begin] + closure + "            loss = optimizer.step(closure)\n" + text[end:]
+    results = checked(text, tmp_path, "--steps", "3")
+    assert {each.question: each.answer for each in results.findings}["replayed weights"] == "right", results.findings
 
 
 def test_a_module_is_checked(tmp_path: Path) -> None:
@@ -111,6 +123,7 @@ def test_what_cannot_be_judged_is_not_passed(tmp_path: Path) -> None:
         (["--launcher", "srun", "x.py"], 2, "--launcher 'srun': a script is started by torchrun or fork"),
         (["--nproc", "100000", "x.py"], 2, "give at most"),
         (["--launcher", "fork", "x.py"], 1, "x.py ended itself with sys.exit(3)"),
+        (["--", "sh", "-c", "exit 0"], 1, "sh has started no rank, which is a Python script with RANK in its environ"),
     ],
 )
 def test_a_mistake_is_one_sentence(words: list[str], code: int, says: str, tmp_path: Path) -> None:
@@ -118,3 +131,14 @@ def test_a_mistake_is_one_sentence(words: list[str], code: int, says: str, tmp_p
     done = samestep("check", "--out", str(tmp_path / "out"), *words, cwd=tmp_path)
     assert done.returncode == code
     assert says in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_check_is_no_rank_and_has_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "x.py").touch()
+    (tmp_path / PLAN).touch()
+    done = samestep("check", "--out", str(tmp_path), "x.py", cwd=tmp_path)
+    assert done.returncode == 2 and "holds the record of another check; give another folder" in done.stderr
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    done = samestep("check", "x.py", cwd=tmp_path)
+    assert done.returncode == 2 and "samestep check starts the ranks itself, and RANK and WORLD_SIZE" in done.stderr

@@ -15,8 +15,8 @@ from samestep.commands.check_command import is_command, recorded
 from samestep.commands.check_options import LAUNCHERS, CheckOptions
 from samestep.commands.check_replay import replay
 from samestep.commands.results_folder import prepare
-from samestep.errors import UserError
-from samestep.launch import Command, Machines, fork_client, ports, supervise
+from samestep.errors import TrainingFailed, UserError
+from samestep.launch import Command, Machines, fork_client, supervise
 from samestep.launch.command import command_for
 from samestep.proof.script import judge, with_replay
 from samestep.proof.script.replay import not_replayed
@@ -42,6 +42,9 @@ def check(options: CheckOptions, words: Sequence[str]) -> CheckResults:
     cores = os.cpu_count() or 1
     if options.nproc > 64 * cores:
         raise UserError(f"--nproc {options.nproc}: this machine has {cores} cores; give at most 64 ranks for each")
+    _refuse_ranks()
+    if options.out and (options.out / PLAN).exists():
+        raise UserError(f"{options.out} holds the record of another check; give another folder with --out")
     asked = shlex.join([*arguments, f"at {time.time()}"])  # each has a folder of its own
     folder = prepare(
         options.out, StudyRecord("check", script, __version__, options.nproc, steps=options.steps, training=asked)
@@ -65,6 +68,15 @@ def check(options: CheckOptions, words: Sequence[str]) -> CheckResults:
     return results
 
 
+def _refuse_ranks() -> None:
+    """Raises UserError where a launcher has started this command as one of its ranks."""
+    if {"RANK", "WORLD_SIZE"} <= os.environ.keys():
+        raise UserError(
+            "samestep check starts the ranks itself, and RANK and WORLD_SIZE are set here; type samestep check -- "
+            "torchrun … train.py, not the other way round, or unset RANK and WORLD_SIZE"
+        )
+
+
 def _script_of(words: Sequence[str]) -> tuple[str, list[str]]:
     script, *arguments = words
     if not Path(script).is_file():
@@ -76,15 +88,18 @@ def _script_of(words: Sequence[str]) -> tuple[str, list[str]]:
 def _run(options: CheckOptions, folder: Path, nproc: int, words: Sequence[str] | None = None) -> Record:
     machines = Machines()
     if words:
-        return _supervise(recorded(words, folder), options, folder, nproc)
+        try:
+            return _supervise(recorded(words, folder), options, folder, nproc)
+        except TrainingFailed as error:
+            if list(folder.glob("pid-rank*")):
+                raise
+            raise TrainingFailed(
+                f"{words[0]} has started no rank, which is a Python script with RANK in its environment and samestep "
+                f"installed; give a command such as torchrun, or the script itself; {error}"
+            ) from None
     command = command_for(folder / PLAN, options.launcher, nproc, ("cpu",), machines)
-    meeting: dict[str, str] = {}
     if options.launcher == launch.FORK:
-        # As torchrun sets them; by the last one libraries know that they need not start ranks themselves.
-        meeting = {"MASTER_ADDR": machines.master, "MASTER_PORT": str(ports.any_free(machines.master))}
-        meeting["TORCHELASTIC_RUN_ID"] = "samestep"
         fork_client.start("ranks")
-    command = Command(command.argv, {**command.env, **meeting}, command.ends_by, command.fork)
     return _supervise(command, options, folder, nproc)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from samestep.errors import UserError
 from samestep.proof.script import first_divergence
-from samestep.proof.script.compare import compare
+from samestep.proof.script.compare import compare, steps_of
 from samestep.records.files import read
 from samestep.records.record import Record
 from samestep.records.script import PLAN, Answer, DiffResults, ScriptPlan, ScriptRecord
@@ -25,8 +25,9 @@ def diff(first: Path, second: Path) -> DiffResults:
     notes = []
     if len(one) != len(other):
         notes.append(f"the first is of {len(one)} ranks, the second of {len(other)}")
-    steps = min(len(one[0].steps), len(other[0].steps))
-    return DiffResults(str(first), str(second), steps, answer, findings, first_divergence(findings), notes)
+    return DiffResults(
+        str(first), str(second), steps_of(one, other), answer, findings, first_divergence(findings), notes
+    )
 
 
 def _ranks(folder: Path) -> list[ScriptRecord]:

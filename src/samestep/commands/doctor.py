@@ -7,6 +7,7 @@ first asks: open connections, send, start ranks. Where they cannot come, each ju
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import tempfile
@@ -52,6 +53,8 @@ def doctor(options: DoctorOptions, flags: Sequence[str] = ()) -> Report | int | 
 
     flags: how the report is printed, for the command that a launcher starts on each machine.
     """
+    if not re.fullmatch(r"auto|cpu|cuda|cuda:\d+(,cuda:\d+)*", options.device):
+        raise UserError(f"--device {options.device}: give auto, cpu, cuda, or a list such as cuda:0,cuda:1")
     setup = options.setup()
     if setup.launchers:
         return _launched(setup, options, flags)

@@ -17,7 +17,6 @@ from typing import IO, Any, TypeVar
 import psutil
 
 from samestep.errors import UserError
-from samestep.launch import ports
 from samestep.records.doctor import Answer, Greeting, Probed, Request, TrialRank
 from samestep.records.files import KEY, SCHEMA, from_json, read, with_schema, write
 from samestep.world import RANK_VARIABLES, network, wire
@@ -36,6 +35,7 @@ class Here:
     def __init__(self, name: str, address: str, place: Place) -> None:
         self.name, self.address, self.nproc, self._master = name, address, place.nproc, place.master
         self._sink: wire.Sink | None = None
+        self._meeting: socket.socket | None = None
         self._ranks: list[tuple[int, subprocess.Popen[bytes]]] = []
         self._until = 0.0
         self._folder = tempfile.TemporaryDirectory(prefix="samestep-doctor-")
@@ -60,7 +60,15 @@ class Here:
         return tuple(sorted((name for name in found if states[name].isup), key=lambda name: name != first))
 
     def free_port(self) -> int:
-        return ports.any_free(self.address)
+        """Opens a port for the ranks to meet at, which the next trial's rank 0 inherits."""
+        self._forget_port()
+        self._meeting = network.bound(self.address, 0)
+        return int(self._meeting.getsockname()[1])
+
+    def _forget_port(self) -> None:
+        if self._meeting:
+            self._meeting.close()
+        self._meeting = None
 
     def start(self, trial: Trial) -> None:
         self._ranks = []
@@ -72,7 +80,8 @@ class Here:
         environment |= {"TORCH_CPP_LOG_LEVEL": "ERROR"} if "TORCH_CPP_LOG_LEVEL" not in environment else {}
         for rank in range(trial.first, trial.first + trial.here):
             file = folder / f"rank-{rank}.json"
-            write(file, TrialRank(trial, rank))
+            listening = self._meeting.fileno() if self._meeting and not rank else None
+            write(file, TrialRank(trial, rank, listening))
             with open(folder / f"log-{rank}.txt", "wb") as log:
                 process = subprocess.Popen(
                     [sys.executable, "-m", "samestep.worker", "--try", str(file)],
@@ -80,9 +89,11 @@ class Here:
                     stdout=log,
                     stderr=log,
                     env=environment,
+                    pass_fds=() if listening is None else (listening,),
                     preexec_fn=die_with_parent if sys.platform != "win32" else None,
                 )
             self._ranks.append((rank, process))
+        self._forget_port()
         self._until = time.monotonic() + START_S + 4 * trial.wait_s
 
     def ended(self) -> tuple[RankTried, ...]:
@@ -108,6 +119,7 @@ class Here:
         for _, process in self._ranks:
             process.kill()
             process.wait()
+        self._forget_port()
         if self._sink:
             self._sink.close()
         self._folder.cleanup()

@@ -22,6 +22,7 @@ from samestep.world.process_tree import adopt_orphans, reap_orphans
 
 FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGQUIT)
 WAITED = (*FORWARDED, signal.SIGCHLD)
+LONGEST_S = 3600.0  # that the kernel is asked to wait; it refuses an endless time
 SI_USER = 0  # the greatest code of a signal that a process has sent; the terminal's have SI_KERNEL
 
 
@@ -63,6 +64,8 @@ def monitor(options: MonitorOptions, words: Sequence[str]) -> int:
 
 def _folder(out: Path | None, words: Sequence[str]) -> Path:
     folder = out or dated_folder(Path(words[0]).name)
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder} is a file; give a folder with --out")
     if (folder / CSV).exists():
         raise UserError(f"{folder / CSV} exists, and would be replaced; give another folder with --out")
     try:
@@ -96,7 +99,7 @@ def _watch(process: subprocess.Popen[bytes], sampler: UsageSampler, line: LiveLi
     shown = sampler.samples[-1]
     while process.poll() is None:
         reap_orphans(process.pid)
-        arrived = signal.sigtimedwait(WAITED, sampler.due_in())
+        arrived = signal.sigtimedwait(WAITED, min(sampler.due_in(), LONGEST_S))
         if arrived and arrived.si_signo != signal.SIGCHLD and arrived.si_code <= SI_USER:
             with suppress(ProcessLookupError):
                 process.send_signal(arrived.si_signo)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import pickle
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -86,10 +87,17 @@ class Keeper:
         self.kept.passes = [self._batches.get(number, []) for number in trained]
         self.kept.numbers = trained
         self.kept.ended = [passes[number].ended for number in trained]
-        torch.save(self.kept, self._folder / KEPT.format(self._rank))
+        self._save()
         if self._rank == 0:
             write_state(self._folder, 0, START, self._start)
             write_state(self._folder, 0, END, weights(self._recorder.parameters))
+
+    def _save(self) -> None:
+        path = self._folder / KEPT.format(self._rank)
+        try:
+            torch.save(self.kept, path)
+        except (AttributeError, TypeError, pickle.PicklingError) as error:  # what a batch holds is the script's
+            torch.save(Kept(why_not=f"a batch cannot be kept in a file ({type(error).__name__}: {error})"), path)
 
     def _read(self, iterator: Any, read: Callable[[Any], Any]) -> Any:
         data = read(iterator)

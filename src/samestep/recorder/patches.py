@@ -98,7 +98,7 @@ def patch_autocast(before: Callable[[torch.dtype], None]) -> None:
     def new_enter(self: Any) -> Any:
         if self._enabled:
             before(self.fast_dtype)
-        return enter(self)
+        return enter(self)  # type: ignore[no-untyped-call]
 
     torch.autocast.__enter__ = new_enter  # type: ignore[method-assign]
 

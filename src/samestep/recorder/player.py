@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -42,9 +43,7 @@ class Player:
     def __init__(self, recorder: Recorder, plan: ReplayPlan, leave: Callable[[Replayed], NoReturn]) -> None:
         self._recorder, self._plan, self._leave = recorder, plan, leave
         folder = Path(plan.record)
-        self._kept: list[Kept] = [
-            torch.load(folder / KEPT.format(rank), weights_only=False) for rank in range(plan.ranks)
-        ]
+        self._kept = self._read(folder)
         self._start, self._end = (_weights(folder, name) for name in (START, END))
         self._first: dict[str, Tensor] = {}  # the first gradients
         self._forwards = self._asked = 0
@@ -54,6 +53,14 @@ class Player:
         kept = self._kept
         self._from_loader = bool(kept[0].passes)
         self._by_rank = not plan.in_turn and any(each.draws or each.batch_norm for each in kept)
+
+    def _read(self, folder: Path) -> list[Kept]:
+        """Reads what the ranks have kept. What the script itself defines is not known here, before it runs."""
+        paths = [folder / KEPT.format(rank) for rank in range(self._plan.ranks)]
+        try:
+            return [torch.load(path, weights_only=False) for path in paths]
+        except (AttributeError, ImportError, pickle.UnpicklingError) as error:
+            self._leave(Replayed(f"the kept batches hold objects of a class that only the script knows ({error})"))
 
     def why_not(self) -> str:
         """Returns why this record cannot be replayed; '' where it may be."""
@@ -107,7 +114,7 @@ class Player:
         least = MOVES * (squares / size) ** 0.5 if size else 0.0
         found = {}
         for name, gradient in self._first.items():
-            moves = gradient.abs() > least
+            moves = ~(gradient.abs() <= least)  # NaN, too
             start, end = self._start[name].double(), self._end[name].double()
             mine = self._recorder.parameters[name].detach().cpu().double()
             found[name] = Distance(float(((end - start)[moves] ** 2).sum()), float(((mine - end)[moves] ** 2).sum()))
@@ -210,10 +217,7 @@ class Player:
         if not self._recorder.parameters:  # Horovod steps a fresh optimizer once, to create its state
             return
         if not step:
-            found = {
-                n: p.grad.detach().cpu().double() for n, p in self._recorder.parameters.items() if p.grad is not None
-            }
-            self._first = found or self._first
+            self._first = self._gradients() or self._first
         groups = optimizer.param_groups
         momenta = self._kept[0].momenta
         if len({repr(each) for each in momenta.values()}) > 1 and len(momenta.get(step, ())) == len(groups):
@@ -224,9 +228,14 @@ class Player:
             for group, rate in zip(groups, self._plan.rates[step]):
                 _set_rate(group, rate)
 
+    def _gradients(self) -> dict[str, Tensor]:
+        named = self._recorder.parameters.items()
+        return {name: p.grad.detach().cpu().double() for name, p in named if p.grad is not None}
+
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if not self._recorder.parameters:
             return
+        self._first = self._first or self._gradients()  # of a closure that the optimizer has called
         groups, step = optimizer.param_groups, len(self._recorder.steps)
         for group, rate in zip(groups, self._rates.pop()):
             _set_rate(group, rate)

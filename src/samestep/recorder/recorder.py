@@ -311,7 +311,8 @@ class Recorder:
         )
         if len(self.steps) == 1:
             named = {plain(n): b.detach() for module in self._modules for n, b in module.named_buffers()}
-            self._buffers = dict(zip(named, digests({n: b for n, b in named.items() if not is_shard(b)})))
+            whole = {name: buffer for name, buffer in named.items() if not is_shard(buffer)}
+            self._buffers = dict(zip(whole, digests(whole)))
 
 
 def _inner(scheduler: LRScheduler) -> Any:

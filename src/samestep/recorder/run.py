@@ -69,7 +69,7 @@ def run_script(plan: ScriptPlan, record: RankRecord) -> ScriptRecord:
         played = Player(recorder, plan.replay, stop)
         played.attach()
     recorder.attach()
-    patch_spawn(record.world, played.stop if played else lambda _: None)
+    patch_spawn(record.world, played)
     seed_anew()  # a forked rank has the random state of all others
     try:
         _run(plan)
@@ -88,7 +88,7 @@ def _run(plan: ScriptPlan) -> None:
     sys.argv = [plan.script, *plan.arguments]
     if not plan.module:
         sys.path.insert(0, str(Path(plan.script).resolve().parent))
-        runpy.run_path(plan.script, run_name="__main__")
+        runpy.run_path(str(Path(plan.script).absolute()), run_name="__main__")  # __file__ is absolute, as of python
         return
     sys.path.insert(0, os.getcwd())
     try:

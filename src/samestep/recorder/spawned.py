@@ -16,6 +16,7 @@ import torch
 import torch.multiprocessing
 
 from samestep.errors import UserError
+from samestep.recorder.player import Player
 from samestep.world import World
 
 AGENTS = ("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RUN_ID")  # with these, rank 0 would open no store
@@ -28,16 +29,17 @@ class Joined:
         return True
 
 
-def patch_spawn(world: World, refuse: Callable[[str], None]) -> None:
-    """Makes spawn() run its function here, as this rank. refuse: called first where it would start another number."""
-    spawn = torch.multiprocessing.spawn
+def patch_spawn(world: World, player: Player | None) -> None:
+    """Makes spawn() run its function here, as this rank. player: whose replay ends where it starts another number."""
+    spawn = torch.multiprocessing.spawn  # type: ignore[attr-defined]
 
     @functools.wraps(spawn)
     def new_spawn(
         fn: Callable[..., Any], args: tuple[Any, ...] = (), nprocs: int = 1, join: bool = True, *_: Any, **__: Any
     ) -> Joined | None:
         if nprocs != world.size:
-            refuse(f"the script starts {nprocs} ranks itself")
+            if player:
+                player.stop(f"the script starts {nprocs} ranks itself")
             raise UserError(f"the script starts {nprocs} ranks itself; give samestep check --nproc {nprocs}")
         for name in AGENTS:
             os.environ.pop(name, None)
@@ -45,7 +47,7 @@ def patch_spawn(world: World, refuse: Callable[[str], None]) -> None:
         fn(world.rank, *args)
         return None if join else Joined()
 
-    torch.multiprocessing.spawn = new_spawn
+    torch.multiprocessing.spawn = new_spawn  # type: ignore[attr-defined]
 
 
 def seed_anew() -> None:

@@ -46,10 +46,11 @@ class Probes:
 
 @dataclass(frozen=True)
 class TrialRank:
-    """What one rank of a trial is told."""
+    """What one rank of a trial is told. listening: the descriptor of the socket that rank 0 inherits for its store."""
 
     trial: Trial
     rank: int
+    listening: int | None = None
 
 
 @dataclass(frozen=True)

@@ -45,9 +45,12 @@ def _gpu(gpu: GpuUse | GpuSummary) -> str:
 def sentences(summary: UsageSummary) -> Iterator[str]:
     """What was used in all, and what could not be seen."""
     processes = f"{summary.processes} process{'' if summary.processes == 1 else 'es'}"
+    memory = f"at most {size(summary.memory)} in {processes}"
+    if not summary.processes:
+        memory = "ended before its memory was looked at (a smaller --interval)"
     yield (
         f"used {summary.cores:.2f} cores for {amount(summary.seconds)} s ({amount(summary.cpu_s)} CPU seconds), "
-        f"at most {size(summary.memory)} in {processes}; "
+        f"{memory}; "
         f"disk: {size(summary.read)} read, {size(summary.written)} written"
     )
     yield (

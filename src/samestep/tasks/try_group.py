@@ -30,7 +30,7 @@ def try_main(path: str) -> None:
     trial, seen = told.trial, RankTried(told.rank, backend=_backend(told.trial))
     torch.set_num_threads(1)
     try:
-        seen = in_time(4 * trial.wait_s, lambda: _run(trial, seen))
+        seen = in_time(4 * trial.wait_s, lambda: _run(trial, seen, told.listening))
     except BaseException as error:
         words = (str(error).strip().splitlines() or [""])[0]
         seen = replace(seen, error=f"{type(error).__name__}: {words}"[:300])
@@ -43,13 +43,14 @@ def _backend(trial: Trial) -> str:
     return "nccl" if usable and dist.is_nccl_available() else "gloo"
 
 
-def _run(trial: Trial, seen: RankTried) -> RankTried:
+def _run(trial: Trial, seen: RankTried, listening: int | None) -> RankTried:
     began, wait = time.monotonic(), timedelta(seconds=trial.wait_s)
     device = torch.device("cpu")
     if seen.backend == "nccl":
         device = torch.device("cuda", seen.rank - trial.first)
         torch.cuda.set_device(device)
-    listening = bound(trial.master, trial.port).detach() if seen.rank == 0 else None
+    if listening is None and seen.rank == 0:
+        listening = bound(trial.master, trial.port).detach()
     store = TCPStore(
         trial.master, trial.port, trial.size, seen.rank == 0, wait, wait_for_workers=False, master_listen_fd=listening
     )

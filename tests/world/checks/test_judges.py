@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -129,6 +130,13 @@ SEEN: list[tuple[str, Any, str, str, str]] = [
     ("locale", locale.Facts("UTF-8", "utf-8", "LANG=C.UTF-8"), "OK", "UTF-8", ""),
     ("locale", locale.Facts("ANSI_X3.4-1968", "ascii", "LC_ALL=C"), "WARN", "UnicodeDecodeError", "C.UTF-8"),
     ("versions", {"h0": VERSIONS, "h1": VERSIONS}, "OK", "torch 2.13.0", ""),
+    (
+        "versions",
+        {"h0": replace(VERSIONS, job=versions.MISSING)},
+        "FAIL",
+        "the job's file is not there",
+        "ls *.py",
+    ),
     (
         "versions",
         {"h0": VERSIONS, "h1": versions.Facts("3.11.7", "2.12.0", "2.2.6", "0.1.0 aa", "", "")},

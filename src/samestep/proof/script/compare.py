@@ -6,6 +6,8 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
+import numpy as np
+
 from samestep.errors import TrainingFailed
 from samestep.proof.script.replay import FIRST, LATER, WEIGHTS, coarser_of
 from samestep.proof.script.step_gradients import Array, norm, of_ranks, whole
@@ -17,12 +19,17 @@ from samestep.records.script import TAKEN, Finding, ScriptRecord
 EXACT = "the same to the last bit"
 
 
+def steps_of(one: Ranks, other: Ranks) -> int:
+    """Returns how many steps every rank of two recordings has taken."""
+    return min(len(rank.steps) for rank in (*one, *other))
+
+
 def compare(one: Ranks, other: Ranks, record: Record, second: Record) -> list[Finding]:
     """Answers what is the same in two recordings, in the order in which a step goes. record, second: their folders."""
-    steps = min(len(one[0].steps), len(other[0].steps))
+    steps = steps_of(one, other)
     if not steps:
         return [Finding("steps", "unknown", "a record has no step")]
-    short = " (as many as both have)" if len(one[0].steps) != len(other[0].steps) else ""
+    short = " (as many as both have)" if any(len(rank.steps) > steps for rank in (*one, *other)) else ""
     return [
         Finding("steps", "right", f"{many(steps, 'step')} are compared{short}"),
         _start(one[0], other[0]),
@@ -88,6 +95,8 @@ def _gradients(one: Ranks, other: Ranks, record: Record, second: Record, steps: 
         names = [name for name in theirs if name in mine and theirs[name].shape == mine[name].shape]
         if not names or len(names) < max(len(theirs), len(mine)):
             continue
+        if any(not np.isfinite(each[name]).all() for each in (theirs, mine) for name in names):
+            return Finding(question, "unknown", f"a gradient holds NaN or an infinity at step {step}")
         compared += 1
         size = math.sqrt(sum(norm(theirs[name]) ** 2 for name in names)) or 1.0
         off = {name: norm(theirs[name] - mine[name]) for name in names}
@@ -128,7 +137,7 @@ def _weights(one: Ranks, other: Ranks, record: Record, second: Record, steps: in
     apart = next((i for i, each in enumerate(first) if each != other[0].steps[i].weights), None)
     if apart is None and first[0]:
         return Finding(question, "right", f"{EXACT} after each of {many(steps, 'step')}")
-    if len(one[0].steps) != len(other[0].steps):
+    if any(len(rank.steps) > steps for rank in (*one, *other)):
         return Finding(
             question, "unknown", f"no more the same bits after step {apart}; the last steps are not the same"
         )

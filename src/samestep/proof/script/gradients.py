@@ -44,8 +44,8 @@ STILL_SCALED = (
     "before the clipping"
 )
 NOT_FINITE = (
-    "the gradient of {} at step {} is infinite or not a number, and the optimizer takes it: nothing can be compared "
-    "(memory that was never initialised, a rate that is too high)"
+    "the gradient of {} on rank {} holds NaN or an infinity at step {}: from there on nothing can be compared (memory "
+    "that was never initialised, a rate that is too high)"
 )
 OTHER = "no known mistake explains it: {} of {} parameters have neither the mean nor the rank's own gradient"
 
@@ -66,8 +66,8 @@ def gradient(ranks: Ranks, record: Record) -> list[Finding]:
         taken = of.taken[0]
         if not of.names:
             continue
-        if name := of.not_finite():
-            return [Finding("gradient", "unknown", NOT_FINITE.format(name, step)), *scales[:1]]
+        if broken := of.not_finite():
+            return [Finding("gradient", "unknown", NOT_FINITE.format(broken[1], broken[0], step)), *scales[:1]]
         finding = _reduction(of, ranks, step, before)
         if finding and several:
             why = f"several optimizers share the gradients of a backward(): {finding.sentence}"

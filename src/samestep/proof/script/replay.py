@@ -80,6 +80,8 @@ def _gradients(
         of, mine = StepGradients.read(record, ranks, number), _before_clipping(replay, number)
         if not of.names:
             continue
+        if broken := of.not_finite():
+            return not_replayed(f"the gradient of {broken[1]} holds NaN or an infinity at step {number}")
         scale = _scale_of(ranks[0], number) / _scale_of(one, number)
         mine = {name: array * scale for name, array in mine.items()}
         if missing := [name for name in of.names if name not in mine]:
@@ -203,6 +205,8 @@ def _weights(found: Replayed, steps: int, coarser: float) -> Finding:
     off = sum(each.off for each in found.distances.values())
     if not moved:
         return Finding(WEIGHT, "unknown", "no weight moves")
+    if not math.isfinite(moved):
+        return Finding(WEIGHT, "unknown", "the ranks' weights hold NaN or an infinity")
     apart, bound = math.sqrt(off / moved), WEIGHTS * coarser
     if not apart <= bound:
         name = max(found.distances, key=lambda each: found.distances[each].off)

@@ -77,13 +77,17 @@ class StepGradients:
     def size(self) -> int:
         return len(self.local)
 
+    def not_finite(self) -> tuple[int, str] | None:
+        """Returns (rank, parameter) of a gradient that holds NaN or an infinity; None where there is none."""
+        for rank, (reduced, local) in enumerate(zip(self.reduced, self.local)):
+            for name in self.names:
+                if not all(np.isfinite(each).all() for each in (reduced[name], *local[name])):
+                    return rank, name
+        return None
+
     def bad(self) -> list[tuple[int, str]]:
         """Returns (rank, parameter) of each gradient that is not the sum times the common factor."""
         return self._bad
-
-    def not_finite(self) -> str:
-        """Returns a parameter whose gradient has an infinity or is not a number; '' where there is none."""
-        return next((name for name in self.names for of in self.reduced if not np.isfinite(of[name]).all()), "")
 
     def is_own(self, rank: int, name: str) -> bool:
         """Whether a gradient is what the rank computed by itself, on all its micro-batches."""

@@ -13,12 +13,13 @@ from samestep.version import __version__
 from samestep.world.checks import Finding, Place, different, fail, ok, warn
 
 GROUP = "environment"
+MISSING = "missing"
 
 
 @dataclass(frozen=True)
 class Facts:
-    """samestep: version and digest of its files. job: digest of the job's file; '' for a built-in job. nvidia: versions
-    of the packages of CUDA and NCCL; '' without them."""
+    """samestep: version and digest of its files. job: digest of the job's file; '' for a built-in job, MISSING for a
+    file that is not there. nvidia: versions of the packages of CUDA and NCCL; '' without them."""
 
     python: str
     torch: str
@@ -35,9 +36,16 @@ def probe(place: Place) -> Facts:
         torch=version_of("torch"),
         numpy=version_of("numpy"),
         samestep=f"{__version__} {_digest(sorted(Path(__file__).parents[2].rglob('*.py')))}",
-        job=_digest([job]) if (job := Path(place.job.partition(":")[0])).is_file() else "",
+        job=_job(place.job),
         nvidia=", ".join(nccl),
     )
+
+
+def _job(named: str) -> str:
+    job = Path(named.partition(":")[0])
+    if job.is_file():
+        return _digest([job])
+    return MISSING if job.suffix == ".py" or len(job.parts) > 1 else ""
 
 
 def version_of(package: str) -> str:
@@ -57,7 +65,11 @@ def _digest(files: list[Path]) -> str:
 
 def judge(facts: Mapping[str, Facts]) -> list[Finding]:
     first = next(iter(facts.values()))
-    found = []
+    found = [
+        Finding("FAIL", "the job's file is not there", "ls *.py   # from this folder: the job's path", machine=machine)
+        for machine, seen in facts.items()
+        if seen.job == MISSING
+    ]
     for name, of, mend in (
         ("torch", lambda seen: seen.torch, f"pip install torch=={first.torch}"),
         ("samestep", lambda seen: seen.samestep, f"pip install samestep=={first.samestep.partition(' ')[0]}"),

@@ -1,0 +1,33 @@
+"""Where the ranks of a script meet that are forked: at a store that listens before they start, as torchrun's does."""
+
+from __future__ import annotations
+
+import os
+
+from torch._C._distributed_c10d import TCPStore
+
+from samestep.world.network import bound
+
+HOST = "127.0.0.1"
+_stores: list[TCPStore] = []  # which live as long as this process
+
+
+def listen() -> int:
+    """Opens a free port in the process that will fork the ranks, and names it in their environment.
+
+    Returns the descriptor of the socket. The port is never closed in between, so that nobody else can take it.
+    """
+    listening = bound(HOST, 0)
+    os.environ |= {"MASTER_ADDR": HOST, "MASTER_PORT": str(listening.getsockname()[1])}
+    # The first says that the store is there already; by the second libraries know that the ranks are, too.
+    os.environ |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RUN_ID": "samestep"}
+    return listening.detach()
+
+
+def serve(descriptor: int, rank: int) -> None:
+    """Serves the store in rank 0's process; in the others, closes the inherited socket."""
+    if rank:
+        os.close(descriptor)
+        return
+    port = int(os.environ["MASTER_PORT"])
+    _stores.append(TCPStore(HOST, port, None, True, wait_for_workers=False, master_listen_fd=descriptor))

@@ -1,0 +1,53 @@
+"""The sampler of what this process's descendants use: how often it looks, at whom, and what it keeps."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from samestep.launch.usage import SHARE, UsageSampler
+from samestep.records.files import read
+from samestep.records.usage import CSV, SUMMARY, UsageSummary, read_samples
+
+SLEEPS = [sys.executable, "-S", "-c", "import sys; sys.stdin.read()"]
+
+
+def test_a_look_that_takes_long_makes_the_next_one_wait(tmp_path: Path) -> None:
+    began = time.monotonic()
+    sampler = UsageSampler(tmp_path, interval=0.0)
+    assert 0 < sampler.cost_s / SHARE - sampler.due_in() <= time.monotonic() - began
+    sampler.sample_if_due()
+    assert len(sampler.samples) == 1
+    assert UsageSampler(tmp_path, interval=1000.0).due_in() > 900
+
+
+def test_processes_that_are_left_out_do_not_count(tmp_path: Path) -> None:
+    with (
+        subprocess.Popen(SLEEPS, stdin=subprocess.PIPE) as first,
+        subprocess.Popen(SLEEPS, stdin=subprocess.PIPE) as second,
+    ):
+        sampler = UsageSampler(tmp_path, without=[first.pid])
+        assert second.pid in sampler.living() and first.pid not in sampler.living()
+    assert second.pid not in sampler.living()
+
+
+def test_what_it_keeps_is_whole(tmp_path: Path) -> None:
+    sampler = UsageSampler(tmp_path, interval=0.0)
+    began = time.time()
+    sampler.sample()
+    summary = sampler.close(["a", "command"], 3)
+    assert summary == read(UsageSummary, tmp_path / SUMMARY)
+    assert (summary.command, summary.exit_code, summary.samples) == (("a", "command"), 3, 3)
+    assert len(read_samples(tmp_path / CSV)) == 3
+    assert abs(time.mktime(time.strptime(summary.started, "%Y-%m-%dT%H:%M:%S")) - began) < 2 + time.time() - began
+    assert summary.monitor_cores == pytest.approx(sampler.cost_s / summary.seconds)
+
+
+def test_a_disk_that_is_full_ends_nothing(tmp_path: Path) -> None:
+    (tmp_path / CSV).symlink_to("/dev/full")  # which takes no byte
+    for folder in (tmp_path, tmp_path / "missing"):
+        assert UsageSampler(folder).close().samples == 2

@@ -1,0 +1,71 @@
+"""The judge of collectives' values, on calls that are made up: what is right, wrong, and what the backend lacks."""
+
+from __future__ import annotations
+
+import pytest
+
+from samestep.proof.collective_values import judge_values
+from samestep.records.collectives import Case, CollectiveRank, Held, Tensors
+
+BEFORE = [[[1.0, 2.0]], [[3.0, 4.0]]]
+
+
+def case(collective: str, reduction: str = "", dtype: str = "float32", root: int = 0) -> Case:
+    return Case(collective, dtype, reduction, "world", (0, 1), root)
+
+
+def ranks(*cases: tuple[Case, list[Tensors], list[str]]) -> list[CollectiveRank]:
+    """Two ranks. For each call: what they held after it, and the errors that they raised."""
+    return [
+        CollectiveRank([Held(rank, of, BEFORE[rank], after[rank], error=errors[rank]) for of, after, errors in cases])
+        for rank in range(2)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("of", "expected"),
+    [
+        (case("all_reduce", "sum"), [[[4.0, 6.0]]] * 2),
+        (case("all_reduce", "product"), [[[3.0, 8.0]]] * 2),
+        (case("all_reduce", "max"), [[[3.0, 4.0]]] * 2),
+        (case("all_reduce", "bxor", "int64"), [[[2.0, 6.0]]] * 2),
+        (case("all_reduce", "sum", "bool"), [[[1.0, 1.0]]] * 2),
+        (case("all_reduce", "product", "complex64"), [[[-5.0, 10.0]]] * 2),  # (1 + 2i) (3 + 4i)
+        (case("reduce_scatter_tensor", "sum"), [[[4.0]], [[6.0]]]),
+        (case("broadcast", root=1), [[[3.0, 4.0]]] * 2),
+        (case("all_gather_into_tensor"), [[[1.0, 2.0, 3.0, 4.0]]] * 2),
+        (case("all_to_all_single"), [[[1.0, 3.0]], [[2.0, 4.0]]]),
+        (case("send_recv"), [[[1.0, 2.0]], [[1.0, 2.0]]]),
+        (case("batch_isend_irecv"), [[[3.0, 4.0]], [[1.0, 2.0]]]),
+    ],
+    ids=lambda value: f"{value.collective} {value.reduction} {value.dtype}" if isinstance(value, Case) else "",
+)
+def test_a_call_is_right_only_with_the_right_values(of: Case, expected: list[Tensors]) -> None:
+    assert judge_values(ranks((of, expected, ["", ""])), "gloo") == (1, [], [])
+    off = [[[*expected[1][0][:-1], expected[1][0][-1] + 1.0]]]
+    right, wrong, lacking = judge_values(ranks((of, [expected[0], *off], ["", ""])), "gloo")
+    assert (right, lacking) == (0, []) and [(each.collective, each.rank) for each in wrong] == [(of.collective, 1)]
+    (each,) = wrong
+    assert each.expected != each.found
+
+
+@pytest.mark.parametrize(("dtype", "off", "right"), [("float32", 2e-7, 1), ("float32", 1e-5, 0), ("bfloat16", 1e-3, 1)])
+def test_an_average_may_be_rounded_and_no_sum(dtype: str, off: float, right: int) -> None:
+    mean: list[Tensors] = [[[2.0 * (1 + off), 3.0]]] * 2
+    assert judge_values(ranks((case("all_reduce", "avg", dtype), mean, ["", ""])), "gloo")[0] == right
+    total: list[Tensors] = [[[4.0 * (1 + off), 6.0]]] * 2
+    assert judge_values(ranks((case("all_reduce", "sum", dtype), total, ["", ""])), "gloo")[0] == 0
+
+
+def test_what_all_ranks_refuse_is_lacking_and_what_one_refuses_is_wrong() -> None:
+    of, sums = case("all_reduce", "sum"), [[[4.0, 6.0]]] * 2
+    right, wrong, lacking = judge_values(ranks((of, sums, ["no", "no"])), "gloo")
+    assert (right, wrong) == (0, []) and [each.why for each in lacking] == ["no"] and lacking[0].instead
+    right, wrong, lacking = judge_values(ranks((of, sums, ["", "no"])), "gloo")
+    assert (right, lacking) == (0, []) and [(each.rank, each.found) for each in wrong] == [(1, "no")]
+
+
+def test_only_the_root_holds_what_is_reduced() -> None:
+    of = case("reduce", "sum", root=1)
+    assert judge_values(ranks((of, [[[9.0, 9.0]], [[4.0, 6.0]]], ["", ""])), "gloo")[0] == 1
+    assert judge_values(ranks((of, [[[4.0, 6.0]], [[9.0, 9.0]]], ["", ""])), "gloo")[0] == 0

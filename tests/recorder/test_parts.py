@@ -1,0 +1,287 @@
+"""The recorder's parts, one by one: losses, sums, windows, loaders, clipping, batches. Whole scripts: test_check.py."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections import namedtuple
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, TensorDataset, dataloader
+from torch.utils.data.distributed import DistributedSampler
+
+from samestep.recorder.forwards import Different, copied, joined, joined_outputs, randomness, scalars, split
+from samestep.recorder.keeper import Keeper
+from samestep.recorder.loaders import Loaders, rows_of
+from samestep.recorder.losses import terms
+from samestep.recorder.patches import patch_clipping, patch_forwards
+from samestep.recorder.player import Player
+from samestep.recorder.recorder import Recorder
+from samestep.recorder.sums import compress
+from samestep.recorder.window import Micro, Window
+from samestep.records.replay import KEPT, Replayed, ReplayPlan
+from samestep.records.script import BUCKETS, MICRO_BATCHES, LossSeen, ScriptPlan
+from samestep.world import World
+
+Batch = namedtuple("Batch", "x y")
+
+
+# Losses
+
+
+class Own(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, values: Tensor) -> Tensor:
+        return values.mean()
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        return gradient.expand(6)
+
+
+TARGETS = torch.tensor([0, 1, -100])
+LOSSES: list[tuple[Callable[[Tensor], Tensor], list[LossSeen]]] = [
+    (lambda v: v.mean(), [LossSeen(1.0, "mean", 6)]),
+    (lambda v: v.sum(), [LossSeen(1.0, "sum", 6)]),
+    (lambda v: -v.mean(), [LossSeen(-1.0, "mean", 6)]),
+    (lambda v: v.mean() / 4, [LossSeen(0.25, "mean", 6)]),
+    (lambda v: 3 * v.sum() / torch.tensor(6.0), [LossSeen(0.5, "sum", 6)]),
+    (lambda v: v.mean() - 0.5 * v[:2].sum(), [LossSeen(1.0, "mean", 6), LossSeen(-0.5, "sum", 2)]),
+    (lambda v: torch.add(v.mean(), v[:3].mean(), alpha=2.0), [LossSeen(1.0, "mean", 6), LossSeen(2.0, "mean", 3)]),
+    (lambda v: (v.mean() + 1.0).clone(), [LossSeen(1.0, "mean", 6)]),
+    (lambda v: F.cross_entropy(v.view(3, 2), TARGETS), [LossSeen(1.0, "mean", 2)]),
+    (lambda v: F.cross_entropy(v.view(3, 2), TARGETS, reduction="sum"), [LossSeen(1.0, "sum", 2)]),
+    (lambda v: F.mse_loss(v, torch.zeros(6)), [LossSeen(1.0, "mean", 6)]),
+]
+
+
+@pytest.mark.parametrize(("loss", "expected"), LOSSES, ids=range(len(LOSSES)))
+def test_a_loss_is_a_combination_of_means_and_sums(loss: Callable[[Tensor], Tensor], expected: list[LossSeen]) -> None:
+    assert terms(loss(torch.ones(6, requires_grad=True))) == expected
+
+
+@pytest.mark.parametrize("loss", [Own.apply, lambda v: v.mean() * v.sum(), lambda v: 1 / v.mean(), lambda v: v.max()])
+def test_another_loss_is_unknown(loss: Callable[[Tensor], Tensor]) -> None:
+    (term,) = terms(loss(torch.ones(6, requires_grad=True)))
+    assert term.reduction == "unknown"
+
+
+# Gradients
+
+
+def test_sums_are_linear_and_no_element_is_lost() -> None:
+    few = torch.randn(3, 5)
+    assert torch.equal(compress(few), few.reshape(-1).double())
+    many = [torch.randn(2, 3 * BUCKETS - 7, dtype=torch.float64) for _ in range(2)]
+    assert compress(many[0]).shape == (BUCKETS,)
+    torch.testing.assert_close(compress(sum(many) / 2), (compress(many[0]) + compress(many[1])) / 2)  # type: ignore[operator, arg-type]
+    one = torch.zeros(6 * BUCKETS - 14)
+    for place in (0, 1, BUCKETS, len(one) - 1):
+        one.zero_()[place] = 1.0
+        assert compress(one).abs().sum() == 1.0
+
+
+def test_what_is_moved_within_a_bucket_is_seen() -> None:
+    """By the random signs: an element that is exchanged for another one of its bucket leaves no sum as it was."""
+    moved = []
+    for other in range(1, 20):
+        pair = torch.zeros(20 * BUCKETS)
+        pair[0], pair[other * BUCKETS] = 1.0, -1.0
+        moved.append(bool(compress(pair).any()))
+    assert 4 <= sum(moved) <= 15
+
+
+def test_of_many_micro_batches_the_last_are_added_up() -> None:
+    window = Window()
+    for number in range(MICRO_BATCHES + 3):
+        window.current()
+        window.add("w", torch.tensor([float(number)]))
+        window.add("w", torch.tensor([0.5]))  # a weight that is used twice
+        window.done = len(window.micro)
+    kept = {number: float(value) for number, value in window.local["w"].items()}
+    assert kept == {**{n: n + 0.5 for n in range(MICRO_BATCHES - 1)}, MICRO_BATCHES - 1: 7.5 + 8.5 + 9.5 + 10.5}
+
+
+def test_micro_batches_that_are_cleared_are_counted_and_what_has_begun_stays() -> None:
+    window = Window([Micro(["a"]), Micro(["b"]), Micro(["c"])], done=2, local={"w": {0: torch.ones(1)}})
+    window.clear()
+    window.clear()
+    assert (window.cleared, window.done, window.local) == (2, 0, {})
+    assert [each.rows for each in window.micro] == [["c"]] and window.current().rows == ["c"]
+
+
+# Patches
+
+
+def test_clipping_is_told_with_its_parameters_and_its_norm(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (nn.utils, nn.utils.clip_grad):
+        for name in ("clip_grad_norm_", "clip_grad_value_"):
+            monkeypatch.setattr(module, name, getattr(module, name))
+    told: list[tuple[int, float | None]] = []
+    patch_clipping(lambda parameters, limit: told.append((len(parameters), limit)))
+    weights = [nn.Parameter(torch.ones(1)) for _ in range(3)]
+    for weight in weights:
+        weight.grad = torch.full((1,), 2.0)
+    nn.utils.clip_grad_norm_((each for each in weights), 1.5)  # a generator can be read once
+    assert sum(float(each.grad) ** 2 for each in weights if each.grad is not None) == pytest.approx(1.5**2, rel=1e-4)
+    nn.utils.clip_grad_norm_(parameters=weights[:2], max_norm=1.0)
+    nn.utils.clip_grad_norm_(weights[0], 1.0, norm_type=float("inf"))
+    nn.utils.clip_grad_norm_(weights, 1.0, 1.0)
+    nn.utils.clip_grad_value_(weights, clip_value=0.1)
+    assert told == [(3, 1.5), (2, 1.0), (1, None), (3, None), (3, None)]
+    assert all(float(each.grad) < 0.11 for each in weights if each.grad is not None)
+
+
+def test_only_the_outermost_forward_is_seen_and_none_of_a_backward(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nn.Module, "__call__", nn.Module.__call__)
+    seen: list[str] = []
+
+    def around(call: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
+        seen.append(type(module).__name__)
+        return call(*args, **kwargs)
+
+    patch_forwards(around)
+    inner = nn.Linear(3, 3)
+    outer = nn.Sequential(nn.Sequential(inner), nn.ReLU())
+    outer(torch.ones(2, 3))
+    assert seen == ["Sequential"]
+    checkpoint(inner, torch.ones(2, 3), use_reentrant=False).sum().backward()  # type: ignore[no-untyped-call]
+    assert seen == ["Sequential", "Linear"]
+    with pytest.raises(RuntimeError):
+        outer(torch.ones(2, 4))
+    outer(torch.ones(2, 3))
+    assert seen == ["Sequential", "Linear", "Sequential", "Sequential"]  # also after an error
+
+
+# Rows
+
+
+@pytest.fixture
+def loaders(monkeypatch: pytest.MonkeyPatch) -> Loaders:
+    base = dataloader._BaseDataLoaderIter
+    for name in ("__init__", "_reset", "_next_index", "__next__"):
+        monkeypatch.setattr(base, name, getattr(base, name))
+    monkeypatch.setattr(DistributedSampler, "set_epoch", DistributedSampler.set_epoch)
+    attached = Loaders(lambda function: function)
+    attached.attach()
+    return attached
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_a_loader_has_read_and_what_it_would_read(loaders: Loaders, workers: int) -> None:
+    """Also where workers have asked for later batches already."""
+    data = TensorDataset(torch.arange(20).view(10, 2), torch.arange(10))
+    several: dict[str, Any] = {"num_workers": workers, "prefetch_factor": 2} if workers else {}
+    sampler = DistributedSampler(data, num_replicas=1, rank=0, shuffle=False)
+    loader = DataLoader(data, batch_size=2, sampler=sampler, **several)
+    sampler.set_epoch(1)
+    passing = iter(loader)
+    next(passing), next(passing)
+    assert loaders.trained() == 0
+    first = loaders.passes[0].seen()
+    assert first.batches == [[0, 1], [2, 3]] and first.rest == [4, 5, 6, 7, 8, 9]
+    assert (first.length, first.batch_size, first.trained, first.sampler) == (10, 2, 1, "DistributedSampler")
+    assert len(first.digests) == 4 and all(len(each) == 2 for each in first.digests)
+    assert len({tuple(each) for each in first.digests}) == 4
+    del passing
+    for _ in loader:
+        pass
+    second = loaders.passes[1].seen()
+    assert (second.loader, second.rest, len(second.batches)) == (0, [], 5)
+    assert second.digests[:4] == first.digests and loaders.epochs_set == 1
+
+
+def test_a_loader_without_indices(loaders: Loaders) -> None:
+    class Endless(torch.utils.data.IterableDataset[Tensor]):
+        def __iter__(self) -> Any:
+            while True:
+                yield torch.zeros(2)
+
+    next(iter(DataLoader(Endless(), batch_size=3)))
+    seen = loaders.passes[0].seen()
+    assert (seen.batches, seen.rest, seen.length) == ([None], None, None)
+
+
+def test_the_rows_of_a_models_inputs() -> None:
+    x, y = torch.randn(3, 2), torch.randn(3)
+    rows = rows_of(((x,), {"y": y, "scale": torch.tensor(2.0), "other": torch.ones(5)}))
+    assert len({*rows}) == 3 and rows == rows_of(((x.clone(), y.clone()), {}))
+    changed = y.clone()
+    changed[1] += 1
+    assert [a == b for a, b in zip(rows, rows_of(((x, changed), {})))] == [True, False, True]
+    assert rows_of((("text",), {})) == []
+
+
+# Batches
+
+
+def test_batches_are_joined_and_split_again() -> None:
+    parts = [
+        {"x": torch.full((size, 2), float(size)), "pair": Batch(torch.ones(size), [size]), "t": torch.tensor(1.0)}
+        for size in (2, 3)
+    ]
+    whole = joined(parts)
+    assert isinstance(whole["pair"], Batch) and whole["pair"].y == [2, 3] and float(whole["t"]) == 1.0
+    for number, part in enumerate(parts):
+        assert torch.equal(split(whole, [2, 3], number)["x"], part["x"])
+        assert torch.equal(split(whole, [2, 3], number)["pair"].x, part["pair"].x)
+    with pytest.raises(Different, match="different shapes"):
+        joined([torch.ones(2, 3), torch.ones(2, 4)])
+    with pytest.raises(Different, match="different scalars"):
+        joined([torch.tensor(1.0), torch.tensor(2.0)])
+
+
+def test_a_models_outputs_for_each_rank_are_joined() -> None:
+    loss, logits = joined_outputs([(torch.tensor(1.0), torch.ones(2, 3)), (torch.tensor(2.0), torch.ones(1, 3))])
+    assert float(loss) == 1.5 and logits.shape == (3, 3)
+    assert scalars({"loss": torch.ones((), requires_grad=True)}) and scalars((None, torch.ones((), requires_grad=True)))
+    assert not scalars({"loss": torch.ones(())}) and not scalars(torch.ones(2, requires_grad=True))
+
+
+def test_a_copy_has_no_graph_and_is_its_own() -> None:
+    given = {"x": torch.ones(2, requires_grad=True) * 2, "names": ["a"]}
+    kept = copied(given)
+    given["names"].append("b")  # type: ignore[union-attr]
+    assert not kept["x"].requires_grad and kept["names"] == ["a"]
+
+
+def test_batches_of_a_class_that_a_file_or_the_replay_does_not_know(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Local:
+        pass
+
+    class Left(Exception):
+        pass
+
+    def leave(found: Replayed) -> NoReturn:
+        raise Left(found.why_not)
+
+    recorder = Recorder(ScriptPlan(str(tmp_path), 0.0, "train.py"), World.from_env({}), lambda _: None)
+    keeper, plan = Keeper(recorder, tmp_path, 0), ReplayPlan(str(tmp_path), 1, str(tmp_path), [], [])
+    keeper.kept.passes = [[Local()]]
+    keeper._save()
+    kept = torch.load(tmp_path / KEPT.format(0), weights_only=False)
+    assert not kept.passes and "a batch cannot be kept in a file" in kept.why_not
+    keeper.kept.passes = [[Batch(1, 2)]]
+    keeper._save()
+    monkeypatch.delattr(sys.modules[__name__], "Batch")
+    with pytest.raises(Left, match="a class that only the script knows"):
+        Player(recorder, plan, leave)
+
+
+def test_randomness_sees_each_generator() -> None:
+    before, seen = randomness(), set()
+    assert before == randomness()
+    for draw in (lambda: torch.rand(1), random.random, lambda: np.random.rand()):
+        draw()
+        seen.add(randomness())
+    assert len(seen | {before}) == 4

@@ -1,0 +1,31 @@
+"""What a process tree uses is counted while it runs: also what children used that ended in the middle of the run."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from samestep.world.process_tree import ProcessTree
+
+BURN_S = 0.4
+# Its child takes BURN_S of CPU time, and has ended when it prints; it lives on until its input ends.
+PARENT = f"""
+import subprocess, sys
+subprocess.run([sys.executable, "-S", "-c", "import time\\nwhile time.process_time() < {BURN_S}: pass"])
+print(flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_child_that_has_ended_counts_while_its_parent_goes_on() -> None:
+    """Its counters are then with its parent, which nobody has waited for yet."""
+    tree = ProcessTree()
+    line = [sys.executable, "-S", "-c", PARENT]
+    with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+        assert parent.stdout and parent.stdout.readline()
+        used, alive = tree.use(), tree.pids()
+        assert parent.pid in alive
+        assert 0.97 * BURN_S <= used.cpu_s <= BURN_S + 1.0  # two interpreters start, too
+    ended = tree.use()
+    assert used.cpu_s <= ended.cpu_s <= used.cpu_s + 1.0, "counted twice, once the parent has ended as well"
+    assert parent.pid not in tree.pids()
