@@ -28,8 +28,8 @@ LLM_PLANTS = (
     plant("rate by rank", "lr=args.lr, ", "lr=args.lr * (1 + rank), ", "rate", "different rates"),
     plant(
         "no sampler",
-        "sampler=DistributedSampler(train_data, shuffle=True, drop_last=True)",
-        "shuffle=True",
+        "DistributedSampler(train_data, shuffle",
+        "DistributedSampler(train_data, num_replicas=1, rank=0, shuffle",
         "rows",
         "reads every row",
     ),
