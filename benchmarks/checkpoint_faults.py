@@ -149,6 +149,7 @@ def interrupted(out: Path, *more: str) -> None:
 def between(fault: str, damage: Damage, killed: Path, folder: Path, expected: bytes) -> Trial:
     """Damages the newest checkpoint of a copy of an interrupted training, and continues it."""
     out = folder / "copy"
+    shutil.rmtree(out, ignore_errors=True)  # of a trial that did not end
     shutil.copytree(killed, out)
     older = checkpoints_of(out)
     newest = max(older)
@@ -243,6 +244,14 @@ def _while_training(fault: str, disk: Path, gates: Path, expected: bytes) -> Tri
     return trial
 
 
+def told(fault: str, trial: Callable[[], Trial | None]) -> Trial | None:
+    """Runs a trial. One whose training does not go on is kept as wrong, and the others are tried all the same."""
+    try:
+        return trial()
+    except (RuntimeError, subprocess.TimeoutExpired) as error:
+        return Trial(fault, -1, 0, -1, False, False, [str(error)])
+
+
 def trials(only: str, seed: int, here: Path) -> list[Trial]:
     """Tries the faults whose names hold `only`, and prints each."""
     found: list[Trial] = []
@@ -263,14 +272,14 @@ def trials(only: str, seed: int, here: Path) -> list[Trial]:
         assert run(SLOW, here / "whole", *EVERY)[0] == 0
         whole = (here / "whole" / "weights.safetensors").read_bytes()
         for fault, damage in chosen.items():
-            keep(between(fault, damage, here / "killed", here, whole), fault)
+            keep(told(fault, partial(between, fault, damage, here / "killed", here, whole)), fault)
     if is_foreign:
         keep(foreign(here / "killed", here), "of another job")
     if disks:
         assert run(GATED, here / "wide", "--set", "width=2000")[0] == 0
         wide = (here / "wide" / "weights.safetensors").read_bytes()
         for fault in disks:
-            keep(while_training(fault, here, wide), fault)
+            keep(told(fault, partial(while_training, fault, here, wide)), fault)
     return found
 
 

@@ -38,14 +38,15 @@ from samestep.records.results import StudyResults  # noqa: E402
 from samestep.records.script import CheckResults  # noqa: E402
 
 RECORD = ROOT / "results" / "museum_2cpu_2026-11-23"
+CAUGHT = ("differs", "warning")
 STEPS_S = 240  # a command that takes longer is ended
 
 
 @dataclass(frozen=True)
 class Said:
-    """What one command said. answer: 'right', 'differs', 'unknown' or 'failed'; of a proof also its verdict.
+    """What one command said. answer: 'right', 'warning', 'differs', 'unknown' or 'failed'; of a proof also its verdict.
 
-    question: or quantity, that differs first. step, cause: of it. note: why there is no answer.
+    question: or quantity, that differs first, or that is warned of. step, cause: of it. note: why there is no answer.
     """
 
     answer: str
@@ -72,9 +73,9 @@ def run(exhibit: Exhibit) -> Row:
     """Runs both versions of an exhibit."""
     began = time.monotonic()
     wrong, right = said(exhibit, "wrong"), said(exhibit, "right")
-    caught = wrong.answer == "differs"
+    caught = wrong.answer in CAUGHT
     named = caught and is_named(exhibit, wrong)
-    return Row(exhibit.name, wrong, right, caught, named, right.answer == "differs", round(time.monotonic() - began, 1))
+    return Row(exhibit.name, wrong, right, caught, named, right.answer in CAUGHT, round(time.monotonic() - began, 1))
 
 
 def is_named(exhibit: Exhibit, wrong: Said) -> bool:
@@ -94,6 +95,9 @@ def said(exhibit: Exhibit, version: str) -> Said:
 
 def _of_check(results: CheckResults) -> Said:
     first = results.first_divergence
+    warned = next((each for each in results.findings if each.answer == "warning"), None)
+    if not first and warned:
+        return Said("warning", warned.question, None, warned.sentence)
     if not first:
         unknown = [each for each in results.findings if each.answer == "unknown"]
         return Said(results.answer, note="; ".join(f"{each.question}: {each.sentence}" for each in unknown))
@@ -162,7 +166,9 @@ def commands_ready(many: Sequence[Exhibit]) -> Iterator[None]:
 
 def summary(rows: Sequence[Row]) -> str:
     caught, named, alarms = (sum(getattr(row, name) for row in rows) for name in ("caught", "named", "alarm"))
-    return f"{len(rows)} bugs: {caught} caught, {named} rightly named; {alarms} false alarms on the right versions"
+    warned = sum(row.caught and row.wrong.answer == "warning" for row in rows)
+    by = f" ({warned} of them by a warning)" * bool(warned)
+    return f"{len(rows)} bugs: {caught} caught{by}, {named} rightly named; {alarms} false alarms on the right versions"
 
 
 def markdown(rows: Sequence[Row]) -> str:
@@ -172,6 +178,7 @@ def markdown(rows: Sequence[Row]) -> str:
     for row in sorted(rows, key=lambda row: (known[row.name].kind, row.name)):
         of = known[row.name]
         yes = ["yes" if value else "no" for value in (row.caught, row.named)]
+        yes[0] = "warned" if row.caught and row.wrong.answer == "warning" else yes[0]
         alarm = "**alarm**" if row.alarm else row.right.answer
         link = f"[{short(of.source)}]({of.source})"
         why = "" if row.named and not row.alarm else of.why
@@ -188,9 +195,9 @@ def short(link: str) -> str:
 
 def sentence(file: str, what: Said) -> str:
     """Returns what was said of one version, as the exhibit's README shows it."""
-    if what.answer == "differs":
+    if what.answer in CAUGHT:
         step = "" if what.step is None else f" at step {what.step}"
-        return f"- `{file}`: **differs**{step}, {what.question}: {what.cause}"
+        return f"- `{file}`: **{what.answer}**{step}, {what.question}: {what.cause}"
     return f"- `{file}`: **{what.answer}**" + (f" ({what.note})" if what.note and what.answer != "right" else "")
 
 

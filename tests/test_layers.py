@@ -26,7 +26,7 @@ ARROWS = {
     "report": {"records"},
     "testing": {"launch", "records"},  # the pytest plugin: pytest's process is the parent
     # both sides
-    "__init__": {"commands", "data", "records"},
+    "__init__": {"commands", "data", "records", "recorder"},  # recorder: samestep.watch, imported when it is asked for
     "engine": {"world"},
     "records": {"engine", "world"},
     "world": set(),

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from samestep.data.windows import Windows
     from samestep.errors import TrainingFailed, UserError
     from samestep.job import Batch, ByLength, Job, Lanes, LRSchedule, Phase, Recipe, StepInfo, Weighted
+    from samestep.recorder.watch import watch
     from samestep.records.results import Verdict
     from samestep.records.runs import PastRun
 
@@ -45,6 +46,7 @@ __all__ = [
     "run",
     "runs",
     "verify",
+    "watch",
 ]
 LATER = {  # name -> its module, imported when it is asked for: none needs them all, and the pytest plugin needs none
     "Arrays": "data.arrays",
@@ -72,6 +74,7 @@ LATER = {  # name -> its module, imported when it is asked for: none needs them 
     "run": "commands.api",
     "runs": "commands.api",
     "verify": "commands.api",
+    "watch": "recorder.watch",
 }
 
 

@@ -18,6 +18,7 @@ from cluster import skip_where
 from cluster import slurm as slurm_module
 from cluster.slurm import Slurm
 from command import JOBS, has_begun
+from recorder.plant import text_of
 
 pytestmark = pytest.mark.check
 
@@ -71,6 +72,23 @@ def test_plain_srun(slurm: Slurm, tmp_path: Path) -> None:
     assert done.stdout.count("ddp on 2 ranks: 8 steps") == 1
     assert (out / "weights.safetensors").exists()
     assert {path.name for path in out.glob("rank-*/rank*.log")} == {"rank0.log", "rank1.log"}
+
+
+def test_check_of_sruns_tasks(slurm: Slurm, tmp_path: Path) -> None:
+    """A script that knows its rank from Slurm alone is recorded and judged, as one under torchrun is."""
+    script = tmp_path / "train.py"
+    opened = 'dist.init_process_group("gloo", f"file://{sys.argv[0]}.ranks", rank=rank, world_size=size)'
+    ranks = "rank, size = (int(os.environ.get(f'SLURM_{name}', n)) for name, n in (('PROCID', 0), ('NTASKS', 1)))"
+    text = text_of("by_hand").replace('dist.init_process_group("gloo")', f"{ranks}\n    {opened}")
+    for fault, code in ((text, 0), (text.replace("                dist.all_reduce(parameter.grad)\n", ""), 1)):
+        script.write_text(f"import os\nimport sys\n{fault}")
+        out = tmp_path / f"out{code}"
+        line = ["check", "--no-replay", "--nproc", "2", "--out", str(out), "--", "srun", "-N1", "-n2", "-O"]
+        done = slurm.run(*SAMESTEP, *line, sys.executable, str(script))
+        assert done.returncode == code, done.stdout + done.stderr
+        assert "train.py on 2 ranks" in done.stdout
+        assert ("the usual cause: " in done.stdout) == bool(code)
+        Path(f"{script}.ranks").unlink(missing_ok=True)
 
 
 def test_sbatch(slurm: Slurm, tmp_path: Path) -> None:

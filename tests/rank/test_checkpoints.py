@@ -18,7 +18,10 @@ from torch.distributed import HashStore
 from budget import budget, wait_until
 from samestep.errors import UserError
 from samestep.rank import graceful_stop
+from samestep.rank.checkpoint_files import Saved
+from samestep.rank.checkpoint_state import TrainingState
 from samestep.rank.checkpoints import Checkpoints, StopAfter
+from samestep.rank.observer import Observer
 from samestep.rank.packed import pack, unpack
 from samestep.records.checkpoint import Every
 from samestep.world import World
@@ -117,3 +120,48 @@ def test_what_a_checkpoint_cannot_hold_is_named() -> None:
         UserError, match=r"cannot hold scheduler/lr_lambdas/0: it is a (Posix)?Path; let it be a tensor"
     ):
         pack({"scheduler": {"lr_lambdas": [Path()]}})
+
+
+def _stepped() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    """A model in float64, and Adam after one step."""
+    model = torch.nn.Linear(3, 2).double()
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 3).double()).sum().backward()
+    optimizer.step()
+    return model, optimizer
+
+
+def test_the_state_of_flat_float32_copies_goes_on_in_float64(tmp_path: Path) -> None:
+    """As DeepSpeed's into any other engine: Adam fails on a state in another dtype than the parameter's."""
+    model, optimizer = _stepped()
+    tree = TrainingState(World(), model, optimizer, {}).tree(None) | {"flat": True}
+    saved_state = {name: dict(state) for name, state in tree["optimizer"].items()}
+    for state in saved_state.values():
+        state.update({key: state[key].float().flatten() for key in ("exp_avg", "exp_avg_sq")})
+    checkpoints = Checkpoints(tmp_path, World(), None)
+    checkpoints.take(1, tree | {"optimizer": saved_state}, [])
+    checkpoints.close()
+
+    other, continued = _stepped()
+    TrainingState(World(), other, continued, {}).load(Saved(tmp_path / "step-1"), in_epoch=False)
+    for name, parameter in other.named_parameters():
+        state = continued.state[parameter]
+        assert state["exp_avg"].dtype == state["exp_avg_sq"].dtype == torch.float64
+        assert torch.equal(state["exp_avg"].float().flatten(), saved_state[name]["exp_avg"])
+    continued.step()
+
+
+def test_buffers_are_seen_as_they_were_before_the_first_forward_pass() -> None:
+    """Under Lightning the rest of the state is seen inside DDP's, which has given rank 0's buffers to all ranks."""
+    model = torch.nn.BatchNorm1d(3)
+    observer = Observer(World())
+    observer.begin(model, torch.optim.SGD(model.parameters()))
+    observer.note_state(None)
+    loaded = observer.state["buffer running_mean"]
+    observer.note_buffers()
+    assert model.running_mean is not None
+    model.running_mean.fill_(5.0)
+    observer.note_state(None)
+    assert observer.state["buffer running_mean"] == loaded
+    observer.note_state(None)
+    assert observer.state["buffer running_mean"] != loaded

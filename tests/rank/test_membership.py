@@ -7,9 +7,10 @@ from dataclasses import fields, replace
 from datetime import timedelta
 
 import pytest
-from torch.distributed import HashStore, Store
+from torch.distributed import HashStore, Store, TCPStore
 
 from samestep.errors import Refused, UserError
+from samestep.launch import ports, second_master
 from samestep.rank.membership import Membership
 from samestep.rank.rendezvous import JoinedMachines
 from samestep.records.plan import Asked
@@ -108,6 +109,18 @@ def test_those_that_wait_are_told_of_two_machines_with_one_number() -> None:
         first.await_all(timedelta(seconds=60))
     store.set("samestep/machines/machine 2", "h2, process 8")
     first.await_all(timedelta(seconds=0))  # nobody waits any more, and nobody is told
+
+
+def test_a_master_is_told_of_a_second_one() -> None:
+    """By the command of the second one, which may be typed before the master listens."""
+    port = ports.any_free("127.0.0.1")
+    assert not second_master.tell("127.0.0.1", port, 2, timeout_s=0.1)
+    store = TCPStore("127.0.0.1", port, None, True, wait_for_workers=False)
+    master = JoinedMachines(store, "h0:29500", "2")
+    master.join(0)
+    assert second_master.tell("127.0.0.1", port, 2, timeout_s=0.1)
+    with pytest.raises(UserError, match=r"two machines have joined 127.0.0.1:\d+ with --node-rank 0"):
+        master.await_all(timedelta(seconds=0))
 
 
 def test_a_machine_joins_the_training_that_it_was_asked_for() -> None:

@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from command import samestep
 from fork_servers import fork_servers
+from recorder.beside_faults import BESIDE_FAULTS
 from recorder.faults import FAULTS, HEALTHY, Fault
 from recorder.replay_faults import REPLAY_FAULTS
 from samestep.records.files import from_json
@@ -104,7 +105,9 @@ def merged(rows: Sequence[Row], record: Path) -> list[Row]:
     """Returns the rows with those that a record holds of other scripts and faults, in the order of both lists."""
     kept = [Row(**each) for each in json.loads(record.read_text())] if record.exists() else []
     of = {(row.script, row.fault): row for row in [*kept, *rows]}
-    order = [(script, "") for script in HEALTHY] + [(fault.script, fault.name) for fault in (*FAULTS, *REPLAY_FAULTS)]
+    order = [(script, "") for script in HEALTHY] + [
+        (fault.script, fault.name) for fault in (*FAULTS, *REPLAY_FAULTS, *BESIDE_FAULTS)
+    ]
     return [of[key] for key in order if key in of]
 
 
@@ -116,7 +119,7 @@ def main() -> int:
     rows = []
     with fork_servers():
         for script, fault in [(script, None) for script in HEALTHY] + [
-            (fault.script, fault) for fault in (*FAULTS, *REPLAY_FAULTS)
+            (fault.script, fault) for fault in (*FAULTS, *REPLAY_FAULTS, *BESIDE_FAULTS)
         ]:
             if not re.search(options.only, f"{script} {fault.name if fault else ''}"):
                 continue

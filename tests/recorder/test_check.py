@@ -63,9 +63,15 @@ def test_an_optimizer_with_a_closure_is_replayed_to_its_weights(tmp_path: Path) 
     sgd, lbfgs = "SGD(model.parameters(), lr=options.lr, momentum=0.9)", "LBFGS(model.parameters(), 0.1, 3)"
     text = text_of("ddp").replace(sgd, lbfgs)
     begin, end = text.index("            loss = F.cross"), text.index("            schedule.step()")
-    lines = text[begin:end].replace("            optimizer.step()\n", "").replace("\n    ", "\n        ").rstrip()
-    closure = f"            def closure():\n    {lines}\n                return loss\n"
-    text = text[:begin] + closure + "            loss = optimizer.step(closure)\n" + text[end:]
+    closure = """
+            def closure():
+                loss = F.cross_entropy(model(rows), targets)
+                optimizer.zero_grad()
+                loss.backward()
+                return loss
+            loss = optimizer.step(closure)
+"""
+    text = text[:begin] + closure + text[end:]
     results = checked(text, tmp_path, "--steps", "3")
     assert {each.question: each.answer for each in results.findings}["replayed weights"] == "right", results.findings
 

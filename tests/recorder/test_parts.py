@@ -170,7 +170,7 @@ def loaders(monkeypatch: pytest.MonkeyPatch) -> Loaders:
     for name in ("__init__", "_reset", "_next_index", "__next__"):
         monkeypatch.setattr(base, name, getattr(base, name))
     monkeypatch.setattr(DistributedSampler, "set_epoch", DistributedSampler.set_epoch)
-    attached = Loaders(lambda function: function)
+    attached = Loaders(lambda function: function, lambda loader: None)
     attached.attach()
     return attached
 

@@ -30,7 +30,7 @@ from samestep.world import World
 recorder = Recorder(ScriptPlan(sys.argv[1], 0.0, "train.py", steps=99), World.from_env({}), lambda _: None)
 recorder.attach()
 torch.manual_seed(0)
-one = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
+one = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 3), nn.Linear(3, 1))
 one[2].bias.requires_grad_(False)
 other = nn.Sequential(nn.Linear(2, 3))
 sgd = torch.optim.SGD(one.parameters(), 0.1)
@@ -40,7 +40,7 @@ x = torch.randn(4, 2)
 
 # Step 0: two losses in one backward pass, two micro-batches, clipped in two parts.
 for _ in range(2):
-    torch.autograd.backward(one(x).mean() / 4 + one(x).mean() / 4)
+    torch.autograd.backward(one(x).pow(2).mean() / 4 + one(x).pow(2).mean() / 4)
 nn.utils.clip_grad_norm_(one[0].parameters(), 1e-3)
 nn.utils.clip_grad_norm_(one[1:].parameters(), 1e-3)
 sgd.step()
@@ -52,12 +52,13 @@ def closure():
     lbfgs.zero_grad()
     loss = other(x).pow(2).mean()
     loss.backward()
+    nn.utils.clip_grad_norm_(other.parameters(), 1e-3)
     return loss
 lbfgs.step(closure)
 
 # Step 2: with a scaler; the gradients of the other model still lie there.
 scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
-scaler.scale(one(x).sum()).backward()
+scaler.scale(one(x).pow(2).sum()).backward()
 scaler.unscale_(sgd)
 scaler.step(sgd)
 print(json.dumps(as_json(recorder.record("itself"))))
@@ -91,7 +92,7 @@ def test_both_models_are_named_apart_with_their_first_weights(seen: ScriptRecord
     assert {*seen.start} == {*ONE, "2.bias (frozen)", *OTHER}
     assert seen.start["0.weight"] != seen.start[OTHER[0]]
     assert seen.start["0.weight"] != seen.steps[0].weights["0.weight"]
-    assert {*seen.buffers} == {"1.running_mean", "1.running_var", "1.num_batches_tracked"}
+    assert {*seen.buffers} == {"0.running_mean", "0.running_var", "0.num_batches_tracked"}
 
 
 def test_each_step_is_of_its_optimizer_its_schedule_and_its_parameters(seen: ScriptRecord, folder: Path) -> None:
@@ -120,9 +121,12 @@ def test_micro_batches_losses_and_clips(seen: ScriptRecord, folder: Path) -> Non
 
 def test_a_closure_that_is_called_again_clears_nothing_that_was_taken(seen: ScriptRecord, folder: Path) -> None:
     assert seen.steps[1].cleared == 0 and len(seen.steps[1].micro) == 1
+    assert [(clip.parameters, clip.of) for clip in seen.steps[1].clips] == [(2, 2)]
     arrays = Record(folder).arrays("step1")
-    for name in OTHER:
-        np.testing.assert_allclose(arrays[f"taken {name}"], arrays[f"local 0 {name}"], rtol=1e-5, atol=1e-8)
+    for name in OTHER:  # of the last call
+        np.testing.assert_allclose(arrays[f"unclipped {name}"], arrays[f"local 0 {name}"], rtol=1e-5, atol=1e-8)
+    taken = np.concatenate([arrays[f"taken {name}"] for name in OTHER])
+    assert abs(np.linalg.norm(taken) - 0.001) < 1e-5
 
 
 def test_a_scaler_is_told(seen: ScriptRecord) -> None:

@@ -49,7 +49,10 @@ THEMSELVES = {
     "deepspeed": ("deepspeed", {}),
     "deepspeed stage=2": ("deepspeed", {"stage": "2"}),
     "deepspeed stage=3": ("deepspeed", {"stage": "3"}),
+    "hf": ("hf", {}),
+    "split": ("split", {}),
 }
+ONE_PROCESS = ("single", "split")
 OTHERS = ("single", "ddp", "zero", "fsdp", "deepspeed")
 STRENGTH = ("failed", "differs", "refused", "approximate", "same", "bitwise")
 
@@ -70,15 +73,15 @@ class Pair:
 def pairs() -> list[Pair]:
     """All pairs: each engine to itself on other ranks, and some engines to one another. The most telling come first."""
     sizes = [*SOON, *(sizes for sizes in product(SIZES, SIZES) if sizes not in SOON)]
-    of = {name: [Pair(name, a, name, b) for a, b in sizes] for name in THEMSELVES if name != "single"}
+    of = {name: [Pair(name, a, name, b) for a, b in sizes] for name in THEMSELVES if name not in ONE_PROCESS}
     soon, later = ([pair for each in of.values() for pair in each[part]] for part in (slice(6), slice(6, None)))
     others = [Pair(a, width(a), b, width(b)) for a, b in product(OTHERS, OTHERS) if a != b]
-    return [Pair("single", 1, "single", 1), *soon, *others, *later]
+    return [*(Pair(name, 1, name, 1) for name in ONE_PROCESS), *soon, *others, *later]
 
 
 def width(name: str) -> int:
     """The ranks of an engine that continues another one."""
-    return 1 if name == "single" else 2
+    return 1 if name in ONE_PROCESS else 2
 
 
 @dataclass(frozen=True)

@@ -89,7 +89,7 @@ def _run(options: CheckOptions, folder: Path, nproc: int, words: Sequence[str] |
     machines = Machines()
     if words:
         try:
-            return _supervise(recorded(words, folder), options, folder, nproc)
+            return _supervise(recorded(words, folder, nproc), options, folder, nproc)
         except TrainingFailed as error:
             if list(folder.glob("pid-rank*")):
                 raise

@@ -18,6 +18,17 @@ LOCAL = Machines().master
 RESTARTS = 10  # as --max-restarts, where machines may leave: torchrun counts each that does as one
 
 
+class SecondMaster(UserError):
+    """--node-rank 0 on a machine that is not that of --master-addr."""
+
+    def __init__(self, machines: Machines) -> None:
+        super().__init__(
+            f"--node-rank 0 is for the machine of --master-addr, {machines.master}, and this is another; give each "
+            "machine its own number"
+        )
+        self.machines = machines
+
+
 def detect_launched_rank(env: Mapping[str, str], setup: Setup) -> LaunchedRank | None:
     """Returns this command's rank under an outer launcher; None where this command starts the ranks itself.
 
@@ -110,10 +121,7 @@ def machines_of(setup: Setup, env: Mapping[str, str]) -> Machines:
         return machines
     check_master(machines.master, nnodes)
     if node_rank == 0 and not machines.single_launch and not is_this_machine(machines.master):
-        raise UserError(
-            f"--node-rank 0 is for the machine of --master-addr, {machines.master}, and this is another; give each "
-            "machine its own number"
-        )
+        raise SecondMaster(replace(machines, port=machines.port or launch.RENDEZVOUS_PORT))
     route = towards(machines.master)
     is_master, address = is_this_machine(machines.master), route[1] if route else ""
     return replace(machines, is_master=is_master, local_address=address, port=machines.port or launch.RENDEZVOUS_PORT)

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 
 from samestep import engine, launch
 from samestep.commands.ask_worker import ask
-from samestep.commands.machines import allocated_ranks, machines_of
+from samestep.commands.machines import SecondMaster, allocated_ranks, machines_of
 from samestep.commands.setup import Setup
 from samestep.errors import UserError, first_few, nearest, say
-from samestep.launch import Machines, fork_client
+from samestep.launch import Machines, fork_client, second_master
 from samestep.launch.started_by import LaunchedRank
 from samestep.proof.plan import loop_layout, numerics_layout
 from samestep.records.inspection import EngineFacts, Inspection, JobFacts, Question
@@ -67,7 +67,7 @@ class Row:
 def study_of(setup: Setup, rank: LaunchedRank | None = None) -> Study:
     """Inspects the job and the engines of a setup. rank: of this command, where an outer launcher has started it."""
     inherited = Machines(timeout_s=setup.machines.timeout_s, interface=setup.machines.interface)
-    machines = inherited if rank else machines_of(setup, os.environ)
+    machines = inherited if rank else _machines_to_train_on(setup)
     if setup.machines.interface:
         check_interface(setup.machines.interface, several=machines.nnodes > 1 or _is_one_of_several(rank))
     nproc = setup.nproc
@@ -95,6 +95,18 @@ def study_of(setup: Setup, rank: LaunchedRank | None = None) -> Study:
     if inspection.devices[0] == "cpu" and local_size > cores and (rank is None or rank.local_rank == 0):
         say(f"{local_size} ranks share {cores} cores: the results are the same, the speed is not representative")
     return Study(setup, local_size, machines, inspection, continuing)
+
+
+def _machines_to_train_on(setup: Setup) -> Machines:
+    """Returns the machines of the options. Where this one has the master's number, the master is told before it is
+    refused: it would wait for the number that this one lacks."""
+    try:
+        return machines_of(setup, os.environ)
+    except SecondMaster as error:
+        its = error.machines
+        say(f"another machine than {its.master} has --node-rank 0: telling {its.master}, once it listens")
+        second_master.tell(its.master, its.port, its.nnodes, its.timeout_s)
+        raise
 
 
 def _is_one_of_several(rank: LaunchedRank | None) -> bool:

@@ -65,14 +65,16 @@ def _flat(batches: list[list[int] | None]) -> list[int] | None:
 
 
 class Loaders:
-    """Records the passes over every DataLoader of this process, from `attach` on."""
+    """Records the passes over every DataLoader of this process, from `attach` on.
 
-    def __init__(self, timed: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    begun: called with the iterator of each pass."""
+
+    def __init__(self, timed: Callable[[Callable[..., Any]], Callable[..., Any]], begun: Callable[[Any], None]) -> None:
         self.passes: list[Pass] = []
         self.epochs_set = 0
         self.latest: int | None = None  # the pass that was read last
         self._loaders: dict[int, tuple[int, object]] = {}  # id -> (number, the loader, so that its id stays its own)
-        self._timed = timed
+        self._timed, self._begun = timed, begun
 
     def attach(self) -> None:
         """Patches DataLoader's iterators and DistributedSampler."""
@@ -133,6 +135,7 @@ class Loaders:
         sampler = SKIPS if names[0] == SKIPS else names[1]
         iterator._samestep = len(self.passes)
         self.passes.append(Pass(number, length, loader.batch_size, sampler, iterator))
+        self._begun(iterator)
 
     def _read(self, number: int, data: Any) -> None:
         self._timed(self._digest)(self.passes[number], data)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 Around = Callable[[Callable[..., Any], nn.Module, Any, Any], Any]
 
@@ -118,3 +119,15 @@ def _patch_zero_grad(kind: Any, before: Callable[[], None]) -> None:
         zero_grad(self, *args, **kwargs)
 
     kind.zero_grad = new_zero_grad
+
+
+def patch_schedulers(made: Callable[[LRScheduler], None]) -> None:
+    """Calls made(schedule) for each schedule of learning rates that is made."""
+    init = LRScheduler.__init__
+
+    @functools.wraps(init)
+    def new_init(self: LRScheduler, *args: Any, **kwargs: Any) -> None:
+        made(self)
+        init(self, *args, **kwargs)
+
+    LRScheduler.__init__ = new_init  # type: ignore[method-assign]

@@ -214,8 +214,6 @@ class Player:
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """Takes the first gradients; steps at the recorded rates, as the replay's own are judged apart."""
         step = len(self._recorder.steps)
-        if not self._recorder.parameters:  # Horovod steps a fresh optimizer once, to create its state
-            return
         if not step:
             self._first = self._gradients() or self._first
         groups = optimizer.param_groups
@@ -233,12 +231,12 @@ class Player:
         return {name: p.grad.detach().cpu().double() for name, p in named if p.grad is not None}
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if not self._recorder.parameters:
-            return
-        self._first = self._first or self._gradients()  # of a closure that the optimizer has called
         groups, step = optimizer.param_groups, len(self._recorder.steps)
         for group, rate in zip(groups, self._rates.pop()):
             _set_rate(group, rate)
+        if not self._recorder.parameters:  # Horovod steps a fresh optimizer once, to create its state
+            return
+        self._first = self._first or self._gradients()  # of a closure, which may also be the first to use the model
         if not self._rates:
             self._base_rates.append([float(group.get("initial_lr", group["lr"])) for group in groups])
             self._count_micro(step)

@@ -17,7 +17,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from samestep.rank.replicas import digests
 from samestep.rank.shards import is_shard
-from samestep.recorder import deepspeed
+from samestep.recorder import collectives, deepspeed
+from samestep.recorder.evaluation import Evaluations
 from samestep.recorder.loaders import Loaders, rows_of
 from samestep.recorder.losses import terms
 from samestep.recorder.patches import (
@@ -26,9 +27,11 @@ from samestep.recorder.patches import (
     patch_clipping,
     patch_forwards,
     patch_scaler,
+    patch_schedulers,
     patch_zero_grad,
     trains,
 )
+from samestep.recorder.randoms import Randoms
 from samestep.recorder.shards import flattens, is_whole_in_world, part_of, unsharded, watch
 from samestep.recorder.window import Window
 from samestep.records.script import ClipSeen, ScriptPlan, ScriptRecord, StepSeen
@@ -48,20 +51,23 @@ class Recorder:
         self._names: dict[int, str] = {}  # id of a parameter -> its name
         self._modules: list[nn.Module] = []  # outermost ones that have been trained
         self._frozen: dict[int, nn.Module] = {}  # outermost ones without trainable parameters, by their ids
-        self._start: dict[str, int] = {}
+        self._start, self._buffers = dict[str, int](), dict[str, int]()
         self._before: dict[str, int] = {}  # the digests of what this rank holds, before the step that comes next
         self._shards: list[str] = []  # parameters each element of which is on one rank
         self._unsharded: dict[int, Tensor] = {}  # what stands for them in a forward pass, and for some time after it
         self._hides = False  # whether there are shards that are no DTensors, or were never seen as such
-        self._buffers: dict[str, int] = {}
         self.window, self.steps = Window(), list[StepSeen]()
         self._optimizers: list[Optimizer] = []
         self._schedulers: list[LRScheduler] = []
+        self._only: Optimizer | None = None  # whose steps count; None: every optimizer's
+        self.ended = False
         self._stepping = self._backward = 0
         self.engine: Any = None  # DeepSpeed's
         self._notes: list[str] = []
         self._record_s, self._step_s, self._stepped_at = 0.0, list[float](), time.perf_counter()
-        self.loaders = Loaders(self.timed)
+        self.randoms = Randoms()
+        self.loaders = Loaders(self.timed, self.randoms.begin_pass)
+        self.evaluations = Evaluations(self.loaders)
 
     def attach(self) -> None:
         """Installs the hooks in torch. The script is not changed."""
@@ -74,14 +80,12 @@ class Recorder:
         patch_zero_grad(self.zero_grad)
         patch_autocast(lambda dtype: self.window.computed.add(str(dtype).removeprefix("torch.")))
         self.loaders.attach()
-        init, schedulers = LRScheduler.__init__, self._schedulers
+        patch_schedulers(self._schedulers.append)
 
-        @functools.wraps(init)
-        def new_init(self: LRScheduler, *args: Any, **kwargs: Any) -> None:
-            schedulers.append(self)
-            init(self, *args, **kwargs)
-
-        LRScheduler.__init__ = new_init  # type: ignore[method-assign]
+    def begin(self, model: nn.Module, optimizer: Optimizer) -> None:
+        """Records the steps of this optimizer alone, from this model's present weights on."""
+        self._only = optimizer
+        self._name(model)
 
     def timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Adds the time of a call to what recording has cost."""
@@ -110,14 +114,24 @@ class Recorder:
             self.loaders.epochs_set,
             self._buffers,
             self._notes,
+            self.evaluations.seen(),
+            self.randoms.seen,
+            collectives.groups(),
         )
 
     def _around(self, call: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
-        if any(p.requires_grad for p in module.parameters()):
-            self.forward(module, (args, kwargs))
-        else:
+        if not any(p.requires_grad for p in module.parameters()):
             self.frozen(module)
-        return call(*args, **kwargs)
+            return call(*args, **kwargs)
+        self.forward(module, (args, kwargs))
+        if not trains(module):
+            output = call(*args, **kwargs)
+            self.timed(self.evaluations.evaluated)(module, len(self.steps))
+            return output
+        before = self.timed(self.randoms.before)(len(self.steps))
+        output = call(*args, **kwargs)
+        self.timed(self.randoms.after)(len(self.steps), before)
+        return output
 
     def forward(self, module: nn.Module, inputs: Any) -> None:
         """Is called before the forward of an outermost module that has parameters."""
@@ -135,6 +149,7 @@ class Recorder:
             self._start |= self._digests_of({n: t for n, t in named.items() if n not in self._start})
 
     def _forward(self, module: nn.Module, inputs: Any) -> None:
+        self.evaluations.trains()
         self._name(module)
         micro = self.window.current()
         micro.rows += rows_of(inputs)
@@ -169,7 +184,8 @@ class Recorder:
         self._start |= {name: value for name, value in self._whole(self._before).items() if name not in self._start}
 
     def _local(self, name: str, gradient: Tensor) -> None:
-        self.timed(self.window.add)(name, gradient)
+        if not self.ended:
+            self.timed(self.window.add)(name, gradient)
 
     def begin_backward(self, loss: Any) -> None:
         """Is called before an outermost backward()."""
@@ -227,6 +243,8 @@ class Recorder:
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         """Takes the gradients; where the optimizer has a closure that computes them, after each call. A wrapper calls
         the optimizer that it wraps, and may reduce the gradients before (Horovod): the last ones count."""
+        if self._passes_by(optimizer):
+            return None
         self._stepping += 1
         if self._stepping == 1:
             self._taken: dict[str, Tensor] = {}
@@ -236,14 +254,18 @@ class Recorder:
             return None
 
         def wrapped(*a: Any, **k: Any) -> Any:
+            self.window.clips, self.window.unclipped_after = [], -1  # a closure that is called again begins anew
             loss = closure(*a, **k)
-            self.window.cleared = 0  # a closure that is called again begins anew
+            self.window.cleared = 0
             self._take()
             return loss
 
         if "closure" in kwargs:
             return args, {**kwargs, "closure": wrapped}
         return tuple(wrapped if each is closure else each for each in args), kwargs
+
+    def _passes_by(self, optimizer: Optimizer) -> bool:
+        return self.ended or (self._only is not None and optimizer is not self._only)
 
     def _before_engine_step(self) -> None:
         self._stepping += 1
@@ -262,6 +284,8 @@ class Recorder:
         self._taken = self.timed(self._gradients)() or self._taken
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if self._passes_by(optimizer):
+            return
         self._stepping -= 1
         if self._stepping:
             return

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
+from samestep.records.beside_steps import EvaluationSeen, GroupSeen, RandomSeen
 from samestep.records.replay import ReplayPlan
 from samestep.records.results import Divergence
 
@@ -157,9 +158,12 @@ class ScriptRecord:
     epochs_set: int = 0
     buffers: Mapping[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    evaluations: list[EvaluationSeen] = field(default_factory=list)
+    randoms: RandomSeen = field(default_factory=RandomSeen)
+    groups: Mapping[str, GroupSeen] = field(default_factory=dict)
 
 
-Answer = Literal["right", "differs", "unknown"]
+Answer = Literal["right", "differs", "unknown", "warning"]  # a warning is of a finding alone: it may be meant so
 
 
 @dataclass(frozen=True)

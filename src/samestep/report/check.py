@@ -13,7 +13,7 @@ from samestep.records.results import Divergence
 from samestep.records.script import CheckResults, DiffResults, Finding
 from samestep.report.sentences import sentence, value, where
 
-STYLES = {"right": "green", "differs": "bold red", "unknown": "yellow"}
+STYLES = {"right": "green", "differs": "bold red", "unknown": "yellow", "warning": "bold yellow"}
 
 
 def show_check(results: CheckResults) -> None:
@@ -60,7 +60,9 @@ def lines(results: CheckResults) -> list[str]:
     if first:
         texts += _divergence(f"{name} on {ranks}", first)
     elif results.answer == "right":
-        texts.append(f"{name} on {ranks}: {results.steps} steps, nothing wrong was seen")
+        warned = sum(each.answer == "warning" for each in results.findings)
+        but = f", and {warned} warning{'' if warned == 1 else 's'}, above" if warned else ""
+        texts.append(f"{name} on {ranks}: {results.steps} steps, nothing wrong was seen{but}")
     else:
         texts.append(f"{name} on {ranks}: unknown: what a proof needs could not be judged")
     return [

@@ -4,7 +4,17 @@ from recorder.faults import by_hand, engines, kinds, libraries, plain, sharded
 from recorder.faults.fault import Fault
 
 HEALTHY = ("ddp", "accumulate", "by_hand", "accelerate_loop", "lightning_trainer", "hf_trainer", "fsdp2")
-HEALTHY += ("tokens", "noisy", "fewer_ranks", "zero_optimizer", "compiled", "scaler", "iterable", "mapping")
+HEALTHY += (
+    "tokens",
+    "noisy",
+    "fewer_ranks",
+    "evaluates",
+    "zero_optimizer",
+    "compiled",
+    "scaler",
+    "iterable",
+    "mapping",
+)
 HEALTHY += ("spawned", "fabric_loop", "horovod_loop", *engines.STAGES)
 FAULTS = (*plain.FAULTS, *by_hand.FAULTS, *libraries.FAULTS, *sharded.FAULTS, *kinds.FAULTS, *engines.FAULTS)
 __all__ = ["FAULTS", "HEALTHY", "Fault"]

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from samestep.proof.script.collectives import collectives
+from samestep.proof.script.evaluation import evaluation
 from samestep.proof.script.gradients import clipping, gradient
+from samestep.proof.script.randoms import randoms
 from samestep.proof.script.rows import order, rows
 from samestep.proof.script.updates import initial_weights, rates, schedule, step_counts, updates, weights
 from samestep.records.record import Record
@@ -33,6 +36,7 @@ def judge(plan: ScriptPlan, ranks: Sequence[ScriptRecord], record: Record, comma
             clipping(ranks, record),
         ]
         findings += [rates(ranks), schedule(ranks), weights(ranks), updates(ranks, record)]
+        findings += [randoms(ranks), evaluation(ranks), collectives(ranks)]
     step_s = sum(sum(rank.step_s) for rank in ranks)
     share = sum(rank.record_s for rank in ranks) / step_s if step_s else 0.0
     return CheckResults(

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from samestep.proof.script.losses import Scaling, loss_weights, targets, total_weight
+from samestep.proof.script.losses import Scaling, accumulated_targets, loss_weights, targets, total_weight
 from samestep.proof.script.step_gradients import CLOSE, Array, StepGradients, norm, of_ranks, whole
 from samestep.proof.script.updates import SHARDED, Ranks, common_steps, differs, many
 from samestep.records.record import Record
@@ -42,6 +42,10 @@ OTHER_NORM = "clipped by another norm than that of the whole gradient: of one ra
 STILL_SCALED = (
     "clipped while the gradients are multiplied by the scaler's factor of {:g}: scaler.unscale_(optimizer) belongs "
     "before the clipping"
+)
+MICRO_MEANS = (
+    "a mean of means: a target in micro-batch {} weighs {:.3g} times one in micro-batch 0, because the micro-batches "
+    "have different numbers of targets; divide the sums of losses by the number in all of the step's micro-batches"
 )
 NOT_FINITE = (
     "the gradient of {} on rank {} holds NaN or an infinity at step {}: from there on nothing can be compared (memory "
@@ -149,6 +153,11 @@ def _scale(of: StepGradients, ranks: Ranks, step: int) -> Finding:
             "different numbers of targets; divide the sum of losses by the number on all ranks"
         )
         return differs(question, "weight of a target", cause, step=step, rank=rank, expected=1.0, found=ratio)
+    for rank, of_rank in enumerate(micros):
+        if found := accumulated_targets(of_rank):
+            cause = MICRO_MEANS.format(*found)
+            shown = {"rank": rank, "expected": 1.0, "found": found[1]}
+            return differs(question, "weight of a target", cause, step=step, **shown)
     scale = ranks[0].steps[step].scale or 1.0
     scaling = Scaling(of.factor * scale, of.size, of.micro, max(len(s.micro) for s in ranks[0].steps))
     weights = [[loss_weights(micro.losses) for micro in each] for each in micros]

@@ -54,6 +54,20 @@ def targets(micros: Sequence[Sequence[MicroSeen]]) -> tuple[int, float] | None:
     return None
 
 
+def accumulated_targets(micros: Sequence[MicroSeen]) -> tuple[int, float] | None:
+    """Returns (micro-batch, how much more a target weighs there than in the first), of micro-batches with as many rows
+    each, but other numbers of targets; None where they weigh the same. A shorter last batch is not judged."""
+    of = [micro for micro in micros if len(micro.losses) == 1 and micro.losses[0].count and micro.rows]
+    if len(of) < len(micros) or len({len(micro.rows) for micro in of}) > 1:
+        return None
+    counts = [micro.losses[0].count for micro in of]
+    each = [_of_means(micro.losses[0]) / count for micro, count in zip(of, counts)]
+    for number, weight in enumerate(each):
+        if each[0] and counts[number] != counts[0] and abs(weight / each[0] - 1) > NEAR:
+            return number, weight / each[0]
+    return None
+
+
 @dataclass(frozen=True)
 class Scaling:
     """How gradients are scaled. factor: of their sum over ranks and micro-batches, without a gradient scaler's.

@@ -23,7 +23,7 @@ def rows(ranks: Ranks) -> Finding:
     if same := _same_rows(ranks):
         return same
     passes = [trained(rank) for rank in ranks]
-    if not all(passes) or any(_indices(each[0]) is None for each in passes):
+    if not all(passes) or any(indices(each[0]) is None for each in passes):
         return _by_content(ranks)
     for of in zip(*passes):
         found = _of_pass(of)
@@ -38,7 +38,7 @@ def trained(rank: ScriptRecord) -> list[PassSeen]:
     return [each for each in used if each.loader == used[0].loader]
 
 
-def _indices(of: PassSeen) -> list[int] | None:
+def indices(of: PassSeen) -> list[int] | None:
     """Returns all indices of a pass, also those that it had not read yet; None where they are not known."""
     if of.rest is None or any(batch is None for batch in of.batches):
         return None
@@ -67,7 +67,7 @@ def _same_rows(ranks: Ranks) -> Finding | None:
 
 
 def _read_all(loaders: Sequence[Sequence[PassSeen]]) -> bool:
-    lists = [_indices(each[0]) for each in loaders]
+    lists = [indices(each[0]) for each in loaders]
     return all(found is not None and len({*found}) == each[0].length for found, each in zip(lists, loaders))
 
 
@@ -90,7 +90,7 @@ def _by_content(ranks: Ranks) -> Finding:
 
 
 def _of_pass(passes: Sequence[PassSeen]) -> Finding:
-    lists = [_indices(each) for each in passes]
+    lists = [indices(each) for each in passes]
     if any(each is None for each in lists):
         return Finding("rows", "unknown", "the loader has no end, or no indices")
     full = [each for each in lists if each is not None]
@@ -161,7 +161,7 @@ def order(ranks: Ranks) -> Finding:
     question, passes = "order", trained(ranks[0])
     if repeated := _repeated_after_resume(ranks[0]):
         return repeated
-    lists = [each for each in map(_indices, passes) if each is not None]
+    lists = [each for each in map(indices, passes) if each is not None]
     if len(lists) < 2:
         hint = ""
         if passes and lists:
@@ -186,7 +186,7 @@ def _repeated_after_resume(rank: ScriptRecord) -> Finding | None:
     """Finds an epoch whose order is that of the epoch before it, of which a resumed training read the rest."""
     used = [each for each in rank.passes if each.trained]
     for before, after in pairwise(used):
-        rest, whole = _indices(before), _indices(after)
+        rest, whole = indices(before), indices(after)
         if before.sampler != SKIPS or not rest or not whole or len(rest) < 3 or rest == sorted(rest):
             continue
         if len(rest) < len(whole) and whole[-len(rest) :] == rest:

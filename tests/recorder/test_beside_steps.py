@@ -1,0 +1,108 @@
+"""What goes on beside the steps: evaluation, random numbers, the order of collectives. See also test_check.py."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from recorder.beside_faults import BESIDE_FAULTS
+from recorder.faults import Fault
+from recorder.plant import checked, planted, row_of, text_of
+from samestep.proof.script.collectives import collectives
+from samestep.proof.script.evaluation import evaluation
+from samestep.proof.script.randoms import randoms
+from samestep.records.beside_steps import EvaluationSeen, GroupSeen, RandomSeen
+from samestep.records.script import PassSeen, ScriptRecord, StepSeen
+
+STEP = StepSeen(0, [], [0.1], [], [], 0, None, {}, [])
+
+
+def rank(number: int, **fields: object) -> ScriptRecord:
+    return replace(ScriptRecord(number, 2, {}, [STEP], [], "steps", [], 0.0, [0.1]), **fields)
+
+
+def evaluated(number: int, rows: list[int], called: list[str], sampler: str = "DistributedSampler") -> ScriptRecord:
+    seen = PassSeen(0, 7, 4, [rows], [], [], 0, sampler)
+    return rank(number, passes=[seen], evaluations=[EvaluationSeen(0, 1, {}, called)])
+
+
+@pytest.mark.parametrize(
+    ("shares", "called", "answer", "says"),
+    [
+        (([0, 2, 4, 6], [1, 3, 5, 0]), "all_reduce", "differs", "1 of 7 evaluated rows is counted twice"),
+        (([0, 2, 4, 6], [1, 3, 5, 0]), "all_gather", "right", "as padding that can be left out"),
+        (([0, 2, 4], [1, 3, 5]), "all_reduce", "right", "together evaluate 6 of 7 rows"),
+        (([*range(7)], [*range(7)]), "all_reduce", "right", "each rank evaluates 7 of 7 rows"),
+        (([0], [0]), "all_reduce", "differs", "6 of 7 rows are evaluated by no rank"),
+    ],
+)
+def test_each_row_is_evaluated_once(shares: tuple[list[int], list[int]], called: str, answer: str, says: str) -> None:
+    found = evaluation([evaluated(number, rows, [called]) for number, rows in enumerate(shares)])
+    assert (found.answer, says in found.sentence) == (answer, True), found
+
+
+def test_rank_0_alone_evaluates() -> None:
+    """All rows by a plain loader; half of them by a DistributedSampler that was left in place."""
+    whole = evaluation([evaluated(0, [*range(7)], ["none"], "SequentialSampler"), rank(1)])
+    assert whole.answer == "right" and "one rank evaluates 7 of 7" in whole.sentence
+    half = evaluation([replace(evaluated(0, [0], ["none"])), rank(1)])
+    assert half.answer == "differs"
+
+
+def test_other_statistics_at_the_evaluation_are_a_warning() -> None:
+    of = [replace(evaluated(n, [*range(7)], []), evaluations=[EvaluationSeen(0, 1, {"bn": n})]) for n in (0, 1)]
+    found = evaluation(of)
+    assert (found.question, found.answer) == ("buffers", "warning") and "bn" in found.sentence
+
+
+@pytest.mark.parametrize(
+    ("states", "answer"),
+    [(("a", "b"), "right"), (("a", "a"), "warning"), (("", ""), "right"), (("a", ""), "right")],
+)
+def test_equal_states_where_numbers_are_drawn_are_a_warning(states: tuple[str, str], answer: str) -> None:
+    ranks = [rank(n, randoms=RandomSeen({}, [state], [])) for n, state in enumerate(states)]
+    assert randoms(ranks).answer == answer
+
+
+@pytest.mark.parametrize(
+    ("second", "answer"),
+    [
+        (["all_reduce [4] float", "barrier", "all_gather [3] float"], "right"),  # a gather's parts may be uneven
+        (["all_reduce [4] float"], "right"),  # ended earlier
+        (["all_reduce [2, 2] float", "barrier"], "differs"),
+        (["all_reduce [4] double", "barrier"], "differs"),
+        (["barrier", "all_reduce [4] float"], "differs"),
+    ],
+)
+def test_ranks_call_the_same_collectives(second: list[str], answer: str) -> None:
+    calls = ["all_reduce [4] float", "barrier", "all_gather [2] float"]
+    groups = [GroupSeen([0, 1], each) for each in (calls, second)]
+    found = collectives([rank(n, groups={"0": group}) for n, group in enumerate(groups)])
+    assert found.answer == answer
+    if found.divergence:
+        assert found.divergence.rank == 1 and found.divergence.quantity == "collective 1 of group 0"
+
+
+def test_collectives_that_the_recorder_has_forgotten_are_not_compared() -> None:
+    one, other = (
+        GroupSeen([0, 1], ["barrier", "all_reduce [4] float"], 5),
+        GroupSeen([0, 1], ["all_reduce [4] float"], 6),
+    )
+    assert collectives([rank(0, groups={"0": one}), rank(1, groups={"0": other})]).answer == "right"
+
+
+@pytest.mark.parametrize("fault", [pytest.param(each, id=each.name, marks=pytest.mark.check) for each in BESIDE_FAULTS])
+def test_a_planted_fault_is_caught_and_named(fault: Fault, tmp_path: Path) -> None:
+    results = checked(planted(fault), tmp_path, "--no-replay")
+    row = row_of(fault.script, results, fault)
+    assert row.caught and row.named, (row, results.findings)
+
+
+def test_one_seed_on_all_ranks_is_a_warning(tmp_path: Path) -> None:
+    text = text_of("evaluates").replace("    torch.manual_seed(rank)\n", "")
+    results = checked(text, tmp_path, "--no-replay")
+    found = {each.question: each for each in results.findings}
+    assert results.answer == "right" and found["random numbers"].answer == "warning"
+    assert found["evaluation"].answer == found["collectives"].answer == "right"
