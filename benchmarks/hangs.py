@@ -11,9 +11,9 @@ well.
 
 `far` and `link` train on two hosts, each with a network of its own (tests/cluster/hosts.py, which needs root), one rank
 on each. `far`: rank 1 is asleep in the model, and the command on its host names rank 1 and the line; that on the other
-host ends, too. `link`: the cable of one host is pulled out in the middle of the training. No rank is at fault: the
-commands on both hosts say that none of theirs is behind, and point to the links, in at most 10 seconds after the limit
-and the 30 that a machine gives the others to name their rank.
+host blames none of its own. `link`: the cable of one host is pulled out in the middle of the training. No rank is at
+fault: the commands on both hosts say that none of theirs is behind, and point to the links, in at most 10 seconds after
+the limit and the 30 that a machine gives the others to name their rank.
 
 Prints the table; --out keeps it, with a line of trials.jsonl for each trial. Trials that are kept there count, too:
 --upto 20 adds those that a fault lacks to 20, so that a record can be made in pieces. Exit code 1 when a trial is not
@@ -145,7 +145,8 @@ def trial_on_hosts(fault: str, options: argparse.Namespace, folder: Path) -> Tri
     late_s = ended - hung.stat().st_mtime - options.stall if hung.exists() else None
     codes = [command.returncode for command in commands]
     if fault == "far":
-        who = sentences[1].startswith(f"samestep: rank {BAD_RANK} (host h1, ")
+        blames_rank_0 = sentences[0].startswith("samestep: rank 0 (host h0, ")
+        who = sentences[1].startswith(f"samestep: rank {BAD_RANK} (host h1, ") and not blames_rank_0
         where = any(f"{JOB.name}:{number}," in sentences[1] for number in marked_lines("model"))
     else:
         late_s = None if late_s is None else late_s - ELSEWHERE_S

@@ -26,6 +26,7 @@ class Case:
     factor: float = 1.0
     since: int = 0
     dtype: str = "float32"
+    calls: int = 0
     rate: float = 0.1
     schedules: tuple[int, ...] = ()
     libraries: tuple[str, ...] = ()
@@ -40,7 +41,8 @@ class Case:
         ranks = [read(ScriptRecord, self.folder / "ranks" / f"rank{rank}.json") for rank in range(SIZE)]
         clips = [ClipSeen(1, 4, 4, 0.5)] if self.clipped else []
         steps = [
-            replace(each, dtypes=[self.dtype], schedules=list(self.schedules), clips=clips) for each in ranks[0].steps
+            replace(each, dtypes=[self.dtype], schedules=list(self.schedules), clips=clips, calls=self.calls)
+            for each in ranks[0].steps
         ]
         ranks = [replace(rank, steps=steps, libraries=list(self.libraries)) for rank in ranks]
         one = replace(ranks[0], steps=[replace(step, rates=[self.rate]) for step in steps])
@@ -100,6 +102,13 @@ def test_a_gradient_of_another_scale_is_named(
     assert found.answer == ("differs" if cause else "right"), found
     assert cause in found.sentence
     assert not cause or (found.divergence and found.divergence.step == since)
+
+
+@pytest.mark.parametrize(("calls", "answer"), [(1, "differs"), (3, "right")])
+def test_the_gradient_of_a_closures_last_call_is_one_inside_of_the_step(
+    calls: int, answer: str, tmp_path: Path
+) -> None:
+    assert Case(tmp_path, 1.001, calls=calls).judge()[GRADIENT].answer == answer
 
 
 @pytest.mark.parametrize(("there", "answer"), [(0.5, "right"), (0.25, "differs")])

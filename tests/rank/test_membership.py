@@ -5,16 +5,19 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 from torch.distributed import HashStore, Store, TCPStore
 
-from samestep.errors import Refused, UserError
+from samestep.errors import LostPeer, Refused, UserError
 from samestep.launch import ports, second_master
+from samestep.rank.group import _naming_the_lost
 from samestep.rank.membership import Membership
 from samestep.rank.rendezvous import JoinedMachines
 from samestep.records.plan import Asked
 from samestep.world import World
+from samestep.world.heartbeat import ENDING, FORWARD, Heartbeat, read
 
 ASKED = Asked("my_job.py:job", "f00d", "lr=0.1", "ddp", "", "best", "0.1.0 beef", "2.13.0")
 PLACES = [World(0, 2, 0, 2), World(1, 2, 1, 2)]
@@ -150,3 +153,23 @@ def test_a_machine_of_another_training_is_told_and_one_after_a_restart_is_not() 
         rendezvous(store).join(None)
     first.set_complete(False)
     rendezvous(store).join(None)
+
+
+def test_a_rank_that_asks_who_is_lost_is_not_taken_for_one_that_hangs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It takes seconds, and --stall may be shorter: the phase is another, with a limit of its own."""
+    own, seen = Heartbeat(), list[int]()
+    own.open(tmp_path / "heartbeat")
+    own.begin(FORWARD)
+    monkeypatch.setattr("samestep.rank.group.heartbeat", own)
+    members = Membership(HashStore(), PLACES[0])
+
+    def note(seconds: float, do: object) -> None:
+        pulse = read(tmp_path / "heartbeat")
+        seen.append(pulse.phase if pulse else -1)
+
+    monkeypatch.setattr("samestep.rank.membership.within", note)
+    with pytest.raises(LostPeer), _naming_the_lost(members, PLACES[0]):
+        raise RuntimeError("[x/gloo/tcp.cc:1] gloo: Connection closed by peer [10.0.0.1]:1")
+    assert seen == [ENDING]

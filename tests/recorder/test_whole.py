@@ -122,6 +122,7 @@ def test_micro_batches_losses_and_clips(seen: ScriptRecord, folder: Path) -> Non
 def test_a_closure_that_is_called_again_clears_nothing_that_was_taken(seen: ScriptRecord, folder: Path) -> None:
     assert seen.steps[1].cleared == 0 and len(seen.steps[1].micro) == 1
     assert [(clip.parameters, clip.of) for clip in seen.steps[1].clips] == [(2, 2)]
+    assert [step.calls for step in seen.steps] == [0, 3, 0]
     arrays = Record(folder).arrays("step1")
     for name in OTHER:  # of the last call
         np.testing.assert_allclose(arrays[f"unclipped {name}"], arrays[f"local 0 {name}"], rtol=1e-5, atol=1e-8)

@@ -22,6 +22,7 @@ from samestep.rank.membership import Membership, in_time, names, says_lost
 from samestep.records.plan import Asked
 from samestep.records.record import attempt
 from samestep.world import World, network
+from samestep.world.heartbeat import ENDING, heartbeat
 
 TIMEOUT_S = 120.0  # of a collective; --timeout sets another
 INIT_METHOD = "SAMESTEP_INIT_METHOD"  # environment variable: the rendezvous URL; unset: MASTER_ADDR and MASTER_PORT
@@ -110,6 +111,7 @@ def _naming_the_lost(members: Membership, world: World) -> Iterator[None]:
     except LostPeer:
         raise
     except Exception as error:
+        heartbeat.begin(ENDING)  # asking the others takes seconds, in which the watchdog must not blame this rank
         if world.size > 1 and says_lost(error):
             raise members.lost(error) from error
         members.failed(f"{type(error).__name__}: {error}".splitlines()[0])

@@ -254,7 +254,7 @@ class Recorder:
             return None
 
         def wrapped(*a: Any, **k: Any) -> Any:
-            self.window.clips, self.window.unclipped_after = [], -1  # a closure that is called again begins anew
+            self.window.begin_again()
             loss = closure(*a, **k)
             self.window.cleared = 0
             self._take()
@@ -331,12 +331,12 @@ class Recorder:
                 sorted(window.computed),
                 [name for name in self._held_by(optimizer) if name],
                 [] if taken else window.computed_gradients(),
+                window.calls,
             )
         )
         if len(self.steps) == 1:
             named = {plain(n): b.detach() for module in self._modules for n, b in module.named_buffers()}
-            whole = {name: buffer for name, buffer in named.items() if not is_shard(buffer)}
-            self._buffers = dict(zip(whole, digests(whole)))
+            self._buffers = {name: digests({name: b})[0] for name, b in named.items() if not is_shard(b)}
 
 
 def _inner(scheduler: LRScheduler) -> Any:

@@ -43,6 +43,7 @@ class Window:
     local: dict[str, dict[int, Tensor]] = field(default_factory=dict)
     unclipped: dict[str, Tensor] = field(default_factory=dict)
     unclipped_after: int = -1
+    calls: int = 0  # of the optimizer's closure
     dtypes: set[str] = field(default_factory=set)  # of the local gradients
     computed: set[str] = field(default_factory=set)  # the dtypes of autocast
 
@@ -63,6 +64,11 @@ class Window:
     def computed_gradients(self) -> list[str]:
         """Returns the parameters whose local gradient is not zero."""
         return [name for name, of in self.local.items() if any(bool(each.any()) for each in of.values())]
+
+    def begin_again(self) -> None:
+        """Begins anew before a call of the optimizer's closure: the last call's gradients are those of the step."""
+        self.clips, self.unclipped_after = [], -1
+        self.calls += 1
 
     def clear(self) -> None:
         """Removes the micro-batches so far: their gradients will be in no step."""

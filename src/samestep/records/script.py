@@ -98,7 +98,7 @@ class StepSeen:
     sharded: whether some are sharded in a way that is not judged. shards: parameters each element of which is on one
     rank; their arrays UNCLIPPED and TAKEN are this rank's part, and the sum over the ranks is the whole's. computed:
     the dtypes in which autocast has computed. held: parameters that are in the optimizer's groups. lost: those of which
-    the rank has computed a gradient, where the optimizer took none at all.
+    the rank has computed a gradient, where the optimizer took none at all. calls: of the optimizer's closure.
     """
 
     optimizer: int
@@ -116,6 +116,7 @@ class StepSeen:
     computed: list[str] = field(default_factory=list)
     held: list[str] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
+    calls: int = 0
 
 
 @dataclass(frozen=True)
