@@ -96,5 +96,5 @@ CASES = (
     case("by_feature/checkpointing"),
     case("by_feature/early_stopping"),
     case("by_feature/multi_process_metrics"),
-    case("by_feature/ddp_comm_hook", "--gradient_accumulation_steps", "3"),
+    case("by_feature/ddp_comm_hook"),
 )

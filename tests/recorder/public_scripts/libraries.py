@@ -45,10 +45,9 @@ def deepspeed(stage: int) -> Case:
         before=("deepspeed",),
         packages=("torchvision",),
         options=("--steps", "18"),
-        answer="differs",
-        why="each epoch has the same shuffled order",
+        why="set_epoch has not been called, without which each epoch has the same order",
         edits=(EPOCH_SET,),
-        note="DeepSpeed's loader does not set its sampler's epoch: set by hand",
+        note="the steps turn no epoch; nothing sets its sampler's epoch, which is said: set by hand",
         plants=(
             plant("divided by the ranks, too", "backward(loss)", "backward(loss / 2)", "loss weight", "averaged twice"),
             plant("loss times the ranks", "backward(loss)", "backward(2 * loss)", "loss weight", "multiplied by the 2"),

@@ -28,8 +28,8 @@ LLM_PLANTS = (
     plant("rate by rank", "lr=args.lr, ", "lr=args.lr * (1 + rank), ", "rate", "different rates"),
     plant(
         "no sampler",
-        "sampler=DistributedSampler(train_data, shuffle=True, drop_last=True)",
-        "shuffle=True",
+        "DistributedSampler(train_data, shuffle",
+        "DistributedSampler(train_data, num_replicas=1, rank=0, shuffle",
         "rows",
         "reads every row",
     ),
@@ -156,7 +156,13 @@ CASES = (
         options=("--steps", "3"),
         note="one step, with 16 loader workers",
         plants=(
-            plant("no sampler", "sampler=train_sampler, num", "shuffle=True, num", "rows", "reads every row"),
+            plant(
+                "no sampler",
+                "dataset=trainset, shuffle",
+                "dataset=trainset, num_replicas=1, rank=0, shuffle",
+                "rows",
+                "reads every row",
+            ),
             plant(
                 "not wrapped",
                 "    net = nn.parallel.DistributedDataParallel(net, device_ids=[local_rank])\n",

@@ -75,7 +75,7 @@ def _micro_batches(found: Replayed, ranks: Ranks) -> Finding:
 def _gradients(
     ranks: Ranks, one: ScriptRecord, record: Record, replay: Record, coarser: float, found: Replayed
 ) -> Finding:
-    apart: list[float] = []
+    apart, first = list[float](), 0.0
     for number in range(len(one.steps)):
         of, mine = StepGradients.read(record, ranks, number), _before_clipping(replay, number)
         if not of.names:
@@ -94,7 +94,8 @@ def _gradients(
         name = max(off, key=lambda each: off[each])
         inside = ranks[0].steps[number].calls > 1  # the last call of a closure, at weights inside of the step
         bound = (LATER if number or inside else FIRST) * coarser
-        apart.append(off[name] / coarser)
+        first = off[name] if not apart else first
+        apart.append(math.sqrt(sum(norm(ranked[n] - mine[n]) ** 2 for n in of.names)) / (whole or 1.0) / coarser)
         if not math.isfinite(off[name]):
             return Finding(GRADIENT, "unknown", f"the gradient of {name} at step {number} is no number")
         if drifts(apart) and off[name] > bound:
@@ -110,7 +111,7 @@ def _gradients(
     return Finding(
         GRADIENT,
         "right",
-        f"that of one process, to {sum(apart[:1]):.0e} at the first step; fed: {HOW[found.feed]}{means}",
+        f"that of one process, to {first:.0e} at the first step; fed: {HOW[found.feed]}{means}",
     )
 
 

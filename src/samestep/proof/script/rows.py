@@ -95,7 +95,8 @@ def _of_pass(passes: Sequence[PassSeen]) -> Finding:
         return Finding("rows", "unknown", "the loader has no end, or no indices")
     full = [each for each in lists if each is not None]
     if _own_datasets(passes):
-        return _common_rows(passes)
+        own = Finding("rows", "right", "each rank has a dataset of its own, and no common row was seen")
+        return _common_rows(passes, 0) or own
     length, union = passes[0].length or 0, {index for each in full for index in each}
     twice = sum(map(len, full)) - len(union)
     inside = sum(len(each) - len({*each}) for each in full)
@@ -120,22 +121,24 @@ def _of_pass(passes: Sequence[PassSeen]) -> Finding:
             "there are"
         )
         return differs("rows", "rows", cause, step=step, expected=length, found=len(union))
+    if shared := _common_rows(passes, twice):
+        return shared
     extra = [f"{twice} of them twice, as padding"] * bool(twice) + [f"{missing} dropped at the end"] * bool(missing)
     return Finding("rows", "right", ", ".join([f"an epoch reads {len(union)} of {many(length, 'row')}", *extra]))
 
 
-def _common_rows(passes: Sequence[PassSeen]) -> Finding:
-    """Whether the ranks' own datasets have rows in common, by their content."""
+def _common_rows(passes: Sequence[PassSeen], padding: int) -> Finding | None:
+    """Finds rows that several ranks have read, by their content, though not by their indices."""
     read = [[tuple(row) for row in each.digests if row] for each in passes]
     common = sum(len({*rows}) for rows in read) - len({row for rows in read for row in rows})
     distinct = all(len({*rows}) == len(rows) for rows in read)  # else a row's content says little
-    if distinct and common > max(2, sum(map(len, read)) / 20):
+    if distinct and common > padding + max(2, sum(map(len, read)) / 20):
         cause = (
             "each rank has another dataset with rows of the others: it splits, shuffles or filters the data by its own "
             "random numbers (random_split without a common generator)"
         )
         return differs("rows", "rows", cause, step=0, expected="each on one rank", found=f"{common} on several")
-    return Finding("rows", "right", "each rank has a dataset of its own, and no common row was seen")
+    return None
 
 
 def _own_datasets(passes: Sequence[PassSeen]) -> bool:
