@@ -35,7 +35,7 @@ from fork_servers import fork_servers  # noqa: E402
 from samestep.launch.fork_client import SOCKETS  # noqa: E402
 from samestep.records.files import from_json  # noqa: E402
 from samestep.records.results import StudyResults  # noqa: E402
-from samestep.records.script import CheckResults  # noqa: E402
+from samestep.records.script import CheckResults, question_of  # noqa: E402
 
 RECORD = ROOT / "results" / "museum_2cpu_2026-11-23"
 CAUGHT = ("differs", "warning")
@@ -101,8 +101,7 @@ def _of_check(results: CheckResults) -> Said:
     if not first:
         unknown = [each for each in results.findings if each.answer == "unknown"]
         return Said(results.answer, note="; ".join(f"{each.question}: {each.sentence}" for each in unknown))
-    question = next(each.question for each in results.findings if each.divergence == first)
-    return Said(results.answer, question, first.step, first.cause)
+    return Said(results.answer, question_of(results), first.step, first.cause)
 
 
 def _of_proof(results: object) -> Said:

@@ -26,8 +26,9 @@ from recorder.beside_faults import BESIDE_FAULTS
 from recorder.faults import FAULTS, HEALTHY, Fault
 from recorder.replay_faults import REPLAY_FAULTS
 from samestep.records.files import from_json
-from samestep.records.script import CheckResults
+from samestep.records.script import CheckResults, question_of
 
+ALL = (*FAULTS, *REPLAY_FAULTS, *BESIDE_FAULTS)
 HERE = Path(__file__).parent
 HOROVODRUN = str(Path(sys.executable).with_name("horovodrun"))
 DOCS = HERE.parents[1] / "docs" / "check.md"
@@ -77,7 +78,7 @@ def planted(fault: Fault) -> str:
 
 def row_of(script: str, results: CheckResults, fault: Fault | None = None) -> Row:
     first = results.first_divergence
-    question = next((each.question for each in results.findings if first and each.divergence == first), "")
+    question = question_of(results)
     caught = results.answer == "differs"
     named = bool(first and fault and question == fault.question and fault.cause in first.cause)
     where = (first.step, first.tensor, first.rank, first.cause) if first else (None, None, None, "")
@@ -105,9 +106,7 @@ def merged(rows: Sequence[Row], record: Path) -> list[Row]:
     """Returns the rows with those that a record holds of other scripts and faults, in the order of both lists."""
     kept = [Row(**each) for each in json.loads(record.read_text())] if record.exists() else []
     of = {(row.script, row.fault): row for row in [*kept, *rows]}
-    order = [(script, "") for script in HEALTHY] + [
-        (fault.script, fault.name) for fault in (*FAULTS, *REPLAY_FAULTS, *BESIDE_FAULTS)
-    ]
+    order = [(script, "") for script in HEALTHY] + [(fault.script, fault.name) for fault in ALL]
     return [of[key] for key in order if key in of]
 
 
@@ -118,9 +117,7 @@ def main() -> int:
     options = parser.parse_args()
     rows = []
     with fork_servers():
-        for script, fault in [(script, None) for script in HEALTHY] + [
-            (fault.script, fault) for fault in (*FAULTS, *REPLAY_FAULTS, *BESIDE_FAULTS)
-        ]:
+        for script, fault in [(script, None) for script in HEALTHY] + [(fault.script, fault) for fault in ALL]:
             if not re.search(options.only, f"{script} {fault.name if fault else ''}"):
                 continue
             with tempfile.TemporaryDirectory(prefix="samestep-check-") as folder:

@@ -31,7 +31,7 @@ from recorder.public_scripts import CASES
 from recorder.public_scripts.case import Case, Edit, Plant
 from recorder.public_table import Row, summary, written
 from samestep.records.files import from_json
-from samestep.records.script import CheckResults
+from samestep.records.script import CheckResults, question_of
 
 STANDINS = Path(__file__).parent / "standins"
 PACKAGES = STANDINS / "packages"
@@ -92,7 +92,7 @@ def row_of(case: Case, name: str, results: CheckResults | str, fault: Plant | No
     if isinstance(results, str):
         return Row(case.name, name, "failed", "", None, results, "", False, False, seconds)
     first = results.first_divergence
-    question = next((each.question for each in results.findings if first and each.divergence == first), "")
+    question = question_of(results)
     unknown = [f"{each.question}: {each.sentence}" for each in results.findings if each.answer == "unknown"]
     caught = results.answer == "differs"
     named = bool(first and fault and question == fault.question and fault.cause in first.cause)

@@ -7,13 +7,12 @@ Gloo never marks a collective as started or completed, only as retired: until th
 from __future__ import annotations
 
 import http.client
-import json
 import os
 import socket
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import TypeAdapter, ValidationError
+from samestep.records.flight_recorder import entries_of
 
 ANSWER_S = 2.0
 DEFAULT_GROUP = "0"
@@ -48,22 +47,6 @@ EQUAL_SIZES = ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatte
 
 
 @dataclass(frozen=True)
-class _Entry:
-    process_group: tuple[str, str]
-    collective_seq_id: int
-    profiling_name: str
-    input_sizes: tuple[tuple[int, ...], ...]
-    time_created_ns: int
-    retired: bool
-    is_p2p: bool
-
-
-@dataclass(frozen=True)
-class _Trace:
-    entries: tuple[_Entry, ...] = ()
-
-
-@dataclass(frozen=True)
 class Recorded:
     """What a rank's recorder tells. last: group -> the number of the collective that it entered last."""
 
@@ -80,23 +63,22 @@ def ask(folder: Path, rank: int) -> Recorded | None:
     try:
         text = _post(folder, f"collectives-rank{rank}")
         return recorded(text)
-    except (OSError, http.client.HTTPException, ValidationError, ValueError):
+    except (OSError, http.client.HTTPException, ValueError):
         return None
 
 
 def recorded(text: str) -> Recorded:
     """Reads a recorder's trace. Raises ValueError where the text is none."""
-    entries = TypeAdapter(_Trace).validate_python(json.loads(text)).entries
     seen = [
         Collective(
-            entry.process_group[0],
+            entry.group,
             entry.collective_seq_id,
-            entry.profiling_name.partition(":")[2] or entry.profiling_name,
+            entry.operation,
             entry.input_sizes,
             entry.time_created_ns,
             entry.retired,
         )
-        for entry in entries
+        for entry in entries_of(text)
         if not entry.is_p2p
     ]
     last: dict[str, int] = {}

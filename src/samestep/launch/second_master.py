@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import time
 
 from samestep.world.orphans import die_with_parent
+from samestep.world.wire import dial
 
 MOST_S = 30.0  # that machine's command may have been typed a moment later, and imports torch first
 POLL_S = 0.2
+DIAL_S = 2.0
 
 
 def tell(master: str, port: int, nnodes: int, timeout_s: float) -> bool:
@@ -20,7 +21,7 @@ def tell(master: str, port: int, nnodes: int, timeout_s: float) -> bool:
     Waits until that command listens, for at most 30 s.
     """
     until = time.monotonic() + min(timeout_s, MOST_S)
-    while not _listens(master, port):
+    while dial(master, port, DIAL_S).outcome != "open":
         if time.monotonic() > until:
             return False
         time.sleep(POLL_S)
@@ -33,11 +34,3 @@ def tell(master: str, port: int, nnodes: int, timeout_s: float) -> bool:
         preexec_fn=die_with_parent,
     )
     return done.returncode == 0
-
-
-def _listens(host: str, port: int) -> bool:
-    try:
-        socket.create_connection((host, port), timeout=2.0).close()
-    except OSError:
-        return False
-    return True

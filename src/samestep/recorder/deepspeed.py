@@ -62,7 +62,7 @@ def is_sharded(parameter: Any) -> bool:
     return is_shard(parameter) or in_parts(parameter)
 
 
-def parts(engine: Any, parameters: Mapping[str, Any]) -> tuple[dict[str, Tensor], list[str]]:
+def parts(engine: Any, parameters: Mapping[str, nn.Parameter]) -> tuple[dict[str, Tensor], list[str]]:
     """Returns the compressed gradients, of which those that are shared out are this rank's part, and names of these."""
     found, shared, scale = dict[str, Tensor](), list[str](), scale_of(engine)
     for name, parameter in parameters.items():

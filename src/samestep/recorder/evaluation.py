@@ -26,11 +26,14 @@ class Evaluations:
         """Is called after each forward of an outermost module that is not training."""
         latest = self._loaders.latest
         number = latest if latest is not None and not self._loaders.passes[latest].trained else NO_LOADER - step
-        if number in self._seen or (number < 0 and not _statistics(module)):
+        if number in self._seen:
+            return
+        statistics = _statistics(module)
+        if number < 0 and not statistics:
             return
         if self._since is None:
             self._since = collectives.latest()
-        self._seen[number] = EvaluationSeen(max(number, NO_LOADER), step, _statistics(module))
+        self._seen[number] = EvaluationSeen(max(number, NO_LOADER), step, statistics)
 
     def trains(self) -> None:
         """Is called before each training forward: it ends what was evaluated before it."""

@@ -54,7 +54,7 @@ class Kept:
     lengths: list[int] = field(default_factory=list)
     forwards: list[Forward] = field(default_factory=list)
     base_rates: list[list[float]] = field(default_factory=list)
-    momenta: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
+    momenta: dict[int, list[dict[str, float | tuple[float, float]]]] = field(default_factory=dict)
     draws: bool = False
     outside: bool = False
     batch_norm: bool = False

@@ -336,7 +336,7 @@ class Recorder:
         )
         if len(self.steps) == 1:
             named = {plain(n): b.detach() for module in self._modules for n, b in module.named_buffers()}
-            self._buffers = {name: digests({name: b})[0] for name, b in named.items() if not is_shard(b)}
+            self._buffers = self._digests_of({name: b for name, b in named.items() if not is_shard(b)})
 
 
 def _inner(scheduler: LRScheduler) -> Any:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from samestep.errors import UserError
+from samestep.rank import flight_recorder
 from samestep.recorder import collectives
 from samestep.recorder.keeper import Keeper
 from samestep.recorder.player import Player
@@ -34,7 +35,7 @@ def run_script(plan: ScriptPlan, record: RankRecord) -> ScriptRecord:
     After the last step that was asked the process ends, inside that step: no line of the script runs after it.
     """
     folder = Path(plan.out)
-    collectives.enable()
+    flight_recorder.enable(collectives.ENTRIES)
     plan = _completed(plan, record.world)
     played: Player | None = None
     keeper: Keeper | None = None

@@ -206,3 +206,9 @@ class DiffResults:
     findings: list[Finding]
     first_divergence: Divergence | None
     notes: list[str] = field(default_factory=list)
+
+
+def question_of(results: CheckResults | DiffResults) -> str:
+    """Returns the question whose answer is the first divergence; '' where there is none."""
+    first = results.first_divergence
+    return next((each.question for each in results.findings if first and each.divergence == first), "")

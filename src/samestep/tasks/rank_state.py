@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import threading
 import traceback
@@ -11,8 +10,8 @@ from pathlib import Path
 import _pytest
 import pluggy
 import torch.distributed as dist
-from torch._C import _distributed_c10d
 
+from samestep.rank import flight_recorder
 from samestep.records.rank_tests import RankState, RunTest
 from samestep.tasks.thread_ranks import THREAD
 
@@ -47,11 +46,9 @@ def collective() -> str:
 
     Shapes are those of the inputs.
     """
-    if not dist.is_initialized() or not hasattr(_distributed_c10d, "_dump_fr_trace_json"):
-        return ""
-    entries = json.loads(_distributed_c10d._dump_fr_trace_json()).get("entries", [])
-    waiting = [entry for entry in entries if not entry.get("retired", True)]
+    waiting = [entry for entry in flight_recorder.read() if not entry.retired] if dist.is_initialized() else []
     if not waiting:
         return ""
     entry = waiting[-1]
-    return f"{entry['profiling_name']} #{entry['collective_seq_id']}, shapes {entry['input_sizes']}"
+    shapes = [[*each] for each in entry.input_sizes]
+    return f"{entry.profiling_name} #{entry.collective_seq_id}, shapes {shapes}"

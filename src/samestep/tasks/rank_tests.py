@@ -26,6 +26,7 @@ from _pytest.main import wrap_session
 from _pytest.skipping import evaluate_skip_marks
 from torch._C._distributed_c10d import FileStore
 
+from samestep.rank import flight_recorder
 from samestep.records.rank_tests import (
     DUMP_STACKS,
     AskState,
@@ -73,7 +74,7 @@ def run(address: str) -> None:
     _print_into(asked)
     faulthandler.register(DUMP_STACKS, file=open(f"{address}.stack", "w"), all_threads=True)  # noqa: SIM115
     sys.path[:] = asked.sys_path
-    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "1000")  # torch then records collectives
+    flight_recorder.enable(1000)
     # The fork server has imported the plugins; pytest would warn that it cannot rewrite their asserts.
     quiet = ["--capture=no", "-qq", "--no-header", "--no-summary", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
     config = _prepareconfig([*asked.arguments, *quiet], None)
