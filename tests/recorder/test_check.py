@@ -9,6 +9,7 @@ import psutil
 import pytest
 
 from command import samestep
+from ranks import skip_unless_here
 from recorder.faults import FAULTS, HEALTHY, Fault
 from recorder.plant import checked, planted, row_of, text_of
 from recorder.replay_faults import REPLAY_FAULTS
@@ -16,13 +17,20 @@ from samestep.records.script import PLAN
 
 STAGES = [each for each in FAULTS if each.script.startswith("deepspeed") and each.name != "divided by hand, too"]
 TRIED = [each for each in (*FAULTS, *REPLAY_FAULTS) if each not in STAGES]  # tests/recorder/plant.py tries all
-IN_THE_FAST_LANE = ("forward through .module", "not divided", "set_epoch left out")
+IN_THE_FAST_LANE = [("ddp", "forward through .module"), ("ddp", "set_epoch left out")]
+IN_THE_FAST_LANE += [("accumulate", "not divided"), ("fsdp2", "not divided")]
+
+
+def lane_of(fault: Fault) -> tuple[pytest.MarkDecorator, ...]:
+    return () if (fault.script, fault.name) in IN_THE_FAST_LANE else (pytest.mark.check,)
 
 
 @pytest.mark.parametrize(
     "script", [pytest.param(each, marks=() if each == "ddp" else pytest.mark.check) for each in HEALTHY]
 )
 def test_a_healthy_script_is_right(script: str, tmp_path: Path) -> None:
+    if script == "horovod_loop":
+        skip_unless_here("horovod")
     results = checked(text_of(script), tmp_path)
     assert results.answer == "right", results.findings
     assert results.steps == 8
@@ -30,12 +38,11 @@ def test_a_healthy_script_is_right(script: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "fault",
-    [
-        pytest.param(each, id=each.name, marks=() if each.name in IN_THE_FAST_LANE else pytest.mark.check)
-        for each in TRIED
-    ],
+    [pytest.param(each, id=each.name, marks=lane_of(each)) for each in TRIED],
 )
 def test_a_planted_fault_is_caught_and_named(fault: Fault, tmp_path: Path) -> None:
+    if fault.script == "horovod_loop":
+        skip_unless_here("horovod")
     results = checked(planted(fault), tmp_path)
     row = row_of(fault.script, results, fault)
     assert row.caught and row.named, (row, results.findings)
