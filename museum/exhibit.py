@@ -22,8 +22,10 @@ class Exhibit:
 
     kind: its class. source: where it was published. versions: in which it is wrong, and since when right.
     code: 'library', where the library's own code runs, or 'pattern', where the mistake is written in plain torch.
-    command: 'check' runs the scripts wrong.py and right.py; 'verify' proves job.py under engines of these names.
-    arguments: more words of the command. question, cause: what must be named: the question (of a proof, the quantity)
+    command: 'check' runs the scripts wrong.py and right.py; 'verify' proves job.py under engines of these names; 'diff'
+    compares the check of a script with that of the script resumed from what the first has saved.
+    arguments: more words of the command; of 'diff', of both checks. resumed: words of the resumed script. resumed_at:
+    steps before its checkpoint. question, cause: what must be named: the question (of a proof, the quantity)
     that differs first, and words of its cause. why: why it is not caught, or not named, where that is so.
     pins: packages of the wrong and of the right version, for museum/install.py; both then run train.py.
     needs: modules without which it does not run.
@@ -35,7 +37,7 @@ class Exhibit:
     source: str
     versions: str
     code: Literal["library", "pattern"]
-    command: Literal["check", "verify"]
+    command: Literal["check", "verify", "diff"]
     question: str
     cause: str
     arguments: list[str] = field(default_factory=list)
@@ -43,6 +45,8 @@ class Exhibit:
     pins: dict[str, list[str]] = field(default_factory=dict)
     needs: list[str] = field(default_factory=list)
     nproc: int = 2
+    resumed: list[str] = field(default_factory=list)
+    resumed_at: int = 0
 
     @property
     def folder(self) -> Path:

@@ -35,7 +35,7 @@ from fork_servers import fork_servers  # noqa: E402
 from samestep.launch.fork_client import SOCKETS  # noqa: E402
 from samestep.records.files import from_json  # noqa: E402
 from samestep.records.results import StudyResults  # noqa: E402
-from samestep.records.script import CheckResults, question_of  # noqa: E402
+from samestep.records.script import CheckResults, DiffResults, question_of  # noqa: E402
 
 RECORD = ROOT / "results" / "museum_2cpu_2026-11-23"
 CAUGHT = ("differs", "warning")
@@ -90,10 +90,12 @@ def said(exhibit: Exhibit, version: str) -> Said:
     if not done.stdout.startswith("{"):
         return Said("failed", note=" ".join((done.stderr or done.stdout).replace(folder, "").split())[-300:])
     results = json.loads(done.stdout)
-    return _of_check(from_json(CheckResults, results)) if exhibit.command == "check" else _of_proof(results)
+    if exhibit.command == "verify":
+        return _of_proof(results)
+    return _of_check(from_json(CheckResults if exhibit.command == "check" else DiffResults, results))
 
 
-def _of_check(results: CheckResults) -> Said:
+def _of_check(results: CheckResults | DiffResults) -> Said:
     first = results.first_divergence
     warned = next((each for each in results.findings if each.answer == "warning"), None)
     if not first and warned:
@@ -114,20 +116,34 @@ def _of_proof(results: object) -> Said:
 
 
 def _command(exhibit: Exhibit, version: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "-m", "samestep", exhibit.command, "--nproc", str(exhibit.nproc), "--json"]
+    """Runs the command of an exhibit on one version, in this folder; of 'diff' both checks before it."""
     environment = dict(os.environ)
     if exhibit.pins.get(version):  # a server of its own imports the old packages
         environment.pop(SOCKETS, None)
         environment["PYTHONPATH"] = f"{PINS / pins_folder(exhibit, version)}{os.pathsep}{environment['PYTHONPATH']}"
-    if exhibit.command == "check":
-        line += ["--launcher", "fork", *exhibit.arguments, "--out", str(folder / "out"), str(exhibit.file(version))]
-    else:
-        job = exhibit.folder / "job.py"
-        line += [str(job), "--engines", engine_name(exhibit, version), *exhibit.arguments, "--out", str(folder / "out")]
     try:
-        return subprocess.run(line, capture_output=True, text=True, timeout=STEPS_S, env=environment, cwd=folder)
+        for command, *line in _lines(exhibit, version):
+            words = [sys.executable, "-m", "samestep", command, "--json", *line]
+            done = subprocess.run(words, capture_output=True, text=True, timeout=STEPS_S, env=environment, cwd=folder)
+            if not done.stdout.startswith("{"):
+                break
+        return done
     except subprocess.TimeoutExpired:
-        return subprocess.CompletedProcess(line, 1, "", f"ended after {STEPS_S} s")
+        return subprocess.CompletedProcess([], 1, "", f"ended after {STEPS_S} s")
+
+
+def _lines(exhibit: Exhibit, version: str) -> list[list[str]]:
+    """Returns the lines after `samestep` that are typed one after the other; the last one says what is wrong."""
+    options = ["--nproc", str(exhibit.nproc), *exhibit.arguments, "--out"]
+    if exhibit.command == "verify":
+        job = str(exhibit.folder / "job.py")
+        return [["verify", job, "--engines", engine_name(exhibit, version), *options, "out"]]
+    script = str(exhibit.file(version))
+    first = ["check", "--launcher", "fork", *options, "out", script]
+    if exhibit.command == "check":
+        return [first]
+    second = ["check", "--launcher", "fork", *options, "resumed", script, *exhibit.resumed]
+    return [first, second, ["diff", "out", "resumed", "--resumed-at", str(exhibit.resumed_at)]]
 
 
 def engine_name(exhibit: Exhibit, version: str) -> str:

@@ -1,7 +1,7 @@
-"""Trains a tiny Llama with Hugging Face's Trainer: it is interrupted in its second epoch, and resumed."""
+"""Trains a tiny Llama with Hugging Face's Trainer, which saves in the second epoch, and can go on from there."""
 
 import os
-import tempfile
+import sys
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
@@ -25,23 +25,15 @@ torch.manual_seed(0)
 config = LlamaConfig(
     vocab_size=32, hidden_size=8, intermediate_size=16, num_hidden_layers=1, num_attention_heads=1, pad_token_id=0
 )
-model = LlamaForCausalLM(config)
-folder = tempfile.mkdtemp()
-
-
-def arguments(steps: int) -> TrainingArguments:
-    return TrainingArguments(
-        folder,
-        per_device_train_batch_size=8,
-        learning_rate=1e-2,
-        num_train_epochs=4,
-        max_steps=steps,
-        report_to=[],
-        save_steps=8,
-        disable_tqdm=True,
-        use_cpu=True,
-    )
-
-
-Trainer(model, arguments(8), train_dataset=Texts()).train()
-Trainer(model, arguments(24), train_dataset=Texts()).train(resume_from_checkpoint=f"{folder}/checkpoint-8")
+arguments = TrainingArguments(
+    "checkpoints",
+    per_device_train_batch_size=8,
+    learning_rate=1e-2,
+    max_steps=24,
+    report_to=[],
+    save_steps=8,
+    disable_tqdm=True,
+    use_cpu=True,
+)
+checkpoint = "checkpoints/checkpoint-8" if "--resume" in sys.argv else None
+Trainer(LlamaForCausalLM(config), arguments, train_dataset=Texts()).train(resume_from_checkpoint=checkpoint)

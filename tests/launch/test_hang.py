@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from budget import budget, deadline
+from cluster import hosts, skip_where
 from command import TESTS, samestep
 from samestep.launch import stacks
 from samestep.launch.collectives import Collective, Recorded, recorded
@@ -28,7 +30,7 @@ SHAPES = "shapes"  # gloo ends the rank that receives too much
 
 def run(fault: str, out: Path, *more: str, nproc: int = 2) -> tuple[int, str]:
     arguments = ["run", JOB, "--set", f"fault={fault}", "--nproc", str(nproc), *deadline(), *more]
-    done = samestep(*arguments, out=out)
+    done = samestep(*arguments, out=out, cwd=out.parent)  # the job leaves a file in its current folder
     return done.returncode, done.stderr
 
 
@@ -37,7 +39,7 @@ def run(fault: str, out: Path, *more: str, nproc: int = 2) -> tuple[int, str]:
     [
         fault if fault in QUICK else pytest.param(fault, marks=pytest.mark.check)
         for fault in hangs.FAULTS
-        if fault not in ("slow", SHAPES)
+        if fault not in ("slow", SHAPES, *hangs.ON_HOSTS)
     ],
 )
 def test_the_rank_and_the_line_that_hang_are_named(fault: str, tmp_path: Path) -> None:
@@ -49,6 +51,15 @@ def test_the_rank_and_the_line_that_hang_are_named(fault: str, tmp_path: Path) -
     assert "rank 0 on" in report
     assert report.count("most recent call first") >= 2
     assert list(hangs.alive_in(str(tmp_path))) == []
+
+
+@pytest.mark.check
+@pytest.mark.parametrize("fault", hangs.ON_HOSTS)
+def test_a_hang_on_two_hosts_is_named(fault: str) -> None:
+    skip_where(hosts.missing())
+    options = argparse.Namespace(engine="ddp", stall=budget(3), deadline=budget(100))
+    trial = hangs.trial(fault, options)
+    assert trial.code == 1 and trial.right_rank and trial.right_line and not trial.left, trial
 
 
 @pytest.mark.check

@@ -11,7 +11,8 @@ import pytest
 
 from proof.test_script import NAMES, STEPS, judged
 from samestep.commands.diff import diff
-from samestep.records.arrays import write_arrays
+from samestep.errors import UserError
+from samestep.records.arrays import read_arrays, write_arrays
 from samestep.records.files import read, write
 from samestep.records.replay import END, START
 from samestep.records.script import PLAN, DiffResults, ScriptPlan, ScriptRecord, StepSeen
@@ -102,3 +103,96 @@ def test_weights_that_were_not_kept_are_unknown(tmp_path: Path) -> None:
     edit(other, 0, each_step(lambda step: replace(step, weights={name: -1 for name in NAMES})))
     (found,) = [each for each in diff(one, other).findings if each.question == "weights"]
     assert found.answer == "unknown" and "were not kept" in found.sentence
+
+
+SINCE = 2  # steps before the checkpoint; an epoch has three
+
+
+def interrupted(folder: Path) -> tuple[Path, Path]:
+    """The record of a run, and that of its continuation from a checkpoint."""
+    one, other = recorded(folder / "one"), recorded(folder / "other")
+    for rank in range(2):
+        edit(one, rank, in_epochs)
+        whole = read(ScriptRecord, one / f"rank{rank}.json")
+        goes_on = {name: value for name, value in whole.steps[SINCE - 1].weights.items()}
+        edit(other, rank, lambda _, whole=whole, start=goes_on: replace(whole, start=start, steps=whole.steps[SINCE:]))
+        for step in range(STEPS - SINCE):
+            write_arrays(other / f"rank{rank}.step{step}.npz", read_arrays(one, rank, f"step{SINCE + step}"))
+    return one, other
+
+
+def in_epochs(record: ScriptRecord) -> ScriptRecord:
+    """Gives a record two passes over its loader, of three steps each, and rates and first weights of its own."""
+    steps = [
+        replace(step, rates=[0.1 + i], micro=[replace(micro, passes=[i // 3]) for micro in step.micro])
+        for i, step in enumerate(record.steps)
+    ]
+    return replace(
+        record, start={name: 99 for name in NAMES}, steps=steps, passes=[*record.passes, replace(record.passes[0])]
+    )
+
+
+def rows_of_step(number: int) -> Callable[[ScriptRecord], ScriptRecord]:
+    """Gives a resumed record's first step the rows of another step of the first run."""
+
+    def change(record: ScriptRecord) -> ScriptRecord:
+        first, *rest = record.steps
+        micro = [replace(each, rows=[f"{record.rank} {number} 0 {i}" for i in range(3)]) for each in first.micro]
+        return replace(record, steps=[replace(first, micro=micro), *rest])
+
+    return change
+
+
+def test_a_resumed_run_that_goes_on_is_right(tmp_path: Path) -> None:
+    results = diff(*interrupted(tmp_path), resumed_at=SINCE)
+    assert (results.answer, results.steps) == ("right", STEPS - SINCE), results.findings
+    assert "from step 2 of the first on" in results.findings[0].sentence
+
+
+@pytest.mark.parametrize(
+    ("change", "question", "step", "cause"),
+    [
+        (lambda r: replace(r, start={name: 99 for name in NAMES}), "initial weights", None, "the training began anew"),
+        (
+            lambda r: replace(r, start={name: 0 for name in NAMES}),
+            "initial weights",
+            None,
+            "those after step 0, not",
+        ),
+        (lambda r: replace(r, start={**r.start, "a.bias": 7}), "initial weights", None, "1 of 4 parameters are not"),
+        (rows_of_step(0), "rows", 2, "epoch 0 begins anew"),
+        (rows_of_step(1), "rows", 2, "off by one batch: the rows of step 1, trained again"),
+        (rows_of_step(3), "rows", 2, "off by one batch: the rows of step 3, read too early"),
+        (rows_of_step(8), "rows", 2, "the first run does not train together in any recorded step"),
+        (each_step(lambda step: replace(step, rates=[0.1])), "rate", 2, "the rate begins anew"),
+        (each_step(lambda step: replace(step, rates=[step.rates[0] - 1])), "rate", 2, "one step behind"),
+        (each_step(lambda step: replace(step, weights={n: -1 for n in NAMES})), "weights", 2, "optimizer's state"),
+    ],
+    ids=["anew", "older", "a part", "epoch anew", "again", "early", "others", "rate", "behind", "moments"],
+)
+def test_what_a_resumed_run_has_lost_is_named(
+    change: Callable[[ScriptRecord], ScriptRecord], question: str, step: int | None, cause: str, tmp_path: Path
+) -> None:
+    one, other = interrupted(tmp_path)
+    for rank in range(2):
+        edit(other, rank, change)
+    results = diff(one, other, resumed_at=SINCE)
+    assert differing(results) == [question], results.findings
+    first = results.first_divergence
+    assert first and first.step == step and cause in first.cause, first
+
+
+def test_the_order_of_an_earlier_epoch_is_named(tmp_path: Path) -> None:
+    one, other = interrupted(tmp_path)
+    for rank in range(2):
+        edit(other, rank, lambda record: replace(record, start={name: 2 for name in NAMES}, steps=record.steps[1:]))
+        write_arrays(other / f"rank{rank}.step0.npz", read_arrays(other, rank, "step1"))
+        edit(other, rank, rows_of_step(0))
+    first = diff(one, other, resumed_at=3).first_divergence
+    assert first and first.step == 3 and "the order of epoch 0 in place of that of epoch 1" in first.cause, first
+
+
+def test_a_checkpoint_after_the_last_recorded_step_is_one_sentence(tmp_path: Path) -> None:
+    one, other = interrupted(tmp_path)
+    with pytest.raises(UserError, match="has 4 steps, and none after the checkpoint"):
+        diff(one, other, resumed_at=STEPS)

@@ -20,7 +20,7 @@ from samestep.records.script import ClipSeen, Finding, ScriptRecord
 @dataclass
 class Case:
     """A recording and its replay. factor: of the replay's gradients, from step `since` on. clipped: the norms, on the
-    ranks and in the replay, by which they are multiplied after that."""
+    ranks and in the replay, by which they are multiplied after that. rate: the last optimizer's in the replay."""
 
     folder: Path
     factor: float = 1.0
@@ -28,6 +28,7 @@ class Case:
     dtype: str = "float32"
     calls: int = 0
     rate: float = 0.1
+    optimizers: int = 1
     schedules: tuple[int, ...] = ()
     libraries: tuple[str, ...] = ()
     clipped: tuple[float, float] | None = None
@@ -44,8 +45,14 @@ class Case:
             replace(each, dtypes=[self.dtype], schedules=list(self.schedules), clips=clips, calls=self.calls)
             for each in ranks[0].steps
         ]
+        steps = [
+            replace(each, optimizer=number % self.optimizers, rates=[0.1 + number % self.optimizers])
+            for number, each in enumerate(steps)
+        ]
         ranks = [replace(rank, steps=steps, libraries=list(self.libraries)) for rank in ranks]
-        one = replace(ranks[0], steps=[replace(step, rates=[self.rate]) for step in steps])
+        last = self.optimizers - 1
+        mine = [replace(step, rates=[self.rate]) if step.optimizer == last else step for step in steps]
+        one = replace(ranks[0], steps=mine)
         for step in range(STEPS):
             self._write(step)
         return {
@@ -108,7 +115,9 @@ def test_a_gradient_of_another_scale_is_named(
 def test_the_gradient_of_a_closures_last_call_is_one_inside_of_the_step(
     calls: int, answer: str, tmp_path: Path
 ) -> None:
-    assert Case(tmp_path, 1.001, calls=calls).judge()[GRADIENT].answer == answer
+    assert Case(tmp_path / "near", 1.001, calls=calls).judge()[GRADIENT].answer == answer
+    far = Case(tmp_path / "far", 1.1, calls=calls).judge()
+    assert far[GRADIENT].answer == ("differs" if calls == 1 else "unknown")  # a line search multiplies rounding
 
 
 @pytest.mark.parametrize(("there", "answer"), [(0.5, "right"), (0.25, "differs")])
@@ -141,6 +150,12 @@ def test_a_rate_that_depends_on_the_ranks_is_named(
     assert found.answer == answer and says in found.sentence
 
 
+def test_a_rate_of_one_of_several_optimizers_is_named(tmp_path: Path) -> None:
+    found = Case(tmp_path, rate=2.2, optimizers=2).judge()[RATE]
+    assert found.answer == "differs" and found.divergence and found.divergence.step == 1
+    assert "1.1 on 2, 2.2 on one" in found.sentence
+
+
 @pytest.mark.parametrize(
     ("off", "moved", "answer"),
     [(0.9e-4, 1.0, "right"), (1.1e-4, 1.0, "differs"), (0.0, 0.0, "unknown"), (1.0, float("nan"), "unknown")],
@@ -154,5 +169,7 @@ def test_weights_that_end_elsewhere_are_named(off: float, moved: float, answer: 
 
 def test_why_there_is_no_replay_is_said_and_other_micro_batches_are_named(tmp_path: Path) -> None:
     assert Case(tmp_path / "a", found=Replayed("too long")).judge()["replay"].sentence == "not replayed: too long"
+    later = Case(tmp_path / "c", found=Replayed("other rows at step 1", micro=1)).judge()
+    assert [each.sentence for each in later.values()] == ["not replayed: other rows at step 1"]
     found = Case(tmp_path / "b", found=Replayed("another number", micro=3)).judge()[MICRO]
     assert found.answer == "differs" and "1 on each of 2, and 3 in one process" in found.sentence

@@ -9,14 +9,16 @@ import numpy as np
 import pytest
 
 from proof.test_script import NAMES, SIZE, STEPS, judged
+from samestep.proof.script.closures import cause_of, unequal_calls
 from samestep.proof.script.gradients import gradient
+from samestep.proof.script.losses import accumulated_targets
 from samestep.proof.script.replay import drifts
 from samestep.proof.script.rows import rows
-from samestep.proof.script.updates import updates
+from samestep.proof.script.updates import step_counts, updates
 from samestep.records.arrays import write_arrays
 from samestep.records.files import read
 from samestep.records.record import Record
-from samestep.records.script import PassSeen, ScriptRecord
+from samestep.records.script import ClosuresSeen, LossSeen, MicroSeen, PassSeen, ScriptPlan, ScriptRecord
 
 
 def recorded(folder: Path) -> list[ScriptRecord]:
@@ -76,3 +78,73 @@ def test_gradients_that_are_no_numbers_are_not_passed(tmp_path: Path) -> None:
 )
 def test_rounding_that_grows_is_no_mistake(apart: list[float], found: bool) -> None:
     assert drifts(apart) is found
+
+
+def micro(weight: float, reduction: str, targets: int, rows: int = 2) -> MicroSeen:
+    return MicroSeen([f"row {number}" for number in range(rows)], [LossSeen(weight, reduction, targets)])
+
+
+@pytest.mark.parametrize(
+    ("micros", "found"),
+    [
+        ([micro(0.5, "mean", 2), micro(0.5, "mean", 8)], (1, 0.25)),  # each micro-batch's own mean
+        ([micro(1.0, "mean", 4)] * 2 + [micro(1.0, "mean", 5)], (2, 0.8)),
+        ([micro(0.5, "sum", 2), micro(0.125, "sum", 8)], (1, 0.25)),  # a sum, divided by its own targets
+        ([micro(0.1, "sum", 2), micro(0.1, "sum", 8)], None),  # divided by the targets of all
+        ([micro(0.2, "mean", 2), micro(0.8, "mean", 8)], None),  # means, weighted by their targets
+        ([micro(0.5, "mean", 8), micro(0.5, "mean", 8)], None),
+        ([micro(0.5, "mean", 8, rows=2), micro(0.5, "mean", 4, rows=1)], None),  # a shorter last batch
+        ([micro(0.5, "unknown", 0), micro(0.5, "mean", 8)], None),
+        ([MicroSeen(["row"], [LossSeen(1.0, "mean", 2), LossSeen(0.1, "sum", 9)]), micro(0.5, "mean", 8, 1)], None),
+        ([micro(0.5, "mean", 2, rows=0), micro(0.5, "mean", 8, rows=0)], None),  # no forward was seen
+        ([], None),
+    ],
+)
+def test_a_target_weighs_the_same_in_each_accumulated_micro_batch(
+    micros: list[MicroSeen], found: tuple[int, float] | None
+) -> None:
+    assert accumulated_targets(micros) == (found and (found[0], pytest.approx(found[1])))
+
+
+@pytest.mark.parametrize(("counts", "answer"), [((2, 8), "differs"), ((8, 8), "right")])
+def test_a_mean_over_micro_batches_of_unequal_targets_is_named(
+    counts: tuple[int, int], answer: str, tmp_path: Path
+) -> None:
+    """Both ranks have the same numbers, so that only the micro-batches of one rank tell."""
+    judged(tmp_path, "mean", 2)
+    micros = [micro(0.5, "mean", count) for count in counts]
+    ranks = [replace(of, steps=[replace(step, micro=micros) for step in of.steps]) for of in recorded(tmp_path)]
+    found = gradient(ranks, Record(tmp_path))[1]
+    assert (found.question, found.answer) == ("loss weight", answer), found
+    assert answer == "right" or "a target in micro-batch 1 weighs 0.25 times one in micro-batch 0" in found.sentence
+
+
+@pytest.mark.parametrize(
+    ("calls", "done", "step"),
+    [
+        (([3, 3], [3, 3]), (2, 2), None),
+        (([3, 4], [3, 3]), (2, 2), 1),
+        (([3, 4], [3, 3]), (2, 1), None),  # rank 1 goes on
+        (([3, 4], [3, 5]), (2, 1), 1),
+        (([3, 4], [3, 5]), (1, 1), None),  # both go on
+        (([3, 4], [3]), (2, 1), None),  # the script has ended on rank 1
+        (([2, 1], [3]), (1, 0), 0),
+        ((), (), None),
+    ],
+)
+def test_a_closure_is_called_as_often_on_each_rank(
+    calls: tuple[list[int], ...], done: tuple[int, ...], step: int | None
+) -> None:
+    assert unequal_calls([*map(ClosuresSeen, calls, done)]) == step
+
+
+def test_a_closure_that_is_called_more_often_on_one_rank_is_named(tmp_path: Path) -> None:
+    judged(tmp_path, "mean")
+    ranks = [
+        replace(of, steps=[replace(step, calls=5 + (of.rank and number == 2)) for number, step in enumerate(of.steps)])
+        for of in recorded(tmp_path)
+    ]
+    found = step_counts(ScriptPlan("", 0.0, "train.py", (), STEPS), ranks)
+    assert found.answer == "differs" and found.divergence and found.divergence.step == 2
+    assert "at step 2 (5 on rank 0, 6 on rank 1)" in found.sentence and "all_reduce the loss" in found.sentence
+    assert "6 or more on rank 1" in cause_of([ClosuresSeen([5], 1), ClosuresSeen([6], 0)], 0)

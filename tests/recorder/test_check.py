@@ -66,11 +66,7 @@ def test_the_script_under_torchrun_prints_its_verdict_and_ends(tmp_path: Path) -
     assert not left
 
 
-def test_an_optimizer_with_a_closure_is_replayed_to_its_weights(tmp_path: Path) -> None:
-    sgd, lbfgs = "SGD(model.parameters(), lr=options.lr, momentum=0.9)", "LBFGS(model.parameters(), 0.1, 3)"
-    text = text_of("ddp").replace(sgd, lbfgs)
-    begin, end = text.index("            loss = F.cross"), text.index("            schedule.step()")
-    closure = """
+CLOSURE = """
             def closure():
                 loss = F.cross_entropy(model(rows), targets)
                 optimizer.zero_grad()
@@ -78,9 +74,39 @@ def test_an_optimizer_with_a_closure_is_replayed_to_its_weights(tmp_path: Path) 
                 return loss
             loss = optimizer.step(closure)
 """
-    text = text[:begin] + closure + text[end:]
-    results = checked(text, tmp_path, "--steps", "3")
+OF_ALL_RANKS = """                loss = loss.detach()
+                dist.all_reduce(loss)
+                return loss / dist.get_world_size()
+"""
+
+
+def by_closure(optimizer: str, returned: str = "                return loss\n") -> str:
+    text = text_of("ddp").replace("SGD(model.parameters(), lr=options.lr, momentum=0.9)", optimizer)
+    begin, end = text.index("            loss = F.cross"), text.index("            schedule.step()")
+    return text[:begin] + CLOSURE.replace("                return loss\n", returned) + text[end:]
+
+
+def test_an_optimizer_with_a_closure_is_replayed_to_its_weights(tmp_path: Path) -> None:
+    results = checked(by_closure("LBFGS(model.parameters(), 0.1, 3)"), tmp_path, "--steps", "3")
     assert {each.question: each.answer for each in results.findings}["replayed weights"] == "right", results.findings
+
+
+@pytest.mark.check
+@pytest.mark.parametrize("search", ["", ', line_search_fn="strong_wolfe"'])
+def test_a_closure_that_the_ranks_call_unequally_often_is_named(search: str, tmp_path: Path) -> None:
+    """One rank ends before the other, whose next reduction then fails: no more than a closed connection was said."""
+    (tmp_path / "train.py").write_text(by_closure(f"LBFGS(model.parameters(){search})"))
+    done = samestep("check", "--launcher", "fork", "--out", str(tmp_path / "out"), "train.py", cwd=tmp_path)
+    said = " ".join(done.stderr.split())
+    assert done.returncode == 1 and "call the optimizer's closure different numbers of times at step 1" in said, said
+    assert "all_reduce the loss" in said and "onnection" not in said
+
+
+@pytest.mark.check
+def test_a_line_search_by_the_mean_of_all_ranks_is_right(tmp_path: Path) -> None:
+    text = by_closure('LBFGS(model.parameters(), line_search_fn="strong_wolfe")', OF_ALL_RANKS)
+    results = checked(text, tmp_path, "--steps", "3")
+    assert results.answer == "right", results.findings
 
 
 def test_a_module_is_checked(tmp_path: Path) -> None:
@@ -119,6 +145,14 @@ def test_a_script_that_starts_other_ranks_names_their_number(tmp_path: Path) -> 
     done = samestep(*line, cwd=tmp_path)
     assert done.returncode == 2
     assert "the script starts 2 ranks itself; give samestep check --nproc 2" in " ".join(done.stderr.split())
+
+
+@pytest.mark.check
+def test_the_ranks_of_a_tensor_parallel_model_may_read_the_same_rows(tmp_path: Path) -> None:
+    results = checked(text_of("tensor_parallel"), tmp_path)
+    found = {each.question: each.answer for each in results.findings}
+    assert results.answer == "unknown" and results.steps == 8, results.findings
+    assert {found[name] for name in ("rows", "gradient", "weights", "evaluation")} == {"unknown"}, found
 
 
 def test_what_cannot_be_judged_is_not_passed(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset, dataloader
 from torch.utils.data.distributed import DistributedSampler
 
-from samestep.recorder.forwards import Different, copied, joined, joined_outputs, randomness, scalars, split
+from samestep.recorder.forwards import Different, copied, is_joined, joined, joined_outputs, randomness, scalars, split
 from samestep.recorder.keeper import Keeper
 from samestep.recorder.loaders import Loaders, rows_of
 from samestep.recorder.losses import terms
@@ -285,3 +285,26 @@ def test_randomness_sees_each_generator() -> None:
         draw()
         seen.add(randomness())
     assert len(seen | {before}) == 4
+
+
+ROWS = torch.arange(24.0).view(4, 6)
+
+
+@pytest.mark.parametrize(
+    ("parts", "same"),
+    [
+        (ROWS.split(2), True),
+        (ROWS.split([1, 3]), True),
+        (ROWS.split(3, 1), True),  # of a sequence
+        ((ROWS, ROWS), True),  # what all ranks have alike
+        (ROWS.split(2)[::-1], False),
+        ((ROWS[:2], ROWS[2:] + 1), False),
+        ((ROWS[:2], ROWS[2:3]), False),
+        ((ROWS, ROWS + 1), False),
+    ],
+)
+def test_whether_inputs_are_those_of_the_ranks_together(parts: tuple[Tensor, ...], same: bool) -> None:
+    assert is_joined(ROWS, parts) == same
+    assert is_joined(((ROWS,), {"rows": ROWS, "scale": 2}), [((p,), {"rows": p, "scale": 2}) for p in parts]) == same
+    assert not is_joined(((ROWS,), {"scale": 2}), [((p,), {"scale": 3}) for p in parts])
+    assert not is_joined({"rows": ROWS}, [{"inputs": p} for p in parts])

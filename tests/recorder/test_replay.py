@@ -27,13 +27,55 @@ def test_a_replay_neither_resumes_from_the_recording_nor_writes_over_it(tmp_path
     assert torch.load(tmp_path / "noisy.pt")[-1] == 2
 
 
+def test_models_that_step_in_turn_are_replayed_with_the_noise_of_the_ranks(tmp_path: Path) -> None:
+    results = checked(text_of("gan"), tmp_path, "--steps", "4")
+    assert answers(results)["replayed weights"] == "right", results.findings
+
+
 @pytest.mark.check
-def test_random_numbers_between_loader_and_loss_are_not_replayed_and_not_passed(tmp_path: Path) -> None:
-    text = text_of("ddp").replace("model(rows), targets)", "model(rows + torch.randn_like(rows)), targets)")
-    results = checked(text, tmp_path, "--steps", "3")
+@pytest.mark.parametrize(
+    ("rows", "why"),
+    [
+        ("rows + torch.randn_like(rows)", ""),
+        ("rows + torch.randn(1, 8)", "random numbers for a whole batch (shape (1, 8))"),
+        ("rows + torch.from_numpy(__import__('numpy').random.normal(size=rows.shape)).float()", "than torch's (numpy"),
+        ("F.dropout(rows)", "than torch's (numpy"),
+        ("rows.roll(1, 0)", "the model receives other rows than on the ranks"),
+    ],
+)
+def test_what_stands_between_loader_and_model_is_replayed_or_not_passed(rows: str, why: str, tmp_path: Path) -> None:
+    """Where it is not replayed, the other questions are judged."""
+    seeded = "    torch.manual_seed(dist.get_rank())\n    for epoch"
+    results = checked(
+        text_of("ddp").replace("model(rows)", f"model({rows})").replace("    for epoch", seeded), tmp_path
+    )
     last = results.findings[-1]
-    assert (last.question, last.answer) == ("replay", "unknown") and "draws random numbers" in last.sentence
-    assert results.answer == "right"  # what the other questions need was judged
+    assert (last.question, last.answer) == (("replay", "unknown") if why else ("replayed weights", "right")), last
+    assert why in last.sentence and results.answer == "right"
+
+
+@pytest.mark.check
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        ("size, rank)", "size, rank)", ""),
+        (
+            "(data, size, rank)",
+            "(data, RANKS, rank)",
+            "the script's function reads RANKS, which is the number of its ranks",
+        ),
+        ("args=(RANKS,)", "args=(str(RANKS),)", "gives init_process_group 2 ranks otherwise than by the arguments"),
+    ],
+)
+def test_a_spawned_function_is_replayed_where_spawn_alone_tells_it_the_ranks(
+    old: str, new: str, why: str, tmp_path: Path
+) -> None:
+    text = text_of("spawned").replace("int) -> None:", "int) -> None:\n    size = int(size)")
+    assert old in text
+    results = checked(text.replace(old, new), tmp_path, "--steps", "3")
+    last = results.findings[-1]
+    assert (last.question, last.answer) == (("replay", "unknown") if why else ("replayed weights", "right")), last
+    assert why in last.sentence and results.answer == "right"
 
 
 @pytest.mark.check

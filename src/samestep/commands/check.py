@@ -19,11 +19,12 @@ from samestep.errors import TrainingFailed, UserError
 from samestep.launch import Command, Machines, fork_client, supervise
 from samestep.launch.command import command_for
 from samestep.proof.script import judge, with_replay
+from samestep.proof.script.closures import cause_of, unequal_calls
 from samestep.proof.script.replay import not_replayed
 from samestep.records.files import read, write
 from samestep.records.record import Record
 from samestep.records.results import RESULTS
-from samestep.records.script import PLAN, CheckResults, ScriptPlan, ScriptRecord
+from samestep.records.script import CLOSURES, PLAN, CheckResults, ClosuresSeen, ScriptPlan, ScriptRecord
 from samestep.records.study import StudyRecord
 from samestep.version import __version__
 
@@ -104,4 +105,11 @@ def _run(options: CheckOptions, folder: Path, nproc: int, words: Sequence[str] |
 
 
 def _supervise(command: Command, options: CheckOptions, folder: Path, nproc: int) -> Record:
-    return supervise.run(command, folder, nproc, deadline_s=options.deadline_s, stall_s=options.stall_s)
+    try:
+        return supervise.run(command, folder, nproc, deadline_s=options.deadline_s, stall_s=options.stall_s)
+    except TrainingFailed as error:
+        paths = [folder / CLOSURES.format(rank) for rank in range(nproc)]
+        called = [read(ClosuresSeen, path) for path in paths if path.exists()]
+        if len(called) < nproc or (step := unequal_calls(called)) is None:
+            raise
+        raise TrainingFailed(cause_of(called, step)) from error

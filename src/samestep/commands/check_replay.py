@@ -11,6 +11,7 @@ from pathlib import Path
 from samestep.commands.check_folder import copy_folder
 from samestep.errors import TrainingFailed, UserError
 from samestep.proof.script.replay import not_replayed, replayed
+from samestep.proof.script.stages import STAGES, stages
 from samestep.records.files import read, write
 from samestep.records.record import Record
 from samestep.records.replay import FOLDER, KEPT, REPLAYED, Replayed, ReplayPlan
@@ -27,6 +28,8 @@ def replay(plan: ScriptPlan, ranks: Sequence[ScriptRecord], record: Record, run:
     folder = Path(plan.out)
     if not min(len(rank.steps) for rank in ranks):
         return [not_replayed("there is no step")]
+    if len(stages(ranks)) > 1:
+        return [not_replayed(STAGES)]
     if not all((folder / KEPT.format(rank)).is_file() for rank in range(len(ranks))):
         return [not_replayed("the ranks' batches were not kept")]
     with tempfile.TemporaryDirectory(prefix="samestep-replay-") as kept:
@@ -48,7 +51,7 @@ def _play(plan: ScriptPlan, ranks: Sequence[ScriptRecord], work: Path, run: Run,
     folder.mkdir()
     steps = ranks[0].steps
     rates, micro = [step.rates for step in steps], [len(step.micro) for step in steps]
-    of = ReplayPlan(plan.out, len(ranks), str(work), rates, micro, in_turn)
+    of = ReplayPlan(plan.out, len(ranks), str(work), rates, micro, in_turn, [step.calls for step in steps])
     write(
         folder / PLAN,
         replace(plan, out=str(folder), script=_script(plan), steps=len(steps), keep=False, replay=of),

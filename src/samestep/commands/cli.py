@@ -245,14 +245,17 @@ def monitor(
 def diff(
     first: Annotated[Path, typer.Argument(metavar="RECORD", help="A folder that samestep check has written.")],
     second: Annotated[Path, typer.Argument(metavar="RECORD", help="Another one.")],
+    resumed_at: Annotated[
+        int, typer.Option(help="The second was resumed from the checkpoint after so many steps of the first.", min=0)
+    ] = 0,
     json_: Json = False,
 ) -> int:
-    """Compare two records of `samestep check`, as before and after a change; name the first divergence. Exit codes as
-    for check."""
+    """Compare two records of `samestep check`, as before and after a change, or of a run and of its continuation from a
+    checkpoint; name the first divergence. Exit codes as for check."""
     from samestep.commands.diff import diff as compared
     from samestep.report.check import show_diff
 
-    results = compared(first, second)
+    results = compared(first, second, resumed_at)
     _print(results, json_, show_diff)
     return int(results.answer != "right")
 

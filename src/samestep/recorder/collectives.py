@@ -41,7 +41,9 @@ def _members() -> dict[str, list[int]]:
     if not dist.is_available() or not dist.is_initialized():
         return {}
     world = dist.distributed_c10d._world
-    return {str(world.pg_names[group]): sorted(ranks) for group, ranks in world.pg_group_ranks.items()}
+    # Of a group that this rank is not in there is a mark in place of the group, without a name.
+    named = [(world.pg_names[group], ranks) for group, ranks in world.pg_group_ranks.items() if group in world.pg_names]
+    return {str(name): sorted(ranks) for name, ranks in named}
 
 
 def _call(entry: Entry) -> str:

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from samestep.rank.shards import block_of, is_shard
-from samestep.recorder.sums import compress
+from samestep.recorder.sums import compress, placed
 
 NONE = object()
 OF_STAGE_3 = "_DeepSpeedZeroOptimizer_Stage3__param_id_to_grad_partition"
@@ -48,18 +47,15 @@ def scale_of(engine: Any) -> float:
     return float(getattr(engine.optimizer, "loss_scale", 1.0) or 1.0)
 
 
-def held_by_rank(tensor: Any) -> Tensor:
-    """Returns what this rank holds of a parameter: its part, where that is sharded (FSDP2, stage 3)."""
-    return tensor.ds_tensor.detach() if in_parts(tensor) else block_of(tensor)
-
-
 def in_parts(parameter: Any) -> bool:
     """Whether a parameter is sharded by ZeRO's stage 3."""
     return hasattr(parameter, "ds_tensor")
 
 
-def is_sharded(parameter: Any) -> bool:
-    return is_shard(parameter) or in_parts(parameter)
+def part_held(parameter: Any) -> Tensor:
+    """Returns this rank's part of a parameter that is sharded by ZeRO's stage 3."""
+    part: Tensor = parameter.ds_tensor
+    return part.detach()
 
 
 def parts(engine: Any, parameters: Mapping[str, nn.Parameter]) -> tuple[dict[str, Tensor], list[str]]:
@@ -81,7 +77,7 @@ def _of_stage_3(optimizer: Any, parameter: Any) -> Tensor:
     part = getattr(optimizer, OF_STAGE_3)[parameter.ds_id]
     size, mine = parameter.ds_numel, parameter.ds_tensor.numel()
     start = min(torch.distributed.get_rank(parameter.ds_process_group) * mine, size)
-    return _placed(part, size, start, min(mine, size - start))
+    return placed(part, size, start, min(mine, size - start))
 
 
 def _of_stages_1_and_2(parameter: Any) -> Tensor:
@@ -92,11 +88,4 @@ def _of_stages_1_and_2(parameter: Any) -> Tensor:
     address = mapping.lp_fragment_address
     if part.numel() == size:  # the whole is kept, of which this rank's part counts
         part = part.reshape(-1)[address.start : address.start + address.numel]
-    return _placed(part, size, address.start, address.numel)
-
-
-def _placed(part: Tensor, size: int, start: int, length: int) -> Tensor:
-    """Returns `size` zeros, with a part at its place."""
-    whole = torch.zeros(size, dtype=torch.float32, device=part.device)
-    whole[start : start + length] = part.detach().reshape(-1)[:length].float()
-    return whole
+    return placed(part, size, address.start, address.numel)

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._pytree import tree_leaves
 
 from samestep.recorder.patches import Around, patch_forwards, trains
 
@@ -29,6 +31,28 @@ def patch_training_forwards(around: Around) -> None:
         return call(*args, **kwargs)
 
     patch_forwards(training)
+
+
+class Outputs:
+    """Knows the tensors that models have returned, and what shares their memory, as detach() does."""
+
+    def __init__(self) -> None:
+        self._known: set[StorageWeakRef] = set()
+
+    def add(self, output: Any) -> None:
+        """Takes note of what a model has returned; forgets what is no longer there."""
+        new = {StorageWeakRef(leaf.untyped_storage()) for leaf in _tensors(output)}
+        self._known = {each for each in self._known if not each.expired()} | new
+
+    def among(self, inputs: Any) -> bool:
+        """Whether a model's inputs are computed from another one's output."""
+        of = _tensors(inputs)
+        return any(leaf.requires_grad or StorageWeakRef(leaf.untyped_storage()) in self._known for leaf in of)
+
+
+def _tensors(data: Any) -> list[Tensor]:
+    """Returns the tensors of floating point that a tree holds."""
+    return [leaf for leaf in tree_leaves(data) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
 
 
 def random_states() -> list[Tensor]:
@@ -81,6 +105,28 @@ def joined(parts: Sequence[Any]) -> Any:
     if isinstance(first, list):
         return [value for each in parts for value in each]
     return first
+
+
+def is_joined(whole: Any, parts: Sequence[Any]) -> bool:
+    """Whether inputs are those of the ranks, put together along the rows or, of a sequence, along another dimension.
+
+    What all ranks have alike must be the same.
+    """
+    if isinstance(whole, Tensor):
+        mine = whole.detach().cpu()
+        if all(each.shape == mine.shape for each in parts):
+            return all(torch.equal(each, mine) for each in parts)
+        dims = [d for d in range(mine.dim()) if sum(each.shape[d] for each in parts) == mine.shape[d]]
+        rest = {d: [(*each.shape[:d], *each.shape[d + 1 :]) for each in (mine, *parts)] for d in dims}
+        return any(len({*rest[d]}) == 1 and torch.equal(torch.cat(list(parts), d), mine) for d in dims)
+    if hasattr(whole, "keys"):
+        return all(each.keys() == whole.keys() for each in parts) and all(
+            is_joined(whole[key], [each[key] for each in parts])
+            for key in whole.keys()  # noqa: SIM118
+        )
+    if isinstance(whole, tuple | list):
+        return all(len(each) == len(whole) for each in parts) and all(map(is_joined, whole, zip(*parts)))
+    return bool(all(each == whole for each in parts))
 
 
 def split(data: Any, sizes: Sequence[int], number: int, device: Any = None) -> Any:

@@ -15,10 +15,12 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import DataLoader, dataloader
 
 from samestep.rank.shards import is_shard
-from samestep.recorder.forwards import copied, patch_training_forwards, random_states, randomness, scalars
+from samestep.recorder.draws import Drawn, patch_draws
+from samestep.recorder.forwards import Outputs, copied, patch_training_forwards, random_states, randomness, scalars
 from samestep.recorder.loaders import rows_of
+from samestep.recorder.names import plain
 from samestep.recorder.patches import in_backward, patch_autograd
-from samestep.recorder.recorder import Recorder, plain
+from samestep.recorder.recorder import Recorder
 from samestep.records.arrays import write_state
 from samestep.records.replay import END, KEPT, START
 
@@ -29,12 +31,14 @@ MOMENTA = ("momentum", "betas")
 @dataclass
 class Forward:
     """One training forward of an outermost module. rows: digests of its rows. inputs: (args, kwargs), where no loader
-    was read before it. loss: whether its output holds one."""
+    was read before it. loss: whether its output holds one. computed: whether its inputs come of another model's output,
+    so that one process has them only up to rounding."""
 
     rows: list[str]
     randoms: list[Tensor]
     inputs: Any = None
     loss: bool = False
+    computed: bool = False
 
 
 @dataclass
@@ -43,9 +47,10 @@ class Kept:
     passes, among all. ended: whether each came to its end. lengths: of the loaders, in the order in which each is first
     asked.
 
-    draws: whether random numbers are drawn inside of a forward. outside: between a batch and the end of its loss, but
-    not in the forward. base_rates: of each step, the rates from which a schedule starts. momenta: of each
-    step, the momentum of each parameter group, which some schedules move as well.
+    draws: whether random numbers are drawn inside of a forward. drawn: those between a batch and the end of its loss,
+    but not in the forward. outside: whether some of these are drawn otherwise than by torch's functions. base_rates: of
+    each step, the rates from which a schedule starts. momenta: of each step, the momentum of each parameter group,
+    which some schedules move as well.
     """
 
     passes: list[list[Any]] = field(default_factory=list)
@@ -58,6 +63,7 @@ class Kept:
     draws: bool = False
     outside: bool = False
     batch_norm: bool = False
+    drawn: list[Drawn] = field(default_factory=list)
     several: bool = False  # forwards in a micro-batch
     why_not: str = ""
 
@@ -70,14 +76,18 @@ class Keeper:
         self.kept = Kept()
         self._batches: dict[int, list[Any]] = {}
         self._start: Weights = {}
-        self._before = ""  # the random state after the latest batch, or after the latest forward
+        self._before = ""  # the random state after the latest batch, forward or draw
+        self._drawn, self._unknown = Drawn(), False  # unknown: whether there are draws by other functions than torch's
+        self._inside = False  # of a model's forward, or of a loader
+        self._outputs = Outputs()
         self._micro = (-1, -1)
 
     def attach(self) -> None:
         """Patches forwards, backward(), and what reads from DataLoaders."""
         patch_training_forwards(self._forward)
         patch_loaders(self._read, self._length)
-        patch_autograd(lambda _: None if in_backward() else self._check_randomness(), lambda: None)
+        patch_autograd(lambda _: None if in_backward() else self._end_draws(), lambda: None)
+        patch_draws(self._draw)
         register_optimizer_step_post_hook(self._after_step)
 
     def write(self) -> None:
@@ -100,9 +110,13 @@ class Keeper:
             torch.save(Kept(why_not=f"a batch cannot be kept in a file ({type(error).__name__}: {error})"), path)
 
     def _read(self, iterator: Any, read: Callable[[Any], Any]) -> Any:
-        data = read(iterator)
+        outside, self._inside = self._inside, True  # the loader's own draws, also where it finds its end
+        try:
+            data = read(iterator)
+        finally:
+            self._inside, self._before = outside, randomness()
         self._keep(iterator._samestep, data)
-        self._before = randomness()
+        self._drawn, self._unknown = Drawn(after_read=True), False
         return data
 
     def _keep(self, number: int, data: Any) -> None:
@@ -120,8 +134,13 @@ class Keeper:
         recorder, kept = self._recorder, self.kept
         self._begin(module, args, kwargs)
         before = randomness()
-        output = call(*args, **kwargs)
+        self._inside = True
+        try:
+            output = call(*args, **kwargs)
+        finally:
+            self._inside = False
         self._before = randomness()
+        self._outputs.add(output)
         kept.draws |= self._before != before
         kept.forwards[-1].loss = scalars(output)
         micro = len(recorder.steps), len(recorder.window.micro)
@@ -132,27 +151,45 @@ class Keeper:
     def _begin(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         kept = self.kept
         fed = self._recorder.loaders.latest is not None
-        if fed:
-            self._check_randomness()
+        self._end_draws()
         kept.batch_norm |= any(_is_batch_norm(each) for each in module.modules())
         if self._recorder.engine:
             kept.why_not = kept.why_not or "DeepSpeed's engine is not replayed yet"
         if any(is_shard(p) for p in self._recorder.parameters.values()):
             kept.why_not = kept.why_not or "the parameters are sharded over the ranks"
+        if self._recorder.flattened.parts or self._recorder.flattened.hides:
+            kept.why_not = kept.why_not or "the parameters are flattened by FSDP's first version"
         if self._rank == 0:
             new = {name: p for name, p in self._recorder.parameters.items() if name not in self._start}
             self._start |= weights(new)
             if new:
                 self._start |= {f"buffer {n}": b for n, b in weights(buffers(module)).items()}
-        inputs = None if fed else self._timed(copied)((args, kwargs))
-        kept.forwards.append(Forward(rows_of((args, kwargs)), random_states(), inputs))
+        given = (args, kwargs)
+        inputs = None if fed else self._timed(copied)(given)
+        kept.forwards.append(Forward(rows_of(given), random_states(), inputs, computed=self._outputs.among(given)))
 
-    def _check_randomness(self) -> None:
+    def _draw(self, call: Callable[[], Tensor]) -> Tensor:
+        """Keeps what the script draws outside of the model."""
+        if self._inside or not self._before:
+            return call()
+        self._unknown |= self._is_changed()
+        found = call()
+        self._drawn.values.append(self._timed(copied)(found))
+        self._before = randomness()
+        return found
+
+    def _is_changed(self) -> bool:
+        return bool(self._before) and self._before != randomness()
+
+    def _end_draws(self) -> None:
+        """Ends the draws before a forward or a backward pass."""
         if self.kept.forwards or self._recorder.loaders.latest is not None:
-            self.kept.outside |= bool(self._before) and self._before != randomness()
+            self.kept.outside |= self._unknown or self._is_changed()
+        self.kept.drawn.append(self._drawn)
+        self._drawn, self._unknown = Drawn(), False
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if not self._recorder.parameters:  # Horovod steps a fresh optimizer once, to create its state
+        if not self._recorder.counts():
             return
         rates = [float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups]
         self.kept.base_rates.append(rates)

@@ -17,6 +17,13 @@ REDUCTIONS = {0: "unknown", 1: "mean", 2: "sum"}  # at::Reduction
 MOST = 64  # nodes
 
 
+def scalar_of(loss: Any) -> Tensor | None:
+    """Returns the scalar that backward() is given, alone or as the only one of a list; None where it is another."""
+    if isinstance(loss, list | tuple) and len(loss) == 1:
+        loss = loss[0]
+    return loss if isinstance(loss, Tensor) and loss.numel() == 1 else None
+
+
 def terms(loss: Tensor) -> list[LossSeen]:
     """Returns the terms of a scalar loss: the means and sums that it is a linear combination of.
 

@@ -131,3 +131,9 @@ def patch_schedulers(made: Callable[[LRScheduler], None]) -> None:
         init(self, *args, **kwargs)
 
     LRScheduler.__init__ = new_init  # type: ignore[method-assign]
+
+
+def optimizer_of(scheduler: LRScheduler) -> Any:
+    """Returns a scheduler's optimizer, without the wrapper of a library."""
+    optimizer = getattr(scheduler, "optimizer", None)
+    return getattr(optimizer, "optimizer", optimizer)

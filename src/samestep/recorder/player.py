@@ -13,28 +13,27 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from samestep.recorder.draws import joined_draws, patch_draws
 from samestep.recorder.forwards import (
     Different,
+    is_joined,
     joined,
     joined_outputs,
     moved_like,
     patch_training_forwards,
+    random_states,
     set_random_states,
     split,
 )
 from samestep.recorder.keeper import Forward, Kept, Weights, buffers, patch_loaders
 from samestep.recorder.loaders import rows_of
+from samestep.recorder.not_replayed import CALLS, FOR_A_BATCH, IN_TURN, OTHER_DRAWS, OTHER_ROWS, OUTSIDE, UNFED
+from samestep.recorder.patches import in_backward, patch_autograd
 from samestep.recorder.recorder import Recorder
 from samestep.records.arrays import read_arrays
 from samestep.records.replay import END, KEPT, START, Distance, Feed, Replayed, ReplayPlan
 
 MOVES = 1e-4  # of the first gradient's root mean square: smaller elements are rounding, which Adam makes full steps of
-OTHER_ROWS = (
-    "in one process the model receives other rows than on the ranks: the script changes what its loader returns, or "
-    "reads it in another order"
-)
-OUTSIDE = "the script draws random numbers between its loader and its loss (noise, augmentation), but not in the model"
-UNFED = "the script has no DataLoader, and computes its loss outside of the model, so that its targets are not known"
 
 
 class Player:
@@ -47,11 +46,15 @@ class Player:
         self._start, self._end = (_weights(folder, name) for name in (START, END))
         self._first: dict[str, Tensor] = {}  # the first gradients
         self._forwards = self._asked = 0
+        self._events = self._drawn = 0  # forwards and backward passes that have begun; numbers drawn since the last
+        self._read_since = self._inside = False
         self._loaded: set[str] = set()
         self._rates: list[list[Any]] = []
         self._base_rates: list[list[float]] = []
         kept = self._kept
         self._from_loader = bool(kept[0].passes)
+        # A script that computes its loss of batches that it makes itself is not fed: it must make the ranks' batches.
+        self._makes = not self._from_loader and not all(each.loss for each in kept[0].forwards)
         self._by_rank = not plan.in_turn and any(each.draws or each.batch_norm for each in kept)
 
     def _read(self, folder: Path) -> list[Kept]:
@@ -72,10 +75,14 @@ class Player:
             return "the ranks had different numbers of forward passes"
         if any([len(b) for b in each.passes] != [len(b) for b in first.passes] for each in self._kept):
             return "the ranks have read different numbers of batches"
-        if not self._from_loader and not all(each.loss for each in first.forwards):
+        if self._makes and self._by_rank:
             return UNFED
-        if self._from_loader and any(each.outside for each in self._kept):  # else the model's inputs are fed
+        if (self._from_loader or self._makes) and any(each.outside for each in self._kept):  # else the inputs are fed
             return OUTSIDE
+        if self._from_loader and any(_counts(each) != _counts(first) for each in self._kept):
+            return "the ranks draw different numbers of random numbers beside the model"
+        if self._plan.in_turn and any(_counts(first)):
+            return IN_TURN
         if self._plan.in_turn and first.several:
             return "a micro-batch has several forward passes, which cannot be played one rank at a time"
         return ""
@@ -86,13 +93,15 @@ class Player:
             self.stop(why)
         patch_training_forwards(self._forward)
         patch_loaders(self._next, self._length)
+        patch_autograd(lambda _: None if in_backward() else self._end_draws(), lambda: None)
+        if self._from_loader and not self._plan.in_turn:  # else the model's inputs are fed, or there are none
+            patch_draws(self._draw)
         register_optimizer_step_pre_hook(self._before_step)
         register_optimizer_step_post_hook(self._after_step)
 
     def stop(self, why: str, needs_turns: bool = False) -> NoReturn:
         """Ends the replay: it cannot be judged."""
-        steps = self._recorder.steps
-        self._leave(Replayed(why, self._feed, needs_turns, len(steps[0].micro) if steps else -1))
+        self._leave(Replayed(why, self._feed, needs_turns))
 
     def result(self) -> Replayed:
         """Returns how far from the ranks' weights the replay has ended."""
@@ -124,7 +133,11 @@ class Player:
         """Returns the ranks' batch instead of what the iterator would read."""
         first = self._kept[0]
         if iterator._samestep not in first.numbers:  # not one that is trained with
-            return read(iterator)
+            self._inside = True
+            try:
+                return read(iterator)
+            finally:
+                self._inside = False
         of = first.numbers.index(iterator._samestep)
         at, ranks = getattr(iterator, "_samestep_read", 0), len(self._kept)
         iterator._samestep_read = at + 1
@@ -134,6 +147,7 @@ class Player:
                 raise StopIteration
             more = not self._recorder.steps and not self._plan.in_turn
             self.stop("in one process the script reads more batches than a rank did", needs_turns=more)
+        self._read_since, self._drawn = True, 0
         if self._plan.in_turn:
             return self._kept[rank].passes[of][at]
         return self._joined([each.passes[of][at] for each in self._kept])
@@ -151,6 +165,8 @@ class Player:
         return found * len(self._kept) if self._plan.in_turn else found
 
     def _forward(self, call: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
+        self._end_draws()
+        self._compare_calls(more_to_come=True)
         self._load(module)
         number, ranks = self._forwards, len(self._kept)
         self._forwards += 1
@@ -160,15 +176,51 @@ class Player:
             self.stop("in one process the script takes more forward passes than a rank did", needs_turns=more)
         of = [self._kept[rank]] if self._plan.in_turn else self._kept
         forwards = [each.forwards[at] for each in of]
-        if not self._from_loader:
+        if self._makes:
+            # Where it has drawn other random numbers than a rank, its targets may be others, too.
+            if not _same(random_states(), forwards[0].randoms) or not is_joined(
+                (args, kwargs), [each.inputs for each in forwards]
+            ):
+                self.stop(UNFED, needs_turns=not self._recorder.steps and not self._plan.in_turn)
+        elif not self._from_loader:
             fed = self._joined([each.inputs for each in forwards])
             args, kwargs = moved_like(fed, (args, kwargs))
-        elif rows_of((args, kwargs)) != [row for each in forwards for row in each.rows]:
-            self.stop(OTHER_ROWS)
-        if not self._by_rank:
+        else:
+            rows, theirs = rows_of((args, kwargs)), [row for each in forwards for row in each.rows]
+            if len(rows) != len(theirs) or (rows != theirs and not forwards[0].computed):
+                self.stop(OTHER_ROWS)
+        self._inside = True
+        try:
+            if self._by_rank:
+                return self._call_by_rank(call, module, args, kwargs, forwards)
             set_random_states(forwards[0].randoms)
             return call(*args, **kwargs)
-        return self._call_by_rank(call, module, args, kwargs, forwards)
+        finally:
+            self._inside = False
+
+    def _draw(self, call: Callable[[], Tensor]) -> Tensor:
+        """Returns what the ranks together have drawn instead of what the script draws outside of the model."""
+        found = call()
+        of = [each.drawn[self._events] for each in self._kept if self._events < len(each.drawn)]
+        if self._inside or not of or (of[0].after_read and not self._read_since):
+            return found
+        self._drawn += 1
+        if self._drawn > len(of[0].values):  # after the last of the event: in no list
+            return found
+        value = joined_draws([each.values[self._drawn - 1] for each in of], found.shape)
+        if value is None:
+            self.stop(FOR_A_BATCH.format(tuple(found.shape)))
+        with torch.no_grad():
+            found.copy_(value)
+        return found
+
+    def _end_draws(self) -> None:
+        """Ends the draws before a forward or a backward pass."""
+        listed = self._kept[0].drawn
+        wanted = len(listed[self._events].values) if self._events < len(listed) else 0
+        if self._from_loader and not self._plan.in_turn and self._drawn < wanted:
+            self.stop(OTHER_DRAWS)
+        self._events, self._drawn, self._read_since = self._events + 1, 0, False
 
     def _call_by_rank(
         self, call: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any, forwards: list[Forward]
@@ -214,8 +266,7 @@ class Player:
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """Takes the first gradients; steps at the recorded rates, as the replay's own are judged apart."""
         step = len(self._recorder.steps)
-        if not step:
-            self._first = self._gradients() or self._first
+        self._first |= self._gradients()  # of several optimizers each steps for the first time
         groups = optimizer.param_groups
         momenta = self._kept[0].momenta
         if len({repr(each) for each in momenta.values()}) > 1 and len(momenta.get(step, ())) == len(groups):
@@ -227,19 +278,28 @@ class Player:
                 _set_rate(group, rate)
 
     def _gradients(self) -> dict[str, Tensor]:
-        named = self._recorder.parameters.items()
-        return {name: p.grad.detach().cpu().double() for name, p in named if p.grad is not None}
+        """Returns the gradients of parameters that have had none before."""
+        named = [(name, p.grad) for name, p in self._recorder.parameters.items() if name not in self._first]
+        return {name: gradient.detach().cpu().double() for name, gradient in named if gradient is not None}
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         groups, step = optimizer.param_groups, len(self._recorder.steps)
         for group, rate in zip(groups, self._rates.pop()):
             _set_rate(group, rate)
-        if not self._recorder.parameters:  # Horovod steps a fresh optimizer once, to create its state
+        if not self._recorder.counts():
             return
-        self._first = self._first or self._gradients()  # of a closure, which may also be the first to use the model
+        self._first |= self._gradients()  # of a closure, which may also be the first to use the model
         if not self._rates:
+            self._compare_calls()
             self._base_rates.append([float(group.get("initial_lr", group["lr"])) for group in groups])
             self._count_micro(step)
+
+    def _compare_calls(self, more_to_come: bool = False) -> None:
+        """Ends the replay where a closure is called another number of times: what follows would be fed otherwise."""
+        step, found = len(self._recorder.steps), self._recorder.window.calls
+        wanted = self._plan.calls[step] if step < len(self._plan.calls) else found
+        if found > wanted or (found < wanted and not more_to_come):
+            self.stop(CALLS.format(step, f"{found} or more" if more_to_come else found, wanted))
 
     def _count_micro(self, step: int) -> None:
         """Ends the replay where a step has other micro-batches than the ranks'."""
@@ -250,7 +310,13 @@ class Player:
         turns = found == self._plan.micro[step] * ranks and not self._plan.in_turn and not step
         each = self._plan.micro[step]
         why = f"one process takes {found} micro-batches at step {step}, and each of {ranks} ranks {each}"
+        why = UNFED if self._makes and found == each else why  # it makes rank 0's batches alone
         self._leave(Replayed(why, self._feed, turns, found if not step else -1))
+
+
+def _counts(kept: Kept) -> list[int]:
+    """Returns how many random numbers a rank has drawn before each forward and backward pass, beside the model."""
+    return [len(each.values) for each in kept.drawn]
 
 
 def _unwrapped(module: Any) -> Any:
@@ -263,6 +329,10 @@ def _unwrapped(module: Any) -> Any:
 
 def _weights(folder: Path, name: str) -> Weights:
     return {key: torch.from_numpy(array) for key, array in read_arrays(folder, 0, name).items()}
+
+
+def _same(first: list[Tensor], second: list[Tensor]) -> bool:
+    return len(first) == len(second) and all(map(torch.equal, first, second))
 
 
 def _set_rate(group: Any, rate: Any) -> None:

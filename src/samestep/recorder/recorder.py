@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,13 +15,16 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from samestep.rank.replicas import digests
 from samestep.rank.shards import is_shard
-from samestep.recorder import collectives, deepspeed
+from samestep.recorder import collectives, deepspeed, shards
+from samestep.recorder.closures import Closures
 from samestep.recorder.evaluation import Evaluations
+from samestep.recorder.flattened import Flattened
 from samestep.recorder.loaders import Loaders, rows_of
-from samestep.recorder.losses import terms
+from samestep.recorder.losses import scalar_of, terms
+from samestep.recorder.names import plain, stage_prefix
 from samestep.recorder.patches import (
+    optimizer_of,
     patch_autocast,
     patch_autograd,
     patch_clipping,
@@ -32,13 +35,11 @@ from samestep.recorder.patches import (
     trains,
 )
 from samestep.recorder.randoms import Randoms
-from samestep.recorder.shards import flattens, is_whole_in_world, part_of, unsharded, watch
 from samestep.recorder.window import Window
 from samestep.records.script import ClipSeen, ScriptPlan, ScriptRecord, StepSeen
 from samestep.world import World
 from samestep.world.heartbeat import BACKWARD, EVALUATION, FORWARD, heartbeat
 
-WRAPPERS = ("module", "_orig_mod", "_forward_module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 LIBRARIES = ("accelerate", "lightning", "transformers", "deepspeed", "horovod")
 
 
@@ -55,17 +56,17 @@ class Recorder:
         self._before: dict[str, int] = {}  # the digests of what this rank holds, before the step that comes next
         self._shards: list[str] = []  # parameters each element of which is on one rank
         self._unsharded: dict[int, Tensor] = {}  # what stands for them in a forward pass, and for some time after it
-        self._hides = False  # whether there are shards that are no DTensors, or were never seen as such
+        self.flattened = Flattened(world.size)
+        self._hides = self._splits = False  # shards that were never seen as such; a tensor-parallel model
         self.window, self.steps = Window(), list[StepSeen]()
         self._optimizers: list[Optimizer] = []
         self._schedulers: list[LRScheduler] = []
         self._only: Optimizer | None = None  # whose steps count; None: every optimizer's
-        self.ended = False
-        self._stepping = self._backward = 0
+        self.ended, self._stepping, self._backward = False, 0, 0
         self.engine: Any = None  # DeepSpeed's
         self._notes: list[str] = []
         self._record_s, self._step_s, self._stepped_at = 0.0, list[float](), time.perf_counter()
-        self.randoms = Randoms()
+        self._closures, self.randoms = Closures(self._folder, world.rank), Randoms()
         self.loaders = Loaders(self.timed, self.randoms.begin_pass)
         self.evaluations = Evaluations(self.loaders)
 
@@ -86,6 +87,10 @@ class Recorder:
         """Records the steps of this optimizer alone, from this model's present weights on."""
         self._only = optimizer
         self._name(model)
+
+    def counts(self) -> bool:
+        """Whether a step counts by now: Horovod steps a fresh optimizer before any forward, to create its state."""
+        return bool(self.parameters) or self._hides
 
     def timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Adds the time of a call to what recording has cost."""
@@ -146,7 +151,7 @@ class Recorder:
             self._frozen[id(module)] = module
             held = {**dict(module.named_parameters()), **dict(module.named_buffers())}
             named = {f"{type(module).__name__} (frozen): {n}": t for n, t in held.items() if not is_lazy(t)}
-            self._start |= self._digests_of({n: t for n, t in named.items() if n not in self._start})
+            self._start |= shards.digests_of({n: t for n, t in named.items() if n not in self._start})
 
     def _forward(self, module: nn.Module, inputs: Any) -> None:
         self.evaluations.trains()
@@ -163,24 +168,32 @@ class Recorder:
             self.engine = module
             deepspeed.around_step(module, self._before_engine_step, self._after_engine_step)
         new = [(plain(name), p) for name, p in module.named_parameters() if p.requires_grad]
-        passing = unsharded(module)
-        self._hides = self._hides or bool(passing - {*self._unsharded}) or flattens(module)
+        passing = shards.unsharded(module)
+        self._hides = self._hides or bool(passing - {*self._unsharded})
+        self.flattened.around_clipping(module, self.clip)
         new = [(name, p) for name, p in new if id(p) not in self._names and id(p) not in passing]
         if not new:
             return
         self._modules.append(module)
-        untrained = {f"{plain(name)} (frozen)": p for name, p in module.named_parameters() if not p.requires_grad}
-        self._start |= self._digests_of({name: p for name, p in untrained.items() if name not in self._start})
+        self._splits = self._splits or shards.splits_model(module)
+        prefix = stage_prefix()
+        frozen = {f"{prefix}{plain(n)} (frozen)": p for n, p in module.named_parameters() if not p.requires_grad}
+        self._start |= shards.digests_of({name: p for name, p in frozen.items() if name not in self._start})
         for name, parameter in new:
+            name = f"{prefix}{name}"
             if name in self.parameters:  # of another model
                 name = f"{type(module).__name__} {len(self._modules)}: {name}"
             self._names[id(parameter)], self.parameters[name] = name, parameter
-            if not is_shard(parameter):
-                parameter.register_hook(functools.partial(self._local, name))
-        sharded = {id(p): name for name, p in new if is_shard(p) and is_whole_in_world(p, self._world.size)}
-        self._shards += sharded.values()
-        watch(module, sharded, self._unsharded, self._local)
-        self._before = self._digests()
+        names = {id(p): self._names[id(p)] for _, p in new}
+        self.flattened.add(module, names, self._local)
+        for _, parameter in new:
+            if not is_shard(parameter) and id(parameter) not in self.flattened.parts:
+                parameter.register_hook(functools.partial(self._local, names[id(parameter)]))
+        of_rank = [] if self._splits else [id(p) for _, p in new if shards.is_whole_in_world(p, self._world.size)]
+        sharded = {key: names[key] for key in of_rank}
+        self._shards += [*sharded.values(), *self.flattened.shards(names)]
+        shards.watch(module, sharded, self._unsharded, self._local)
+        self._before = shards.digests_of(self.parameters)
         self._start |= {name: value for name, value in self._whole(self._before).items() if name not in self._start}
 
     def _local(self, name: str, gradient: Tensor) -> None:
@@ -191,8 +204,9 @@ class Recorder:
         """Is called before an outermost backward()."""
         heartbeat.begin(BACKWARD, len(self.steps))
         self._backward += 1
-        if self._backward == 1 and self.parameters and isinstance(loss, Tensor) and loss.numel() == 1:
-            found = terms(loss)
+        scalar = scalar_of(loss)
+        if self._backward == 1 and self.parameters and scalar is not None:
+            found = terms(scalar)
             micro = self.window.current()
             micro.losses = micro.losses or found
 
@@ -225,20 +239,13 @@ class Recorder:
 
     def _gradients(self) -> dict[str, Tensor]:
         """Returns the gradients that lie in .grad now, compressed."""
-        with_gradient = {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
-        return {name: part_of(g) for name, g in with_gradient.items() if name in self._shards or not is_shard(g)}
-
-    def _digests(self) -> dict[str, int]:
-        """Returns the digest of what this rank holds of each parameter."""
-        return self._digests_of(self.parameters)
-
-    @staticmethod
-    def _digests_of(tensors: Mapping[str, Tensor]) -> dict[str, int]:
-        held = {name: deepspeed.held_by_rank(tensor) for name, tensor in tensors.items()}
-        return dict(zip(held, digests(held))) if held else {}
+        flat = self.flattened.gradients(self.parameters, self.window.local)
+        others = {n: p.grad for n, p in self.parameters.items() if p.grad is not None and n not in flat}
+        return flat | {name: shards.part_of(g) for name, g in others.items() if name in self._shards or not is_shard(g)}
 
     def _whole(self, of: dict[str, int]) -> dict[str, int]:
-        return {name: value for name, value in of.items() if not deepspeed.is_sharded(self.parameters[name])}
+        sharded = {*self.flattened.shards(self._names)}
+        return {n: each for n, each in of.items() if n not in sharded and not shards.is_sharded(self.parameters[n])}
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         """Takes the gradients; where the optimizer has a closure that computes them, after each call. A wrapper calls
@@ -255,6 +262,7 @@ class Recorder:
 
         def wrapped(*a: Any, **k: Any) -> Any:
             self.window.begin_again()
+            self.timed(self._closures.count)(len(self.steps), self.window.calls)
             loss = closure(*a, **k)
             self.window.cleared = 0
             self._take()
@@ -279,9 +287,8 @@ class Recorder:
             self._stepping, self.window = self._stepping - 1, Window()
 
     def _take(self) -> None:
-        if self.engine:
-            return
-        self._taken = self.timed(self._gradients)() or self._taken
+        if not self.engine:
+            self._taken = self.timed(self._gradients)() or self._taken
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self._passes_by(optimizer):
@@ -301,7 +308,7 @@ class Recorder:
         return [self._names.get(id(p), "") for group in optimizer.param_groups for p in group["params"]]
 
     def _end_step(self, optimizer: Optimizer) -> None:
-        if not self.parameters and not self._hides:  # Horovod steps a fresh optimizer once, to create its state
+        if not self.counts():
             return
         if all(optimizer is not each for each in self._optimizers):
             self._optimizers.append(optimizer)
@@ -310,10 +317,11 @@ class Recorder:
         taken = {name: gradient for name, gradient in self._taken.items() if name not in others}
         window, self.window = self.window, Window()
         window.write(self._folder, self._world.rank, len(self.steps), taken)
-        after = self._digests()
+        after = shards.digests_of(self.parameters)
         moved = [name for name, value in after.items() if self._before.get(name) != value]
         self._before = after
-        of = [each for each in self._schedulers if _inner(each) is optimizer]
+        of = [each for each in self._schedulers if optimizer_of(each) is optimizer]
+        hidden = [name for name, p in self.parameters.items() if is_shard(p) and name not in self._shards]
         self.steps.append(
             StepSeen(
                 number,
@@ -326,25 +334,17 @@ class Recorder:
                 self._whole(after),
                 moved,
                 sorted({str(p.dtype).removeprefix("torch.") for p in self.parameters.values()} | window.dtypes),
-                any(is_shard(p) and name not in self._shards for name, p in self.parameters.items()) or self._hides,
+                bool(hidden) or self._hides or self.flattened.hides,
                 [*self._shards],
                 sorted(window.computed),
                 [name for name in self._held_by(optimizer) if name],
                 [] if taken else window.computed_gradients(),
                 window.calls,
+                self._splits,
             )
         )
+        if window.calls:
+            self._closures.count(len(self.steps) - 1, window.calls, done=True)
         if len(self.steps) == 1:
             named = {plain(n): b.detach() for module in self._modules for n, b in module.named_buffers()}
-            self._buffers = self._digests_of({name: b for name, b in named.items() if not is_shard(b)})
-
-
-def _inner(scheduler: LRScheduler) -> Any:
-    """Returns a scheduler's optimizer, without the wrapper of a library."""
-    optimizer = getattr(scheduler, "optimizer", None)
-    return getattr(optimizer, "optimizer", optimizer)
-
-
-def plain(name: str) -> str:
-    """Returns a parameter's name without the names of wrappers."""
-    return ".".join(part for part in name.split(".") if part not in WRAPPERS)
+            self._buffers = shards.digests_of({name: b for name, b in named.items() if not is_shard(b)})

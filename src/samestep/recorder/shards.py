@@ -1,4 +1,4 @@
-"""Parameters that are sharded over all ranks (FSDP2's DTensors): this rank's part of each, and its own gradients.
+"""Parameters that are sharded over the ranks: what a rank holds of each, and of FSDP2's DTensors its own gradients.
 
 A rank holds a block of each parameter. Its compressed sums are those of the whole with zeros elsewhere; added up over
 the ranks, they are the whole's. Its own gradients are seen on the unsharded parameters, which exist during a forward
@@ -13,14 +13,42 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from samestep.rank.replicas import digests
 from samestep.rank.shards import block_of, is_shard, place_of
+from samestep.recorder import deepspeed
 from samestep.recorder.sums import compress
 
 
+def is_sharded(parameter: Any) -> bool:
+    """Whether a rank holds a part of a parameter: by FSDP2, or by stage 3 of DeepSpeed's ZeRO."""
+    return is_shard(parameter) or deepspeed.in_parts(parameter)
+
+
+def held_by_rank(tensor: Any) -> Tensor:
+    """Returns what this rank holds of a tensor: its part of a sharded one, else the whole."""
+    return deepspeed.part_held(tensor) if deepspeed.in_parts(tensor) else block_of(tensor)
+
+
+def digests_of(tensors: Mapping[str, Tensor]) -> dict[str, int]:
+    """Returns the digest of what this rank holds of each."""
+    held = {name: held_by_rank(tensor) for name, tensor in tensors.items()}
+    return dict(zip(held, digests(held))) if held else {}
+
+
 def is_whole_in_world(tensor: Any, world_size: int) -> bool:
-    """Whether each element of a sharded tensor is on exactly one rank of the world."""
-    sharded = all(placement.is_shard() for placement in tensor.placements)
+    """Whether a tensor is sharded, and each element of it on exactly one rank of the world."""
+    sharded = is_shard(tensor) and all(placement.is_shard() for placement in tensor.placements)
     return sharded and int(tensor.device_mesh.size()) == world_size
+
+
+def splits_model(module: nn.Module) -> bool:
+    """Whether parameters below are sharded by something else than FSDP2, or beside it: a tensor-parallel model, whose
+    ranks compute parts of the same rows."""
+    by_fsdp = {id(p) for each in _fsdp(module) for p in each.parameters()}
+    return any(
+        is_shard(p) and (id(p) not in by_fsdp or sum(each.is_shard() for each in p.placements) > 1)  # type: ignore[attr-defined]
+        for p in module.parameters()
+    )
 
 
 def part_of(tensor: Any) -> Tensor:
@@ -34,16 +62,15 @@ def part_of(tensor: Any) -> Tensor:
     return compress(whole)
 
 
-def flattens(module: nn.Module) -> bool:
-    """Whether FSDP's first version has flattened parameters below: what it shards are no DTensors."""
-    return any(type(each).__name__ == "FullyShardedDataParallel" for each in module.modules())
-
-
 def unsharded(module: nn.Module) -> set[int]:
     """Returns the ids of the plain parameters of FSDP2's modules below. They stand for the sharded ones in a forward
     pass, and their storage is freed afterwards."""
-    fsdp = [each for each in module.modules() if "FSDPModule" in (kind.__name__ for kind in type(each).__mro__)]
-    return {id(p) for each in fsdp for p in each.parameters() if not is_shard(p)}
+    return {id(p) for each in _fsdp(module) for p in each.parameters() if not is_shard(p)}
+
+
+def _fsdp(module: nn.Module) -> list[nn.Module]:
+    """Returns FSDP2's modules below."""
+    return [each for each in module.modules() if "FSDPModule" in (kind.__name__ for kind in type(each).__mro__)]
 
 
 def watch(

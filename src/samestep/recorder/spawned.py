@@ -1,6 +1,7 @@
 """Scripts that start their ranks themselves, with torch.multiprocessing.spawn: the ranks are already there.
 
 Each rank of the launch runs the script up to that call, and then the function that spawn() would have run as this rank.
+A replay runs that function as the one rank of a group of one: it is handed 1 where it was handed the number of ranks.
 """
 
 from __future__ import annotations
@@ -10,15 +11,19 @@ import os
 import random
 import sys
 from collections.abc import Callable
+from types import CodeType
 from typing import Any
 
 import torch
+import torch.distributed
 import torch.multiprocessing
 
 from samestep.errors import UserError
 from samestep.recorder.player import Player
 from samestep.world import World
 
+GIVES = "the script gives init_process_group {} ranks otherwise than by the arguments of spawn"
+READS = "the script's function reads {}, which is the number of its ranks, otherwise than from the arguments of spawn"
 AGENTS = ("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RUN_ID")  # with these, rank 0 would open no store
 
 
@@ -37,9 +42,9 @@ def patch_spawn(world: World, player: Player | None) -> None:
     def new_spawn(
         fn: Callable[..., Any], args: tuple[Any, ...] = (), nprocs: int = 1, join: bool = True, *_: Any, **__: Any
     ) -> Joined | None:
-        if nprocs != world.size:
-            if player:
-                player.stop(f"the script starts {nprocs} ranks itself")
+        if player:
+            args = _of_one(fn, args, nprocs, player)
+        elif nprocs != world.size:
             raise UserError(f"the script starts {nprocs} ranks itself; give samestep check --nproc {nprocs}")
         for name in AGENTS:
             os.environ.pop(name, None)
@@ -48,6 +53,48 @@ def patch_spawn(world: World, player: Player | None) -> None:
         return None if join else Joined()
 
     torch.multiprocessing.spawn = new_spawn  # type: ignore[attr-defined]
+
+
+def _of_one(fn: Callable[..., Any], args: tuple[Any, ...], ranks: int, player: Player) -> tuple[Any, ...]:
+    """Returns the arguments of spawn's function with 1 for the number of ranks, which is their first such number.
+
+    Ends the replay where the function knows that number otherwise: it would divide by ranks that are not there.
+    """
+    if name := _global_number(fn, ranks, set()):
+        player.stop(READS.format(name))
+    open_group = torch.distributed.init_process_group
+
+    @functools.wraps(open_group)
+    def new_open_group(*given: Any, **named: Any) -> None:
+        size = named.get("world_size", given[3] if len(given) > 3 else -1)
+        if size not in (-1, 1):
+            player.stop(GIVES.format(size))
+        open_group(*given, **named)
+
+    torch.distributed.init_process_group = new_open_group
+    first = next((i for i, each in enumerate(args) if type(each) is int and each == ranks), len(args))
+    return tuple(1 if i == first else each for i, each in enumerate(args))
+
+
+def _global_number(fn: Any, number: int, seen: set[Any]) -> str:
+    """Returns the global name by which a function, or one of its module that it calls, reads a number; '' if none."""
+    code, names = getattr(fn, "__code__", None), getattr(fn, "__globals__", {})
+    if code is None or code in seen:
+        return ""
+    seen.add(code)
+    for name in _names(code):
+        value = names.get(name)
+        if type(value) is int and value == number:
+            return str(name)
+        if getattr(value, "__module__", "") == fn.__module__ and (found := _global_number(value, number, seen)):
+            return found
+    return ""
+
+
+def _names(code: CodeType) -> list[str]:
+    """Returns the global names that a function's code reads, with those of the functions inside of it."""
+    inside = [name for each in code.co_consts if isinstance(each, CodeType) for name in _names(each)]
+    return [*code.co_names, *inside]
 
 
 def seed_anew() -> None:

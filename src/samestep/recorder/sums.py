@@ -19,6 +19,13 @@ def _signs(device: torch.device) -> Tensor:
     return (torch.randint(0, 2, (PERIOD,), generator=generator) * 2 - 1).double().to(device)
 
 
+def placed(part: Tensor, size: int, start: int, length: int) -> Tensor:
+    """Returns `size` zeros, with the first `length` elements of a part from `start` on."""
+    whole = torch.zeros(size, dtype=part.dtype, device=part.device)
+    whole[start : start + length] = part.detach().reshape(-1)[:length]
+    return whole
+
+
 def compress(tensor: Tensor) -> Tensor:
     """Returns a tensor's elements where it has BUCKETS or fewer; otherwise BUCKETS sums of them, with random signs.
 

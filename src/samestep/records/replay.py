@@ -23,7 +23,7 @@ class ReplayPlan:
     """What a replay plays again. record: the folder of the recording, of so many ranks. work: the folder to run in.
 
     in_turn: whether each micro-batch is one rank's, for a script that accumulates as many more on fewer ranks. rates,
-    micro: the recorded learning rates and number of micro-batches of each step.
+    micro, calls: the recorded learning rates, and numbers of micro-batches and of calls of a closure, of each step.
     """
 
     record: str
@@ -32,6 +32,7 @@ class ReplayPlan:
     rates: list[list[float]]
     micro: list[int]
     in_turn: bool = False
+    calls: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

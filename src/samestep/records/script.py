@@ -19,6 +19,7 @@ STEP = "step{}"  # the name of a step's arrays
 # Of each parameter NAME: the gradient that this rank computed in the micro-batch M, before any reduction; the one that
 # lay in .grad before clipping (only where something is clipped); and the one that the optimizer took.
 LOCAL, UNCLIPPED, TAKEN = "local {} {}", "unclipped {}", "taken {}"
+CLOSURES = "closures-rank{}.json"
 BUCKETS = 4096  # elements of an array at most: a larger tensor is added up into so many sums, with random signs
 MICRO_BATCHES = 8  # of a step that are kept apart; all later ones are added to the last
 A = TypeVar("A")  # an array
@@ -98,7 +99,8 @@ class StepSeen:
     sharded: whether some are sharded in a way that is not judged. shards: parameters each element of which is on one
     rank; their arrays UNCLIPPED and TAKEN are this rank's part, and the sum over the ranks is the whole's. computed:
     the dtypes in which autocast has computed. held: parameters that are in the optimizer's groups. lost: those of which
-    the rank has computed a gradient, where the optimizer took none at all. calls: of the optimizer's closure.
+    the rank has computed a gradient, where the optimizer took none at all. calls: of the optimizer's closure. splits:
+    whether the ranks compute parts of the same rows, as those of a tensor-parallel model do.
     """
 
     optimizer: int
@@ -117,6 +119,15 @@ class StepSeen:
     held: list[str] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
     calls: int = 0
+    splits: bool = False
+
+
+@dataclass(frozen=True)
+class ClosuresSeen:
+    """How often one rank has called its optimizer's closure in each step. done: how many steps have ended."""
+
+    calls: list[int]
+    done: int
 
 
 @dataclass(frozen=True)
@@ -197,7 +208,9 @@ class CheckResults:
 
 @dataclass(frozen=True)
 class DiffResults:
-    """The results of `samestep diff`: as CheckResults, of the records in the folder `second` against `first`."""
+    """The results of `samestep diff`: as CheckResults, of the records in the folder `second` against `first`.
+
+    resumed_at: steps of the first before the checkpoint with which the second began."""
 
     first: str
     second: str
@@ -206,6 +219,7 @@ class DiffResults:
     findings: list[Finding]
     first_divergence: Divergence | None
     notes: list[str] = field(default_factory=list)
+    resumed_at: int = 0
 
 
 def question_of(results: CheckResults | DiffResults) -> str:

@@ -28,7 +28,8 @@ def show_diff(results: DiffResults) -> None:
     if first:
         texts += _divergence(f"{results.second} against {results.first}", first)
     elif results.answer == "right":
-        texts.append(f"{results.second} took the {results.steps} steps of {results.first}")
+        after = f" after step {results.resumed_at - 1}" if results.resumed_at else ""
+        texts.append(f"{results.second} took the {results.steps} steps of {results.first}{after}")
     else:
         texts.append("unknown: what the answer needs could not be compared")
     _show(results.findings, ["", *(sentence(text) for text in texts)])

@@ -4,6 +4,7 @@ from recorder.faults import by_hand, engines, kinds, libraries, plain, sharded
 from recorder.faults.fault import Fault
 
 HEALTHY = ("ddp", "accumulate", "by_hand", "accelerate_loop", "lightning_trainer", "hf_trainer", "fsdp2")
+HEALTHY += ("fsdp1", "pipeline", "own_batches")
 HEALTHY += (
     "tokens",
     "noisy",
@@ -15,6 +16,6 @@ HEALTHY += (
     "iterable",
     "mapping",
 )
-HEALTHY += ("spawned", "fabric_loop", "horovod_loop", *engines.STAGES)
+HEALTHY += ("gan", "spawned", "fabric_loop", "horovod_loop", *engines.STAGES)
 FAULTS = (*plain.FAULTS, *by_hand.FAULTS, *libraries.FAULTS, *sharded.FAULTS, *kinds.FAULTS, *engines.FAULTS)
 __all__ = ["FAULTS", "HEALTHY", "Fault"]

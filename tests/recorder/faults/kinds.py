@@ -118,4 +118,14 @@ FAULTS = (
         "loss weight",
         "averaged twice",
     ),
+    Fault(
+        "gan",
+        "generator's forward through .module",
+        "fake = generator(",
+        "fake = generator.module(",
+        "gradient",
+        "never reduced",
+    ),
+    Fault("gan", "rate by rank", "lr=0.2)", "lr=0.2 * (1 + dist.get_rank()))", "rate", "different rates"),
+    Fault("gan", "set_epoch left out", EPOCH, "", "order", "never called"),
 )

@@ -4,24 +4,32 @@ from __future__ import annotations
 
 from recorder.faults.fault import Fault
 
+
+def of_rows_and_losses(script: str) -> list[Fault]:
+    """Returns the faults that the scripts of FSDP's two versions have in the same words."""
+    return [
+        Fault(
+            script,
+            "no sampler",
+            "batch_size=5, sampler=sampler",
+            "batch_size=5, shuffle=True, generator=torch.Generator().manual_seed(5)",
+            "rows",
+            "reads every row",
+        ),
+        Fault(script, "not divided", "(loss / 3).backward()", "loss.backward()", "loss weight", "not divided by 3"),
+        Fault(
+            script,
+            "multiplied by the ranks",
+            "(loss / 3).backward()",
+            "(loss * dist.get_world_size() / 3).backward()",
+            "loss weight",
+            "multiplied by the 2 ranks",
+        ),
+    ]
+
+
 FAULTS = (
-    Fault(
-        "fsdp2",
-        "no sampler",
-        "batch_size=5, sampler=sampler",
-        "batch_size=5, shuffle=True, generator=torch.Generator().manual_seed(5)",
-        "rows",
-        "reads every row",
-    ),
-    Fault("fsdp2", "not divided", "(loss / 3).backward()", "loss.backward()", "loss weight", "not divided by 3"),
-    Fault(
-        "fsdp2",
-        "multiplied by the ranks",
-        "(loss / 3).backward()",
-        "(loss * dist.get_world_size() / 3).backward()",
-        "loss weight",
-        "multiplied by the 2 ranks",
-    ),
+    *of_rows_and_losses("fsdp2"),
     Fault(
         "fsdp2",
         "sync flag of the first micro-batch",
@@ -56,4 +64,39 @@ FAULTS = (
         "schedule",
         "advances",
     ),
+    *of_rows_and_losses("fsdp1"),
+    Fault(
+        "fsdp1",
+        "gradients cleared at each micro-batch",
+        "            with nullcontext()",
+        "            optimizer.zero_grad()\n            with nullcontext()",
+        "gradient",
+        "zero_grad inside the accumulation",
+    ),
+    Fault(
+        "fsdp1",
+        "clipped by the rank's own norm",
+        "model.clip_grad_norm_(0.1)",
+        "nn.utils.clip_grad_norm_(model.parameters(), 0.1)",
+        "clipping",
+        "one rank's shard",
+    ),
+    Fault(
+        "fsdp1",
+        "unsharded, and never reduced",
+        "use_orig_params=ORIGINAL)",
+        "use_orig_params=ORIGINAL, device_mesh=dist.init_device_mesh('cpu', (2, 1), mesh_dim_names=('a', 'b')), "
+        "sharding_strategy=torch.distributed.fsdp.ShardingStrategy.HYBRID_SHARD)",
+        "gradient",
+        "never reduced",
+    ),
+    Fault(
+        "pipeline",
+        "not scaled",
+        "MICRO, loss_fn",
+        "MICRO, scale_grads=False, loss_fn",
+        "loss weight",
+        "not divided by 4",
+    ),
+    Fault("pipeline", "divided as well", ".mean())", ".mean() / MICRO)", "loss weight", "by the 4 micro-batches twice"),
 )

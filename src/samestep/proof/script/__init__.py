@@ -10,6 +10,7 @@ from samestep.proof.script.evaluation import evaluation
 from samestep.proof.script.gradients import clipping, gradient
 from samestep.proof.script.randoms import randoms
 from samestep.proof.script.rows import order, rows
+from samestep.proof.script.stages import of_stages, stages
 from samestep.proof.script.updates import initial_weights, rates, schedule, step_counts, updates, weights
 from samestep.records.record import Record
 from samestep.records.results import Divergence
@@ -17,6 +18,9 @@ from samestep.records.script import Answer, CheckResults, Finding, ScriptPlan, S
 
 # Without an answer to one of each of these nothing is proven.
 NEEDED = (("steps",), ("initial weights",), ("gradient",), ("loss weight", "replayed gradient"), ("weights",))
+
+OF_REPLICAS = ("rows", "random numbers", "evaluation")  # what only ranks that train other rows must have otherwise
+TOGETHER = "the ranks share out the parameters of a tensor-parallel model, and may compute the same rows together"
 
 
 def judge(plan: ScriptPlan, ranks: Sequence[ScriptRecord], record: Record, command: str = "") -> CheckResults:
@@ -27,16 +31,12 @@ def judge(plan: ScriptPlan, ranks: Sequence[ScriptRecord], record: Record, comma
     """
     steps = min(len(rank.steps) for rank in ranks)
     findings = [step_counts(plan, ranks)]
+    parts = stages(ranks)
     if steps:
-        findings += [
-            initial_weights(ranks),
-            rows(ranks),
-            order(ranks),
-            *gradient(ranks, record),
-            clipping(ranks, record),
-        ]
-        findings += [rates(ranks), schedule(ranks), weights(ranks), updates(ranks, record)]
-        findings += [randoms(ranks), evaluation(ranks), collectives(ranks)]
+        findings += (
+            _asked(ranks, record) if len(parts) == 1 else of_stages(parts, record, lambda of: _asked(of, record))
+        )
+        findings.append(collectives(ranks))
     step_s = sum(sum(rank.step_s) for rank in ranks)
     share = sum(rank.record_s for rank in ranks) / step_s if step_s else 0.0
     return CheckResults(
@@ -52,6 +52,16 @@ def judge(plan: ScriptPlan, ranks: Sequence[ScriptRecord], record: Record, comma
         _notes(ranks),
         command,
     )
+
+
+def _asked(ranks: Sequence[ScriptRecord], record: Record) -> list[Finding]:
+    """Answers the questions about ranks that hold the same parameters."""
+    found = [initial_weights(ranks), rows(ranks), order(ranks), *gradient(ranks, record), clipping(ranks, record)]
+    found += [rates(ranks), schedule(ranks), weights(ranks), updates(ranks, record)]
+    found += [randoms(ranks), evaluation(ranks)]
+    if not ranks[0].steps[0].splits:
+        return found
+    return [Finding(each.question, "unknown", TOGETHER) if each.question in OF_REPLICAS else each for each in found]
 
 
 def with_replay(results: CheckResults, found: Sequence[Finding]) -> CheckResults:

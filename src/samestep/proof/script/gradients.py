@@ -30,6 +30,10 @@ NEVER = (
     "the gradients are never reduced: each rank steps with its own (forward through .module, no_sync that is never "
     "left, or no wrapper at all)"
 )
+NEVER_BUT_DIVIDED = (
+    "the gradients are divided by the {} ranks, and never reduced: each rank steps with a part of its own (an "
+    "all-reduce over a group of one rank, or one that is left out)"
+)
 TOO_EARLY = (
     "reduced before the last micro-batch: only up to number {} of 0 to {}, after which each rank adds its own (no_sync "
     "is left too early, or the flag is set after the forward)"
@@ -73,7 +77,7 @@ def gradient(ranks: Ranks, record: Record) -> list[Finding]:
         if broken := of.not_finite():
             return [Finding("gradient", "unknown", NOT_FINITE.format(broken[1], broken[0], step)), *scales[:1]]
         finding = _reduction(of, ranks, step, before)
-        if finding and several:
+        if finding and several and not of.are_own():
             why = f"several optimizers share the gradients of a backward(): {finding.sentence}"
             finding = Finding("gradient", "unknown", why)
         if finding:
@@ -113,7 +117,7 @@ def _reduction(of: StepGradients, ranks: Ranks, step: int, before: Mapping[str, 
 def _cause(of: StepGradients, bad: Sequence[tuple[int, str]], clips: Sequence[ClipSeen]) -> tuple[str, str]:
     """Returns the usual cause of gradients that are not the mean over ranks, and what they are instead."""
     names = {name for _, name in bad}
-    own = all(of.is_own(*pair) for pair in bad)
+    own = of.are_own()
     if own and 2 * len(names) <= len(of.names):
         return LEFT_OUT.format(many(len(names), "parameter"), len(of.names)), "the rank's own"
     if own and _clipped_apart(of):
@@ -123,6 +127,8 @@ def _cause(of: StepGradients, bad: Sequence[tuple[int, str]], clips: Sequence[Cl
         return CLIPPED_EARLY.format(min(early) - 1, of.micro), "clipped on the way"
     if own:
         return NEVER, "the rank's own"
+    if all(of.is_own(*pair, of.size) for pair in bad):
+        return NEVER_BUT_DIVIDED.format(of.size), f"the rank's own, divided by {of.size}"
     for last in range(of.micro - 1):
         if all(of.is_partial(*pair, last) for pair in bad):
             return TOO_EARLY.format(last, of.micro - 1), f"reduced up to micro-batch {last}, then the rank's own"

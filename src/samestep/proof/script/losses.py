@@ -103,6 +103,8 @@ class Scaling:
             return f"the gradients are added up over the {size} ranks, and not divided by their number"
         if size > 1 and self.near_one(self.reduced * size):
             return f"averaged twice: the reduced gradients are divided by the {size} ranks once more"
+        if n > 1 and self.near_one(self.reduced * n) and self.near_one(own):
+            return f"the losses are divided by the {n} micro-batches twice"
         if not self.is_mean:
             return ""
         if n > 1 and self.near_one(own / n):

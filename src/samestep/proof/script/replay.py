@@ -20,6 +20,10 @@ FIRST, LATER, WEIGHTS = 1e-4, 1e-2, 1e-2
 COARSER = {"bfloat16": 300.0, "float16": 40.0}  # how much coarser than float32's the bounds are
 NEAR = 1e-3
 ROUNDING, GROWS = 1e-7, 1000.0  # of a gradient in float32; and by how much a chaotic training makes it grow in a step
+INSIDE = (
+    "at step {} the closure's last gradient is another one, to {:.0e} of {}: after {} calls inside of one step, "
+    "rounding cannot be told from a mistake"
+)
 DRIFTS = (
     "after {} the gradients have come apart little by little ({}), as rounding does in a training that is very "
     "sensitive to its weights: what follows cannot be compared; a lower rate may show it"
@@ -49,7 +53,8 @@ def not_replayed(why: str) -> Finding:
 
 def replayed(found: Replayed, ranks: Ranks, one: ScriptRecord, record: Record, replay: Record) -> list[Finding]:
     """Compares a replay with the ranks. record, replay: the folders with the gradients."""
-    if found.micro >= 0 and found.why_not:
+    mine = len(ranks[0].steps[0].micro)
+    if found.why_not and found.micro >= 0 and found.micro not in (mine, mine * len(ranks)):
         return [_micro_batches(found, ranks)]
     if found.why_not:
         return [not_replayed(found.why_not)]
@@ -96,6 +101,8 @@ def _gradients(
         bound = (LATER if number or inside else FIRST) * coarser
         first = off[name] if not apart else first
         apart.append(math.sqrt(sum(norm(ranked[n] - mine[n]) ** 2 for n in of.names)) / (whole or 1.0) / coarser)
+        if inside and off[name] > bound:
+            return Finding(GRADIENT, "unknown", INSIDE.format(number, off[name], name, ranks[0].steps[number].calls))
         if not math.isfinite(off[name]):
             return Finding(GRADIENT, "unknown", f"the gradient of {name} at step {number} is no number")
         if drifts(apart) and off[name] > bound:
@@ -180,10 +187,13 @@ def _rates(found: Replayed, ranks: Ranks, one: ScriptRecord) -> Finding:
     if step is None:
         return Finding(RATE, "right", "that of one process at each step")
     base = found.recorded_base_rates, found.base_rates
-    scheduled = any(each.schedules for each in ranks[0].steps)
-    is_base = (
-        not _same(base[0][0], base[1][0]) if scheduled and all(base) else all(each == recorded[0] for each in recorded)
-    )
+    number = ranks[0].steps[step].optimizer
+    of = [each for each in ranks[0].steps if each.optimizer == number]
+    at = step if all(len(each) == len(ranks[0].steps) for each in base) else 0
+    if any(each.schedules for each in of) and all(base):
+        is_base = not _same(base[0][at], base[1][at])
+    else:
+        is_base = all(each.rates == of[0].rates for each in of)
     if is_base:
         theirs, own = recorded[step][0], mine[step][0]
         cause = (

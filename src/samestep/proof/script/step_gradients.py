@@ -24,7 +24,7 @@ def norm(array: Array) -> float:
 
 def of_ranks(record: Record, ranks: Ranks, step: int) -> list[dict[str, Array]]:
     """Reads the arrays of one step of each rank."""
-    return [record.arrays(STEP.format(step), rank) for rank in range(len(ranks))]
+    return [record.arrays(STEP.format(step), rank.rank) for rank in ranks]
 
 
 def whole(arrays: Sequence[Mapping[str, Array]], kind: str, shards: Sequence[str]) -> list[dict[str, Array]]:
@@ -89,9 +89,14 @@ class StepGradients:
         """Returns (rank, parameter) of each gradient that is not the sum times the common factor."""
         return self._bad
 
-    def is_own(self, rank: int, name: str) -> bool:
+    def is_own(self, rank: int, name: str, divided_by: int = 1) -> bool:
         """Whether a gradient is what the rank computed by itself, on all its micro-batches."""
-        return self.size > 1 and self._is_near(self.reduced[rank][name], sum(self.local[rank][name]), name)
+        own = sum(self.local[rank][name]) / divided_by
+        return self.size > 1 and self._is_near(self.reduced[rank][name], own, name)
+
+    def are_own(self) -> bool:
+        """Whether each gradient that is not the mean is what the rank computed by itself, since the step before."""
+        return all(self.is_own(*pair) for pair in self._bad)
 
     def is_partial(self, rank: int, name: str, last: int) -> bool:
         """Whether a gradient is the mean of the micro-batches up to `last`, and the rank's own after it."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from samestep.proof.script.closures import cause_of, unequal_calls
 from samestep.records.record import Record
 from samestep.records.results import Divergence
-from samestep.records.script import STEP, TAKEN, Finding, ScriptPlan, ScriptRecord, of_kind
+from samestep.records.script import STEP, TAKEN, ClosuresSeen, Finding, ScriptPlan, ScriptRecord, of_kind
 
 Ranks = Sequence[ScriptRecord]
 SHARDED = "some parameters are sharded in several dimensions, or over some of the ranks, which is not judged yet"
@@ -36,6 +37,11 @@ def many(count: int, what: str) -> str:
 
 
 def step_counts(plan: ScriptPlan, ranks: Ranks) -> Finding:
+    called = [ClosuresSeen([step.calls for step in rank.steps], len(rank.steps)) for rank in ranks]
+    if (step := unequal_calls(called)) is not None:
+        of = {rank: each.calls[step] for rank, each in enumerate(called) if step < len(each.calls)}
+        shown = {"rank": [*of][_odd([*of.values()])], "expected": "as many on all ranks", "found": [*of.values()]}
+        return differs("steps", "calls of the closure", cause_of(called, step), step=step, **shown)
     counts = [len(rank.steps) for rank in ranks]
     if len(set(counts)) > 1:
         low = counts.index(min(counts))
@@ -112,8 +118,10 @@ def updates(ranks: Ranks, record: Record) -> Finding:
     for number in common_steps(ranks):
         if not any(rate > 0 for rate in ranks[0].steps[number].rates):
             continue
-        taken = of_kind(record.arrays(STEP.format(number)), TAKEN)
-        sizes = {name: float(abs(array).max(initial=0.0)) for name, array in taken.items()}
+        of = ranks if ranks[0].steps[number].shards else ranks[:1]
+        taken = [of_kind(record.arrays(STEP.format(number), rank.rank), TAKEN) for rank in of]
+        names = {name for each in taken for name in each}
+        sizes = {n: max(float(abs(each[n]).max(initial=0.0)) for each in taken if n in each) for n in names}
         seen |= {name for name, size in sizes.items() if size > ROUNDING * max(sizes.values())}
     held = {name for rank in ranks for step in rank.steps for name in step.held}
     lost = {name for rank in ranks for step in rank.steps for name in step.lost}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import os
 import sys
 import sysconfig
 from collections.abc import Callable, Mapping, Sequence
@@ -132,13 +133,13 @@ def _source_digest(target: str, function: Callable[..., Any]) -> str:
             text = Path(target).read_bytes()
         return hashlib.blake2b(text, digest_size=8).hexdigest()
     home = Path(inspect.getfile(innermost(function))).resolve().parent
-    files = {
-        Path(str(module.__file__)).resolve()
-        for module in list(sys.modules.values())
-        if getattr(module, "__file__", None)
-    }
+    paths = {os.path.split(str(m.__file__)) for m in list(sys.modules.values()) if getattr(m, "__file__", None)}
+    resolved = {folder: Path(folder).resolve() for folder, _ in paths}  # few, of thousands of modules
     library = Path(sysconfig.get_path("stdlib")).resolve()  # Python's own, where a job lies above it
-    beside = {f for f in files if f.is_relative_to(home) and not f.is_relative_to(library)}
+    near = {
+        folder for folder in resolved.values() if folder.is_relative_to(home) and not folder.is_relative_to(library)
+    }
+    beside = {resolved[folder] / name for folder, name in paths if resolved[folder] in near}
     state = hashlib.blake2b(digest_size=8)
     for file in sorted(f for f in beside if not {"site-packages", "dist-packages"} & {*f.parts} and f.is_file()):
         state.update(file.read_bytes())

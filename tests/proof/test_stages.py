@@ -1,0 +1,65 @@
+"""The judge of a pipeline's stages, on records that are made up: each is judged by itself. It needs no torch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from proof.test_script import NAMES, STEPS, judged
+from samestep.proof.script import judge
+from samestep.proof.script.stages import stages
+from samestep.records.arrays import read_arrays, write_arrays
+from samestep.records.files import read, write
+from samestep.records.record import Record
+from samestep.records.script import CheckResults, PassSeen, ScriptPlan, ScriptRecord
+
+
+def pipeline(folder: Path, scale: float = 1.0, micro: int = 1, weight: float | None = None) -> CheckResults:
+    """Judges two ranks that hold other parameters and read the same rows. scale: of the gradient of rank 1."""
+    judged(folder, "never reduced", micro, weight)
+    path = folder / "rank1.json"
+    record = read(ScriptRecord, path)
+    names = {name: f"stage 1: {name}" for name in NAMES}
+    steps = [
+        replace(
+            step,
+            weights={names[name]: value for name, value in step.weights.items()},
+            moved=[*names.values()],
+            micro=[replace(each, losses=[], rows=[]) for each in step.micro],
+        )
+        for step in record.steps
+    ]
+    passes: list[PassSeen] = read(ScriptRecord, folder / "rank0.json").passes
+    write(path, replace(record, start={new: 1 for new in names.values()}, steps=steps, passes=passes))
+    for step in range(STEPS):
+        arrays = read_arrays(folder, 1, f"step{step}").items()
+        scaled = {key: value * (scale if key.startswith("taken") else 1.0) for key, value in arrays}
+        prefixed = {f"{kind}stage 1: {name}": value for key, value in scaled.items() for kind, name in [_split(key)]}
+        write_arrays(folder / f"rank1.step{step}.npz", prefixed)
+    ranks = [read(ScriptRecord, folder / f"rank{rank}.json") for rank in range(2)]
+    assert [[rank.rank for rank in part] for part in stages(ranks)] == [[0], [1]]
+    return judge(ScriptPlan(str(folder), 0.0, "train.py", (), STEPS), ranks, Record(folder))
+
+
+def _split(key: str) -> tuple[str, str]:
+    head, _, name = key.rpartition(" ")
+    return f"{head} ", name
+
+
+def test_stages_are_no_replicas_and_may_read_the_same_rows(tmp_path: Path) -> None:
+    results = pipeline(tmp_path)
+    assert results.answer == "right", results.findings
+    of = {each.question: each.sentence for each in results.findings}
+    assert of["gradient"].startswith("each of 2 stages of a pipeline:")
+    assert of["loss weight"].startswith("stage 0 of the pipeline:")
+
+
+def test_losses_that_are_not_divided_by_the_micro_batches(tmp_path: Path) -> None:
+    first = pipeline(tmp_path, micro=3, weight=1.0).first_divergence
+    assert first and "not divided by 3" in first.cause, first
+
+
+def test_stages_that_scale_their_gradients_otherwise(tmp_path: Path) -> None:
+    first = pipeline(tmp_path, scale=0.25).first_divergence
+    assert first and first.rank == 1 and first.found == 0.25
+    assert "scale their gradients otherwise" in first.cause
