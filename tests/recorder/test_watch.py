@@ -64,6 +64,15 @@ def test_one_process_is_watched_and_goes_on(tmp_path: Path) -> None:
     assert "train.py on 1 rank: 3 steps, nothing wrong was seen" in found and "found right" in found
 
 
+def test_a_model_is_freed_after_it_was_watched(tmp_path: Path) -> None:
+    """A model that is kept keeps its process group, whose threads abort now and then while the interpreter ends."""
+    text = (
+        LOOP
+        + "import gc, weakref\nkept = weakref.ref(model)\ndel model, optimizer\ngc.collect()\nprint('kept', kept())"
+    )
+    assert "kept None" in said(text, tmp_path, 1)
+
+
 def test_a_fault_is_named_where_it_is_watched(tmp_path: Path) -> None:
     found = said(LOOP, tmp_path, 1)
     assert "the losses of 2 accumulated micro-batches are not divided by 2" in found and "found differs" in found

@@ -35,6 +35,7 @@ from samestep.recorder.patches import (
     trains,
 )
 from samestep.recorder.randoms import Randoms
+from samestep.recorder.timed import Timed
 from samestep.recorder.window import Window
 from samestep.records.script import ClipSeen, ScriptPlan, ScriptRecord, StepSeen
 from samestep.world import World
@@ -61,19 +62,20 @@ class Recorder:
         self.window, self.steps = Window(), list[StepSeen]()
         self._optimizers: list[Optimizer] = []
         self._schedulers: list[LRScheduler] = []
+        self._taken: dict[str, Tensor] = {}  # the gradients of the step that goes on
         self._only: Optimizer | None = None  # whose steps count; None: every optimizer's
         self.ended, self._stepping, self._backward = False, 0, 0
         self.engine: Any = None  # DeepSpeed's
         self._notes: list[str] = []
-        self._record_s, self._step_s, self._stepped_at = 0.0, list[float](), time.perf_counter()
+        self.timed, self._step_s, self._stepped_at = Timed(), list[float](), time.perf_counter()
         self._closures, self.randoms = Closures(self._folder, world.rank), Randoms()
         self.loaders = Loaders(self.timed, self.randoms.begin_pass)
         self.evaluations = Evaluations(self.loaders)
 
     def attach(self) -> None:
         """Installs the hooks in torch. The script is not changed."""
-        register_optimizer_step_pre_hook(self._before_step)
-        register_optimizer_step_post_hook(self._after_step)
+        before, after = register_optimizer_step_pre_hook, register_optimizer_step_post_hook
+        self._hooks = [before(self._before_step), after(self._after_step)]
         patch_forwards(self._around)
         patch_autograd(self.begin_backward, self.end_backward)
         patch_clipping(self.clip)
@@ -88,21 +90,19 @@ class Recorder:
         self._only = optimizer
         self._name(model)
 
+    def release(self) -> None:
+        """Ends the recording, and lets go of the model: the training frees it, and its process group, when it will."""
+        self.ended = True
+        for hook in self._hooks:
+            hook.remove()
+        for held in (self.parameters, self._modules, self._frozen, self._unsharded, self._optimizers, self._schedulers):
+            held.clear()
+        self._only, self.window = None, Window()
+        self._taken.clear()
+
     def counts(self) -> bool:
         """Whether a step counts by now: Horovod steps a fresh optimizer before any forward, to create its state."""
         return bool(self.parameters) or self._hides
-
-    def timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Adds the time of a call to what recording has cost."""
-
-        def wrapper(*args: Any) -> Any:
-            began = time.perf_counter()
-            try:
-                return function(*args)
-            finally:
-                self._record_s += time.perf_counter() - began
-
-        return wrapper
 
     def record(self, ended: Literal["steps", "itself"]) -> ScriptRecord:
         """Returns what has been recorded."""
@@ -114,7 +114,7 @@ class Recorder:
             [each.seen() for each in self.loaders.passes],
             ended,
             [name for name in LIBRARIES if name in sys.modules],
-            self._record_s,
+            self.timed.seconds,
             self._step_s,
             self.loaders.epochs_set,
             self._buffers,
@@ -254,7 +254,7 @@ class Recorder:
             return None
         self._stepping += 1
         if self._stepping == 1:
-            self._taken: dict[str, Tensor] = {}
+            self._taken = {}
         closure = kwargs.get("closure") or next((each for each in args[1:] if callable(each)), None)
         if closure is None:
             self._take()

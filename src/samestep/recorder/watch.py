@@ -51,7 +51,7 @@ class Watch:
         return self._results
 
     def _end(self, found: ScriptRecord) -> None:
-        self._recorder.ended = True
+        self._recorder.release()
         self._patches.undo()
         _now.remove(self)
         if self._loader is not None and not found.passes:
