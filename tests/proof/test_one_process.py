@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +19,7 @@ from samestep.proof.judge import not_one_process, same_as_one
 from samestep.proof.plan import neutral_layouts, plain_layout
 from samestep.proof.trace import Expectation
 from samestep.records.plan import LayoutPlan, ReferencePlan
+from samestep.records.record import FromOne, Moved, PlayedLayout
 from samestep.records.results import OneProcess
 from samestep.reference import Neutral
 from samestep.reference.replica_state import ReplicaState
@@ -99,6 +103,30 @@ def test_an_engine_without_float64_hides_no_mistake(name: str, reference_rank: R
     found = answer(reference_rank, name, 2, "float32")
     assert found.answer == ANSWERS[name][0], found
     assert ANSWERS[name][1] in found.reason
+
+
+def test_a_tensor_without_a_true_gradient_is_no_mistake(reference_rank: Ranks) -> None:
+    """Such as the bias of attention's keys: it holds the rounding of the others' gradients, of which the kernels for
+    another number of rows may make more than the noise did."""
+    plan = ReferencePlan("", 0.0, f"{JOBS}:mean", {}, (plain_layout(), LayoutPlan(replicas=2)), steps=2, replicas=2)
+    one, many = reference_rank.work(plan).ranks[0].layouts
+    name = next(iter(many.from_one))
+    furthest = max(moved.distance for moved in many.trainings["sgd"][0].moved.values())
+
+    def same(distance: float) -> bool:
+        """Whether the answer is yes where this tensor alone is off, and no noise has moved it."""
+
+        def changed(layout: PlayedLayout) -> PlayedLayout:
+            plain, *noisy = layout.trainings["sgd"]
+            plain = replace(plain, moved={**plain.moved, name: Moved(distance, 0.0)})
+            noisy = [replace(each, distances={**each.distances, name: 0.0}) for each in noisy]
+            from_one = {**many.from_one, name: FromOne(distance, distance)} if layout is many else {}
+            return replace(layout, trainings={"sgd": [plain, *noisy]}, from_one=from_one)
+
+        record: Any = SimpleNamespace(ranks=[SimpleNamespace(layouts=[changed(one), changed(many)])])
+        return same_as_one(Expectation(record, 1), Expectation(record, 0))[0]
+
+    assert same(1e-16 * furthest) and not same(1e-12 * furthest)
 
 
 @pytest.mark.parametrize("name", ["carried_state", "tokens_under_dropout", "binary"])

@@ -172,15 +172,14 @@ class Comparison:
         outside = []
         moved, spread = self.expectation.of(case.training).moved, self.expectation.noise_distances(case.training)
         largest = min(1.0, max((largest_of(case.expected.state[name]) for name in names), default=0.0))
-        # A tensor whose true gradient is zero moves by the rounding of the others' gradients.
         furthest = max((moved[name].distance for name in names), default=0.0)
         for name in names:
             want, got = case.expected.state[name], case.observed.state.get(name)
             if got is None or got.shape != want.shape:
                 outside.append((name, want, np.full_like(want, np.nan, dtype=np.float64)))
                 continue
-            floor = FLOOR_ULPS * self.eps * max(largest_of(want), moved[name].largest_before, furthest)
-            bound = max(BOUND * spread[name], floor) if np.issubdtype(want.dtype, np.floating) else 0.0
+            sizes = largest_of(want), moved[name].largest_before, furthest
+            bound = bound_of(spread[name], self.eps, *sizes) if np.issubdtype(want.dtype, np.floating) else 0.0
             difference = distance(want, got)
             self.bitwise &= bool(np.array_equal(want, got))
             own = moved[name].distance
@@ -278,6 +277,16 @@ class Comparison:
         if clip is not None and largest <= clip:
             notes.append(f"clipping never acted in the proof: the largest gradient norm was {largest:.3g}, not {clip}")
         return notes
+
+
+def bound_of(spread: float, eps: float, largest: float, largest_before: float, furthest: float) -> float:
+    """How far rounding explains that a tensor is off.
+
+    spread: how far the noise moves it. largest, largest_before: its largest values at the end and at the start.
+    furthest: how far any tensor moves: one whose true gradient is zero, such as the bias of attention's keys, moves by
+    the rounding of the others' gradients.
+    """
+    return max(BOUND * spread, FLOOR_ULPS * eps * max(largest, largest_before, furthest))
 
 
 def _mean(part: Part) -> float:

@@ -45,8 +45,11 @@ def natural_causes(job: JobFacts, neutral: PlayedLayout, separation: SeparationS
     return "; ".join(reasons), "; ".join(advice)
 
 
-def mistake(separation: SeparationSeen, dtype: str, job: JobFacts) -> Sentence:
-    """Names the mistake of a job whose ranks differ from one process without random numbers and batch statistics."""
+def mistake(separation: SeparationSeen, dtype: str, job: JobFacts, off: str) -> Sentence:
+    """Names the mistake of a job whose ranks differ from one process without random numbers and batch statistics.
+
+    off: which weight differs most, for a mistake that the losses do not show.
+    """
     losses = _Losses(separation, dtype)
     if not losses.same(separation.again, separation.whole):
         return _keeps_state(separation)
@@ -57,13 +60,13 @@ def mistake(separation: SeparationSeen, dtype: str, job: JobFacts) -> Sentence:
             return _keeps_state(separation)
         if job.carry_state:
             return (
-                "its losses are means over rows, its training is not: the state that it carries on is not each row's "
-                "own, or the optimizer, a hook or the model's own code depends on the ranks",
+                f"its losses are means over rows, its training is not ({off}): the state that it carries on is not "
+                "each row's own, or the optimizer, a hook or the model's own code depends on the ranks",
                 "let the state of a row hold what that row has seen, and look for what is done once for each batch",
             )
         return (
-            "its losses are means over rows, its training is not: the optimizer, a hook or the model's own code "
-            "depends on the ranks or on the number of micro-batches",
+            f"its losses are means over rows, its training is not ({off}): the optimizer, a hook or the model's own "
+            "code depends on the ranks or on the number of micro-batches",
             "look for what is done once for each batch instead of once for each step",
         )
     if losses.same(separation.whole, sum(separation.alone)):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 from samestep.proof import job_causes
-from samestep.proof.differences import BOUND, FLOOR_ULPS, Comparison
+from samestep.proof.differences import Comparison, bound_of
 from samestep.proof.plan import AS_NUMERICS, INEXACT
 from samestep.proof.too_exact import too_exact
 from samestep.proof.trace import EPS, Expectation, of_engine
@@ -123,14 +123,22 @@ def _verdict(
 def same_as_one(many: Expectation, one: Expectation) -> tuple[bool, float]:
     """Whether N-replica training of a job is plain training in one process: whether both end with the same parameters
     up to rounding, and how far these differ."""
-    worst, same = 0.0, bool(many.facts.from_one)
+    bounds = _bounds(many, one)
+    from_one = many.facts.from_one
+    same = bool(from_one) and all(each.distance <= bounds[name] for name, each in from_one.items())
+    return same, max((each.distance for each in from_one.values()), default=0.0)
+
+
+def _bounds(many: Expectation, one: Expectation) -> dict[str, float]:
+    """Returns how far rounding explains that each parameter of N-replica training is from that of plain training."""
     eps = max(EPS[each.facts.dtype] for each in (many, one))  # an engine may take no float64
     spreads = [each.noise_distances("sgd") for each in (many, one)]
-    for name, parameter in many.facts.from_one.items():
-        spread = max(of[name] for of in spreads if of)
-        worst = max(worst, parameter.distance)
-        same &= bool(parameter.distance <= max(BOUND * spread, FLOOR_ULPS * eps * parameter.largest))
-    return same, worst
+    moved, from_one = many.of("sgd").moved, many.facts.from_one
+    furthest = max((moved[name].distance for name in from_one), default=0.0)
+    return {
+        name: bound_of(max(of[name] for of in spreads if of), eps, each.largest, moved[name].largest_before, furthest)
+        for name, each in from_one.items()
+    }
 
 
 def not_one_process(worst: float, many: Expectation, one: Expectation, job: JobFacts) -> OneProcess:
@@ -145,4 +153,7 @@ def not_one_process(worst: float, many: Expectation, one: Expectation, job: JobF
     if same or separation.unknown or separation.collate_draws:
         reason, advice = job_causes.natural_causes(job, many.facts, separation, hides=not same)
         return OneProcess("by nature no", worst, reason, advice)
-    return OneProcess("no", worst, *job_causes.mistake(separation, one.facts.dtype, job))
+    bounds, from_one = _bounds(many, one), many.facts.from_one
+    most = max(from_one, key=lambda name: from_one[name].distance / (bounds[name] or 1.0), default="")
+    off = f"{most} is {from_one[most].distance:.2g} off, rounding explains {bounds[most]:.2g}" if most else ""
+    return OneProcess("no", worst, *job_causes.mistake(separation, one.facts.dtype, job, off))

@@ -164,11 +164,10 @@ class ReferencePlayer:
                 _check_samples_repeat(small, self.world.device)
                 _check_repeats(base, self._play(training, planned), self.world.device)
             facts, start = self._facts(small, dtype)
-            plain = _record(base, small, facts)
+            plain = replace(_record(base, small, facts), moved=moved_from(start, base.state))
             if planned.compared:
                 self.compared[number] = base.state
             else:
-                plain = replace(plain, moved=moved_from(start, base.state))
                 near = f"{number}.gradient" if "gradient" in played else ""
                 write_training(self.folder, self.world.rank, key := f"{number}.{name}", base, near)
                 if name == "user":  # the job's optimizer may keep more than SGD does
