@@ -38,4 +38,5 @@ for step in range(40):
 saved.result()
 if dist.get_rank() == 0:
     print("trained and saved")
+dist.barrier()  # else gloo may abort a process whose peer has ended first
 dist.destroy_process_group()

@@ -65,4 +65,5 @@ for what, zero in (("Join([ddp])", False), ("Join([ddp, ZeroRedundancyOptimizer]
     if rank == 0:
         off, apart = (right - found).abs().max(), (of_rank[0] - of_rank[1]).abs().max()
         print(f"{what}: {off:.2g} from one process, the ranks {apart:.2g} apart")
+dist.barrier()  # else gloo may abort a process whose peer has ended first
 dist.destroy_process_group()
