@@ -88,6 +88,32 @@ REPLAY_FAULTS = (
         "depends on the number of ranks",
     ),
     Fault(
+        "fsdp2",
+        "rate times the ranks",
+        "lr=0.01",
+        "lr=0.01 * dist.get_world_size()",
+        "replayed rate",
+        "depends on the number of ranks",
+    ),
+    Fault(
+        "fsdp2",
+        "clipped by the number of ranks",
+        "clip_grad_norm_(model.parameters(), 0.1)",
+        "clip_grad_norm_(model.parameters(), 0.1 / dist.get_world_size())",
+        "replayed gradient",
+        "clipping depends",
+    ),
+    Fault(
+        "fsdp2",
+        "weights decayed by the ranks",
+        "                optimizer.step()",
+        "                optimizer.step()\n                with torch.no_grad():\n"
+        "                    for p in model.parameters():\n"
+        "                        p.mul_(1 - 0.002 * dist.get_world_size())",
+        "replayed gradient",
+        "the step itself",
+    ),
+    Fault(
         "spawned",
         "rate times the ranks",
         "lr=0.05",

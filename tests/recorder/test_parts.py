@@ -266,7 +266,7 @@ def test_batches_of_a_class_that_a_file_or_the_replay_does_not_know(
         raise Left(found.why_not)
 
     recorder = Recorder(ScriptPlan(str(tmp_path), 0.0, "train.py"), World.from_env({}), lambda _: None)
-    keeper, plan = Keeper(recorder, tmp_path, 0), ReplayPlan(str(tmp_path), 1, str(tmp_path), [], [])
+    keeper, plan = Keeper(recorder, tmp_path, World(0, 1)), ReplayPlan(str(tmp_path), 1, str(tmp_path), [], [])
     keeper.kept.passes = [[Local()]]
     keeper._save()
     kept = torch.load(tmp_path / KEPT.format(0), weights_only=False)

@@ -33,6 +33,16 @@ def test_models_that_step_in_turn_are_replayed_with_the_noise_of_the_ranks(tmp_p
 
 
 @pytest.mark.check
+def test_sharded_models_are_replayed_whole_and_rank_by_rank(tmp_path: Path) -> None:
+    """15 rows of a weight are 8 and 7 on two ranks, and the last bias is on one of them."""
+    text = text_of("fsdp2").replace("nn.Tanh())", "nn.BatchNorm1d(15), nn.Tanh(), nn.Dropout(0.2))")
+    assert "Dropout" in text
+    results = checked(text, tmp_path, "--steps", "4")
+    assert answers(results).get("replayed weights") == "right", results.findings
+    assert any("rank by rank" in each.sentence for each in results.findings)
+
+
+@pytest.mark.check
 @pytest.mark.parametrize(
     ("rows", "why"),
     [

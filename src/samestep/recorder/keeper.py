@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,15 +14,17 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import DataLoader, dataloader
 
-from samestep.rank.shards import is_shard
+from samestep.rank.shards import block_of, is_shard
 from samestep.recorder.draws import Drawn, patch_draws
 from samestep.recorder.forwards import Outputs, copied, patch_training_forwards, random_states, randomness, scalars
 from samestep.recorder.loaders import rows_of
 from samestep.recorder.names import plain
 from samestep.recorder.patches import in_backward, patch_autograd
 from samestep.recorder.recorder import Recorder
+from samestep.recorder.shards import dimension_of
 from samestep.records.arrays import write_state
 from samestep.records.replay import END, KEPT, START
+from samestep.world import World
 
 Weights = dict[str, Tensor]
 MOMENTA = ("momentum", "betas")
@@ -50,7 +52,8 @@ class Kept:
     draws: whether random numbers are drawn inside of a forward. drawn: those between a batch and the end of its loss,
     but not in the forward. outside: whether some of these are drawn otherwise than by torch's functions. base_rates: of
     each step, the rates from which a schedule starts. momenta: of each step, the momentum of each parameter group,
-    which some schedules move as well.
+    which some schedules move as well. shards: the dimension in which each sharded parameter is cut; this rank's blocks
+    are among its weights.
     """
 
     passes: list[list[Any]] = field(default_factory=list)
@@ -65,14 +68,15 @@ class Kept:
     batch_norm: bool = False
     drawn: list[Drawn] = field(default_factory=list)
     several: bool = False  # forwards in a micro-batch
+    shards: dict[str, int] = field(default_factory=dict)
     why_not: str = ""
 
 
 class Keeper:
     """Keeps the training of one rank, from `attach` on, which comes before the recorder's."""
 
-    def __init__(self, recorder: Recorder, folder: Path, rank: int) -> None:
-        self._recorder, self._folder, self._rank = recorder, folder, rank
+    def __init__(self, recorder: Recorder, folder: Path, world: World) -> None:
+        self._recorder, self._folder, self._world = recorder, folder, world
         self.kept = Kept()
         self._batches: dict[int, list[Any]] = {}
         self._start: Weights = {}
@@ -98,12 +102,16 @@ class Keeper:
         self.kept.numbers = trained
         self.kept.ended = [passes[number].ended for number in trained]
         self._save()
-        if self._rank == 0:
-            write_state(self._folder, 0, START, self._start)
-            write_state(self._folder, 0, END, weights(self._recorder.parameters))
+        write_state(self._folder, self._world.rank, START, self._start)
+        write_state(self._folder, self._world.rank, END, self._weights(self._recorder.parameters))
+
+    def _weights(self, named: Mapping[str, Tensor]) -> Weights:
+        """Returns copies of what this rank alone holds of tensors, on the CPU; rank 0's are the whole ones, too."""
+        own = {name: each for name, each in named.items() if self._world.rank == 0 or name in self.kept.shards}
+        return {name: block_of(each).cpu().clone() for name, each in own.items()}
 
     def _save(self) -> None:
-        path = self._folder / KEPT.format(self._rank)
+        path = self._folder / KEPT.format(self._world.rank)
         try:
             torch.save(self.kept, path)
         except (AttributeError, TypeError, pickle.PicklingError) as error:  # what a batch holds is the script's
@@ -155,15 +163,17 @@ class Keeper:
         kept.batch_norm |= any(_is_batch_norm(each) for each in module.modules())
         if self._recorder.engine:
             kept.why_not = kept.why_not or "DeepSpeed's engine is not replayed yet"
-        if any(is_shard(p) for p in self._recorder.parameters.values()):
-            kept.why_not = kept.why_not or "the parameters are sharded over the ranks"
+        for name, parameter in self._recorder.parameters.items():
+            if is_shard(parameter) and (cut := dimension_of(parameter, self._world.size)) is not None:
+                kept.shards[name] = cut
+            elif is_shard(parameter):
+                kept.why_not = kept.why_not or f"{name} is not sharded over all ranks in one dimension"
         if self._recorder.flattened.parts or self._recorder.flattened.hides:
             kept.why_not = kept.why_not or "the parameters are flattened by FSDP's first version"
-        if self._rank == 0:
-            new = {name: p for name, p in self._recorder.parameters.items() if name not in self._start}
-            self._start |= weights(new)
-            if new:
-                self._start |= {f"buffer {n}": b for n, b in weights(buffers(module)).items()}
+        new = {name: p for name, p in self._recorder.parameters.items() if name not in self._start}
+        self._start |= self._weights(new)
+        if new:
+            self._start |= self._weights({f"buffer {n}": b for n, b in buffers(module).items() if not is_shard(b)})
         given = (args, kwargs)
         inputs = None if fed else self._timed(copied)(given)
         kept.forwards.append(Forward(rows_of(given), random_states(), inputs, computed=self._outputs.among(given)))
@@ -198,11 +208,6 @@ class Keeper:
 
     def _timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
         return self._recorder.timed(function)
-
-
-def weights(named: Any) -> Weights:
-    """Returns copies of named tensors on the CPU, without shards."""
-    return {name: each.detach().cpu().clone() for name, each in named.items() if not is_shard(each)}
 
 
 def buffers(module: nn.Module) -> Weights:

@@ -13,6 +13,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from samestep.rank.shards import block_of
 from samestep.recorder.draws import joined_draws, patch_draws
 from samestep.recorder.forwards import (
     Different,
@@ -43,7 +44,7 @@ class Player:
         self._recorder, self._plan, self._leave = recorder, plan, leave
         folder = Path(plan.record)
         self._kept = self._read(folder)
-        self._start, self._end = (_weights(folder, name) for name in (START, END))
+        self._start, self._end = (_weights(folder, name, self._kept) for name in (START, END))
         self._first: dict[str, Tensor] = {}  # the first gradients
         self._forwards = self._asked = 0
         self._events = self._drawn = 0  # forwards and backward passes that have begun; numbers drawn since the last
@@ -125,7 +126,7 @@ class Player:
         for name, gradient in self._first.items():
             moves = ~(gradient.abs() <= least)  # NaN, too
             start, end = self._start[name].double(), self._end[name].double()
-            mine = self._recorder.parameters[name].detach().cpu().double()
+            mine = block_of(self._recorder.parameters[name]).cpu().double()
             found[name] = Distance(float(((end - start)[moves] ** 2).sum()), float(((mine - end)[moves] ** 2).sum()))
         return found
 
@@ -258,7 +259,7 @@ class Player:
         self._loaded |= {*new}
         with torch.no_grad():
             for name, parameter in new.items():
-                parameter.copy_(self._start[name])
+                block_of(parameter).copy_(self._start[name])
             for name, buffer in buffers(module).items():
                 if f"buffer {name}" in self._start:
                     buffer.copy_(self._start[f"buffer {name}"])
@@ -280,7 +281,7 @@ class Player:
     def _gradients(self) -> dict[str, Tensor]:
         """Returns the gradients of parameters that have had none before."""
         named = [(name, p.grad) for name, p in self._recorder.parameters.items() if name not in self._first]
-        return {name: gradient.detach().cpu().double() for name, gradient in named if gradient is not None}
+        return {name: block_of(gradient).cpu().double() for name, gradient in named if gradient is not None}
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         groups, step = optimizer.param_groups, len(self._recorder.steps)
@@ -327,8 +328,13 @@ def _unwrapped(module: Any) -> Any:
     return _unwrapped(inside) if inside is not None else module
 
 
-def _weights(folder: Path, name: str) -> Weights:
-    return {key: torch.from_numpy(array) for key, array in read_arrays(folder, 0, name).items()}
+def _weights(folder: Path, name: str, kept: list[Kept]) -> Weights:
+    """Returns the whole weights: rank 0's, and of a sharded one the blocks of all ranks, put together."""
+    of = [read_arrays(folder, rank, name) for rank in range(len(kept) if kept[0].shards else 1)]
+    whole = {key: torch.from_numpy(array) for key, array in of[0].items()}
+    for key, cut in kept[0].shards.items():
+        whole[key] = torch.cat([torch.from_numpy(each[key]) for each in of if key in each], cut)
+    return whole
 
 
 def _same(first: list[Tensor], second: list[Tensor]) -> bool:

@@ -60,7 +60,7 @@ def run_script(plan: ScriptPlan, record: RankRecord) -> ScriptRecord:
 
     recorder = Recorder(plan, record.world, enough)
     if plan.keep:
-        keeper = Keeper(recorder, folder, record.world.rank)
+        keeper = Keeper(recorder, folder, record.world)
         keeper.attach()
     if plan.replay:
 

@@ -41,6 +41,14 @@ def is_whole_in_world(tensor: Any, world_size: int) -> bool:
     return sharded and int(tensor.device_mesh.size()) == world_size
 
 
+def dimension_of(tensor: Any, world_size: int) -> int | None:
+    """Returns the dimension in which a tensor is cut into one block for each rank of the world, in their order; None
+    where it is sharded otherwise."""
+    if not is_whole_in_world(tensor, world_size) or len(tensor.placements) != 1:
+        return None
+    return int(tensor.placements[0].dim)
+
+
 def splits_model(module: nn.Module) -> bool:
     """Whether parameters below are sharded by something else than FSDP2, or beside it: a tensor-parallel model, whose
     ranks compute parts of the same rows."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -38,6 +38,9 @@ MEAN_OF_MEANS = (
     "the mean over ranks of each rank's mean is not the mean over all rows or targets: a loss is divided by the rank's "
     "own number of them, or of their weights, and these differ"
 )
+
+THE_STEP = "the step itself (clipping, optimizer, weight decay, averaging of weights) depends on the number of ranks"
+STEPS_APART = f"the first gradients are those of one process, and come apart from step to step: {THE_STEP}"
 
 
 def coarser_of(ranks: Ranks) -> float:
@@ -110,7 +113,8 @@ def _gradients(
             return Finding(GRADIENT, "unknown", DRIFTS.format(many(number, "step"), values))
         if off[name] > bound:
             shown = {"expected": _figure(mine[name]), "found": _figure(ranked[name]), "tensor": name}
-            cause = _cause(ranks, number, [ranked[n] for n in of.names], [mine[n] for n in of.names])
+            comes_apart = any(each > FIRST for each in apart[1:-1])  # steps ago, and within the bound until now
+            cause = STEPS_APART if comes_apart else _cause(ranks, number, _of(of.names, ranked), _of(of.names, mine))
             return differs(GRADIENT, "gradient against one process", cause, step=number, **shown)
         if finding := _clipped(of, replay, number, bound):
             return finding
@@ -147,6 +151,10 @@ def _clipped(of: StepGradients, replay: Record, step: int, bound: float) -> Find
 def _before_clipping(replay: Record, step: int) -> dict[str, NDArray[np.float64]]:
     arrays = replay.arrays(STEP.format(step))
     return of_kind(arrays, TAKEN) | of_kind(arrays, UNCLIPPED)
+
+
+def _of(names: Sequence[str], gradients: Mapping[str, Array]) -> list[Array]:
+    return [gradients[name] for name in names]
 
 
 def _scale_of(rank: ScriptRecord, step: int) -> float:
@@ -222,10 +230,7 @@ def _weights(found: Replayed, steps: int, coarser: float) -> Finding:
     apart, bound = math.sqrt(off / moved), WEIGHTS * coarser
     if not apart <= bound:
         name = max(found.distances, key=lambda each: found.distances[each].off)
-        cause = (
-            "from the same weights, rows and rates one process ends elsewhere: the step itself (clipping, optimizer, "
-            "weight decay, averaging of weights) depends on the number of ranks"
-        )
+        cause = f"from the same weights, rows and rates one process ends elsewhere: {THE_STEP}"
         shown = {"expected": f"at most {bound:g} of the movement", "found": round(apart, 6), "tensor": name}
         return differs(WEIGHT, "weights against one process", cause, step=steps - 1, **shown)
     return Finding(
