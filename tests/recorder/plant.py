@@ -32,6 +32,7 @@ ALL = (*FAULTS, *REPLAY_FAULTS, *BESIDE_FAULTS)
 HERE = Path(__file__).parent
 HOROVODRUN = str(Path(sys.executable).with_name("horovodrun"))
 DOCS = HERE.parents[1] / "docs" / "check.md"
+CHINESE = DOCS.parent / "zh" / "check.md"
 
 
 @dataclass(frozen=True)
@@ -166,6 +167,14 @@ def main() -> int:
         docs = re.sub(r"\*\*\d+ healthy scripts: .*?\*\*", f"**{summary(rows)}.**", DOCS.read_text())
         table = r"\| script \| fault \| answer .*?\n(?=\n|$)"
         DOCS.write_text(re.sub(table, lambda _: markdown(rows) + "\n", docs, flags=re.S))
+        total = iter(re.findall(r"\d+", summary(rows)))  # the page in Chinese has the same figures in the same order
+        CHINESE.write_text(
+            re.sub(
+                r"\*\*\d+ 个正确的脚本.*?\*\*",
+                lambda line: re.sub(r"\d+", lambda _: next(total), line[0]),
+                CHINESE.read_text(),
+            )
+        )
     return int(not all(row.named if row.fault else row.answer == "right" for row in rows))
 
 
