@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 CACHE = $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/samestep
+# DeepSpeed compiles a C++ extension for one environment; two that share a folder would compile it in turn.
+export TORCH_EXTENSIONS_DIR = $(abspath $(VENV))/torch_extensions
 # For pytest: two processes, each with whole files of tests. make test PYTEST='-k ddp' for less.
 PYTEST = -n 2 --dist loadfile
 
@@ -115,6 +117,7 @@ $(VENV)/.demo: $(VENV)/.installed
 
 $(VENV)/.tested: $(VENV)/.installed
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[test,all]'
+	-$(BIN)/python -c 'from deepspeed.comm.torch import build_shm_op; build_shm_op()' >/dev/null 2>&1
 	touch $@
 
 # The one engine that pip alone does not install: minutes of compiling. Its tests skip without it, and say so.

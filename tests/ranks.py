@@ -22,6 +22,7 @@ import pytest
 
 import ray_ranks
 from budget import budget
+from samestep.launch.stale_locks import clear_stale_locks
 from samestep.proof.judge import judge
 from samestep.proof.plan import interrupted, loop_layout, numerics_layout, trainings
 from samestep.proof.resume import JoinedRecord, judge_resumed
@@ -108,6 +109,7 @@ class Ranks:
     def _start(self) -> None:
         rendezvous = Path(self._folder.name) / f"rendezvous{self._count}"
         address = _horovod_server(self.size) if self.engine == "horovod" else {}
+        clear_stale_locks(os.environ)  # of ranks of DeepSpeed that were killed while it compiled
         path = [str(self.source), str(HERE), str(HERE / "mutations")]
         if self.engine == "ray":
             self._ranks = ray_ranks.started(self.size, Path(self._folder.name), path)

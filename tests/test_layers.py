@@ -247,7 +247,8 @@ def test_the_parent_never_imports_torch(tmp_path: Path) -> None:
         "sys.meta_path.insert(0, NoTorch())\n"
         "from samestep.commands.cli import main\n"
         f"sys.argv = ['samestep', 'compare', '--nproc', '1', '--engines', 'single', '--rounds', '1', "
-        f"'--measured-steps', '5', '--deadline', '{budget():.0f}', '--out', {str(tmp_path / 'out')!r}]\n"
+        f"'--measured-steps', '5', '--launcher', 'fork', "
+        f"'--deadline', '{budget():.0f}', '--out', {str(tmp_path / 'out')!r}]\n"
         "main()\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=budget(90))

@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from torch.utils.data import TensorDataset
+from torch.utils.data import TensorDataset, _utils, dataloader
 
 from budget import budget
 from command import TESTS, samestep
@@ -32,6 +32,13 @@ from samestep.world import World
 
 FAILING = f"{Path(jobs_failing.__file__)}:job"
 DEADLINE_S = 30
+
+
+@pytest.fixture(autouse=True)
+def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """DataLoader looks every 5 s whether its workers are alive."""
+    monkeypatch.setattr(_utils, "MP_STATUS_CHECK_INTERVAL", 0.5)
+    monkeypatch.setattr(dataloader._MultiProcessingDataLoaderIter._try_get_data, "__defaults__", (0.5,))
 
 
 @pytest.fixture(autouse=True)
