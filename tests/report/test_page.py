@@ -15,6 +15,7 @@ from example_results import with_divergence, with_row
 from budget import budget
 from samestep import report
 from samestep.records.results import OneProcess, Proof, StudyResults, results_json
+from samestep.records.usage import GpuSummary, UsageSummary
 
 VOID = {"meta", "br", "link", "img", "hr", "input"}
 
@@ -90,6 +91,14 @@ def test_a_table_row_has_as_many_cells_as_the_heading(results: StudyResults, pro
         assert len(rows) == 9
         for row in rows:
             assert row.count("<td") + 5 * row.count('colspan="6"') == heading.count("<th ")
+
+
+def test_what_a_launch_used_stands_in_a_table(results: StudyResults) -> None:
+    gpu = GpuSummary(0.87, 12 << 30, None, 250.0, None, 61.0)
+    usage = UsageSummary(8.0, 9, 1.0, 1.75, 14.0, 3 << 30, 5, 0, 0, 1.9, 4 << 30, 0, 2 << 20, 7 << 20, gpus=(gpu,))
+    assert "What a launch used" not in Page(report.html(results)).text
+    used = Page(report.html(with_row(results, 1, usage=usage))).text.split("What a launch used")[1]
+    assert "ddp (torchrun) 8 1.75 3 GiB 7 MiB 2 MiB 0: 87 % 12 GiB 250 W 61 °C" in used
 
 
 def test_an_engine_that_differs_shows_no_speed(results: StudyResults) -> None:

@@ -35,6 +35,7 @@ from samestep.records.files import read, replace_text, write
 from samestep.records.plan import Interrupted, LayoutPlan, Measure, Plan, ReferencePlan, Training
 from samestep.records.record import Progress, Record
 from samestep.records.results import EngineResult, OneProcess, Proof, StudyResults, Verdict, write_results
+from samestep.records.usage import SUMMARY, UsageSummary
 from samestep.report.figures.speed import Measured, measurement
 from samestep.version import __version__
 
@@ -275,6 +276,7 @@ def _start(
         stall_s=study.setup.stall_s,
         watch=watch,
         machines=machines,
+        samples_usage=bool(study.setup.rounds) and not is_reference,
     )
 
 
@@ -330,4 +332,11 @@ def _engine_results(study: Study, rows: list[Row]) -> Iterator[EngineResult]:
         result = result_of(row)
         if setup.rounds and result.proven and row.launches:
             result = replace(result, **vars(measurement(row.launches, baseline, row.facts.replicas, measured)))
+            result = replace(result, usage=_usage(row.launches[-1]))
         yield result
+
+
+def _usage(record: Record) -> UsageSummary | None:
+    """Returns what a launch used; None where the disk has taken no samples."""
+    path = record.folder / SUMMARY
+    return read(UsageSummary, path) if path.exists() else None

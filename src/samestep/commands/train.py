@@ -21,7 +21,6 @@ from samestep.errors import Refused, TrainingFailed, UserError, say
 from samestep.launch import Command, ports, supervise
 from samestep.launch.command import command_for, rank_command, shell_line
 from samestep.launch.started_by import LaunchedRank
-from samestep.launch.usage import UsageSampler
 from samestep.records.checkpoint import FOLDER
 from samestep.records.files import read, replace_text, why_not_writable, write
 from samestep.records.inspection import JobFacts
@@ -116,23 +115,14 @@ def _supervised(
     first = rank is None or rank.rank == 0
     if command == "run" and first:
         _say_batch_size(study, row)
-    sampler = UsageSampler(folder) if command == "run" and first else None
+    samples = command == "run" and first
     with Training(f"{study.setup.job} on {row.engine}", folder, first=first) as progress:
-
-        def watch(now: Progress) -> None:
-            progress.show(now)
-            if sampler:
-                sampler.sample_if_due()
-
         try:
-            return _supervise(study, row, to_start, folder, watch, one_rank=rank is not None)
+            return _supervise(study, row, to_start, folder, progress.show, one_rank=rank is not None, samples=samples)
         except TrainingFailed as error:
             if (why := why_not_writable(folder)) is None:
                 raise
             raise UserError(_what_is_lost(out, folder, why)) from error
-        finally:
-            if sampler:
-                sampler.close()
 
 
 def _what_is_lost(out: Path, folder: Path, why: str) -> str:
@@ -224,8 +214,11 @@ def _check_unfinished(training: Train) -> None:
         raise UserError(f"{checkpoints} holds those of another training; give another folder with --out")
 
 
-def _supervise(study: Study, row: Row, command: Command, folder: Path, watch: Watch, *, one_rank: bool) -> Record:
-    """Runs a launch and returns its record. one_rank: this command is one rank of an outer launcher."""
+def _supervise(
+    study: Study, row: Row, command: Command, folder: Path, watch: Watch, *, one_rank: bool, samples: bool
+) -> Record:
+    """Runs a launch and returns its record. one_rank: this command is one rank of an outer launcher. samples: what the
+    launch uses is written into `folder`."""
     remove_stale(folder)
     machines = study.machines
     size = 1 if one_rank else ranks_in_folder(study, row.facts.processes)
@@ -239,6 +232,7 @@ def _supervise(study: Study, row: Row, command: Command, folder: Path, watch: Wa
         machines=machines,
         graceful=not getattr(launch.load(row.launcher), "NO_STOP", False),
         terminates=not one_rank and not machines.least,  # a machine that is asked to end leaves the others
+        samples_usage=samples,
     )
 
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from samestep.launch.idle_launcher import ENDING_S, IdleLauncher
 from samestep.launch.log_rotation import LogRotation
 from samestep.launch.stale_locks import clear_stale_locks
 from samestep.launch.stop_requests import StopRequests
+from samestep.launch.usage import UsageSampler
 from samestep.launch.watchdog import Watchdog
 from samestep.records.record import Progress, Record, read_progress
 from samestep.world.orphans import COMMAND, die_with_parent, this_command
@@ -38,14 +39,15 @@ def run(
     graceful: bool = False,
     stall_s: float | None = None,
     terminates: bool = False,
+    samples_usage: bool = False,
 ) -> Record:
     """Starts `command`, waits until it has ended, and returns the record of the `size` ranks that write into `folder`.
 
     watch: called with the progress about ten times a second. deadline_s: seconds after which each rank's stack goes to
     stack-rankR.txt in `folder` and the tree is killed. graceful: the first interrupt stops the ranks after a step, the
-    second ends them. terminates: so does SIGTERM. stall_s: as --stall, after which a hang is named and ended. Raises
-    UserError or TrainingFailed with the error of the first rank that failed. The process tree has always ended when
-    this function returns or raises.
+    second ends them. terminates: so does SIGTERM. stall_s: as --stall, after which a hang is named and ended.
+    samples_usage: writes usage.csv and usage.json into `folder`. Raises UserError or TrainingFailed with the error of
+    the first rank that failed. The process tree has always ended when this function returns or raises.
     """
     for lock in clear_stale_locks(os.environ):
         say(f"removed {lock}, the lock of a build that was killed")
@@ -53,13 +55,16 @@ def run(
     deadline, idle = Deadline(deadline_s, folder), IdleLauncher(folder, machines)
     watchdog = Watchdog(folder, size, machines, stall_s)
     progress, logs = Progress(), LogRotation(folder)
-    with closing(StopRequests(folder, accepted=graceful, terminates=terminates)) as requests:
+    sampled = closing(UsageSampler(folder)) if samples_usage else nullcontext()
+    with closing(StopRequests(folder, accepted=graceful, terminates=terminates)) as requests, sampled as sampler:
         tree = start(command, folder, machines)
         try:
             while tree.poll() is None and not idle.is_stuck():
                 progress = read_progress(folder, progress) if watch or graceful else progress
                 if watch:
                     watch(progress)
+                if sampler:
+                    sampler.sample_if_due()
                 logs.rotate()  # after the terminal has shown what they hold
                 requests.forward(progress)
                 if deadline.is_over() and tree.poll() is None:  # printing the output takes time too

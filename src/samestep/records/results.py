@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeVar
 from samestep.records.collectives import CollectiveResults
 from samestep.records.files import finite, read, with_schema, write_json
 from samestep.records.inspection import MachineFacts, Values
+from samestep.records.usage import UsageSummary
 
 RESULTS = "results.json"
 PROVEN = ("same", "approximate")  # the verdicts with which an engine is measured
@@ -130,8 +131,9 @@ class ContinuedBy:
 class EngineResult(Verdict):
     """A row of the table: an engine under a launcher. settings: those that --set-engine has changed. replicas: None for
     an engine that cannot be imported. install: the command that installs an engine that is not here; else None.
-    continued_by: who has continued its trainings, where the proof interrupted them; else None. The other fields are its
-    Measurement's; None without one."""
+    continued_by: who has continued its trainings, where the proof interrupted them; else None. usage: what its latest
+    measured launch used, from start to end; None where that was not sampled. The other fields are its Measurement's;
+    None without one."""
 
     engine: str = ""
     launcher: str = ""
@@ -146,9 +148,10 @@ class EngineResult(Verdict):
     peak_memory_mib: float | None = None
     startup_s: float | None = None
     launches: list[Launch] = field(default_factory=list)
+    usage: UsageSummary | None = None
 
 
-MEASURED = ("samples_per_second", "ratio", "efficiency", "step_ms", "peak_memory_mib", "startup_s", "launches")
+MEASURED = ("samples_per_second", "ratio", "efficiency", "step_ms", "peak_memory_mib", "startup_s", "launches", "usage")
 
 
 @dataclass(frozen=True)

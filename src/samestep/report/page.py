@@ -5,7 +5,7 @@ from __future__ import annotations
 from markupsafe import Markup
 
 from samestep.records.results import StudyResults
-from samestep.report import numbers, sentences
+from samestep.report import numbers, sentences, usage_text
 from samestep.report.headline import headline
 from samestep.report.notes import folded
 from samestep.report.sentences import TRAININGS, comparable_rows, label, speed
@@ -21,11 +21,13 @@ def page(results: StudyResults) -> str:
         headline=headline(results),
         numbers=numbers,
         sentences=sentences,
+        usage_text=usage_text,
         folded=folded,
         trainings=TRAININGS,
         marks=MARKS,
         compared=comparable_rows(results),
         parts=[(label(row), row.step_ms) for row in comparable_rows(results) if row.step_ms and row.step_ms.compute],
+        used=[(label(row), row.usage) for row in comparable_rows(results) if row.usage],
         figures=_figures(results),
         machine=_machine(results),
         divergences=[(label(row), row.first_divergence) for row in results.engines if row.first_divergence],

@@ -22,7 +22,7 @@ def live(now: Sample, before: Sample) -> Text:
         f"disk r {rate(now.read - before.read, seconds)} w {rate(now.written - before.written, seconds)}",
         f"net in {rate(now.received - before.received, seconds)} out {rate(now.sent - before.sent, seconds)}",
     ]
-    parts += [f"gpu{number} {_gpu(gpu)}" for number, gpu in enumerate(now.gpus)]
+    parts += [f"gpu{number} {of_gpu(gpu)}" for number, gpu in enumerate(now.gpus)]
     return Text("  ".join(parts), style="reverse")
 
 
@@ -31,7 +31,7 @@ def rate(count: float, seconds: float) -> str:
     return f"{amount(count / 1e6 / max(seconds, 1e-9)) if count > 0 else '0'} MB/s"
 
 
-def _gpu(gpu: GpuUse | GpuSummary) -> str:
+def of_gpu(gpu: GpuUse | GpuSummary) -> str:
     """'87 % 12.4 GiB 250 W 61 °C'"""
     facts = [
         percent(gpu.utilisation) if gpu.utilisation is not None else "",
@@ -61,5 +61,5 @@ def sentences(summary: UsageSummary) -> Iterator[str]:
     for number, gpu in enumerate(summary.gpus):
         energy = f", {amount(gpu.energy / 3600)} Wh" if gpu.energy is not None else ""
         own = f", its own memory {size(gpu.own_memory)}" if gpu.own_memory is not None else ""
-        yield f"GPU {number}: {_gpu(gpu)}{own}{energy}"
+        yield f"GPU {number}: {of_gpu(gpu)}{own}{energy}"
     yield from summary.notes
