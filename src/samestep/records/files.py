@@ -148,14 +148,18 @@ def why_not_writable(folder: Path) -> str | None:
             probe.unlink()
 
 
-def replace_by(path: Path, write_to: Callable[[IO[bytes]], object]) -> None:
-    """Writes `path`, atomically: `write_to` fills a temporary file, which is synced to the disk and renamed."""
+def replace_by(path: Path, write_to: Callable[[IO[bytes]], object], *, sync: bool = True) -> None:
+    """Writes `path`, atomically: `write_to` fills a temporary file, which is synced to the disk and renamed.
+
+    sync: False for what only other processes read: they see the whole file, but it may be lost when the machine fails.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with open(temporary, "wb") as file:
             write_to(file)
-            file.flush()
-            os.fsync(file.fileno())
+            if sync:
+                file.flush()
+                os.fsync(file.fileno())
         os.replace(temporary, path)
     except OSError as error:
         error.filename = str(path)  # which a failing write does not name

@@ -12,8 +12,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from samestep.errors import Refused, not_a_scalar
 from samestep.job import Batch, Job
-from samestep.reference.fetch import place, random_state
-from samestep.reference.schedule import seeded
+from samestep.reference.fetch import place, random_state, seed
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ def over_all_rows(job: Job, outputs: dict[int, Any], batches: dict[int, Batch], 
     tracked = {replica: tree_map(_tracked, output) for replica, output in outputs.items()}
     part = place(first.part.step, first.part.micro, rows, first.part.epoch, sum(weights), first.part.phase)
     data = tree_map(lambda *leaves: _joined(leaves, counts, None), *(batch.data for batch in batches.values()))
-    torch.manual_seed(seeded(job.seed, "all rows", first.part.step).initial_seed())
+    seed(device, job.seed, "all rows", first.part.step)
     before = random_state(device)
     output = tree_map(lambda *leaves: _joined(leaves, counts, weights), *tracked.values())
     loss = job.criterion(output, Batch(data, part))

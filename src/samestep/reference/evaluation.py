@@ -11,7 +11,7 @@ from torch import Tensor
 from samestep.errors import not_per_row
 from samestep.job import Batch, Job, reads_batch
 from samestep.reference.carried import output_of
-from samestep.reference.fetch import collate, collate_draws, place, random_state, read
+from samestep.reference.fetch import collate, collate_draws, generators_kept, place, random_state, read
 from samestep.reference.results import Evaluation, State
 
 ROWS_AT_ONCE = 16
@@ -49,7 +49,8 @@ def _sums(job: Job, model: torch.nn.Module, device: str, weighs: list[float], ba
     with torch.no_grad():
         for rows in (some.tolist() for some in torch.arange(len(weighs)).tensor_split(batches)):
             weight = sum(weighs[i] for i in rows)
-            data = collate(job, read(job, job.evaluation, rows, 0), device, 0, rows[0])
+            with generators_kept():
+                data = collate(job, read(job, job.evaluation, rows, 0), device, 0, rows[0])
             batch = Batch(data, place(0, 0, rows, weight=weight))
             output = output_of(job, model, batch)
             sums["loss"] += float(job.criterion(output, batch)) * weight

@@ -20,26 +20,27 @@ from samestep.reference.schedule import Again, seeded
 def fetch(job: Job, rows: list[int], epoch: int, device: str) -> Any:
     """The collated training samples at `rows`; None where there are none."""
     begin_epoch(job.train, epoch)
-    samples = read(job, job.train, rows, epoch)
-    for at, row in enumerate(rows if job.augment else []):
-        path: list[int | str] = [job.seed, "augment", epoch, *_place(row)]
-        with global_random(*path):
+    with generators_kept():
+        samples = read(job, job.train, rows, epoch)
+        for at, row in enumerate(rows if job.augment else []):
+            path: list[int | str] = [job.seed, "augment", epoch, *_place(row)]
+            seed_all(*path)
             samples[at] = job.augment(samples[at], seeded(*path))  # type: ignore[misc]
-    return collate(job, samples, device, epoch, rows[0]) if samples else None
+        return collate(job, samples, device, epoch, rows[0]) if samples else None
 
 
 def read(job: Job, dataset: Any, rows: list[int], epoch: int) -> list[Any]:
-    """The samples at `rows`, each read with the global random numbers of (seed, epoch, row)."""
+    """The samples at `rows`, each read with the global random numbers of (seed, epoch, row), which stay seeded."""
     stream = dataset
     while stream is not None and not hasattr(stream, "key_rows"):
         stream = getattr(stream, "dataset", None)
     if stream is not None and vars(stream).get("reference_keys") != (job.seed, epoch):
         stream.reference_keys = (job.seed, epoch)
-        stream.key_rows(lambda row: _seed_all(job.seed, "sample", epoch, row))
+        stream.key_rows(lambda row: seed_all(job.seed, "sample", epoch, row))
     found: dict[int, Any] = {}
     for at in sorted(range(len(rows)), key=lambda at: rows[at]):  # in the order in which a stream has them
-        with global_random(job.seed, "sample", epoch, *_place(rows[at])):
-            found[at] = dataset[int(rows[at])]
+        seed_all(job.seed, "sample", epoch, *_place(rows[at]))
+        found[at] = dataset[int(rows[at])]
     return [found[at] for at in range(len(rows))]
 
 
@@ -49,10 +50,10 @@ def _place(row: int) -> tuple[int, ...]:
 
 
 @contextmanager
-def global_random(*path: int | str) -> Iterator[None]:
-    """Python's, numpy's and torch's generators seeded for a path; afterwards they are as they were."""
+def generators_kept() -> Iterator[None]:
+    """Python's, numpy's and torch's global generators are afterwards as they were. Reading their states takes longer
+    than seeding them, so this is for a batch, not for a sample."""
     kept = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    _seed_all(*path)
     try:
         yield
     finally:
@@ -61,7 +62,8 @@ def global_random(*path: int | str) -> Iterator[None]:
         torch.set_rng_state(kept[2])
 
 
-def _seed_all(*path: int | str) -> None:
+def seed_all(*path: int | str) -> None:
+    """Seeds these generators for a path such as (seed, 'sample', epoch, row)."""
     number = seeded(*path).initial_seed()
     random.seed(number)
     np.random.seed(number & 0xFFFFFFFF)
@@ -77,16 +79,18 @@ def begin_epoch(dataset: Any, epoch: int) -> None:
 
 
 def collate(job: Job, samples: list[Any], device: str, epoch: int, first: int) -> Any:
-    """The samples as one batch on `device`. first: its first row, which keys what collate draws."""
-    with global_random(job.seed, "collate", epoch, *_place(first)):
-        data = (job.collate or torch.utils.data.default_collate)(samples)
+    """The samples as one batch on `device`. first: its first row, which keys what collate draws; the global generators
+    stay seeded."""
+    seed_all(job.seed, "collate", epoch, *_place(first))
+    data = (job.collate or torch.utils.data.default_collate)(samples)
     return tree_map_only(torch.Tensor, lambda t: t.to(device), data)
 
 
 def collate_draws(job: Job, dataset: Any) -> bool:
     """Whether the job's collate draws from a global generator: its result then depends on which rows it is given."""
-    samples = read(job, dataset, list(range(min(4, len(dataset)))), 0)  # a permutation of one row draws nothing
-    with global_random("collate"):
+    with generators_kept():
+        samples = read(job, dataset, list(range(min(4, len(dataset)))), 0)  # a permutation of one row draws nothing
+        seed_all("collate")
         before = _states()
         (job.collate or torch.utils.data.default_collate)(samples)
         return _states() != before
@@ -129,6 +133,15 @@ def digests(data: Any, rows: int) -> list[str]:
                 state.update(repr(leaf).encode())
         out.append(state.hexdigest())
     return out
+
+
+def seed(device: str, *path: int | str) -> None:
+    """Seeds the generator that dropout on `device` draws from, for a path such as (seed, 'replica', step)."""
+    number = seeded(*path).initial_seed()
+    if device == "cpu":
+        torch.default_generator.manual_seed(number)  # torch.manual_seed queues a seed for each kind of GPU, too
+    else:
+        torch.manual_seed(number)
 
 
 def random_state(device: str) -> Tensor:

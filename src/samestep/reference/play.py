@@ -21,13 +21,13 @@ from samestep.reference.all_rows import AllRows, over_all_rows
 from samestep.reference.carried import Carried, output_of
 from samestep.reference.closure import Closure, Seen, mean_loss
 from samestep.reference.evaluation import after_evaluation, evaluate
-from samestep.reference.fetch import digests, fetch, place, random_state
+from samestep.reference.fetch import digests, fetch, place, random_state, seed
 from samestep.reference.first_gradient import FirstGradient, Sample, sample
 from samestep.reference.neutral import Neutral
 from samestep.reference.noise import Noise
 from samestep.reference.replica_state import ReplicaState
 from samestep.reference.results import MicroBatch, TrainingResult
-from samestep.reference.schedule import per_epoch, seeded, step_rows, weight
+from samestep.reference.schedule import per_epoch, step_rows, weight
 from samestep.reference.together import outputs_together
 from samestep.reference.turns import Turn, scheduled, turns_of
 
@@ -202,7 +202,7 @@ class ReplicatedTraining:
         job, step, micro = forward.turn.job, forward.step, forward.micro
         if not forward.outputs:
             self.states[replica].restore(self.model)
-        torch.manual_seed(seeded(job.seed, "replica", step, micro, replica).initial_seed())
+        seed(self.device, job.seed, "replica", step, micro, replica)
         all_rows = forward.all_rows
         batch = all_rows.batches[replica] if all_rows else self._batch(forward, replica, data)
         before = random_state(self.device)
@@ -257,7 +257,7 @@ class ReplicatedTraining:
             data = fetch(job, forward.rows[replica], forward.epoch, self.device)
             batches[replica] = self._batch(forward, replica, data)
             self.states[replica].restore(self.model)
-            torch.manual_seed(seeded(job.seed, "replica", forward.step, forward.micro, replica).initial_seed())
+            seed(self.device, job.seed, "replica", forward.step, forward.micro, replica)
             with torch.no_grad(), self.neutral:
                 outputs[replica] = output_of(job, self.model, batches[replica])
         with self.neutral:
