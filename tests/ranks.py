@@ -267,8 +267,18 @@ def prove(
 ) -> Verdict:
     """The verdict on `engine` over all of `ranks`."""
     facts = engine_facts(engine, ranks.size, engine_settings)
-    reference = reference_rank.played(reference_plan(job, ranks.size, settings, facts))
-    return judged(reference, facts, lambda loop: ranks.work(proof_plan(loop, job, engine, ranks.size, settings, facts)))
+    loop, numerics = _expected(reference_rank, reference_plan(job, ranks.size, settings, facts))
+    return judge(loop, ranks.work(proof_plan(loop, job, engine, ranks.size, settings, facts)), numerics)
+
+
+def _expected(reference_rank: Ranks, plan: ReferencePlan) -> tuple[Expectation, Expectation | None]:
+    """What an engine's loop is compared with, and its numerics where they are inexact. Each layout is played by itself,
+    since many engines share that of their loop; but all in one plan where they would find other learning rates."""
+    alone = [Expectation(reference_rank.played(replace(plan, layouts=(layout,))), 0) for layout in plan.layouts]
+    if len({each.facts.sgd_lr for each in alone}) > 1:
+        together = reference_rank.played(plan)
+        alone = [Expectation(together, number) for number in range(len(plan.layouts))]
+    return alone[0], alone[1] if len(alone) > 1 else None
 
 
 def resumed_reference_plan(

@@ -13,7 +13,8 @@ from recorder.plant import checked, planted, row_of, text_of
 from samestep.proof.script.collectives import collectives
 from samestep.proof.script.evaluation import evaluation
 from samestep.proof.script.randoms import randoms
-from samestep.records.beside_steps import EvaluationSeen, GroupSeen, RandomSeen
+from samestep.proof.script.saves import saves
+from samestep.records.beside_steps import EvaluationSeen, GroupSeen, RandomSeen, SaveSeen
 from samestep.records.script import PassSeen, ScriptRecord, StepSeen
 
 STEP = StepSeen(0, [], [0.1], [], [], 0, None, {}, [])
@@ -93,6 +94,20 @@ def test_collectives_that_the_recorder_has_forgotten_are_not_compared() -> None:
     assert collectives([rank(0, groups={"0": one}), rank(1, groups={"0": other})]).answer == "right"
 
 
+@pytest.mark.parametrize(
+    ("files", "answer", "says"),
+    [
+        ((["/a/last.pt"], []), "right", "1 file, each by one rank"),
+        ((["/a/rank0.pt"], ["/a/rank1.pt"]), "right", "2 files, each by one rank"),
+        ((["/a/0.pt", "/a/last.pt"], ["/a/last.pt"]), "warning", "ranks 0, 1 write the same file last.pt (from step 4"),
+        (([], []), "right", "wrote no file"),
+    ],
+)
+def test_a_file_of_several_ranks_is_a_warning(files: tuple[list[str], list[str]], answer: str, says: str) -> None:
+    found = saves([rank(n, saves=[SaveSeen(file, 4) for file in each]) for n, each in enumerate(files)])
+    assert (found.answer, says in found.sentence) == (answer, True), found
+
+
 @pytest.mark.parametrize("fault", [pytest.param(each, id=each.name, marks=pytest.mark.check) for each in BESIDE_FAULTS])
 def test_a_planted_fault_is_caught_and_named(fault: Fault, tmp_path: Path) -> None:
     results = checked(planted(fault), tmp_path, "--no-replay")
@@ -100,9 +115,13 @@ def test_a_planted_fault_is_caught_and_named(fault: Fault, tmp_path: Path) -> No
     assert row.caught and row.named, (row, results.findings)
 
 
-def test_one_seed_on_all_ranks_is_a_warning(tmp_path: Path) -> None:
+def test_one_seed_on_all_ranks_and_one_file_of_all_are_warnings(tmp_path: Path) -> None:
     text = text_of("evaluates").replace("    torch.manual_seed(rank)\n", "")
+    text = text.replace(
+        "        model.train()\n", "        torch.save(model.state_dict(), 'last.pt')\n        model.train()\n"
+    )
     results = checked(text, tmp_path, "--no-replay")
     found = {each.question: each for each in results.findings}
     assert results.answer == "right" and found["random numbers"].answer == "warning"
+    assert found["saves"].answer == "warning" and "ranks 0, 1 write the same file last.pt" in found["saves"].sentence
     assert found["evaluation"].answer == found["collectives"].answer == "right"

@@ -35,6 +35,7 @@ from samestep.recorder.patches import (
     trains,
 )
 from samestep.recorder.randoms import Randoms
+from samestep.recorder.saves import Saves
 from samestep.recorder.timed import Timed
 from samestep.recorder.window import Window
 from samestep.records.script import ClipSeen, ScriptPlan, ScriptRecord, StepSeen
@@ -57,19 +58,16 @@ class Recorder:
         self._before: dict[str, int] = {}  # the digests of what this rank holds, before the step that comes next
         self._shards: list[str] = []  # parameters each element of which is on one rank
         self._unsharded: dict[int, Tensor] = {}  # what stands for them in a forward pass, and for some time after it
-        self.flattened = Flattened(world.size)
         self._hides = self._splits = False  # shards that were never seen as such; a tensor-parallel model
-        self.window, self.steps = Window(), list[StepSeen]()
-        self._optimizers: list[Optimizer] = []
-        self._schedulers: list[LRScheduler] = []
+        self.window, self.steps, self._notes = Window(), list[StepSeen](), list[str]()
+        self._optimizers, self._schedulers = list[Optimizer](), list[LRScheduler]()
         self._taken: dict[str, Tensor] = {}  # the gradients of the step that goes on
         self._only: Optimizer | None = None  # whose steps count; None: every optimizer's
         self.ended, self._stepping, self._backward = False, 0, 0
         self.engine: Any = None  # DeepSpeed's
-        self._notes: list[str] = []
         self.timed, self._step_s, self._stepped_at = Timed(), list[float](), time.perf_counter()
         self._closures, self.randoms = Closures(self._folder, world.rank), Randoms()
-        self.loaders = Loaders(self.timed, self.randoms.begin_pass)
+        self.flattened, self.loaders = Flattened(world.size), Loaders(self.timed, self.randoms.begin_pass)
         self.evaluations = Evaluations(self.loaders)
 
     def attach(self) -> None:
@@ -84,6 +82,7 @@ class Recorder:
         patch_autocast(lambda dtype: self.window.computed.add(str(dtype).removeprefix("torch.")))
         self.loaders.attach()
         patch_schedulers(self._schedulers.append)
+        self._saves = Saves(lambda: len(self.steps))
 
     def begin(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Records the steps of this optimizer alone, from this model's present weights on."""
@@ -122,6 +121,7 @@ class Recorder:
             self.evaluations.seen(),
             self.randoms.seen,
             collectives.groups(),
+            self._saves.seen(),
         )
 
     def _around(self, call: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What a rank does beside its optimizer steps, as the recorder saw it: evaluation, random numbers, collectives."""
+"""What a rank does beside its optimizer steps, as the recorder saw it: evaluation, random numbers, …"""
 
 from __future__ import annotations
 
@@ -45,3 +45,11 @@ class GroupSeen:
     ranks: list[int]
     calls: list[str]
     first: int = 1
+
+
+@dataclass(frozen=True)
+class SaveSeen:
+    """A file that torch.save has written. file: its real path. step: how many steps had been taken by then."""
+
+    file: str
+    step: int

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
-from samestep.records.beside_steps import EvaluationSeen, GroupSeen, RandomSeen
+from samestep.records.beside_steps import EvaluationSeen, GroupSeen, RandomSeen, SaveSeen
 from samestep.records.replay import ReplayPlan
 from samestep.records.results import Divergence
 
@@ -173,6 +173,7 @@ class ScriptRecord:
     evaluations: list[EvaluationSeen] = field(default_factory=list)
     randoms: RandomSeen = field(default_factory=RandomSeen)
     groups: Mapping[str, GroupSeen] = field(default_factory=dict)
+    saves: list[SaveSeen] = field(default_factory=list)
 
 
 Answer = Literal["right", "differs", "unknown", "warning"]  # a warning is of a finding alone: it may be meant so

@@ -10,6 +10,7 @@ from samestep.proof.script.evaluation import evaluation
 from samestep.proof.script.gradients import clipping, gradient
 from samestep.proof.script.randoms import randoms
 from samestep.proof.script.rows import order, rows
+from samestep.proof.script.saves import saves
 from samestep.proof.script.stages import of_stages, stages
 from samestep.proof.script.updates import initial_weights, rates, schedule, step_counts, updates, weights
 from samestep.records.record import Record
@@ -36,7 +37,7 @@ def judge(plan: ScriptPlan, ranks: Sequence[ScriptRecord], record: Record, comma
         findings += (
             _asked(ranks, record) if len(parts) == 1 else of_stages(parts, record, lambda of: _asked(of, record))
         )
-        findings.append(collectives(ranks))
+        findings += [collectives(ranks), saves(ranks)]
     step_s = sum(sum(rank.step_s) for rank in ranks)
     share = sum(rank.record_s for rank in ranks) / step_s if step_s else 0.0
     return CheckResults(
