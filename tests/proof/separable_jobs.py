@@ -255,7 +255,8 @@ class Taught(nn.Module):
 
 
 def teacher() -> Job:
-    return _job(Taught, lambda output, batch: F.mse_loss(*output))
+    """With a step in which one rank has no rows: its teacher moves, too."""
+    return _job(Taught, lambda output, batch: F.mse_loss(*output), train=TensorDataset(X[:49], Y[:49]))
 
 
 def masked_tokens() -> Job:

@@ -25,7 +25,7 @@ from samestep.reference.fetch import digests, fetch, place, random_state
 from samestep.reference.first_gradient import FirstGradient, present, sample
 from samestep.reference.neutral import Neutral
 from samestep.reference.noise import Noise
-from samestep.reference.replica_state import ReplicaState
+from samestep.reference.replica_state import ReplicaState, follow_first
 from samestep.reference.results import MicroBatch, TrainingResult
 from samestep.reference.schedule import per_epoch, seeded, step_rows, weight
 from samestep.reference.together import outputs_together
@@ -160,6 +160,7 @@ class ReplicatedTraining:
         epoch = step // per_epoch(self.job)
         forwards = [Forward(turn, epoch, step, micro, of_replica, total) for micro, of_replica in enumerate(plan)]
         seen = list(self._summed(forwards))
+        follow_first(self.states, plan)
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         for gradient in gradients:
             gradient.div_(self.layout.replicas)

@@ -4,7 +4,7 @@ parameters that the forward pass moves, such as an averaged teacher's."""
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -51,6 +51,14 @@ class ReplicaState:
                 if isinstance(value, Tensor) and not (key in before and _equal(value, before[key]))
             ]
         return moved
+
+
+def follow_first(states: Sequence[ReplicaState], plan: Sequence[Sequence[Sequence[int]]]) -> None:
+    """Gives a replica without rows the moved parameters of replica 0: its rank computes other ranks' rows, times zero,
+    which moves a teacher as theirs do. plan: [micro-batch][replica] -> rows."""
+    for replica, state in enumerate(states):
+        if replica and not all(of_replica[replica] for of_replica in plan):
+            state.parameters = {name: tensor.clone() for name, tensor in states[0].parameters.items()}
 
 
 def sums_of_frozen(model: nn.Module) -> dict[str, float]:
