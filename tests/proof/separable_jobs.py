@@ -211,6 +211,79 @@ def unused_weights() -> Job:
     return _job(_mlp, weight=lambda index: 1.0 + index % 3)
 
 
+def ignored_rows() -> Job:
+    """The first row's target is ignored, and every third one's."""
+    targets = torch.where(torch.arange(60) % 3 == 0, -100, Y)
+    return _job(_mlp, lambda output, batch: F.cross_entropy(output, batch.targets), targets, shuffle=False)
+
+
+def other_ignored_rows() -> Job:
+    return replace(ignored_rows(), train=TensorDataset(X[1:], ignored_rows().train.tensors[1][1:]))
+
+
+class Divided(nn.Module):
+    """Divides by the deviation over the rows, which one row has not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(20, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.layer(x)
+        return output / (1 + output.std(0))
+
+
+def deviation_in_forward() -> Job:
+    return _job(Divided)
+
+
+class Taught(nn.Module):
+    """With a teacher that is an average of it, moved as the scripts of BYOL and MoCo do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.student, self.teacher = nn.Linear(20, 4), nn.Linear(20, 4)
+        self.teacher.load_state_dict(self.student.state_dict())
+        self.teacher.requires_grad_(False)
+        self.head = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        if self.training:
+            for mine, its in zip(self.student.parameters(), self.teacher.parameters()):
+                its.data = its.data * 0.9 + mine.data * 0.1
+        return self.head(self.student(x)), self.teacher(x)
+
+
+def teacher() -> Job:
+    """With a step in which one rank has no rows: its teacher moves, too."""
+    return _job(Taught, lambda output, batch: F.mse_loss(*output), train=TensorDataset(X[:49], Y[:49]))
+
+
+def masked_tokens() -> Job:
+    """A mean over the tokens that are masked: none is with the constant that replaces random numbers."""
+
+    def criterion(output: Tensor, batch: Batch) -> Tensor:
+        masked = torch.rand(len(output), 8) < 0.3
+        return F.cross_entropy(output, batch.targets, reduction="none")[:, None].expand(-1, 8)[masked].mean()
+
+    return _job(_mlp, criterion)
+
+
+class OwnGenerator(nn.Module):
+    """Draws from a generator that no seed of a step reaches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.generator = nn.Linear(20, 2), torch.Generator().manual_seed(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x * torch.rand(x.shape, generator=self.generator).to(x))  # type: ignore[no-any-return]
+
+
+def own_generator() -> Job:
+    return _job(OwnGenerator)
+
+
 def mixup() -> Job:
     """Mixes the rows of a batch, in collate."""
 

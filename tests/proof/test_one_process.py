@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ranks import Ranks, prove
+from ranks import Ranks, RanksFailed, prove
 from samestep.proof.judge import not_one_process, same_as_one
 from samestep.proof.plan import neutral_layouts, plain_layout
 from samestep.proof.trace import Expectation
@@ -37,6 +37,11 @@ ANSWERS = {
     "recurrent_dropout": ("by nature no", "draws other random numbers on each rank"),
     "autoencoder": ("by nature no", "draws other random numbers on each rank"),
     "mixup": ("by nature no", "collate draws random numbers for each rank's own rows, as MixUp does"),
+    "masked_tokens": ("by nature no", "with constant random numbers the loss is not finite, so a mistake could hide"),
+    "teacher": ("yes", ""),
+    "ignored_rows": ("no", "2 of the first 6 weigh nothing, as rows whose targets are all ignored do"),
+    "other_ignored_rows": ("no", "2 of the first 6 weigh nothing, as rows whose targets are all ignored do"),
+    "deviation_in_forward": ("no", "the model's output for a row depends on the rows beside it"),
     "unknown_random_numbers": ("by nature no", "_standard_gamma cannot be held constant, so a mistake could hide"),
     "autoencoder_sum": ("no", "the criterion is a sum over its rows, not a mean"),
     "tokens": ("no", "weighs 3.5 times the lightest, as rows with more tokens do"),
@@ -79,6 +84,11 @@ FEW = (
     "contrastive_over_all_rows",
     "carried_state",
     "carried_mean",
+    "masked_tokens",
+    "teacher",
+    "ignored_rows",
+    "other_ignored_rows",
+    "deviation_in_forward",
 )
 CASES = [
     pytest.param(name, replicas, marks=() if name in FEW and replicas == 2 else pytest.mark.check)
@@ -129,12 +139,17 @@ def test_a_tensor_without_a_true_gradient_is_no_mistake(reference_rank: Ranks) -
     assert same(1e-16 * furthest) and not same(1e-12 * furthest)
 
 
-@pytest.mark.parametrize("name", ["carried_state", "tokens_under_dropout", "binary"])
+@pytest.mark.parametrize("name", ["carried_state", "tokens_under_dropout", "binary", "teacher"])
 def test_the_engine_is_the_same_whatever_the_job_does(
     name: str, ranks: Callable[[int], Ranks], reference_rank: Ranks
 ) -> None:
     verdict = prove(reference_rank, ranks(2), f"{JOBS}:{name}", "ddp")
     assert verdict.verdict == "same", verdict
+
+
+def test_a_generator_of_the_models_own_is_refused(reference_rank: Ranks) -> None:
+    with pytest.raises(RanksFailed, match=r"does not repeat itself.* or a torch.Generator of your own"):
+        answer(reference_rank, "own_generator", 2)
 
 
 RANDOM = {

@@ -57,6 +57,11 @@ class Graph(nn.Linear):
         self.register_buffer("adjacency", torch.ones(3, 3).to_sparse())
 
 
+class Stepless(torch.optim.Optimizer):
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {})
+
+
 CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "optimizer that is built": (
         {"optimizer": torch.optim.SGD(NET.parameters(), lr=0.3)},
@@ -135,6 +140,7 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
         "the size of 0.weight is not known until rows come",
     ),
     "model that is none": ({"model": lambda: print}, "the job's model() returned builtin_function_or_method"),
+    "optimizer without a step": ({"optimizer": Recipe(Stepless)}, "the job's optimizer Stepless has no step"),
     "loss without gradient": ({"criterion": lambda *_: torch.tensor(1.0)}, "does not depend on any parameter"),
     "metric that is a mean": (
         {"metrics": {"mean": lambda output, batch: output.mean()}, "evaluation": TensorDataset(X, Y)},

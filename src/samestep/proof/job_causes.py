@@ -12,6 +12,7 @@ from samestep.records.record import PlayedLayout, SeparationSeen
 Sentence = tuple[str, str]  # (the reason, what helps)
 
 ROWS_TOGETHER = "docs/job.md, Losses over all rows"
+WEIGHTS = "docs/job.md, Weights"
 CARRIED = "docs/job.md, State carried from step to step"
 PADDED = (
     "the model's output for a row depends on the rows beside it, for instance by padding to the longest row",
@@ -33,15 +34,23 @@ def natural_causes(job: JobFacts, neutral: PlayedLayout, separation: SeparationS
     if neutral.draws:
         if job.random_layers:
             reasons.append(f"dropout ({job.random_layers[0]}) draws another mask on each rank")
+            advice.append("random numbers need no change: their distribution is the same")
         else:
             reasons.append("the forward pass or the criterion draws other random numbers on each rank")
-        advice.append("random numbers need no change: their distribution is the same")
+            advice.append(
+                "random numbers need no change where the loss stays a mean over rows; a mean over what is drawn, such "
+                "as masked tokens, weighs rows unequally, which this proof cannot see: draw them in Job.augment"
+            )
     if not reasons:
         reasons.append("random numbers that torch does not draw, or statistics of a rank's own rows")
         advice.append("draw random numbers with torch")
     if hides:
-        what = ", ".join(separation.unknown) or "collate"
-        reasons.append(f"{what} cannot be held constant, so a mistake could hide behind it")
+        what = ", ".join(separation.unknown) or ("collate" if separation.collate_draws else "")
+        reasons.append(
+            f"{what} cannot be held constant, so a mistake could hide behind it"
+            if what
+            else "with constant random numbers the loss is not finite, so a mistake could hide behind them"
+        )
     return "; ".join(reasons), "; ".join(advice)
 
 
@@ -81,6 +90,13 @@ def mistake(separation: SeparationSeen, dtype: str, job: JobFacts, off: str) -> 
     ratios = losses.ratios()
     if ratios and losses.is_mean(ratios):
         heaviest, lightest = max(ratios), min(ratios)
+        if not lightest:
+            return (
+                f"rows weigh unequally in the criterion's mean: {ratios.count(0.0)} of the first {len(ratios)} weigh "
+                "nothing, as rows whose targets are all ignored do",
+                "tell samestep what a row weighs, 0 for an ignored one: Job(weight=lambda index: …); alone, such rows "
+                f"need a loss that is finite: {WEIGHTS}",
+            )
         return (
             f"rows weigh unequally in the criterion's mean: the heaviest of the first {len(ratios)} rows weighs "
             f"{heaviest / lightest:.3g} times the lightest, as rows with more tokens do",
@@ -123,8 +139,8 @@ class _Losses:
         self.visible = EPS[dtype] ** 0.5
 
     def same(self, one: float, other: float) -> bool:
-        scale = max(map(abs, [*self.seen.alone, self.seen.whole]), default=1.0)
-        return isclose(one, other, rel_tol=self.visible, abs_tol=self.visible * scale if isfinite(scale) else 0.0)
+        scale = max((abs(loss) for loss in [*self.seen.alone, self.seen.whole] if isfinite(loss)), default=0.0)
+        return isclose(one, other, rel_tol=self.visible, abs_tol=self.visible * scale)
 
     def output_depends_on_other_rows(self) -> bool:
         return self.seen.output_gap is not None and self.seen.output_gap > self.visible
@@ -136,18 +152,34 @@ class _Losses:
         if half:
             first, second = self.seen.halves
             parts += [(first, alone[:half], weights[:half]), (second, alone[half:], weights[half:])]
-        return all(self.same(loss, _mean(losses, of_rows)) for loss, losses, of_rows in parts)
+        return all(
+            self.same(loss, _mean(losses, of_rows)) if any(of_rows) else _weighs_nothing(loss)
+            for loss, losses, of_rows in parts
+        )
 
     def ratios(self) -> list[float]:
-        """What each row weighs, the first weighing 1, if a pair's loss is their weighted mean; empty if it is not."""
+        """What each row weighs, the first weighing 1, if a pair's loss is their weighted mean; empty if it is not.
+
+        Where the first weighs nothing, pairs tell nothing, and the others are taken to weigh alike.
+        """
         first, ratios = self.seen.alone[0], [1.0]
+        if _weighs_nothing(first):
+            return [0.0 if _weighs_nothing(loss) else 1.0 for loss in self.seen.alone]
         for loss, pair in zip(self.seen.alone[1:], self.seen.pairs):
+            if _weighs_nothing(loss) and self.same(pair, first):
+                ratios.append(0.0)
+                continue
             if self.same(loss, first) or self.same(pair, loss):
                 return []
             ratios.append((first - pair) / (pair - loss))
-        return ratios if all(isfinite(ratio) and ratio > 0 for ratio in ratios) else []
+        return ratios if all(isfinite(ratio) and ratio >= 0 for ratio in ratios) else []
+
+
+def _weighs_nothing(loss: float) -> bool:
+    """Whether a row's loss alone is that of a mean over nothing: 0 / 0, or 0 where the divisor is at least 1."""
+    return loss == 0 or not isfinite(loss)
 
 
 def _mean(losses: list[float], weights: list[float]) -> float:
     total = sum(weights)
-    return sum(loss * weight for loss, weight in zip(losses, weights)) / total if total else float("nan")
+    return sum(loss * weight for loss, weight in zip(losses, weights) if weight) / total if total else float("nan")

@@ -150,8 +150,9 @@ def not_one_process(worst: float, many: Expectation, one: Expectation, job: JobF
     same, _ = same_as_one(many, one)
     separation = one.facts.separation
     assert separation is not None
-    if same or separation.unknown or separation.collate_draws:
-        reason, advice = job_causes.natural_causes(job, many.facts, separation, hides=not same)
+    constant_fails = many.facts.draws and not math.isfinite(separation.whole)  # a mean over nothing, say
+    if same or separation.unknown or separation.collate_draws or constant_fails:
+        reason, advice = job_causes.natural_causes(job, many.facts, separation, hides=not same or constant_fails)
         return OneProcess("by nature no", worst, reason, advice)
     bounds, from_one = _bounds(many, one), many.facts.from_one
     most = max(from_one, key=lambda name: from_one[name].distance / (bounds[name] or 1.0), default="")

@@ -11,6 +11,7 @@ from samestep.reference.play import play
 from samestep.reference.results import Evaluation, MicroBatch, Separation, TrainingResult
 from samestep.reference.schedule import per_epoch
 from samestep.reference.separation import separate
+from samestep.reference.twice import Twice, twice
 
 __all__ = [
     "Evaluation",
@@ -19,9 +20,11 @@ __all__ = [
     "Noise",
     "Separation",
     "TrainingResult",
+    "Twice",
     "digests",
     "fetch",
     "per_epoch",
     "play",
     "separate",
+    "twice",
 ]

@@ -24,6 +24,11 @@ def thinned(tensor: Tensor) -> Tensor:
     return tensor.detach().reshape(-1)[:: max(1, ceil(tensor.numel() / ELEMENTS))].clone()
 
 
+def present(names: Sequence[str], gradient: Sample) -> dict[str, Tensor]:
+    """The sampled gradients by their parameters' names, without those that are None."""
+    return {name: g for name, g in zip(names, gradient) if g is not None}
+
+
 @dataclass
 class FirstGradient:
     """parts: (replica, micro-batch) -> its part of the sum that becomes the gradient. replicas: how many."""
@@ -58,6 +63,6 @@ class FirstGradient:
 def _summed(samples: list[Sample]) -> Sample:
     sums: Sample = []
     for parts in zip(*samples):
-        present = [part for part in parts if part is not None]
-        sums.append(torch.stack(present).sum(0) if present else None)
+        given = [part for part in parts if part is not None]
+        sums.append(torch.stack(given).sum(0) if given else None)
     return sums

@@ -21,12 +21,20 @@ class Neutral:
 
     draws: whether random numbers were asked for. batch_statistics: whether a BatchNorm asked for its batch's.
     unknown: the random operations that are not made constant, because this module does not know them.
+    not_finite: whether the loss of the untrained model is not finite with these constants, as a mean over tokens is of
+    which none is masked.
     """
 
     def __init__(self) -> None:
-        self.draws = self.batch_statistics = False
+        self.draws = self.batch_statistics = self.not_finite = False
         self.unknown: set[str] = set()
         self._modes = _FixedStatistics(self), _ConstantNumbers(self)
+
+    def excuses(self, step: int) -> bool:
+        """Whether a loss at `step` that is not finite comes from the constants: no weights have moved at step 0, and
+        with the numbers that the job draws it is finite."""
+        self.not_finite |= step == 0 and self.draws
+        return self.not_finite
 
     def __enter__(self) -> Neutral:
         for mode in self._modes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from math import isfinite
@@ -22,10 +22,10 @@ from samestep.reference.carried import Carried, output_of
 from samestep.reference.closure import Closure, Seen, mean_loss
 from samestep.reference.evaluation import after_evaluation, evaluate
 from samestep.reference.fetch import digests, fetch, place, random_state, seed
-from samestep.reference.first_gradient import FirstGradient, Sample, sample
+from samestep.reference.first_gradient import FirstGradient, present, sample
 from samestep.reference.neutral import Neutral
 from samestep.reference.noise import Noise
-from samestep.reference.replica_state import ReplicaState
+from samestep.reference.replica_state import ReplicaState, follow_first
 from samestep.reference.results import MicroBatch, TrainingResult
 from samestep.reference.schedule import per_epoch, step_rows, weight
 from samestep.reference.together import outputs_together
@@ -47,15 +47,16 @@ def play(
     after_step: Callable[[int, list[float]], None] | None = None,
     then: Layout | None = None,
     then_from: int | None = None,
+    moved: Collection[str] = (),
 ) -> TrainingResult:
     """Trains `job` for `steps` optimizer steps on `layout.replicas` replicas: see docs/proof.md, "What is compared".
 
     noise: adds to the rounding, for a second training that differs from the first by rounding alone. neutral: computes
     without random numbers and batch statistics. parts: whether the parts of the first gradient are sampled.
     evaluated: whether the last weights are. after_step: called with each step and its losses. then: the layout of the
-    steps from `then_from` on, as where other ranks continue.
+    steps from `then_from` on, as where other ranks continue. moved: the parameters that the forward pass moves.
     """
-    training = ReplicatedTraining(job, layout, noise, device, neutral)
+    training = ReplicatedTraining(job, layout, noise, device, neutral, moved)
     training.most_replicas = max(layout.replicas, then.replicas if then else 0)
     if parts:
         training.first = FirstGradient(layout.replicas, {})
@@ -92,8 +93,16 @@ class Forward:
 class ReplicatedTraining:
     """One model, an optimizer for each phase, the sum of the replicas' gradients, and of each replica its state."""
 
-    def __init__(self, job: Job, layout: Layout, noise: Noise | None, device: str, neutral: Neutral | None) -> None:
-        self.neutral = neutral or nullcontext()
+    def __init__(
+        self,
+        job: Job,
+        layout: Layout,
+        noise: Noise | None,
+        device: str,
+        neutral: Neutral | None,
+        moved: Collection[str],
+    ) -> None:
+        self.neutral, self.moved = neutral or nullcontext(), moved
         self.job, self.layout, self.noise, self.device = job, layout, noise, device
         self.replicas = range(layout.replicas)
         self.model = job.model().to(device)
@@ -102,7 +111,7 @@ class ReplicatedTraining:
         self.turns = turns_of(job, self.model)
         self.scheduled = scheduled(self.turns)
         self.scheduler = job.scheduler.make(self.scheduled) if job.scheduler else None
-        self.states = [ReplicaState(self.model) for _ in self.replicas]
+        self.states = [ReplicaState(self.model, self.moved) for _ in self.replicas]
         self.carried = Carried(job)
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         self.first: FirstGradient | None = None
@@ -120,7 +129,7 @@ class ReplicatedTraining:
         if layout.replicas != self.layout.replicas:
             self.carried.forget()
             self.states[0].restore(self.model)
-            self.states = [ReplicaState(self.model) for _ in range(layout.replicas)]
+            self.states = [ReplicaState(self.model, self.moved) for _ in range(layout.replicas)]
         self.layout, self.replicas = layout, range(layout.replicas)
 
     def step(self, step: int) -> list[float]:
@@ -151,11 +160,12 @@ class ReplicatedTraining:
         epoch = step // per_epoch(self.job)
         forwards = [Forward(turn, epoch, step, micro, of_replica, total) for micro, of_replica in enumerate(plan)]
         seen = list(self._summed(forwards))
-        present = [p.grad for p in self.parameters if p.grad is not None]
-        for gradient in present:
+        follow_first(self.states, plan)
+        gradients = [p.grad for p in self.parameters if p.grad is not None]
+        for gradient in gradients:
             gradient.div_(self.layout.replicas)
         if self.noise:
-            self.noise.perturb(gradient.div_(self.noise.scale) for gradient in present)
+            self.noise.perturb(gradient.div_(self.noise.scale) for gradient in gradients)
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.job.clip_norm or float("inf"))
         return seen, float(norm)
 
@@ -231,12 +241,12 @@ class ReplicatedTraining:
         if self.first and sampled:
             self.first.add(replica, micro, sampled, sample(self.parameters))
         mean_loss = all_rows.loss if all_rows else float(loss.detach())
-        if not isfinite(mean_loss):
+        if not isfinite(mean_loss) and not (isinstance(self.neutral, Neutral) and self.neutral.excuses(step)):
             raise NotFinite(
                 f"the loss is not finite at step {step} of the proof: {mean_loss}; "
                 "look at the data and the criterion, or lower the learning rate"
             )
-        self.states[replica] = ReplicaState(self.model)
+        self.states[replica] = ReplicaState(self.model, self.moved)
         return mean_loss
 
     def _batch(self, forward: Forward, replica: int, data: Any) -> Batch:
@@ -318,9 +328,9 @@ class ReplicatedTraining:
             draws=self.draws,
             state=state,
             buffers=[state.buffers for state in self.states],
-            own=_present(names, self.first.own()) if self.first else {},
-            before_last=_present(names, self.first.before_last()) if self.first else {},
-            own_before_last=_present(names, self.first.own_before_last()) if self.first else {},
+            own=present(names, self.first.own()) if self.first else {},
+            before_last=present(names, self.first.before_last()) if self.first else {},
+            own_before_last=present(names, self.first.own_before_last()) if self.first else {},
             evaluation=evaluate(self.job, state, self.device, twice=not self.noise) if evaluated else None,
         )
 
@@ -334,10 +344,6 @@ def _sum(one: Tensor | None, other: Tensor | None) -> Tensor | None:
     if one is None or other is None:
         return other if one is None else one
     return one.add_(other)
-
-
-def _present(names: list[str], gradient: Sample) -> dict[str, Tensor]:
-    return {name: g for name, g in zip(names, gradient) if g is not None}
 
 
 def _copy(state: dict[str, Tensor]) -> dict[str, Tensor]:

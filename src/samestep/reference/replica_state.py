@@ -1,8 +1,10 @@
-"""What a replica keeps between two batches besides its weights: buffers, and attributes such as a hidden state."""
+"""What a replica keeps between two batches besides its weights: buffers, attributes such as a hidden state, and
+parameters that the forward pass moves, such as an averaged teacher's."""
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -16,10 +18,12 @@ Attributes: TypeAlias = "dict[str, dict[str, object]]"  # module -> attribute ->
 
 
 class ReplicaState:
-    """The buffers and attributes of `model`, now. `restore` gives the model these again."""
+    """The buffers and attributes of `model`, and its parameters named `moved`, now. `restore` gives the model these
+    again."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, moved: Collection[str] = ()) -> None:
         self.buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
+        self.parameters = {name: p.detach().clone() for name, p in model.named_parameters() if name in moved}
         self.attributes: Attributes = {name: _attributes(module) for name, module in model.named_modules()}
 
     def restore(self, model: nn.Module) -> None:
@@ -28,6 +32,9 @@ class ReplicaState:
         with torch.no_grad():
             for name, buffer in self.buffers.items():
                 buffers[name].data.copy_(buffer)
+            for name, parameter in model.named_parameters():
+                if name in self.parameters:
+                    parameter.data = self.parameters[name].clone()  # a graph may hold the tensor that it had
         for name, module in model.named_modules():
             for attribute in vars(module).keys() - OWN:
                 del vars(module)[attribute]
@@ -44,6 +51,19 @@ class ReplicaState:
                 if isinstance(value, Tensor) and not (key in before and _equal(value, before[key]))
             ]
         return moved
+
+
+def follow_first(states: Sequence[ReplicaState], plan: Sequence[Sequence[Sequence[int]]]) -> None:
+    """Gives a replica without rows the moved parameters of replica 0: its rank computes other ranks' rows, times zero,
+    which moves a teacher as theirs do. plan: [micro-batch][replica] -> rows."""
+    for replica, state in enumerate(states):
+        if replica and not all(of_replica[replica] for of_replica in plan):
+            state.parameters = {name: tensor.clone() for name, tensor in states[0].parameters.items()}
+
+
+def sums_of_frozen(model: nn.Module) -> dict[str, float]:
+    """A sum of each parameter that is not trained, which tells whether it has moved, at no cost in memory."""
+    return {name: float(p.detach().double().sum()) for name, p in model.named_parameters() if not p.requires_grad}
 
 
 def _attributes(module: nn.Module) -> dict[str, object]:

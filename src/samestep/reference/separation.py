@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from math import isclose
 from typing import Any
 
@@ -22,26 +23,28 @@ from samestep.reference.turns import turns_of
 ROWS = 6
 
 
-def separate(job: Job, device: str) -> Separation:
+def separate(job: Job, device: str, moved: Collection[str] = ()) -> Separation:
     """Evaluates the criterion on the first rows of the first step, without random numbers and batch statistics.
 
     Of several phases: returns the first whose losses are not the mean of their rows' losses, else the last.
+
+    moved: the parameters that the forward pass moves.
 
     Each loss is that of an untrained model which has seen nothing before. Only `again` is computed right after
     `whole`, by the model that has computed `whole`.
     """
     rows = step_rows(job, Layout(1), 0)[0][0][:ROWS]
     for phase in turns_of(job, job.model()):
-        found = _separate(phase.job, rows, device)
+        found = _separate(phase.job, rows, device, moved)
         mean = sum(w * loss for w, loss in zip(found.weights, found.alone)) / sum(found.weights)
         if not isclose(found.whole, mean, rel_tol=1e-6, abs_tol=1e-9):
             break
     return found
 
 
-def _separate(job: Job, rows: list[int], device: str) -> Separation:
+def _separate(job: Job, rows: list[int], device: str, moved: Collection[str]) -> Separation:
     with torch.no_grad():
-        losses = _Losses(job, device)
+        losses = _Losses(job, device, moved)
         whole, output = losses.of(rows)
         moved = losses.moved()
         again, _ = losses.of(rows, fresh=False)
@@ -66,10 +69,10 @@ def _separate(job: Job, rows: list[int], device: str) -> Separation:
 class _Losses:
     """The losses of an untrained model of `job`."""
 
-    def __init__(self, job: Job, device: str) -> None:
+    def __init__(self, job: Job, device: str, moved: Collection[str]) -> None:
         self.job, self.device = job, device
         self.model: nn.Module = job.model().to(device)
-        self.first = ReplicaState(self.model)
+        self.first = ReplicaState(self.model, moved)
         self.neutral = Neutral()
 
     def of(self, rows: list[int], *, fresh: bool = True) -> tuple[float, Any]:
@@ -103,6 +106,9 @@ def _output_gap(whole: Any, alone: list[Any]) -> float | None:
             if not (isinstance(among, Tensor) and isinstance(single, Tensor) and among.is_floating_point()):
                 continue
             if among.dim() == 0 or len(among) != count or among[number : number + 1].shape != single.shape:
+                continue
+            if single.isnan().any() and not among[number].isnan().any():  # as a deviation from one row is
+                gap = max(gap or 0.0, 1.0)
                 continue
             largest = float(single.abs().max()) if single.numel() else 0.0
             difference = float((among[number] - single[0]).abs().max()) if single.numel() else 0.0

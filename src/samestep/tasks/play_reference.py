@@ -28,6 +28,7 @@ from samestep.records.record import (
 from samestep.tasks.inspect.load import build
 from samestep.tasks.proof_job import SGD_LR, proof_job, steps_of
 from samestep.tasks.reference_progress import StepsPlayed, noise_runs
+from samestep.tasks.reference_repeats import check_repeats, moved_parameters
 from samestep.tasks.reference_tensors import (
     State,
     Written,
@@ -74,6 +75,7 @@ class ReferencePlayer:
         self.reverses = True  # whether the noise may include reversing the rows
         self.shakes_data = True
         self.neutral: reference.Neutral | None = None
+        self.moved: list[str] | None = None  # the parameters that the forward pass moves
         self.progress = StepsPlayed(plan, world.rank)
         self.facts: dict[str, ModelFacts] = {}  # dtype -> of the model in it
         self.has_buffers = any(True for _ in job.model().buffers())
@@ -129,7 +131,9 @@ class ReferencePlayer:
     def _separation(self, dtype: str) -> SeparationSeen:
         """Computes a few rows alone and together."""
         training = Prove("sgd", self.plan.steps, dtype, self.plan.replicas, SGD_LR, rows=self.plan.rows)
-        return SeparationSeen(**vars(reference.separate(proof_job(self.job, training), self.world.device)))
+        return SeparationSeen(
+            **vars(reference.separate(proof_job(self.job, training), self.world.device, self.moved or ()))
+        )
 
     def from_one(self, layouts: list[PlayedLayout]) -> list[PlayedLayout]:
         """Returns the layouts, those of several replicas with their parameters' distances from plain training's."""
@@ -154,6 +158,10 @@ class ReferencePlayer:
             self.progress.begin(name, planned)
             rate = self.sgd_lr or SGD_LR
             training = Prove(name, self.plan.steps, dtype, self.plan.replicas, rate, rows=self.plan.rows)
+            if self.moved is None:
+                self.moved = moved_parameters(
+                    proof_job(self.job, training), self.world.device, checked=not planned.neutral
+                )
             if name == "sgd" and self.sgd_lr is None:
                 training, base = self._at_stable_rate(training, planned)
                 self.sgd_lr = training.sgd_lr
@@ -161,8 +169,7 @@ class ReferencePlayer:
                 base = self._play(training, planned)
             small = proof_job(self.job, training)
             if name == "gradient":
-                _check_samples_repeat(small, self.world.device)
-                _check_repeats(base, self._play(training, planned), self.world.device)
+                check_repeats(base, self._play(training, planned), self.world.device)
             facts, start = self._facts(small, dtype)
             plain = replace(_record(base, small, facts), moved=moved_from(start, base.state))
             if planned.compared:
@@ -240,6 +247,7 @@ class ReferencePlayer:
             after_step=count,
             then=_layout(planned.then) if planned.then else None,
             then_from=_interruption(small, training, planned, steps),
+            moved=self.moved or (),
         )
 
     def _at_stable_rate(self, training: Prove, planned: LayoutPlan) -> tuple[Prove, reference.TrainingResult]:
@@ -314,29 +322,3 @@ def _part_seen(batch: reference.MicroBatch) -> PartSeen:
 
 def _evaluation_seen(result: reference.Evaluation) -> EvaluationSeen:
     return EvaluationSeen(result.rows, result.weight, result.sums, result.whole, unsteady=result.unsteady)
-
-
-def _check_samples_repeat(job: Job, device: str) -> None:
-    """Raises UserError when a sample has other values when it is read again."""
-    rows = list(range(min(2, len(job.train))))
-    first, second = (reference.digests(reference.fetch(job, rows, 0, device), len(rows)) for _ in range(2))
-    if first != second:
-        raise UserError(
-            "the dataset gives other values when the same sample is read again, so no two trainings of this job could "
-            "be compared; draw from Python's, numpy's or torch's global generator, which samestep keys by the sample, "
-            "or in Job.augment from the generator that it is given"
-        )
-
-
-def _check_repeats(result: reference.TrainingResult, again: reference.TrainingResult, device: str) -> None:
-    """Raises UserError when the same training gives other losses the second time; then nothing can be proven."""
-    for first, second in zip(result.micro_batches[0], again.micro_batches[0]):
-        close = first.loss == second.loss or (
-            device != "cpu" and abs(first.loss - second.loss) <= 1e-6 * abs(first.loss)
-        )
-        if not close:
-            raise UserError(
-                "the job does not repeat itself: the same rows, weights and random seed gave a loss of "
-                f"{first.loss!r} and then of {second.loss!r}; draw random numbers from torch alone (not from "
-                "numpy or random), and keep no counters outside of the model"
-            )

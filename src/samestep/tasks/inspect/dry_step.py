@@ -219,6 +219,8 @@ def _without_gradient(model: nn.Module) -> list[str]:
 def _check_optimizer(job: Job, model: nn.Module) -> None:
     """Raises UserError for an optimizer that cannot be built, and for a scheduler that needs a metric."""
     optimizer = _raising("optimizer", lambda: job.optimizer.build(model), None)
+    if inspect.unwrap(type(optimizer).step) is torch.optim.Optimizer.step:  # torch wraps that of each class
+        raise UserError(f"the job's optimizer {type(optimizer).__name__} has no step; define step(self, closure=None)")
     if job.scheduler is None:
         return
     make = job.scheduler.make

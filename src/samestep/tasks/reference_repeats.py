@@ -1,0 +1,48 @@
+"""Refuses a job that does not repeat itself: no two trainings of it could be compared."""
+
+from __future__ import annotations
+
+from math import isnan
+
+from samestep import reference
+from samestep.errors import UserError
+from samestep.job import Job
+
+
+def _check_samples_repeat(job: Job, device: str) -> None:
+    """Raises UserError when a sample has other values when it is read again."""
+    rows = list(range(min(2, len(job.train))))
+    first, second = (reference.digests(reference.fetch(job, rows, 0, device), len(rows)) for _ in range(2))
+    if first != second:
+        raise UserError(
+            "the dataset gives other values when the same sample is read again, so no two trainings of this job could "
+            "be compared; draw from Python's, numpy's or torch's global generator, which samestep keys by the sample, "
+            "or in Job.augment from the generator that it is given"
+        )
+
+
+def moved_parameters(job: Job, device: str, *, checked: bool) -> list[str]:
+    """The parameters that a forward pass moves. checked: raises UserError for what gives other values each time."""
+    if checked:
+        _check_samples_repeat(job, device)
+    found = reference.twice(job, device)
+    if checked:
+        for first, second in found.losses:
+            _check_same(first, second, device)
+    return found.moved
+
+
+def check_repeats(result: reference.TrainingResult, again: reference.TrainingResult, device: str) -> None:
+    """Raises UserError when the same training gives other losses the second time; then nothing can be proven."""
+    for first, second in zip(result.micro_batches[0], again.micro_batches[0]):
+        _check_same(first.loss, second.loss, device)
+
+
+def _check_same(first: float, second: float, device: str) -> None:
+    if first == second or isnan(first) or (device != "cpu" and abs(first - second) <= 1e-6 * abs(first)):
+        return
+    raise UserError(
+        "the job does not repeat itself: the same rows, weights and random seed gave a loss of "
+        f"{first!r} and then of {second!r}; draw random numbers from torch's default generator alone (not from "
+        "numpy, random or a torch.Generator of your own), and keep no counters outside of the model"
+    )
