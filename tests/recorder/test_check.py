@@ -110,6 +110,18 @@ def test_a_closure_that_the_ranks_call_unequally_often_is_named(search: str, tmp
 
 
 @pytest.mark.check
+def test_a_rank_that_never_steps_is_named(tmp_path: Path) -> None:
+    """The other ends its recorded steps first: no more than a closed connection was said."""
+    (tmp_path / "train.py").write_text(
+        text_of("ddp").replace("optimizer.step()", "dist.get_rank() or optimizer.step()")
+    )
+    done = samestep("check", "--launcher", "fork", "--steps", "2", "--out", "out", "train.py", cwd=tmp_path)
+    said = " ".join(done.stderr.split())
+    assert done.returncode == 1 and "rank 0 had taken its 2 optimizer steps, and rank 1 only 0" in said, said
+    assert "onnection" not in said
+
+
+@pytest.mark.check
 def test_a_line_search_by_the_mean_of_all_ranks_is_right(tmp_path: Path) -> None:
     text = by_closure('LBFGS(model.parameters(), line_search_fn="strong_wolfe")', OF_ALL_RANKS)
     results = checked(text, tmp_path, "--steps", "3")

@@ -49,17 +49,20 @@ class Own(torch.autograd.Function):
 
 TARGETS = torch.tensor([0, 1, -100])
 LOSSES: list[tuple[Callable[[Tensor], Tensor], list[LossSeen]]] = [
-    (lambda v: v.mean(), [LossSeen(1.0, "mean", 6)]),
-    (lambda v: v.sum(), [LossSeen(1.0, "sum", 6)]),
-    (lambda v: -v.mean(), [LossSeen(-1.0, "mean", 6)]),
-    (lambda v: v.mean() / 4, [LossSeen(0.25, "mean", 6)]),
-    (lambda v: 3 * v.sum() / torch.tensor(6.0), [LossSeen(0.5, "sum", 6)]),
-    (lambda v: v.mean() - 0.5 * v[:2].sum(), [LossSeen(1.0, "mean", 6), LossSeen(-0.5, "sum", 2)]),
-    (lambda v: torch.add(v.mean(), v[:3].mean(), alpha=2.0), [LossSeen(1.0, "mean", 6), LossSeen(2.0, "mean", 3)]),
-    (lambda v: (v.mean() + 1.0).clone(), [LossSeen(1.0, "mean", 6)]),
-    (lambda v: F.cross_entropy(v.view(3, 2), TARGETS), [LossSeen(1.0, "mean", 2)]),
-    (lambda v: F.cross_entropy(v.view(3, 2), TARGETS, reduction="sum"), [LossSeen(1.0, "sum", 2)]),
-    (lambda v: F.mse_loss(v, torch.zeros(6)), [LossSeen(1.0, "mean", 6)]),
+    (lambda v: v.mean(), [LossSeen(1.0, "mean", 6, "Mean")]),
+    (lambda v: v.sum(), [LossSeen(1.0, "sum", 6, "Sum")]),
+    (lambda v: -v.mean(), [LossSeen(-1.0, "mean", 6, "Mean")]),
+    (lambda v: v.mean() / 4, [LossSeen(0.25, "mean", 6, "Mean")]),
+    (lambda v: 3 * v.sum() / torch.tensor(6.0), [LossSeen(0.5, "sum", 6, "Sum")]),
+    (lambda v: v.mean() - 0.5 * v[:2].sum(), [LossSeen(1.0, "mean", 6, "Mean"), LossSeen(-0.5, "sum", 2, "Sum")]),
+    (
+        lambda v: torch.add(v.mean(), v[:3].mean(), alpha=2.0),
+        [LossSeen(1.0, "mean", 6, "Mean"), LossSeen(2.0, "mean", 3, "Mean")],
+    ),
+    (lambda v: (v.mean() + 1.0).clone(), [LossSeen(1.0, "mean", 6, "Mean")]),
+    (lambda v: F.cross_entropy(v.view(3, 2), TARGETS), [LossSeen(1.0, "mean", 2, "NllLoss")]),
+    (lambda v: F.cross_entropy(v.view(3, 2), TARGETS, reduction="sum"), [LossSeen(1.0, "sum", 2, "NllLoss")]),
+    (lambda v: F.mse_loss(v, torch.zeros(6)), [LossSeen(1.0, "mean", 6, "MseLoss")]),
 ]
 
 
@@ -118,6 +121,16 @@ def test_micro_batches_that_are_cleared_are_counted_and_what_has_begun_stays() -
     assert [each.rows for each in window.micro] == [["c"]] and window.current().rows == ["c"]
 
 
+def test_what_is_removed_is_not_lost_where_the_same_rows_are_trained_in_the_step() -> None:
+    window = Window([Micro(["a", "b"])], done=1)  # sharpness-aware minimization: a first gradient moves the weights
+    window.clear()
+    assert window.cleared == 1
+    window.current().rows = ["a", "b"]
+    assert window.cleared == 0
+    window.removed += [Micro(["b", "c"]), Micro()]
+    assert window.cleared == 2
+
+
 # Patches
 
 
@@ -159,6 +172,17 @@ def test_only_the_outermost_forward_is_seen_and_none_of_a_backward(monkeypatch: 
         outer(torch.ones(2, 4))
     outer(torch.ones(2, 3))
     assert seen == ["Sequential", "Linear", "Sequential", "Sequential"]  # also after an error
+
+
+def test_a_forward_inside_a_transform_of_torch_func_is_passed_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its tensors have no storage: to read their rows is an error."""
+    monkeypatch.setattr(nn.Module, "__call__", nn.Module.__call__)
+    patch_forwards(lambda call, module, args, kwargs: rows_of(args))
+    layer, rows = nn.Linear(3, 3), torch.ones(2, 3)
+    found = torch.func.grad(lambda weight: torch.func.functional_call(layer, {"weight": weight}, rows).sum())
+    assert found(layer.weight.detach()).shape == (3, 3)
+    assert torch.func.vmap(layer)(rows).shape == (2, 3)
+    assert len(layer(rows)) == 2
 
 
 # Rows

@@ -264,7 +264,7 @@ class Recorder:
             self.window.begin_again()
             self.timed(self._closures.count)(len(self.steps), self.window.calls)
             loss = closure(*a, **k)
-            self.window.cleared = 0
+            self.window.removed = []
             self._take()
             return loss
 

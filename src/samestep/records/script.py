@@ -56,12 +56,13 @@ class LossSeen:
     """One term of a loss that was given to backward(). weight: the factor with which it enters.
 
     reduction: 'mean', 'sum' or 'unknown' (then the weight is not known either). count: how many values or targets the
-    term reduces.
+    term reduces. kind: the node of the graph that reduces them.
     """
 
     weight: float
     reduction: str
     count: int = 0
+    kind: str = ""
 
 
 @dataclass(frozen=True)

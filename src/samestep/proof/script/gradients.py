@@ -6,7 +6,15 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from samestep.proof.script.losses import Scaling, accumulated_targets, loss_weights, targets, total_weight
+from samestep.proof.script.losses import (
+    Scaling,
+    accumulated_targets,
+    alike,
+    loss_weights,
+    several_losses,
+    targets,
+    total_weight,
+)
 from samestep.proof.script.step_gradients import CLOSE, Array, StepGradients, norm, of_ranks, whole
 from samestep.proof.script.updates import SHARDED, Ranks, common_steps, differs, many
 from samestep.records.record import Record
@@ -14,6 +22,11 @@ from samestep.records.script import BUCKETS, TAKEN, UNCLIPPED, ClipSeen, Finding
 
 PASSED = "the same on all ranks: the mean of what they computed"
 LOST = "the gradients of {} of {} micro-batches were removed before the step (zero_grad inside the accumulation)"
+ALL_LOST = "the gradients are removed before the step: zero_grad stands between backward and the optimizer's step"
+UNEQUAL = (
+    "the ranks accumulate different numbers of micro-batches in this step ({}), and their losses are not divided so "
+    "that they weigh one together"
+)
 LEFT_OUT = (
     "{} of {} left out of the reduction: each rank keeps its own gradient of it (used outside of the wrapped forward, "
     "or added after the model was wrapped)"
@@ -65,7 +78,7 @@ def gradient(ranks: Ranks, record: Record) -> list[Finding]:
     several = len({step.optimizer for step in ranks[0].steps}) > 1
     first = ranks[0].steps[0]
     if not several and all(step.cleared for step in ranks[0].steps):  # a step that is skipped clears now and then
-        cause = LOST.format(first.cleared, first.cleared + len(first.micro))
+        cause = LOST.format(first.cleared, first.cleared + len(first.micro)) if first.micro else ALL_LOST
         where = {"expected": f"{first.cleared + len(first.micro)} micro-batches", "found": len(first.micro)}
         return [differs("gradient", "gradient", cause, step=0, rank=0, **where)]
     worst, scales, taken = 0.0, list[Finding](), dict[str, Array]()
@@ -177,6 +190,11 @@ def _scale(of: StepGradients, ranks: Ranks, step: int) -> Finding:
         )
     own = sum(weight.largest for each in weights for weight in each if weight) / of.size / scale
     composite = any(len(micro.losses) > 1 for each in micros for micro in each)
+    counts = [len(each) for each in micros]
+    if scaling.is_mean and len({*counts}) > 1 and alike(weights) and not (sums or composite):
+        cause = UNEQUAL.format(", ".join(map(str, counts)))
+        return differs(question, "total weight of the losses", cause, step=step, expected=1.0, found=round(total, 9))
+    composite |= any(several_losses(each, [of.loader for of in rank.passes]) for each, rank in zip(micros, ranks))
     cause = scaling.cause(own)
     if cause and not (sums or composite):
         return differs(question, "total weight of the losses", cause, step=step, expected=1.0, found=round(total, 9))

@@ -38,8 +38,13 @@ MEAN_OF_MEANS = (
     "the mean over ranks of each rank's mean is not the mean over all rows or targets: a loss is divided by the rank's "
     "own number of them, or of their weights, and these differ"
 )
-
+OTHER_LOSS = (
+    "the ranks' gradient is not that of one process on the same rows, though each rank has as many rows and targets: a "
+    "term of the loss depends on the rank, on the number of ranks, or on what else is in the batch (negatives of a "
+    "contrastive loss, class weights, statistics)"
+)
 THE_STEP = "the step itself (clipping, optimizer, weight decay, averaging of weights) depends on the number of ranks"
+THEN_APART = f"the gradients of the steps before are those of one process, and each rank has as many rows: {THE_STEP}"
 STEPS_APART = f"the first gradients are those of one process, and come apart from step to step: {THE_STEP}"
 
 
@@ -183,9 +188,17 @@ def _cause(ranks: Ranks, step: int, found: Sequence[Array], wanted: Sequence[Arr
                 "by the number of ranks or of local rows, or summed over a rank's rows"
             )
         return f"the ranks' gradient is {factor:.6g} times that of one process on the same rows: the loss is scaled"
+    if _even(ranks, step):
+        return THEN_APART if step else OTHER_LOSS
     rows = [sum(len(micro.rows) for micro in rank.steps[step].micro) for rank in ranks]
     uneven = f" (rows of the ranks at this step: {', '.join(map(str, rows))})" if len(set(rows)) > 1 else ""
     return MEAN_OF_MEANS + uneven
+
+
+def _even(ranks: Ranks, step: int) -> bool:
+    """Whether the losses of all ranks are known to be of as many rows and targets in each micro-batch of a step."""
+    counts = [[(len(m.rows), *(term.count for term in m.losses)) for m in rank.steps[step].micro] for rank in ranks]
+    return all(of == counts[0] for of in counts) and all(len(of) > 1 and all(of) for of in counts[0])
 
 
 def _rates(found: Replayed, ranks: Ranks, one: ScriptRecord) -> Finding:
