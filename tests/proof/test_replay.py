@@ -137,6 +137,12 @@ def test_another_gradient_is_no_mean_of_means_where_the_ranks_have_as_many_targe
     assert cause in found.sentence
 
 
+def test_an_accumulation_that_is_not_divided_is_named_where_one_process_accumulates_more(tmp_path: Path) -> None:
+    """Of several optimizers the weights of the losses are not judged."""
+    in_turn = Replayed("", micro=2, distances={"a.bias": Distance(1.0, 0.0)}, feed="in turn")
+    assert "are not divided by their number" in Case(tmp_path, 2.0, found=in_turn).judge()[GRADIENT].sentence
+
+
 @pytest.mark.parametrize(("calls", "answer"), [(1, "differs"), (3, "right")])
 def test_the_gradient_of_a_closures_last_call_is_one_inside_of_the_step(
     calls: int, answer: str, tmp_path: Path

@@ -18,7 +18,7 @@ from samestep.proof.script.updates import step_counts, updates
 from samestep.records.arrays import write_arrays
 from samestep.records.files import read
 from samestep.records.record import Record
-from samestep.records.script import ClosuresSeen, LossSeen, MicroSeen, PassSeen, ScriptPlan, ScriptRecord
+from samestep.records.script import COMPRESSED, ClosuresSeen, LossSeen, MicroSeen, PassSeen, ScriptPlan, ScriptRecord
 
 
 def recorded(folder: Path) -> list[ScriptRecord]:
@@ -233,3 +233,28 @@ def test_gradients_that_are_removed_just_before_the_step_are_named(tmp_path: Pat
 def test_ranks_that_step_less_often_are_named(steps: list[int], ended: set[int], said: str) -> None:
     found = left_behind(steps, ended)
     assert said in found and bool(said) == bool(found)
+
+
+@pytest.mark.parametrize(("kind", "answer"), [("no known mistake", "unknown"), ("never reduced", "differs")])
+def test_gradients_that_a_hook_compresses_are_not_judged(kind: str, answer: str, tmp_path: Path) -> None:
+    judged(tmp_path, kind)
+    ranks = [
+        replace(of, steps=[replace(s, dtypes=["float32", COMPRESSED]) for s in of.steps]) for of in recorded(tmp_path)
+    ]
+    found = gradient(ranks, Record(tmp_path))[0]
+    assert found.answer == answer and ("communication hook" in found.sentence) is (answer == "unknown")
+
+
+def test_gradients_of_one_of_two_optimizers_that_are_never_cleared_are_named(tmp_path: Path) -> None:
+    """Both step after one backward(): the second one's step has no micro-batch."""
+    judged(tmp_path, "not cleared")
+    ranks = recorded(tmp_path)
+    for rank in range(SIZE):
+        for step in reversed(range(STEPS)):
+            write_arrays(tmp_path / f"rank{rank}.step{2 * step}.npz", Record(tmp_path).arrays(f"step{step}", rank))
+        for step in range(STEPS):
+            write_arrays(tmp_path / f"rank{rank}.step{2 * step + 1}.npz", {"taken other": np.ones(3)})
+    both = [[(step, replace(step, optimizer=1, micro=[])) for step in of.steps] for of in ranks]
+    ranks = [replace(of, steps=[step for pair in pairs for step in pair]) for of, pairs in zip(ranks, both)]
+    found = gradient(ranks, Record(tmp_path))[0]
+    assert found.divergence and found.divergence.step == 2 and "zero_grad is missing" in found.sentence, found

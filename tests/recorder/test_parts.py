@@ -7,18 +7,22 @@ import sys
 from collections import namedtuple
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import powerSGD_hook
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset, dataloader
 from torch.utils.data.distributed import DistributedSampler
 
 from samestep.recorder.forwards import Different, copied, is_joined, joined, joined_outputs, randomness, scalars, split
+from samestep.recorder.hooks import precisions
 from samestep.recorder.keeper import Keeper
 from samestep.recorder.loaders import Loaders, rows_of
 from samestep.recorder.losses import terms
@@ -28,7 +32,7 @@ from samestep.recorder.recorder import Recorder
 from samestep.recorder.sums import compress
 from samestep.recorder.window import Micro, Window
 from samestep.records.replay import KEPT, Replayed, ReplayPlan
-from samestep.records.script import BUCKETS, MICRO_BATCHES, LossSeen, ScriptPlan
+from samestep.records.script import BUCKETS, COMPRESSED, MICRO_BATCHES, LossSeen, ScriptPlan
 from samestep.world import World
 
 Batch = namedtuple("Batch", "x y")
@@ -183,6 +187,20 @@ def test_a_forward_inside_a_transform_of_torch_func_is_passed_by(monkeypatch: py
     assert found(layer.weight.detach()).shape == (3, 3)
     assert torch.func.vmap(layer)(rows).shape == (2, 3)
     assert len(layer(rows)) == 2
+
+
+def test_communication_hooks_tell_what_they_round_to() -> None:
+    def other() -> None: ...
+
+    def module(*hooks: Any) -> Any:
+        return SimpleNamespace(_comm_hooks=[(hook, None) for hook in hooks])
+
+    halved = default_hooks.fp16_compress_hook
+    wrapped = default_hooks.bf16_compress_wrapper(default_hooks.allreduce_hook)
+    assert precisions([module(halved), nn.Linear(1, 1)], []) == {"float16"}
+    assert precisions([module(wrapped)], []) == {"bfloat16"}
+    assert precisions([module(powerSGD_hook)], []) == {COMPRESSED}
+    assert precisions([module(default_hooks.allreduce_hook, other)], [torch.ones(1)]) == {"float32"}
 
 
 # Rows

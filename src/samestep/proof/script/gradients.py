@@ -70,6 +70,10 @@ NOT_FINITE = (
 )
 OTHER = "no known mistake explains it: {} of {} parameters have neither the mean nor the rank's own gradient"
 
+HOOKED = (
+    "a communication hook (PowerSGD, quantization) compresses the gradients at step {}: they are no mean of the ranks'"
+)
+
 
 def gradient(ranks: Ranks, record: Record) -> list[Finding]:
     """Answers 'gradient' (its reduction) and 'loss weight' (its scale), at each step until one differs."""
@@ -81,18 +85,20 @@ def gradient(ranks: Ranks, record: Record) -> list[Finding]:
         cause = LOST.format(first.cleared, first.cleared + len(first.micro)) if first.micro else ALL_LOST
         where = {"expected": f"{first.cleared + len(first.micro)} micro-batches", "found": len(first.micro)}
         return [differs("gradient", "gradient", cause, step=0, rank=0, **where)]
-    worst, scales, taken = 0.0, list[Finding](), dict[str, Array]()
+    worst, scales, taken = 0.0, list[Finding](), dict[int, dict[str, Array]]()
     for step in common_steps(ranks):
-        of, before = StepGradients.read(record, ranks, step), taken
-        taken = of.taken[0]
+        of, number = StepGradients.read(record, ranks, step), ranks[0].steps[step].optimizer
+        before, taken[number] = taken.get(number, {}), of.taken[0]
         if not of.names:
             continue
         if broken := of.not_finite():
             return [Finding("gradient", "unknown", NOT_FINITE.format(broken[1], broken[0], step)), *scales[:1]]
         finding = _reduction(of, ranks, step, before)
-        if finding and several and not of.are_own():
+        if finding and several and not of.are_own() and finding.sentence != NOT_CLEARED:
             why = f"several optimizers share the gradients of a backward(): {finding.sentence}"
             finding = Finding("gradient", "unknown", why)
+        if finding and finding.sentence.startswith(OTHER.partition(":")[0]) and of.is_compressed:
+            finding = Finding("gradient", "unknown", HOOKED.format(step))
         if finding:
             return [finding, *scales[:1]]
         worst = max(worst, of.worst)
@@ -113,7 +119,7 @@ def _several() -> Finding:
 def _reduction(of: StepGradients, ranks: Ranks, step: int, before: Mapping[str, Array]) -> Finding | None:
     """Returns what is wrong with the reduction of a step's gradients; None where they are the scaled sum.
 
-    before: what rank 0's optimizer took in the step before.
+    before: what the same optimizer of rank 0 took in its step before.
     """
     bad = of.bad()
     if not bad:
