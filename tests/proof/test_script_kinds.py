@@ -258,3 +258,26 @@ def test_gradients_of_one_of_two_optimizers_that_are_never_cleared_are_named(tmp
     ranks = [replace(of, steps=[step for pair in pairs for step in pair]) for of, pairs in zip(ranks, both)]
     found = gradient(ranks, Record(tmp_path))[0]
     assert found.divergence and found.divergence.step == 2 and "zero_grad is missing" in found.sentence, found
+
+
+@pytest.mark.parametrize(
+    ("labels", "datasets", "answer"),
+    [
+        ("0123", ("", ""), "differs"),  # augmented pictures of the same rows
+        ("0132", ("", ""), "right"),  # other rows, of which some have the same label
+        ("0123", ("a", "b"), "right"),
+        ("0123", ("a", "a"), "differs"),
+    ],
+)
+def test_a_rank_has_a_dataset_of_its_own_where_the_same_index_is_another_row(
+    labels: str, datasets: tuple[str, str], answer: str, tmp_path: Path
+) -> None:
+    """Each rank reads all of its 12 rows; the first four of each rank are seen."""
+    judged(tmp_path, "mean")
+    known = [[[f"{rank} {i}", label] for i, label in enumerate(of)] for rank, of in enumerate(("0123", labels))]
+    ranks = [
+        replace(of, passes=[PassSeen(0, 12, 1, [[i] for i in range(4)], [*range(4, 12)], seen, 4, dataset=name)])
+        for of, seen, name in zip(recorded(tmp_path), known, datasets)
+    ]
+    found = rows(ranks)
+    assert found.answer == answer, found

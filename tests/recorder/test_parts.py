@@ -18,13 +18,11 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import powerSGD_hook
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
-from torch.utils.data import DataLoader, TensorDataset, dataloader
-from torch.utils.data.distributed import DistributedSampler
 
 from samestep.recorder.forwards import Different, copied, is_joined, joined, joined_outputs, randomness, scalars, split
 from samestep.recorder.hooks import precisions
 from samestep.recorder.keeper import Keeper
-from samestep.recorder.loaders import Loaders, rows_of
+from samestep.recorder.loaders import rows_of
 from samestep.recorder.losses import terms
 from samestep.recorder.patches import patch_clipping, patch_forwards
 from samestep.recorder.player import Player
@@ -32,7 +30,7 @@ from samestep.recorder.recorder import Recorder
 from samestep.recorder.sums import compress
 from samestep.recorder.window import Micro, Window
 from samestep.records.replay import KEPT, Replayed, ReplayPlan
-from samestep.records.script import BUCKETS, COMPRESSED, MICRO_BATCHES, LossSeen, ScriptPlan
+from samestep.records.script import BUCKETS, COMPRESSED, MICRO_BATCHES, ClipSeen, LossSeen, ScriptPlan
 from samestep.world import World
 
 Batch = namedtuple("Batch", "x y")
@@ -125,6 +123,13 @@ def test_micro_batches_that_are_cleared_are_counted_and_what_has_begun_stays() -
     assert [each.rows for each in window.micro] == [["c"]] and window.current().rows == ["c"]
 
 
+def test_without_a_backward_a_clip_is_not_before_one() -> None:
+    window = Window([Micro(["a"])], clips=[ClipSeen(0, 4, 4, 1.0)])  # the gradients are of torch.autograd.grad
+    assert [clip.after for clip in window.clips_seen()] == [1]
+    window.done = 1
+    assert [clip.after for clip in window.clips_seen()] == [0]
+
+
 def test_what_is_removed_is_not_lost_where_the_same_rows_are_trained_in_the_step() -> None:
     window = Window([Micro(["a", "b"])], done=1)  # sharpness-aware minimization: a first gradient moves the weights
     window.clear()
@@ -201,65 +206,6 @@ def test_communication_hooks_tell_what_they_round_to() -> None:
     assert precisions([module(wrapped)], []) == {"bfloat16"}
     assert precisions([module(powerSGD_hook)], []) == {COMPRESSED}
     assert precisions([module(default_hooks.allreduce_hook, other)], [torch.ones(1)]) == {"float32"}
-
-
-# Rows
-
-
-@pytest.fixture
-def loaders(monkeypatch: pytest.MonkeyPatch) -> Loaders:
-    base = dataloader._BaseDataLoaderIter
-    for name in ("__init__", "_reset", "_next_index", "__next__"):
-        monkeypatch.setattr(base, name, getattr(base, name))
-    monkeypatch.setattr(DistributedSampler, "set_epoch", DistributedSampler.set_epoch)
-    attached = Loaders(lambda function: function, lambda loader: None)
-    attached.attach()
-    return attached
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_what_a_loader_has_read_and_what_it_would_read(loaders: Loaders, workers: int) -> None:
-    """Also where workers have asked for later batches already."""
-    data = TensorDataset(torch.arange(20).view(10, 2), torch.arange(10))
-    several: dict[str, Any] = {"num_workers": workers, "prefetch_factor": 2} if workers else {}
-    sampler = DistributedSampler(data, num_replicas=1, rank=0, shuffle=False)
-    loader = DataLoader(data, batch_size=2, sampler=sampler, **several)
-    sampler.set_epoch(1)
-    passing = iter(loader)
-    next(passing), next(passing)
-    assert loaders.trained() == 0
-    first = loaders.passes[0].seen()
-    assert first.batches == [[0, 1], [2, 3]] and first.rest == [4, 5, 6, 7, 8, 9]
-    assert (first.length, first.batch_size, first.trained, first.sampler) == (10, 2, 1, "DistributedSampler")
-    assert len(first.digests) == 4 and all(len(each) == 2 for each in first.digests)
-    assert len({tuple(each) for each in first.digests}) == 4
-    del passing
-    for _ in loader:
-        pass
-    second = loaders.passes[1].seen()
-    assert (second.loader, second.rest, len(second.batches)) == (0, [], 5)
-    assert second.digests[:4] == first.digests and loaders.epochs_set == 1
-
-
-def test_a_loader_without_indices(loaders: Loaders) -> None:
-    class Endless(torch.utils.data.IterableDataset[Tensor]):
-        def __iter__(self) -> Any:
-            while True:
-                yield torch.zeros(2)
-
-    next(iter(DataLoader(Endless(), batch_size=3)))
-    seen = loaders.passes[0].seen()
-    assert (seen.batches, seen.rest, seen.length) == ([None], None, None)
-
-
-def test_the_rows_of_a_models_inputs() -> None:
-    x, y = torch.randn(3, 2), torch.randn(3)
-    rows = rows_of(((x,), {"y": y, "scale": torch.tensor(2.0), "other": torch.ones(5)}))
-    assert len({*rows}) == 3 and rows == rows_of(((x.clone(), y.clone()), {}))
-    changed = y.clone()
-    changed[1] += 1
-    assert [a == b for a, b in zip(rows, rows_of(((x, changed), {})))] == [True, False, True]
-    assert rows_of((("text",), {})) == []
 
 
 # Batches

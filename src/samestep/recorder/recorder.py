@@ -328,7 +328,7 @@ class Recorder:
                 [each.seen() for each in window.micro],
                 [float(group["lr"]) for group in optimizer.param_groups],
                 [int(each.last_epoch) for each in of],
-                window.clips,
+                window.clips_seen(),
                 window.cleared,
                 window.scale,
                 self._whole(after),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +74,10 @@ class Window:
         """Removes the micro-batches so far: their gradients will be in no step."""
         self.removed += self.micro[: self.done]
         self.micro, self.local, self.done = self.micro[self.done :], {}, 0
+
+    def clips_seen(self) -> list[ClipSeen]:
+        """Returns the clips. Where no backward() was seen, as by autograd.grad, none is known to be before it."""
+        return self.clips if self.done else [replace(clip, after=len(self.micro)) for clip in self.clips]
 
     @property
     def cleared(self) -> int:

@@ -139,6 +139,7 @@ class PassSeen:
     loader: the loader's number. length: of its dataset; None where it has none. batches: the indices of each batch that
     was read, None for a dataset without indices. rest: the indices that this pass would have read after these; None
     where it is not known. digests: of each row read, one of each of its tensors. trained: micro-batches that used it.
+    dataset: a digest of what the dataset holds for its first, middle and last row; '' where that is not known.
     """
 
     loader: int
@@ -149,6 +150,7 @@ class PassSeen:
     digests: list[list[str]]
     trained: int
     sampler: str = ""
+    dataset: str = ""
 
 
 @dataclass(frozen=True)

@@ -40,9 +40,9 @@ MEAN_OF_MEANS = (
     "own number of them, or of their weights, and these differ"
 )
 OTHER_LOSS = (
-    "the ranks' gradient is not that of one process on the same rows, though each rank has as many rows and targets: a "
-    "term of the loss depends on the rank, on the number of ranks, or on what else is in the batch (negatives of a "
-    "contrastive loss, class weights, statistics)"
+    "the ranks' gradient is not that of one process on the same rows, though each rank has as many rows and targets: "
+    "the loss or the model depends on the rank, on the number of ranks, or on what else is in the batch (negatives of "
+    "a contrastive loss, class weights, statistics)"
 )
 NOT_DIVIDED = (
     "the ranks' gradient is 1/{0} times that of one process, which accumulates {0} times as many micro-batches: the "

@@ -92,11 +92,9 @@ class StepGradients:
         return self._bad
 
     def is_own(self, rank: int, name: str, divided_by: int = 1) -> bool:
-        """Whether a gradient is what the rank computed by itself, on all its micro-batches; or that divided by their
-        number, as where a script divides the accumulated gradients by hand."""
+        """Whether a gradient is what the rank computed by itself, on all its micro-batches."""
         own = sum(self.local[rank][name]) / divided_by
-        found = self.reduced[rank][name]
-        return self.size > 1 and any(self._is_near(found * divided, own, name) for divided in {1, self.micro})
+        return self.size > 1 and self._is_near(self.reduced[rank][name], own, name)
 
     def are_own(self) -> bool:
         """Whether each gradient that is not the mean is what the rank computed by itself, since the step before."""
@@ -139,8 +137,10 @@ class StepGradients:
         return sum(norm(part) for each in self.local for part in each[name])
 
     def _is_near(self, found: Array, wanted: Any, name: str) -> bool:
+        """Whether a gradient is the wanted one; or that divided by the micro-batches, as by hand, or by a scaler."""
         near = self.close * max(norm(np.asarray(wanted)), self._size_of(name) / self.size)
-        return any(norm(found * scale - wanted) <= near for scale in {1.0, self.scale})
+        by = {scale * divided for scale in (1.0, self.scale) for divided in (1, self.micro)}
+        return any(norm(found * each - wanted) <= near for each in by)
 
     def _fit(self) -> None:
         """Finds the factor of most gradients, and those that do not have it."""
