@@ -14,13 +14,14 @@ from samestep.records.arrays import write_arrays
 from samestep.records.files import read
 from samestep.records.record import Record
 from samestep.records.replay import Distance, Replayed
-from samestep.records.script import ClipSeen, Finding, ScriptRecord
+from samestep.records.script import ClipSeen, Finding, ScriptRecord, StepSeen
 
 
 @dataclass
 class Case:
     """A recording and its replay. factor: of the replay's gradients, from step `since` on. clipped: the norms, on the
-    ranks and in the replay, by which they are multiplied after that. rate: the last optimizer's in the replay."""
+    ranks and in the replay, by which they are multiplied after that. rate: the last optimizer's in the replay. turned:
+    whether the replay's gradients have their elements in another order, from step `since` on. targets: of rank 1."""
 
     folder: Path
     factor: float = 1.0
@@ -32,6 +33,8 @@ class Case:
     schedules: tuple[int, ...] = ()
     libraries: tuple[str, ...] = ()
     clipped: tuple[float, float] | None = None
+    turned: bool = False
+    targets: int = 3
     found: Replayed = field(default_factory=lambda: Replayed("", micro=1, distances={"a.bias": Distance(1.0, 0.0)}))
 
     def judge(self) -> dict[str, Finding]:
@@ -50,6 +53,7 @@ class Case:
             for number, each in enumerate(steps)
         ]
         ranks = [replace(rank, steps=steps, libraries=list(self.libraries)) for rank in ranks]
+        ranks[1] = replace(ranks[1], steps=[self._with_targets(step) for step in ranks[1].steps])
         last = self.optimizers - 1
         mine = [replace(step, rates=[self.rate]) if step.optimizer == last else step for step in steps]
         one = replace(ranks[0], steps=mine)
@@ -60,13 +64,18 @@ class Case:
             for each in replayed(self.found, ranks, one, Record(self.folder / "ranks"), Record(self.folder / "replay"))
         }
 
+    def _with_targets(self, step: StepSeen) -> StepSeen:
+        losses = [[replace(term, count=self.targets) for term in micro.losses] for micro in step.micro]
+        return replace(step, micro=[replace(micro, losses=of) for micro, of in zip(step.micro, losses)])
+
     def _write(self, step: int) -> None:
         """Writes the replay's arrays, made of the ranks'; those of ranks that clip get what was taken after it."""
         ranks = Record(self.folder / "ranks")
         factor = self.factor if step >= self.since else 1.0
         taken = {name: ranks.arrays(f"step{step}")[f"taken {name}"] for name in NAMES}
         here, there = self.clipped or (1.0, 1.0)
-        arrays = {f"taken {name}": array * factor * there for name, array in taken.items()}
+        order = -1 if self.turned and step >= self.since else 1
+        arrays = {f"taken {name}": array[::order] * factor * there for name, array in taken.items()}
         if self.clipped:
             arrays |= {f"unclipped {name}": array * factor for name, array in taken.items()}
             for rank in range(SIZE):
@@ -109,6 +118,29 @@ def test_a_gradient_of_another_scale_is_named(
     assert found.answer == ("differs" if cause else "right"), found
     assert cause in found.sentence
     assert not cause or (found.divergence and found.divergence.step == since)
+
+
+@pytest.mark.parametrize(
+    ("since", "targets", "cause"),
+    [
+        (0, 3, "though each rank has as many rows and targets"),
+        (2, 3, "the step itself"),  # as momentum that depends on the ranks
+        (0, 5, "the rank's own number of them"),
+        (2, 5, "the rank's own number of them"),
+    ],
+)
+def test_another_gradient_is_no_mean_of_means_where_the_ranks_have_as_many_targets(
+    since: int, targets: int, cause: str, tmp_path: Path
+) -> None:
+    found = Case(tmp_path, turned=True, since=since, targets=targets).judge()[GRADIENT]
+    assert found.divergence and found.divergence.step == since
+    assert cause in found.sentence
+
+
+def test_an_accumulation_that_is_not_divided_is_named_where_one_process_accumulates_more(tmp_path: Path) -> None:
+    """Of several optimizers the weights of the losses are not judged."""
+    in_turn = Replayed("", micro=2, distances={"a.bias": Distance(1.0, 0.0)}, feed="in turn")
+    assert "are not divided by their number" in Case(tmp_path, 2.0, found=in_turn).judge()[GRADIENT].sentence
 
 
 @pytest.mark.parametrize(("calls", "answer"), [(1, "differs"), (3, "right")])

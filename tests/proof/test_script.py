@@ -44,6 +44,10 @@ def taken(kind: str, local: list[list[Gradient]], rank: int) -> Gradient:
             return {name: value / SIZE for name, value in mean.items()}
         case "never reduced":
             return own[rank]
+        case "never reduced, divided by hand":
+            return {name: value / len(local[rank]) for name, value in own[rank].items()}
+        case "too early, divided by hand":
+            return {name: (first[name] / SIZE + total(local[rank][1:])[name]) / len(local[rank]) for name in NAMES}
         case "divided alone":
             return {name: value / SIZE for name, value in own[rank].items()}
         case "left out":
@@ -106,6 +110,8 @@ def test_a_mean_is_right(micro: int, tmp_path: Path) -> None:
         ("averaged twice", 1, None, "averaged twice"),
         ("never reduced", 1, None, "never reduced"),
         ("never reduced", 3, None, "never reduced"),
+        ("never reduced, divided by hand", 3, 1.0, "never reduced: each rank"),
+        ("too early, divided by hand", 3, 1.0, "before the last micro-batch"),
         ("divided alone", 1, None, "divided by the 2 ranks, and never reduced"),
         ("left out", 1, None, "1 parameter of 4 left out"),
         ("too early", 3, None, "before the last micro-batch"),

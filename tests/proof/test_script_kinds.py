@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 
 from proof.test_script import NAMES, SIZE, STEPS, judged
-from samestep.proof.script.closures import cause_of, unequal_calls
+from samestep.proof.script.closures import cause_of, left_behind, unequal_calls
 from samestep.proof.script.gradients import gradient
-from samestep.proof.script.losses import accumulated_targets
+from samestep.proof.script.losses import accumulated_targets, several_losses
 from samestep.proof.script.replay import drifts
 from samestep.proof.script.rows import rows
 from samestep.proof.script.updates import step_counts, updates
 from samestep.records.arrays import write_arrays
 from samestep.records.files import read
 from samestep.records.record import Record
-from samestep.records.script import ClosuresSeen, LossSeen, MicroSeen, PassSeen, ScriptPlan, ScriptRecord
+from samestep.records.script import COMPRESSED, ClosuresSeen, LossSeen, MicroSeen, PassSeen, ScriptPlan, ScriptRecord
 
 
 def recorded(folder: Path) -> list[ScriptRecord]:
@@ -148,3 +148,136 @@ def test_a_closure_that_is_called_more_often_on_one_rank_is_named(tmp_path: Path
     assert found.answer == "differs" and found.divergence and found.divergence.step == 2
     assert "at step 2 (5 on rank 0, 6 on rank 1)" in found.sentence and "all_reduce the loss" in found.sentence
     assert "6 or more on rank 1" in cause_of([ClosuresSeen([5], 1), ClosuresSeen([6], 0)], 0)
+
+
+def term(kind: str, row: str, read: int, found: str = "mean") -> MicroSeen:
+    return MicroSeen([row], [LossSeen(1.0, found, 3, kind)], [read])
+
+
+@pytest.mark.parametrize(
+    ("micros", "several"),
+    [
+        ([term("NllLoss", "a", 0), term("NllLoss", "b", 0)], False),
+        ([term("NllLoss", "a", 0), term("NllLoss", "b", 1)], False),  # the loader's next epoch has begun
+        ([term("NllLoss", "a", 0), term("NllLoss", "b", 2)], True),  # another loader's batch
+        ([term("NllLoss", "a", 0), term("NllLoss", "a", 0)], True),  # the same rows again
+        ([term("NllLoss", "a", 0), term("MseLoss", "b", 0)], True),
+        ([MicroSeen([]), MicroSeen([])], False),  # no forward was seen
+    ],
+)
+def test_losses_with_a_backward_each_are_no_accumulation(micros: list[MicroSeen], several: bool) -> None:
+    assert several_losses(micros, [0, 0, 1]) is several
+
+
+@pytest.mark.parametrize(
+    ("kinds", "answer"), [(("NllLoss", "NllLoss"), "differs"), (("NllLoss", "MseLoss"), "unknown")]
+)
+def test_losses_with_a_backward_each_may_have_any_weights(kinds: tuple[str, str], answer: str, tmp_path: Path) -> None:
+    judged(tmp_path, "mean", 2, 1.0)
+    ranks = [
+        replace(
+            of,
+            steps=[
+                replace(s, micro=[replace(m, losses=[LossSeen(1.0, "mean", 3, k)]) for m, k in zip(s.micro, kinds)])
+                for s in of.steps
+            ],
+        )
+        for of in recorded(tmp_path)
+    ]
+    found = gradient(ranks, Record(tmp_path))
+    assert [each.answer for each in found] == ["right", answer]
+
+
+@pytest.mark.parametrize(
+    ("weights", "cause"),
+    [
+        ((1.0, 1.0), "different numbers of micro-batches in this step (1, 2)"),
+        ((1.0, 0.5), "a target on rank 1 weighs 0.5 times one on rank 0"),  # each divides by its own number
+        ((2 / 3, 2 / 3), ""),  # of all three
+    ],
+)
+def test_ranks_that_accumulate_different_numbers_are_named(
+    weights: tuple[float, float], cause: str, tmp_path: Path
+) -> None:
+    judged(tmp_path, "mean", 2)
+    for step in range(STEPS):  # rank 0 has one micro-batch of the two
+        arrays = [Record(tmp_path).arrays(f"step{step}", rank) for rank in range(SIZE)]
+        arrays[0] |= {f"local 1 {name}": np.zeros(30) for name in NAMES}
+        mean = {name: sum(a[f"local {n} {name}"] for a in arrays for n in range(2)) / SIZE for name in NAMES}
+        for rank in range(SIZE):
+            write_arrays(tmp_path / f"rank{rank}.step{step}.npz", arrays[rank] | {f"taken {n}": mean[n] for n in NAMES})
+    ranks = []
+    for of, weight in zip(recorded(tmp_path), weights):
+        micros = [[replace(m, losses=[LossSeen(weight, "mean", 3)]) for m in s.micro[: of.rank + 1]] for s in of.steps]
+        ranks.append(replace(of, steps=[replace(s, micro=m) for s, m in zip(of.steps, micros)]))
+    found = gradient(ranks, Record(tmp_path))
+    assert [each.answer for each in found] == ["right", "differs" if cause else "right"], found
+    assert cause in found[1].sentence
+
+
+def test_gradients_that_are_removed_just_before_the_step_are_named(tmp_path: Path) -> None:
+    judged(tmp_path, "mean")
+    ranks = [replace(of, steps=[replace(step, micro=[], cleared=1) for step in of.steps]) for of in recorded(tmp_path)]
+    assert "between backward and the optimizer's step" in gradient(ranks, Record(tmp_path))[0].sentence
+
+
+@pytest.mark.parametrize(
+    ("steps", "ended", "said"),
+    [
+        ([8, 0], {0}, "rank 0 had taken its 8 optimizer steps, and rank 1 only 0"),
+        ([7, 8, 6], {1}, "rank 0 only 7, rank 2 only 6"),
+        ([3, 3], set(), ""),  # another loss of a peer
+        ([8, 8], {0}, ""),
+    ],
+)
+def test_ranks_that_step_less_often_are_named(steps: list[int], ended: set[int], said: str) -> None:
+    found = left_behind(steps, ended)
+    assert said in found and bool(said) == bool(found)
+
+
+@pytest.mark.parametrize(("kind", "answer"), [("no known mistake", "unknown"), ("never reduced", "differs")])
+def test_gradients_that_a_hook_compresses_are_not_judged(kind: str, answer: str, tmp_path: Path) -> None:
+    judged(tmp_path, kind)
+    ranks = [
+        replace(of, steps=[replace(s, dtypes=["float32", COMPRESSED]) for s in of.steps]) for of in recorded(tmp_path)
+    ]
+    found = gradient(ranks, Record(tmp_path))[0]
+    assert found.answer == answer and ("communication hook" in found.sentence) is (answer == "unknown")
+
+
+def test_gradients_of_one_of_two_optimizers_that_are_never_cleared_are_named(tmp_path: Path) -> None:
+    """Both step after one backward(): the second one's step has no micro-batch."""
+    judged(tmp_path, "not cleared")
+    ranks = recorded(tmp_path)
+    for rank in range(SIZE):
+        for step in reversed(range(STEPS)):
+            write_arrays(tmp_path / f"rank{rank}.step{2 * step}.npz", Record(tmp_path).arrays(f"step{step}", rank))
+        for step in range(STEPS):
+            write_arrays(tmp_path / f"rank{rank}.step{2 * step + 1}.npz", {"taken other": np.ones(3)})
+    both = [[(step, replace(step, optimizer=1, micro=[])) for step in of.steps] for of in ranks]
+    ranks = [replace(of, steps=[step for pair in pairs for step in pair]) for of, pairs in zip(ranks, both)]
+    found = gradient(ranks, Record(tmp_path))[0]
+    assert found.divergence and found.divergence.step == 2 and "zero_grad is missing" in found.sentence, found
+
+
+@pytest.mark.parametrize(
+    ("labels", "datasets", "answer"),
+    [
+        ("0123", ("", ""), "differs"),  # augmented pictures of the same rows
+        ("0132", ("", ""), "right"),  # other rows, of which some have the same label
+        ("0123", ("a", "b"), "right"),
+        ("0123", ("a", "a"), "differs"),
+    ],
+)
+def test_a_rank_has_a_dataset_of_its_own_where_the_same_index_is_another_row(
+    labels: str, datasets: tuple[str, str], answer: str, tmp_path: Path
+) -> None:
+    """Each rank reads all of its 12 rows; the first four of each rank are seen."""
+    judged(tmp_path, "mean")
+    known = [[[f"{rank} {i}", label] for i, label in enumerate(of)] for rank, of in enumerate(("0123", labels))]
+    ranks = [
+        replace(of, passes=[PassSeen(0, 12, 1, [[i] for i in range(4)], [*range(4, 12)], seen, 4, dataset=name)])
+        for of, seen, name in zip(recorded(tmp_path), known, datasets)
+    ]
+    found = rows(ranks)
+    assert found.answer == answer, found

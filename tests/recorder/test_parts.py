@@ -7,20 +7,22 @@ import sys
 from collections import namedtuple
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import powerSGD_hook
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
-from torch.utils.data import DataLoader, TensorDataset, dataloader
-from torch.utils.data.distributed import DistributedSampler
 
 from samestep.recorder.forwards import Different, copied, is_joined, joined, joined_outputs, randomness, scalars, split
+from samestep.recorder.hooks import precisions
 from samestep.recorder.keeper import Keeper
-from samestep.recorder.loaders import Loaders, rows_of
+from samestep.recorder.loaders import rows_of
 from samestep.recorder.losses import terms
 from samestep.recorder.patches import patch_clipping, patch_forwards
 from samestep.recorder.player import Player
@@ -28,7 +30,7 @@ from samestep.recorder.recorder import Recorder
 from samestep.recorder.sums import compress
 from samestep.recorder.window import Micro, Window
 from samestep.records.replay import KEPT, Replayed, ReplayPlan
-from samestep.records.script import BUCKETS, MICRO_BATCHES, LossSeen, ScriptPlan
+from samestep.records.script import BUCKETS, COMPRESSED, MICRO_BATCHES, ClipSeen, LossSeen, ScriptPlan
 from samestep.world import World
 
 Batch = namedtuple("Batch", "x y")
@@ -49,17 +51,20 @@ class Own(torch.autograd.Function):
 
 TARGETS = torch.tensor([0, 1, -100])
 LOSSES: list[tuple[Callable[[Tensor], Tensor], list[LossSeen]]] = [
-    (lambda v: v.mean(), [LossSeen(1.0, "mean", 6)]),
-    (lambda v: v.sum(), [LossSeen(1.0, "sum", 6)]),
-    (lambda v: -v.mean(), [LossSeen(-1.0, "mean", 6)]),
-    (lambda v: v.mean() / 4, [LossSeen(0.25, "mean", 6)]),
-    (lambda v: 3 * v.sum() / torch.tensor(6.0), [LossSeen(0.5, "sum", 6)]),
-    (lambda v: v.mean() - 0.5 * v[:2].sum(), [LossSeen(1.0, "mean", 6), LossSeen(-0.5, "sum", 2)]),
-    (lambda v: torch.add(v.mean(), v[:3].mean(), alpha=2.0), [LossSeen(1.0, "mean", 6), LossSeen(2.0, "mean", 3)]),
-    (lambda v: (v.mean() + 1.0).clone(), [LossSeen(1.0, "mean", 6)]),
-    (lambda v: F.cross_entropy(v.view(3, 2), TARGETS), [LossSeen(1.0, "mean", 2)]),
-    (lambda v: F.cross_entropy(v.view(3, 2), TARGETS, reduction="sum"), [LossSeen(1.0, "sum", 2)]),
-    (lambda v: F.mse_loss(v, torch.zeros(6)), [LossSeen(1.0, "mean", 6)]),
+    (lambda v: v.mean(), [LossSeen(1.0, "mean", 6, "Mean")]),
+    (lambda v: v.sum(), [LossSeen(1.0, "sum", 6, "Sum")]),
+    (lambda v: -v.mean(), [LossSeen(-1.0, "mean", 6, "Mean")]),
+    (lambda v: v.mean() / 4, [LossSeen(0.25, "mean", 6, "Mean")]),
+    (lambda v: 3 * v.sum() / torch.tensor(6.0), [LossSeen(0.5, "sum", 6, "Sum")]),
+    (lambda v: v.mean() - 0.5 * v[:2].sum(), [LossSeen(1.0, "mean", 6, "Mean"), LossSeen(-0.5, "sum", 2, "Sum")]),
+    (
+        lambda v: torch.add(v.mean(), v[:3].mean(), alpha=2.0),
+        [LossSeen(1.0, "mean", 6, "Mean"), LossSeen(2.0, "mean", 3, "Mean")],
+    ),
+    (lambda v: (v.mean() + 1.0).clone(), [LossSeen(1.0, "mean", 6, "Mean")]),
+    (lambda v: F.cross_entropy(v.view(3, 2), TARGETS), [LossSeen(1.0, "mean", 2, "NllLoss")]),
+    (lambda v: F.cross_entropy(v.view(3, 2), TARGETS, reduction="sum"), [LossSeen(1.0, "sum", 2, "NllLoss")]),
+    (lambda v: F.mse_loss(v, torch.zeros(6)), [LossSeen(1.0, "mean", 6, "MseLoss")]),
 ]
 
 
@@ -118,6 +123,23 @@ def test_micro_batches_that_are_cleared_are_counted_and_what_has_begun_stays() -
     assert [each.rows for each in window.micro] == [["c"]] and window.current().rows == ["c"]
 
 
+def test_without_a_backward_a_clip_is_not_before_one() -> None:
+    window = Window([Micro(["a"])], clips=[ClipSeen(0, 4, 4, 1.0)])  # the gradients are of torch.autograd.grad
+    assert [clip.after for clip in window.clips_seen()] == [1]
+    window.done = 1
+    assert [clip.after for clip in window.clips_seen()] == [0]
+
+
+def test_what_is_removed_is_not_lost_where_the_same_rows_are_trained_in_the_step() -> None:
+    window = Window([Micro(["a", "b"])], done=1)  # sharpness-aware minimization: a first gradient moves the weights
+    window.clear()
+    assert window.cleared == 1
+    window.current().rows = ["a", "b"]
+    assert window.cleared == 0
+    window.removed += [Micro(["b", "c"]), Micro()]
+    assert window.cleared == 2
+
+
 # Patches
 
 
@@ -161,63 +183,29 @@ def test_only_the_outermost_forward_is_seen_and_none_of_a_backward(monkeypatch: 
     assert seen == ["Sequential", "Linear", "Sequential", "Sequential"]  # also after an error
 
 
-# Rows
+def test_a_forward_inside_a_transform_of_torch_func_is_passed_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its tensors have no storage: to read their rows is an error."""
+    monkeypatch.setattr(nn.Module, "__call__", nn.Module.__call__)
+    patch_forwards(lambda call, module, args, kwargs: rows_of(args))
+    layer, rows = nn.Linear(3, 3), torch.ones(2, 3)
+    found = torch.func.grad(lambda weight: torch.func.functional_call(layer, {"weight": weight}, rows).sum())
+    assert found(layer.weight.detach()).shape == (3, 3)
+    assert torch.func.vmap(layer)(rows).shape == (2, 3)
+    assert len(layer(rows)) == 2
 
 
-@pytest.fixture
-def loaders(monkeypatch: pytest.MonkeyPatch) -> Loaders:
-    base = dataloader._BaseDataLoaderIter
-    for name in ("__init__", "_reset", "_next_index", "__next__"):
-        monkeypatch.setattr(base, name, getattr(base, name))
-    monkeypatch.setattr(DistributedSampler, "set_epoch", DistributedSampler.set_epoch)
-    attached = Loaders(lambda function: function, lambda loader: None)
-    attached.attach()
-    return attached
+def test_communication_hooks_tell_what_they_round_to() -> None:
+    def other() -> None: ...
 
+    def module(*hooks: Any) -> Any:
+        return SimpleNamespace(_comm_hooks=[(hook, None) for hook in hooks])
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_what_a_loader_has_read_and_what_it_would_read(loaders: Loaders, workers: int) -> None:
-    """Also where workers have asked for later batches already."""
-    data = TensorDataset(torch.arange(20).view(10, 2), torch.arange(10))
-    several: dict[str, Any] = {"num_workers": workers, "prefetch_factor": 2} if workers else {}
-    sampler = DistributedSampler(data, num_replicas=1, rank=0, shuffle=False)
-    loader = DataLoader(data, batch_size=2, sampler=sampler, **several)
-    sampler.set_epoch(1)
-    passing = iter(loader)
-    next(passing), next(passing)
-    assert loaders.trained() == 0
-    first = loaders.passes[0].seen()
-    assert first.batches == [[0, 1], [2, 3]] and first.rest == [4, 5, 6, 7, 8, 9]
-    assert (first.length, first.batch_size, first.trained, first.sampler) == (10, 2, 1, "DistributedSampler")
-    assert len(first.digests) == 4 and all(len(each) == 2 for each in first.digests)
-    assert len({tuple(each) for each in first.digests}) == 4
-    del passing
-    for _ in loader:
-        pass
-    second = loaders.passes[1].seen()
-    assert (second.loader, second.rest, len(second.batches)) == (0, [], 5)
-    assert second.digests[:4] == first.digests and loaders.epochs_set == 1
-
-
-def test_a_loader_without_indices(loaders: Loaders) -> None:
-    class Endless(torch.utils.data.IterableDataset[Tensor]):
-        def __iter__(self) -> Any:
-            while True:
-                yield torch.zeros(2)
-
-    next(iter(DataLoader(Endless(), batch_size=3)))
-    seen = loaders.passes[0].seen()
-    assert (seen.batches, seen.rest, seen.length) == ([None], None, None)
-
-
-def test_the_rows_of_a_models_inputs() -> None:
-    x, y = torch.randn(3, 2), torch.randn(3)
-    rows = rows_of(((x,), {"y": y, "scale": torch.tensor(2.0), "other": torch.ones(5)}))
-    assert len({*rows}) == 3 and rows == rows_of(((x.clone(), y.clone()), {}))
-    changed = y.clone()
-    changed[1] += 1
-    assert [a == b for a, b in zip(rows, rows_of(((x, changed), {})))] == [True, False, True]
-    assert rows_of((("text",), {})) == []
+    halved = default_hooks.fp16_compress_hook
+    wrapped = default_hooks.bf16_compress_wrapper(default_hooks.allreduce_hook)
+    assert precisions([module(halved), nn.Linear(1, 1)], []) == {"float16"}
+    assert precisions([module(wrapped)], []) == {"bfloat16"}
+    assert precisions([module(powerSGD_hook)], []) == {COMPRESSED}
+    assert precisions([module(default_hooks.allreduce_hook, other)], [torch.ones(1)]) == {"float32"}
 
 
 # Batches

@@ -19,12 +19,12 @@ from samestep.errors import TrainingFailed, UserError
 from samestep.launch import Command, Machines, fork_client, supervise
 from samestep.launch.command import command_for
 from samestep.proof.script import judge, with_replay
-from samestep.proof.script.closures import cause_of, unequal_calls
+from samestep.proof.script.closures import cause_of, left_behind, unequal_calls
 from samestep.proof.script.replay import not_replayed
 from samestep.records.files import read, write
 from samestep.records.record import Record
 from samestep.records.results import RESULTS
-from samestep.records.script import CLOSURES, PLAN, CheckResults, ClosuresSeen, ScriptPlan, ScriptRecord
+from samestep.records.script import CLOSURES, PLAN, STEP, CheckResults, ClosuresSeen, ScriptPlan, ScriptRecord
 from samestep.records.study import StudyRecord
 from samestep.version import __version__
 
@@ -108,8 +108,20 @@ def _supervise(command: Command, options: CheckOptions, folder: Path, nproc: int
     try:
         return supervise.run(command, folder, nproc, deadline_s=options.deadline_s, stall_s=options.stall_s)
     except TrainingFailed as error:
-        paths = [folder / CLOSURES.format(rank) for rank in range(nproc)]
-        called = [read(ClosuresSeen, path) for path in paths if path.exists()]
-        if len(called) < nproc or (step := unequal_calls(called)) is None:
-            raise
-        raise TrainingFailed(cause_of(called, step)) from error
+        if why := _why_unequal(folder, nproc):
+            raise TrainingFailed(why) from error
+        raise
+
+
+def _why_unequal(folder: Path, nproc: int) -> str:
+    """Returns why ranks that do not step alike have lost each other; '' where that is not why a launch failed."""
+    paths = [folder / CLOSURES.format(rank) for rank in range(nproc)]
+    called = [read(ClosuresSeen, path) for path in paths if path.exists()]
+    if len(called) == nproc and (step := unequal_calls(called)) is not None:
+        return cause_of(called, step)
+    record = Record(folder)
+    error = record.error()
+    if error is None or not error.lost_peer:
+        return ""
+    taken = [len([*folder.glob(f"rank{rank}.{STEP.format('*')}.npz")]) for rank in range(nproc)]
+    return left_behind(taken, record.written())

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import dataloader
@@ -17,7 +17,9 @@ from samestep.rank.digests import digest_rows
 from samestep.records.script import PassSeen
 
 SKIPS = "SkipBatchSampler"  # of Accelerate: the rest of an epoch, after a resume
-MOST_BATCHES = 1_000_000  # of the rest of a pass that are listed
+ENDLESS = 4, 10_000  # a sampler that gives more indices than so many times the dataset's rows, and so many, has no end
+SEQUENCES = list, tuple, range, Tensor, np.ndarray
+PLAIN = int, str, float, bytes, Tensor, np.generic, np.ndarray
 
 
 @dataclass
@@ -34,21 +36,25 @@ class Pass:
     digests: list[list[str]] = field(default_factory=list)
     trained: int = 0
     ended: bool = False
+    dataset: str = ""
 
     def seen(self) -> PassSeen:
         """Returns what was read, and lists what this pass would read after it."""
         batches, ahead = self.requested[: self.read], self.requested[self.read :]
         rest = [] if self.ended else _flat([*ahead, *self._sampled()])
-        return PassSeen(
-            self.loader, self.length, self.batch_size, batches, rest, self.digests, self.trained, self.sampler
-        )
+        known = self.loader, self.length, self.batch_size, batches, rest, self.digests, self.trained, self.sampler
+        return PassSeen(*known, self.dataset)
 
     def _sampled(self) -> Iterator[list[int] | None]:
         sampler = getattr(self.iterator, "_sampler_iter", None)
-        for indices in itertools.islice(sampler or (), MOST_BATCHES):
-            yield _indices(indices)
-        if sampler is None or next(sampler, None) is not None:
-            yield None  # without an end
+        left = ENDLESS[0] * (self.length or 0) + ENDLESS[1]
+        while sampler is not None and left > 0:
+            if (batch := next(sampler, None)) is None:
+                return
+            indices = _indices(batch)
+            left -= len(indices or (0,))
+            yield indices
+        yield None  # without an end
 
 
 def _indices(found: Any) -> list[int] | None:
@@ -74,6 +80,7 @@ class Loaders:
         self.epochs_set = 0
         self.latest: int | None = None  # the pass that was read last
         self._loaders: dict[int, tuple[int, object]] = {}  # id -> (number, the loader, so that its id stays its own)
+        self._datasets: dict[int, tuple[str, object]] = {}
         self._timed, self._begun = timed, begun
 
     def attach(self) -> None:
@@ -134,7 +141,11 @@ class Loaders:
         names = [type(getattr(loader, name, None)).__name__ for name in ("batch_sampler", "sampler")]
         sampler = SKIPS if names[0] == SKIPS else names[1]
         iterator._samestep = len(self.passes)
-        self.passes.append(Pass(number, length, loader.batch_size, sampler, iterator))
+        data = loader.dataset
+        if id(data) not in self._datasets:  # as it is now: one that keeps the rows it has read is another one later
+            self._datasets[id(data)] = self._timed(identity)(data), data
+        of = self._datasets[id(data)][0]
+        self.passes.append(Pass(number, length, loader.batch_size, sampler, iterator, dataset=of))
         self._begun(iterator)
 
     def _read(self, number: int, data: Any) -> None:
@@ -149,6 +160,21 @@ class Loaders:
         leaves = [leaf for leaf in tree_leaves(_plain(data)) if isinstance(leaf, Tensor) and leaf.dim()]
         each = [digest_rows(leaf, rows) for leaf in leaves if len(leaf) == rows]
         seen.digests += [list(row) for row in zip(*each)] if each else [[] for _ in range(rows)]
+
+
+def identity(dataset: Any) -> str:
+    """Returns a digest that tells a rank's own dataset from that of another rank: of the first, the middle and the last
+    element of each sequence that it, or what it wraps, holds for its rows (indices of a Subset, paths, tensors). No row
+    of it is read."""
+    rows = len(dataset) if hasattr(dataset, "__len__") else 0
+    held = list(getattr(dataset, "__dict__", {}).values())
+    held += [each for of in held if isinstance(of, list | tuple) for each in of if isinstance(each, Tensor)]
+    known = [of for of in held if isinstance(of, SEQUENCES) and getattr(of, "ndim", None) != 0 and len(of) == rows]
+    ends = [of[index] for of in known for index in (0, rows // 2, rows - 1)] if rows else []
+    inner = getattr(dataset, "dataset", None)
+    found = [each for each in tree_leaves(ends) if isinstance(each, PLAIN)]
+    found += [of] if inner is not None and (of := identity(inner)) else []
+    return digest_rows(found, 1)[0] if found else ""
 
 
 def _plain(data: Any) -> Any:

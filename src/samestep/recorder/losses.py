@@ -77,16 +77,16 @@ def _factor(node: Any, name: str, inputs: list[Any]) -> float | None:
 
 def _term(node: Any, name: str, weight: float) -> LossSeen:
     if name == "Mean":
-        return LossSeen(weight, "mean", _size(node))
+        return LossSeen(weight, "mean", _size(node), name)
     if name == "Sum":
-        return LossSeen(weight, "sum", _size(node))
+        return LossSeen(weight, "sum", _size(node), name)
     reduction = REDUCTIONS.get(getattr(node, "_saved_reduction", 0), "unknown")
     if reduction == "unknown":
         return UNKNOWN
     total = getattr(node, "_saved_total_weight", None)  # of nll_loss: targets that are not ignored
     if isinstance(total, Tensor) and total.numel() == 1 and float(total):
-        return LossSeen(weight, reduction, round(float(total)))
-    return LossSeen(weight, reduction, _size(node))
+        return LossSeen(weight, reduction, round(float(total)), name)
+    return LossSeen(weight, reduction, _size(node), name)
 
 
 def _size(node: Any) -> int:

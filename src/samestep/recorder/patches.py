@@ -21,7 +21,7 @@ def patch_forwards(around: Around) -> None:
 
     @functools.wraps(call)
     def new_call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() or getattr(inside, "forward", False) or in_backward():
+        if torch.compiler.is_compiling() or getattr(inside, "forward", False) or in_backward() or in_transform():
             return call(self, *args, **kwargs)
         inside.forward = True
         try:
@@ -40,6 +40,11 @@ def trains(module: nn.Module) -> bool:
 def in_backward() -> bool:
     """Whether this thread runs a backward pass."""
     return torch._C._current_graph_task_id() >= 0
+
+
+def in_transform() -> bool:
+    """Whether a transform of torch.func goes on (grad, vmap): its tensors have no storage that could be read."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def patch_autograd(before: Callable[[Any], None], after: Callable[[], None]) -> None:

@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from samestep.rank.shards import is_shard
-from samestep.recorder import collectives, deepspeed, shards
+from samestep.recorder import collectives, deepspeed, hooks, shards
 from samestep.recorder.closures import Closures
 from samestep.recorder.evaluation import Evaluations
 from samestep.recorder.flattened import Flattened
@@ -264,7 +264,7 @@ class Recorder:
             self.window.begin_again()
             self.timed(self._closures.count)(len(self.steps), self.window.calls)
             loss = closure(*a, **k)
-            self.window.cleared = 0
+            self.window.removed = []
             self._take()
             return loss
 
@@ -328,12 +328,12 @@ class Recorder:
                 [each.seen() for each in window.micro],
                 [float(group["lr"]) for group in optimizer.param_groups],
                 [int(each.last_epoch) for each in of],
-                window.clips,
+                window.clips_seen(),
                 window.cleared,
                 window.scale,
                 self._whole(after),
                 moved,
-                sorted({str(p.dtype).removeprefix("torch.") for p in self.parameters.values()} | window.dtypes),
+                sorted(hooks.precisions(self._modules, self.parameters.values()) | window.dtypes),
                 bool(hidden) or self._hides or self.flattened.hides,
                 [*self._shards],
                 sorted(window.computed),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +31,13 @@ class Micro:
 class Window:
     """The micro-batches since the last optimizer step, and their gradients, compressed.
 
-    done: micro-batches whose backward has ended. cleared: of these, those that zero_grad removed.
+    done: micro-batches whose backward has ended. removed: those that zero_grad removed.
     local: parameter -> micro-batch -> this rank's gradient. unclipped: parameter -> .grad before it was clipped.
     """
 
     micro: list[Micro] = field(default_factory=list)
     done: int = 0
-    cleared: int = 0
+    removed: list[Micro] = field(default_factory=list)
     clips: list[ClipSeen] = field(default_factory=list)
     scale: float | None = None
     local: dict[str, dict[int, Tensor]] = field(default_factory=dict)
@@ -72,8 +72,21 @@ class Window:
 
     def clear(self) -> None:
         """Removes the micro-batches so far: their gradients will be in no step."""
-        self.cleared += self.done
+        self.removed += self.micro[: self.done]
         self.micro, self.local, self.done = self.micro[self.done :], {}, 0
+
+    def clips_seen(self) -> list[ClipSeen]:
+        """Returns the clips. Where no backward() was seen, as by autograd.grad, none is known to be before it."""
+        return self.clips if self.done else [replace(clip, after=len(self.micro)) for clip in self.clips]
+
+    @property
+    def cleared(self) -> int:
+        """How many of the removed micro-batches are lost: those whose rows are in no gradient of the step.
+
+        Sharpness-aware minimization computes a gradient that moves the weights, removes it, and takes the same rows'.
+        """
+        kept = {row for micro in self.micro for row in micro.rows}
+        return sum(not micro.rows or not kept.issuperset(micro.rows) for micro in self.removed)
 
     def write(self, folder: Path, rank: int, step: int, taken: dict[str, Tensor]) -> None:
         """Writes the arrays of a step. taken: parameter -> the gradient that the optimizer took."""

@@ -20,6 +20,7 @@ STEP = "step{}"  # the name of a step's arrays
 # lay in .grad before clipping (only where something is clipped); and the one that the optimizer took.
 LOCAL, UNCLIPPED, TAKEN = "local {} {}", "unclipped {}", "taken {}"
 CLOSURES = "closures-rank{}.json"
+COMPRESSED = "compressed"  # among a step's dtypes: a communication hook hands on less than the gradients
 BUCKETS = 4096  # elements of an array at most: a larger tensor is added up into so many sums, with random signs
 MICRO_BATCHES = 8  # of a step that are kept apart; all later ones are added to the last
 A = TypeVar("A")  # an array
@@ -56,12 +57,13 @@ class LossSeen:
     """One term of a loss that was given to backward(). weight: the factor with which it enters.
 
     reduction: 'mean', 'sum' or 'unknown' (then the weight is not known either). count: how many values or targets the
-    term reduces.
+    term reduces. kind: the node of the graph that reduces them.
     """
 
     weight: float
     reduction: str
     count: int = 0
+    kind: str = ""
 
 
 @dataclass(frozen=True)
@@ -137,6 +139,7 @@ class PassSeen:
     loader: the loader's number. length: of its dataset; None where it has none. batches: the indices of each batch that
     was read, None for a dataset without indices. rest: the indices that this pass would have read after these; None
     where it is not known. digests: of each row read, one of each of its tensors. trained: micro-batches that used it.
+    dataset: a digest of what the dataset holds for its first, middle and last row; '' where that is not known.
     """
 
     loader: int
@@ -147,6 +150,7 @@ class PassSeen:
     digests: list[list[str]]
     trained: int
     sampler: str = ""
+    dataset: str = ""
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
-"""Whether the ranks call an optimizer's closure equally often, as LBFGS decides by the loss that it returns."""
+"""Whether the ranks step equally often, and call an optimizer's closure equally often, as LBFGS decides by its loss."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from samestep.records.script import ClosuresSeen
 
@@ -10,6 +10,11 @@ CAUSE = (
     "the ranks call the optimizer's closure different numbers of times at step {} ({}), as LBFGS and its line search "
     "do where each rank goes by its own loss: a gradient is then averaged with that of another call; return the mean "
     "over ranks from the closure (all_reduce the loss)"
+)
+
+BEHIND = (
+    "rank {} had taken its {} optimizer steps, and {}, when a collective waited for the rank that had ended: the ranks "
+    "do not step equally often (a condition on the rank skips steps, or its loader has fewer batches, as under Join)"
 )
 
 
@@ -34,3 +39,16 @@ def cause_of(ranks: Sequence[ClosuresSeen], step: int) -> str:
         if step < len(rank.calls)
     ]
     return CAUSE.format(step, ", ".join(counts))
+
+
+def left_behind(steps: Sequence[int], ended: Collection[int]) -> str:
+    """Returns why ranks that failed have lost those that had ended their recorded steps; '' where that is not why.
+
+    steps: how many each rank has taken. ended: the ranks that have taken all that were asked.
+    """
+    most = max((steps[rank] for rank in ended), default=0)
+    behind = [rank for rank, taken in enumerate(steps) if rank not in ended and taken < most]
+    if not behind:
+        return ""
+    first = min(ended)
+    return BEHIND.format(first, steps[first], ", ".join(f"rank {rank} only {steps[rank]}" for rank in behind))

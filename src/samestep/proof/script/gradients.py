@@ -6,7 +6,15 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from samestep.proof.script.losses import Scaling, accumulated_targets, loss_weights, targets, total_weight
+from samestep.proof.script.losses import (
+    Scaling,
+    accumulated_targets,
+    alike,
+    loss_weights,
+    several_losses,
+    targets,
+    total_weight,
+)
 from samestep.proof.script.step_gradients import CLOSE, Array, StepGradients, norm, of_ranks, whole
 from samestep.proof.script.updates import SHARDED, Ranks, common_steps, differs, many
 from samestep.records.record import Record
@@ -14,6 +22,11 @@ from samestep.records.script import BUCKETS, TAKEN, UNCLIPPED, ClipSeen, Finding
 
 PASSED = "the same on all ranks: the mean of what they computed"
 LOST = "the gradients of {} of {} micro-batches were removed before the step (zero_grad inside the accumulation)"
+ALL_LOST = "the gradients are removed before the step: zero_grad stands between backward and the optimizer's step"
+UNEQUAL = (
+    "the ranks accumulate different numbers of micro-batches in this step ({}), and their losses are not divided so "
+    "that they weigh one together"
+)
 LEFT_OUT = (
     "{} of {} left out of the reduction: each rank keeps its own gradient of it (used outside of the wrapped forward, "
     "or added after the model was wrapped)"
@@ -57,6 +70,10 @@ NOT_FINITE = (
 )
 OTHER = "no known mistake explains it: {} of {} parameters have neither the mean nor the rank's own gradient"
 
+HOOKED = (
+    "a communication hook (PowerSGD, quantization) compresses the gradients at step {}: they are no mean of the ranks'"
+)
+
 
 def gradient(ranks: Ranks, record: Record) -> list[Finding]:
     """Answers 'gradient' (its reduction) and 'loss weight' (its scale), at each step until one differs."""
@@ -65,21 +82,23 @@ def gradient(ranks: Ranks, record: Record) -> list[Finding]:
     several = len({step.optimizer for step in ranks[0].steps}) > 1
     first = ranks[0].steps[0]
     if not several and all(step.cleared for step in ranks[0].steps):  # a step that is skipped clears now and then
-        cause = LOST.format(first.cleared, first.cleared + len(first.micro))
+        cause = LOST.format(first.cleared, first.cleared + len(first.micro)) if first.micro else ALL_LOST
         where = {"expected": f"{first.cleared + len(first.micro)} micro-batches", "found": len(first.micro)}
         return [differs("gradient", "gradient", cause, step=0, rank=0, **where)]
-    worst, scales, taken = 0.0, list[Finding](), dict[str, Array]()
+    worst, scales, taken = 0.0, list[Finding](), dict[int, dict[str, Array]]()
     for step in common_steps(ranks):
-        of, before = StepGradients.read(record, ranks, step), taken
-        taken = of.taken[0]
+        of, number = StepGradients.read(record, ranks, step), ranks[0].steps[step].optimizer
+        before, taken[number] = taken.get(number, {}), of.taken[0]
         if not of.names:
             continue
         if broken := of.not_finite():
             return [Finding("gradient", "unknown", NOT_FINITE.format(broken[1], broken[0], step)), *scales[:1]]
         finding = _reduction(of, ranks, step, before)
-        if finding and several and not of.are_own():
+        if finding and several and not of.are_own() and finding.sentence != NOT_CLEARED:
             why = f"several optimizers share the gradients of a backward(): {finding.sentence}"
             finding = Finding("gradient", "unknown", why)
+        if finding and finding.sentence.startswith(OTHER.partition(":")[0]) and of.is_compressed:
+            finding = Finding("gradient", "unknown", HOOKED.format(step))
         if finding:
             return [finding, *scales[:1]]
         worst = max(worst, of.worst)
@@ -100,7 +119,7 @@ def _several() -> Finding:
 def _reduction(of: StepGradients, ranks: Ranks, step: int, before: Mapping[str, Array]) -> Finding | None:
     """Returns what is wrong with the reduction of a step's gradients; None where they are the scaled sum.
 
-    before: what rank 0's optimizer took in the step before.
+    before: what the same optimizer of rank 0 took in its step before.
     """
     bad = of.bad()
     if not bad:
@@ -177,6 +196,11 @@ def _scale(of: StepGradients, ranks: Ranks, step: int) -> Finding:
         )
     own = sum(weight.largest for each in weights for weight in each if weight) / of.size / scale
     composite = any(len(micro.losses) > 1 for each in micros for micro in each)
+    counts = [len(each) for each in micros]
+    if scaling.is_mean and len({*counts}) > 1 and alike(weights) and not (sums or composite):
+        cause = UNEQUAL.format(", ".join(map(str, counts)))
+        return differs(question, "total weight of the losses", cause, step=step, expected=1.0, found=round(total, 9))
+    composite |= any(several_losses(each, [of.loader for of in rank.passes]) for each, rank in zip(micros, ranks))
     cause = scaling.cause(own)
     if cause and not (sums or composite):
         return differs(question, "total weight of the losses", cause, step=step, expected=1.0, found=round(total, 9))

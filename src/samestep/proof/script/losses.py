@@ -30,6 +30,24 @@ def _of_means(term: LossSeen) -> float:
     return term.weight * (term.count if term.reduction == "sum" else 1)
 
 
+def alike(weights: Sequence[Sequence[LossWeight | None]]) -> bool:
+    """Whether the losses of all ranks and micro-batches have the same weight."""
+    each = [weight.largest for of_rank in weights for weight in of_rank if weight]
+    return bool(each) and max(each) - min(each) <= NEAR * max(each)
+
+
+def several_losses(micros: Sequence[MicroSeen], loaders: Sequence[int]) -> bool:
+    """Whether the micro-batches of a step are terms of one loss, each with its own backward(), and no accumulation.
+
+    They are of the same rows, of other kinds of losses, or of several loaders; their weights need not add up to one.
+    loaders: pass over a loader -> the loader.
+    """
+    rows = [frozenset(micro.rows) for micro in micros if micro.rows]
+    kinds = {tuple(term.kind for term in micro.losses) for micro in micros}
+    of = {frozenset(loaders[number] for number in micro.passes if number < len(loaders)) for micro in micros}
+    return len(rows) > len({*rows}) or len(kinds) > 1 or len(of) > 1
+
+
 def total_weight(
     weights: Sequence[Sequence[LossWeight | None]], factor: float, near_one: Callable[[float], bool]
 ) -> float:
@@ -41,15 +59,16 @@ def total_weight(
 
 
 def targets(micros: Sequence[Sequence[MicroSeen]]) -> tuple[int, float] | None:
-    """Returns (rank, how much more a target weighs there than on rank 0), where ranks with unequal numbers of targets
-    weigh them unequally in the same micro-batch; None where they do not."""
+    """Returns (rank, how much more a target weighs there than on rank 0), where ranks with unequal numbers of targets,
+    or of micro-batches, weigh them unequally in the same micro-batch; None where they do not."""
     for of in zip(*micros):
         if any(len(micro.losses) != 1 or not micro.losses[0].count for micro in of):
             continue
         counts = [micro.losses[0].count for micro in of]
         each = [_of_means(micro.losses[0]) / micro.losses[0].count for micro in of]
         for rank, weight in enumerate(each):
-            if each[0] and counts[rank] != counts[0] and abs(weight / each[0] - 1) > NEAR:
+            uneven = counts[rank] != counts[0] or len(micros[rank]) != len(micros[0])
+            if each[0] and uneven and abs(weight / each[0] - 1) > NEAR:
                 return rank, weight / each[0]
     return None
 

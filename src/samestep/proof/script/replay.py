@@ -9,6 +9,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from samestep.proof.script.gradients import HOOKED
 from samestep.proof.script.step_gradients import Array, StepGradients, norm
 from samestep.proof.script.updates import Ranks, differs, many
 from samestep.records.record import Record
@@ -38,8 +39,17 @@ MEAN_OF_MEANS = (
     "the mean over ranks of each rank's mean is not the mean over all rows or targets: a loss is divided by the rank's "
     "own number of them, or of their weights, and these differ"
 )
-
+OTHER_LOSS = (
+    "the ranks' gradient is not that of one process on the same rows, though each rank has as many rows and targets: "
+    "the loss or the model depends on the rank, on the number of ranks, or on what else is in the batch (negatives of "
+    "a contrastive loss, class weights, statistics)"
+)
+NOT_DIVIDED = (
+    "the ranks' gradient is 1/{0} times that of one process, which accumulates {0} times as many micro-batches: the "
+    "losses, or the gradients, are not divided by their number"
+)
 THE_STEP = "the step itself (clipping, optimizer, weight decay, averaging of weights) depends on the number of ranks"
+THEN_APART = f"the gradients of the steps before are those of one process, and each rank has as many rows: {THE_STEP}"
 STEPS_APART = f"the first gradients are those of one process, and come apart from step to step: {THE_STEP}"
 
 
@@ -106,6 +116,8 @@ def _gradients(
         apart.append(math.sqrt(sum(norm(ranked[n] - mine[n]) ** 2 for n in of.names)) / (whole or 1.0) / coarser)
         if inside and off[name] > bound:
             return Finding(GRADIENT, "unknown", INSIDE.format(number, off[name], name, ranks[0].steps[number].calls))
+        if of.is_compressed and off[name] > bound:
+            return Finding(GRADIENT, "unknown", HOOKED.format(number))
         if not math.isfinite(off[name]):
             return Finding(GRADIENT, "unknown", f"the gradient of {name} at step {number} is no number")
         if drifts(apart) and off[name] > bound:
@@ -114,7 +126,8 @@ def _gradients(
         if off[name] > bound:
             shown = {"expected": _figure(mine[name]), "found": _figure(ranked[name]), "tensor": name}
             comes_apart = any(each > FIRST for each in apart[1:-1])  # steps ago, and within the bound until now
-            cause = STEPS_APART if comes_apart else _cause(ranks, number, _of(of.names, ranked), _of(of.names, mine))
+            both = _of(of.names, ranked), _of(of.names, mine)
+            cause = STEPS_APART if comes_apart else _cause(ranks, number, *both, found.feed)
             return differs(GRADIENT, "gradient against one process", cause, step=number, **shown)
         if finding := _clipped(of, replay, number, bound):
             return finding
@@ -169,13 +182,15 @@ def _figure(array: Array) -> str:
     return f"a norm of {norm(array):.6g}"
 
 
-def _cause(ranks: Ranks, step: int, found: Sequence[Array], wanted: Sequence[Array]) -> str:
+def _cause(ranks: Ranks, step: int, found: Sequence[Array], wanted: Sequence[Array], feed: str) -> str:
     """Returns why the ranks' gradient is not that of one process."""
     theirs, mine = np.concatenate(found), np.concatenate(wanted)
     square = float(mine @ mine)
     factor = float(theirs @ mine) / square if square else 0.0
     size = len(ranks)
     if factor and norm(theirs - factor * mine) <= NEAR * norm(theirs):
+        if feed == "in turn" and abs(factor * size - 1) <= NEAR:
+            return NOT_DIVIDED.format(size)
         if abs(factor * size - 1) <= NEAR or abs(factor / size - 1) <= NEAR:
             times = "" if factor > 1 else "1/"
             return (
@@ -183,9 +198,20 @@ def _cause(ranks: Ranks, step: int, found: Sequence[Array], wanted: Sequence[Arr
                 "by the number of ranks or of local rows, or summed over a rank's rows"
             )
         return f"the ranks' gradient is {factor:.6g} times that of one process on the same rows: the loss is scaled"
+    if _even(ranks, step):
+        return THEN_APART if step else OTHER_LOSS
     rows = [sum(len(micro.rows) for micro in rank.steps[step].micro) for rank in ranks]
-    uneven = f" (rows of the ranks at this step: {', '.join(map(str, rows))})" if len(set(rows)) > 1 else ""
-    return MEAN_OF_MEANS + uneven
+    if len(set(rows)) > 1:
+        return f"{MEAN_OF_MEANS} (rows of the ranks at this step: {', '.join(map(str, rows))})"
+    return (
+        f"{MEAN_OF_MEANS}; or, where each has as many, a term of the loss depends on the rank or on the number of ranks"
+    )
+
+
+def _even(ranks: Ranks, step: int) -> bool:
+    """Whether the losses of all ranks are known to be of as many rows and targets in each micro-batch of a step."""
+    counts = [[(len(m.rows), *(term.count for term in m.losses)) for m in rank.steps[step].micro] for rank in ranks]
+    return all(of == counts[0] for of in counts) and all(len(of) > 1 and all(of) for of in counts[0])
 
 
 def _rates(found: Replayed, ranks: Ranks, one: ScriptRecord) -> Finding:

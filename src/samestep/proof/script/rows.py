@@ -142,13 +142,17 @@ def _common_rows(passes: Sequence[PassSeen], padding: int) -> Finding | None:
 
 
 def _own_datasets(passes: Sequence[PassSeen]) -> bool:
-    """Whether the same indices are other rows on each rank: none of their tensors is the same."""
-    if len({each.length for each in passes}) > 1:
+    """Whether the same indices are other rows on each rank: none of their tensors is always that of the other ranks.
+
+    A label may be the same by chance; one that always is belongs to the same rows, whose pictures may be augmented.
+    """
+    if len({each.length for each in passes}) > 1 or len({each.dataset for each in passes}) > 1:
         return True
     known = [_digests(each) for each in passes]
     common = set(known[0]).intersection(*known[1:])
     pairs = [(known[0][index], other[index]) for index in common for other in known[1:]]
-    return bool(pairs) and not any(a == b for one, other in pairs for a, b in zip(one, other))
+    tensors = zip(*([a == b for a, b in zip(one, other)] for one, other in pairs))
+    return bool(pairs) and not any(map(all, tensors))
 
 
 def _digests(of: PassSeen) -> Mapping[int, list[str]]:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from samestep.proof.script.updates import Ranks
 from samestep.records.record import Record
-from samestep.records.script import LOCAL, MICRO_BATCHES, STEP, TAKEN, UNCLIPPED, of_kind
+from samestep.records.script import COMPRESSED, LOCAL, MICRO_BATCHES, STEP, TAKEN, UNCLIPPED, of_kind
 
 Array = NDArray[np.float64]
 CLOSE = 1e-5  # relative: float32's rounding in a sum over ranks is about 1e-7
@@ -41,7 +41,7 @@ class StepGradients:
     local: [rank] parameter -> [micro-batch] the rank's own. reduced: [rank] parameter -> what is to be their mean, as
     it was before clipping. taken: what the optimizer took. scale: a gradient scaler's factor, by which a reduced one
     may have been divided. factor: by which the sum over ranks and micro-batches is multiplied in most of `reduced`.
-    worst: the greatest relative distance from that.
+    worst: the greatest relative distance from that. is_compressed: whether a communication hook may hand on less.
     """
 
     names: list[str]
@@ -54,6 +54,7 @@ class StepGradients:
     scale: float = 1.0
     factor: float = 1.0
     worst: float = 0.0
+    is_compressed: bool = False
     _bad: list[tuple[int, str]] = field(default_factory=list)
 
     @classmethod
@@ -70,6 +71,7 @@ class StepGradients:
         close = max(CLOSE_OF.get(dtype, CLOSE) for dtype in ranks[0].steps[step].dtypes or ["float32"])
         scale = ranks[0].steps[step].scale or 1.0
         self = cls(names, local, reduced, taken, max(1, micro), close, any(unclipped), scale)
+        self.is_compressed = COMPRESSED in ranks[0].steps[step].dtypes
         self._fit()
         return self
 
@@ -118,7 +120,8 @@ class StepGradients:
         if name not in before:
             return False
         held = before[name] / self.scale  # a scaler has divided it, too
-        return self._is_near(self.reduced[rank][name] - held, self._sum(name) / self.size, name)
+        mean, found = self._sum(name) / self.size, self.reduced[rank][name]
+        return any(self._is_near(found * divided - held, mean, name) for divided in {1, self.micro})
 
     def distance(self, rank: int, name: str) -> float:
         """Returns how far a gradient is from the sum times the common factor, relative to what the ranks computed."""
@@ -134,8 +137,10 @@ class StepGradients:
         return sum(norm(part) for each in self.local for part in each[name])
 
     def _is_near(self, found: Array, wanted: Any, name: str) -> bool:
+        """Whether a gradient is the wanted one; or that divided by the micro-batches, as by hand, or by a scaler."""
         near = self.close * max(norm(np.asarray(wanted)), self._size_of(name) / self.size)
-        return any(norm(found * scale - wanted) <= near for scale in {1.0, self.scale})
+        by = {scale * divided for scale in (1.0, self.scale) for divided in (1, self.micro)}
+        return any(norm(found * each - wanted) <= near for each in by)
 
     def _fit(self) -> None:
         """Finds the factor of most gradients, and those that do not have it."""

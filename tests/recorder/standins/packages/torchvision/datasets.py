@@ -25,6 +25,10 @@ class Pictures(torch.utils.data.Dataset):
 class CIFAR10(Pictures): ...
 
 
+class CIFAR100(Pictures):
+    classes_of = 100
+
+
 class MNIST(Pictures):
     shape = (1, 28, 28)
 

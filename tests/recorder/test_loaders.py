@@ -1,0 +1,108 @@
+"""What the recorder sees of DataLoaders: batches, indices, digests of rows, and which dataset it is."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler, Subset, TensorDataset, dataloader
+from torch.utils.data.distributed import DistributedSampler
+
+from samestep.recorder.loaders import Loaders, identity, rows_of
+
+
+@pytest.fixture
+def loaders(monkeypatch: pytest.MonkeyPatch) -> Loaders:
+    base = dataloader._BaseDataLoaderIter
+    for name in ("__init__", "_reset", "_next_index", "__next__"):
+        monkeypatch.setattr(base, name, getattr(base, name))
+    monkeypatch.setattr(DistributedSampler, "set_epoch", DistributedSampler.set_epoch)
+    attached = Loaders(lambda function: function, lambda loader: None)
+    attached.attach()
+    return attached
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_a_loader_has_read_and_what_it_would_read(loaders: Loaders, workers: int) -> None:
+    """Also where workers have asked for later batches already."""
+    data = TensorDataset(torch.arange(20).view(10, 2), torch.arange(10))
+    several: dict[str, Any] = {"num_workers": workers, "prefetch_factor": 2} if workers else {}
+    sampler = DistributedSampler(data, num_replicas=1, rank=0, shuffle=False)
+    loader = DataLoader(data, batch_size=2, sampler=sampler, **several)
+    sampler.set_epoch(1)
+    passing = iter(loader)
+    next(passing), next(passing)
+    assert loaders.trained() == 0
+    first = loaders.passes[0].seen()
+    assert first.batches == [[0, 1], [2, 3]] and first.rest == [4, 5, 6, 7, 8, 9]
+    assert (first.length, first.batch_size, first.trained, first.sampler) == (10, 2, 1, "DistributedSampler")
+    assert len(first.digests) == 4 and all(len(each) == 2 for each in first.digests)
+    assert len({tuple(each) for each in first.digests}) == 4
+    del passing
+    for _ in loader:
+        pass
+    second = loaders.passes[1].seen()
+    assert (second.loader, second.rest, len(second.batches)) == (0, [], 5)
+    assert second.digests[:4] == first.digests and loaders.epochs_set == 1
+
+
+def test_a_sampler_without_an_end_is_no_list(loaders: Loaders) -> None:
+    """It was listed for a million batches, in which a training seemed to hang."""
+
+    class Endless(Sampler[int]):
+        asked = 0
+
+        def __iter__(self) -> Iterator[int]:
+            while True:
+                self.asked += 1
+                yield self.asked % 3
+
+    sampler = Endless()
+    next(iter(DataLoader(TensorDataset(torch.ones(3)), batch_size=64, sampler=sampler)))
+    assert loaders.passes[0].seen().rest is None
+    assert sampler.asked < 20_000
+
+
+def test_a_dataset_is_told_by_what_it_holds_for_its_rows() -> None:
+    class Files(Dataset[Any]):
+        def __init__(self, *paths: str) -> None:
+            self.paths, self.rank = paths, random.random()
+
+        def __len__(self) -> int:
+            return len(self.paths)
+
+    whole = TensorDataset(torch.arange(6.0))
+    first, second = Subset(whole, range(0, 6, 2)), Subset(whole, range(1, 6, 2))
+    assert identity(first) == identity(Subset(whole, range(0, 6, 2))) != identity(second)
+    assert (
+        identity(whole) == identity(TensorDataset(torch.arange(6.0))) != identity(TensorDataset(torch.arange(1.0, 7)))
+    )
+    assert identity(Files("a", "b")) == identity(Files("a", "b")) != identity(Files("a", "c"))
+    second.scalar = torch.tensor(2.0)  # type: ignore[attr-defined]  # has no length
+    assert identity(second)
+    assert not identity([1, 2]) and not identity(iter(()))
+
+
+def test_a_loader_without_indices(loaders: Loaders) -> None:
+    class Endless(torch.utils.data.IterableDataset[Tensor]):
+        def __iter__(self) -> Any:
+            while True:
+                yield torch.zeros(2)
+
+    next(iter(DataLoader(Endless(), batch_size=3)))
+    seen = loaders.passes[0].seen()
+    assert (seen.batches, seen.rest, seen.length) == ([None], None, None)
+
+
+def test_the_rows_of_a_models_inputs() -> None:
+    x, y = torch.randn(3, 2), torch.randn(3)
+    rows = rows_of(((x,), {"y": y, "scale": torch.tensor(2.0), "other": torch.ones(5)}))
+    assert len({*rows}) == 3 and rows == rows_of(((x.clone(), y.clone()), {}))
+    changed = y.clone()
+    changed[1] += 1
+    assert [a == b for a, b in zip(rows, rows_of(((x, changed), {})))] == [True, False, True]
+    assert rows_of((("text",), {})) == []
