@@ -209,9 +209,14 @@ def _cause(ranks: Ranks, step: int, found: Sequence[Array], wanted: Sequence[Arr
 
 
 def _even(ranks: Ranks, step: int) -> bool:
-    """Whether the losses of all ranks are known to be of as many rows and targets in each micro-batch of a step."""
+    """Whether the losses of all ranks are known to be of as many rows and targets in each micro-batch of a step. A sum
+    may be divided by other numbers than it counts, those of tokens that a mask leaves: it needs the same weights."""
     counts = [[(len(m.rows), *(term.count for term in m.losses)) for m in rank.steps[step].micro] for rank in ranks]
-    return all(of == counts[0] for of in counts) and all(len(of) > 1 and all(of) for of in counts[0])
+    weights = [
+        [term.weight for m in rank.steps[step].micro for term in m.losses if term.reduction == "sum"] for rank in ranks
+    ]
+    even = all(of == counts[0] for of in counts) and all(len(of) > 1 and all(of) for of in counts[0])
+    return even and all(of == weights[0] for of in weights)
 
 
 def _rates(found: Replayed, ranks: Ranks, one: ScriptRecord) -> Finding:
