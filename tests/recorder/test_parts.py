@@ -296,3 +296,10 @@ def test_whether_inputs_are_those_of_the_ranks_together(parts: tuple[Tensor, ...
     assert is_joined(((ROWS,), {"rows": ROWS, "scale": 2}), [((p,), {"rows": p, "scale": 2}) for p in parts]) == same
     assert not is_joined(((ROWS,), {"scale": 2}), [((p,), {"scale": 3}) for p in parts])
     assert not is_joined({"rows": ROWS}, [{"inputs": p} for p in parts])
+
+
+def test_a_replay_that_does_not_begin_has_a_record(tmp_path: Path) -> None:
+    """It ends before the hooks are installed in torch, where the script cannot be played in one process."""
+    recorder = Recorder(ScriptPlan(str(tmp_path), 0.0, "train.py"), World.from_env({}), lambda _: None)
+    found = recorder.record("itself")
+    assert (found.steps, found.saves) == ([], [])

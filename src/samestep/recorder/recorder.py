@@ -68,7 +68,7 @@ class Recorder:
         self.timed, self._step_s, self._stepped_at = Timed(), list[float](), time.perf_counter()
         self._closures, self.randoms = Closures(self._folder, world.rank), Randoms()
         self.flattened, self.loaders = Flattened(world.size), Loaders(self.timed, self.randoms.begin_pass)
-        self.evaluations = Evaluations(self.loaders)
+        self.evaluations, self._saves = Evaluations(self.loaders), Saves()
 
     def attach(self) -> None:
         """Installs the hooks in torch. The script is not changed."""
@@ -82,7 +82,7 @@ class Recorder:
         patch_autocast(lambda dtype: self.window.computed.add(str(dtype).removeprefix("torch.")))
         self.loaders.attach()
         patch_schedulers(self._schedulers.append)
-        self._saves = Saves(lambda: len(self.steps))
+        self._saves.attach(lambda: len(self.steps))
 
     def begin(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Records the steps of this optimizer alone, from this model's present weights on."""

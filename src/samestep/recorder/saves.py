@@ -13,10 +13,13 @@ from samestep.records.beside_steps import SaveSeen
 
 
 class Saves:
-    """The files that this process writes with torch.save from now on. steps_done: returns the steps taken so far."""
+    """The files that this process writes with torch.save, from `attach` on."""
 
-    def __init__(self, steps_done: Callable[[], int]) -> None:
+    def __init__(self) -> None:
         self._step_of: dict[str, int] = {}  # file -> the steps before it was first written
+
+    def attach(self, steps_done: Callable[[], int]) -> None:
+        """Records calls of torch.save. steps_done: returns the optimizer steps taken so far."""
         save = torch.save
 
         @functools.wraps(save)
