@@ -223,6 +223,20 @@ def test_no_such_command_is_one_sentence(tmp_path: Path) -> None:
     assert done.returncode == 2 and "would be replaced; give another folder with --out" in done.stderr
 
 
+def test_an_argument_that_is_no_utf8_is_passed_on_and_shown_without(tmp_path: Path) -> None:
+    line = [PYTHON, "-m", "samestep", "monitor", "--out", str(tmp_path / "out"), "--", "printf", b"\xff."]
+    done = subprocess.run(line, capture_output=True, timeout=budget())
+    assert (done.returncode, done.stdout) == (0, b"\xff."), done.stderr
+    assert read(UsageSummary, tmp_path / "out" / SUMMARY).command == ("printf", "\N{REPLACEMENT CHARACTER}.")
+    assert (tmp_path / "out" / PAGE).exists()
+
+
+def test_the_exit_code_passes_through_where_stderr_is_closed(tmp_path: Path) -> None:
+    line = f"{PYTHON} -m samestep monitor --out {tmp_path}/out -- sh -c 'exit 6' 2>&-"
+    done = subprocess.run(["sh", "-c", line], stdout=subprocess.PIPE, timeout=budget())
+    assert (done.returncode, done.stdout) == (6, b"")
+
+
 def test_an_interval_without_end_looks_at_the_beginning_and_the_end(tmp_path: Path) -> None:
     done, summary = monitored(tmp_path / "out", "sleep", "0.1", interval=float("inf"))
     assert done.returncode == 0 and summary.samples == 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -51,3 +52,13 @@ def test_a_disk_that_is_full_ends_nothing(tmp_path: Path) -> None:
     (tmp_path / CSV).symlink_to("/dev/full")  # which takes no byte
     for folder in (tmp_path, tmp_path / "missing"):
         assert UsageSampler(folder).close().samples == 2
+
+
+def test_counters_that_were_hidden_once_are_said_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sampler = UsageSampler(tmp_path, interval=1000.0)
+    use = sampler._tree.use
+    monkeypatch.setattr(sampler._tree, "use", lambda: replace(use(), readable=False))
+    sampler.sample()
+    monkeypatch.undo()
+    assert "other users, as under sudo, are not known" in " ".join(sampler.close().notes)
+    assert not UsageSampler(tmp_path, interval=1000.0).close().notes

@@ -31,6 +31,7 @@ def ranks(*cases: tuple[Case, list[Tensors], list[str]]) -> list[CollectiveRank]
         (case("all_reduce", "bxor", "int64"), [[[2.0, 6.0]]] * 2),
         (case("all_reduce", "sum", "bool"), [[[1.0, 1.0]]] * 2),
         (case("all_reduce", "product", "complex64"), [[[-5.0, 10.0]]] * 2),  # (1 + 2i) (3 + 4i)
+        (case("all_reduce", "avg", "complex64"), [[[2.0, 3.0]]] * 2),
         (case("reduce_scatter_tensor", "sum"), [[[4.0]], [[6.0]]]),
         (case("broadcast", root=1), [[[3.0, 4.0]]] * 2),
         (case("all_gather_into_tensor"), [[[1.0, 2.0, 3.0, 4.0]]] * 2),
@@ -69,3 +70,33 @@ def test_only_the_root_holds_what_is_reduced() -> None:
     of = case("reduce", "sum", root=1)
     assert judge_values(ranks((of, [[[9.0, 9.0]], [[4.0, 6.0]]], ["", ""])), "gloo")[0] == 1
     assert judge_values(ranks((of, [[[4.0, 6.0]], [[9.0, 9.0]]], ["", ""])), "gloo")[0] == 0
+
+
+FOUR = [[[float(10 * rank + part)] for part in range(4)] for rank in range(4)]  # a tensor for each rank
+AFTER_FOUR: list[tuple[str, list[Tensors]]] = [
+    ("send_recv", [FOUR[0], FOUR[0], FOUR[2], FOUR[2]]),
+    ("isend_irecv", [FOUR[0], FOUR[0], FOUR[2], FOUR[2]]),
+    ("batch_isend_irecv", [FOUR[3], FOUR[0], FOUR[1], FOUR[2]]),
+    ("broadcast", [FOUR[2]] * 4),
+    ("scatter", [[[20.0]], [[21.0]], [[22.0]], [[23.0]]]),
+    ("gather", [[], [], [[0.0], [10.0], [20.0], [30.0]], []]),
+    ("all_to_all", [[[float(10 * giver + place)] for giver in range(4)] for place in range(4)]),
+]
+
+
+@pytest.mark.parametrize(("name", "after"), AFTER_FOUR, ids=[name for name, _ in AFTER_FOUR])
+def test_four_ranks_tell_the_next_from_the_one_before_and_the_root_from_the_rest(
+    name: str, after: list[Tensors]
+) -> None:
+    """The ranks of a sub-group: their numbers are not their places in it."""
+    members = (1, 3, 4, 6)
+    of = Case(name, "float32", "", "sub-group", members, root=4)
+
+    def wrong_ranks(after: list[Tensors]) -> list[int]:
+        held = [CollectiveRank([Held(rank, of, FOUR[n], after[n])]) for n, rank in enumerate(members)]
+        return [each.rank for each in judge_values(held, "gloo")[1]]
+
+    assert wrong_ranks(after) == []
+    for place, rank in enumerate(members):
+        off: Tensors = [*after[place], [-1.0]]  # one more tensor, also where there should be none
+        assert wrong_ranks([*after[:place], off, *after[place + 1 :]]) == [rank]

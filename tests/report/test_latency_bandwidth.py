@@ -102,3 +102,19 @@ def test_the_page_has_both_figures_and_every_collective() -> None:
     assert text.count("<svg") == 2
     assert all(f"<b>{name}</b>" in text for name in COLLECTIVES)
     assert "a &lt;processor&gt;" in text
+
+
+def test_two_pieces_need_no_more_points_than_each_of_them() -> None:
+    sizes = [1, 10, 100, 1000, 10_000, 100_000]
+    seconds = [1e-4, 1e-4, 1e-4, 1e-1, 1.0, 10.0]
+    found = fit(sizes, seconds)
+    assert [(piece.first_size, piece.last_size) for piece in found] == [(1, 100), (1000, 100_000)]
+    curve = CollectiveCurve("all_reduce", "float32", [], found)
+    assert curve.seconds(100) == pytest.approx(1e-4) and curve.seconds(1000) == pytest.approx(1e-1)
+
+
+def test_times_that_scatter_are_one_piece() -> None:
+    """More pieces always leave a smaller error; one that halves it is worth it alone."""
+    sizes = [4**power for power in range(5, 14)]
+    seconds = [(1e-4 + 1e-8 * size) * (1.1 if place % 2 else 0.9) for place, size in enumerate(sizes)]
+    assert len(fit(sizes, seconds)) == 1

@@ -5,7 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from samestep.world.process_tree import ProcessTree
+import psutil
+import pytest
+
+from samestep.world import process_tree
+from samestep.world.process_tree import ProcessTree, TreeUse
 
 BURN_S = 0.4
 # Its child takes BURN_S of CPU time, and has ended when it prints; it lives on until its input ends.
@@ -29,3 +33,26 @@ def test_a_child_that_has_ended_counts_while_its_parent_goes_on() -> None:
     ended = tree.use()
     assert used.cpu_s <= ended.cpu_s <= used.cpu_s + 1.0, "counted twice, once the parent has ended as well"
     assert parent.pid not in tree.pids()
+
+
+def test_what_children_read_and_wrote_that_have_ended_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = ProcessTree()
+    before = process_tree._rusage()
+    ended = TreeUse(0, before.cpu_s + 3.0, 0, before.read + 512, before.written + 1024)
+    monkeypatch.setattr(process_tree, "_rusage", lambda: ended)
+    used = tree.use()
+    assert (used.read, used.written, used.readable) == (512, 1024, True)
+    assert used.cpu_s == pytest.approx(3.0)
+
+
+def test_disk_counters_that_another_user_keeps_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(process: psutil.Process) -> None:
+        raise psutil.AccessDenied(process.pid)
+
+    line = [sys.executable, "-S", "-c", "import sys; sys.stdin.read()"]
+    with subprocess.Popen(line, stdin=subprocess.PIPE) as child:
+        tree = ProcessTree()
+        assert tree.use().readable
+        monkeypatch.setattr(psutil.Process, "io_counters", refused)
+        used = tree.use()
+        assert child.pid in tree.pids() and used.processes and not used.readable

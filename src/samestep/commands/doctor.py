@@ -90,7 +90,7 @@ def _seat(setup: Setup, nproc: int | None, job: str) -> Seat:
         return Seat(replace(place, nnodes=1, master=Machines().master, contradiction=str(error)))
     if rank:
         return _seat_of_rank(place, rank, options.timeout_s)
-    nproc = nproc or nvidia.count() or 2
+    nproc = nproc or nvidia.visible() or 2
     try:
         machines = machines_of(setup, os.environ)
     except UserError:

@@ -46,5 +46,10 @@ class Droppable:
 
 def survive_lost_output() -> None:
     """Keeps this process running where its output cannot be written: results are files, stderr has messages only."""
-    sys.stdout = cast(TextIO, Droppable(sys.stdout, any_error=False))
-    sys.stderr = cast(TextIO, Droppable(sys.stderr, any_error=True))
+    sys.stdout = cast(TextIO, Droppable(_opened(sys.stdout), any_error=False))
+    sys.stderr = cast(TextIO, Droppable(_opened(sys.stderr), any_error=True))
+
+
+def _opened(stream: TextIO | None) -> TextIO:
+    """Returns the stream; one that goes nowhere for one that the shell has closed (2>&-), which Python has as None."""
+    return stream or open(os.devnull, "w")

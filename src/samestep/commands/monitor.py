@@ -114,6 +114,7 @@ def _report(folder: Path, sampler: UsageSampler, words: Sequence[str], code: int
     """Writes usage.json and usage.html, and says what was used."""
     from samestep.report.usage_page import usage_page
 
+    words = [os.fsencode(word).decode(errors="replace") for word in words]  # files of text take no other bytes
     summary = sampler.close(words, code)
     for sentence in usage_text.sentences(summary):
         say(sentence)

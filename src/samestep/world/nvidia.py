@@ -5,8 +5,10 @@ NVML needs nvidia-ml-py (`pip install nvidia-ml-py`), which is not a requirement
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from importlib.util import find_spec
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,6 +20,16 @@ def count() -> int:
     """Counts the GPUs."""
     folder = DRIVER / "gpus"
     return len(list(folder.iterdir())) if folder.is_dir() else 0
+
+
+def visible() -> int:
+    """Counts the GPUs that CUDA_VISIBLE_DEVICES leaves: those before its first entry that names none."""
+    gpus, given = count(), os.environ.get("CUDA_VISIBLE_DEVICES")
+    if given is None or not gpus:
+        return gpus
+    entries = [entry.strip() for entry in given.split(",")]
+    is_one = lambda entry: entry.startswith(("GPU-", "MIG-")) or (entry.isdecimal() and int(entry) < gpus)  # noqa: E731
+    return len(list(takewhile(is_one, entries)))
 
 
 def open_nvml() -> tuple[str, Any, list[Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 import tempfile
 import time
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ from samestep.world.checks import GIB, MIB, Finding, Place, fail, ok, on_each, w
 
 GROUP = "host"
 WRITTEN = 16 << 20  # bytes
+BIG = "ulimit -f unlimited   # where it is refused: 'fsize' in /etc/security/limits.conf"
 
 
 @dataclass(frozen=True)
@@ -32,12 +34,17 @@ class Folder:
 
 @dataclass(frozen=True)
 class Facts:
+    """refused: TMPDIR, where Python's temporary files are elsewhere, as in it none can be made; '' otherwise."""
+
     out: Folder
     temporary: Folder
+    refused: str = ""
 
 
 def probe(place: Place) -> Facts:
-    return Facts(_folder(Path(place.out)), _folder(Path(tempfile.gettempdir()), written=1 << 20))
+    used, asked = tempfile.gettempdir(), os.environ.get("TMPDIR", "")
+    refused = asked if asked and os.path.abspath(asked) != used else ""
+    return Facts(_folder(Path(place.out)), _folder(Path(used), written=1 << 20), refused)
 
 
 def _folder(asked: Path, written: int = WRITTEN) -> Folder:
@@ -67,11 +74,19 @@ def _judge(seen: Facts) -> list[Finding]:
     found = _room(seen.out, "--out", "samestep run … --out /ANOTHER/DISK")
     if seen.temporary.path != seen.out.path:
         found += _room(seen.temporary, "temporary files", "export TMPDIR=/ANOTHER/DISK")
+    if seen.refused:
+        found += warn(
+            f"in TMPDIR={seen.refused} no file can be made: Python takes {seen.temporary.path} instead, and other "
+            "programs may fail",
+            f"mkdir -p {shlex.quote(seen.refused)}   # or: export TMPDIR={shlex.quote(seen.temporary.path)}",
+        )
     free = f"{seen.out.free / GIB:,.1f} GiB free"
     return found or ok(f"{seen.out.path}: {free}, {seen.out.mib_s:,.0f} MiB/s")
 
 
 def _room(seen: Folder, what: str, mend: str) -> list[Finding]:
+    if seen.error.startswith("EFBIG"):
+        return fail(f"{seen.path}, for {what}, takes no large file: a limit of this shell's (ulimit -f)", BIG)
     if seen.error:
         return fail(f"{seen.path}, for {what}, takes no file ({seen.error})", mend)
     if seen.nodes is not None and seen.nodes < 1000:

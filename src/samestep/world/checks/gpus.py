@@ -45,7 +45,7 @@ class Facts:
 def probe(place: Place) -> Facts:
     missing, nvml, handles = nvidia.open_nvml()
     if missing:
-        return Facts(missing)
+        return Facts(missing, nproc=place.nproc, wanted=place.device)
     pairs = [
         (one, other)
         for one in range(len(handles))
@@ -84,6 +84,10 @@ def judge(facts: Mapping[str, Facts]) -> list[Finding]:
 def _judge(seen: Facts) -> list[Finding]:
     if seen.missing or not seen.gpus or seen.wanted == "cpu":
         said = seen.missing or f"{len(seen.gpus)} GPUs; none is asked for"
+        if seen.missing and seen.wanted.startswith("cuda"):
+            return unknown(
+                f"{said}, and --device {seen.wanted} asks for a GPU: the check torch_build tells whether torch has one"
+            )
         return unknown(said) if "nvidia-ml-py" in said or "NVML" in said else ok(said)
     count, found = len(seen.gpus), list[Finding]()
     if seen.nproc > count:

@@ -44,7 +44,8 @@ def judge(facts: Mapping[str, Facts]) -> list[Finding]:
 
 
 def _judge(seen: Facts) -> list[Finding]:
-    export = f"export GLOO_SOCKET_IFNAME={seen.chosen or seen.route or ('lo' if seen.nnodes == 1 else 'eth0')}"
+    route = "" if seen.route == "lo" and seen.nnodes > 1 else seen.route  # the master's name may be this machine's own
+    export = f"export GLOO_SOCKET_IFNAME={route or ('lo' if seen.nnodes == 1 else 'eth0')}"
     scripts = "samestep run sets GLOO_SOCKET_IFNAME itself; a script under torchrun does not"
     shown = f"{seen.name} is {', '.join(seen.addresses) or 'unknown'} on this machine"
     if seen.chosen:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -81,6 +82,7 @@ def _judge(seen: Facts) -> list[Finding]:
         )
     for path in seen.shadows:
         found += warn(
-            f"{path} hides Python's module of that name from every script that runs here", f"mv {path} {path[:-3]}_.py"
+            f"{path} hides Python's module of that name from every script that runs here",
+            f"mv {shlex.quote(path)} {shlex.quote(f'{path[:-3]}_.py')}",
         )
     return found or ok(f"Python of {seen.prefix}")

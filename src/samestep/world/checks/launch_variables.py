@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -11,21 +12,25 @@ from samestep.world.checks import Finding, Place, fail, ok, on_each, warn
 GROUP = "launch"
 RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 MEETING = ("MASTER_ADDR", "MASTER_PORT")
+OUTER = ("HOROVOD_", "OMPI_", "SLURM_", "TORCHELASTIC_")  # how the variables of launchers begin
 
 
 @dataclass(frozen=True)
 class Facts:
     """contradiction: the sentence of the error; '' for none. left: the variables of RANKS and MEETING that are set
-    though no launcher has started this command. started_by: the launcher; '' without one."""
+    though no launcher has started this command. started_by: the launcher; '' without one. outer:
+    the names that begin as OUTER."""
 
     contradiction: str
     left: Mapping[str, str] = field(default_factory=dict)
     started_by: str = ""
+    outer: tuple[str, ...] = ()
 
 
 def probe(place: Place) -> Facts:
     found = {name: os.environ[name] for name in (*RANKS, *MEETING) if name in os.environ}
-    return Facts(place.contradiction, found if not place.started_by else {}, place.started_by)
+    outer = tuple(sorted(name for name in os.environ if name.startswith(OUTER)))
+    return Facts(place.contradiction, found if not place.started_by else {}, place.started_by, outer)
 
 
 def judge(facts: Mapping[str, Facts]) -> list[Finding]:
@@ -34,7 +39,9 @@ def judge(facts: Mapping[str, Facts]) -> list[Finding]:
 
 def _judge(seen: Facts) -> list[Finding]:
     if seen.contradiction:
-        left = [name for name in seen.left if name in RANKS]
+        lacking = re.search(r"\(no ([A-Z]+_)", seen.contradiction)  # one of a launcher's: its others are left over
+        left = [name for name in seen.outer if lacking and name.startswith(lacking[1])]
+        left = left or [name for name in seen.left if name in RANKS]
         return fail(seen.contradiction, f"unset {' '.join(left)}" if left else "")
     found = []
     port = seen.left.get("MASTER_PORT", "1")

@@ -33,6 +33,7 @@ class Facts:
     nccl: str = ""
     gloo: bool = True
     wanted: str = "auto"
+    nproc: int = 1
 
 
 def probe(place: Place) -> Facts:
@@ -60,7 +61,7 @@ def probe(place: Place) -> Facts:
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
     gloo = dist.is_available() and dist.is_gloo_available()
     built = (torch.__version__, torch.version.cuda or "", driver, gpus, seen, hidden, tuple(foreign), nccl, gloo)
-    return Facts("", *built, wanted=place.device)
+    return Facts("", *built, wanted=place.device, nproc=place.nproc)
 
 
 def judge(facts: Mapping[str, Facts]) -> list[Finding]:
@@ -68,10 +69,15 @@ def judge(facts: Mapping[str, Facts]) -> list[Finding]:
 
 
 def _judge(seen: Facts) -> list[Finding]:
+    if variable := re.search(r"value of ((?:TORCH|NCCL|GLOO)_[A-Z_]+)", seen.error):
+        return fail(f"torch does not import: {seen.error}", f"unset {variable[1]}")
     if seen.error:
         return fail(f"torch does not import: {seen.error}", "pip install --force-reinstall --no-cache-dir torch")
     if not seen.gloo:
         return fail("this build of torch has no gloo, so ranks on CPUs cannot communicate", f"# another: {INSTALL}")
+    if seen.wanted.startswith("cuda") and not seen.seen and not seen.gpus:
+        said = f"--device {seen.wanted} asks for a GPU, and torch {seen.torch} sees none: no NVIDIA driver is here"
+        return fail(said, "samestep run … --device cpu")
     if not seen.gpus or seen.wanted == "cpu":
         return ok(f"torch {seen.torch} {'for CUDA ' + seen.cuda if seen.cuda else 'for CPUs'}; no GPU is asked for")
     has = f"this machine has {seen.gpus} GPU{'s' * (seen.gpus > 1)} (driver {seen.driver})"
@@ -84,6 +90,9 @@ def _judge(seen: Facts) -> list[Finding]:
             f"{has}, and torch {seen.torch} for CUDA {seen.cuda} can use none: the driver may be too old for it",
             f"nvidia-smi   # shows the driver's CUDA; then install torch for it: {INSTALL}",
         )
+    if seen.hidden is not None and seen.nproc > seen.seen:
+        said = f"CUDA_VISIBLE_DEVICES='{seen.hidden}' leaves {seen.seen} to {seen.nproc} ranks"
+        return fail(f"{has}, and {said}", f"unset CUDA_VISIBLE_DEVICES   # or: --nproc {seen.seen}")
     if seen.foreign:
         return fail(f"torch {seen.torch} has no code for {', '.join(seen.foreign)}", f"# another build: {INSTALL}")
     if not seen.nccl:

@@ -4,6 +4,7 @@ library reads."""
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -41,7 +42,9 @@ def judge(facts: Mapping[str, Facts]) -> list[Finding]:
             if name.endswith(("_IFNAME", "_FILE")):
                 continue  # interfaces may have other names on each machine
             value = next(seen.values[name] for seen in facts.values() if name in seen.values)
-            found += warn(f"{name} is not the same on all machines ({says})", f"export {name}={value}   # on each")
+            found += warn(
+                f"{name} is not the same on all machines ({says})", f"export {name}={shlex.quote(value)}   # on each"
+            )
     return found or [Finding("OK", "no variable of NCCL, gloo or torch is set")]
 
 
@@ -54,13 +57,17 @@ def _judge(name: str, seen: Facts) -> Iterator[Finding]:
     shown = f"{name}={value}: {known.meaning}"
     absent = _absent(known, seen)
     plain = value.strip().strip("'\"")
-    if plain != value:
-        yield Finding("WARN", f"{name}={value!r} has spaces or quotes in its value", f"export {name}={plain}")
+    if not value and name.startswith("NCCL_"):
+        yield Finding("OK", f"{name} is empty, which NCCL ignores")
+    elif plain != value:
+        yield Finding(
+            "WARN", f"{name}={value!r} has spaces or quotes in its value", f"export {name}={shlex.quote(plain)}"
+        )
     elif known.instead:
         yield Finding(
             "WARN",
             f"{name} is now {known.instead}, and may be ignored",
-            f"unset {name}; export {known.instead}={value}",
+            _renamed(name, known.instead, value),
         )
     elif known.values and (value.upper() if name in FREE_CASE else value) not in known.values:
         status = "FAIL" if name in ("TORCH_DISTRIBUTED_DEBUG", "GLOO_DEVICE_TRANSPORT") else "WARN"
@@ -95,4 +102,4 @@ def _unknown(name: str, value: str) -> Finding:
 
 
 def _renamed(name: str, right: str, value: str) -> str:
-    return f"unset {name}; export {right}={value}"
+    return f"unset {name}; export {right}={shlex.quote(value)}"
