@@ -71,3 +71,11 @@ def test_a_tied_weight_that_is_loaded_apart_has_a_name() -> None:
     apart = [{**shards(6)[0], "weights of other": piece(0, 6)}]
     ((name, _, want, got),) = _differing(shards(6), apart, 1e-12)
     assert "tied weight" in state_cause(name, want, got, other=False)
+
+
+def test_an_evaluation_that_is_counted_twice_is_seen() -> None:
+    one = {"evaluations ['curve'][0]['step']": TensorSeen(1, 1, 4.0, 4.0)}
+    two = {**one, "evaluations ['curve'][1]['step']": TensorSeen(1, 1, 4.0, 4.0)}
+    ((name, rank, want, got),) = _differing([one, {}], [two, {}], 1e-12)
+    assert (rank, want, got) == (0, "absent", 4.0)
+    assert "counted twice" in state_cause(name, want, got, other=False)

@@ -21,6 +21,7 @@ from samestep.rank import graceful_stop
 from samestep.rank.checkpoint_files import Saved
 from samestep.rank.checkpoint_state import TrainingState
 from samestep.rank.checkpoints import Checkpoints, StopAfter
+from samestep.rank.ema import Ema
 from samestep.rank.observer import Observer
 from samestep.rank.packed import pack, unpack
 from samestep.records.checkpoint import Every
@@ -165,3 +166,32 @@ def test_buffers_are_seen_as_they_were_before_the_first_forward_pass() -> None:
     assert observer.state["buffer running_mean"] == loaded
     observer.note_state(None)
     assert observer.state["buffer running_mean"] != loaded
+
+
+def test_a_later_damaged_checkpoint_does_not_cost_those_that_are_written(tmp_path: Path) -> None:
+    """A training that began again before it must find what it wrote since: with --keep 1, that is all there is."""
+    (tmp_path / "step-9").mkdir()
+    checkpoints = Checkpoints(tmp_path, World(), None, keep=1)
+    for done in (1, 2):
+        checkpoints.take(done, {"position": done}, [])
+        checkpoints.close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-2", "step-9"]
+    found = Checkpoints(tmp_path, World(), None).load()
+    assert found is not None
+    assert found.manifest.step == 2
+
+
+def test_the_checkpoint_of_another_optimizer_is_one_sentence(tmp_path: Path) -> None:
+    """Such as a named one, after the job's file was edited: Adam would fail on SGD's state, or SGD train without it."""
+    model, optimizer = _stepped()
+    checkpoints = Checkpoints(tmp_path, World(), None)
+    checkpoints.take(1, TrainingState(World(), model, optimizer, {}, recipe=["AdamW"]).tree(None), [])
+    checkpoints.close()
+    saved, other = Saved(tmp_path / "step-1"), torch.optim.SGD(model.parameters(), momentum=0.9)
+    with pytest.raises(UserError, match=r"has the state of AdamW, and the job's optimizer is SGD, .* give --init"):
+        TrainingState(World(), model, other, {}, recipe=["SGD"]).load(saved, in_epoch=False)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    with pytest.raises(UserError, match="has no state of the scheduler, which the job needs"):
+        TrainingState(World(), model, optimizer, {"scheduler": scheduler}).load(saved, in_epoch=False)
+    with pytest.raises(UserError, match="has no average of the weights, which the job needs"):
+        TrainingState(World(), model, optimizer, {}).load_ema(saved, Ema(model, 0.9))

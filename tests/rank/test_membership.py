@@ -173,3 +173,14 @@ def test_a_rank_that_asks_who_is_lost_is_not_taken_for_one_that_hangs(
     with pytest.raises(LostPeer), _naming_the_lost(members, PLACES[0]):
         raise RuntimeError("[x/gloo/tcp.cc:1] gloo: Connection closed by peer [10.0.0.1]:1")
     assert seen == [ENDING]
+
+
+@pytest.mark.parametrize(("local_size", "told"), [(2, True), (1, False)])
+def test_a_rank_of_one_machine_that_is_lost_has_ended_quietly(
+    local_size: int, told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No network lies between, and a launcher reports every end but that with exit code 0."""
+    monkeypatch.setattr("samestep.rank.membership.ANSWER_S", 0)
+    lost = Membership(HashStore(), replace(PLACES[0], local_size=local_size)).lost(RuntimeError("closed by peer"))
+    assert "rank 1 is lost: no sign of life" in str(lost)
+    assert ("ended with exit code 0 (os._exit in the job" in str(lost)) == told

@@ -3,7 +3,9 @@
 import os
 import re
 import signal
+import subprocess
 import time
+import unittest
 
 import pytest
 import torch
@@ -90,6 +92,7 @@ def test_after_a_broken_group():
 
 @ranks(2, timeout=1)
 def test_sleeps():
+    print("started", subprocess.Popen(["sleep", "1000"]).pid)
     if dist.get_rank() == 0:
         time.sleep(1000)
     dist.all_reduce(torch.ones(3))
@@ -203,3 +206,41 @@ def test_threads_after_a_failure():
     gradients = [torch.empty(1, 2) for _ in range(4)]
     dist.all_gather(gradients, model.module.weight.grad)
     assert [gradient.tolist() for gradient in gradients] == [[[1.5, 1.5]]] * 4
+
+
+@ranks(2)
+def test_subtests_fail(subtests):
+    for number in range(3):
+        with subtests.test(number=number):
+            assert number < 1 + dist.get_rank()
+
+
+@ranks(2)
+class TestUnittest(unittest.TestCase):
+    def test_subtests(self):
+        for number in range(2):
+            with self.subTest(number=number):
+                assert number == 0
+
+
+@ranks(2)
+def test_calls_pytest_exit():
+    if dist.get_rank() == 1:
+        pytest.exit("enough")
+
+
+@ranks(2)
+def test_raises_an_interrupt():
+    if dist.get_rank() == 1:
+        raise KeyboardInterrupt
+
+
+@ranks(2)
+def test_forks():
+    if copy := os.fork():
+        os.waitpid(copy, 0)
+
+
+@ranks(2)
+def test_after_a_fork():
+    dist.barrier()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from testing.runs import run
@@ -36,6 +38,8 @@ PASSED = [
     "test_after_a_death",
     "test_threads",
     "test_threads_after_a_failure",
+    "test_forks",
+    "test_after_a_fork",
 ]
 
 
@@ -79,6 +83,13 @@ def test_passes(name: str, printed: str) -> None:
                 *("Captured stdout call, threads -", "[rank 0] printed by 0", "[rank 3] printed by 3"),
             ],
         ),
+        (
+            "test_subtests_fail",
+            ["contains 2 failed subtests", "(number=1) ----", "assert 1 < (1 + 0)", "contains 1 failed subtest\n"],
+        ),
+        ("TestUnittest.test_subtests", ["contains 1 failed subtest\n", "(number=1) ----", "assert 1 == 0"]),
+        ("test_calls_pytest_exit", ["---- rank 1 ----\ncalled pytest.exit: enough\n"]),
+        ("test_raises_an_interrupt", ["KeyboardInterrupt was raised at ", ", in test_raises_an_interrupt"]),
         ("test_a_thread_sleeps", ["---- rank 3 ----", "time.sleep(1000)", "---- rank 0 ----", "dist.barrier()"]),
     ],
 )
@@ -104,7 +115,20 @@ def test_fixtures_of_a_module_are_evaluated_once_on_each_rank(printed: str) -> N
         assert printed.count(f"opened by {rank}\n") == 1
 
 
+def test_what_a_killed_rank_has_started_ends_with_it(printed: str) -> None:
+    started = [int(pid) for pid in re.findall(r"^started (\d+)$", printed, re.M)]
+    assert started
+    assert [pid for pid in started if is_running(pid)] == []
+
+
+def is_running(pid: int) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        process = psutil.Process(pid)
+        return process.name() == "sleep" and process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
 def test_nothing_is_counted_twice(printed: str) -> None:
     # test_teardown_fails has passed, and its teardown is an error, as in pytest
     counts = dict((word, int(number)) for number, word in re.findall(r"(\d+) (\w+)[, ]", printed.splitlines()[-1]))
-    assert counts == {"failed": 11, "passed": len(PASSED) + 1, "skipped": 2, "xfailed": 1, "errors": 3}
+    assert counts == {"failed": 15, "passed": len(PASSED) + 1, "skipped": 2, "xfailed": 1, "errors": 3}

@@ -142,3 +142,37 @@ def test_ranks_that_are_not_forked(tmp_path: Path) -> None:
     lines = ["from samestep.launch import fork_client", "fork_client.fork = fork_client.start = lambda *_: None"]
     (tmp_path / "conftest.py").write_text("\n".join(lines))
     assert "1 failed, 2 passed" in run(tmp_path, HEAD + SOME).stdout
+
+
+def test_a_fixture_of_the_session_that_fails_in_its_teardown(tmp_path: Path) -> None:
+    """It ends with the last test on its ranks, which reports it, though a test without ranks follows."""
+    source = """
+import pytest
+
+@pytest.fixture(scope="session")
+def opened():
+    yield
+    print("torn", os.environ["RANK"])
+    assert os.environ["RANK"] == "0"
+
+def test_before():
+    pass
+
+@ranks(2)
+def test_first(opened):
+    pass
+
+def test_between():
+    pass
+
+@ranks(2)
+def test_last(opened):
+    pass
+
+def test_after():
+    pass
+"""
+    done = run(tmp_path, HEAD + source)
+    assert "5 passed, 1 error" in done.stdout, done.stdout
+    assert "ERROR at teardown of test_last" in done.stdout
+    assert [done.stdout.count(f"torn {rank}\n") for rank in range(2)] == [1, 1]

@@ -166,7 +166,7 @@ def _differing(
                 if abs(want.mixed - got.mixed) > close or abs(want.magnitude - got.magnitude) > close:
                     yield name, rank, want.magnitude, got.magnitude
     for name, seen in after[0].items():
-        if name.startswith("weights of ") and name not in before[0]:
+        if name.startswith(("weights of ", "evaluations ")) and name not in before[0]:
             yield name, 0, "absent", seen.magnitude
 
 

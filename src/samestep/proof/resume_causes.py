@@ -24,6 +24,8 @@ def state_cause(name: str, want: Any, got: Any, other: bool) -> str:
     part = name.partition(" [")[0].partition("[")[0].strip()
     lost = "was not restored" if got == "lost" else "began anew" if got == 0.0 else "is another than was saved"
     where = ", on the new number of ranks" if other else ""
+    if want == "absent" and part == "evaluations":
+        return "the evaluations so far are more than were saved: one is counted twice, and patience may end it early"
     if want == "absent":
         return f"{of} is a parameter of its own after loading: a tied weight was saved once, and loaded apart"
     if kind == "weights":

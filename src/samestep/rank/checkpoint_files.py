@@ -119,9 +119,13 @@ def newest(folder: Path, passed_over: Callable[[str], None]) -> Path | None:
     return None
 
 
-def prune(folder: Path, keep: int) -> None:
-    """Removes all but the newest `keep` checkpoints."""
-    for step in steps_in(folder)[keep:]:
+def prune(folder: Path, keep: int, newest: int) -> None:
+    """Removes all but `keep` checkpoints: that of step `newest`, which was just written, and those before it.
+
+    A later one is damaged, or from before the training continued at an earlier one: it must not count in place of one
+    that was just written, which would be removed at once.
+    """
+    for step in [step for step in steps_in(folder) if step <= newest][keep:]:
         gone = folder / f".step-{step}.gone"  # renamed first: a half-removed one must not look complete
         os.replace(folder / f"step-{step}", gone)
         shutil.rmtree(gone, ignore_errors=True)

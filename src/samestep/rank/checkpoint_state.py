@@ -1,6 +1,7 @@
 """What a checkpoint holds of a training, in one form for all engines: everything by the name of its parameter.
 
     model         name -> parameter, and what a module's get_extra_state returns
+    recipe        the names of the classes of the job's optimizers
     optimizer     name -> key -> value, as momentum_buffer; groups: the numbers of each parameter group
     ema           name -> average
     scheduler, evaluation_scheduler, scaler: their state dicts
@@ -44,7 +45,7 @@ class TrainingState:
 
     others: name -> what has a state dict: the schedulers and the scaler. whole: returns the full state dict; None: the
     module's own tensors are saved, of shards each rank's. fragments: of the parameters, where the optimizer has flat
-    ones instead.
+    ones instead. recipe: the names of the classes of the job's optimizers; empty: not known.
     """
 
     world: World
@@ -54,6 +55,7 @@ class TrainingState:
     carried: CarriedState | None = None
     whole: Callable[[], Tree] | None = None
     fragments: Sequence[Fragment] = ()
+    recipe: Sequence[str] = ()
 
     def tree(self, ema: Ema | None) -> Tree:
         """Returns what this rank gives to a checkpoint."""
@@ -75,6 +77,7 @@ class TrainingState:
             tree["ranks"][str(self.world.rank)]["carried"] = self.carried.state_dict()
         if self.world.rank == 0:
             tree["groups"] = [plain_numbers(group) for group in self.optimizer.param_groups]
+            tree["recipe"] = list(self.recipe)
             tree["flat"] = bool(self.fragments)
             tree["extra"] = {name: module.get_extra_state() for name, module in with_extra_state(self.model)}
             tree |= {name: part.state_dict() for name, part in self.others.items()}
@@ -117,6 +120,8 @@ class TrainingState:
 
     def load_ema(self, saved: Saved, ema: Ema) -> None:
         """Gives the averages of the weights what is in a checkpoint."""
+        if "ema" not in saved.state:
+            raise UserError(_lacks(saved, "average of the weights"))
         for name, average, parameter in ema.named(self.model):
             shape, offset = place_of(parameter)
             average.copy_(saved.tensor(saved.state["ema"][name], offset, shape))
@@ -184,11 +189,24 @@ class TrainingState:
                 f"the checkpoint {saved.folder} is of another model: {first_few(sorted(differ))} differ in shape, or "
                 "are in one of them only; give the job and the settings that it was made with"
             )
+        there_recipe = saved.state.get("recipe")
+        if there_recipe and self.recipe and there_recipe != list(self.recipe):
+            raise UserError(
+                f"the checkpoint {saved.folder} has the state of {', '.join(there_recipe)}, and the job's optimizer is "
+                f"{', '.join(self.recipe)}, which cannot continue it; to begin with trained weights, give --init"
+            )
+        for name in self.others:
+            if name != "scaler" and name not in saved.state:
+                raise UserError(_lacks(saved, f"state of the {name.replace('_', ' ')}"))
         if len(saved.state["groups"]) != len(self.optimizer.param_groups):
             raise UserError(
                 f"the checkpoint {saved.folder} has {len(saved.state['groups'])} parameter groups, and the optimizer "
                 f"{len(self.optimizer.param_groups)}; give the job and the settings that it was made with"
             )
+
+
+def _lacks(saved: Saved, what: str) -> str:
+    return f"the checkpoint {saved.folder} has no {what}, which the job needs; give the job that it was made with"
 
 
 def named_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:

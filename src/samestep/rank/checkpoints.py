@@ -248,7 +248,7 @@ class Checkpoints:
         try:
             if not failure:
                 complete(self.folder, done, self.engine, self.world.size, self.asked)
-                prune(self.folder, self.keep)
+                prune(self.folder, self.keep, done)
         except OSError as error:
             failure = f"rank 0 cannot write to {self.folder} ({_what(error)})"
         if failure:

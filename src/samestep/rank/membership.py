@@ -130,6 +130,9 @@ class Membership:
                 lost, how = [rank], f"{self._name(rank)} failed: {failed[rank]}"
             elif lost:
                 how = f"{', '.join(map(self._name, lost))} {'is' if len(lost) == 1 else 'are'} lost: no sign of life"
+                # A closed connection on one machine: a launcher reports every other end of a process.
+                if self.world.local_size == self.world.size and "by peer" in detail:
+                    how += ", as of a process that ended with exit code 0 (os._exit in the job, or in a library?)"
             else:
                 return LostPeer(f"a collective failed, though every rank is alive: {detail}", [])
         return LostPeer(f"{how} (reported by {self._name(self.world.rank)}: {detail})", lost)

@@ -57,7 +57,7 @@ class Saving:
         """
         others = {name: part for name, part in parts.items() if part is not None}
         self._evaluator = others.get("evaluations")
-        self._state = TrainingState(self.world, model, optimizer, others, carried, state)
+        self._state = TrainingState(self.world, model, optimizer, others, carried, state, recipe=_recipe(self.job))
         saved = self.checkpoints.load()
         if saved is None:
             return Position()
@@ -88,3 +88,9 @@ class Saving:
         if self.world.rank == 0:
             tree["position"] = asdict(position)
         self.checkpoints.take(position.done, tree, self._evaluator.files() if self._evaluator is not None else ())
+
+
+def _recipe(job: Job) -> list[str]:
+    """Returns the names of the classes of the job's optimizers."""
+    recipes = [phase.optimizer for phase in job.phases] or [job.optimizer]
+    return [recipe.cls.__qualname__ for recipe in recipes]

@@ -14,6 +14,7 @@ import socket
 import sys
 import threading
 import traceback
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
 from multiprocessing.connection import Connection
@@ -86,7 +87,7 @@ def run(address: str) -> None:
     # Plugins that write one file for the whole command do not write it where this attribute exists.
     worker = {"workerid": os.environ.get("PYTEST_XDIST_WORKER", "master"), "workercount": 1}
     config.workerinput = {**worker, "testrunuid": "", "mainargv": sys.argv}  # type: ignore[attr-defined]
-    rank = Rank(connection)
+    rank = Rank(connection, debugs=asked.out is None)
     config.pluginmanager.register(rank, PLUGIN)
     wrap_session(config, lambda config, session: rank.loop(session))
 
@@ -103,16 +104,21 @@ def _print_into(asked: PytestSession) -> None:
 class Rank:
     """A plugin of the rank's pytest session: runs the tests that arrive, and sends their reports."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, *, debugs: bool) -> None:
+        self._debugs = debugs
         self._connection, self._sending = connection, threading.Lock()
         self._tests: queue.Queue[RunTest | None] = queue.Queue()
         self._items: dict[str, pytest.Item] = {}
         self._not_collected: list[str] = []
         self._thread_calls: dict[int, pytest.CallInfo[None] | None] = {}
+        self._failed_subtests: list[pytest.TestReport] = []
+        self._pid = os.getpid()
         self.test: RunTest | None = None
         threading.Thread(target=self._receive, name="samestep", daemon=True).start()
 
     def _send(self, message: object) -> None:
+        if os.getpid() != self._pid:
+            os._exit(1)  # a copy that the test has forked, and whose test has returned, must not answer for the rank
         with self._sending, suppress(BrokenPipeError):
             self._connection.send(message)
 
@@ -133,6 +139,13 @@ class Rank:
             self.test = test
             try:
                 problem = self._run(session, test)
+            except pytest.exit.Exception as error:
+                problem = f"called pytest.exit: {error.msg}"
+            except KeyboardInterrupt as error:  # raised by the test: the terminal's Ctrl-C comes to pytest's process
+                if self._debugs:
+                    raise
+                frame = traceback.extract_tb(error.__traceback__)[-1]
+                problem = f"KeyboardInterrupt was raised at {frame.filename}:{frame.lineno}, in {frame.name}"
             except Exception:
                 problem = traceback.format_exc()
             self._send(Ended(problem))
@@ -151,7 +164,7 @@ class Rank:
         session._setupstate.teardown_exact(item)  # fixtures that the command expected to need again
         self._send(Opened())
         next_node = item.listchain()[test.keep - 1] if test.keep else None
-        self._thread_calls = {}
+        self._thread_calls, self._failed_subtests = {}, []
         session.config.hook.pytest_runtest_protocol(item=item, nextitem=next_node)
         return ""
 
@@ -182,6 +195,9 @@ class Rank:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         assert self.test
+        if hasattr(report, "context"):  # of a subtest; the test's own report follows
+            self._failed_subtests += [report] if report.failed else []
+            return
         config, item = self._config(), self._items.get(report.nodeid)
         reports = {self.test.rank: report}
         if self.test.threads:
@@ -196,12 +212,22 @@ class Rank:
         sys.stderr.flush()
         printed = [os.fstat(number).st_size for number in (1, 2)]
         for rank, each in reports.items():
+            if report.when == "call" and self._failed_subtests:
+                add_subtests(each, self._failed_subtests)
             data = config.hook.pytest_report_to_serializable(config=config, report=each)
             data["user_properties"] = [(name, value) for name, value in data["user_properties"] if is_plain(value)]
             self._send(PhaseReport(rank, data, *printed))
 
     def _config(self) -> pytest.Config:
         return next(iter(self._items.values())).config
+
+
+def add_subtests(report: pytest.TestReport, failed: Sequence[pytest.TestReport]) -> None:
+    """Makes a test fail whose subtests have failed, and shows them in its report."""
+    texts = [f"contains {len(failed)} failed subtest{'s' if len(failed) > 1 else ''}"]
+    texts += [f"---- {subtest.head_line} ----\n{subtest.longreprtext}" for subtest in failed]
+    report.longrepr = "\n".join([*texts, *([report.longreprtext] if report.failed else [])])
+    report.outcome = "failed"
 
 
 def is_plain(value: object) -> bool:

@@ -14,6 +14,7 @@ import pytest
 from samestep.errors import UserError
 from samestep.launch import ports
 from samestep.records.rank_tests import Ended, Opened, PhaseReport, RunTest
+from samestep.testing import MARK
 from samestep.testing.merge import failure, merged
 from samestep.testing.processes import POLL_S, START_S, THREADS, Processes, RankProcess, basetemp_of
 from samestep.testing.results import RankResult
@@ -177,7 +178,7 @@ def _reports(pool: Pool, item: pytest.Item, nextitem: pytest.Item | None, mark: 
         threads=threads,
         backend=mark.kwargs.get("backend", "gloo"),
         timeout_s=float(mark.kwargs.get("timeout", 60)),
-        keep=_shared_collectors(item, nextitem),
+        keep=_shared_collectors(item, _next_there(item, nextitem, size, threads)),
         store="",
         port=0,
         shared_folder="",
@@ -189,6 +190,22 @@ def _reports(pool: Pool, item: pytest.Item, nextitem: pytest.Item | None, mark: 
             return merged(item, pool.run(test, debug))
     except (pytest.fail.Exception, UserError, OSError) as error:
         return failure(item, str(error))
+
+
+def _next_there(item: pytest.Item, nextitem: pytest.Item | None, size: int, threads: bool) -> pytest.Item | None:
+    """Returns the next test that all processes of this one run, too; None: there is none, and their fixtures end now.
+
+    Else a fixture would end with the session, where no test can report that its teardown fails. An xdist worker knows
+    no more than the next test.
+    """
+    later = [nextitem] if nextitem else []
+    if nextitem and not hasattr(item.config, "workerinput") and item in item.session.items:
+        later = item.session.items[item.session.items.index(item) + 1 :]
+    for each in later:
+        mark = each.get_closest_marker(MARK)
+        if mark and bool(mark.kwargs.get("threads")) == threads and (threads or int(mark.args[0]) >= size):
+            return each
+    return None
 
 
 def _shared_collectors(item: pytest.Item, nextitem: pytest.Item | None) -> int:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+import psutil
 import pytest
 
 from samestep.launch import fork_client
@@ -76,9 +77,16 @@ class RankProcess:
         rank = max(self.number, 0)
         return {rank: RankState(rank, dumped.read_text() if dumped.exists() else "", "")}
 
-    def kill(self) -> None:
+    def kill(self, descendants: bool = False) -> None:
+        """Kills it. descendants: and what it has started, which would outlive it."""
+        started: list[psutil.Process] = []
+        with suppress(psutil.Error):
+            started = psutil.Process(self.process.pid).children(recursive=True) if descendants else []
         self.connection.close()
         self.process.kill()
+        for each in started:
+            with suppress(psutil.Error):
+                each.kill()
         self.process.wait()
 
 
@@ -153,9 +161,9 @@ class Processes:
         """Ends processes. hung: those to kill at once; the others may tear their fixtures down first."""
         ending = [self._kept.pop(number) for number in numbers if number in self._kept]
         for process in ending:
-            process.connection.close()
             if process.number in hung:
-                process.process.kill()
+                process.kill(descendants=True)
+            process.connection.close()
         until = time.monotonic() + CLOSE_S
         for process in ending:
             with suppress(subprocess.TimeoutExpired):
