@@ -148,6 +148,10 @@ def train(job: Job, world: World, run: Run, *, precision: Literal["full", "bf16"
             return self.loss * run.schedule.micro_batches  # by which the Trainer divides
 
     class Steps(TrainerCallback):
+        def on_train_begin(self, *_: Any, **__: Any) -> None:
+            # DDP is there by now. When it is made it gives all ranks rank 0's buffers, which a checkpoint's come after.
+            run.begin(module, optimizer, scheduler=scheduler)
+
         def on_step_end(self, *_: Any, **__: Any) -> None:
             run.step(trainer.loss)
 
@@ -171,7 +175,6 @@ def train(job: Job, world: World, run: Run, *, precision: Literal["full", "bf16"
         trainer = JobTrainer(module, arguments, optimizers=both, callbacks=[Steps()])
         trainer.remove_callback(PrinterCallback)
         trainer.model_accepts_loss_kwargs = False  # else it may leave out that division for a forward with **kwargs
-        run.begin(module, optimizer, scheduler=scheduler)
         trainer.train()
         return dict(module.state_dict())
 

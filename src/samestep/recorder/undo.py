@@ -16,6 +16,7 @@ PATCHED: list[tuple[Any, str]] = [
     (nn.Module, "__call__"),
     (nn.Module, "zero_grad"),
     (Optimizer, "zero_grad"),
+    (torch, "save"),
     (torch.autograd, "backward"),
     (torch.autocast, "__enter__"),
     *((of, name) for of in (nn.utils, nn.utils.clip_grad) for name in ("clip_grad_norm_", "clip_grad_value_")),
