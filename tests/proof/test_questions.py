@@ -71,6 +71,14 @@ def test_rows_that_are_shared_out(
     assert (seen.answer, says in seen.sentence) == (answer, True), seen
 
 
+@pytest.mark.parametrize(("length", "answer"), [(ROWS, "differs"), (2, "differs"), (1, "right")])
+def test_all_rows_in_one_batch_of_each_rank_are_not_shared_out(length: int, answer: str, tmp_path: Path) -> None:
+    """Of one row a sampler gives it to each rank, as padding."""
+    seen = PassSeen(0, length, 256, [[*range(length)]], [], [[f"x {row}"] for row in range(length)], 1, "RandomSampler")
+    found = rows([replace(rank, passes=[seen]) for rank in ranks_of(tmp_path)])
+    assert (found.answer, "each rank reads every row" in found.sentence) == (answer, answer == "differs"), found
+
+
 @pytest.mark.parametrize(("same", "answer"), [(4, "right"), (10, "differs")])
 def test_without_indices_rows_are_compared_by_content(same: int, answer: str, tmp_path: Path) -> None:
     """Of 12 rows a rank; in other steps, so that no step has the same rows on both."""
