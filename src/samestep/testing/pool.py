@@ -14,7 +14,7 @@ import pytest
 from samestep.errors import UserError
 from samestep.launch import ports
 from samestep.records.rank_tests import Ended, Opened, PhaseReport, RunTest
-from samestep.testing import MARK
+from samestep.testing.mark import MARK
 from samestep.testing.merge import failure, merged
 from samestep.testing.processes import POLL_S, START_S, THREADS, Processes, RankProcess, basetemp_of
 from samestep.testing.results import RankResult
