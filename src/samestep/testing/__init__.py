@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from samestep.testing.mark import MARK
-
 if TYPE_CHECKING:
     from samestep.testing.pool import Pool
 
 __all__ = ["ranks"]
+MARK = "samestep_ranks"  # not 'ranks', which may be a mark of the project's own: pytest loads this plugin everywhere
 TIMEOUT_S = 60.0
 RANK_PLUGIN = "samestep-rank"  # registered in the processes that are ranks
 POOL: pytest.StashKey[Pool] = pytest.StashKey()

@@ -14,7 +14,6 @@ import pytest
 from samestep.errors import UserError
 from samestep.launch import ports
 from samestep.records.rank_tests import Ended, Opened, PhaseReport, RunTest
-from samestep.testing.mark import MARK
 from samestep.testing.merge import failure, merged
 from samestep.testing.processes import POLL_S, START_S, THREADS, Processes, RankProcess, basetemp_of
 from samestep.testing.results import RankResult
@@ -178,7 +177,7 @@ def _reports(pool: Pool, item: pytest.Item, nextitem: pytest.Item | None, mark: 
         threads=threads,
         backend=mark.kwargs.get("backend", "gloo"),
         timeout_s=float(mark.kwargs.get("timeout", 60)),
-        keep=_shared_collectors(item, _next_there(item, nextitem, size, threads)),
+        keep=_shared_collectors(item, _next_there(item, nextitem, mark)),
         store="",
         port=0,
         shared_folder="",
@@ -192,18 +191,19 @@ def _reports(pool: Pool, item: pytest.Item, nextitem: pytest.Item | None, mark: 
         return failure(item, str(error))
 
 
-def _next_there(item: pytest.Item, nextitem: pytest.Item | None, size: int, threads: bool) -> pytest.Item | None:
+def _next_there(item: pytest.Item, nextitem: pytest.Item | None, mark: pytest.Mark) -> pytest.Item | None:
     """Returns the next test that all processes of this one run, too; None: there is none, and their fixtures end now.
 
     Else a fixture would end with the session, where no test can report that its teardown fails. An xdist worker knows
     no more than the next test.
     """
+    size, threads = int(mark.args[0]), bool(mark.kwargs.get("threads"))
     later = [nextitem] if nextitem else []
     if nextitem and not hasattr(item.config, "workerinput") and item in item.session.items:
         later = item.session.items[item.session.items.index(item) + 1 :]
     for each in later:
-        mark = each.get_closest_marker(MARK)
-        if mark and bool(mark.kwargs.get("threads")) == threads and (threads or int(mark.args[0]) >= size):
+        its = each.get_closest_marker(mark.name)
+        if its and bool(its.kwargs.get("threads")) == threads and (threads or int(its.args[0]) >= size):
             return each
     return None
 
