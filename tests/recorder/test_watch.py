@@ -83,7 +83,8 @@ def test_a_fault_is_named_where_it_is_watched(tmp_path: Path) -> None:
 def test_two_ranks(padding: str, answer: str, tmp_path: Path) -> None:
     text = text_of("ddp").replace("model(rows)", f"model{padding}(rows)")
     text = text.replace(WATCHED, f"    watched = samestep.watch(model, optimizer, loader, steps=4)\n{WATCHED}")
-    text = text.replace("    dist.destroy", "    print('found', watched.results().answer)\n    dist.destroy")
+    # In one piece: both ranks print to one pipe.
+    text = text.replace("    dist.destroy", "    print(f'found {watched.results().answer}')\n    dist.destroy")
     found = said("import samestep\n" + text, tmp_path, 2)
     assert found.count(f"found {answer}") == 2
 
