@@ -1,5 +1,38 @@
-"""python -m samestep, and so torchrun -m samestep: the command `samestep`."""
+"""The command `samestep`, also as python -m samestep, and so torchrun -m samestep."""
 
-from samestep.commands.cli import main
+import sys
 
-main()
+
+def main() -> None:
+    """Runs the command. A user's file that hides a module of Python's own is named instead of a traceback."""
+    try:
+        from samestep.commands import cli
+
+        cli.main()
+    except Exception as error:
+        hiding = hidden_modules()
+        if not hiding:
+            raise
+        files = " and ".join(hiding)
+        sys.stderr.write(
+            f"samestep: {type(error).__name__}: {error}; {files} is imported in place of Python's own module of that "
+            "name: rename it, or take its folder out of PYTHONPATH\n"
+        )
+        sys.exit(2)
+
+
+def hidden_modules() -> list[str]:
+    """Returns the files on sys.path that are found before modules of Python's standard library."""
+    import sysconfig  # not at the top: it could be one of the hidden ones
+    from importlib.machinery import PathFinder
+
+    own = sysconfig.get_path("stdlib")
+    before = sys.path[: sys.path.index(own)] if own in sys.path else sys.path
+    names = sys.stdlib_module_names - set(sys.builtin_module_names)
+    found = (PathFinder.find_spec(name, before) for name in sorted(names))
+    origins = (str(spec.origin) for spec in found if spec and spec.has_location)
+    return [each for each in origins if not each.startswith(own)]
+
+
+if __name__ == "__main__":
+    main()

@@ -11,6 +11,7 @@ import pytest
 
 from budget import deadline
 from command import JOBS, samestep
+from ranks import SOURCE
 
 CASES = {
     "unknown engine": (["verify", "--engines", "dpp"], "there is no engine 'dpp'; did you mean 'ddp'?"),
@@ -147,6 +148,15 @@ def test_a_port_that_is_free_is_used(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     # In new interpreters, which must not end as Python's do: see NORMAL_EXIT of the job's file.
     assert "interpreter's exit" not in "".join(log.read_text() for log in (tmp_path / "out").glob("rank*.log"))
+
+
+def test_a_file_that_hides_a_module_of_pythons_own_is_named(tmp_path: Path) -> None:
+    (tmp_path / "random.py").write_text("import numbers_of_mine\n")
+    (tmp_path / "data.py").touch()
+    done = samestep("--help", env={"PYTHONPATH": f"{SOURCE}:{tmp_path}"})
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert f"{tmp_path}/random.py is imported in place of Python's own module" in done.stderr
+    assert "rename it" in done.stderr
 
 
 def test_more_ranks_than_cores_only_warns(tmp_path: Path) -> None:

@@ -18,10 +18,11 @@ from cluster import skip_where
 from cluster import slurm as slurm_module
 from cluster.slurm import Slurm
 from command import samestep
+from samestep.commands.collectives import failed
 from samestep.commands.collectives_options import CollectivesOptions, size_of
 from samestep.errors import UserError
 from samestep.records.collective_table import COLLECTIVES
-from samestep.records.collectives import CollectiveResults
+from samestep.records.collectives import Case, CollectiveRank, CollectiveResults, Held
 from samestep.records.files import read
 
 SMALL = (
@@ -78,6 +79,7 @@ def test_show_prints_what_three_ranks_hold() -> None:
         (["--show", "bcast"], "there is no collective 'bcast'"),
         (["--sizes", "1KiB:lots"], "--sizes 'lots': write a size as in 64, 1KiB or 16MiB"),
         (["--sizes", "1MiB:1KiB"], "the first is larger than the last"),
+        (["--sizes", "1KiB,1000000GiB", "--nproc", "2"], "2 ranks hold 4e+06 GiB of a message of 1e+06 GiB, and this"),
         (["--dtype", "float31"], "--dtype float31: did you mean 'float32'"),
         (["--backend", "glow"], "--backend glow: did you mean 'gloo'"),
         (["--nproc", "1"], "a collective needs at least two ranks"),
@@ -99,6 +101,15 @@ def test_sizes() -> None:
     with pytest.raises(UserError, match="write a size"):
         size_of("0")
     assert CollectivesOptions().chosen_collectives() == tuple(COLLECTIVES)
+
+
+def test_a_collective_that_has_right_values_but_no_times_has_failed() -> None:
+    def held(collective: str, dtype: str, error: str = "") -> Held:
+        return Held(0, Case(collective, dtype, "", "world", (0, 1), 0), [], [], error=error)
+
+    every = [held("gather", "float32"), held("reduce", "float32", "lacking"), held("scatter", "int8")]
+    rank = CollectiveRank([*every, held("barrier", "")], unmeasured=dict.fromkeys(COLLECTIVES, "out of memory"))
+    assert failed(rank, "float32") == ["barrier", "gather"]
 
 
 def typed(command: list[str]) -> subprocess.CompletedProcess[str]:

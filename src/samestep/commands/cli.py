@@ -129,7 +129,7 @@ def slurm(
 @from_command_line(without=["max_restarts", "stall_s"])
 def collectives(options: CollectivesOptions, json_: Json = False) -> int:
     """Check the values of torch.distributed's collectives, then measure them over message sizes. Exit 1 if one is
-    wrong."""
+    wrong, or cannot be measured."""
     from samestep.commands import collectives as command
     from samestep.commands.progress import show_collectives
     from samestep.report import collective_text
@@ -143,7 +143,7 @@ def collectives(options: CollectivesOptions, json_: Json = False) -> int:
     if results is None:
         return 0
     _print(results, json_, show_collectives)
-    return int(bool(results.wrong or not results.checked))
+    return int(bool(results.wrong or results.failed or not results.checked))
 
 
 @app.command()

@@ -15,6 +15,7 @@ from samestep import launch
 from samestep.commands.collectives_options import CollectivesOptions
 from samestep.commands.command_record import recorded
 from samestep.commands.machines import detect_launched_rank, is_first
+from samestep.commands.needs import room_in
 from samestep.commands.results_folder import launch_folder, prepare_on_each, remove_stale
 from samestep.commands.study import Study, check_devices, study_of
 from samestep.commands.train import check_options, ranks_in_folder
@@ -36,6 +37,7 @@ from samestep.world.network import check_master
 
 GROUP = "group"  # the kind of processes that the launchers start
 SHOWN_DTYPE, SHOWN_ELEMENTS = "int64", 2
+HELD = 2  # messages in a rank's memory: what it gives, and what it gets
 
 
 def collectives(options: CollectivesOptions) -> CollectiveResults | None:
@@ -72,6 +74,8 @@ def _launch(options: CollectivesOptions) -> tuple[Study, str, CollectivePlan, Re
     if options.backend == "nccl" and device == "cpu":
         raise UserError("--backend nccl needs GPUs, and torch sees none here; leave it out to use gloo")
     _check(study, launcher)
+    if device == "cpu":
+        _check_memory(sizes, rank.local_size if rank else study.nproc)
     plan = CollectivePlan(
         out="",
         started_at=time.time(),
@@ -118,6 +122,16 @@ def _check(study: Study, launcher: str) -> None:
     check_master(machines.master, machines.nnodes)
     ports.check(machines)
     check_options(machines, launcher)
+
+
+def _check_memory(sizes: tuple[int, ...], ranks: int) -> None:
+    """Raises UserError for messages of `sizes` bytes that the memory of this machine cannot hold for its ranks."""
+    needed, memory = HELD * max(sizes, default=0) * ranks, room_in(Path.cwd()).memory
+    if needed > memory:
+        raise UserError(
+            f"--sizes: {ranks} ranks hold {needed / 2**30:.4g} GiB of a message of {max(sizes) / 2**30:.4g} GiB, and "
+            f"this machine has {memory / 2**30:.4g} GiB of memory; give smaller sizes"
+        )
 
 
 def _folder(study: Study, plan: CollectivePlan, rank: LaunchedRank | None) -> Path:
@@ -170,4 +184,11 @@ def _results(
         lacking=lacking,
         curves=curves(ranks, plan.dtypes[0]),
         unmeasured=ranks[0].unmeasured,
+        failed=failed(ranks[0], plan.dtypes[0]),
     )
+
+
+def failed(rank: CollectiveRank, dtype: str) -> list[str]:
+    """Returns the collectives that the backend has for this dtype, and that could not be measured all the same."""
+    possible = {each.case.collective for each in rank.held if each.case.dtype in (dtype, "") and not each.error}
+    return sorted(possible & rank.unmeasured.keys())

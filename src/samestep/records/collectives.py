@@ -165,6 +165,7 @@ class CollectiveResults:
     """The results of `samestep collectives`. checked: how many calls had the right values on every rank.
 
     started: local time, as ISO 8601. unmeasured: collective -> why it has no curve.
+    failed: those of them whose values were right.
     """
 
     samestep: str
@@ -181,6 +182,7 @@ class CollectiveResults:
     lacking: list[Lacking]
     curves: list[CollectiveCurve]
     unmeasured: dict[str, str] = field(default_factory=dict)
+    failed: list[str] = field(default_factory=list)
 
     def curve(self, collective: str) -> CollectiveCurve | None:
         """Returns the measurement of a collective; None where it has none."""
