@@ -71,7 +71,7 @@ class Ranks:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._end()
+        self._kill()
         self._folder.cleanup()
 
     def work(self, plan: Plan | ReferencePlan | CollectivePlan) -> Record:
@@ -93,7 +93,7 @@ class Ranks:
             late = time.monotonic() > until
             gone = [r for r, (process, _) in enumerate(self._ranks) if not process.is_running()]
             if error or late or gone:
-                output = self._end()
+                output = self._printed()
                 raise RanksFailed(error.traceback if error else f"late: {late}, gone: {gone}\n{output}")
             time.sleep(0.005)
         if self.engine != "ray":  # whose one process has the ranks started
@@ -137,19 +137,20 @@ class Ranks:
         for process, _ in self._ranks:
             _send(process, number)
 
-    def _end(self) -> str:
+    def _printed(self) -> str:
         """Asks each rank for its stack and kills it. Returns what all ranks have printed."""
-        self._send_all(signal.SIGCONT)
-        here = [process for process, _ in self._ranks if process.is_running()]
         self._send_all(signal.SIGUSR1)
-        time.sleep(0.2 if here else 0)
-        for process in here:
-            _send(process, signal.SIGKILL)
-            process.wait()
-        for _, plans in self._ranks:
-            plans.close()
-        self._ranks = []
+        time.sleep(0.2)
+        self._kill()
         return "\n".join(path.read_text() for path in sorted(Path(self._folder.name).glob("log*")))
+
+    def _kill(self) -> None:
+        for process, plans in self._ranks:
+            _send(process, signal.SIGKILL)  # a stopped process, too
+            plans.close()
+        for process, _ in self._ranks:
+            process.wait()
+        self._ranks = []
 
 
 class KeptRanks(ExitStack):
