@@ -133,7 +133,7 @@ def train(job: Job, world: World, run: Run, *, precision: Literal["no", "bf16", 
         # prepare(loader) would do it again, and a prepared scheduler steps once for every rank.
         model, stepper = accelerator.prepare(module, optimizer)
         scheduler = job.lr_scheduler(optimizer)
-        run.begin(module, optimizer, scheduler=scheduler, scaler=accelerator.scaler)
+        run.register(module, optimizer, scheduler=scheduler, scaler=accelerator.scaler)
 
         def backward(batch: Batch) -> Tensor:
             with nullcontext() if batch.completes_step else accelerator.no_sync(model):
@@ -214,7 +214,7 @@ class Run:
         self.steps, self.done = job.steps(self.schedule.steps_per_epoch), 0
         self.latest = torch.zeros(())
 
-    def begin(self, model: nn.Module, optimizer: Optimizer, **_: Any) -> None:
+    def register(self, model: nn.Module, optimizer: Optimizer, **_: Any) -> None:
         """Called when model and optimizer are ready: the place to load a checkpoint, or to log."""
 
     def batches(self) -> Iterator[Batch]:

@@ -163,7 +163,7 @@ def train(
         trained: Any = torch.compile(model) if compile else model
         optimizer = job.optimizer.build(module)
         scheduler = job.lr_scheduler(optimizer)
-        run.begin(module, optimizer, scheduler=scheduler)
+        run.register(module, optimizer, scheduler=scheduler)
 
         def backward(batch: Batch) -> Tensor:
             with nullcontext() if batch.completes_step else model.no_sync():
@@ -249,7 +249,7 @@ class Run:
         self.steps, self.done = job.steps(self.schedule.steps_per_epoch), 0
         self.latest = torch.zeros(())
 
-    def begin(self, model: nn.Module, optimizer: Optimizer, **_: Any) -> None:
+    def register(self, model: nn.Module, optimizer: Optimizer, **_: Any) -> None:
         """Called when model and optimizer are ready: the place to load a checkpoint, or to log."""
 
     def batches(self) -> Iterator[Batch]:

@@ -130,7 +130,7 @@ def train(job: Job, world: World, run: Run, *, stage: Literal[1, 2, 3] = 1) -> S
             with deepspeed.zero.GatheredParameters(list(module.parameters()), enabled=stage == 3):
                 return {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
 
-        run.begin(module, optimizer, scheduler=scheduler, state=state)
+        run.register(module, optimizer, scheduler=scheduler, state=state)
         micro_batches = run.schedule.micro_batches
         engine, *_ = deepspeed.initialize(
             model=module,
@@ -212,7 +212,7 @@ class Run:
         self.steps, self.done = job.steps(self.schedule.steps_per_epoch), 0
         self.latest = torch.zeros(())
 
-    def begin(self, model: nn.Module, optimizer: Optimizer, **_: Any) -> None:
+    def register(self, model: nn.Module, optimizer: Optimizer, **_: Any) -> None:
         """Called when model and optimizer are ready: the place to load a checkpoint, or to log."""
 
     def batches(self) -> Iterator[Batch]:

@@ -157,7 +157,7 @@ def train(
         fully_shard(model, **options)
         optimizer = job.optimizer.build(model)  # after sharding: of the shards
         scheduler = job.lr_scheduler(optimizer)
-        run.begin(model, optimizer, scheduler=scheduler)
+        run.register(model, optimizer, scheduler=scheduler)
         for batch in run.batches():
             model.set_requires_gradient_sync(batch.completes_step)
             loss = run.loss(model, batch)
@@ -353,7 +353,7 @@ class Run:
         self.steps, self.done = job.steps(self.schedule.steps_per_epoch), 0
         self.latest = torch.zeros(())
 
-    def begin(self, model: nn.Module, optimizer: Optimizer, **_: Any) -> None:
+    def register(self, model: nn.Module, optimizer: Optimizer, **_: Any) -> None:
         """Called when model and optimizer are ready: the place to load a checkpoint, or to log."""
 
     def batches(self) -> Iterator[Batch]:

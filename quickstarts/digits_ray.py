@@ -131,7 +131,7 @@ def train(job: Job, world: World, run: Run) -> State:
         alone = not isinstance(model, DistributedDataParallel)  # it wraps nothing where there is one rank
         optimizer = job.optimizer.build(module)
         scheduler = job.lr_scheduler(optimizer)
-        run.begin(module, optimizer, scheduler=scheduler)
+        run.register(module, optimizer, scheduler=scheduler)
 
         def backward(batch: Batch) -> Tensor:
             with nullcontext() if batch.completes_step or alone else model.no_sync():
@@ -209,7 +209,7 @@ class Run:
         self.steps, self.done = job.steps(self.schedule.steps_per_epoch), 0
         self.latest = torch.zeros(())
 
-    def begin(self, model: nn.Module, optimizer: Optimizer, **_: Any) -> None:
+    def register(self, model: nn.Module, optimizer: Optimizer, **_: Any) -> None:
         """Called when model and optimizer are ready: the place to load a checkpoint, or to log."""
 
     def batches(self) -> Iterator[Batch]:

@@ -448,7 +448,7 @@ def train(job: Job, world: World, run: Run, *, precision: Literal["bf16", "fp16"
         optimizer = job.optimizer.build(module)
         scheduler = job.lr_scheduler(optimizer)
         scaler = torch.amp.GradScaler(device, enabled=precision == "fp16")  # bf16 has float32's range
-        run.begin(module, optimizer, scheduler=scheduler, scaler=scaler)
+        run.register(module, optimizer, scheduler=scheduler, scaler=scaler)
         for batch in run.batches():
             with nullcontext() if batch.completes_step else model.no_sync():
                 with torch.autocast(device, DTYPES[precision]):
@@ -527,7 +527,7 @@ class Run:
         self.steps, self.done = job.steps(self.schedule.steps_per_epoch), 0
         self.latest = torch.zeros(())
 
-    def begin(self, model: nn.Module, optimizer: Optimizer, **_: Any) -> None:
+    def register(self, model: nn.Module, optimizer: Optimizer, **_: Any) -> None:
         """Called when model and optimizer are ready: the place to load a checkpoint, or to log."""
 
     def batches(self) -> Iterator[Batch]:

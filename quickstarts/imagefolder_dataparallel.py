@@ -438,7 +438,7 @@ def train(job: Job, world: World, run: Run) -> State:
     model = DataParallel(module, device_ids=[torch.device(device) for device in world.devices])
     optimizer = job.optimizer.build(module)
     scheduler = job.lr_scheduler(optimizer)
-    run.begin(module, optimizer, scheduler=scheduler)
+    run.register(module, optimizer, scheduler=scheduler)
 
     def backward(batch: Batch) -> Tensor:
         loss = run.loss(model, batch)
@@ -515,7 +515,7 @@ class Run:
         self.steps, self.done = job.steps(self.schedule.steps_per_epoch), 0
         self.latest = torch.zeros(())
 
-    def begin(self, model: nn.Module, optimizer: Optimizer, **_: Any) -> None:
+    def register(self, model: nn.Module, optimizer: Optimizer, **_: Any) -> None:
         """Called when model and optimizer are ready: the place to load a checkpoint, or to log."""
 
     def batches(self) -> Iterator[Batch]:

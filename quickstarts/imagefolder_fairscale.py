@@ -443,7 +443,7 @@ def train(job: Job, world: World, run: Run) -> State:
         # Its broadcast of buffers would come before a step's last micro-batch, where DDP's comes before the first.
         model = ShardedDataParallel(module, optimizer, broadcast_buffers=False)
         scheduler = job.lr_scheduler(optimizer)
-        run.begin(module, optimizer, scheduler=scheduler)
+        run.register(module, optimizer, scheduler=scheduler)
         for batch in run.batches():
             with nullcontext() if batch.completes_step else model.no_sync():
                 loss = run.loss(model, batch)
@@ -516,7 +516,7 @@ class Run:
         self.steps, self.done = job.steps(self.schedule.steps_per_epoch), 0
         self.latest = torch.zeros(())
 
-    def begin(self, model: nn.Module, optimizer: Optimizer, **_: Any) -> None:
+    def register(self, model: nn.Module, optimizer: Optimizer, **_: Any) -> None:
         """Called when model and optimizer are ready: the place to load a checkpoint, or to log."""
 
     def batches(self) -> Iterator[Batch]:

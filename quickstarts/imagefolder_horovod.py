@@ -445,7 +445,7 @@ def train(job: Job, world: World, run: Run, *, compress: Literal["none", "fp16"]
     state = {name: t for name, t in model.state_dict().items() if t.dtype != torch.bool}  # which it cannot send
     hvd.broadcast_parameters(state, root_rank=0)
     # Not hvd.broadcast_optimizer_state: on a new optimizer it takes a step with zero gradients.
-    run.begin(model, optimizer, scheduler=scheduler)
+    run.register(model, optimizer, scheduler=scheduler)
 
     def backward(batch: Batch) -> Tensor:
         loss = run.loss(model, batch)
@@ -531,7 +531,7 @@ class Run:
         self.steps, self.done = job.steps(self.schedule.steps_per_epoch), 0
         self.latest = torch.zeros(())
 
-    def begin(self, model: nn.Module, optimizer: Optimizer, **_: Any) -> None:
+    def register(self, model: nn.Module, optimizer: Optimizer, **_: Any) -> None:
         """Called when model and optimizer are ready: the place to load a checkpoint, or to log."""
 
     def batches(self) -> Iterator[Batch]:

@@ -462,7 +462,7 @@ def train(
         def configure_optimizers(self) -> Any:
             optimizer = job.optimizer.build(self.model)
             self.scheduler = job.lr_scheduler(optimizer)
-            run.begin(self.model, optimizer, scheduler=self.scheduler)
+            run.register(self.model, optimizer, scheduler=self.scheduler)
             return optimizer
 
         def transfer_batch_to_device(self, batch: Any, *_: Any) -> Any:
@@ -554,7 +554,7 @@ class Run:
         self.steps, self.done = job.steps(self.schedule.steps_per_epoch), 0
         self.latest = torch.zeros(())
 
-    def begin(self, model: nn.Module, optimizer: Optimizer, **_: Any) -> None:
+    def register(self, model: nn.Module, optimizer: Optimizer, **_: Any) -> None:
         """Called when model and optimizer are ready: the place to load a checkpoint, or to log."""
 
     def batches(self) -> Iterator[Batch]:

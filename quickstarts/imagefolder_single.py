@@ -432,7 +432,7 @@ def train(job: Job, world: World, run: Run) -> State:
     model = job.model().to(world.device)
     optimizer = job.optimizer.build(model)
     scheduler = job.lr_scheduler(optimizer)
-    run.begin(model, optimizer, scheduler=scheduler)
+    run.register(model, optimizer, scheduler=scheduler)
 
     def backward(batch: Batch) -> Tensor:
         loss = run.loss(model, batch)
@@ -509,7 +509,7 @@ class Run:
         self.steps, self.done = job.steps(self.schedule.steps_per_epoch), 0
         self.latest = torch.zeros(())
 
-    def begin(self, model: nn.Module, optimizer: Optimizer, **_: Any) -> None:
+    def register(self, model: nn.Module, optimizer: Optimizer, **_: Any) -> None:
         """Called when model and optimizer are ready: the place to load a checkpoint, or to log."""
 
     def batches(self) -> Iterator[Batch]:

@@ -438,7 +438,7 @@ def train(job: Job, world: World, run: Run, *, stages: int | None = None, at: st
     split = Split(model, devices, starts_of(model, len(devices), at))
     optimizer = job.optimizer.build(model)
     scheduler = job.lr_scheduler(optimizer)
-    run.begin(model, optimizer, scheduler=scheduler)
+    run.register(model, optimizer, scheduler=scheduler)
     waiting: list[Tensor] = []  # the losses of the micro-batches in flight
 
     def backward(batch: Batch) -> Tensor:
@@ -637,7 +637,7 @@ class Run:
         self.steps, self.done = job.steps(self.schedule.steps_per_epoch), 0
         self.latest = torch.zeros(())
 
-    def begin(self, model: nn.Module, optimizer: Optimizer, **_: Any) -> None:
+    def register(self, model: nn.Module, optimizer: Optimizer, **_: Any) -> None:
         """Called when model and optimizer are ready: the place to load a checkpoint, or to log."""
 
     def batches(self) -> Iterator[Batch]:

@@ -449,7 +449,7 @@ def train(job: Job, world: World, run: Run) -> State:
         if job.phases:  # it warns of parameters that require a gradient by turns
             logging.getLogger(ZeroRedundancyOptimizer.__module__).setLevel(logging.ERROR)
         scheduler = job.lr_scheduler(optimizer)
-        run.begin(module, optimizer, scheduler=scheduler)
+        run.register(module, optimizer, scheduler=scheduler)
         for batch in run.batches():
             with nullcontext() if batch.completes_step else model.no_sync():
                 loss = run.loss(model, batch)
@@ -523,7 +523,7 @@ class Run:
         self.steps, self.done = job.steps(self.schedule.steps_per_epoch), 0
         self.latest = torch.zeros(())
 
-    def begin(self, model: nn.Module, optimizer: Optimizer, **_: Any) -> None:
+    def register(self, model: nn.Module, optimizer: Optimizer, **_: Any) -> None:
         """Called when model and optimizer are ready: the place to load a checkpoint, or to log."""
 
     def batches(self) -> Iterator[Batch]:

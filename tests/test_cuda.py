@@ -33,7 +33,7 @@ def test_nothing_of_ours_waits_for_the_gpu_between_steps() -> None:
     run = Run(job, world, 60)
     model = job.model().to("cuda:0")
     optimizer = job.optimizer.build(model)
-    run.begin(model, optimizer)
+    run.register(model, optimizer)
     for batch in run.batches():
         torch.cuda.set_sync_debug_mode("error")
         loss = run.loss(model, batch)

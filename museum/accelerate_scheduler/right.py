@@ -27,7 +27,7 @@ def train(job, world, run):
         optimizer = job.optimizer.build(module)
         schedule = job.lr_scheduler(optimizer)
         model, stepper = accelerator.prepare(module, optimizer)
-        run.begin(module, optimizer, scheduler=schedule)
+        run.register(module, optimizer, scheduler=schedule)
         for batch in run.batches():
             loss = run.loss(model, batch)
             accelerator.backward(loss)

@@ -25,7 +25,7 @@ def train(job, world, run):
         module = job.model()
         model = DistributedDataParallel(module)
         optimizer = job.optimizer.build(module)
-        run.begin(module, optimizer)
+        run.register(module, optimizer)
         if run.first:  # the training continues
             optimizer.state.clear()
         for batch in run.batches():

@@ -26,7 +26,7 @@ def train(job, world, run):
         module = job.model()
         model = DistributedDataParallel(module)
         optimizer = job.optimizer.build(module)
-        run.begin(module, optimizer)
+        run.register(module, optimizer)
         for batch in run.batches():
             loss = run.loss(model, batch)
             loss.backward()

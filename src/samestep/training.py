@@ -1,4 +1,4 @@
-"""Run: the object that an engine trains with. It has four verbs: begin, batches, loss, step; and closure, for LBFGS.
+"""Run: the object that an engine trains with. It has four verbs: register, batches, loss, step; and closure, for LBFGS.
 
 What it observes becomes the record.
 """
@@ -101,7 +101,7 @@ class Run:
         self._drawn, self._all_drawn = 0, False  # steps whose batches have been handed out
         self._streams = [default_generator(device) for device in world.devices]
 
-    def begin(
+    def register(
         self,
         model: nn.Module,
         optimizer: Optimizer,

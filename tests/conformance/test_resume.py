@@ -164,7 +164,7 @@ def test_a_model_of_another_shape_is_refused(ranks: Pool, tmp_path: Path) -> Non
     checkpoints = Checkpoints(tmp_path / "out" / "checkpoints", World(), None)
     run, model = Run(job, World(), 12, checkpoints=checkpoints), job.model()
     with pytest.raises(UserError, match=r"is of another model: centre, first\.bias, first\.weight, frozen\.bias …"):
-        run.begin(model, job.optimizer.build(model))
+        run.register(model, job.optimizer.build(model))
 
 
 def test_a_full_disk_costs_the_checkpoint_and_not_the_training(ranks: Pool, tmp_path: Path) -> None:

@@ -88,10 +88,10 @@ FAULTS = (
     Fault(
         "a step with zero gradients before the first",
         DDP,
-        "        run.begin(module, optimizer, scheduler=scheduler)\n",
+        "        run.register(module, optimizer, scheduler=scheduler)\n",
         "        for p in module.parameters():\n            p.grad = torch.zeros_like(p)\n"
         "        optimizer.step()\n        optimizer.zero_grad()\n"
-        "        run.begin(module, optimizer, scheduler=scheduler)\n",
+        "        run.register(module, optimizer, scheduler=scheduler)\n",
         ("initial weights", "parameter", "loss"),
         "moved them",
         ("conv", "tied"),

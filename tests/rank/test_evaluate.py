@@ -119,7 +119,7 @@ def test_evaluating_between_steps_is_no_step(monkeypatch: pytest.MonkeyPatch) ->
 
     run = Run(job, World(), 4, evaluator=Looks())
     model = job.model()
-    run.begin(model, torch.optim.SGD(model.parameters()))
+    run.register(model, torch.optim.SGD(model.parameters()))
     for batch in run.batches():
         run.step(run.loss(model, batch))
     assert len(run.observations().step_s) == 4 and max(run.observations().step_s) < 3600

@@ -54,7 +54,7 @@ def train(job: Job, world: World, run: Run, *, precision: Literal["no", "bf16", 
         # prepare(loader) would do it again, and a prepared scheduler steps once for every rank.
         model, stepper = accelerator.prepare(module, optimizer)
         scheduler = job.lr_scheduler(optimizer)
-        run.begin(module, optimizer, scheduler=scheduler, scaler=accelerator.scaler)
+        run.register(module, optimizer, scheduler=scheduler, scaler=accelerator.scaler)
 
         def backward(batch: Batch) -> Tensor:
             with nullcontext() if batch.completes_step else accelerator.no_sync(model):

@@ -51,7 +51,7 @@ def train(job: Job, world: World, run: Run, *, precision: Literal["bf16", "fp16"
         optimizer = job.optimizer.build(module)
         scheduler = job.lr_scheduler(optimizer)
         scaler = torch.amp.GradScaler(device, enabled=precision == "fp16")  # bf16 has float32's range
-        run.begin(module, optimizer, scheduler=scheduler, scaler=scaler)
+        run.register(module, optimizer, scheduler=scheduler, scaler=scaler)
         for batch in run.batches():
             with nullcontext() if batch.completes_step else model.no_sync():
                 with torch.autocast(device, DTYPES[precision]):

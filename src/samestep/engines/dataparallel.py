@@ -44,7 +44,7 @@ def train(job: Job, world: World, run: Run) -> State:
     model = DataParallel(module, device_ids=[torch.device(device) for device in world.devices])
     optimizer = job.optimizer.build(module)
     scheduler = job.lr_scheduler(optimizer)
-    run.begin(module, optimizer, scheduler=scheduler)
+    run.register(module, optimizer, scheduler=scheduler)
 
     def backward(batch: Batch) -> Tensor:
         loss = run.loss(model, batch)

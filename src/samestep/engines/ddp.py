@@ -91,7 +91,7 @@ def train(
         trained: Any = torch.compile(model) if compile else model
         optimizer = job.optimizer.build(module)
         scheduler = job.lr_scheduler(optimizer)
-        run.begin(module, optimizer, scheduler=scheduler)
+        run.register(module, optimizer, scheduler=scheduler)
 
         def backward(batch: Batch) -> Tensor:
             with nullcontext() if batch.completes_step else model.no_sync():

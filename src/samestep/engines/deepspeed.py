@@ -64,7 +64,7 @@ def train(job: Job, world: World, run: Run, *, stage: Literal[1, 2, 3] = 1) -> S
             with deepspeed.zero.GatheredParameters(list(module.parameters()), enabled=stage == 3):
                 return {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
 
-        run.begin(module, optimizer, scheduler=scheduler, state=state)
+        run.register(module, optimizer, scheduler=scheduler, state=state)
         micro_batches = run.schedule.micro_batches
         engine, *_ = deepspeed.initialize(
             model=module,

@@ -77,7 +77,7 @@ def train(
         optimizer = job.optimizer.build(module)
         scheduler = job.lr_scheduler(optimizer)
         stepper = fabric.setup_optimizers(optimizer)
-        run.begin(module, optimizer, scheduler=scheduler)
+        run.register(module, optimizer, scheduler=scheduler)
 
         def backward(batch: Batch) -> Tensor:
             with fabric.no_backward_sync(model, enabled=not batch.completes_step):

@@ -44,7 +44,7 @@ def train(job: Job, world: World, run: Run) -> State:
         # Its broadcast of buffers would come before a step's last micro-batch, where DDP's comes before the first.
         model = ShardedDataParallel(module, optimizer, broadcast_buffers=False)
         scheduler = job.lr_scheduler(optimizer)
-        run.begin(module, optimizer, scheduler=scheduler)
+        run.register(module, optimizer, scheduler=scheduler)
         for batch in run.batches():
             with nullcontext() if batch.completes_step else model.no_sync():
                 loss = run.loss(model, batch)

@@ -95,7 +95,7 @@ def train(
         fully_shard(model, **options)
         optimizer = job.optimizer.build(model)  # after sharding: of the shards
         scheduler = job.lr_scheduler(optimizer)
-        run.begin(model, optimizer, scheduler=scheduler)
+        run.register(model, optimizer, scheduler=scheduler)
         for batch in run.batches():
             model.set_requires_gradient_sync(batch.completes_step)
             loss = run.loss(model, batch)

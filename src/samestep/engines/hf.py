@@ -68,7 +68,7 @@ def train(job: Job, world: World, run: Run, *, precision: Literal["full", "bf16"
     class Steps(TrainerCallback):
         def on_train_begin(self, *_: Any, **__: Any) -> None:
             # DDP is there by now. When it is made it gives all ranks rank 0's buffers, which a checkpoint's come after.
-            run.begin(module, optimizer, scheduler=scheduler)
+            run.register(module, optimizer, scheduler=scheduler)
 
         def on_step_end(self, *_: Any, **__: Any) -> None:
             run.step(trainer.loss)

@@ -57,7 +57,7 @@ def train(job: Job, world: World, run: Run, *, compress: Literal["none", "fp16"]
     state = {name: t for name, t in model.state_dict().items() if t.dtype != torch.bool}  # which it cannot send
     hvd.broadcast_parameters(state, root_rank=0)
     # Not hvd.broadcast_optimizer_state: on a new optimizer it takes a step with zero gradients.
-    run.begin(model, optimizer, scheduler=scheduler)
+    run.register(model, optimizer, scheduler=scheduler)
 
     def backward(batch: Batch) -> Tensor:
         loss = run.loss(model, batch)

@@ -81,7 +81,7 @@ def train(
         def configure_optimizers(self) -> Any:
             optimizer = job.optimizer.build(self.model)
             self.scheduler = job.lr_scheduler(optimizer)
-            run.begin(self.model, optimizer, scheduler=self.scheduler)
+            run.register(self.model, optimizer, scheduler=self.scheduler)
             return optimizer
 
         def transfer_batch_to_device(self, batch: Any, *_: Any) -> Any:

@@ -52,7 +52,7 @@ def train(job: Job, world: World, run: Run) -> State:
         alone = not isinstance(model, DistributedDataParallel)  # it wraps nothing where there is one rank
         optimizer = job.optimizer.build(module)
         scheduler = job.lr_scheduler(optimizer)
-        run.begin(module, optimizer, scheduler=scheduler)
+        run.register(module, optimizer, scheduler=scheduler)
 
         def backward(batch: Batch) -> Tensor:
             with nullcontext() if batch.completes_step or alone else model.no_sync():

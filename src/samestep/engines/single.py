@@ -34,7 +34,7 @@ def train(job: Job, world: World, run: Run) -> State:
     model = job.model().to(world.device)
     optimizer = job.optimizer.build(model)
     scheduler = job.lr_scheduler(optimizer)
-    run.begin(model, optimizer, scheduler=scheduler)
+    run.register(model, optimizer, scheduler=scheduler)
 
     def backward(batch: Batch) -> Tensor:
         loss = run.loss(model, batch)

@@ -74,7 +74,7 @@ def train(job: Job, world: World, run: Run, *, stages: int | None = None, at: st
     split = Split(model, devices, starts_of(model, len(devices), at))
     optimizer = job.optimizer.build(model)
     scheduler = job.lr_scheduler(optimizer)
-    run.begin(model, optimizer, scheduler=scheduler)
+    run.register(model, optimizer, scheduler=scheduler)
     waiting: list[Tensor] = []  # the losses of the micro-batches in flight
 
     def backward(batch: Batch) -> Tensor:

@@ -52,7 +52,7 @@ def train(job: Job, world: World, run: Run) -> State:
         if job.phases:  # it warns of parameters that require a gradient by turns
             logging.getLogger(ZeroRedundancyOptimizer.__module__).setLevel(logging.ERROR)
         scheduler = job.lr_scheduler(optimizer)
-        run.begin(module, optimizer, scheduler=scheduler)
+        run.register(module, optimizer, scheduler=scheduler)
         for batch in run.batches():
             with nullcontext() if batch.completes_step else model.no_sync():
                 loss = run.loss(model, batch)

@@ -53,7 +53,7 @@ class Saving:
     ) -> Position:
         """Registers what is saved, and loads the checkpoint from which the training continues. Returns its position.
 
-        parts: name -> what else has a state dict; None: the training has no such part. state: as Run.begin's.
+        parts: name -> what else has a state dict; None: the training has no such part. state: as Run.register's.
         """
         others = {name: part for name, part in parts.items() if part is not None}
         self._evaluator = others.get("evaluations")
