@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -21,6 +24,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # The tests start thousands of processes, which take a third of a second each to compile what they import.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+# In memory, where there is room: the tests write and remove some hundred thousand small files, and wait for each.
+MEMORY = Path("/dev/shm")
+OWN_TEMPORARY: Path | None = None  # of the pytest that has made it, not of those that it starts
+if "TMPDIR" not in os.environ and MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 4 * 2**30:
+    OWN_TEMPORARY = Path(tempfile.mkdtemp(prefix="samestep-tests-", dir=MEMORY))
+    os.environ["TMPDIR"] = tempfile.tempdir = str(OWN_TEMPORARY)
 RANK = "samestep-rank"  # the plugin that a rank of a test has
 SLOWEST_TEST_IMPORTS = 400  # a test that takes longer hangs: the slowest takes about 100
 BEGAN_S = time.monotonic()
@@ -30,6 +39,11 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # in a shell's background
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--minutes", type=float, help="tests that have not begun after so many minutes are skipped")
+
+
+def pytest_sessionfinish(exitstatus: int) -> None:
+    if OWN_TEMPORARY and exitstatus == 0:  # else somebody looks what is in it
+        shutil.rmtree(OWN_TEMPORARY, ignore_errors=True)
 
 
 @pytest.hookimpl(tryfirst=True)

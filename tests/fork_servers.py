@@ -15,8 +15,8 @@ from samestep.launch.fork_client import SOCKETS
 
 TESTS = Path(__file__).parent
 WORKER = "import sys; from samestep.worker import main; main(sys.argv[1:])"
-# For a whole lane, lightning is imported once: with torchmetrics, transformers and scipy it takes longer than torch.
-OF_A_LANE = f"import lightning; {WORKER}" if "PYTEST_XDIST_WORKER" in os.environ else WORKER
+# For a whole lane, libraries are imported once: lightning, with torchmetrics and scipy, takes longer than torch.
+OF_A_LANE = f"import lightning, accelerate, transformers.trainer; {WORKER}" if "PYTEST_XDIST_WORKER" in os.environ else WORKER
 
 
 @contextmanager

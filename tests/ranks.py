@@ -41,7 +41,7 @@ KEPT_OF_LIBRARIES = 3
 # What a fork server imports for an engine. Not Horovod, which is to be imported where its place is known.
 LIBRARIES = {
     "accelerate": "accelerate",
-    "deepspeed": "deepspeed",
+    "deepspeed": "deepspeed deepspeed.runtime.zero.muon.muon_optimizer",  # it imports that when it begins to train
     "fabric": "lightning",
     "hf": "transformers.trainer",
     "lightning": "lightning",

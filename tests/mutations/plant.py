@@ -43,16 +43,27 @@ class Patch(Protocol):
 
 
 def patched(fault: Patch, folder: Path) -> Path:
-    """A copy of the package with the fault in it. Raises ValueError when the patch does not apply."""
-    source = folder / "src"
-    shutil.copytree(SOURCE, source)
-    file = source / "samestep" / fault.file
-    text = file.read_text()
+    """The package with the fault in it: one changed file, and links to all others, which take a tenth of a copy's time.
+    Raises ValueError when the patch does not apply."""
+    text = (SOURCE / "samestep" / fault.file).read_text()
     if text.count(fault.old) != 1:
         raise ValueError(
             f"'{fault.name}' does not apply: its text stands {text.count(fault.old)} times in {fault.file}"
         )
-    file.write_text(text.replace(fault.old, fault.new))
+    source = folder / "src"
+    changed = source / "samestep" / fault.file
+    changed.parent.mkdir(parents=True)
+    changed.write_text(text.replace(fault.old, fault.new))
+    # Not a link: Python writes what it compiles of the changed file there.
+    compiled = changed.parent / "__pycache__"
+    compiled.mkdir()
+    for path in (SOURCE / compiled.relative_to(source)).glob("*.pyc"):
+        if path.name.partition(".")[0] != changed.stem:
+            shutil.copy2(path, compiled)
+    for parent in (path for path in changed.parents if source in path.parents):
+        for path in (SOURCE / parent.relative_to(source)).iterdir():
+            if not (parent / path.name).exists():
+                (parent / path.name).symlink_to(path)
     return source
 
 
