@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from samestep.errors import UserError
 
@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-SCHEMA = 4  # of every record; one of another version of samestep is refused
+SCHEMA = 5  # of every record: add 1 when a field is added, renamed or removed. Records of another number are refused
 KEY = "schema"
+OTHER_FIELDS = ("unexpected_keyword_argument", "missing")  # pydantic's names of these errors
 
 T = TypeVar("T")
 
@@ -68,6 +69,8 @@ def from_json(kind: type[T], value: Any, what: str = "a record") -> T:
     except ValidationError as error:
         first = error.errors()[0]
         location = ".".join(map(str, first["loc"]))
+        if first["type"] in OTHER_FIELDS:
+            raise UserError(f"{what} was written by another version of samestep: {location}: {first['msg']}") from None
         raise UserError(f"{what} is not as samestep writes it: {location}: {first['msg']}") from None
 
 
@@ -79,6 +82,7 @@ def as_json(record: Any) -> dict[str, Any]:
 
 def _adapter(kind: Any) -> TypeAdapter[Any]:
     if kind not in _adapters:
+        kind.__pydantic_config__ = ConfigDict(extra="forbid")  # the dataclasses that its fields hold inherit this
         _adapters[kind] = TypeAdapter(kind)
     return _adapters[kind]
 
