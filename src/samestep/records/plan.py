@@ -8,9 +8,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from samestep.records.asked import Asked as Asked
 from samestep.records.checkpoint import Every
 from samestep.records.inspection import Values
+from samestep.records.launch_request import LaunchRequest as LaunchRequest
 
 TRAININGS = ("gradient", "sgd", "user")  # of a proof
 TRACES = "trace"  # the folder of --profile's files
@@ -126,7 +126,7 @@ class Plan:
     threads: int = 1
     nproc: int = 1
     proof_threads: int = 1
-    asked: Asked | None = None
+    asked: LaunchRequest | None = None
 
 
 @dataclass(frozen=True)
