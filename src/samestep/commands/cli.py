@@ -6,7 +6,6 @@ import json
 import shlex
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,10 +14,12 @@ import typer
 from samestep.commands.check_options import CheckOptions
 from samestep.commands.collectives_options import CollectivesOptions
 from samestep.commands.command_options import (
+    NOT_OPTIONS,
     CompareOptions,
     Device,
     EjectOptions,
     EvaluateOptions,
+    ProofOptions,
     RunOptions,
     SlurmOptions,
     VerifyOptions,
@@ -29,7 +30,6 @@ from samestep.commands.exit_codes import exit_code, with_exit_code
 from samestep.commands.lost_output import survive_lost_output
 from samestep.commands.monitor_options import MonitorOptions
 from samestep.commands.options import from_command_line, refuse
-from samestep.commands.setup import Setup
 from samestep.errors import UserError, say
 
 app = typer.Typer(
@@ -51,7 +51,7 @@ Strict = Annotated[
 @from_command_line()
 def compare(options: CompareOptions, json_: Json = False, strict: Strict = False) -> int:
     """Prove each engine, then measure it: a table and a report with plots. Exit 1 if one differs or none is proven."""
-    return _study("compare", options.setup(str(options.job)), json_, strict)
+    return _study("compare", options, json_, strict)
 
 
 @app.command()
@@ -59,7 +59,7 @@ def compare(options: CompareOptions, json_: Json = False, strict: Strict = False
 @from_command_line()
 def verify(options: VerifyOptions, json_: Json = False, strict: Strict = False) -> int:
     """Prove each engine without measuring it. Names the first divergence; exit codes as for compare."""
-    return _study("verify", options.setup(str(options.job)), json_, strict)
+    return _study("verify", options, json_, strict)
 
 
 @app.command()
@@ -97,7 +97,7 @@ def run(
 
 @app.command()
 @with_exit_code
-@from_command_line(without=["max_restarts"])
+@from_command_line(without=NOT_OPTIONS["evaluate"])
 def evaluate(options: EvaluateOptions, json_: Json = False) -> int:
     """Evaluate trained weights: each row of the job's evaluation once, the same figures on any number of ranks."""
     from samestep.commands import train
@@ -126,7 +126,7 @@ def slurm(
 
 @app.command()
 @with_exit_code
-@from_command_line(without=["max_restarts", "stall_s"])
+@from_command_line(without=NOT_OPTIONS["collectives"])
 def collectives(options: CollectivesOptions, json_: Json = False) -> int:
     """Check the values of torch.distributed's collectives, then measure them over message sizes. Exit 1 if one is
     wrong, or cannot be measured."""
@@ -285,17 +285,13 @@ def eject(options: EjectOptions) -> int:
     return 0
 
 
-def _study(command: str, setup: Setup, json_: bool, strict: bool) -> int:
-    from samestep.commands.compare import run_study, save
-    from samestep.commands.progress import Launches, show_study
+def _study(command: str, options: ProofOptions, json_: bool, strict: bool) -> int:
+    from samestep.commands.compare import run_study
+    from samestep.commands.progress import show_study
 
-    with Launches() as progress:
-        outcome = run_study(command, setup, progress.show)
-    if outcome is None:
+    results = run_study(command, options, str(options.job), shlex.join(["samestep", *sys.argv[1:]]))
+    if results is None:
         return 0
-    results, folder = outcome
-    results = replace(results, command=shlex.join(["samestep", *sys.argv[1:]]))
-    save(results, folder)
     _print(results, json_, show_study)
     return exit_code(results, strict=strict)
 

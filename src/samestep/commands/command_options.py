@@ -1,4 +1,4 @@
-"""What each command is asked: its options, on the command line and in Python, as one dataclass that makes a Setup."""
+"""The options of each command, on the command line and in Python: one dataclass per command, which makes a Setup."""
 
 from __future__ import annotations
 
@@ -56,6 +56,10 @@ Launcher = Annotated[
     Option("--launcher", "--launchers", help="The launcher that starts the ranks; by default the engine's first."),
 ]
 Device = Annotated[str, Option(help="auto, cpu, cuda, or a list such as cuda:0,cuda:1.")]
+NOT_OPTIONS = {  # command -> the fields of its dataclass that its command line leaves at their defaults
+    "evaluate": ("max_restarts",),  # an evaluation is not restarted
+    "collectives": ("max_restarts", "stall_s"),  # nor are they; a collective that hangs raises after --timeout
+}
 
 
 @dataclass(frozen=True, kw_only=True)

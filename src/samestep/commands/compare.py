@@ -15,9 +15,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from samestep.commands import other_machines
+from samestep.commands.command_options import ProofOptions
 from samestep.commands.command_record import recorded, words_of
 from samestep.commands.machines import is_first, refuse_under_launcher
 from samestep.commands.needs import check_needs, need_of, room_in
+from samestep.commands.progress import Launches
 from samestep.commands.results_folder import package_digest, results_folder, shared_folder
 from samestep.commands.setup import Setup
 from samestep.commands.study import Row, Study, check_devices, layouts_of, result_of, rows_of, study_of
@@ -45,29 +47,30 @@ ShowProgress = Callable[[str, int, int], None]  # (phase, launches done, launche
 ShowPhase = Callable[[str], None]  # (the phase of one launch)
 
 
-def run_study(command: str, setup: Setup, show: ShowProgress) -> tuple[StudyResults, Path] | None:
-    """Runs verify or compare. Returns the results and their folder, for `save`; None on a machine that is not the
-    first: it has started its ranks of each launch."""
+def run_study(command: str, options: ProofOptions, job: str, typed: str = "") -> StudyResults | None:
+    """Runs verify or compare: shows the progress, writes results.json and report.html, and returns the results. Returns
+    None on a machine that is not the first: it has started its ranks of each launch.
+
+    job: as workers load it. typed: the command line, which the report shows.
+    """
+    from samestep import report
+
+    setup = options.setup(job)
     refuse_under_launcher(command, os.environ, setup)
     forks = setup.rounds == 0 or setup.launchers == (FORK,)
-    with fork_client.running(*(("ranks", "reference") if forks else ("reference",))):
+    with Launches() as progress, fork_client.running(*(("ranks", "reference") if forks else ("reference",))):
         study = study_of(setup)
         if not is_first(study.machines):
             count = other_machines.join_launches(study, shared_folder(setup.out))
             say(f"this machine took part in {count} launches; the results are on {study.machines.master}")
             return None
         folder = results_folder(command, study)
-        with recorded(folder, words_of(command, setup)), other_machines.publishing(study, folder):
-            results = _run_launches(study, folder, show)
-    return replace(results, report=os.path.relpath(folder / "report.html")), folder
-
-
-def save(results: StudyResults, folder: Path) -> None:
-    """Writes results.json and report.html."""
-    from samestep import report
-
+        with recorded(folder, words_of(command, options, job)), other_machines.publishing(study, folder):
+            results = _run_launches(study, folder, progress.show)
+    results = replace(results, command=typed, report=os.path.relpath(folder / "report.html"))
     write_results(results, folder)
     replace_text(folder / "report.html", report.html(results))
+    return results
 
 
 def _run_launches(study: Study, folder: Path, show: ShowProgress) -> StudyResults:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import Field, dataclass, fields
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from typer.models import ParameterInfo
+from typer.models import ArgumentInfo, ParameterInfo
 
 from samestep.errors import UserError
 
@@ -74,7 +74,7 @@ def takes(kind: Callable[P, AnyOptions]) -> Callable[[Callable[[AnyOptions], R]]
     return decorate
 
 
-def from_command_line(*, without: Sequence[str] = ()) -> Callable[[Callable[..., int]], Callable[..., int]]:
+def from_command_line(*, without: Collection[str] = ()) -> Callable[[Callable[..., int]], Callable[..., int]]:
     """Makes typer see each dataclass of options among a command's parameters as its fields; nested ones come last.
 
     without: fields that this command leaves at their defaults.
@@ -104,18 +104,27 @@ def from_command_line(*, without: Sequence[str] = ()) -> Callable[[Callable[...,
     return decorate
 
 
-def arguments(options: Options, kind: type[Options]) -> list[str]:
-    """Returns the fields of `kind` that differ from their defaults as words of a command line."""
+def arguments(options: Options, kind: type[Options], without: Collection[str] = ()) -> list[str]:
+    """Returns the options of `kind` that differ from their defaults as words of a command line.
+
+    without: fields that are left out. Arguments without a flag are left out too.
+    """
     words: list[str] = []
     for field in fields(kind):  # type: ignore[arg-type]
         value, flag = getattr(options, field.name), _flag(kind, field.name)
-        if value != field.default:
-            words += [flag if value else f"--no-{flag[2:]}"] if isinstance(value, bool) else [flag, _word(value)]
+        inner, info, typed = _hints(kind)[field.name]
+        if _is_options(inner):
+            words += arguments(value, inner, without)
+        elif field.name in without or isinstance(info, ArgumentInfo) or value in (field.default, None, "", []):
+            continue
+        elif isinstance(value, bool):
+            words += [flag if value else f"--no-{flag[2:]}"]
+        elif typed and typed.kind == list[str]:  # a flag that is repeated
+            pairs = [f"{key}={text}" for key, text in value.items()] if isinstance(value, Mapping) else value
+            words += [word for each in pairs for word in (flag, each)]
+        else:
+            words += [flag, ",".join(value) if isinstance(value, list | tuple) else str(value)]
     return words
-
-
-def _word(value: Any) -> str:
-    return ",".join(value) if isinstance(value, tuple) else str(value)
 
 
 def _is_options(kind: Any) -> bool:
