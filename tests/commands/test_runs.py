@@ -19,7 +19,7 @@ from budget import budget
 from command import TESTS, samestep
 from samestep.commands import cli, options
 from samestep.commands.collectives_options import CollectivesOptions
-from samestep.commands.command_options import NOT_OPTIONS, CompareOptions, EvaluateOptions, RunOptions, VerifyOptions
+from samestep.commands.command_options import CompareOptions, EvaluateOptions, RunOptions, VerifyOptions
 from samestep.commands.command_record import recorded, words_of
 from samestep.commands.machine_options import MachineOptions
 from samestep.commands.options import Options
@@ -167,7 +167,7 @@ COMMANDS: dict[str, Any] = {
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_command_line_reads_every_option_again(command: str) -> None:
     """Both ways, without running it: no option of a run vanishes from the line that repeats it."""
-    kind, without = COMMANDS[command], ("out", *NOT_OPTIONS.get(command, ()))
+    kind, without = COMMANDS[command], ("out", *COMMANDS[command].NOT_TYPED)
     given = other_than_default(kind, without)
     words = words_of(command, given, "" if command == "collectives" else "word")
     flags = {options._flag(of, field.name) for field, of in options._leaves(kind) if field.name not in without}

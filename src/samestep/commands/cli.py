@@ -14,7 +14,6 @@ import typer
 from samestep.commands.check_options import CheckOptions
 from samestep.commands.collectives_options import CollectivesOptions
 from samestep.commands.command_options import (
-    NOT_OPTIONS,
     CompareOptions,
     Device,
     EjectOptions,
@@ -48,7 +47,7 @@ Strict = Annotated[
 
 @app.command()
 @with_exit_code
-@from_command_line()
+@from_command_line
 def compare(options: CompareOptions, json_: Json = False, strict: Strict = False) -> int:
     """Prove each engine, then measure it: a table and a report with plots. Exit 1 if one differs or none is proven."""
     return _study("compare", options, json_, strict)
@@ -56,7 +55,7 @@ def compare(options: CompareOptions, json_: Json = False, strict: Strict = False
 
 @app.command()
 @with_exit_code
-@from_command_line()
+@from_command_line
 def verify(options: VerifyOptions, json_: Json = False, strict: Strict = False) -> int:
     """Prove each engine without measuring it. Names the first divergence; exit codes as for compare."""
     return _study("verify", options, json_, strict)
@@ -64,7 +63,7 @@ def verify(options: VerifyOptions, json_: Json = False, strict: Strict = False) 
 
 @app.command()
 @with_exit_code
-@from_command_line()
+@from_command_line
 def run(
     options: RunOptions,
     json_: Json = False,
@@ -97,7 +96,7 @@ def run(
 
 @app.command()
 @with_exit_code
-@from_command_line(without=NOT_OPTIONS["evaluate"])
+@from_command_line
 def evaluate(options: EvaluateOptions, json_: Json = False) -> int:
     """Evaluate trained weights: each row of the job's evaluation once, the same figures on any number of ranks."""
     from samestep.commands import train
@@ -111,7 +110,7 @@ def evaluate(options: EvaluateOptions, json_: Json = False) -> int:
 
 @app.command()
 @with_exit_code
-@from_command_line()
+@from_command_line
 def slurm(
     options: SlurmOptions,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the batch script, and submit nothing.")] = False,
@@ -126,7 +125,7 @@ def slurm(
 
 @app.command()
 @with_exit_code
-@from_command_line(without=NOT_OPTIONS["collectives"])
+@from_command_line
 def collectives(options: CollectivesOptions, json_: Json = False) -> int:
     """Check the values of torch.distributed's collectives, then measure them over message sizes. Exit 1 if one is
     wrong, or cannot be measured."""
@@ -165,7 +164,7 @@ def engines(device: Device = "auto", json_: Json = False) -> int:
 
 @app.command()
 @with_exit_code
-@from_command_line(without=["max_restarts", "threads", "interface"])
+@from_command_line
 def doctor(
     options: DoctorOptions,
     json_: Json = False,
@@ -210,7 +209,7 @@ def runs(
 
 @app.command(context_settings={"allow_interspersed_args": False})
 @with_exit_code
-@from_command_line()
+@from_command_line
 def check(
     options: CheckOptions,
     script: Annotated[list[str], typer.Argument(metavar="SCRIPT [ARGUMENTS]...", help="A script as torchrun runs it.")],
@@ -228,7 +227,7 @@ def check(
 
 @app.command(context_settings={"allow_interspersed_args": False})
 @with_exit_code
-@from_command_line()
+@from_command_line
 def monitor(
     options: MonitorOptions,
     words: Annotated[list[str], typer.Argument(metavar="COMMAND [ARGUMENTS]...", help="Any command, ours or not.")],
@@ -262,7 +261,7 @@ def diff(
 
 @app.command()
 @with_exit_code
-@from_command_line()
+@from_command_line
 def eject(options: EjectOptions) -> int:
     """Write one stand-alone script of the job on an engine, with no samestep in it."""
     from samestep.commands.ask_worker import ask_script

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,9 +15,9 @@ from samestep.commands.setup import Resume, Setup
 from samestep.commands.train_options import ScoreOptions, TrainOptions
 from samestep.engine import DEFAULT
 from samestep.errors import UserError
+from samestep.records.inspection import Values
 
 Names = str | Sequence[str]
-Values = Mapping[str, Any]
 Target = str | Path | Callable[..., Any]
 
 Job = Annotated[
@@ -56,10 +56,6 @@ Launcher = Annotated[
     Option("--launcher", "--launchers", help="The launcher that starts the ranks; by default the engine's first."),
 ]
 Device = Annotated[str, Option(help="auto, cpu, cuda, or a list such as cuda:0,cuda:1.")]
-NOT_OPTIONS = {  # command -> the fields of its dataclass that its command line leaves at their defaults
-    "evaluate": ("max_restarts",),  # an evaluation is not restarted
-    "collectives": ("max_restarts", "stall_s"),  # nor are they; a collective that hangs raises after --timeout
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,6 +252,8 @@ class EjectOptions(EngineOptions):
 @dataclass(frozen=True)
 class EvaluateOptions(ScoreOptions, LaunchOptions):
     """The options of `samestep evaluate`."""
+
+    NOT_TYPED = ("max_restarts",)  # an evaluation is not restarted
 
     job: Job = "digits"
     _: KW_ONLY

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from samestep.commands.command_options import NOT_OPTIONS, LaunchOptions
+from samestep.commands.command_options import LaunchOptions
 from samestep.commands.options import arguments
 from samestep.errors import TrainingFailed, UserError
 from samestep.records.files import write
@@ -22,8 +22,8 @@ def words_of(command: str, options: LaunchOptions, job: str = "") -> tuple[str, 
 
     job: as workers load it; '': the command has none.
     """
-    without = ("out", *NOT_OPTIONS.get(command, ()))  # `samestep runs` adds --out where the folder is the same
-    return ("samestep", command, *([job] if job else []), *arguments(options, type(options), without))
+    words = arguments(options, type(options), without=["out"])  # `samestep runs` adds it where the folder is the same
+    return ("samestep", command, *([job] if job else []), *words)
 
 
 @contextmanager

@@ -334,8 +334,8 @@ def _engine_results(study: Study, rows: list[Row]) -> Iterator[EngineResult]:
     for row in rows:
         result = result_of(row)
         if setup.rounds and result.proven and row.launches:
-            result = replace(result, **vars(measurement(row.launches, baseline, row.facts.replicas, measured)))
-            result = replace(result, usage=_usage(row.launches[-1]))
+            figures = measurement(row.launches, baseline, row.facts.replicas, measured)
+            result = replace(result, **vars(replace(figures, usage=_usage(row.launches[-1]))))
         yield result
 
 

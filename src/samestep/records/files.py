@@ -42,7 +42,7 @@ def read(kind: type[T], path: Path) -> T:
         value = json.loads(path.read_text())
     except ValueError:
         raise UserError(f"{path} cannot be read as JSON: it is incomplete; give another folder with --out") from None
-    schema = value.pop(KEY, None) if isinstance(value, dict) else None
+    schema = value.get(KEY) if isinstance(value, dict) else None
     if schema != SCHEMA:
         version = "an older" if not isinstance(schema, int) or schema < SCHEMA else "a newer"
         raise UserError(
@@ -62,16 +62,20 @@ def is_current(path: Path) -> bool:
 
 
 def from_json(kind: type[T], value: Any, what: str = "a record") -> T:
-    """Builds the dataclass `kind` from plain values. what: their name in the UserError for values that do not fit."""
+    """Builds the dataclass `kind` from plain values, with or without a schema number, which is not compared.
+
+    what: the name of the values, in the UserError for those that do not fit.
+    """
+    plain = {name: each for name, each in value.items() if name != KEY} if isinstance(value, dict) else value
     try:
-        record: T = _adapter(kind).validate_python(value)
+        record: T = _adapter(kind).validate_python(plain)
         return record
     except ValidationError as error:
         first = error.errors()[0]
-        location = ".".join(map(str, first["loc"]))
+        why = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
         if first["type"] in OTHER_FIELDS:
-            raise UserError(f"{what} was written by another version of samestep: {location}: {first['msg']}") from None
-        raise UserError(f"{what} is not as samestep writes it: {location}: {first['msg']}") from None
+            raise UserError(f"{what} was written by another version of samestep: {why}") from None
+        raise UserError(f"{what} is not as samestep writes it: {why}") from None
 
 
 def as_json(record: Any) -> dict[str, Any]:

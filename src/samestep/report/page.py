@@ -5,7 +5,7 @@ from __future__ import annotations
 from markupsafe import Markup
 
 from samestep.records.results import StudyResults
-from samestep.report import numbers, sentences, usage_text
+from samestep.report import columns, numbers, sentences, usage_text
 from samestep.report.headline import headline
 from samestep.report.notes import folded
 from samestep.report.sentences import TRAININGS, comparable_rows, label, speed
@@ -20,6 +20,7 @@ def page(results: StudyResults) -> str:
         results=results,
         headline=headline(results),
         numbers=numbers,
+        columns=columns.ON_PAGE,
         sentences=sentences,
         usage_text=usage_text,
         folded=folded,
