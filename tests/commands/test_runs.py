@@ -215,7 +215,9 @@ def test_a_training_that_fails_is_listed_with_its_sentence(tmp_path: Path) -> No
     assert failed.returncode == 2, failed.stderr
     command = [sys.executable, "-m", "samestep", "runs", "--json"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=budget(20), check=True)
-    (run,) = json.loads(done.stdout)
+    listed = json.loads(done.stdout)
+    (run,) = listed["runs"]
+    assert listed["schema"] == SCHEMA
     assert run["outcome"] == "failed" and f"samestep: {run['reason']}" == failed.stderr.splitlines()[-1]
     assert run["reason"].startswith("the loss is not finite at step ")
     assert "--set poison=loss" in run["line"] and run["engines"] == ["single"]

@@ -67,7 +67,7 @@ def test_a_machine_leaves_and_one_joins(hosts: Hosts, tmp_path: Path) -> None:
             machine.command.wait()
     assert [code for code, _ in ended] == [0, 0], ended
     first = ended[0][1]
-    changed = "machines have left or joined: torchrun goes on with"
+    changed = "machines have left or joined: torchrun continues on"
     assert f"{changed} 1 instead of 2 ranks (restart 1)" in first, first
     assert f"{changed} 2 instead of 1 ranks (restart 2)" in first, first
     results = json.loads((out / "results.json").read_text())

@@ -101,7 +101,7 @@ def compared() -> StudyResults:
         dtype="float32",
         proof=Proof(steps=8, dtype="float64"),
         same_as_one_process=OneProcess(
-            "by nature no",
+            "no, as expected",
             max_difference=0.3,
             reason="BatchNorm (1) normalises over each replica's own rows; dropout (7) draws another mask",
         ),

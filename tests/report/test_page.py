@@ -116,7 +116,7 @@ def test_what_users_name_is_escaped_everywhere(results: StudyResults) -> None:
         command=evil,
         settings={evil: evil},
         machine=replace(results.machine, host=evil, processor=evil, gpu=evil),
-        same_as_one_process=OneProcess("by nature no", max_difference=0.3, reason=evil),
+        same_as_one_process=OneProcess("no, as expected", max_difference=0.3, reason=evil),
         proof=Proof(steps=8, dtype="float64", float64_failed=evil),
         engines=[replace(row, engine=evil, reason=evil, notes=(evil,)) for row in results.engines],
     )

@@ -106,7 +106,7 @@ def test_single_values_may_be_missing(results: StudyResults) -> None:
 
 
 def test_what_is_wrong_is_below_the_table(results: StudyResults) -> None:
-    text = "\n".join(report.below(results))
+    text = "\n".join(report.footer(results))
     assert "lightning (torchrun): differs at step 3: loss of rank 1: expected 2.302585092994046, found" in text
     assert "the usual cause: the update of step 2 is wrong" in text
     assert "horovod (horovodrun): failed: rank 1 was killed (signal 9) in step 12." in text
@@ -117,13 +117,13 @@ def test_what_is_wrong_is_below_the_table(results: StudyResults) -> None:
 
 
 def test_a_proof_speaks_of_no_speed(proof: StudyResults) -> None:
-    text = "\n".join([*printed(proof, 100), *report.below(proof)])
+    text = "\n".join([*printed(proof, 100), *report.footer(proof)])
     assert "samples/s" not in text and "launches" not in text and "2.2e-16" in text
 
 
 def test_tensors_that_cannot_be_compared_are_one_line(results: StudyResults) -> None:
     results = replace(with_row(results, 3, notes=TENSORS), tensors=18)
-    (line,) = [line for line in report.below(results) if "tensors" in line]
+    (line,) = [line for line in report.footer(results) if "tensors" in line]
     assert line == "fsdp (torchrun): 2 of 18 tensors not compared at the end, where rounding alone is visible."
     page = report.html(results)
     assert (
@@ -135,5 +135,8 @@ def test_tensors_that_cannot_be_compared_are_one_line(results: StudyResults) -> 
 def test_engines_that_are_not_here_share_a_line(results: StudyResults) -> None:
     results = with_row(results, 7, verdict="unavailable", reason="lightning is not installed", install="pip install x")
     results = with_row(results, 6, verdict="unavailable", reason="lightning is not installed", install="pip install x")
-    assert report.below(results)[-1] == "Not here: horovod, deepspeed (pip install x); dataparallel (no-op on CPU)."
+    assert (
+        report.footer(results)[-1]
+        == "Not available here: horovod, deepspeed (pip install x); dataparallel (no-op on CPU)."
+    )
     assert "to install: <code>pip install x</code>" in report.html(results)

@@ -41,7 +41,8 @@ app = typer.Typer(
 )
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON value on stdout, and nothing else there.")]
 Strict = Annotated[
-    bool, typer.Option("--strict", help="Exit 1 also where the job trains differently from one process by nature.")
+    bool,
+    typer.Option("--strict", help="Exit 1 also where N ranks differ from one process as expected: dropout, BatchNorm."),
 ]
 
 
@@ -157,8 +158,11 @@ def engines(device: Device = "auto", json_: Json = False) -> int:
     if not json_:
         show_engines(listed)
         return 0
+    from samestep.records.files import KEY, SCHEMA
+
     keys = ("name", "available", "reason", "install", "version", "purpose")
-    print(json.dumps([{key: getattr(facts, key) for key in keys} for facts in listed], indent=1))
+    rows = [{key: getattr(facts, key) for key in keys} for facts in listed]
+    print(json.dumps({KEY: SCHEMA, "engines": rows}, indent=1))
     return 0
 
 
@@ -168,9 +172,9 @@ def engines(device: Device = "auto", json_: Json = False) -> int:
 def doctor(
     options: DoctorOptions,
     json_: Json = False,
-    all_: Annotated[bool, typer.Option("--all", help="List what is well, too.")] = False,
+    all_: Annotated[bool, typer.Option("--all", help="Also list the checks that passed.")] = False,
 ) -> int:
-    """Look what is wrong with this machine, or with several and their network, and print the lines that mend it."""
+    """Diagnose this machine or cluster, and print the commands that fix it."""
     from samestep.commands import doctor as command
     from samestep.commands.doctor_table import show_report
 
@@ -197,13 +201,13 @@ def runs(
     """List past runs: how each ended, its steps and latest evaluation, and the line that continues or repeats it."""
     from samestep.commands.progress import show_runs
     from samestep.commands.runs import runs as listed
-    from samestep.records.files import as_json, finite
+    from samestep.records.files import KEY, SCHEMA, as_json, finite
 
-    found = listed(folder)
+    past = listed(folder)
     if json_:
-        print(json.dumps([finite(as_json(run)) for run in found], indent=1))
+        print(json.dumps({KEY: SCHEMA, "runs": [finite(as_json(run)) for run in past]}, indent=1))
     else:
-        show_runs(found)
+        show_runs(past)
     return 0
 
 
@@ -230,7 +234,7 @@ def check(
 @from_command_line
 def monitor(
     options: MonitorOptions,
-    words: Annotated[list[str], typer.Argument(metavar="COMMAND [ARGUMENTS]...", help="Any command, ours or not.")],
+    words: Annotated[list[str], typer.Argument(metavar="COMMAND [ARGUMENTS]...", help="Any command.")],
 ) -> int:
     """Run any command, and sample what its processes and the machine use: CPU, memory, disk, network, GPUs. Exits with
     the command's exit code."""
@@ -245,7 +249,8 @@ def diff(
     first: Annotated[Path, typer.Argument(metavar="RECORD", help="A folder that samestep check has written.")],
     second: Annotated[Path, typer.Argument(metavar="RECORD", help="Another one.")],
     resumed_at: Annotated[
-        int, typer.Option(help="The second was resumed from the checkpoint after so many steps of the first.", min=0)
+        int,
+        typer.Option(help="The second was resumed from a checkpoint of the first, of this step.", min=0),
     ] = 0,
     json_: Json = False,
 ) -> int:

@@ -167,7 +167,7 @@ def _results(
 ) -> CollectiveResults:
     first = record.ranks[0]
     ranks = first.collectives
-    checked, wrong, lacking = judge_values(ranks, plan.backend)
+    checked, wrong, unsupported = judge_values(ranks, plan.backend)
     return CollectiveResults(
         samestep=__version__,
         command=shlex.join(["samestep", *sys.argv[1:]]),
@@ -180,7 +180,7 @@ def _results(
         machine=first.machine,
         checked=checked,
         wrong=wrong,
-        lacking=lacking,
+        unsupported=unsupported,
         curves=curves(ranks, plan.dtypes[0]),
         unmeasured=ranks[0].unmeasured,
         failed=failed(ranks[0], plan.dtypes[0]),

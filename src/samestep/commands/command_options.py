@@ -68,7 +68,7 @@ class LaunchOptions(Options):
 
     nproc: Annotated[
         int | None,
-        Option(help="Ranks on each machine (for dataparallel: devices); one for each GPU, or 2 on a CPU."),
+        Option(help="Ranks on each machine (for dataparallel: devices); by default one for each GPU, or 2 on a CPU."),
     ] = None
     out: Out = None
     device: Device = "auto"
@@ -149,10 +149,10 @@ class VerifyOptions(ProofOptions):
     resume: Annotated[
         bool, Option("--resume", help="Interrupt each training, and continue it from its checkpoint by another launch.")
     ] = False
-    resume_nproc: Annotated[int | None, Option(help="Ranks that continue it, on each machine; as many as before.")] = (
-        None
-    )
-    resume_engine: Annotated[str, Option(help="The engine that continues it; the one that began it.")] = ""
+    resume_nproc: Annotated[
+        int | None, Option(help="Ranks that continue it, on each machine; by default as before.")
+    ] = None
+    resume_engine: Annotated[str, Option(help="The engine that continues it; by default the one that began it.")] = ""
 
     def setup(self, job: str) -> Setup:
         """Returns the setup. job: as workers load it."""
@@ -212,14 +212,16 @@ class SlurmOptions(TrainOptions, EngineOptions):
 
     _: KW_ONLY
     out: Out = None
-    nodes: Annotated[int, Option(help="Machines.", min=1)] = 1
-    gpus_per_node: Annotated[int, Option(help="GPUs of each, one for each rank; 0: CPUs.", min=0)] = 0
-    nproc: Annotated[int | None, Option(help="Ranks on each; one for each GPU, or 2 on CPUs.", min=1)] = None
+    nodes: Annotated[int, Option(help="The number of machines.", min=1)] = 1
+    gpus_per_node: Annotated[int, Option(help="GPUs on each machine, one for each rank; 0: train on CPUs.", min=0)] = 0
+    nproc: Annotated[
+        int | None, Option(help="Ranks on each machine; by default one for each GPU, or 2 on CPUs.", min=1)
+    ] = None
     time: Annotated[str, Option(help="The job's time limit, as Slurm writes it.")] = "1:00:00"
     sbatch: Annotated[
         Sequence[str],
         Typed(list[str], []),
-        Option(metavar="OPTION", help="More for sbatch, as in --sbatch=--partition=gpu; repeatable."),
+        Option(metavar="OPTION", help="A further option for sbatch, as in --sbatch=--partition=gpu; repeatable."),
     ] = ()
     threads: Threads = None
 

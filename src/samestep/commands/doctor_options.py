@@ -23,7 +23,9 @@ class DoctorOptions(Options):
 
     job: Annotated[str, Argument(metavar="[JOB]", help="A job whose file must be the same on all machines.")] = ""
     _: KW_ONLY
-    nproc: Annotated[int | None, Option(help="Ranks on each machine; one for each GPU, or 2 on a CPU.", min=1)] = None
+    nproc: Annotated[
+        int | None, Option(help="Ranks on each machine; by default one for each GPU, or 2 on a CPU.", min=1)
+    ] = None
     out: Out = None
     device: Device = "auto"
     launcher: Launcher = ""

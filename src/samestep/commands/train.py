@@ -116,7 +116,7 @@ def _supervised(
     if command == "run" and first:
         _say_batch_size(study, row)
     samples = command == "run" and first
-    with Training(f"{study.setup.job} on {row.engine}", folder, first=first) as progress:
+    with Training(f"{study.setup.job} on {row.engine}", folder, row.launcher, first=first) as progress:
         try:
             return _supervise(study, row, to_start, folder, progress.show, one_rank=rank is not None, samples=samples)
         except TrainingFailed as error:

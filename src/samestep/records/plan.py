@@ -130,7 +130,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Then:
+class ContinuedLayout:
     """The layout with which an interrupted training continues: replicas, split and buffers as in engine.Layout."""
 
     replicas: int
@@ -159,7 +159,7 @@ class LayoutPlan:
     neutral: bool = False
     compared: bool = False
     trainings: tuple[str, ...] = TRAININGS
-    then: Then | None = None
+    then: ContinuedLayout | None = None
 
 
 @dataclass(frozen=True)

@@ -163,13 +163,13 @@ class Proof:
 
 @dataclass(frozen=True)
 class OneProcess:
-    """Whether the ranks train the same as one process.
+    """Whether N ranks train the job as one process does.
 
-    answer: 'yes'; 'by nature no', for dropout or BatchNorm; or 'no', a mistake in the job. max_difference: of any
-    weight at the end. reason: why not. advice: what helps.
+    answer: 'yes'; 'no, as expected', where layers of the job such as dropout and BatchNorm make N ranks differ; or
+    'no', a mistake in the job. max_difference: of any weight at the end. reason: why not. advice: what helps.
     """
 
-    answer: Literal["yes", "by nature no", "no"]
+    answer: Literal["yes", "no, as expected", "no"]
     max_difference: float
     reason: str = ""
     advice: str = ""
@@ -181,8 +181,11 @@ class OneProcess:
 
 @dataclass(frozen=True)
 class StudyResults:
-    """The results of verify or compare. package: a digest of samestep's files. tensors: of the model's state; None
-    where nothing was proven. repeats: launches of each engine; None without a measurement."""
+    """The results of verify or compare.
+
+    package: a digest of samestep's files. tensors: of the model's state; None where nothing was proven. repeats:
+    launches of each engine; None without a measurement.
+    """
 
     samestep: str
     package: str
