@@ -48,8 +48,9 @@ ShowPhase = Callable[[str], None]  # (the phase of one launch)
 
 
 def run_study(command: str, options: ProofOptions, job: str, typed: str = "") -> StudyResults | None:
-    """Runs verify or compare: shows the progress, writes results.json and report.html, and returns the results. Returns
-    None on a machine that is not the first: it has started its ranks of each launch.
+    """Runs verify or compare, shows its progress, and writes results.json and report.html.
+
+    Returns the results; None on a machine that is not the first, which has started its ranks of each launch.
 
     job: as workers load it. typed: the command line, which the report shows.
     """
@@ -142,8 +143,8 @@ def _play(study: Study, root: Path, name: str, layouts: tuple[LayoutPlan, ...], 
 
 
 def _one_process(study: Study, folder: Path, reference: Record, show_phase: ShowPhase) -> OneProcess | None:
-    """Whether the ranks train the same as one process. Plays the reference without random numbers and batch statistics
-    where they do not, to tell what is natural from a mistake. None where either of them cannot be played."""
+    """Whether N ranks train the job as one process does; None where either cannot be played. Where they do not, plays
+    the reference without random numbers and batch statistics, to tell what is expected from a mistake."""
     played = [Expectation(reference, number) for number in range(len(reference.ranks[0].layouts))]
     one = next((each for each in played if each.facts.layout.replicas == 1), None)
     many = next((each for each in played if each.facts.layout.replicas > 1), None)

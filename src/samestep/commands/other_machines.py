@@ -40,7 +40,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class FirstMachine:
-    """The state of the first machine. asked: what its command was asked. launch: the latest one. written_at: in
+    """The state of the first machine. asked: what its command trains. launch: the latest one. written_at: in
     seconds since 1970."""
 
     asked: LaunchRequest
@@ -75,7 +75,7 @@ def publishing(study: Study, folder: Path) -> Iterator[None]:
 def join_launches(study: Study, folder: Path) -> int:
     """Starts this machine's ranks of each launch, until the first machine has ended. Returns the number of launches.
 
-    Raises UserError when the first machine was asked something else, or writes no state for two minutes.
+    Raises UserError when the first machine's command differs, or writes no state for two minutes.
     """
     asked = launch_request(study)  # once: it reads every file of samestep
     known, changed_at = _state(folder), time.monotonic()
@@ -93,7 +93,7 @@ def join_launches(study: Study, folder: Path) -> int:
         if time.monotonic() - changed_at > MAX_SILENCE_S:
             raise UserError(
                 f"the first machine ({study.machines.master}) has written nothing in {folder} for {MAX_SILENCE_S:.0f} "
-                "s; see that it runs the same line, and that --out names a folder that the machines share"
+                "s; check that it runs the same command, and that --out names a folder that the machines share"
             )
         time.sleep(0.05)
 

@@ -37,7 +37,7 @@ def with_schema(record: Any) -> dict[str, object]:
 
 
 def read(kind: type[T], path: Path) -> T:
-    """Reads the dataclass `kind` from a file. Raises UserError for a file of another schema, or one that is no JSON."""
+    """Reads the dataclass `kind` from a file. Raises UserError for one that is not JSON, or of another schema."""
     try:
         value = json.loads(path.read_text())
     except ValueError:
@@ -53,7 +53,7 @@ def read(kind: type[T], path: Path) -> T:
 
 
 def is_current(path: Path) -> bool:
-    """Whether a file is a record of this schema; False for one that is no JSON, as after a full disk."""
+    """Whether a file is a record of this schema; False for one that is not JSON, as after a full disk."""
     try:
         value = json.loads(path.read_text())
     except ValueError:

@@ -113,7 +113,7 @@ class Plan:
     """What each rank of a launch does. out: the folder for its files. started_at: Unix time, in seconds.
 
     threads: of a rank that measures, trains or evaluates; 0: the machine's cores divided by `nproc`, the study's
-    ranks on each machine. proof_threads: of a rank that proves. asked: what the ranks compare when they meet.
+    ranks on each machine. proof_threads: of a rank that proves. asked: the request, which ranks compare when they meet.
     """
 
     out: str

@@ -303,5 +303,5 @@ def write_results(results: Results, folder: Path) -> None:
 
 
 def read_results(kind: type[R], folder: Path) -> R:
-    """Reads the results.json of a folder. Raises UserError for a file of another schema, or one that is no JSON."""
+    """Reads the results.json of a folder. Raises UserError for a file of another schema, or one that is not JSON."""
     return read(kind, folder / RESULTS)
