@@ -19,11 +19,13 @@ if TYPE_CHECKING:
     from samestep.records.collectives import CollectiveResults
     from samestep.records.results import ScoreResults, StudyResults, TrainResults, Verdict
     from samestep.records.runs import PastRun
+    from samestep.records.script import CheckResults
 
 __all__ = [
     "Arrays",
     "Batch",
     "ByLength",
+    "CheckResults",
     "CollectiveResults",
     "ImageFolder",
     "Job",
@@ -57,6 +59,7 @@ LATER = {  # name -> its module, imported at its first use: nobody needs all of 
     "Arrays": "data.arrays",
     "Batch": "job",
     "ByLength": "job",
+    "CheckResults": "records.script",
     "CollectiveResults": "records.collectives",
     "ImageFolder": "data.images",
     "Job": "job",
