@@ -108,7 +108,8 @@ class Training(_Live):
             self.attempt, self.evaluated = now.attempt, 0
             why = f"a rank has died, and {self.launcher} has restarted all ranks"
             if self.ranks and now.ranks not in (0, self.ranks):
-                why = f"machines have left or joined: {self.launcher} continues on {now.ranks} ranks, not {self.ranks}"
+                ranks = f"{now.ranks} instead of {self.ranks} ranks"
+                why = f"machines have left or joined: {self.launcher} continues on {ranks}"
             self._event(f"{why} (restart {self.attempt})")
         self.ranks = now.ranks or self.ranks
         phase = now.phase
