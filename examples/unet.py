@@ -1,7 +1,7 @@
 """A U-Net that segments images, as milesial/Pytorch-UNet: cross entropy plus Dice, RMSprop, clipping.
 
 The original's Dice is of the whole batch; of each image, and then their mean, it is a mean over rows. Its BatchNorm
-sees one rank's rows (`--set norm=batch`): by nature not one process. GroupNorm, the default here, is the same on any
+sees one rank's rows (`--set norm=batch`): not one process, as expected. GroupNorm, the default here, is the same on any
 number.
 """
 

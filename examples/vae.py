@@ -2,7 +2,7 @@
 
 The original sums its loss over the batch, which makes the step grow with the batch; a criterion is a mean over rows,
 so the sum is divided by them. Each replica draws its own noise, so that N
-ranks are not one process by nature.
+ranks are not one process, as expected.
 """
 
 import torch

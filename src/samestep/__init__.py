@@ -16,13 +16,17 @@ if TYPE_CHECKING:
     from samestep.errors import TrainingFailed, UserError
     from samestep.job import Batch, ByLength, Job, Lanes, LRSchedule, Phase, Recipe, StepInfo, Weighted
     from samestep.recorder.watch import watch
-    from samestep.records.results import Verdict
+    from samestep.records.collectives import CollectiveResults
+    from samestep.records.results import ScoreResults, StudyResults, TrainResults, Verdict
     from samestep.records.runs import PastRun
+    from samestep.records.script import CheckResults
 
 __all__ = [
     "Arrays",
     "Batch",
     "ByLength",
+    "CheckResults",
+    "CollectiveResults",
     "ImageFolder",
     "Job",
     "LRSchedule",
@@ -32,8 +36,11 @@ __all__ = [
     "Phase",
     "Pipeline",
     "Recipe",
+    "ScoreResults",
     "StepInfo",
     "Stream",
+    "StudyResults",
+    "TrainResults",
     "TrainingFailed",
     "UserError",
     "Verdict",
@@ -48,10 +55,12 @@ __all__ = [
     "verify",
     "watch",
 ]
-LATER = {  # name -> its module, imported when it is asked for: none needs them all, and the pytest plugin needs none
+LATER = {  # name -> its module, imported at its first use: nobody needs all of them, and the pytest plugin needs none
     "Arrays": "data.arrays",
     "Batch": "job",
     "ByLength": "job",
+    "CheckResults": "records.script",
+    "CollectiveResults": "records.collectives",
     "ImageFolder": "data.images",
     "Job": "job",
     "LRSchedule": "job",
@@ -61,8 +70,11 @@ LATER = {  # name -> its module, imported when it is asked for: none needs them 
     "Phase": "job",
     "Pipeline": "data.pipeline",
     "Recipe": "job",
+    "ScoreResults": "records.results",
     "StepInfo": "job",
     "Stream": "data.stream",
+    "StudyResults": "records.results",
+    "TrainResults": "records.results",
     "TrainingFailed": "errors",
     "UserError": "errors",
     "Verdict": "records.results",
@@ -80,7 +92,7 @@ LATER = {  # name -> its module, imported when it is asked for: none needs them 
 
 def __getattr__(name: str) -> Any:
     if name in LATER:
-        found = getattr(import_module(f"samestep.{LATER[name]}"), name)
-        globals()[name] = found
-        return found
+        value = getattr(import_module(f"samestep.{LATER[name]}"), name)
+        globals()[name] = value
+        return value
     raise AttributeError(f"module 'samestep' has no attribute '{name}'")

@@ -182,11 +182,6 @@ def test_a_short_run_counts_every_step_of_every_arm(tmp_path):
     assert {"wall", "cpu"} <= set(small["comparisons"])
     for found in small["comparisons"].values():
         assert set(found) == set(small["arms"]) - {"samestep"}
-        for comparison in found.values():
-            assert comparison["verdict"] in ("met", "not met", "not resolved")
-            for name in ("added_us", "ratio"):
-                median, low, high = comparison[name]
-                assert low <= median <= high
 
 
 def test_the_deadline_shows_stacks_and_leaves_nothing_behind():

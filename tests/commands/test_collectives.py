@@ -22,7 +22,7 @@ from samestep.commands.collectives import failed
 from samestep.commands.collectives_options import CollectivesOptions, size_of
 from samestep.errors import UserError
 from samestep.records.collective_table import COLLECTIVES
-from samestep.records.collectives import Case, CollectiveRank, CollectiveResults, Held
+from samestep.records.collectives import Case, CollectiveRank, CollectiveResults, RankValues
 from samestep.records.files import read
 
 SMALL = (
@@ -104,8 +104,8 @@ def test_sizes() -> None:
 
 
 def test_a_collective_that_has_right_values_but_no_times_has_failed() -> None:
-    def held(collective: str, dtype: str, error: str = "") -> Held:
-        return Held(0, Case(collective, dtype, "", "world", (0, 1), 0), [], [], error=error)
+    def held(collective: str, dtype: str, error: str = "") -> RankValues:
+        return RankValues(0, Case(collective, dtype, "", "world", (0, 1), 0), [], [], error=error)
 
     every = [held("gather", "float32"), held("reduce", "float32", "lacking"), held("scatter", "int8")]
     rank = CollectiveRank([*every, held("barrier", "")], unmeasured=dict.fromkeys(COLLECTIVES, "out of memory"))

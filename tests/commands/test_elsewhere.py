@@ -9,6 +9,10 @@ from pathlib import Path
 import pytest
 
 from command import samestep
+from samestep.commands.command_options import RunOptions
+from samestep.commands.machine_options import MachineOptions
+from samestep.commands.submit import kubernetes
+from samestep.errors import UserError
 
 ASKED = ["--set", "lr=0.1", "--set-engine", "wrap=root", "--evaluate-every", "3", "--best", "loss", "--patience", "2"]
 
@@ -41,3 +45,17 @@ def test_manifests(kind: str, pods: list[str]) -> None:
     lines = [json.loads(line.strip(" -")) for line in done.stdout.splitlines() if "-m samestep run" in line]
     assert [words(line)[: len(asked) + 4] for line in lines] == [[*asked, "--nnodes", "3", "--nproc", "4"]] * len(pods)
     assert done.stdout.count("nvidia.com/gpu: 4\n") == len(pods)
+
+
+def test_manifests_pass_on_the_other_options_and_refuse_what_they_decide() -> None:
+    given = RunOptions(stall_s=0.0, deadline_s=9.0, machines=MachineOptions(nnodes=2, timeout_s=60.0, max_restarts=1))
+    (line, _, _) = kubernetes(given.setup("digits"), given, "k8s", "x", "").partition("--nnodes")
+    for words in ("--stall 0.0", "--deadline 9.0", "--timeout 60.0", "--max-restarts 1"):
+        assert words in line
+    machines = {"--hosts": {"hosts": ("a",)}, "--port": {"port": 5}, "--node-rank": {"node_rank": 0}}
+    machines["--master-addr"] = {"master_addr": "h"}
+    decided = {flag: RunOptions(machines=MachineOptions(**values)) for flag, values in machines.items()}
+    decided |= {"--out": RunOptions(out="out"), "--launcher": RunOptions(launcher="torchrun")}
+    for flag, wrong in decided.items():
+        with pytest.raises(UserError, match=f"^{flag} is decided by the manifests that --to writes; leave it out"):
+            kubernetes(wrong.setup("digits"), wrong, "k8s", "x", "")

@@ -6,18 +6,25 @@ import json
 import shlex
 import subprocess
 import sys
+from collections.abc import Collection, Mapping
+from dataclasses import fields
 from pathlib import Path
+from typing import Any, get_args, get_origin
 
 import pytest
+import typer
 
 import samestep as package
 from budget import budget
 from command import TESTS, samestep
+from samestep.commands import cli, options
+from samestep.commands.collectives_options import CollectivesOptions
+from samestep.commands.command_options import CompareOptions, EvaluateOptions, RunOptions, VerifyOptions
 from samestep.commands.command_record import recorded, words_of
+from samestep.commands.machine_options import MachineOptions
+from samestep.commands.options import Options
 from samestep.commands.progress import show_runs
 from samestep.commands.results_folder import prepare, release_folders
-from samestep.commands.setup import Resume, Setup
-from samestep.commands.train_options import TrainOptions
 from samestep.errors import TrainingFailed, UserError
 from samestep.records.files import SCHEMA, from_json, write
 from samestep.records.record import PROGRESS, Progress, RankError
@@ -93,7 +100,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_each_outcome_is_told(root: Path) -> None:
+def test_each_outcome_is_listed(root: Path) -> None:
     found = {Path(run.folder).name: run for run in package.runs(root)}
     assert {name.split()[-1]: run.outcome for name, run in found.items() if "old" not in name} == {
         name: name for name in ("finished", "stopped", "failed", "killed", "running")
@@ -120,14 +127,54 @@ def test_the_line_continues_or_repeats(root: Path, monkeypatch: pytest.MonkeyPat
     assert again.line == f"cd {shlex.quote(str(root))} && {shlex.join(WORDS)}"
 
 
-def test_a_command_line_is_what_was_asked() -> None:
-    setup = Setup("my job.py:job", {"lr": "0.1"}, ("ddp",), engine_settings={"bucket_mb": "1"}, nproc=2)
-    words = words_of("run", setup, TrainOptions(best="accuracy", log=("csv", "wandb"), on_nan="skip"))
-    line = "samestep run 'my job.py:job' --engine ddp --nproc 2 --set lr=0.1 --set-engine bucket_mb=1 --best accuracy"
-    assert shlex.join(words) == f"{line} --log csv,wandb --on-nan skip"
-    proof = Setup("digits", engines=("ddp",), stall_s=0.0, resume=Resume(nproc=3, engine="fsdp"))
-    asked = "samestep verify digits --resume --engine ddp --stall 0.0 --resume-nproc 3 --resume-engine fsdp"
-    assert shlex.join(words_of("verify", proof)) == asked
+def test_a_command_line_has_the_options_that_are_not_at_their_defaults() -> None:
+    job, machines = "my job.py:job", MachineOptions(threads=2)
+    settings: dict[str, Any] = {"settings": {"lr": 0.1}, "engine_settings": {"bucket_mb": 1}, "nproc": 2}
+    more: dict[str, Any] = {"best": "accuracy", "log": ("csv", "wandb"), "on_nan": "skip", "machines": machines}
+    words = words_of("run", RunOptions(job, "fsdp", out="a", **settings, **more), job)
+    line = "samestep run 'my job.py:job' --nproc 2 --threads 2 --engine fsdp --set lr=0.1 --set-engine bucket_mb=1"
+    assert shlex.join(words) == f"{line} --best accuracy --log csv,wandb --on-nan skip"
+    proof = VerifyOptions(engines=["ddp", "fsdp"], stall_s=0.0, resume=True, resume_nproc=3)
+    line = "samestep verify digits --stall 0.0 --engines ddp,fsdp --resume --resume-nproc 3"
+    assert shlex.join(words_of("verify", proof, "digits")) == line
+
+
+def other_than_default(kind: type[Options], without: Collection[str]) -> Any:
+    """Returns options of which none is at its default, but those in `without`."""
+
+    def value(name: str, hint: Any) -> Any:
+        if options._is_options(hint):
+            return other_than_default(hint, without)
+        of: dict[Any, Any] = {bool: not default.get(name), int: 7, float: 7.5, Mapping: {"a": "1"}, Path: Path("p")}
+        of |= {tuple: ("word", "other")}
+        parts = {get_origin(hint), hint, *get_args(hint), *map(get_origin, get_args(hint))}
+        return next((of[each] for each in of if each in parts), "word")
+
+    default = {field.name: field.default for field in fields(kind)}  # type: ignore[arg-type]
+    hints = {name: hint for name, (hint, _, _) in options._hints(kind).items() if name not in without}
+    return kind(**{name: value(name, hint) for name, hint in hints.items()})
+
+
+COMMANDS: dict[str, Any] = {
+    "verify": VerifyOptions,
+    "compare": CompareOptions,
+    "run": RunOptions,
+    "evaluate": EvaluateOptions,
+    "collectives": CollectivesOptions,
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_command_line_reads_every_option_again(command: str) -> None:
+    """Both ways, without running it: no option of a run vanishes from the line that repeats it."""
+    kind, without = COMMANDS[command], ("out", *COMMANDS[command].NOT_TYPED)
+    given = other_than_default(kind, without)
+    words = words_of(command, given, "" if command == "collectives" else "word")
+    flags = {options._flag(of, field.name) for field, of in options._leaves(kind) if field.name not in without}
+    assert flags - {"--job"} == {word.replace("--no-", "--") for word in words if word.startswith("--")}
+    parser = typer.main.get_command(cli.app).commands[command]  # type: ignore[attr-defined]
+    parsed = parser.make_context(command, [*words[2:]]).params
+    assert words_of(command, options._packed(kind, parsed), parsed.get("job", "")) == words
 
 
 def test_the_table_fits(root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,7 +215,9 @@ def test_a_training_that_fails_is_listed_with_its_sentence(tmp_path: Path) -> No
     assert failed.returncode == 2, failed.stderr
     command = [sys.executable, "-m", "samestep", "runs", "--json"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=budget(20), check=True)
-    (run,) = json.loads(done.stdout)
+    listed = json.loads(done.stdout)
+    (run,) = listed["runs"]
+    assert listed["schema"] == SCHEMA
     assert run["outcome"] == "failed" and f"samestep: {run['reason']}" == failed.stderr.splitlines()[-1]
     assert run["reason"].startswith("the loss is not finite at step ")
     assert "--set poison=loss" in run["line"] and run["engines"] == ["single"]

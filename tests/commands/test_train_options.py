@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,9 +12,11 @@ import pytest
 
 import samestep
 from samestep.commands import cli
+from samestep.commands.agreement import MAY_DIFFER, options_of
 from samestep.commands.options import Options, arguments
 from samestep.commands.train_options import LOGS, TrainOptions
 from samestep.rank import step_logs
+from samestep.records.plan import Score, Train
 
 JOB: Any = SimpleNamespace(metrics={"accuracy": "max", "error": "min"}, pretrained=())  # what a plan needs of a job
 
@@ -51,6 +53,27 @@ def test_the_best_weights_are_by_the_metrics_direction_or_the_one_that_is_given(
 def test_steps_replace_the_epochs_unless_both_are_given(options: TrainOptions, every: tuple[int, int]) -> None:
     planned = options.plan(JOB)
     assert (planned.every, planned.every_steps) == every
+
+
+TRAIN, SCORE = Train("w"), Score("w", "f00d")
+DECISIVE: dict[str, object] = {
+    "init_sha256": "ab",
+    "every": 2,
+    "every_steps": 3,
+    "best": ("loss", "min"),
+    "patience": 4,
+    "on_nan": "skip",
+    "check_replicas": 5,
+}
+
+
+@pytest.mark.parametrize("name", sorted({each.name for each in (*fields(Train), *fields(Score))} - MAY_DIFFER))
+def test_machines_and_checkpoints_compare_every_option_that_decides_what_is_trained(name: str) -> None:
+    """All that are not named as those that may differ: a new option is in one of the two."""
+    of = [each for each in (TRAIN, SCORE) if hasattr(each, name)]
+    for training in of:
+        assert options_of(replace(training, **{name: DECISIVE[name]})) != options_of(training)
+    assert options_of(replace(TRAIN, every=2, best=("loss", "min"), keep=9)) == "every=2 best=loss:min"
 
 
 @dataclass(frozen=True)

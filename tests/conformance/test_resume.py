@@ -17,10 +17,10 @@ from mutations.plant import patched
 from ranks import Ranks, RanksFailed
 from samestep.errors import UserError
 from samestep.rank.checkpoints import Checkpoints
-from samestep.records.asked import Asked
 from samestep.records.checkpoint import Every, Manifest
 from samestep.records.files import read, write
 from samestep.records.inspection import Values
+from samestep.records.launch_request import LaunchRequest
 from samestep.records.plan import Plan, Train
 from samestep.records.record import Observations
 from samestep.training import Run
@@ -150,7 +150,7 @@ def test_another_jobs_checkpoint_is_refused_unless_it_is_named(ranks: Pool, tmp_
     train(ranks(1), "alike", "single", tmp_path / "out", stop_after=2)
     folder = tmp_path / "out" / "checkpoints"
     (manifest,) = folder.glob("*/manifest.json")
-    mine, other = (Asked("job.py", "", f"lr={lr}", "ddp", "", "", "", "") for lr in (1, 2))
+    mine, other = (LaunchRequest("job.py", "", f"lr={lr}", "ddp", "", "", "", "") for lr in (1, 2))
     write(manifest, replace(read(Manifest, manifest), asked=mine).sealed())
     assert Checkpoints(folder, World(), None, asked=replace(mine, engine="fsdp")).load()
     with pytest.raises(UserError, match=r"is of another training: --set: lr=1 there, lr=2 here; give another folder"):

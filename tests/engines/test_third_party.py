@@ -40,7 +40,7 @@ def test_another_packages_engine(environment: dict[str, str], tmp_path: Path) ->
         quiet = {"env": environment, "capture_output": True, "text": True, "cwd": tmp_path}
         return subprocess.run(command, timeout=budget(150), **quiet)
 
-    listed = {row["name"]: row for row in json.loads(samestep("engines", "--json").stdout)}
+    listed = {row["name"]: row for row in json.loads(samestep("engines", "--json").stdout)["engines"]}
     assert listed["tiny"]["available"]
     assert listed["broken"]["reason"] == "does not import: ModuleNotFoundError: No module named 'no_such_module'"
     assert listed["leaving"]["reason"] == "does not import: SystemExit: no licence"

@@ -28,7 +28,7 @@ import samestep
 from fork_servers import fork_servers
 
 ROOT = Path(__file__).parents[2]
-YES, NATURE, NO = "yes", "by nature no", "no"
+YES, NATURE, NO = "yes", "no, as expected", "no"
 EXAMPLES = ROOT / "examples"
 PAGES = (ROOT / "docs" / "porting.md", ROOT / "docs" / "zh" / "porting.md")
 HEAD = "| port of | how | `verify`: engine | `verify`: one process | command |"

@@ -1,4 +1,4 @@
-"""Jobs whose training on several ranks is that of one process, is another by nature, or by a mistake."""
+"""Jobs whose training on several ranks is that of one process, is another as expected, or by a mistake."""
 
 from __future__ import annotations
 

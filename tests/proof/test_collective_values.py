@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from samestep.proof.collective_values import judge_values
-from samestep.records.collectives import Case, CollectiveRank, Held, Tensors
+from samestep.records.collectives import Case, CollectiveRank, RankValues, Tensors
 
 BEFORE = [[[1.0, 2.0]], [[3.0, 4.0]]]
 
@@ -17,7 +17,9 @@ def case(collective: str, reduction: str = "", dtype: str = "float32", root: int
 def ranks(*cases: tuple[Case, list[Tensors], list[str]]) -> list[CollectiveRank]:
     """Two ranks. For each call: what they held after it, and the errors that they raised."""
     return [
-        CollectiveRank([Held(rank, of, BEFORE[rank], after[rank], error=errors[rank]) for of, after, errors in cases])
+        CollectiveRank(
+            [RankValues(rank, of, BEFORE[rank], after[rank], error=errors[rank]) for of, after, errors in cases]
+        )
         for rank in range(2)
     ]
 
@@ -44,8 +46,8 @@ def ranks(*cases: tuple[Case, list[Tensors], list[str]]) -> list[CollectiveRank]
 def test_a_call_is_right_only_with_the_right_values(of: Case, expected: list[Tensors]) -> None:
     assert judge_values(ranks((of, expected, ["", ""])), "gloo") == (1, [], [])
     off = [[[*expected[1][0][:-1], expected[1][0][-1] + 1.0]]]
-    right, wrong, lacking = judge_values(ranks((of, [expected[0], *off], ["", ""])), "gloo")
-    assert (right, lacking) == (0, []) and [(each.collective, each.rank) for each in wrong] == [(of.collective, 1)]
+    right, wrong, unsupported = judge_values(ranks((of, [expected[0], *off], ["", ""])), "gloo")
+    assert (right, unsupported) == (0, []) and [(each.collective, each.rank) for each in wrong] == [(of.collective, 1)]
     (each,) = wrong
     assert each.expected != each.found
 
@@ -60,10 +62,10 @@ def test_an_average_may_be_rounded_and_no_sum(dtype: str, off: float, right: int
 
 def test_what_all_ranks_refuse_is_lacking_and_what_one_refuses_is_wrong() -> None:
     of, sums = case("all_reduce", "sum"), [[[4.0, 6.0]]] * 2
-    right, wrong, lacking = judge_values(ranks((of, sums, ["no", "no"])), "gloo")
-    assert (right, wrong) == (0, []) and [each.why for each in lacking] == ["no"] and lacking[0].instead
-    right, wrong, lacking = judge_values(ranks((of, sums, ["", "no"])), "gloo")
-    assert (right, lacking) == (0, []) and [(each.rank, each.found) for each in wrong] == [(1, "no")]
+    right, wrong, unsupported = judge_values(ranks((of, sums, ["no", "no"])), "gloo")
+    assert (right, wrong) == (0, []) and [each.why for each in unsupported] == ["no"] and unsupported[0].instead
+    right, wrong, unsupported = judge_values(ranks((of, sums, ["", "no"])), "gloo")
+    assert (right, unsupported) == (0, []) and [(each.rank, each.found) for each in wrong] == [(1, "no")]
 
 
 def test_only_the_root_holds_what_is_reduced() -> None:
@@ -93,7 +95,7 @@ def test_four_ranks_tell_the_next_from_the_one_before_and_the_root_from_the_rest
     of = Case(name, "float32", "", "sub-group", members, root=4)
 
     def wrong_ranks(after: list[Tensors]) -> list[int]:
-        held = [CollectiveRank([Held(rank, of, FOUR[n], after[n])]) for n, rank in enumerate(members)]
+        held = [CollectiveRank([RankValues(rank, of, FOUR[n], after[n])]) for n, rank in enumerate(members)]
         return [each.rank for each in judge_values(held, "gloo")[1]]
 
     assert wrong_ranks(after) == []

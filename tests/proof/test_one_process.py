@@ -1,4 +1,4 @@
-"""Whether training on N ranks is training in one process: yes, by nature no, or no, with the mistake's name."""
+"""Whether training on N ranks is training in one process: yes, no, as expected, or no, with the mistake's name."""
 
 from __future__ import annotations
 
@@ -31,18 +31,21 @@ ANSWERS = {
     "mean": ("yes", ""),
     "binary": ("yes", ""),
     "tokens_with_weights": ("yes", ""),
-    "dropout": ("by nature no", "dropout (1) draws another mask on each rank"),
-    "batch_norm": ("by nature no", "BatchNorm (1) normalises over each rank's own rows"),
-    "batch_norm_and_dropout": ("by nature no", "BatchNorm normalises over each rank's own rows; the forward pass"),
-    "recurrent_dropout": ("by nature no", "draws other random numbers on each rank"),
-    "autoencoder": ("by nature no", "draws other random numbers on each rank"),
-    "mixup": ("by nature no", "collate draws random numbers for each rank's own rows, as MixUp does"),
-    "masked_tokens": ("by nature no", "with constant random numbers the loss is not finite, so a mistake could hide"),
+    "dropout": ("no, as expected", "dropout (1) draws another mask on each rank"),
+    "batch_norm": ("no, as expected", "BatchNorm (1) normalises over each rank's own rows"),
+    "batch_norm_and_dropout": ("no, as expected", "BatchNorm normalises over each rank's own rows; the forward pass"),
+    "recurrent_dropout": ("no, as expected", "draws other random numbers on each rank"),
+    "autoencoder": ("no, as expected", "draws other random numbers on each rank"),
+    "mixup": ("no, as expected", "collate draws random numbers for each rank's own rows, as MixUp does"),
+    "masked_tokens": (
+        "no, as expected",
+        "with constant random numbers the loss is not finite, so a mistake could hide",
+    ),
     "teacher": ("yes", ""),
     "ignored_rows": ("no", "2 of the first 6 weigh nothing, as rows whose targets are all ignored do"),
     "other_ignored_rows": ("no", "2 of the first 6 weigh nothing, as rows whose targets are all ignored do"),
     "deviation_in_forward": ("no", "the model's output for a row depends on the rows beside it"),
-    "unknown_random_numbers": ("by nature no", "_standard_gamma cannot be held constant, so a mistake could hide"),
+    "unknown_random_numbers": ("no, as expected", "_standard_gamma cannot be held constant, so a mistake could hide"),
     "autoencoder_sum": ("no", "the criterion is a sum over its rows, not a mean"),
     "tokens": ("no", "weighs 3.5 times the lightest, as rows with more tokens do"),
     "tokens_under_dropout": ("no", "weighs 3.5 times the lightest, as rows with more tokens do"),

@@ -15,15 +15,15 @@ from samestep.launch import ports, second_master
 from samestep.rank.group import _naming_the_lost
 from samestep.rank.membership import Membership
 from samestep.rank.rendezvous import JoinedMachines
-from samestep.records.plan import Asked
+from samestep.records.plan import LaunchRequest
 from samestep.world import World
 from samestep.world.heartbeat import ENDING, FORWARD, Heartbeat, read
 
-ASKED = Asked("my_job.py:job", "f00d", "lr=0.1", "ddp", "", "best", "0.1.0 beef", "2.13.0")
+ASKED = LaunchRequest("my_job.py:job", "f00d", "lr=0.1", "ddp", "", "best", "0.1.0 beef", "2.13.0")
 PLACES = [World(0, 2, 0, 2), World(1, 2, 1, 2)]
 
 
-def met(worlds: list[World], asked: list[Asked | None]) -> list[str | None]:
+def met(worlds: list[World], asked: list[LaunchRequest | None]) -> list[str | None]:
     """What each rank is refused with, when they meet."""
     store = HashStore()
 
@@ -43,12 +43,12 @@ def test_equal_ones_meet() -> None:
     assert met(PLACES, [None, None]) == [None, None]
 
 
-@pytest.mark.parametrize("name", [field.name for field in fields(Asked)])
+@pytest.mark.parametrize("name", [field.name for field in fields(LaunchRequest)])
 def test_each_difference_is_named_to_both(name: str) -> None:
     other = replace(ASKED, **{name: "lr=0.2"})
     refused = met(PLACES, [ASKED, other])
     assert refused[0] and refused[0] == refused[1]
-    assert "rank 1 on " in refused[0] and "was asked something else than rank 0" in refused[0]
+    assert "rank 1 on " in refused[0] and "its command differs from that of rank 0" in refused[0]
     assert f"lr=0.2 there, {getattr(ASKED, name) or 'none'} on rank 0" in refused[0]
 
 
@@ -130,7 +130,7 @@ def test_a_machine_joins_the_training_that_it_was_asked_for() -> None:
     store = HashStore()
     for _ in range(2):  # one that has left may come again
         JoinedMachines(store, "h0:29500", "1:3").join(None, "a digest")
-    with pytest.raises(UserError, match="the machines that train at h0:29500 were asked something else than this one"):
+    with pytest.raises(UserError, match="command differs from that of the machines that train at h0:29500"):
         JoinedMachines(store, "h0:29500", "1:3").join(None, "another")
     with pytest.raises(UserError, match="--nnodes 1:2 here, and --nnodes 1:3 on the machine that joined"):
         JoinedMachines(store, "h0:29500", "1:2").join(None, "a digest")

@@ -144,7 +144,9 @@ def test_two_records(tmp_path: Path, old: str, new: str, question: str, step: in
     assert first is None or step is None or first.step == step, first
 
 
-@pytest.mark.parametrize(("folder", "says"), [("missing", "is no folder"), (".", "holds no record of samestep check")])
+@pytest.mark.parametrize(
+    ("folder", "says"), [("missing", "is not a folder"), (".", "holds no record of samestep check")]
+)
 def test_a_folder_that_is_no_record_is_one_sentence(tmp_path: Path, folder: str, says: str) -> None:
     done = samestep("diff", str(tmp_path / folder), str(tmp_path))
     assert done.returncode == 2 and says in done.stderr and "Traceback" not in done.stderr

@@ -1,4 +1,4 @@
-"""Files appear whole or not at all, one schema reads them, and the first error is the one that is read_progress."""
+"""Records are written whole or not at all, one schema reads them, and the first error is the one that is reported."""
 
 from __future__ import annotations
 
@@ -85,6 +85,7 @@ def test_complete_needs_all_ranks_in_this_schema(tmp_path: Path) -> None:
         ({"schema": SCHEMA - 1}, f"was written by an older samestep (schema {SCHEMA - 1}, this one has {SCHEMA})"),
         ({"schema": SCHEMA + 1}, f"was written by a newer samestep (schema {SCHEMA + 1}, this one has {SCHEMA})"),
         ({"schema": None}, "was written by an older samestep"),
+        ({"shaken": 3}, "was written by another version of samestep: shaken: Unexpected keyword argument"),
         ({"phase": 3}, "is not as samestep writes it: phase: Input should be a valid string"),
     ],
 )
@@ -96,6 +97,14 @@ def test_a_file_of_another_schema_is_refused_in_one_sentence(change: dict[str, A
     with pytest.raises(UserError) as refused:
         read_progress(tmp_path)
     assert says in str(refused.value) and "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(("machine", "says"), [({"gpu_name": "a"}, "machine.gpu_name: Un"), ({}, "machine.python: F")])
+def test_a_nested_record_of_another_layout_is_refused_too(machine: dict[str, str], says: str) -> None:
+    plain = as_json(RankRecord(0, World(), 1, 0.0, MACHINE))
+    other = plain | {"machine": plain["machine"] | machine if machine else {}}
+    with pytest.raises(UserError, match=f"^a record was written by another version of samestep: {says}"):
+        from_json(RankRecord, other)
 
 
 def test_a_file_that_is_no_json_is_refused(tmp_path: Path) -> None:

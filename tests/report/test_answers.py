@@ -11,7 +11,7 @@ from samestep.records.results import EngineResult, OneProcess, StudyResults
 from samestep.report.headline import headline
 from samestep.report.sentences import one_process
 
-NATURE = OneProcess("by nature no", 0.1, "dropout (2) draws another mask on each rank", "nothing needs to change")
+NATURE = OneProcess("no, as expected", 0.1, "dropout (2) draws another mask on each rank", "nothing needs to change")
 MISTAKE = OneProcess("no", 0.1, "the criterion is a sum over its rows, not a mean", "return the mean")
 
 
@@ -30,7 +30,7 @@ def test_the_headline_gives_both_answers(results: StudyResults) -> None:
         results
     )
     said = {answer.answer: headline(replace(results, same_as_one_process=answer)) for answer in (NATURE, MISTAKE)}
-    assert f"as in one process, by nature: {NATURE.reason}" in said["by nature no"]
+    assert f"as in one process, as expected: {NATURE.reason}" in said["no, as expected"]
     assert f"as in one process, a mistake: {MISTAKE.reason}" in said["no"]
     yes = headline(replace(results, same_as_one_process=OneProcess("yes", 0.0)))
     assert f"this job trains on {results.world_size} ranks as in one process" in yes
@@ -39,4 +39,4 @@ def test_the_headline_gives_both_answers(results: StudyResults) -> None:
 
 def test_the_notes_say_what_helps(results: StudyResults) -> None:
     assert one_process(replace(results, same_as_one_process=MISTAKE))[-1] == "What helps: return the mean."
-    assert "by nature" in one_process(replace(results, same_as_one_process=NATURE))[0]
+    assert "as expected" in one_process(replace(results, same_as_one_process=NATURE))[0]

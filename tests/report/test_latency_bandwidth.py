@@ -84,7 +84,7 @@ def results() -> CollectiveResults:
     ]
     machine = MachineFacts("3.11", "2.13", "h0", "a <processor>", 2)
     about = ("0.1.0", "samestep collectives", "2026-01-01T00:00:00", "gloo", "cpu", "torchrun", 2, 1, machine, 9)
-    return CollectiveResults(*about, wrong=[], lacking=[], curves=curves(ranks, "float32"))
+    return CollectiveResults(*about, wrong=[], unsupported=[], curves=curves(ranks, "float32"))
 
 
 def test_the_slowest_rank_counts_and_the_record_is_read_again(tmp_path: Path) -> None:

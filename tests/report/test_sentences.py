@@ -148,11 +148,12 @@ def test_a_proof_in_float32_says_why(results: StudyResults) -> None:
     [
         (
             Inexactness(distance=7.7e-5, bound=2e-4, loss_gap=0.00123, skipped_steps=0),
-            "the weights end 7.7e-05 from the exact ones (its rounding allows 2.0e-04), and the last loss 0.12% off.",
+            "its final weights are 7.7e-05 from those of exact training (its rounding allows 2.0e-04), and its last "
+            "loss is 0.12% off.",
         ),
         (
             Inexactness(distance=7.7e-5, bound=None, loss_gap=None, skipped_steps=1),
-            "7.7e-05 from the exact ones, and the last loss – off; 1 step was skipped after an overflow.",
+            "7.7e-05 from those of exact training, and its last loss is – off; 1 step was skipped after an overflow.",
         ),
         (Inexactness(0.0, None, 0.0, skipped_steps=3), "off; 3 steps were skipped after an overflow."),
     ],
@@ -160,7 +161,7 @@ def test_a_proof_in_float32_says_why(results: StudyResults) -> None:
 def test_an_inexact_engine_says_how_far_off_it_is(results: StudyResults, inexactness: Inexactness, said: str) -> None:
     assert not any("inexact part" in note for note in notes(results))
     (note,) = [note for note in notes(with_row(results, 4, numerics=inexactness)) if "inexact part" in note]
-    assert note.startswith("amp (torchrun): its loop is the same") and note.endswith(said)
+    assert note.startswith("amp (torchrun): with its inexact part off it takes the same steps") and note.endswith(said)
 
 
 def test_an_engine_is_named_with_its_changed_settings(results: StudyResults) -> None:

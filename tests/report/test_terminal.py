@@ -8,11 +8,12 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from example_results import with_row, with_speed
+from example_results import unmeasured, with_row, with_speed
 from rich.console import Console
 
 from samestep import report
 from samestep.records.results import StudyResults
+from samestep.report import columns
 
 TENSORS = ("ill-conditioned: 0.weight (the job's optimizer), 1.bias (the job's optimizer), 0.weight (SGD)",)
 WIDTHS = pytest.mark.parametrize("width", [100, 80, 40])
@@ -60,12 +61,13 @@ def test_columns_are_left_out_in_their_order(results: StudyResults) -> None:
         first = printed(one_launcher(results), width)[0]
         return first.replace("max diff", "max_diff").replace("× one", "×").split()
 
-    every = ["engine", "launcher", "verdict", "max_diff.", "samples/s", "±", "×", "ms/step", "MiB", "start", "s"]
+    measured = " ".join(column.heading for column in columns.IN_TERMINAL).replace("× one", "×")
+    every = ["engine", "launcher", "verdict", "max_diff.", *measured.split()]
     assert headings(100) == every
     lost = {tuple(name for name in every if name not in headings(width)): width for width in range(100, 39, -1)}
     order = list(lost)
     assert all(set(fewer) < set(more) for fewer, more in pairwise(order))
-    assert order[-1] == ("launcher", "max_diff.", "samples/s", "±", "ms/step", "MiB", "start", "s")
+    assert order[-1] == tuple(name for name in every if name not in ("engine", "verdict", "×"))
 
 
 def test_an_engine_with_two_launchers_is_named_with_them(results: StudyResults) -> None:
@@ -98,14 +100,13 @@ def test_a_name_is_text_and_not_markup(results: StudyResults) -> None:
 
 
 def test_single_values_may_be_missing(results: StudyResults) -> None:
-    missing = dict.fromkeys(("ratio", "efficiency", "step_ms", "peak_memory_mib", "startup_s"))
-    results = with_speed(with_row(results, 1, **missing), 1, n=1, low=5203.0, high=5203.0)
+    results = with_speed(with_row(results, 1, **unmeasured()), 1, n=1, low=5203.0, high=5203.0)
     first = next(line for line in printed(results, 100) if line.startswith("ddp"))
     assert "5,203" in first and first.count("–") == 5  # one launch has no spread
 
 
 def test_what_is_wrong_is_below_the_table(results: StudyResults) -> None:
-    text = "\n".join(report.below(results))
+    text = "\n".join(report.footer(results))
     assert "lightning (torchrun): differs at step 3: loss of rank 1: expected 2.302585092994046, found" in text
     assert "the usual cause: the update of step 2 is wrong" in text
     assert "horovod (horovodrun): failed: rank 1 was killed (signal 9) in step 12." in text
@@ -116,13 +117,13 @@ def test_what_is_wrong_is_below_the_table(results: StudyResults) -> None:
 
 
 def test_a_proof_speaks_of_no_speed(proof: StudyResults) -> None:
-    text = "\n".join([*printed(proof, 100), *report.below(proof)])
+    text = "\n".join([*printed(proof, 100), *report.footer(proof)])
     assert "samples/s" not in text and "launches" not in text and "2.2e-16" in text
 
 
 def test_tensors_that_cannot_be_compared_are_one_line(results: StudyResults) -> None:
     results = replace(with_row(results, 3, notes=TENSORS), tensors=18)
-    (line,) = [line for line in report.below(results) if "tensors" in line]
+    (line,) = [line for line in report.footer(results) if "tensors" in line]
     assert line == "fsdp (torchrun): 2 of 18 tensors not compared at the end, where rounding alone is visible."
     page = report.html(results)
     assert (
@@ -134,5 +135,8 @@ def test_tensors_that_cannot_be_compared_are_one_line(results: StudyResults) -> 
 def test_engines_that_are_not_here_share_a_line(results: StudyResults) -> None:
     results = with_row(results, 7, verdict="unavailable", reason="lightning is not installed", install="pip install x")
     results = with_row(results, 6, verdict="unavailable", reason="lightning is not installed", install="pip install x")
-    assert report.below(results)[-1] == "Not here: horovod, deepspeed (pip install x); dataparallel (no-op on CPU)."
+    assert (
+        report.footer(results)[-1]
+        == "Not available here: horovod, deepspeed (pip install x); dataparallel (no-op on CPU)."
+    )
     assert "to install: <code>pip install x</code>" in report.html(results)

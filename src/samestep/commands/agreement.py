@@ -1,24 +1,33 @@
-"""Describes what a command was asked, so that the machines of a training can compare it with what they were asked."""
+"""Compares the commands of a training's machines, and of a training and the checkpoint that it continues."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 
 from samestep.commands.results_folder import package_digest
 from samestep.commands.study import Study
 from samestep.errors import UserError
 from samestep.records.files import as_json
-from samestep.records.plan import Asked, Score, Train
+from samestep.records.plan import LaunchRequest, Score, Train
 from samestep.version import __version__
 
+# The fields of a planned training or evaluation that may differ between machines and when a training is continued:
+MAY_DIFFER = {
+    *("weights", "init", "export", "predictions"),  # paths; init_sha256 compares the weights that init names
+    *("log", "profile", "checkpoint_every", "keep"),  # what is written beside the weights
+    *("resume", "stop_after"),  # where this launch begins and ends
+    *("name", "kind"),  # of the plan
+}
 
-def asked_of(study: Study, training: Train | Score | None = None) -> Asked:
-    """Returns what a study was asked. training: of `run` and `evaluate`."""
+
+def launch_request(study: Study, training: Train | Score | None = None) -> LaunchRequest:
+    """Returns what a study is to launch. training: of `run` and `evaluate`."""
     setup = study.setup
-    return Asked(
+    return LaunchRequest(
         job=setup.job.rpartition("/")[2],
         source=study.job.source,
         settings=_words(setup.settings),
@@ -30,18 +39,18 @@ def asked_of(study: Study, training: Train | Score | None = None) -> Asked:
     )
 
 
-def digest_of(asked: Asked) -> str:
-    """Returns a digest of what was asked, for a rendezvous that other machines may join later."""
+def digest_of(asked: LaunchRequest) -> str:
+    """Returns a digest of a request, for a rendezvous that other machines may join later."""
     return hashlib.blake2b(json.dumps(as_json(asked)).encode(), digest_size=8).hexdigest()
 
 
-def check_agreement(mine: Asked, theirs: Asked, who: str) -> None:
-    """Raises UserError where this machine was asked something else than `who`."""
+def check_agreement(mine: LaunchRequest, theirs: LaunchRequest, who: str) -> None:
+    """Raises UserError where this machine's command differs from that of `who`."""
     if different := mine.difference(theirs):
         what, here, there = different
         raise UserError(
-            f"this machine was asked something else than {who}: {what}: {here} here, {there} there; type the same line "
-            "on each machine, with the same files"
+            f"this machine's command differs from that of {who}: {what}: {here} here, {there} there; run the same "
+            "command on every machine, with the same files"
         )
 
 
@@ -52,15 +61,13 @@ def _words(values: Mapping[str, str]) -> str:
 
 
 def options_of(training: Train | Score | None) -> str:
-    """Returns the options that decide what is trained or evaluated, in words."""
+    """Returns the options that decide what is trained or evaluated, 'every=2 patience=3', without those at defaults."""
     if training is None:
         return ""
-    weights = f"weights {training.init_sha256[:12]}" if training.init_sha256 else "no weights to start from"
-    if isinstance(training, Score):
-        return weights
-    best = " ".join(training.best) if training.best else "the last"
-    every = f"{training.every} epochs and {training.every_steps} steps"
-    return (
-        f"{weights}, evaluation every {every}, keep {best}, patience {training.patience}, on NaN "
-        f"{training.on_nan}, replicas compared every {training.check_replicas}"
-    )
+    decisive = [field for field in fields(training) if field.name not in MAY_DIFFER]
+    values = ((field, getattr(training, field.name)) for field in decisive)
+    return " ".join(f"{field.name}={_word(value)}" for field, value in values if value != field.default)
+
+
+def _word(value: object) -> str:
+    return ":".join(value) if isinstance(value, tuple) else str(value)

@@ -15,13 +15,18 @@ from pathlib import Path
 
 from samestep.commands.collectives import collectives as measure_collectives
 from samestep.commands.collectives_options import CollectivesOptions
-from samestep.commands.command_options import CompareOptions, EvaluateOptions, RunOptions, Target, VerifyOptions
-from samestep.commands.compare import run_study, save
+from samestep.commands.command_options import (
+    CompareOptions,
+    EvaluateOptions,
+    ProofOptions,
+    RunOptions,
+    Target,
+    VerifyOptions,
+)
+from samestep.commands.compare import run_study
 from samestep.commands.options import takes
-from samestep.commands.progress import Launches
 from samestep.commands.results_folder import release_folders
 from samestep.commands.runs import runs as runs
-from samestep.commands.setup import Setup
 from samestep.commands.train import evaluate as evaluate_weights
 from samestep.commands.train import run as train
 from samestep.errors import UserError
@@ -41,8 +46,7 @@ def verify(options: VerifyOptions) -> StudyResults:
     is named, and the launch ended; 0: never. resume: interrupt each training, and continue it from a checkpoint in a
     second launch, on resume_nproc ranks of resume_engine. `results.engines` holds one Verdict per engine.
     """
-    with _call(options.job) as target:
-        return _study("verify", options.setup(target))
+    return _study("verify", options)
 
 
 @takes(CompareOptions)
@@ -52,8 +56,7 @@ def compare(options: CompareOptions) -> StudyResults:
     Of each launch, warmup_steps are left out and measured_steps count.
     `results.engines` holds one Verdict per engine, with samples_per_second, ratio, peak_memory_mib, …
     """
-    with _call(options.job) as target:
-        return _study("compare", options.setup(target))
+    return _study("compare", options)
 
 
 @takes(RunOptions)
@@ -95,13 +98,13 @@ def collectives(options: CollectivesOptions) -> CollectiveResults | None:
         return measure_collectives(options)
 
 
-def _study(command: str, setup: Setup) -> StudyResults:
-    with Launches() as progress:
-        outcome = run_study(command, setup, progress.show)
-    if outcome is None:
-        raise UserError(f"this machine has only run its ranks; the results are on {setup.machines.master_addr}")
-    save(*outcome)
-    return outcome[0]
+def _study(command: str, options: ProofOptions) -> StudyResults:
+    with _call(options.job) as target:
+        results = run_study(command, options, target)
+    if results is None:
+        first = options.machines.master_addr
+        raise UserError(f"this machine has run its ranks; the results are on the first one ({first}): read them there")
+    return results
 
 
 _one_call = threading.Lock()

@@ -6,7 +6,6 @@ import json
 import shlex
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,6 +18,7 @@ from samestep.commands.command_options import (
     Device,
     EjectOptions,
     EvaluateOptions,
+    ProofOptions,
     RunOptions,
     SlurmOptions,
     VerifyOptions,
@@ -29,7 +29,6 @@ from samestep.commands.exit_codes import exit_code, with_exit_code
 from samestep.commands.lost_output import survive_lost_output
 from samestep.commands.monitor_options import MonitorOptions
 from samestep.commands.options import from_command_line, refuse
-from samestep.commands.setup import Setup
 from samestep.errors import UserError, say
 
 app = typer.Typer(
@@ -42,29 +41,30 @@ app = typer.Typer(
 )
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON value on stdout, and nothing else there.")]
 Strict = Annotated[
-    bool, typer.Option("--strict", help="Exit 1 also where the job trains differently from one process by nature.")
+    bool,
+    typer.Option("--strict", help="Exit 1 also where N ranks differ from one process as expected: dropout, BatchNorm."),
 ]
 
 
 @app.command()
 @with_exit_code
-@from_command_line()
+@from_command_line
 def compare(options: CompareOptions, json_: Json = False, strict: Strict = False) -> int:
     """Prove each engine, then measure it: a table and a report with plots. Exit 1 if one differs or none is proven."""
-    return _study("compare", options.setup(str(options.job)), json_, strict)
+    return _study("compare", options, json_, strict)
 
 
 @app.command()
 @with_exit_code
-@from_command_line()
+@from_command_line
 def verify(options: VerifyOptions, json_: Json = False, strict: Strict = False) -> int:
     """Prove each engine without measuring it. Names the first divergence; exit codes as for compare."""
-    return _study("verify", options.setup(str(options.job)), json_, strict)
+    return _study("verify", options, json_, strict)
 
 
 @app.command()
 @with_exit_code
-@from_command_line()
+@from_command_line
 def run(
     options: RunOptions,
     json_: Json = False,
@@ -97,7 +97,7 @@ def run(
 
 @app.command()
 @with_exit_code
-@from_command_line(without=["max_restarts"])
+@from_command_line
 def evaluate(options: EvaluateOptions, json_: Json = False) -> int:
     """Evaluate trained weights: each row of the job's evaluation once, the same figures on any number of ranks."""
     from samestep.commands import train
@@ -111,7 +111,7 @@ def evaluate(options: EvaluateOptions, json_: Json = False) -> int:
 
 @app.command()
 @with_exit_code
-@from_command_line()
+@from_command_line
 def slurm(
     options: SlurmOptions,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the batch script, and submit nothing.")] = False,
@@ -126,7 +126,7 @@ def slurm(
 
 @app.command()
 @with_exit_code
-@from_command_line(without=["max_restarts", "stall_s"])
+@from_command_line
 def collectives(options: CollectivesOptions, json_: Json = False) -> int:
     """Check the values of torch.distributed's collectives, then measure them over message sizes. Exit 1 if one is
     wrong, or cannot be measured."""
@@ -158,20 +158,23 @@ def engines(device: Device = "auto", json_: Json = False) -> int:
     if not json_:
         show_engines(listed)
         return 0
+    from samestep.records.files import KEY, SCHEMA
+
     keys = ("name", "available", "reason", "install", "version", "purpose")
-    print(json.dumps([{key: getattr(facts, key) for key in keys} for facts in listed], indent=1))
+    rows = [{key: getattr(facts, key) for key in keys} for facts in listed]
+    print(json.dumps({KEY: SCHEMA, "engines": rows}, indent=1))
     return 0
 
 
 @app.command()
 @with_exit_code
-@from_command_line(without=["max_restarts", "threads", "interface"])
+@from_command_line
 def doctor(
     options: DoctorOptions,
     json_: Json = False,
-    all_: Annotated[bool, typer.Option("--all", help="List what is well, too.")] = False,
+    all_: Annotated[bool, typer.Option("--all", help="Also list the checks that passed.")] = False,
 ) -> int:
-    """Look what is wrong with this machine, or with several and their network, and print the lines that mend it."""
+    """Diagnose this machine or cluster, and print the commands that fix it."""
     from samestep.commands import doctor as command
     from samestep.commands.doctor_table import show_report
 
@@ -198,19 +201,19 @@ def runs(
     """List past runs: how each ended, its steps and latest evaluation, and the line that continues or repeats it."""
     from samestep.commands.progress import show_runs
     from samestep.commands.runs import runs as listed
-    from samestep.records.files import as_json, finite
+    from samestep.records.files import KEY, SCHEMA, as_json, finite
 
-    found = listed(folder)
+    past = listed(folder)
     if json_:
-        print(json.dumps([finite(as_json(run)) for run in found], indent=1))
+        print(json.dumps({KEY: SCHEMA, "runs": [finite(as_json(run)) for run in past]}, indent=1))
     else:
-        show_runs(found)
+        show_runs(past)
     return 0
 
 
 @app.command(context_settings={"allow_interspersed_args": False})
 @with_exit_code
-@from_command_line()
+@from_command_line
 def check(
     options: CheckOptions,
     script: Annotated[list[str], typer.Argument(metavar="SCRIPT [ARGUMENTS]...", help="A script as torchrun runs it.")],
@@ -228,10 +231,10 @@ def check(
 
 @app.command(context_settings={"allow_interspersed_args": False})
 @with_exit_code
-@from_command_line()
+@from_command_line
 def monitor(
     options: MonitorOptions,
-    words: Annotated[list[str], typer.Argument(metavar="COMMAND [ARGUMENTS]...", help="Any command, ours or not.")],
+    words: Annotated[list[str], typer.Argument(metavar="COMMAND [ARGUMENTS]...", help="Any command.")],
 ) -> int:
     """Run any command, and sample what its processes and the machine use: CPU, memory, disk, network, GPUs. Exits with
     the command's exit code."""
@@ -246,7 +249,8 @@ def diff(
     first: Annotated[Path, typer.Argument(metavar="RECORD", help="A folder that samestep check has written.")],
     second: Annotated[Path, typer.Argument(metavar="RECORD", help="Another one.")],
     resumed_at: Annotated[
-        int, typer.Option(help="The second was resumed from the checkpoint after so many steps of the first.", min=0)
+        int,
+        typer.Option(help="The second was resumed from a checkpoint of the first, of this step.", min=0),
     ] = 0,
     json_: Json = False,
 ) -> int:
@@ -262,7 +266,7 @@ def diff(
 
 @app.command()
 @with_exit_code
-@from_command_line()
+@from_command_line
 def eject(options: EjectOptions) -> int:
     """Write one stand-alone script of the job on an engine, with no samestep in it."""
     from samestep.commands.ask_worker import ask_script
@@ -285,17 +289,13 @@ def eject(options: EjectOptions) -> int:
     return 0
 
 
-def _study(command: str, setup: Setup, json_: bool, strict: bool) -> int:
-    from samestep.commands.compare import run_study, save
-    from samestep.commands.progress import Launches, show_study
+def _study(command: str, options: ProofOptions, json_: bool, strict: bool) -> int:
+    from samestep.commands.compare import run_study
+    from samestep.commands.progress import show_study
 
-    with Launches() as progress:
-        outcome = run_study(command, setup, progress.show)
-    if outcome is None:
+    results = run_study(command, options, str(options.job), shlex.join(["samestep", *sys.argv[1:]]))
+    if results is None:
         return 0
-    results, folder = outcome
-    results = replace(results, command=shlex.join(["samestep", *sys.argv[1:]]))
-    save(results, folder)
     _print(results, json_, show_study)
     return exit_code(results, strict=strict)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from samestep import launch
 from samestep.commands.collectives_options import CollectivesOptions
-from samestep.commands.command_record import recorded
+from samestep.commands.command_record import recorded, words_of
 from samestep.commands.machines import detect_launched_rank, is_first
 from samestep.commands.needs import room_in
 from samestep.commands.results_folder import launch_folder, prepare_on_each, remove_stale
@@ -92,8 +92,7 @@ def _launch(options: CollectivesOptions) -> tuple[Study, str, CollectivePlan, Re
     folder = launch_folder(out, study, rank)
     plan = replace(plan, out=str(folder))
     write(folder / PLAN, plan)
-    words = tuple(["samestep", *sys.argv[1:]])
-    with recorded(out, words, writes=rank.rank == 0 if rank else is_first(study.machines)):
+    with recorded(out, words_of("collectives", options), writes=rank.rank == 0 if rank else is_first(study.machines)):
         record = _run(study, launcher, rank, folder)
     if record.ranks[0].rank == 0:
         return study, launcher, plan, record, out
@@ -168,7 +167,7 @@ def _results(
 ) -> CollectiveResults:
     first = record.ranks[0]
     ranks = first.collectives
-    checked, wrong, lacking = judge_values(ranks, plan.backend)
+    checked, wrong, unsupported = judge_values(ranks, plan.backend)
     return CollectiveResults(
         samestep=__version__,
         command=shlex.join(["samestep", *sys.argv[1:]]),
@@ -181,7 +180,7 @@ def _results(
         machine=first.machine,
         checked=checked,
         wrong=wrong,
-        lacking=lacking,
+        unsupported=unsupported,
         curves=curves(ranks, plan.dtypes[0]),
         unmeasured=ranks[0].unmeasured,
         failed=failed(ranks[0], plan.dtypes[0]),

@@ -28,6 +28,8 @@ class CollectivesOptions(LaunchOptions):
     whose values are printed. seconds: of the measurement of one size.
     """
 
+    NOT_TYPED = ("max_restarts", "stall_s")  # nothing is restarted; a collective that hangs raises after --timeout
+
     _: KW_ONLY
     op: Annotated[
         Names,

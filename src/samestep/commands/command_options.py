@@ -1,8 +1,8 @@
-"""What each command is asked: its options, on the command line and in Python, as one dataclass that makes a Setup."""
+"""The options of each command, on the command line and in Python: one dataclass per command, which makes a Setup."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,9 +15,9 @@ from samestep.commands.setup import Resume, Setup
 from samestep.commands.train_options import ScoreOptions, TrainOptions
 from samestep.engine import DEFAULT
 from samestep.errors import UserError
+from samestep.records.inspection import Values
 
 Names = str | Sequence[str]
-Values = Mapping[str, Any]
 Target = str | Path | Callable[..., Any]
 
 Job = Annotated[
@@ -68,7 +68,7 @@ class LaunchOptions(Options):
 
     nproc: Annotated[
         int | None,
-        Option(help="Ranks on each machine (for dataparallel: devices); one for each GPU, or 2 on a CPU."),
+        Option(help="Ranks on each machine (for dataparallel: devices); by default one for each GPU, or 2 on a CPU."),
     ] = None
     out: Out = None
     device: Device = "auto"
@@ -149,10 +149,10 @@ class VerifyOptions(ProofOptions):
     resume: Annotated[
         bool, Option("--resume", help="Interrupt each training, and continue it from its checkpoint by another launch.")
     ] = False
-    resume_nproc: Annotated[int | None, Option(help="Ranks that continue it, on each machine; as many as before.")] = (
-        None
-    )
-    resume_engine: Annotated[str, Option(help="The engine that continues it; the one that began it.")] = ""
+    resume_nproc: Annotated[
+        int | None, Option(help="Ranks that continue it, on each machine; by default as before.")
+    ] = None
+    resume_engine: Annotated[str, Option(help="The engine that continues it; by default the one that began it.")] = ""
 
     def setup(self, job: str) -> Setup:
         """Returns the setup. job: as workers load it."""
@@ -212,14 +212,16 @@ class SlurmOptions(TrainOptions, EngineOptions):
 
     _: KW_ONLY
     out: Out = None
-    nodes: Annotated[int, Option(help="Machines.", min=1)] = 1
-    gpus_per_node: Annotated[int, Option(help="GPUs of each, one for each rank; 0: CPUs.", min=0)] = 0
-    nproc: Annotated[int | None, Option(help="Ranks on each; one for each GPU, or 2 on CPUs.", min=1)] = None
+    nodes: Annotated[int, Option(help="The number of machines.", min=1)] = 1
+    gpus_per_node: Annotated[int, Option(help="GPUs on each machine, one for each rank; 0: train on CPUs.", min=0)] = 0
+    nproc: Annotated[
+        int | None, Option(help="Ranks on each machine; by default one for each GPU, or 2 on CPUs.", min=1)
+    ] = None
     time: Annotated[str, Option(help="The job's time limit, as Slurm writes it.")] = "1:00:00"
     sbatch: Annotated[
         Sequence[str],
         Typed(list[str], []),
-        Option(metavar="OPTION", help="More for sbatch, as in --sbatch=--partition=gpu; repeatable."),
+        Option(metavar="OPTION", help="A further option for sbatch, as in --sbatch=--partition=gpu; repeatable."),
     ] = ()
     threads: Threads = None
 
@@ -252,6 +254,8 @@ class EjectOptions(EngineOptions):
 @dataclass(frozen=True)
 class EvaluateOptions(ScoreOptions, LaunchOptions):
     """The options of `samestep evaluate`."""
+
+    NOT_TYPED = ("max_restarts",)  # an evaluation is not restarted
 
     job: Job = "digits"
     _: KW_ONLY

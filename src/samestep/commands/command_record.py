@@ -10,43 +10,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from samestep.commands.machine_options import MachineOptions
+from samestep.commands.command_options import LaunchOptions
 from samestep.commands.options import arguments
-from samestep.commands.setup import Setup
-from samestep.commands.train_options import ScoreOptions, TrainOptions
 from samestep.errors import TrainingFailed, UserError
 from samestep.records.files import write
 from samestep.records.runs import COMMAND, CommandRecord
 
 
-def words_of(command: str, setup: Setup, training: TrainOptions | ScoreOptions | None = None) -> tuple[str, ...]:
-    """Returns a command line that does what was asked, on the command line or in Python; without --out."""
-    words = ["samestep", command]
-    if isinstance(training, ScoreOptions):
-        words += [str(training.weights)]
-        words += ["--predictions", str(training.predictions)] if training.predictions else []
-    words += [setup.job]
-    given: dict[str, str | float | None] = {
-        "--engine": ",".join(setup.engines) if command != "evaluate" else "",
-        "--nproc": setup.nproc,
-    }
-    given |= {"--launcher": ",".join(setup.launchers), "--device": "" if setup.device == "auto" else setup.device}
-    given |= {"--deadline": setup.deadline_s, "--stall": setup.stall_s}
-    if command in ("verify", "compare"):
-        given |= {"--steps": setup.steps}
-    if command == "compare":
-        given |= {"--rounds": setup.rounds, "--measured-steps": setup.measured_steps}
-        given |= {"--warmup-steps": setup.warmup_steps}
-    words += ["--resume"] if setup.resume else []
-    if setup.resume:
-        given |= {"--resume-nproc": setup.resume.nproc, "--resume-engine": setup.resume.engine}
-    for flag, value in given.items():
-        words += [flag, str(value)] if value not in (None, "") else []
-    for flag, values in (("--set", setup.settings), ("--set-engine", setup.engine_settings)):
-        words += [word for name, text in values.items() for word in (flag, f"{name}={text}")]
-    if isinstance(training, TrainOptions):
-        words += arguments(training, TrainOptions)
-    return (*words, *arguments(setup.machines, MachineOptions))
+def words_of(command: str, options: LaunchOptions, job: str = "") -> tuple[str, ...]:
+    """Returns a command line with these options, whether they were given there or in Python; without --out.
+
+    job: as workers load it; '': the command has none.
+    """
+    words = arguments(options, type(options), without=["out"])  # `samestep runs` adds it where the folder is the same
+    return ("samestep", command, *([job] if job else []), *words)
 
 
 @contextmanager

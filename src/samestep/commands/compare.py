@@ -15,9 +15,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from samestep.commands import other_machines
+from samestep.commands.command_options import ProofOptions
 from samestep.commands.command_record import recorded, words_of
 from samestep.commands.machines import is_first, refuse_under_launcher
 from samestep.commands.needs import check_needs, need_of, room_in
+from samestep.commands.progress import Launches
 from samestep.commands.results_folder import package_digest, results_folder, shared_folder
 from samestep.commands.setup import Setup
 from samestep.commands.study import Row, Study, check_devices, layouts_of, result_of, rows_of, study_of
@@ -45,29 +47,31 @@ ShowProgress = Callable[[str, int, int], None]  # (phase, launches done, launche
 ShowPhase = Callable[[str], None]  # (the phase of one launch)
 
 
-def run_study(command: str, setup: Setup, show: ShowProgress) -> tuple[StudyResults, Path] | None:
-    """Runs verify or compare. Returns the results and their folder, for `save`; None on a machine that is not the
-    first: it has started its ranks of each launch."""
+def run_study(command: str, options: ProofOptions, job: str, typed: str = "") -> StudyResults | None:
+    """Runs verify or compare, shows its progress, and writes results.json and report.html.
+
+    Returns the results; None on a machine that is not the first, which has started its ranks of each launch.
+
+    job: as workers load it. typed: the command line, which the report shows.
+    """
+    from samestep import report
+
+    setup = options.setup(job)
     refuse_under_launcher(command, os.environ, setup)
     forks = setup.rounds == 0 or setup.launchers == (FORK,)
-    with fork_client.running(*(("ranks", "reference") if forks else ("reference",))):
+    with Launches() as progress, fork_client.running(*(("ranks", "reference") if forks else ("reference",))):
         study = study_of(setup)
         if not is_first(study.machines):
             count = other_machines.join_launches(study, shared_folder(setup.out))
             say(f"this machine took part in {count} launches; the results are on {study.machines.master}")
             return None
         folder = results_folder(command, study)
-        with recorded(folder, words_of(command, setup)), other_machines.publishing(study, folder):
-            results = _run_launches(study, folder, show)
-    return replace(results, report=os.path.relpath(folder / "report.html")), folder
-
-
-def save(results: StudyResults, folder: Path) -> None:
-    """Writes results.json and report.html."""
-    from samestep import report
-
+        with recorded(folder, words_of(command, options, job)), other_machines.publishing(study, folder):
+            results = _run_launches(study, folder, progress.show)
+    results = replace(results, command=typed, report=os.path.relpath(folder / "report.html"))
     write_results(results, folder)
     replace_text(folder / "report.html", report.html(results))
+    return results
 
 
 def _run_launches(study: Study, folder: Path, show: ShowProgress) -> StudyResults:
@@ -139,8 +143,8 @@ def _play(study: Study, root: Path, name: str, layouts: tuple[LayoutPlan, ...], 
 
 
 def _one_process(study: Study, folder: Path, reference: Record, show_phase: ShowPhase) -> OneProcess | None:
-    """Whether the ranks train the same as one process. Plays the reference without random numbers and batch statistics
-    where they do not, to tell what is natural from a mistake. None where either of them cannot be played."""
+    """Whether N ranks train the job as one process does; None where either cannot be played. Where they do not, plays
+    the reference without random numbers and batch statistics, to tell what is expected from a mistake."""
     played = [Expectation(reference, number) for number in range(len(reference.ranks[0].layouts))]
     one = next((each for each in played if each.facts.layout.replicas == 1), None)
     many = next((each for each in played if each.facts.layout.replicas > 1), None)
@@ -331,8 +335,8 @@ def _engine_results(study: Study, rows: list[Row]) -> Iterator[EngineResult]:
     for row in rows:
         result = result_of(row)
         if setup.rounds and result.proven and row.launches:
-            result = replace(result, **vars(measurement(row.launches, baseline, row.facts.replicas, measured)))
-            result = replace(result, usage=_usage(row.launches[-1]))
+            figures = measurement(row.launches, baseline, row.facts.replicas, measured)
+            result = replace(result, **vars(replace(figures, usage=_usage(row.launches[-1]))))
         yield result
 
 

@@ -42,7 +42,7 @@ def diff(first: Path, second: Path, resumed_at: int = 0) -> DiffResults:
 
 def _ranks(folder: Path) -> list[ScriptRecord]:
     if not (folder / PLAN).is_file():
-        kind = "holds no record of samestep check" if folder.is_dir() else "is no folder"
+        kind = "holds no record of samestep check" if folder.is_dir() else "is not a folder"
         raise UserError(f"{folder} {kind}; give two folders that samestep check has written (--out)")
     read(ScriptPlan, folder / PLAN)
     files = sorted(folder.glob("rank[0-9]*.json"), key=lambda path: int(path.stem.removeprefix("rank")))

@@ -19,9 +19,13 @@ class DoctorOptions(Options):
     """The options of `samestep doctor`. job: its file must be the same on all machines; '': not compared. out: the
     folder whose disk is looked at; None: runs/. quick: leaves out the checks that need torch."""
 
+    NOT_TYPED = ("max_restarts", "threads", "interface")  # of a training alone
+
     job: Annotated[str, Argument(metavar="[JOB]", help="A job whose file must be the same on all machines.")] = ""
     _: KW_ONLY
-    nproc: Annotated[int | None, Option(help="Ranks on each machine; one for each GPU, or 2 on a CPU.", min=1)] = None
+    nproc: Annotated[
+        int | None, Option(help="Ranks on each machine; by default one for each GPU, or 2 on a CPU.", min=1)
+    ] = None
     out: Out = None
     device: Device = "auto"
     launcher: Launcher = ""

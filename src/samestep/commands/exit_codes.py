@@ -22,10 +22,10 @@ def exit_code(results: StudyResults, *, strict: bool = False) -> int:
     """Returns 1 where an engine differs or fails, or the job makes a mistake on several ranks; else 0.
 
     Also 1 when nothing is proven: a script that verifies one engine must not take 'unavailable' for 'same'. strict:
-    also where the job trains differently from one process by nature.
+    also where N ranks train differently from one process as expected.
     """
     answer = results.same_as_one_process.answer if results.same_as_one_process else "yes"
-    wrong = {"no", "by nature no"} if strict else {"no"}
+    wrong = {"no", "no, as expected"} if strict else {"no"}
     bad = any(row.verdict in ("differs", "failed") for row in results.engines)
     return int(bad or answer in wrong or not any(row.proven for row in results.engines))
 

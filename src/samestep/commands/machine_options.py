@@ -48,8 +48,8 @@ class MachineOptions(Options):
         Typed(str | None, None, machine_count, "a number of machines, or the fewest and the most, as in '1:3'"),
         Option(
             metavar="N|MIN:MAX",
-            help="Machines: 1, or the Slurm job's. 1:3: from 1 to 3, which may leave and join. Type the same line on "
-            "each.",
+            help="Machines: 1, or the Slurm job's. 1:3: from 1 to 3, which may leave and join. Run the same command "
+            "on each.",
         ),
     ] = None
     node_rank: Annotated[
@@ -78,7 +78,7 @@ class MachineOptions(Options):
         object.__setattr__(self, "nnodes", machine_count(self.nnodes, "--nnodes"))
         for host in self.hosts:
             if not re.fullmatch(r"[\w\[][\w.:%\]-]*", host):  # ssh would take one that begins with - for an option
-                raise UserError(f"--hosts {host!r}: this is no machine's name or address; write them as in h1,h2")
+                raise UserError(f"--hosts {host!r}: this is not a machine's name or address; write them as in h1,h2")
 
     @property
     def most_nnodes(self) -> int | None:

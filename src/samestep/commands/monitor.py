@@ -34,7 +34,7 @@ def monitor(options: MonitorOptions, words: Sequence[str]) -> int:
     """
     if shutil.which(words[0]) is None:
         raise UserError(
-            f"there is no command {words[0]!r} that can be executed; see its spelling, its path or its mode"
+            f"there is no command {words[0]!r} that can be executed; check its spelling, its path and its permissions"
         )
     folder = _folder(options.out, words)
     adopt_orphans()

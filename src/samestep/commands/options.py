@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import Field, dataclass, fields
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from typer.models import ParameterInfo
+from typer.models import ArgumentInfo, ParameterInfo
 
 from samestep.errors import UserError
 
@@ -40,6 +40,8 @@ class Typed:
 class Options:
     """A base of frozen dataclasses of options. Raises UserError for a value of a wrong type, or outside the limits that
     the field's typer metadata names."""
+
+    NOT_TYPED: ClassVar[tuple[str, ...]] = ()  # fields, nested ones too, that are no options of the command line
 
     def __post_init__(self) -> None:
         for name, (kind, info, typed) in _hints(type(self)).items():
@@ -74,48 +76,51 @@ def takes(kind: Callable[P, AnyOptions]) -> Callable[[Callable[[AnyOptions], R]]
     return decorate
 
 
-def from_command_line(*, without: Sequence[str] = ()) -> Callable[[Callable[..., int]], Callable[..., int]]:
-    """Makes typer see each dataclass of options among a command's parameters as its fields; nested ones come last.
+def from_command_line(command: Callable[..., int]) -> Callable[..., int]:
+    """Makes typer see each dataclass of options among a command's parameters as its fields; nested ones come last."""
+    hints = get_type_hints(command, include_extras=True)
+    groups = {name: kind for name, kind in hints.items() if _is_options(kind)}
+    own = {name: each for name, each in inspect.signature(command).parameters.items() if name not in groups}
+    leaves = [leaf for kind in groups.values() for leaf in _leaves(kind) if leaf[0].name not in kind.NOT_TYPED]
+    expanded = [(kind in groups.values(), _parameter(field, kind)) for field, kind in leaves]
+    parameters = [each for is_flat, each in expanded if is_flat]
+    parameters += [
+        each.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[name]) for name, each in own.items()
+    ]
+    parameters += [each for is_flat, each in expanded if not is_flat]
 
-    without: fields that this command leaves at their defaults.
+    @functools.wraps(command)
+    def wrapper(**given: Any) -> int:
+        packed = {name: _packed(kind, given) for name, kind in groups.items()}
+        return command(**packed, **{name: given[name] for name in own})
+
+    wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    wrapper.__annotations__ = {each.name: each.annotation for each in parameters}
+    return wrapper
+
+
+def arguments(options: Options, kind: type[Options], without: Collection[str] = ()) -> list[str]:
+    """Returns the options of `kind` that differ from their defaults as words of a command line.
+
+    without: fields that are left out. Arguments without a flag are left out too.
     """
-
-    def decorate(command: Callable[..., int]) -> Callable[..., int]:
-        hints = get_type_hints(command, include_extras=True)
-        groups = {name: kind for name, kind in hints.items() if _is_options(kind)}
-        own = {name: each for name, each in inspect.signature(command).parameters.items() if name not in groups}
-        leaves = [leaf for kind in groups.values() for leaf in _leaves(kind) if leaf[0].name not in without]
-        expanded = [(kind in groups.values(), _parameter(field, kind)) for field, kind in leaves]
-        parameters = [each for is_flat, each in expanded if is_flat]
-        parameters += [
-            each.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[name]) for name, each in own.items()
-        ]
-        parameters += [each for is_flat, each in expanded if not is_flat]
-
-        @functools.wraps(command)
-        def wrapper(**given: Any) -> int:
-            packed = {name: _packed(kind, given) for name, kind in groups.items()}
-            return command(**packed, **{name: given[name] for name in own})
-
-        wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        wrapper.__annotations__ = {each.name: each.annotation for each in parameters}
-        return wrapper
-
-    return decorate
-
-
-def arguments(options: Options, kind: type[Options]) -> list[str]:
-    """Returns the fields of `kind` that differ from their defaults as words of a command line."""
     words: list[str] = []
+    without = (*without, *kind.NOT_TYPED)
     for field in fields(kind):  # type: ignore[arg-type]
         value, flag = getattr(options, field.name), _flag(kind, field.name)
-        if value != field.default:
-            words += [flag if value else f"--no-{flag[2:]}"] if isinstance(value, bool) else [flag, _word(value)]
+        inner, info, typed = _hints(kind)[field.name]
+        if _is_options(inner):
+            words += arguments(value, inner, without)
+        elif field.name in without or isinstance(info, ArgumentInfo) or value in (field.default, None, "", []):
+            continue
+        elif isinstance(value, bool):
+            words += [flag if value else f"--no-{flag[2:]}"]
+        elif typed and typed.kind == list[str]:  # a flag that is repeated
+            pairs = [f"{key}={text}" for key, text in value.items()] if isinstance(value, Mapping) else value
+            words += [word for each in pairs for word in (flag, each)]
+        else:
+            words += [flag, ",".join(value) if isinstance(value, list | tuple) else str(value)]
     return words
-
-
-def _word(value: Any) -> str:
-    return ",".join(value) if isinstance(value, tuple) else str(value)
 
 
 def _is_options(kind: Any) -> bool:

@@ -12,13 +12,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from samestep.commands.agreement import asked_of, check_agreement
+from samestep.commands.agreement import check_agreement, launch_request
 from samestep.commands.study import Study
 from samestep.errors import TrainingFailed, UserError
 from samestep.launch import supervise
 from samestep.launch.command import command_for
 from samestep.records.files import read, write
-from samestep.records.plan import Asked
+from samestep.records.plan import LaunchRequest
 
 STATE = "first-machine.json"
 MAX_SILENCE_S = 120.0  # between two states of the first machine
@@ -40,10 +40,10 @@ class Launch:
 
 @dataclass(frozen=True)
 class FirstMachine:
-    """The state of the first machine. asked: what its command was asked. launch: the latest one. written_at: in
+    """The state of the first machine. asked: what its command trains. launch: the latest one. written_at: in
     seconds since 1970."""
 
-    asked: Asked
+    asked: LaunchRequest
     launch: Launch | None = None
     ended: bool = False
     written_at: float = 0.0
@@ -54,7 +54,7 @@ def publish(study: Study, folder: Path, launch: Launch | None = None) -> None:
     path = folder / STATE
     if launch is None and path.exists() and time.time() - path.stat().st_mtime < INTERVAL_S:
         return
-    state = _state(folder) or FirstMachine(asked_of(study))
+    state = _state(folder) or FirstMachine(launch_request(study))
     write(path, replace(state, launch=launch or state.launch, written_at=time.time()))
 
 
@@ -64,7 +64,7 @@ def publishing(study: Study, folder: Path) -> Iterator[None]:
     if study.machines.nnodes == 1 or study.machines.single_launch:
         yield
         return
-    asked = asked_of(study)
+    asked = launch_request(study)
     write(folder / STATE, FirstMachine(asked, written_at=time.time()))
     try:
         yield
@@ -75,9 +75,9 @@ def publishing(study: Study, folder: Path) -> Iterator[None]:
 def join_launches(study: Study, folder: Path) -> int:
     """Starts this machine's ranks of each launch, until the first machine has ended. Returns the number of launches.
 
-    Raises UserError when the first machine was asked something else, or writes no state for two minutes.
+    Raises UserError when the first machine's command differs, or writes no state for two minutes.
     """
-    asked = asked_of(study)  # once: it reads every file of samestep
+    asked = launch_request(study)  # once: it reads every file of samestep
     known, changed_at = _state(folder), time.monotonic()
     joined: list[Launch] = []
     while True:
@@ -93,7 +93,7 @@ def join_launches(study: Study, folder: Path) -> int:
         if time.monotonic() - changed_at > MAX_SILENCE_S:
             raise UserError(
                 f"the first machine ({study.machines.master}) has written nothing in {folder} for {MAX_SILENCE_S:.0f} "
-                "s; see that it runs the same line, and that --out names a folder that the machines share"
+                "s; check that it runs the same command, and that --out names a folder that the machines share"
             )
         time.sleep(0.05)
 

@@ -87,10 +87,11 @@ class Training(_Live):
     PROBE_EVERY_S = 3.0  # whether the folder still takes files
     COLORS = ("cyan", "magenta", "green", "yellow", "blue", "red")
 
-    def __init__(self, title: str, folder: Path, *, first: bool = True) -> None:
-        """first: whether this command prints the events; with an outer launcher only rank 0 does."""
+    def __init__(self, title: str, folder: Path, launcher: str, *, first: bool = True) -> None:
+        """launcher: it restarts the ranks. first: whether this command prints the events: only rank 0's does where an
+        outer launcher has started it."""
         super().__init__(MofNCompleteColumn(), TextColumn("steps  {task.fields[facts]}"))
-        self.title, self.folder = title, folder
+        self.title, self.folder, self.launcher = title, folder, launcher
         self.lines = RankOutput(folder, self._line)
         self.phase: str | None = "" if first else None
         self.attempt = self.evaluated = self.ranks = 0
@@ -105,9 +106,10 @@ class Training(_Live):
         self._probe()
         if now.attempt != self.attempt:
             self.attempt, self.evaluated = now.attempt, 0
-            why = "a rank has died, and torchrun has restarted all ranks"
+            why = f"a rank has died, and {self.launcher} has restarted all ranks"
             if self.ranks and now.ranks not in (0, self.ranks):
-                why = f"machines have left or joined: torchrun goes on with {now.ranks} instead of {self.ranks} ranks"
+                ranks = f"{now.ranks} instead of {self.ranks} ranks"
+                why = f"machines have left or joined: {self.launcher} continues on {ranks}"
             self._event(f"{why} (restart {self.attempt})")
         self.ranks = now.ranks or self.ranks
         phase = now.phase
@@ -170,7 +172,7 @@ def show_study(results: StudyResults) -> None:
 
     console = _console(100)
     console.print(report.table(results))
-    for line in report.below(results):
+    for line in report.footer(results):
         console.print(line, markup=False, highlight=False)
     last = [f"report: {results.report}"]
     if results.job == BUILT_IN:
@@ -215,12 +217,12 @@ def _means(values: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {value:.4f}" for name, value in values.items() if name != "step")
 
 
-def show_runs(found: Sequence[PastRun]) -> None:
+def show_runs(runs: Sequence[PastRun]) -> None:
     """Prints the table of past runs, and below it why each ended early and the line that continues or repeats it."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("folder", "command", "on", "outcome", "steps", "evaluation"):
         table.add_column(column, overflow="fold")
-    for run in found:
+    for run in runs:
         on = (
             ",".join(run.engines[:2])
             + (" …" if len(run.engines) > 2 else "")
@@ -231,7 +233,7 @@ def show_runs(found: Sequence[PastRun]) -> None:
         table.add_row(*map(Text, cells), Text(_means(run.evaluation) if run.evaluation else ""))
     console = _console(100)
     console.print(table)
-    for run in found:
+    for run in runs:
         lines = [run.reason] if run.reason else []
         lines += [f"checkpoint: {run.checkpoint}"] if run.checkpoint else []
         lines += [f"{'continue' if run.continues else 'repeat'}: {run.line}"] if run.line else []

@@ -7,6 +7,7 @@ import os
 import re
 import socket
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from datetime import datetime
 from pathlib import Path
 from typing import IO
@@ -21,19 +22,17 @@ from samestep.records.study import STUDY, StudyRecord
 from samestep.version import __version__
 
 LOCK = ".lock"
-# What may be another when `run` continues a training: a checkpoint is of no engine, and of no number of ranks.
+# The fields of a StudyRecord that may differ when `run` continues a training: a checkpoint fits every engine and every
+# number of ranks.
 FREE = (
-    "engines",
-    "engine_settings",
-    "launchers",
-    "device",
-    "nproc",
-    "nnodes",
-    "threads",
-    "samestep",
-    "torch",
-    "package",
+    *("engines", "engine_settings", "launchers", "device", "nproc", "nnodes", "threads"),
+    *("samestep", "torch", "package"),
 )
+# The fields of a Setup that are not copied into the StudyRecord:
+NOT_COPIED = {
+    *("out", "deadline_s", "stall_s"),  # they decide no result: where it is written, and when a launch is ended
+    *("nproc", "steps", "resume", "machines"),  # the study's own values of these are recorded
+}
 # The files that other ranks and machines may write before this command.
 OWN_FILES = re.compile(r"\.lock|slurm\.sh|slurm-.+\.out|rank-\d+|machine-.+|first-machine\.json")
 
@@ -53,25 +52,17 @@ def results_folder(command: str, study: Study, rank: LaunchedRank | None = None,
         out = shared_folder(out)
     record = StudyRecord(
         command=command,
-        job=setup.job,
         file=study.job.source,
         samestep=__version__,
         torch=study.inspection.machine.torch,
         package=package_digest(),
-        settings=setup.settings,
-        engines=setup.engines,
-        launchers=setup.launchers,
-        engine_settings=setup.engine_settings,
-        device=setup.device,
-        rounds=setup.rounds,
-        warmup_steps=setup.warmup_steps,
-        measured_steps=setup.measured_steps,
         nproc=study.nproc,
         nnodes=study.machines.nnodes,
         steps=study.job.proof_steps,
         threads=setup.machines.planned_threads,
         training=training,
         resume=str(setup.resume) if setup.resume else "",
+        **{field.name: getattr(setup, field.name) for field in fields(setup) if field.name not in NOT_COPIED},
     )
     return prepare_on_each(out, record, study, rank, free=FREE if command == "run" else ())
 

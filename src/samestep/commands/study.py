@@ -98,13 +98,13 @@ def study_of(setup: Setup, rank: LaunchedRank | None = None) -> Study:
 
 
 def _machines_to_train_on(setup: Setup) -> Machines:
-    """Returns the machines of the options. Where this one has the master's number, the master is told before it is
-    refused: it would wait for the number that this one lacks."""
+    """Returns the machines of the options. Raises UserError where this one has the master's number; reports it to the
+    master, which would wait for the missing number."""
     try:
         return machines_of(setup, os.environ)
     except SecondMaster as error:
         its = error.machines
-        say(f"another machine than {its.master} has --node-rank 0: telling {its.master}, once it listens")
+        say(f"--node-rank 0 is the number of {its.master}, another machine: reporting this mistake to {its.master}")
         second_master.tell(its.master, its.port, its.nnodes, its.timeout_s)
         raise
 

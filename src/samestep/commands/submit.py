@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from samestep.commands import options, results_folder
-from samestep.commands.command_options import SlurmOptions
+from samestep.commands import results_folder
+from samestep.commands.command_options import RunOptions, SlurmOptions
+from samestep.commands.options import arguments
 from samestep.commands.setup import Setup
 from samestep.commands.train_options import TrainOptions, file_of
 from samestep.errors import UserError
@@ -14,23 +16,27 @@ from samestep.launch.submit import Training
 from samestep.launch.submit import kubernetes as templates
 from samestep.launch.submit import slurm as batch
 
+# The fields of RunOptions that a manifest or a batch script writes by itself, and those that a manifest decides:
+WRITTEN = ("engine", "settings", "engine_settings", "nproc", "device", "nnodes", "threads")
+DECIDED = ("out", "launcher", "hosts", "port", "node_rank", "master_addr")
 
-def kubernetes(setup: Setup, training: TrainOptions, kind: str, image: str, claim: str) -> str:
+
+def kubernetes(setup: Setup, given: RunOptions, kind: str, image: str, claim: str) -> str:
     """Returns the manifests of a training, for `kubectl apply -f -`. Raises UserError for options that they set."""
-    machines = setup.machines
-    unused: dict[str, object] = {"--out": setup.out, "--launcher": setup.launchers, "--hosts": machines.hosts}
-    unused |= {"--port": machines.port, "--node-rank": machines.node_rank, "--master-addr": machines.master_addr}
-    options.refuse(unused, "is decided by the manifests that --to writes; leave it out")
+    words = arguments(given, RunOptions, without=(*WRITTEN, *DECIDED))
+    for flag in arguments(given, RunOptions, without=WRITTEN):
+        if flag not in words:
+            raise UserError(f"{flag} is decided by the manifests that --to writes; leave it out")
     gpus = 0 if setup.device == "cpu" else setup.nproc or 1
-    return templates.manifests(kind, _training(setup, training, gpus), image, claim)
+    return templates.manifests(kind, _training(setup, words, gpus), image, claim)
 
 
-def slurm_script(asked: SlurmOptions) -> tuple[Path, str]:
+def slurm_script(given: SlurmOptions) -> tuple[Path, str]:
     """Returns the folder for the results of a training under Slurm, and its batch script."""
-    setup = asked.setup(str(asked.job))
-    training = _training(setup, replace(asked, init=file_of(asked.init, "--init")), asked.gpus_per_node)
+    setup = given.setup(str(given.job))
+    words = arguments(replace(given, init=file_of(given.init, "--init")), TrainOptions)
     results = (setup.out or results_folder.dated_folder(setup.job)).resolve()
-    return results, batch.script(training, results, asked.time, asked.sbatch)
+    return results, batch.script(_training(setup, words, given.gpus_per_node), results, given.time, given.sbatch)
 
 
 def submit_to_slurm(results: Path, script: str) -> str:
@@ -40,7 +46,7 @@ def submit_to_slurm(results: Path, script: str) -> str:
     return f"job {number} is in the queue; its script is {path}, its output goes to {results}/slurm-{number}.out\n"
 
 
-def _training(setup: Setup, training: TrainOptions, gpus: int) -> Training:
+def _training(setup: Setup, words: Sequence[str], gpus: int) -> Training:
     if setup.machines.least_nnodes:
         raise UserError(
             f"--nnodes {setup.machines.nnodes}: a script or a manifest starts a number of machines that stays; give one"
@@ -53,6 +59,6 @@ def _training(setup: Setup, training: TrainOptions, gpus: int) -> Training:
         engine=setup.engines[0],
         settings=[f"{key}={value}" for key, value in setup.settings.items()],
         engine_settings=[f"{key}={value}" for key, value in setup.engine_settings.items()],
-        options=options.arguments(training, TrainOptions),
+        options=words,
         threads=setup.machines.threads or 0,
     )

@@ -9,14 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from samestep import launch
-from samestep.commands.agreement import asked_of, digest_of, options_of
+from samestep.commands.agreement import digest_of, launch_request, options_of
+from samestep.commands.command_options import EvaluateOptions, RunOptions
 from samestep.commands.command_record import recorded, words_of
 from samestep.commands.machines import detect_launched_rank, is_first
 from samestep.commands.progress import Training
 from samestep.commands.results_folder import launch_folder, remove_stale, results_folder
 from samestep.commands.setup import Setup
 from samestep.commands.study import Row, Study, check_devices, rows_of, study_of
-from samestep.commands.train_options import ScoreOptions, TrainOptions
 from samestep.errors import Refused, TrainingFailed, UserError, say
 from samestep.launch import Command, ports, supervise
 from samestep.launch.command import command_for, rank_command, shell_line
@@ -36,7 +36,7 @@ WEIGHTS = "weights.safetensors"
 Watch = Callable[[Progress], None]
 
 
-def run(setup: Setup, options: TrainOptions, *, dry_run: bool = False) -> TrainResults | None:
+def run(setup: Setup, options: RunOptions, *, dry_run: bool = False) -> TrainResults | None:
     """Trains the whole job. Returns the results; None on a machine without rank 0, on other ranks of an outer launcher,
     and after a dry run, which prints the shell line that would start it."""
     launched = _launch("run", setup, options, dry_run)
@@ -65,7 +65,7 @@ def _write_usage(record: Record, out: Path, results: TrainResults) -> str | None
     return str(out / PAGE)
 
 
-def evaluate(setup: Setup, options: ScoreOptions) -> ScoreResults | None:
+def evaluate(setup: Setup, options: EvaluateOptions) -> ScoreResults | None:
     """Evaluates weights. Returns the results; None on a machine without rank 0, as `run`."""
     launched = _launch("evaluate", setup, options, False)
     if launched is None:
@@ -83,7 +83,7 @@ def _write_results(out: Path, results: TrainResults | ScoreResults) -> None:
 
 
 def _launch(
-    command: str, setup: Setup, options: TrainOptions | ScoreOptions, dry_run: bool
+    command: str, setup: Setup, options: RunOptions | EvaluateOptions, dry_run: bool
 ) -> tuple[Study, Row, Record, Path, Train | Score] | None:
     """Launches a training or an evaluation. Returns its record, the folder of its results and what was planned; None as
     `run`."""
@@ -99,7 +99,7 @@ def _launch(
         print(shell_line(to_start))
         return None
     first = rank is None or rank.rank == 0
-    with recorded(out, words_of(command, setup, options), writes=first and is_first(study.machines)):
+    with recorded(out, words_of(command, options, setup.job), writes=first and is_first(study.machines)):
         record = _supervised(command, study, row, to_start, folder, out, rank)
     if record.ranks[0].rank == 0:
         return study, row, record, out, training
@@ -116,7 +116,7 @@ def _supervised(
     if command == "run" and first:
         _say_batch_size(study, row)
     samples = command == "run" and first
-    with Training(f"{study.setup.job} on {row.engine}", folder, first=first) as progress:
+    with Training(f"{study.setup.job} on {row.engine}", folder, row.launcher, first=first) as progress:
         try:
             return _supervise(study, row, to_start, folder, progress.show, one_rank=rank is not None, samples=samples)
         except TrainingFailed as error:
@@ -168,7 +168,7 @@ def prepare(
             f"type it without {rank.launcher}"
         )
     about = (str(folder), time.time(), setup.job, setup.settings, row.engine, row.facts.settings, (training,))
-    threads, asked = (setup.machines.planned_threads, study.nproc), asked_of(study, training)
+    threads, asked = (setup.machines.planned_threads, study.nproc), launch_request(study, training)
     write(folder / "plan.json", Plan(*about, *threads, asked=asked))
     machines = replace(machines, asked=digest_of(asked))
     if rank:

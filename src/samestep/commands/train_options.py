@@ -25,8 +25,10 @@ LOGS = {"csv": "", "tensorboard": "tensorboard", "wandb": "wandb"}  # --log -> t
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions(Options):
-    """How to train. init: weights to start from. evaluate_every: epochs from one evaluation to the next; 0: only the
-    last; None: 1, or 0 where evaluate_steps is given. evaluate_steps: optimizer steps from one evaluation to the next.
+    """The options of a training.
+
+    init: weights to start from. evaluate_every: epochs from one evaluation to the next; 0: only the last; None: 1, or 0
+    where evaluate_steps is given. evaluate_steps: optimizer steps from one evaluation to the next.
     log: of LOGS. export: the folder that from_pretrained is to load. on_nan: 'stop' or 'skip', what to do at a loss or
     gradient that is not finite. check_replicas: steps between two comparisons of the ranks' weights; 0: none.
 
@@ -52,7 +54,7 @@ class TrainOptions(Options):
     ] = None
     best: Annotated[str, Option(help="Keep the best weights by a metric, as in accuracy, loss or error:min.")] = ""
     patience: Annotated[
-        int | None, Option(help="Stop after so many evaluations without a better --best metric.", min=1)
+        int | None, Option(help="Stop after this many evaluations without a better --best metric.", min=1)
     ] = None
     log: Annotated[
         tuple[str, ...],
@@ -68,8 +70,8 @@ class TrainOptions(Options):
         str,
         Option(
             "--on-nan",
-            help="At a loss or gradient that is no finite number: stop; or skip, which leaves the step out on all "
-            "ranks, and costs a synchronisation in each step.",
+            help="What to do at a loss or gradient that is NaN or infinite: stop; or skip the step on all ranks, which "
+            "costs a synchronisation in each step.",
         ),
     ] = "stop"
     check_replicas: Annotated[
@@ -211,7 +213,7 @@ def _check_logs(names: tuple[str, ...]) -> None:
 
 @dataclass(frozen=True)
 class ScoreOptions(Options):
-    """Which weights to evaluate: a safetensors file. predictions: the .npy file for the model's outputs."""
+    """The options of an evaluation. weights: a safetensors file. predictions: the .npy file for the model's outputs."""
 
     weights: Annotated[str | Path, Typed(Path), Option(help="The weights.safetensors of a run.")]
     _: KW_ONLY

@@ -81,7 +81,7 @@ def _start(case: Case, at: Divergence) -> str:
 
 def _indices(case: Case, at: Divergence) -> str:
     if at.step is None:
-        return "right in the proof's steps, wrong in a later epoch: the order freezes, or comes again"
+        return "right in the proof's steps, wrong in a later epoch: its order is that of another epoch"
     step = at.step
     read = [[i for part in process if part.step == step for i in part.indices] for process in case.observed.parts]
     wanted = [i for process in case.expected.parts for part in process if part.step == step for i in part.indices]
@@ -145,7 +145,7 @@ def _loss(case: Case, at: Divergence) -> str:
             "the first update is right, the second is not: gradients are not cleared, or the optimizer's state "
             "(momentum, weight decay) is off"
         )
-    return f"the update of step {before} is wrong though those before are right: look at what that step has of its own"
+    return f"the update of step {before} is wrong though those before are right: check what is special about that step"
 
 
 def _rate(case: Case, at: Divergence) -> str:

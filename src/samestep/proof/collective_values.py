@@ -9,19 +9,19 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 
 from samestep.records.collective_table import COLLECTIVES, FLOATING, instead_of
-from samestep.records.collectives import Case, CollectiveRank, Held, Lacking, Tensors, WrongValue
+from samestep.records.collectives import Case, CollectiveRank, RankValues, Tensors, Unsupported, WrongValue
 
 List = list[float]
 Given = Sequence[Tensors]  # what each member of the group gave, in the group's order
 EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 
 
-def judge_values(ranks: Sequence[CollectiveRank], backend: str) -> tuple[int, list[WrongValue], list[Lacking]]:
+def judge_values(ranks: Sequence[CollectiveRank], backend: str) -> tuple[int, list[WrongValue], list[Unsupported]]:
     """Returns how many calls had the right values on all ranks, the wrong ones, and what the backend lacks.
 
-    ranks: of the whole world. A call that every rank refuses is lacking; one that only some refuse is wrong.
+    ranks: of the whole world. A call that every rank refuses is unsupported; one that only some refuse is wrong.
     """
-    calls: dict[Case, list[Held]] = {}
+    calls: dict[Case, list[RankValues]] = {}
     for held in (held for rank in ranks for held in rank.held):
         calls.setdefault(held.case, []).append(held)
     right, wrong, refused = 0, [], []
@@ -35,10 +35,10 @@ def judge_values(ranks: Sequence[CollectiveRank], backend: str) -> tuple[int, li
         found = list(_wrong(case, {held.rank: held for held in holders}))
         wrong += found
         right += not found
-    return right, wrong, _lacking(refused, Counter(case.collective for case in calls), backend)
+    return right, wrong, _unsupported(refused, Counter(case.collective for case in calls), backend)
 
 
-def _wrong(case: Case, holders: Mapping[int, Held]) -> list[WrongValue]:
+def _wrong(case: Case, holders: Mapping[int, RankValues]) -> list[WrongValue]:
     given = [holders[rank].before for rank in case.members]
     wrong = []
     for place, rank in enumerate(case.members):
@@ -71,7 +71,7 @@ def _shown(tensors: Tensors) -> str:
     return str([[int(x) if float(x).is_integer() else x for x in each] for each in tensors])
 
 
-def _lacking(refused: Sequence[tuple[Case, str]], tried: Counter[str], backend: str) -> list[Lacking]:
+def _unsupported(refused: Sequence[tuple[Case, str]], tried: Counter[str], backend: str) -> list[Unsupported]:
     """Groups the refused calls: by what to use instead, then by dtypes, reductions and collectives.
 
     tried: how many calls there were of each collective.
@@ -91,7 +91,7 @@ def _lacking(refused: Sequence[tuple[Case, str]], tried: Counter[str], backend: 
     names: dict[tuple[str, tuple[str, ...], tuple[str, ...]], list[str]] = {}
     for (advice, name, kinds), of_kinds in reductions.items():
         names.setdefault((advice, kinds, tuple(filter(None, of_kinds))), []).append(name)
-    return [Lacking(tuple(each), *key[1:], why[key[0]], key[0]) for key, each in names.items()]
+    return [Unsupported(tuple(each), *key[1:], why[key[0]], key[0]) for key, each in names.items()]
 
 
 _OF_WHOLES: Mapping[str, Callable[[int, int], int]] = {

@@ -1,4 +1,4 @@
-"""Says why training on N ranks is not training in one process: what is natural, and which mistake a job makes."""
+"""Says why N ranks do not train as one process does: what is expected to differ, and which mistake a job makes."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ PADDED = (
 
 
 def natural_causes(job: JobFacts, neutral: PlayedLayout, separation: SeparationSeen, *, hides: bool) -> Sentence:
-    """Names what differs by nature: BatchNorm and random numbers. hides: whether some random numbers are not constant
-    in the neutral trainings, so that a mistake could hide behind them."""
+    """Names what is expected to differ: BatchNorm and random numbers.
+
+    hides: whether some random numbers are not constant in the neutral trainings: a mistake could hide behind them.
+    """
     reasons, advice = [], []
     if separation.collate_draws:
         reasons.append("collate draws random numbers for each rank's own rows, as MixUp does")
@@ -117,7 +119,7 @@ def _in_forward(separation: SeparationSeen, losses: _Losses) -> Sentence:
         return _keeps_state(separation)
     return (
         "the criterion sees all ranks' rows, and the forward pass only a rank's own: what it returns besides its rows "
-        "is no mean over them, or looks at other rows",
+        "is not a mean over them, or looks at other rows",
         "return what each row gives, and compute the rest in the criterion",
     )
 

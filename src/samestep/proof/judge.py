@@ -2,7 +2,7 @@
 
 What is compared, in the order in which a difference could first show: the first weights; at every step each rank's
 rows, tensors, loss, then the learning rate and the number of real optimizer steps; the first gradient; at the end
-parameters, buffers and the evaluation. docs/proof.md tells the whole.
+parameters, buffers and the evaluation. docs/proof.md explains it all.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def not_one_process(worst: float, many: Expectation, one: Expectation, job: JobF
     constant_fails = many.facts.draws and not math.isfinite(separation.whole)  # a mean over nothing, say
     if same or separation.unknown or separation.collate_draws or constant_fails:
         reason, advice = job_causes.natural_causes(job, many.facts, separation, hides=not same or constant_fails)
-        return OneProcess("by nature no", worst, reason, advice)
+        return OneProcess("no, as expected", worst, reason, advice)
     bounds, from_one = _bounds(many, one), many.facts.from_one
     most = max(from_one, key=lambda name: from_one[name].distance / (bounds[name] or 1.0), default="")
     off = f"{most} is {from_one[most].distance:.2g} off, rounding explains {bounds[most]:.2g}" if most else ""

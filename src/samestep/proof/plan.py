@@ -12,7 +12,7 @@ from samestep.engine import Layout, Numerics
 from samestep.proof.trace import Expectation
 from samestep.records.inspection import EngineFacts
 from samestep.records.interruption import INTERRUPTED
-from samestep.records.plan import TRAININGS, Interrupted, LayoutPlan, Prove, Then
+from samestep.records.plan import TRAININGS, ContinuedLayout, Interrupted, LayoutPlan, Prove
 from samestep.records.record import PlayedLayout
 
 INEXACT = ("gradient", "sgd")  # the trainings that measure an inexact engine's numerics, in float32
@@ -48,12 +48,12 @@ def loop_layout(facts: EngineFacts, then: EngineFacts | None = None) -> LayoutPl
         rounded = replace(rounded, rounds_to=after.rounds_to, rounds_weights=True)
     if after.dtype != "float64":
         rounded = replace(rounded, dtype=after.dtype)
-    continued = Then(after.replicas, after.split, after.buffers)
+    continued = ContinuedLayout(after.replicas, after.split, after.buffers)
     return rounded if continued == _then(rounded) else replace(rounded, then=continued)
 
 
-def _then(layout: LayoutPlan) -> Then:
-    return Then(layout.replicas, layout.split, layout.buffers)
+def _then(layout: LayoutPlan) -> ContinuedLayout:
+    return ContinuedLayout(layout.replicas, layout.split, layout.buffers)
 
 
 def numerics_layout(facts: EngineFacts, then: EngineFacts | None = None) -> LayoutPlan | None:

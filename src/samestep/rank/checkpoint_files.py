@@ -24,9 +24,9 @@ from torch import Tensor
 
 from samestep.errors import UserError
 from samestep.rank.packed import Piece, Stored, merged, unpack
-from samestep.records.asked import Asked
 from samestep.records.checkpoint import MANIFEST, Manifest, Place, RankPart, steps_in
 from samestep.records.files import read, replace_by, write
+from samestep.records.launch_request import LaunchRequest
 
 
 class Damaged(Exception):
@@ -55,7 +55,7 @@ def write_part(folder: Path, rank: int, tree: Any, pieces: Mapping[str, Piece], 
     write(folder / f"rank{rank}.json", RankPart(tree, places))
 
 
-def complete(folder: Path, step: int, engine: str, world_size: int, asked: Asked | None) -> Path:
+def complete(folder: Path, step: int, engine: str, world_size: int, asked: LaunchRequest | None) -> Path:
     """Completes the checkpoint whose parts all ranks have written: digests, manifest, rename. Returns its folder."""
     part = part_folder(folder, step)
     files = sorted(path for path in part.iterdir() if not path.name.startswith("."))

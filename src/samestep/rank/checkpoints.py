@@ -42,8 +42,8 @@ from samestep.rank.checkpoint_files import (
 )
 from samestep.rank.graceful_stop import AgreedStep
 from samestep.rank.packed import Piece, pack
-from samestep.records.asked import JOB, Asked
 from samestep.records.checkpoint import FOLDER, MANIFEST, Every, Manifest
+from samestep.records.launch_request import JOB, LaunchRequest
 from samestep.world import World
 from samestep.world.heartbeat import CHECKPOINT, heartbeat
 
@@ -85,7 +85,7 @@ class Checkpoints:
         keep: int = 3,
         resume: str = "auto",
         engine: str = "",
-        asked: Asked | None = None,
+        asked: LaunchRequest | None = None,
         attempt: int = 0,
     ) -> None:
         self.folder, self.world, self.every, self.keep, self.resume = folder, world, every, keep, resume

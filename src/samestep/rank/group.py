@@ -19,7 +19,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from samestep.errors import LostPeer, UserError
 from samestep.rank.membership import Membership, in_time, names, says_lost
-from samestep.records.plan import Asked
+from samestep.records.plan import LaunchRequest
 from samestep.records.record import attempt
 from samestep.world import World, network
 from samestep.world.heartbeat import ENDING, heartbeat
@@ -34,7 +34,7 @@ _trainings = count()  # the same on every rank, for the names in the store
 
 
 @contextmanager
-def process_group(world: World, asked: Asked | None = None, backend: str = "") -> Iterator[None]:
+def process_group(world: World, asked: LaunchRequest | None = None, backend: str = "") -> Iterator[None]:
     """Opens the default process group for `world`, and closes it after the block. A nested block does nothing.
 
     asked: what this rank's command was asked, to compare with the others'. backend: of torch.distributed; '': the
@@ -88,7 +88,7 @@ def process_group(world: World, asked: Asked | None = None, backend: str = "") -
 
 
 @contextmanager
-def _adopted(world: World, asked: Asked | None) -> Iterator[None]:
+def _adopted(world: World, asked: LaunchRequest | None) -> Iterator[None]:
     """Uses the default process group that the program around this one has opened, as Ray Train does, and closes."""
     _own_gpu(world)
     store = PrefixStore("samestep", dist.distributed_c10d._get_default_store())

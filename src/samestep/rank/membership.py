@@ -17,7 +17,7 @@ from torch._C._distributed_c10d import Store
 
 from samestep.errors import LostPeer, Refused
 from samestep.records.files import as_json, from_json
-from samestep.records.plan import Asked
+from samestep.records.plan import LaunchRequest
 from samestep.world import World
 
 T = TypeVar("T")
@@ -48,13 +48,13 @@ class Member:
     host: str
     local_rank: int
     device: str
-    asked: Asked | None = None
+    asked: LaunchRequest | None = None
 
 
 class Membership:
     """The ranks of one process group: which rank runs where, and which are lost."""
 
-    def __init__(self, store: Store, world: World, asked: Asked | None = None) -> None:
+    def __init__(self, store: Store, world: World, asked: LaunchRequest | None = None) -> None:
         self._store, self.world = store, world
         self.others: list[Member] = []
         me = Member(world.rank, hostname(), world.local_rank, world.device, asked)
@@ -66,8 +66,8 @@ class Membership:
     def read(self) -> None:
         """Waits until every rank has come, and reads where it runs and what it was asked.
 
-        Raises Refused when two ranks on one host have the same local rank, or when one was asked something else than
-        rank 0, once every rank knows it.
+        Raises Refused when two ranks on one host have the same local rank, or when the command of one differs from
+        rank 0's, once every rank knows it.
         """
         ranks = range(self.world.size)
         texts = [self._store.get(self._key("here", rank)) for rank in ranks]
@@ -107,8 +107,9 @@ class Membership:
             if different:
                 what, mine, theirs = different
                 raise Refused(
-                    f"rank {other.rank} on {other.host} was asked something else than rank 0 on {first.host}: {what}: "
-                    f"{theirs} there, {mine} on rank 0; type the same line on each machine, with the same files"
+                    f"rank {other.rank} on {other.host}: its command differs from that of rank 0 on {first.host}: "
+                    f"{what}: {theirs} there, {mine} on rank 0; run the same command on every machine, with the same "
+                    "files"
                 )
 
     def missing(self) -> list[int]:

@@ -55,8 +55,8 @@ class JoinedMachines:
         if asked:
             if self._store.compare_set("asked", "", asked).decode() != asked:
                 raise UserError(
-                    f"the machines that train at {self._endpoint} were asked something else than this one; type the "
-                    "same line, with the same files, or give another training another --port"
+                    f"this machine's command differs from that of the machines that train at {self._endpoint}; run the "
+                    "same command, with the same files, or give another training another --port"
                 )
         elif number is None and self._store.check(["complete"]):
             raise UserError(

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from samestep.records.asked import Asked
 from samestep.records.files import as_json
+from samestep.records.launch_request import LaunchRequest
 
 MANIFEST = "manifest.json"
 FOLDER = "checkpoints"  # in a run's folder
@@ -47,7 +47,7 @@ class Manifest:
     written_at: float
     files: Mapping[str, str]
     bytes: int
-    asked: Asked | None = None
+    asked: LaunchRequest | None = None
     seal: str = ""
 
     def sealed(self) -> Manifest:

@@ -1,4 +1,4 @@
-"""The records of `samestep collectives`: its plan, what the ranks held and measured, and its results.
+"""The records of `samestep collectives`: its plan, what the ranks observed and measured, and its results.
 
 A planner reads the results: `read(CollectiveResults, path)`, then `curve("all_reduce").seconds(bytes)`.
 """
@@ -50,8 +50,8 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Held:
-    """What one rank held before and after a call.
+class RankValues:
+    """The tensors of one rank before and after a call.
 
     before, after: the tensors that it gave and got. before_text, after_text: the same as Python shows it. error: what
     the call raised; '': nothing. called: False for a rank that has no part in it, as an odd one without a pair.
@@ -81,7 +81,7 @@ class CollectiveRank:
     """What one rank observed. code: collective -> the source of the call. unmeasured: collective -> why it has no
     times."""
 
-    held: list[Held] = field(default_factory=list)
+    held: list[RankValues] = field(default_factory=list)
     timed: list[Timed] = field(default_factory=list)
     code: dict[str, str] = field(default_factory=dict)
     unmeasured: dict[str, str] = field(default_factory=dict)
@@ -147,8 +147,8 @@ class WrongValue:
 
 
 @dataclass(frozen=True)
-class Lacking:
-    """What a backend refuses on every rank: each of these dtypes with each of these reductions.
+class Unsupported:
+    """What a backend does not support: each of these dtypes with each of these reductions.
 
     dtypes, reductions: empty where there are none. why: the first line of its first error. instead: what to use.
     """
@@ -179,7 +179,7 @@ class CollectiveResults:
     machine: MachineFacts
     checked: int
     wrong: list[WrongValue]
-    lacking: list[Lacking]
+    unsupported: list[Unsupported]
     curves: list[CollectiveCurve]
     unmeasured: dict[str, str] = field(default_factory=dict)
     failed: list[str] = field(default_factory=list)

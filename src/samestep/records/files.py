@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from samestep.errors import UserError
 
@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-SCHEMA = 4  # of every record; one of another version of samestep is refused
+SCHEMA = 5  # of every record: add 1 when a field is added, renamed or removed. Records of another number are refused
 KEY = "schema"
+OTHER_FIELDS = ("unexpected_keyword_argument", "missing")  # pydantic's names of these errors
 
 T = TypeVar("T")
 
@@ -36,12 +37,12 @@ def with_schema(record: Any) -> dict[str, object]:
 
 
 def read(kind: type[T], path: Path) -> T:
-    """Reads the dataclass `kind` from a file. Raises UserError for a file of another schema, or one that is no JSON."""
+    """Reads the dataclass `kind` from a file. Raises UserError for one that is not JSON, or of another schema."""
     try:
         value = json.loads(path.read_text())
     except ValueError:
         raise UserError(f"{path} cannot be read as JSON: it is incomplete; give another folder with --out") from None
-    schema = value.pop(KEY, None) if isinstance(value, dict) else None
+    schema = value.get(KEY) if isinstance(value, dict) else None
     if schema != SCHEMA:
         version = "an older" if not isinstance(schema, int) or schema < SCHEMA else "a newer"
         raise UserError(
@@ -52,7 +53,7 @@ def read(kind: type[T], path: Path) -> T:
 
 
 def is_current(path: Path) -> bool:
-    """Whether a file is a record of this schema; False for one that is no JSON, as after a full disk."""
+    """Whether a file is a record of this schema; False for one that is not JSON, as after a full disk."""
     try:
         value = json.loads(path.read_text())
     except ValueError:
@@ -61,14 +62,20 @@ def is_current(path: Path) -> bool:
 
 
 def from_json(kind: type[T], value: Any, what: str = "a record") -> T:
-    """Builds the dataclass `kind` from plain values. what: their name in the UserError for values that do not fit."""
+    """Builds the dataclass `kind` from plain values, with or without a schema number, which is not compared.
+
+    what: the name of the values, in the UserError for those that do not fit.
+    """
+    plain = {name: each for name, each in value.items() if name != KEY} if isinstance(value, dict) else value
     try:
-        record: T = _adapter(kind).validate_python(value)
+        record: T = _adapter(kind).validate_python(plain)
         return record
     except ValidationError as error:
         first = error.errors()[0]
-        location = ".".join(map(str, first["loc"]))
-        raise UserError(f"{what} is not as samestep writes it: {location}: {first['msg']}") from None
+        why = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        if first["type"] in OTHER_FIELDS:
+            raise UserError(f"{what} was written by another version of samestep: {why}") from None
+        raise UserError(f"{what} is not as samestep writes it: {why}") from None
 
 
 def as_json(record: Any) -> dict[str, Any]:
@@ -79,6 +86,7 @@ def as_json(record: Any) -> dict[str, Any]:
 
 def _adapter(kind: Any) -> TypeAdapter[Any]:
     if kind not in _adapters:
+        kind.__pydantic_config__ = ConfigDict(extra="forbid")  # the dataclasses that its fields hold inherit this
         _adapters[kind] = TypeAdapter(kind)
     return _adapters[kind]
 

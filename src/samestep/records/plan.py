@@ -8,9 +8,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from samestep.records.asked import Asked as Asked
 from samestep.records.checkpoint import Every
 from samestep.records.inspection import Values
+from samestep.records.launch_request import LaunchRequest as LaunchRequest
 
 TRAININGS = ("gradient", "sgd", "user")  # of a proof
 TRACES = "trace"  # the folder of --profile's files
@@ -113,7 +113,7 @@ class Plan:
     """What each rank of a launch does. out: the folder for its files. started_at: Unix time, in seconds.
 
     threads: of a rank that measures, trains or evaluates; 0: the machine's cores divided by `nproc`, the study's
-    ranks on each machine. proof_threads: of a rank that proves. asked: what the ranks compare when they meet.
+    ranks on each machine. proof_threads: of a rank that proves. asked: the request, which ranks compare when they meet.
     """
 
     out: str
@@ -126,11 +126,11 @@ class Plan:
     threads: int = 1
     nproc: int = 1
     proof_threads: int = 1
-    asked: Asked | None = None
+    asked: LaunchRequest | None = None
 
 
 @dataclass(frozen=True)
-class Then:
+class ContinuedLayout:
     """The layout with which an interrupted training continues: replicas, split and buffers as in engine.Layout."""
 
     replicas: int
@@ -159,7 +159,7 @@ class LayoutPlan:
     neutral: bool = False
     compared: bool = False
     trainings: tuple[str, ...] = TRAININGS
-    then: Then | None = None
+    then: ContinuedLayout | None = None
 
 
 @dataclass(frozen=True)

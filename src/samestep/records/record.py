@@ -247,9 +247,9 @@ class RankError:
 class Progress:
     """What a launch is doing.
 
-    attempt: how often torchrun has restarted it. ranks: how many there are; 0: not known yet. done: steps, None before
-    the training. samples: in these steps. loss: a recent one. curve: the evaluations so far. resumed_from: the steps
-    that an earlier launch has done.
+    attempt: how often the launcher has restarted it. ranks: how many there are; 0: not known yet. done: steps, None
+    before the training. samples: in these steps. loss: a recent one. curve: the evaluations so far. resumed_from: the
+    steps that an earlier launch has done.
     """
 
     phase: str = "starting"
@@ -271,7 +271,7 @@ def write_progress(rank: int, folder: Path, progress: Progress) -> None:
 
 
 def attempt() -> int:
-    """Returns how often torchrun has restarted these ranks."""
+    """Returns how often the launcher has restarted these ranks."""
     return int(os.environ.get(ATTEMPT) or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 

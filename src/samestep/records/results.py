@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -49,8 +49,9 @@ class Inexactness:
 
 @dataclass(frozen=True)
 class Verdict:
-    """verdict: same | approximate | differs | failed | refused | unavailable. bitwise: every weight, to the last bit.
+    """Whether an engine takes the same training steps as the reference, and the first divergence where it does not.
 
+    verdict: same | approximate | differs | failed | refused | unavailable. bitwise: every weight, to the last bit.
     max_difference: the greatest difference of any weight or buffer at the end; bound: what was allowed for it.
     """
 
@@ -104,19 +105,24 @@ class Launch:
 
 @dataclass(frozen=True)
 class Measurement:
-    """What a proven engine's launches measured. ratio: samples/s over those of one process, in the same round.
+    """What a proven engine's launches measured; None where nothing was. ratio: samples/s over those of one process, in
+    the same round.
 
     efficiency: the ratio divided by the replicas. peak_memory_mib: of the rank that needs most. startup_s: until the
-    first batch.
+    first batch. usage: what the latest launch used, from start to end; None where that was not sampled.
     """
 
-    samples_per_second: Summary
-    ratio: Summary | None
-    efficiency: Summary | None
-    step_ms: StepTime
-    peak_memory_mib: float
-    startup_s: float
-    launches: list[Launch]
+    samples_per_second: Summary | None = None
+    ratio: Summary | None = None
+    efficiency: Summary | None = None
+    step_ms: StepTime | None = None
+    peak_memory_mib: float | None = None
+    startup_s: float | None = None
+    launches: list[Launch] = field(default_factory=list)
+    usage: UsageSummary | None = None
+
+
+MEASURED = tuple(each.name for each in fields(Measurement))
 
 
 @dataclass(frozen=True)
@@ -128,12 +134,13 @@ class ContinuedBy:
 
 
 @dataclass(frozen=True)
-class EngineResult(Verdict):
-    """A row of the table: an engine under a launcher. settings: those that --set-engine has changed. replicas: None for
-    an engine that cannot be imported. install: the command that installs an engine that is not here; else None.
-    continued_by: who has continued its trainings, where the proof interrupted them; else None. usage: what its latest
-    measured launch used, from start to end; None where that was not sampled. The other fields are its Measurement's;
-    None without one."""
+class EngineResult(Measurement, Verdict):
+    """A row of the table: an engine under a launcher, its verdict, and what was measured.
+
+    settings: those that --set-engine has changed. replicas: None for an engine that cannot be imported. install: the
+    command that installs an engine that is missing; else None. continued_by: who has continued its trainings, where the
+    proof interrupted them; else None.
+    """
 
     engine: str = ""
     launcher: str = ""
@@ -141,17 +148,6 @@ class EngineResult(Verdict):
     replicas: int | None = None
     install: str | None = None
     continued_by: ContinuedBy | None = None
-    samples_per_second: Summary | None = None
-    ratio: Summary | None = None
-    efficiency: Summary | None = None
-    step_ms: StepTime | None = None
-    peak_memory_mib: float | None = None
-    startup_s: float | None = None
-    launches: list[Launch] = field(default_factory=list)
-    usage: UsageSummary | None = None
-
-
-MEASURED = ("samples_per_second", "ratio", "efficiency", "step_ms", "peak_memory_mib", "startup_s", "launches", "usage")
 
 
 @dataclass(frozen=True)
@@ -167,13 +163,13 @@ class Proof:
 
 @dataclass(frozen=True)
 class OneProcess:
-    """Whether the ranks train the same as one process.
+    """Whether N ranks train the job as one process does.
 
-    answer: 'yes'; 'by nature no', for dropout or BatchNorm; or 'no', a mistake in the job. max_difference: of any
-    weight at the end. reason: why not. advice: what helps.
+    answer: 'yes'; 'no, as expected', where layers of the job such as dropout and BatchNorm make N ranks differ; or
+    'no', a mistake in the job. max_difference: of any weight at the end. reason: why not. advice: what helps.
     """
 
-    answer: Literal["yes", "by nature no", "no"]
+    answer: Literal["yes", "no, as expected", "no"]
     max_difference: float
     reason: str = ""
     advice: str = ""
@@ -185,8 +181,11 @@ class OneProcess:
 
 @dataclass(frozen=True)
 class StudyResults:
-    """The results of verify or compare. package: a digest of samestep's files. tensors: of the model's state; None
-    where nothing was proven. repeats: launches of each engine; None without a measurement."""
+    """The results of verify or compare.
+
+    package: a digest of samestep's files. tensors: of the model's state; None where nothing was proven. repeats:
+    launches of each engine; None without a measurement.
+    """
 
     samestep: str
     package: str
@@ -304,5 +303,5 @@ def write_results(results: Results, folder: Path) -> None:
 
 
 def read_results(kind: type[R], folder: Path) -> R:
-    """Reads the results.json of a folder. Raises UserError for a file of another schema, or one that is no JSON."""
+    """Reads the results.json of a folder. Raises UserError for a file of another schema, or one that is not JSON."""
     return read(kind, folder / RESULTS)

@@ -10,7 +10,7 @@ STUDY = "study.json"
 
 @dataclass(frozen=True)
 class StudyRecord:
-    """What a command was asked, and the code that it runs.
+    """The options of a command and the code that it runs: what decides its results.
 
     job: or the script of `check`. file: a digest of the job's file. package: of samestep's files. rounds, warmup_steps,
     measured_steps: see Setup. nproc: ranks on each of the `nnodes` machines. steps: of each training of the proof.

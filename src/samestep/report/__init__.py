@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from samestep.report.below import below
+from samestep.report.footer import footer
 from samestep.report.sentences import notes, verdict_text
 
 if TYPE_CHECKING:
     from samestep.records.results import StudyResults
     from samestep.report.terminal import TerminalTable
 
-__all__ = ["below", "html", "notes", "table", "verdict_text"]
+__all__ = ["footer", "html", "notes", "table", "verdict_text"]
 
 
 def table(results: StudyResults) -> TerminalTable:

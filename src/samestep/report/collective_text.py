@@ -10,7 +10,7 @@ from rich import box
 from rich.table import Table
 
 from samestep.records.collective_table import COLLECTIVES, REDUCTIONS
-from samestep.records.collectives import CollectiveCurve, CollectiveRank, CollectiveResults, Lacking, Point
+from samestep.records.collectives import CollectiveCurve, CollectiveRank, CollectiveResults, Point, Unsupported
 from samestep.report.numbers import MISSING, amount, duration, percent, size
 
 WIDTH = 100  # characters of a line
@@ -73,8 +73,8 @@ def sentences(results: CollectiveResults) -> Iterator[str]:
         yield f"{results.checked} calls had the right values on every rank ({where})."
     else:
         yield f"No call was possible ({where})."
-    for each in results.lacking:
-        yield lacking(each, results.backend)
+    for each in results.unsupported:
+        yield unsupported(each, results.backend)
     for name, why in results.unmeasured.items():
         yield f"{name} was not measured: {why}"
 
@@ -88,7 +88,7 @@ def wrong(results: CollectiveResults) -> Iterator[str]:
         yield f"{name}{where}: rank {each.rank} has {each.found}, not {each.expected}"
 
 
-def lacking(each: Lacking, backend: str) -> str:
+def unsupported(each: Unsupported, backend: str) -> str:
     """What a backend lacks, in one sentence."""
     names = ", ".join(each.collectives)
     of = ", ".join(each.dtypes)

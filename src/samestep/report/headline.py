@@ -31,7 +31,7 @@ def one_process_clause(results: StudyResults) -> str:
         return ""
     if compared.same:
         return f"this job trains on {ranks} ranks as in one process"
-    what = "by nature" if compared.answer == "by nature no" else "a mistake"
+    what = "as expected" if compared.answer == "no, as expected" else "a mistake"
     return f"this job does not train on {ranks} ranks as in one process, {what}: {compared.reason}"
 
 

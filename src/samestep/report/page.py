@@ -5,7 +5,7 @@ from __future__ import annotations
 from markupsafe import Markup
 
 from samestep.records.results import StudyResults
-from samestep.report import numbers, sentences, usage_text
+from samestep.report import columns, numbers, sentences, usage_text
 from samestep.report.headline import headline
 from samestep.report.notes import folded
 from samestep.report.sentences import TRAININGS, comparable_rows, label, speed
@@ -20,6 +20,7 @@ def page(results: StudyResults) -> str:
         results=results,
         headline=headline(results),
         numbers=numbers,
+        columns=columns.ON_PAGE,
         sentences=sentences,
         usage_text=usage_text,
         folded=folded,
@@ -59,14 +60,13 @@ def _figures(results: StudyResults) -> list[tuple[Markup, str]]:
             )
         )
     if any(row.launches for row in results.engines):
-        asked = results.same_as_one_process
-        other = asked is not None and not asked.same
-        apart = " For this job one process alone trains something else: see below." if other else ""
+        answer = results.same_as_one_process
+        other = " One process alone trains this job differently: see below." if answer and not answer.same else ""
         figures.append(
             (
                 Markup(plots.losses(results)),
                 "Losses of every launch. Thinner lines are drawn over broader ones: where trainings are the same, "
-                f"they show as one striped line.{apart}",
+                f"they show as one striped line.{other}",
             )
         )
     return figures

@@ -115,14 +115,14 @@ def losses(results: StudyResults) -> str:
         figure = Figure(figsize=(WIDTH, 4.2), layout="constrained")
         axes = figure.add_subplot()
         for i, row in enumerate(rows):
-            look: dict[str, Any] = {
-                "color": VERMILION if row.verdict == "differs" else PALETTE[i % len(PALETTE)],
-                "linewidth": 6.5 - 4.9 * i / max(1, len(rows) - 1),
-                "linestyle": "-" if i % 2 == 0 else (0, (3, 2)),
-            }
             for launch in row.launches:
-                first = launch is row.launches[0]
-                axes.plot(launch.losses, label=printable(label(row)) if first else None, **look)
+                axes.plot(
+                    launch.losses,
+                    color=VERMILION if row.verdict == "differs" else PALETTE[i % len(PALETTE)],
+                    linewidth=6.5 - 4.9 * i / max(1, len(rows) - 1),
+                    linestyle="-" if i % 2 == 0 else (0, (3, 2)),
+                    label=printable(label(row)) if launch is row.launches[0] else None,
+                )
         axes.set_xlabel(f"step (the first {results.warmup_steps} are the warm-up)")
         axes.set_ylabel("training loss")
         axes.grid()
@@ -156,7 +156,8 @@ def svg(figure: Figure, name: str, title: str) -> str:
     ElementTree.register_namespace("xlink", XLINK)
     root = ElementTree.fromstring(buffer.getvalue())
     root.attrib |= {"role": "img", "aria-label": title}
-    del root.attrib["width"], root.attrib["height"]  # the page gives the width; the viewBox keeps the shape
+    for size in ("width", "height"):
+        del root.attrib[size]  # the page gives the width; the viewBox keeps the shape
     for element in root.iter():
         for key, old in element.attrib.items():
             if key == "id":

@@ -145,8 +145,8 @@ def numerics(inexactness: Inexactness) -> str:
     allowed = f" (its rounding allows {difference(inexactness.bound)})" if inexactness.bound is not None else ""
     loss_gap = MISSING if inexactness.loss_gap is None else format(inexactness.loss_gap, ".2%")
     return (
-        "its loop is the same with the inexact part off; with it on, in float32, the weights end "
-        f"{difference(inexactness.distance)} from the exact ones{allowed}, and the last loss {loss_gap} off"
+        "with its inexact part off it takes the same steps; with it on, in float32, its final weights are "
+        f"{difference(inexactness.distance)} from those of exact training{allowed}, and its last loss is {loss_gap} off"
         + (f"; {skipped} {'step was' if skipped == 1 else 'steps were'} skipped after an overflow" if skipped else "")
     )
 
@@ -159,7 +159,7 @@ def one_process(results: StudyResults) -> list[str]:
     ranks, whole = results.world_size, "what one process computes on the whole batch"
     if compared.same:
         return [f"{ranks} ranks compute {whole}."]
-    kind = "by nature" if compared.answer == "by nature no" else "which is a mistake in the job"
+    kind = "as expected" if compared.answer == "no, as expected" else "which is a mistake in the job"
     texts = [f"For this job {ranks} ranks do not compute {whole}, {kind}: {compared.reason}"]
     return [sentence(text) for text in [*texts, *([f"What helps: {compared.advice}"] if compared.advice else [])]]
 

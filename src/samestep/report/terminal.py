@@ -5,8 +5,7 @@ Intervals, bounds and notes are in the HTML report. A figure is never cropped: o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from rich import box
 from rich.cells import cell_len
@@ -15,7 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from samestep.records.results import EngineResult, StudyResults
-from samestep.report import numbers
+from samestep.report import columns, numbers
+from samestep.report.columns import Column
 from samestep.report.sentences import comparable_rows, label, short_verdict, title
 
 STYLES = {
@@ -28,33 +28,11 @@ STYLES = {
 }
 MOST = 100  # characters in a line, however wide the terminal is
 
-
-@dataclass(frozen=True)
-class Column:
-    """A column: its heading, and the text of a row's cell. gone: the order in which columns are left out, the highest
-    first; 0: never."""
-
-    heading: str
-    cell: Callable[[EngineResult], str]
-    gone: int
-
-    def width(self, rows: Sequence[EngineResult]) -> int:
-        return max(map(cell_len, [self.heading, *map(self.cell, rows)]))
-
-
-ENGINE = Column("engine", title, 0)
-ENGINE_AND_LAUNCHER = Column("engine", label, 0)  # where an engine has several rows
+ENGINE = Column("engine", title)
+ENGINE_AND_LAUNCHER = Column("engine", label)  # where an engine has several rows
 LAUNCHER = Column("launcher", lambda row: row.launcher, 6)
-VERDICT = Column("verdict", short_verdict, 0)
+VERDICT = Column("verdict", short_verdict)
 DIFFERENCE = Column("max diff.", lambda row: numbers.difference(row.max_difference), 3)
-SPEED = (
-    Column("samples/s", lambda row: numbers.median(row.samples_per_second, numbers.amount), 2),
-    Column("±", lambda row: numbers.spread(row.samples_per_second), 4),
-    Column("× one", lambda row: numbers.median(row.ratio, numbers.factor), 1),
-    Column("ms/step", lambda row: numbers.amount(row.step_ms.step if row.step_ms else None), 5),
-    Column("MiB", lambda row: numbers.amount(row.peak_memory_mib), 7),
-    Column("start s", lambda row: numbers.amount(row.startup_s), 8),
-)
 
 
 class TerminalTable:
@@ -65,33 +43,36 @@ class TerminalTable:
         self.compared = comparable_rows(results)
         several = len({title(row) for row in self.rows}) < len(self.rows)
         names = [ENGINE_AND_LAUNCHER] if several else [ENGINE, LAUNCHER]
-        self.columns = [*names, VERDICT, DIFFERENCE, *(SPEED if results.measured else ())]
+        self.columns = [*names, VERDICT, DIFFERENCE, *(columns.IN_TERMINAL if results.measured else ())]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         width = min(options.max_width, MOST)
         gap = 2 if width >= MOST else 1
-        shown = self._fitting(width, gap)
+        shown = self._columns_that_fit(width, gap)
         table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, gap - 1, 0, 0))
         for column, column_width in zip(shown, self._widths(shown, width, gap)):
-            justify: JustifyMethod = "right" if column is DIFFERENCE or column in SPEED else "left"
+            justify: JustifyMethod = "right" if column is DIFFERENCE or column in columns.IN_TERMINAL else "left"
             table.add_column(column.heading, justify=justify, width=column_width)
         for row in self.rows:
             table.add_row(*(self._cell(column, row) for column in shown))
         yield from console.render(table, options.update(width=width))
 
-    def _fitting(self, width: int, gap: int) -> list[Column]:
-        """The columns that fit side by side: without the one to leave out first, and so on, until they do."""
+    def _columns_that_fit(self, width: int, gap: int) -> list[Column]:
+        """Returns the columns without those that a terminal of `width` characters has no room for."""
         shown = list(self.columns)
-        while sum(column.width(self.rows) + gap for column in shown) - gap > width:
-            last = max(shown, key=lambda column: column.gone)
-            if last.gone == 0:
+        while sum(self._width(column) + gap for column in shown) - gap > width:
+            next_out = max(shown, key=lambda column: column.leave_out)
+            if next_out.leave_out == 0:
                 break
-            shown.remove(last)
+            shown.remove(next_out)
         return shown
+
+    def _width(self, column: Column) -> int:
+        return max(map(cell_len, [column.heading, *map(column.cell, self.rows)]))
 
     def _widths(self, shown: Sequence[Column], width: int, gap: int) -> list[int]:
         """Each column's width. Where not even the names fit, they wrap."""
-        widths = [column.width(self.rows) for column in shown]
+        widths = [self._width(column) for column in shown]
         excess = sum(widths) + gap * (len(shown) - 1) - width
         if excess > 0:
             widest = max(range(len(shown)), key=lambda i: widths[i])
@@ -102,6 +83,6 @@ class TerminalTable:
         """Text, not str: rich would read '[…]' in a name as its markup."""
         if column is VERDICT:
             return Text(column.cell(row), style=STYLES[row.verdict])
-        if column in SPEED and row not in self.compared:
+        if column in columns.IN_TERMINAL and row not in self.compared:
             return Text(numbers.MISSING, style="dim")
         return Text(column.cell(row), style="dim" if column in (LAUNCHER, DIFFERENCE) else "")

@@ -16,7 +16,7 @@ from samestep.job import ByLength, Job, Lanes
 from samestep.rank.digests import digest_state
 from samestep.rank.hardware import is_out_of_memory
 from samestep.records.interruption import INTERRUPTED, interruption
-from samestep.records.plan import LayoutPlan, Prove, ReferencePlan, Then
+from samestep.records.plan import ContinuedLayout, LayoutPlan, Prove, ReferencePlan
 from samestep.records.record import (
     EvaluationSeen,
     PartSeen,
@@ -270,7 +270,7 @@ class ReferencePlayer:
         return training, self._play(training, planned)
 
 
-def _layout(planned: LayoutPlan | Then) -> Layout:
+def _layout(planned: LayoutPlan | ContinuedLayout) -> Layout:
     return Layout(planned.replicas, planned.split, planned.buffers)
 
 

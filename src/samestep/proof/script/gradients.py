@@ -220,7 +220,7 @@ def _without_weights(scaling: Scaling) -> Finding:
         why = "whether the accumulated losses are divided by their number cannot be seen"
     else:
         why = f"the gradient is {scaling.reduced:.4g} times the mean over ranks, as where a loss is divided beforehand"
-    return Finding(question, "unknown", f"{why}: the loss is no mean or sum that the recorder knows")
+    return Finding(question, "unknown", f"{why}: the loss is not a mean or sum that the recorder knows")
 
 
 def clipping(ranks: Ranks, record: Record) -> Finding:

@@ -119,7 +119,7 @@ def _gradients(
         if of.is_compressed and off[name] > bound:
             return Finding(GRADIENT, "unknown", HOOKED.format(number))
         if not math.isfinite(off[name]):
-            return Finding(GRADIENT, "unknown", f"the gradient of {name} at step {number} is no number")
+            return Finding(GRADIENT, "unknown", f"the gradient of {name} at step {number} is NaN or infinite")
         if drifts(apart) and off[name] > bound:
             values = ", ".join(f"{each:.0e}" for each in apart[-4:])
             return Finding(GRADIENT, "unknown", DRIFTS.format(many(number, "step"), values))

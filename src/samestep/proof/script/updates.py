@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from samestep.proof.script.closures import cause_of, unequal_calls
@@ -77,12 +77,10 @@ def initial_weights(ranks: Ranks) -> Finding:
             f"the ranks begin with different weights ({len(wrong)} of {len(names)} parameters): they are initialised "
             "without a common seed, and nothing broadcasts rank 0's (DistributedDataParallel does)"
         )
-        return differs(question, "initial weights", cause, tensor=wrong[0], rank=rank, **_shown(ranks, wrong[0]))
+        digests = [f"{rank.start.get(wrong[0], 0):x}"[:8] for rank in ranks]
+        at = {"tensor": wrong[0], "rank": rank, "expected": "the same digest on all ranks", "found": digests}
+        return differs(question, "initial weights", cause, **at)
     return Finding(question, "right", f"{many(len(names), 'parameter')}, the same on all ranks to the last bit")
-
-
-def _shown(ranks: Ranks, name: str) -> Mapping[str, Any]:
-    return {"expected": "the same digest on all ranks", "found": [f"{rank.start.get(name, 0):x}"[:8] for rank in ranks]}
 
 
 def _odd(values: Sequence[Any]) -> int:

@@ -12,7 +12,7 @@ from torch.distributed import ProcessGroup
 
 from samestep.rank.membership import says_lost
 from samestep.records.collective_table import COLLECTIVES
-from samestep.records.collectives import Case, CollectivePlan, Held
+from samestep.records.collectives import Case, CollectivePlan, RankValues
 from samestep.tasks.collectives.arguments import build, has_values, numbers, text
 from samestep.tasks.collectives.calls import CALLS
 from samestep.world import World
@@ -23,7 +23,7 @@ LATE_S = 0.02  # how much later than the others the last rank comes to a barrier
 Groups = dict[str, tuple[ProcessGroup, tuple[int, ...]]]  # name -> the group that this rank is in, and its ranks
 
 
-def held_values(plan: CollectivePlan, world: World, store: Store) -> list[Held]:
+def held_values(plan: CollectivePlan, world: World, store: Store) -> list[RankValues]:
     """Calls every case of the plan once. Returns what this rank held."""
     with _groups(plan, world) as groups:
         found = []
@@ -74,12 +74,12 @@ def _mesh(world: World) -> Groups:
     return {name: (group, tuple(dist.get_process_group_ranks(group))) for name, group in of_mesh.items()}
 
 
-def _call(case: Case, plan: CollectivePlan, world: World, group: ProcessGroup, store: Store, key: str) -> Held:
+def _call(case: Case, plan: CollectivePlan, world: World, group: ProcessGroup, store: Store, key: str) -> RankValues:
     if not has_values(case.collective):
         return _wait(case, world, group, store, key)
     arguments = build(case, world.rank, plan.elements, world.device, group)
     if arguments is None:
-        return Held(world.rank, case, [], [], "-", "-", called=False)
+        return RankValues(world.rank, case, [], [], "-", "-", called=False)
     before = (numbers(arguments.before()), _named(arguments.given, arguments.before()))
     error = ""
     try:
@@ -87,14 +87,14 @@ def _call(case: Case, plan: CollectivePlan, world: World, group: ProcessGroup, s
     except Exception as raised:
         error = _refusal(raised)
     after = (numbers(arguments.after()), _named(arguments.filled, arguments.after()))
-    return Held(world.rank, case, before[0], after[0], before[1], after[1], error)
+    return RankValues(world.rank, case, before[0], after[0], before[1], after[1], error)
 
 
 def _named(name: str, value: object) -> str:
     return f"{name} = {text(value)}"
 
 
-def _wait(case: Case, world: World, group: ProcessGroup, store: Store, key: str) -> Held:
+def _wait(case: Case, world: World, group: ProcessGroup, store: Store, key: str) -> RankValues:
     """Calls a barrier. The rank holds how many ranks have come when it leaves; the last one comes late."""
     if world.rank == case.members[-1]:
         time.sleep(LATE_S)
@@ -106,7 +106,7 @@ def _wait(case: Case, world: World, group: ProcessGroup, store: Store, key: str)
         error = _refusal(raised)
     left = store.add(key, 0)
     at_last = "the last to come" if world.rank == case.members[-1] else "comes"
-    return Held(world.rank, case, [[float(came)]], [[float(left)]], at_last, f"{left} ranks have come", error)
+    return RankValues(world.rank, case, [[float(came)]], [[float(left)]], at_last, f"{left} ranks have come", error)
 
 
 def _refusal(error: Exception) -> str:

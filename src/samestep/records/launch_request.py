@@ -1,4 +1,4 @@
-"""What a command was asked, by which ranks, machines and checkpoints are compared."""
+"""LaunchRequest: what a command trains, by which ranks, machines and checkpoints are compared."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What a command was asked to train, and by which code: equal on all machines of one training.
+class LaunchRequest:
+    """What a command trains, and with which code: equal on all machines of one training.
 
     job: its function and the name of its file. source: a digest of that file and the modules beside it. settings,
     engine_settings: as typed. training: the options that decide what is trained. samestep, torch: their versions.
@@ -23,12 +23,12 @@ class Asked:
     samestep: str
     torch: str
 
-    def difference(self, other: Asked, among: Collection[str] = ()) -> tuple[str, str, str] | None:
+    def difference(self, other: LaunchRequest, among: Collection[str] = ()) -> tuple[str, str, str] | None:
         """Returns the first thing in which `other` differs: its name, this one's value and the other's; or None.
 
         among: the fields that count; empty: all of them.
         """
-        for name, word in ASKED_WORDS.items():
+        for name, word in LABELS.items():
             if among and name not in among:
                 continue
             mine, theirs = getattr(self, name), getattr(other, name)
@@ -38,7 +38,7 @@ class Asked:
 
 
 JOB = ("job", "source", "settings", "training")  # what a checkpoint and the training that continues it share
-ASKED_WORDS = {
+LABELS = {
     "job": "the job",
     "source": "the job's file, or a module beside it (by digest)",
     "settings": "--set",

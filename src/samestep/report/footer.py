@@ -1,4 +1,4 @@
-"""The lines below the terminal's table: what all engines have in common, what is wrong, and what is not here."""
+"""The lines below the terminal's table: what all engines have in common, what is wrong, and what is not available."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from samestep.report.notes import ill_conditioned
 from samestep.report.sentences import fewer_rows, label, one_process, problems, sentence, shares, title
 
 
-def below(results: StudyResults) -> list[str]:
-    """One or two sentences a line. The HTML report has the rest: intervals, bounds, notes."""
+def footer(results: StudyResults) -> list[str]:
+    """Returns the lines, one or two sentences each. The HTML report has the rest: intervals, bounds, notes."""
     lines = [*one_process(results), _batch(results), _proof(results)]
     if results.measured:
         lines.append(_measured(results))
@@ -19,7 +19,7 @@ def below(results: StudyResults) -> list[str]:
         f"{label(row)}: {summary}" for row in results.engines for summary in [ill_conditioned(row, results)] if summary
     ]
     lines += _in_the_report(results)
-    lines += _not_here(results)
+    lines += _unavailable(results)
     return [sentence(line) for line in lines]
 
 
@@ -51,14 +51,16 @@ def _in_the_report(results: StudyResults) -> Iterator[str]:
         yield f"Notes on {', '.join(dict.fromkeys(names))}: in the report"
 
 
-def _not_here(results: StudyResults) -> Iterator[str]:
+def _unavailable(results: StudyResults) -> Iterator[str]:
     """One line for all engines that cannot run here: what installs them, or why they cannot."""
     absent = [row for row in results.engines if row.verdict == "unavailable"]
     names: dict[str, list[str]] = {}
     for row in absent:
         names.setdefault(_remedy(row), []).append(_name(row, results))
     if names:
-        yield "Not here: " + "; ".join(f"{', '.join(dict.fromkeys(of))} ({remedy})" for remedy, of in names.items())
+        yield "Not available here: " + "; ".join(
+            f"{', '.join(dict.fromkeys(of))} ({remedy})" for remedy, of in names.items()
+        )
 
 
 def _remedy(row: EngineResult) -> str:
