@@ -16,7 +16,8 @@ from samestep.launch.fork_client import SOCKETS
 TESTS = Path(__file__).parent
 WORKER = "import sys; from samestep.worker import main; main(sys.argv[1:])"
 # For a whole lane, libraries are imported once: lightning, with torchmetrics and scipy, takes longer than torch.
-OF_A_LANE = f"import lightning, accelerate, transformers.trainer; {WORKER}" if "PYTEST_XDIST_WORKER" in os.environ else WORKER
+LIBRARIES = "import lightning, accelerate, transformers.trainer" if "PYTEST_XDIST_WORKER" in os.environ else "pass"
+OF_A_LANE = f"{LIBRARIES}; {WORKER}"
 
 
 @contextmanager
