@@ -1,4 +1,4 @@
-"""The command `samestep doctor`: its exit code, its report, and the lines that mend; every fault: plant_faults.py."""
+"""The command `samestep doctor`: its exit code, its report, and its fixes; every fault: plant_faults.py."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_it_finds_the_interface_that_works() -> None:
     assert done.returncode == 1, done.stdout + done.stderr
     meeting = found(done, "collective")
     assert meeting["status"] == "FAIL" and "with GLOO_SOCKET_IFNAME=eth9" in meeting["why"]
-    assert meeting["mend"].startswith("export GLOO_SOCKET_IFNAME=")
+    assert meeting["fix"].startswith("export GLOO_SOCKET_IFNAME=")
     assert found(done, "engine_packages")["status"] == "OK"
     assert found(done, "torch_build")["status"] == "OK"
 

@@ -78,7 +78,7 @@ class Fault:
     env: Mapping[str, str] = field(default_factory=dict)
     options: tuple[str, ...] = ()
     torch: bool = False
-    mends: str = ""
+    fixes: str = ""
 
 
 def env(name: str, check: str, says: str, **variables: str) -> Fault:
@@ -99,12 +99,12 @@ FAULTS = (
         tmpfs("/dev/shm", "size=512m", "dd if=/dev/zero of=/dev/shm/x bs=1M count=500 status=none"),
     ),
     Fault("128 open files", "open_files", "Too many open files", 'ulimit -n 128; "$@"'),
-    Fault("512 open files", "open_files", "512 files", 'ulimit -S -n 512; "$@"', mends="ulimit -n"),
+    Fault("512 open files", "open_files", "512 files", 'ulimit -S -n 512; "$@"', fixes="ulimit -n"),
     Fault("locked memory beside InfiniBand", "memlock", "mlx5_0", sys_class("4: ACTIVE", "5: LinkUp")),
     Fault("InfiniBand's port is down", "infiniband", "1: DOWN", sys_class("1: DOWN", "3: Disabled")),
     Fault("a memory limit of 600 MiB", "memory", "control group", grouped("memory", "memory.limit_in_bytes=629145600")),
     Fault("a limit of half a core", "cpus", "0.5 cores", grouped("cpu", "cpu.cfs_quota_us=50000")),
-    Fault("bound to one core", "cpus", "share 1 core", 'taskset -c 0 "$@"', mends="taskset"),
+    Fault("bound to one core", "cpus", "share 1 core", 'taskset -c 0 "$@"', fixes="taskset"),
     env("8 threads a rank", "cpus", "8 threads each", OMP_NUM_THREADS="8"),
     env("OMP_NUM_THREADS=all", "cpus", "no number", OMP_NUM_THREADS="all"),
     Fault("--out is full", "disk", "MiB left: weights", tmpfs(OUT[1], "size=50m"), options=OUT),
@@ -206,7 +206,7 @@ FAULTS = (
         "with GLOO_SOCKET_IFNAME=eth9",
         env={"GLOO_SOCKET_IFNAME": "eth9"},
         torch=True,
-        mends="export GLOO_SOCKET_IFNAME=lo",
+        fixes="export GLOO_SOCKET_IFNAME=lo",
     ),
 )
 
@@ -220,7 +220,7 @@ class Seen:
     named: bool
     status: str
     why: str
-    mend: str
+    fix: str
     machines: int
     quick: bool
     seconds: float
@@ -237,7 +237,7 @@ def plant(fault: Fault) -> Seen:
         with suppress(OSError):
             Path(f"/sys/fs/cgroup/{group}/samestep-doctor").rmdir()
     took = time.monotonic() - began
-    return seen(fault.name, fault.check, fault.says, fault.mends, [done.stdout], 1, not fault.torch, took, done.stderr)
+    return seen(fault.name, fault.check, fault.says, fault.fixes, [done.stdout], 1, not fault.torch, took, done.stderr)
 
 
 def clean() -> dict[str, str]:
@@ -252,7 +252,7 @@ def seen(
     name: str,
     check: str,
     says: str,
-    mends: str,
+    fixes: str,
     printed: Sequence[str],
     machines: int,
     quick: bool,
@@ -265,11 +265,11 @@ def seen(
         with suppress(ValueError):
             findings += json.loads(text[text.index("{") :])["findings"]
     alarms = [each for each in findings if each["status"] in ALARMS]
-    found = [each for each in alarms if each["check"] == check and says in each["why"] and mends in each["mend"]]
+    found = [each for each in alarms if each["check"] == check and says in each["why"] and fixes in each["fix"]]
     others = tuple(f"{each['check']}: {each['why']}" for each in alarms if each not in found)
-    first = found[0] if found else {"status": "", "why": errors.strip()[-300:], "mend": ""}
-    status, why, mend = first["status"], first["why"], first["mend"]
-    return Seen(name, check, bool(found), status, why, mend, machines, quick, round(took, 1), others)
+    first = found[0] if found else {"status": "", "why": errors.strip()[-300:], "fix": ""}
+    status, why, fix = first["status"], first["why"], first["fix"]
+    return Seen(name, check, bool(found), status, why, fix, machines, quick, round(took, 1), others)
 
 
 # -- several machines --
@@ -302,7 +302,7 @@ def doctors(
 
 
 def between_hosts(folder: Path) -> Iterator[tuple[str, str, str, str, bool, Callable[[], list[str]]]]:
-    """Yields (name, check, says, mends, quick, how to run it) with the fault in place."""
+    """Yields (name, check, says, fixes, quick, how to run it) with the fault in place."""
     with Hosts(3) as hosts:
         spaces = [f"{hosts._tag}-{n}" for n in range(3)]
         two: Callable[[], list[str]] = lambda: doctors(hosts)  # noqa: E731
@@ -453,11 +453,11 @@ def main() -> None:
         if given.only in fault.name and (not fault.torch) in wanted:
             keep(plant(fault))
     with tempfile.TemporaryDirectory() as folder:
-        for name, check, says, mends, quick, run in between_hosts(Path(folder)):
+        for name, check, says, fixes, quick, run in between_hosts(Path(folder)):
             if given.only in name and quick in wanted:
                 began = time.monotonic()
                 printed = run()
-                keep(seen(name, check, says, mends, printed, len(printed), quick, time.monotonic() - began))
+                keep(seen(name, check, says, fixes, printed, len(printed), quick, time.monotonic() - began))
     for number in range(given.healthy):
         keep(healthy(number, wanted[-1], 2 if number % 5 == 4 else 1))
     missed = [row.fault for row in rows if not row.named]

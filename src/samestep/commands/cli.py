@@ -171,7 +171,7 @@ def doctor(
     json_: Json = False,
     all_: Annotated[bool, typer.Option("--all", help="List what is well, too.")] = False,
 ) -> int:
-    """Look what is wrong with this machine, or with several and their network, and print the lines that mend it."""
+    """Find what is wrong with this machine, or with several and their network, and print the lines that fix it."""
     from samestep.commands import doctor as command
     from samestep.commands.doctor_table import show_report
 

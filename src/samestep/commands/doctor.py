@@ -231,7 +231,7 @@ def _report(seen: Sequence[tuple[str, list[Probed]]], measured: Mapping[str, obj
         else:
             found, plain = _judge(name, seen)
             facts |= {name: plain} if plain else {}
-        judged += [Judged(name, group, each.status, each.why, each.mend, each.machine) for each in found]
+        judged += [Judged(name, group, each.status, each.why, each.fix, each.machine) for each in found]
     return Report(tuple(machine for machine, _ in seen), tuple(judged), time.monotonic() - began, facts)
 
 

@@ -96,7 +96,7 @@ class Judged:
     group: str
     status: Status
     why: str
-    mend: str = ""
+    fix: str = ""
     machine: str = ""
 
 

@@ -1,4 +1,4 @@
-"""What each check says of facts as machines have given them, good and bad: its status, its words, and what mends it."""
+"""What each check says of facts as machines have given them, good and bad: its status, its words, and what fixes it."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ NO_FACE = "RuntimeError: Unable to find address for: eth9"
 BROKEN = engine_packages.Package("lightning", "2.6.6", ">=2.4", True, "ImportError: cannot import name 'x'")
 OLD = engine_packages.Package("deepspeed", "0.10.0", ">=0.19.8", False, "")
 
-# (check, facts of one machine or of several, status, words of the sentence, words of the line that mends it)
+# (check, facts of one machine or of several, status, words of the sentence, words of the line that fixes it)
 SEEN: list[tuple[str, Any, str, str, str]] = [
     ("shared_memory", SHM(24 * GIB, 24 * GIB, 2), "OK", "free of", ""),
     ("shared_memory", SHM(64 * MIB, 64 * MIB, 2), "FAIL", "SIGBUS", "remount,size=8G"),
@@ -350,8 +350,8 @@ SEEN: list[tuple[str, Any, str, str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "facts", "status", "why", "mend"), SEEN)
-def test_a_check_says(name: str, facts: Any, status: str, why: str, mend: str) -> None:
+@pytest.mark.parametrize(("name", "facts", "status", "why", "fix"), SEEN)
+def test_a_check_says(name: str, facts: Any, status: str, why: str, fix: str) -> None:
     """The facts have been through JSON, as those of another machine."""
     check = checks.load(name)
     kind = check.Facts
@@ -362,8 +362,8 @@ def test_a_check_says(name: str, facts: Any, status: str, why: str, mend: str) -
         found = check.judge({host: from_json(kind, as_json(seen)) for host, seen in each.items()})
     worst = max(found, key=lambda one: ("OK", "UNKNOWN", "WARN", "FAIL").index(one.status))
     assert worst.status == status, found
-    assert why in worst.why and mend in worst.mend, worst
-    assert bool(worst.mend) == (status in ("WARN", "FAIL")), worst
+    assert why in worst.why and fix in worst.fix, worst
+    assert bool(worst.fix) == (status in ("WARN", "FAIL")), worst
 
 
 def test_every_check_is_judged_well_and_badly() -> None:

@@ -20,12 +20,12 @@ MIB, GIB = float(2**20), float(2**30)
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check found. why: one sentence. mend: the line that mends it, to paste into a shell; '' where none is
+    """What a check found. why: one sentence. fix: the line that fixes it, to paste into a shell; '' where none is
     needed or known. machine: the name of the machine; '' for all of them."""
 
     status: Status
     why: str
-    mend: str = ""
+    fix: str = ""
     machine: str = ""
 
 
@@ -76,12 +76,12 @@ def unknown(why: str) -> list[Finding]:
     return [Finding("UNKNOWN", why)]
 
 
-def warn(why: str, mend: str = "") -> list[Finding]:
-    return [Finding("WARN", why, mend)]
+def warn(why: str, fix: str = "") -> list[Finding]:
+    return [Finding("WARN", why, fix)]
 
 
-def fail(why: str, mend: str = "") -> list[Finding]:
-    return [Finding("FAIL", why, mend)]
+def fail(why: str, fix: str = "") -> list[Finding]:
+    return [Finding("FAIL", why, fix)]
 
 
 def on_each(facts: Mapping[str, F], judge_one: Callable[[F], list[Finding]]) -> list[Finding]:

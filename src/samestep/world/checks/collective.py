@@ -96,8 +96,8 @@ def judge(seen: Facts) -> list[Finding]:
             " ".join(f"{name}={value}" for name, value in each.variables.items()) for each in seen.tries[1:]
         )
         also = f"; nor did they with {tried}" if tried else ""
-        mend = "TORCH_DISTRIBUTED_DEBUG=DETAIL TORCH_CPP_LOG_LEVEL=INFO samestep doctor   # shows more"
-        return [Finding("FAIL", f"the ranks did not meet and reduce: {first.error}{also}", mend)]
+        fix = "TORCH_DISTRIBUTED_DEBUG=DETAIL TORCH_CPP_LOG_LEVEL=INFO samestep doctor   # shows more"
+        return [Finding("FAIL", f"the ranks did not meet and reduce: {first.error}{also}", fix)]
     found = _settings(first, last, seen.set_here) if first.error else []
     return found + _stragglers(last, seen.places) or ok(_shown(last))
 

@@ -43,8 +43,8 @@ def _judge(seen: Facts) -> list[Finding]:
         )
     elif seen.usable < seen.nproc:
         of = f", of the {seen.cores} that the machine has" if seen.usable < seen.cores else ""
-        mend = f"taskset -c 0-{seen.cores - 1} samestep run …" if of else f"samestep run … --nproc {seen.usable}"
-        found += warn(f"{seen.nproc} ranks share {seen.usable} core{'s' * (seen.usable > 1)}{of}", mend)
+        fix = f"taskset -c 0-{seen.cores - 1} samestep run …" if of else f"samestep run … --nproc {seen.usable}"
+        found += warn(f"{seen.nproc} ranks share {seen.usable} core{'s' * (seen.usable > 1)}{of}", fix)
     cores = max(1, int(min(seen.usable, seen.quota or seen.usable)))
     each = max(1, cores // seen.nproc)
     first = seen.threads.partition(",")[0].strip()

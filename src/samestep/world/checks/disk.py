@@ -84,17 +84,17 @@ def _judge(seen: Facts) -> list[Finding]:
     return found or ok(f"{seen.out.path}: {free}, {seen.out.mib_s:,.0f} MiB/s")
 
 
-def _room(seen: Folder, what: str, mend: str) -> list[Finding]:
+def _room(seen: Folder, what: str, fix: str) -> list[Finding]:
     if seen.error.startswith("EFBIG"):
         return fail(f"{seen.path}, for {what}, takes no large file: a limit of this shell's (ulimit -f)", BIG)
     if seen.error:
-        return fail(f"{seen.path}, for {what}, takes no file ({seen.error})", mend)
+        return fail(f"{seen.path}, for {what}, takes no file ({seen.error})", fix)
     if seen.nodes is not None and seen.nodes < 1000:
-        return fail(f"{seen.path}, for {what}, takes {seen.nodes} more files: its inodes are used up", mend)
+        return fail(f"{seen.path}, for {what}, takes {seen.nodes} more files: its inodes are used up", fix)
     if seen.free < 100 * MIB:
-        return fail(f"{seen.path}, for {what}, has {seen.free / MIB:.0f} MiB left: weights will not fit", mend)
+        return fail(f"{seen.path}, for {what}, has {seen.free / MIB:.0f} MiB left: weights will not fit", fix)
     if seen.free < GIB:
-        return warn(f"{seen.path}, for {what}, has {seen.free / MIB:.0f} MiB left", mend)
+        return warn(f"{seen.path}, for {what}, has {seen.free / MIB:.0f} MiB left", fix)
     if seen.mib_s < 2:
-        return warn(f"{seen.path}, for {what}, writes {seen.mib_s:.1f} MiB/s: a checkpoint will take long", mend)
+        return warn(f"{seen.path}, for {what}, writes {seen.mib_s:.1f} MiB/s: a checkpoint will take long", fix)
     return []

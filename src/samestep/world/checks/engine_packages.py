@@ -86,10 +86,10 @@ def judge(facts: Mapping[str, Facts]) -> list[Finding]:
 def _judge(seen: Facts) -> list[Finding]:
     found = []
     for each in seen.packages:
-        mend = f"pip install --upgrade '{each.name}{each.needed}'"
+        fix = f"pip install --upgrade '{each.name}{each.needed}'"
         if each.error:
-            found += fail(f"{each.name} {each.version} is installed and does not import: {each.error}", mend)
+            found += fail(f"{each.name} {each.version} is installed and does not import: {each.error}", fix)
         elif not each.fits:
-            found += warn(f"{each.name} is {each.version}, and samestep needs {each.needed}", mend)
+            found += warn(f"{each.name} is {each.version}, and samestep needs {each.needed}", fix)
     named = ", ".join(f"{each.name} {each.version}" for each in seen.packages)
     return found or ok(f"these import: {named}" if named else "no engine's package is installed besides torch")

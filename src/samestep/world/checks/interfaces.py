@@ -102,34 +102,34 @@ def _judge(seen: Facts) -> list[Finding]:
 
 def _chosen(name: str, interface: Interface | None, seen: Facts) -> list[Finding]:
     """Judges an interface that GLOO_SOCKET_IFNAME names."""
-    mend = f"export GLOO_SOCKET_IFNAME={seen.route}" if seen.route else "unset GLOO_SOCKET_IFNAME"
+    fix = f"export GLOO_SOCKET_IFNAME={seen.route}" if seen.route else "unset GLOO_SOCKET_IFNAME"
     said = f"GLOO_SOCKET_IFNAME={seen.gloo}"
     if interface is None:
-        return fail(f"{said}: this machine has no interface {name}, but {_names(seen)}", mend)
+        return fail(f"{said}: this machine has no interface {name}, but {_names(seen)}", fix)
     if not interface.up:
-        return fail(f"{said}: the interface {name} is down", f"ip link set {name} up   # or: {mend}")
+        return fail(f"{said}: the interface {name} is down", f"ip link set {name} up   # or: {fix}")
     if not interface.addresses:
-        return fail(f"{said}: the interface {name} has no address", mend)
+        return fail(f"{said}: the interface {name} has no address", fix)
     if seen.nnodes > 1 and (interface.is_loop or (interface.is_virtual and name != seen.route)):
-        return fail(f"{said} leads to no other machine; {seen.route or 'another'} leads to {seen.master}", mend)
+        return fail(f"{said} leads to no other machine; {seen.route or 'another'} leads to {seen.master}", fix)
     if seen.nnodes > 1 and name != seen.route:
-        return warn(f"{said}, and the route to {seen.master} takes {seen.route}", mend)
+        return warn(f"{said}, and the route to {seen.master} takes {seen.route}", fix)
     if interface.is_virtual:
-        return warn(f"{said}: an interface of containers, which may go when they go", mend)
+        return warn(f"{said}: an interface of containers, which may go when they go", fix)
     return []
 
 
 def _chosen_by_pattern(seen: Facts) -> list[Finding]:
     """Judges NCCL_SOCKET_IFNAME."""
     matched = [each for each in seen.interfaces if each.addresses and matches(seen.nccl, each.name)]
-    said, mend = f"NCCL_SOCKET_IFNAME={seen.nccl}", f"export NCCL_SOCKET_IFNAME={seen.route or 'eth0'}"
+    said, fix = f"NCCL_SOCKET_IFNAME={seen.nccl}", f"export NCCL_SOCKET_IFNAME={seen.route or 'eth0'}"
     wrong = fail if seen.gpus else warn  # without a GPU nothing reads it
     if not matched:
-        return wrong(f"{said} fits no interface of this machine: {_names(seen)}", mend)
+        return wrong(f"{said} fits no interface of this machine: {_names(seen)}", fix)
     if seen.nnodes > 1 and all(each.is_loop or each.is_virtual for each in matched):
-        return wrong(f"{said} leads to no other machine; {seen.route or 'another'} leads to {seen.master}", mend)
+        return wrong(f"{said} leads to no other machine; {seen.route or 'another'} leads to {seen.master}", fix)
     if seen.nnodes > 1 and seen.route and seen.route not in [each.name for each in matched]:
-        return warn(f"{said}, and the route to {seen.master} takes {seen.route}", mend)
+        return warn(f"{said}, and the route to {seen.master} takes {seen.route}", fix)
     return []
 
 

@@ -46,9 +46,9 @@ def judge(seen: Facts) -> list[Finding]:
     found = []
     for each in seen.streams:
         if each.flow.error:
-            mend = f"ip link set dev INTERFACE mtu 1500   # on {each.source} and {each.target}; ethtool -S INTERFACE"
+            fix = f"ip link set dev INTERFACE mtu 1500   # on {each.source} and {each.target}; ethtool -S INTERFACE"
             said = f"a stream from {each.source} to {each.target} does not arrive: {each.flow.error}"
-            found.append(Finding("FAIL", said, mend))
+            found.append(Finding("FAIL", said, fix))
     rates = {(each.source, each.target): each.flow.mbit_s for each in seen.streams if not each.flow.error}
     found += _slow(rates)
     told = {frozenset(pair) for pair in rates if rates[pair] < SLOW}
@@ -63,7 +63,7 @@ def judge(seen: Facts) -> list[Finding]:
 def _slow(rates: dict[tuple[str, str], float]) -> list[Finding]:
     """Names the slow links; where all links of one machine are slow and others are not, that machine."""
     slow = {pair for pair, rate in rates.items() if rate < SLOW}
-    mend = "ethtool INTERFACE | grep -i speed   # on both; another --interface or --master-addr may be faster"
+    fix = "ethtool INTERFACE | grep -i speed   # on both; another --interface or --master-addr may be faster"
     found = []
     for side, way in ((0, "to the others"), (1, "from the others")):
         for name in sorted({pair[side] for pair in slow}):
@@ -71,7 +71,7 @@ def _slow(rates: dict[tuple[str, str], float]) -> list[Finding]:
             if len(its) > 1 and slow.issuperset(its) and any(name not in pair for pair in rates.keys() - slow):
                 rate = statistics.median(rates[pair] for pair in its)
                 said = f"the link of {name} is slow: {_shown(rate)} {way}{_cost(rate)}"
-                found.append(Finding("WARN", said, mend.replace("both", name), name))
+                found.append(Finding("WARN", said, fix.replace("both", name), name))
                 slow -= set(its)
     for source, target in sorted(slow):
         rate = rates[source, target]
@@ -80,7 +80,7 @@ def _slow(rates: dict[tuple[str, str], float]) -> list[Finding]:
             continue  # said with the other direction
         also = f", and {_shown(back)} back" if back is not None else ""
         said = f"the link from {source} to {target} is slow: {_shown(rate)}{also}{_cost(rate)}"
-        found.append(Finding("WARN", said, mend))
+        found.append(Finding("WARN", said, fix))
     return found
 
 

@@ -56,8 +56,8 @@ def _judge(seen: Facts) -> list[Finding]:
     if seen.unmet is None or seen.unmet.outcome == "open":
         said = f"{seen.master} is {', '.join(seen.addresses)}"
         return ok(said) if seen.unmet is None else fail(*_silent(at))
-    why, mend = WHY[seen.unmet.outcome]
-    return fail(f"{at} is not reached: {why}", mend.format(port=seen.port, master=seen.master))
+    why, fix = WHY[seen.unmet.outcome]
+    return fail(f"{at} is not reached: {why}", fix.format(port=seen.port, master=seen.master))
 
 
 def _silent(at: str) -> tuple[str, str]:

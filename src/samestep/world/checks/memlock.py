@@ -11,7 +11,7 @@ from samestep.world.checks import MIB, Finding, Place, fail, ok, on_each
 
 GROUP = "host"
 INFINIBAND = Path("/sys/class/infiniband")
-MEND = (
+FIX = (
     "echo '* - memlock unlimited' >> /etc/security/limits.d/99-memlock.conf   # then log in again; docker: --ulimit "
     "memlock=-1; Slurm: LimitMEMLOCK=infinity in slurmd.service"
 )
@@ -40,5 +40,5 @@ def _judge(seen: Facts) -> list[Finding]:
         return ok("locked memory is unlimited")
     limit = f"locked memory is limited to {seen.soft / MIB:,.2f} MiB (ulimit -l)"
     if seen.adapters:
-        return fail(f"{limit}: NCCL cannot register its buffers with {seen.adapters[0]}, and fails or falls back", MEND)
+        return fail(f"{limit}: NCCL cannot register its buffers with {seen.adapters[0]}, and fails or falls back", FIX)
     return ok(f"{limit}, and only InfiniBand needs more, which is not here")

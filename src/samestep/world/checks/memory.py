@@ -46,8 +46,8 @@ def _judge(seen: Facts) -> list[Finding]:
     fit = int(usable // RANK)
     more = "" if not by_group else "; or raise the limit: docker --memory, Slurm --mem, the pod's resources.limits"
     if fit < seen.nproc:
-        mend = f"samestep run … --nproc {max(1, fit)}   # as many as fit{more}"
-        return fail(f"{left}, too little for {seen.nproc} ranks: the kernel will kill one (SIGKILL)", mend)
+        fix = f"samestep run … --nproc {max(1, fit)}   # as many as fit{more}"
+        return fail(f"{left}, too little for {seen.nproc} ranks: the kernel will kill one (SIGKILL)", fix)
     if usable < 2.5 * RANK * seen.nproc:
         return warn(f"{left}, little for {seen.nproc} ranks", f"samestep run … --nproc {max(1, seen.nproc // 2)}{more}")
     return ok(left)

@@ -41,6 +41,6 @@ def judge(facts: Mapping[str, Facts]) -> list[Finding]:
         )
     for name, seen in known.items():
         if seen.mtu < SMALLEST:
-            mend = f"ip link set {seen.interface} mtu 1500"
-            found.append(Finding("WARN", f"{seen.interface} takes packets of {seen.mtu} bytes: slow", mend, name))
+            fix = f"ip link set {seen.interface} mtu 1500"
+            found.append(Finding("WARN", f"{seen.interface} takes packets of {seen.mtu} bytes: slow", fix, name))
     return found or ok(f"packets of {least} bytes" if least else "no route, so no MTU")

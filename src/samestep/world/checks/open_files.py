@@ -39,11 +39,11 @@ def _judge(seen: Facts) -> list[Finding]:
     needed = FEWEST + 4 * seen.ranks
     limit = f"a process may open {seen.soft} files (ulimit -n)"
     wanted = max(65536, 2 * needed)
-    mend = f"ulimit -n {min(wanted, seen.hard or wanted)}"
+    fix = f"ulimit -n {min(wanted, seen.hard or wanted)}"
     if seen.hard is not None and seen.hard < max(needed, FEW):
-        mend = f"echo '* - nofile {wanted}' >> /etc/security/limits.d/99-nofile.conf   # then log in again"
+        fix = f"echo '* - nofile {wanted}' >> /etc/security/limits.d/99-nofile.conf   # then log in again"
     if seen.soft < needed:
-        return fail(f"{limit}: too few for {seen.ranks} ranks, which fail with 'Too many open files'", mend)
+        return fail(f"{limit}: too few for {seen.ranks} ranks, which fail with 'Too many open files'", fix)
     if seen.soft < FEW:
-        return warn(f"{limit}: loader workers that share tensors by file descriptor may need more", mend)
+        return warn(f"{limit}: loader workers that share tensors by file descriptor may need more", fix)
     return ok(limit)

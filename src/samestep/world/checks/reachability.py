@@ -49,12 +49,12 @@ def judge(seen: Facts) -> list[Finding]:
     blocked = {(each.source, each.target) for each in wrong}
     for each in wrong:
         back = "" if (each.target, each.source) in blocked else f"; {each.target} reaches {each.source}"
-        why, mend = WHY[each.dialled.outcome]
+        why, fix = WHY[each.dialled.outcome]
         found.append(
             Finding(
                 "FAIL",
                 f"{each.source} does not reach port {each.port} of {each.target} ({each.address}): {why}{back}",
-                mend.format(source=each.source, target=each.target, address=each.address),
+                fix.format(source=each.source, target=each.target, address=each.address),
             )
         )
     slowest = max((each.dialled.seconds for each in seen.attempts), default=0.0)

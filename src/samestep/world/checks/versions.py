@@ -70,18 +70,18 @@ def judge(facts: Mapping[str, Facts]) -> list[Finding]:
         for machine, seen in facts.items()
         if seen.job == MISSING
     ]
-    for name, of, mend in (
+    for name, of, fix in (
         ("torch", lambda seen: seen.torch, f"pip install torch=={first.torch}"),
         ("samestep", lambda seen: seen.samestep, f"pip install samestep=={first.samestep.partition(' ')[0]}"),
         ("the job's file", lambda seen: seen.job, "scp JOB.py OTHER:   # the same file on each machine"),
         ("NCCL", lambda seen: seen.nvidia, f"pip install torch=={first.torch}"),
     ):
         if says := different(facts, of):
-            found += fail(f"{name} is not the same on all machines ({says}): their ranks would not agree", mend)
-    for name, of, mend in (
+            found += fail(f"{name} is not the same on all machines ({says}): their ranks would not agree", fix)
+    for name, of, fix in (
         ("Python", lambda seen: seen.python.rpartition(".")[0], "python3 -m venv .venv   # of one version of Python"),
         ("numpy", lambda seen: seen.numpy, f"pip install numpy=={first.numpy}"),
     ):
         if says := different(facts, of):
-            found += warn(f"{name} is not the same on all machines ({says})", mend)
+            found += warn(f"{name} is not the same on all machines ({says})", fix)
     return found or ok(f"Python {first.python}, torch {first.torch}, samestep {first.samestep}")
