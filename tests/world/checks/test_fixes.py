@@ -107,13 +107,13 @@ def test_the_line_fixes_what_is_wrong(check: str, facts: Any, status: str, why: 
 def test_a_folder_of_temporary_files_that_python_leaves_aside_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = checks.Place(out=str(tmp_path))
+    info = checks.LaunchInfo(out=str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
     monkeypatch.setenv("TMPDIR", str(tmp_path / "missing"))
-    assert checks.probe("disk", place).refused == str(tmp_path / "missing")
+    assert checks.probe("disk", info).refused == str(tmp_path / "missing")
     monkeypatch.setattr("tempfile.tempdir", None)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    assert checks.probe("disk", place).refused == ""
+    assert checks.probe("disk", info).refused == ""
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@ def streams(**mbit_s: float) -> links.Facts:
     return links.Facts(tuple(links.Stream(a, b, Flow(int(rate * 1e6 / 8), 1.0)) for a, b, rate in found))
 
 
-def unmet(outcome: Outcome) -> master.Facts:
+def connect_error(outcome: Outcome) -> master.Facts:
     return master.Facts("h1", "h0", 29500, 2, ("10.0.0.1",), Dialled(outcome, 2.0))
 
 
@@ -220,10 +220,10 @@ SEEN: list[tuple[str, Any, str, str, str]] = [
     ("master", master.Facts("h1", "h0", 29500, 2, ("10.0.0.1",), None), "OK", "10.0.0.1", ""),
     ("master", master.Facts("h1", "h0", 29500, 2, (), None), "FAIL", "unknown on h1", "/etc/hosts"),
     ("master", master.Facts("h1", "h0", 29500, 2, ("127.0.1.1",), None), "FAIL", "127.0.1.1", "--master-addr"),
-    ("master", unmet("refused"), "FAIL", "refused", "ss -ltn | grep :29500"),
-    ("master", unmet("dropped"), "FAIL", "a firewall drops", "--dport 29500"),
-    ("master", unmet("no route"), "FAIL", "no route", "ip route get h0"),
-    ("master", unmet("open"), "FAIL", "another program", "--port"),
+    ("master", connect_error("refused"), "FAIL", "refused", "ss -ltn | grep :29500"),
+    ("master", connect_error("dropped"), "FAIL", "a firewall drops", "--dport 29500"),
+    ("master", connect_error("no route"), "FAIL", "no route", "ip route get h0"),
+    ("master", connect_error("open"), "FAIL", "another program", "--port"),
     ("variables", variables.Facts({}), "OK", "no variable", ""),
     ("variables", variables.Facts({"NCCL_SOCKET_IFNAMES": "eth0"}), "WARN", "NCCL_SOCKET_IFNAME?", "NCCL_SOCKET_IFN"),
     ("variables", variables.Facts({"nccl_debug": "INFO"}), "WARN", "NCCL_DEBUG", "export NCCL_DEBUG=INFO"),

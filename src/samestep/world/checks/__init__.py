@@ -30,12 +30,13 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Place:
-    """What the doctor was asked on one machine. The fields are those of launch.Machines and of the options.
+class LaunchInfo:
+    """The launch that the doctor checks, as one machine's options and environment describe it. The fields are those of
+    launch.Machines and of the options.
 
-    node: this machine's number; None: it is given one. started_by: the outer launcher; '' without one. contradiction:
-    what is wrong with the launcher's variables or the options; '' for nothing. unmet: how the last try to reach the
-    rendezvous ended, where the machines have not met.
+    node: this machine's number; None: the rendezvous gives it one. started_by: the outer launcher; '' without one.
+    contradiction: what is wrong with the launcher's variables or the options; '' for nothing. connect_error: how the
+    last attempt to connect to the rendezvous ended, where the machines have not met.
     """
 
     nproc: int = 2
@@ -48,16 +49,16 @@ class Place:
     device: str = "auto"
     started_by: str = ""
     contradiction: str = ""
-    unmet: Dialled | None = None
+    connect_error: Dialled | None = None
 
 
 class Check(Protocol):
     """The interface of a module in this folder.
 
     GROUP: of GROUPS. Facts: a frozen dataclass. One of the two following functions gathers it:
-    probe(place): on each machine, in the command's process, which has no torch. With IN_WORKER = True it runs in a
+    probe(info): on each machine, in the command's process, which has no torch. With IN_WORKER = True it runs in a
         worker instead, where torch can be imported. Then judge(facts) is given machine -> its facts.
-    measure(machines, place): on the first machine, which asks all machines. Then judge(facts) is given the facts.
+    measure(machines, info): on the first machine, which asks all machines. Then judge(facts) is given the facts.
         STARTS_RANKS = True: it starts processes with torch.
     judge returns at least one finding, and reads nothing but its argument.
     """
@@ -122,11 +123,11 @@ def needs_torch(name: str) -> bool:
     return is_in_worker(name) or getattr(load(name), "STARTS_RANKS", False)
 
 
-def probe(name: str, place: Place) -> Any:
+def probe(name: str, info: LaunchInfo) -> Any:
     """Gathers a check's facts on this machine."""
-    return cast(Any, load(name)).probe(place)
+    return cast(Any, load(name)).probe(info)
 
 
-def measure(name: str, machines: tuple[Machine, ...], place: Place) -> Any:
+def measure(name: str, machines: tuple[Machine, ...], info: LaunchInfo) -> Any:
     """Gathers the facts of a check that asks all machines."""
-    return cast(Any, load(name)).measure(machines, place)
+    return cast(Any, load(name)).measure(machines, info)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from samestep.world.checks import Finding, Place, ok
+from samestep.world.checks import Finding, LaunchInfo, ok
 from samestep.world.machine import Machine
 
 GROUP = "host"
@@ -28,7 +28,7 @@ class Facts:
     offsets: tuple[Offset, ...]
 
 
-def measure(machines: Sequence[Machine], place: Place) -> Facts:
+def measure(machines: Sequence[Machine], info: LaunchInfo) -> Facts:
     return Facts(tuple(_offset(machine) for machine in machines[1:]))
 
 

@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from samestep.world.checks import Finding, Place, ok
+from samestep.world.checks import Finding, LaunchInfo, ok
 from samestep.world.machine import Machine, RankTried, Trial
 
 GROUP = "network"
@@ -45,18 +45,18 @@ class Facts:
     set_here: Mapping[str, str] = field(default_factory=dict)
 
 
-def measure(machines: Sequence[Machine], place: Place) -> Facts:
+def measure(machines: Sequence[Machine], info: LaunchInfo) -> Facts:
     places: dict[int, str] = {}
     for machine in machines:
         for _ in range(machine.nproc):
             places[len(places)] = machine.name
-    tries = [_tried(machines, place, {}, FIRST_WAIT_S)]
+    tries = [_tried(machines, info, {}, FIRST_WAIT_S)]
     if tries[0].error:
         backend = next((rank.backend for rank in tries[0].ranks if rank.backend), "gloo")
         shared = [set(machine.interfaces()) for machine in machines]
         names = [name for name in machines[0].interfaces() if all(name in each for each in shared)]
         for variables in candidates(names, backend, len(machines))[:MOST_TRIES]:
-            tries.append(_tried(machines, place, variables, WAIT_S))
+            tries.append(_tried(machines, info, variables, WAIT_S))
             if not tries[-1].error:
                 break
     chosen = {name: value for name, value in os.environ.items() if name.startswith(("GLOO_", "NCCL_"))}
@@ -75,11 +75,11 @@ def candidates(interfaces: Sequence[str], backend: str, machines: int) -> list[d
     return [*found, {**dict.fromkeys(switches, "1"), **(found[0] if useful else {})}]
 
 
-def _tried(machines: Sequence[Machine], place: Place, variables: Mapping[str, str], wait_s: float) -> Try:
+def _tried(machines: Sequence[Machine], info: LaunchInfo, variables: Mapping[str, str], wait_s: float) -> Try:
     size, first = sum(machine.nproc for machine in machines), 0
     port = machines[0].free_port()
     for machine in machines:
-        machine.start(Trial(machines[0].address, port, size, machine.nproc, first, variables, place.device, wait_s))
+        machine.start(Trial(machines[0].address, port, size, machine.nproc, first, variables, info.device, wait_s))
         first += machine.nproc
     return Try(variables, tuple(rank for machine in machines for rank in machine.ended()))
 

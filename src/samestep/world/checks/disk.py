@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from samestep.world.checks import GIB, MIB, Finding, Place, fail, ok, on_each, warn
+from samestep.world.checks import GIB, MIB, Finding, LaunchInfo, fail, ok, on_each, warn
 
 GROUP = "host"
 WRITTEN = 16 << 20  # bytes
@@ -41,10 +41,10 @@ class Facts:
     refused: str = ""
 
 
-def probe(place: Place) -> Facts:
+def probe(info: LaunchInfo) -> Facts:
     used, asked = tempfile.gettempdir(), os.environ.get("TMPDIR", "")
     refused = asked if asked and os.path.abspath(asked) != used else ""
-    return Facts(_folder(Path(place.out)), _folder(Path(used), written=1 << 20), refused)
+    return Facts(_folder(Path(info.out)), _folder(Path(used), written=1 << 20), refused)
 
 
 def _folder(asked: Path, written: int = WRITTEN) -> Folder:

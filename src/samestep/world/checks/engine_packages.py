@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 
-from samestep.world.checks import Finding, Place, fail, ok, on_each, warn
+from samestep.world.checks import Finding, LaunchInfo, fail, ok, on_each, warn
 from samestep.world.checks.versions import version_of
 
 GROUP = "environment"
@@ -37,7 +37,7 @@ class Facts:
     packages: tuple[Package, ...]
 
 
-def probe(place: Place) -> Facts:
+def probe(info: LaunchInfo) -> Facts:
     return Facts(tuple(_package(name) for name in needs(ENGINES) if version_of(name)))
 
 

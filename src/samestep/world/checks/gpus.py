@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from samestep.world import nvidia
-from samestep.world.checks import MIB, Finding, Place, fail, ok, on_each, unknown, warn
+from samestep.world.checks import MIB, Finding, LaunchInfo, fail, ok, on_each, unknown, warn
 
 GROUP = "gpu"
 
@@ -42,10 +42,10 @@ class Facts:
     wanted: str = "auto"
 
 
-def probe(place: Place) -> Facts:
+def probe(info: LaunchInfo) -> Facts:
     missing, nvml, handles = nvidia.open_nvml()
     if missing:
-        return Facts(missing, nproc=place.nproc, wanted=place.device)
+        return Facts(missing, nproc=info.nproc, wanted=info.device)
     pairs = [
         (one, other)
         for one in range(len(handles))
@@ -53,7 +53,7 @@ def probe(place: Place) -> Facts:
         if nvidia.asked(lambda: nvml.nvmlDeviceGetP2PStatus(handles[one], handles[other], 0), 0) != 0  # noqa: B023
     ]
     gpus = tuple(_gpu(nvml, handle) for handle in handles)
-    return Facts("", gpus, tuple(pairs), _xid(), place.nproc, place.device)
+    return Facts("", gpus, tuple(pairs), _xid(), info.nproc, info.device)
 
 
 def _gpu(nvml: Any, handle: Any) -> Gpu:

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from samestep.world.checks import Finding, Place, ok, on_each, warn
+from samestep.world.checks import Finding, LaunchInfo, ok, on_each, warn
 
 GROUP = "network"
 CLASS = Path("/sys/class/infiniband")
@@ -31,7 +31,7 @@ class Facts:
     ports: tuple[Port, ...]
 
 
-def probe(place: Place) -> Facts:
+def probe(info: LaunchInfo) -> Facts:
     folders = sorted(CLASS.glob("*/ports/*"))
     return Facts(tuple(_port(folder) for folder in folders))
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from shutil import which
 
-from samestep.world.checks import Finding, Place, different, ok, on_each, warn
+from samestep.world.checks import Finding, LaunchInfo, different, ok, on_each, warn
 
 GROUP = "environment"
 SHADOWED = ("torch", "numpy", "random", "queue", "logging", "typing", "types", "signal", "socket", "select", "copy")
@@ -28,7 +28,7 @@ class Facts:
     shadows: tuple[str, ...]
 
 
-def probe(place: Place) -> Facts:
+def probe(info: LaunchInfo) -> Facts:
     active = os.environ.get("VIRTUAL_ENV") or os.environ.get("CONDA_PREFIX") or ""
     found = which("torchrun")
     folders = [Path.cwd(), *(Path(entry) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry)]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import psutil
 
 from samestep.world import network, nvidia
-from samestep.world.checks import Finding, Place, fail, ok, on_each, warn
+from samestep.world.checks import Finding, LaunchInfo, fail, ok, on_each, warn
 
 GROUP = "network"
 VIRTUAL = (
@@ -61,15 +61,15 @@ class Facts:
     gpus: bool
 
 
-def probe(place: Place) -> Facts:
+def probe(info: LaunchInfo) -> Facts:
     states, addresses = psutil.net_if_stats(), network.interfaces()
     found = [
         Interface(name, tuple(addresses.get(name, ())), bool(state.isup), state.mtu) for name, state in states.items()
     ]
-    route = network.route_to(place.master)
+    route = network.route_to(info.master)
     gloo, nccl = (os.environ.get(name, "") for name in network.NAMES)
     gpus = nvidia.DRIVER.exists()
-    return Facts(tuple(found), route[0] if route else "", place.master, place.nnodes, gloo, nccl, gpus)
+    return Facts(tuple(found), route[0] if route else "", info.master, info.nnodes, gloo, nccl, gpus)
 
 
 def judge(facts: Mapping[str, Facts]) -> list[Finding]:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from samestep.world.checks import Finding, Place, fail, ok, on_each, warn
+from samestep.world.checks import Finding, LaunchInfo, fail, ok, on_each, warn
 
 GROUP = "launch"
 RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
@@ -27,10 +27,10 @@ class Facts:
     outer: tuple[str, ...] = ()
 
 
-def probe(place: Place) -> Facts:
+def probe(info: LaunchInfo) -> Facts:
     found = {name: os.environ[name] for name in (*RANKS, *MEETING) if name in os.environ}
     outer = tuple(sorted(name for name in os.environ if name.startswith(OUTER)))
-    return Facts(place.contradiction, found if not place.started_by else {}, place.started_by, outer)
+    return Facts(info.contradiction, found if not info.started_by else {}, info.started_by, outer)
 
 
 def judge(facts: Mapping[str, Facts]) -> list[Finding]:

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from samestep.world.checks import Finding, Place, ok
+from samestep.world.checks import Finding, LaunchInfo, ok
 from samestep.world.machine import Flow, Machine
 
 GROUP = "network"
@@ -28,7 +28,7 @@ class Facts:
     streams: tuple[Stream, ...]
 
 
-def measure(machines: Sequence[Machine], place: Place) -> Facts:
+def measure(machines: Sequence[Machine], info: LaunchInfo) -> Facts:
     pairs = [(source, target) for source in machines for target in machines if source is not target]
     if len(pairs) > MOST_PAIRS:
         pairs = [(machine, machines[(n + 1) % len(machines)]) for n, machine in enumerate(machines)]

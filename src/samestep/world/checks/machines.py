@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from samestep.world.checks import Finding, Place, different, fail, ok, warn
+from samestep.world.checks import Finding, LaunchInfo, different, fail, ok, warn
 
 GROUP = "launch"
 
@@ -21,8 +21,8 @@ class Facts:
     started_by: str
 
 
-def probe(place: Place) -> Facts:
-    return Facts(place.node, place.nnodes, place.nproc, place.master, place.started_by)
+def probe(info: LaunchInfo) -> Facts:
+    return Facts(info.node, info.nnodes, info.nproc, info.master, info.started_by)
 
 
 def judge(facts: Mapping[str, Facts]) -> list[Finding]:

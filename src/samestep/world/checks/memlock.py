@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from samestep.world.checks import MIB, Finding, Place, fail, ok, on_each
+from samestep.world.checks import MIB, Finding, LaunchInfo, fail, ok, on_each
 
 GROUP = "host"
 INFINIBAND = Path("/sys/class/infiniband")
@@ -25,7 +25,7 @@ class Facts:
     adapters: tuple[str, ...]
 
 
-def probe(place: Place) -> Facts:
+def probe(info: LaunchInfo) -> Facts:
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     adapters = sorted(path.name for path in INFINIBAND.iterdir()) if INFINIBAND.is_dir() else []
     return Facts(None if soft == resource.RLIM_INFINITY else soft, tuple(adapters))

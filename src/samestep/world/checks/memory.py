@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import psutil
 
 from samestep.world import cgroup
-from samestep.world.checks import GIB, MIB, Finding, Place, fail, ok, on_each, warn
+from samestep.world.checks import GIB, MIB, Finding, LaunchInfo, fail, ok, on_each, warn
 
 GROUP = "host"
 RANK = 400 * MIB  # what a process with torch and a small model takes on a CPU
@@ -27,10 +27,10 @@ class Facts:
     nproc: int
 
 
-def probe(place: Place) -> Facts:
+def probe(info: LaunchInfo) -> Facts:
     machine = psutil.virtual_memory()
     limits = cgroup.memory_limit(), cgroup.memory_left()
-    return Facts(machine.total, machine.available, *limits, psutil.swap_memory().used, place.nproc)
+    return Facts(machine.total, machine.available, *limits, psutil.swap_memory().used, info.nproc)
 
 
 def judge(facts: Mapping[str, Facts]) -> list[Finding]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import psutil
 
 from samestep.world import network
-from samestep.world.checks import Finding, Place, different, ok, warn
+from samestep.world.checks import Finding, LaunchInfo, different, ok, warn
 
 GROUP = "network"
 SMALLEST = 1280  # IPv6's; an Ethernet has 1500
@@ -22,8 +22,8 @@ class Facts:
     mtu: int
 
 
-def probe(place: Place) -> Facts:
-    route = network.route_to(place.master)
+def probe(info: LaunchInfo) -> Facts:
+    route = network.route_to(info.master)
     state = psutil.net_if_stats().get(route[0]) if route else None
     return Facts(route[0], state.mtu) if route and state else Facts("", 0)
 

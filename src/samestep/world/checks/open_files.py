@@ -6,7 +6,7 @@ import resource
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from samestep.world.checks import Finding, Place, fail, ok, on_each, warn
+from samestep.world.checks import Finding, LaunchInfo, fail, ok, on_each, warn
 
 GROUP = "host"
 FEWEST = 256  # a rank that imports torch and starts two loader workers opens about a hundred
@@ -22,11 +22,11 @@ class Facts:
     ranks: int
 
 
-def probe(place: Place) -> Facts:
+def probe(info: LaunchInfo) -> Facts:
     soft, hard = (
         None if limit == resource.RLIM_INFINITY else limit for limit in resource.getrlimit(resource.RLIMIT_NOFILE)
     )
-    return Facts(soft, hard, place.nproc * place.nnodes)
+    return Facts(soft, hard, info.nproc * info.nnodes)
 
 
 def judge(facts: Mapping[str, Facts]) -> list[Finding]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from samestep.world.checks import Finding, Place, ok
+from samestep.world.checks import Finding, LaunchInfo, ok
 from samestep.world.machine import Dialled, Machine, Outcome
 
 GROUP = "network"
@@ -28,7 +28,7 @@ class Facts:
     attempts: tuple[Attempt, ...]
 
 
-def measure(machines: Sequence[Machine], place: Place) -> Facts:
+def measure(machines: Sequence[Machine], info: LaunchInfo) -> Facts:
     ports = {machine.name: machine.listen() for machine in machines}
 
     def dial(source: Machine) -> list[Attempt]:

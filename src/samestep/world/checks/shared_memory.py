@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from samestep.world.checks import GIB, MIB, Finding, Place, fail, ok, on_each, unknown, warn
+from samestep.world.checks import GIB, MIB, Finding, LaunchInfo, fail, ok, on_each, unknown, warn
 
 GROUP = "host"
 FOLDER = "/dev/shm"
@@ -22,12 +22,12 @@ class Facts:
     nproc: int
 
 
-def probe(place: Place) -> Facts:
+def probe(info: LaunchInfo) -> Facts:
     try:
         usage = shutil.disk_usage(FOLDER)
     except OSError:
-        return Facts(None, None, place.nproc)
-    return Facts(usage.total, usage.free, place.nproc)
+        return Facts(None, None, info.nproc)
+    return Facts(usage.total, usage.free, info.nproc)
 
 
 def judge(facts: Mapping[str, Facts]) -> list[Finding]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from samestep.world.checks import Finding, Place, ok, on_each, unknown, warn
+from samestep.world.checks import Finding, LaunchInfo, ok, on_each, unknown, warn
 
 GROUP = "host"
 CPUS = Path("/sys/devices/system/cpu")
@@ -26,7 +26,7 @@ class Facts:
     governors: tuple[str, ...]
 
 
-def probe(place: Place) -> Facts:
+def probe(info: LaunchInfo) -> Facts:
     frequencies = []
     with suppress(OSError, NotImplementedError, AttributeError):
         frequencies = [each for each in psutil.cpu_freq(percpu=True) if each.max]

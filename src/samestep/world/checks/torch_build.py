@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from samestep.world import nvidia
-from samestep.world.checks import Finding, Place, fail, ok, on_each, unknown
+from samestep.world.checks import Finding, LaunchInfo, fail, ok, on_each, unknown
 
 GROUP = "environment"
 IN_WORKER = True
@@ -36,7 +36,7 @@ class Facts:
     nproc: int = 1
 
 
-def probe(place: Place) -> Facts:
+def probe(info: LaunchInfo) -> Facts:
     driver, gpus = "", 0
     with suppress(OSError):
         match = re.search(r"Kernel Module\D*(\d+[\d.]*)", (nvidia.DRIVER / "version").read_text())
@@ -61,7 +61,7 @@ def probe(place: Place) -> Facts:
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
     gloo = dist.is_available() and dist.is_gloo_available()
     built = (torch.__version__, torch.version.cuda or "", driver, gpus, seen, hidden, tuple(foreign), nccl, gloo)
-    return Facts("", *built, wanted=place.device, nproc=place.nproc)
+    return Facts("", *built, wanted=info.device, nproc=info.nproc)
 
 
 def judge(facts: Mapping[str, Facts]) -> list[Finding]:

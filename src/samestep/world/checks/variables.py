@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from samestep.world import nvidia
-from samestep.world.checks import Finding, Place, different, on_each, warn
+from samestep.world.checks import Finding, LaunchInfo, different, on_each, warn
 from samestep.world.known_variables import KNOWN, PREFIXES, Known
 
 GROUP = "variables"
@@ -28,10 +28,10 @@ class Facts:
     nnodes: int = 1
 
 
-def probe(place: Place) -> Facts:
+def probe(info: LaunchInfo) -> Facts:
     values = {name: os.environ[name] for name in sorted(os.environ) if name.upper().startswith(PREFIXES)}
     gpus = nvidia.DRIVER.exists()
-    return Facts(values, gpus, Path("/sys/class/infiniband").is_dir(), place.nnodes)
+    return Facts(values, gpus, Path("/sys/class/infiniband").is_dir(), info.nnodes)
 
 
 def judge(facts: Mapping[str, Facts]) -> list[Finding]:

@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from samestep.version import __version__
-from samestep.world.checks import Finding, Place, different, fail, ok, warn
+from samestep.world.checks import Finding, LaunchInfo, different, fail, ok, warn
 
 GROUP = "environment"
 MISSING = "missing"
@@ -29,14 +29,14 @@ class Facts:
     nvidia: str
 
 
-def probe(place: Place) -> Facts:
+def probe(info: LaunchInfo) -> Facts:
     nccl = [f"{name} {version_of(name)}" for name in ("nvidia-nccl-cu12", "nvidia-nccl-cu13") if version_of(name)]
     return Facts(
         python=platform.python_version(),
         torch=version_of("torch"),
         numpy=version_of("numpy"),
         samestep=f"{__version__} {_digest(sorted(Path(__file__).parents[2].rglob('*.py')))}",
-        job=_job(place.job),
+        job=_job(info.job),
         nvidia=", ".join(nccl),
     )
 
