@@ -103,7 +103,8 @@ class Launcher(Protocol):
     A launcher that takes options of its own has OPTIONS, the names of these fields of Machines: other launchers refuse
     them.
     A launcher whose ranks are not its children may have end(folder), which ends the ranks that write into `folder`,
-    and SAVED_VARIABLES, the environment variables that `end` needs: rank 0 saves their values in `folder`.
+    and SAVED_VARIABLES, the environment variables that identify a launch, by which `end` finds it: rank 0 saves their
+    values in `folder`.
     A launcher whose ranks get no signals has NO_STOP = True: an interrupt ends its training at once.
     """
 

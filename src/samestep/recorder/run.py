@@ -22,8 +22,9 @@ from samestep.recorder.spawned import patch_spawn, seed_anew
 from samestep.records.files import naming_full_disks, write
 from samestep.records.record import RankRecord
 from samestep.records.replay import REPLAYED, Replayed
-from samestep.records.script import PLAN, SCRIPT, ScriptPlan, ScriptRecord
+from samestep.records.script import PLAN, ScriptPlan, ScriptRecord
 from samestep.world import World
+from samestep.world.become_worker import SCRIPT
 from samestep.world.orphans import end_children
 
 LEAVE_S, LEAVE_STEPS = 10.0, 5  # how long a rank waits for the others' last step: seconds, or so many of its steps
