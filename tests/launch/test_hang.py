@@ -118,6 +118,20 @@ def test_the_rank_that_is_behind_is_at_fault() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("ranks", "says"),
+    [
+        ([rank(number, last=6) for number in (1, 2)], "; neither has rank 2 (host b, process 12): it is"),
+        ([rank(number, last=6) for number in (1, 2, 3, 4)], "; neither has rank 4; rank 0 waits there"),
+        ([rank(number, last=6) for number in (1, 2, 3, 4, 5)], "; neither have ranks 4-5; rank 0 waits there"),
+        ([rank(number, state="T") for number in (1, 2)], "; so is rank 2 (host b, process 12): it is"),
+        ([rank(number, state="T") for number in (1, 2, 3, 4, 5)], "; so are ranks 4-5; rank 0 waits in all_reduce #7"),
+    ],
+)
+def test_several_ranks_at_fault_are_named_in_one_sentence(ranks: list[HungRank], says: str) -> None:
+    assert says in explain([rank(0, waits="all_reduce"), *ranks], 6).sentence
+
+
 def test_of_two_ranks_that_are_behind_the_last_is_at_fault() -> None:
     two = [rank(0, waits="all_reduce"), rank(1, last=6, waits="all_gather"), rank(2, last=5)]
     assert explain(two, 3).ranks == (2,)

@@ -28,7 +28,7 @@ def recorded(words: Sequence[str], folder: Path, nproc: int) -> Command:
     path = os.pathsep.join([str(first), *filter(None, [os.environ.get("PYTHONPATH")])])
     env = {become_worker.PLAN: str(folder / PLAN), become_worker.FOLDER: str(first), "PYTHONPATH": path}
     env |= {become_worker.LAUNCHERS: json.dumps(_launchers(os.environ, nproc))}
-    return Command(tuple(words), env, signal.SIGTERM)
+    return Command(tuple(words), env, signal.SIGTERM, launchers=tuple(launch.names()))  # which one it is, is not known
 
 
 def _launchers(env: Mapping[str, str], nproc: int) -> list[tuple[RankVariables, dict[str, str | None], int]]:

@@ -29,7 +29,7 @@ from samestep.launch import Machines, Shape
 from samestep.launch.started_by import LaunchedRank
 from samestep.records.doctor import Judged, Probed, ProbeQuestion, Report
 from samestep.records.files import as_json, from_json
-from samestep.world import checks, network, nvidia
+from samestep.world import RENDEZVOUS_PORT, checks, network, nvidia
 from samestep.world.checks import Finding, LaunchInfo, torch_build
 from samestep.world.machine import Machine
 
@@ -84,6 +84,7 @@ def _role(setup: Setup, nproc: int | None, job: str) -> Role:
         out=str(setup.out or Path("runs")),
         job=job,
         device=setup.device,
+        prefixes=tuple(launch.launchers_having("PREFIX").values()),
     )
     try:
         rank = None if nproc or options.nnodes else detect_launched_rank(os.environ, setup)
@@ -96,7 +97,7 @@ def _role(setup: Setup, nproc: int | None, job: str) -> Role:
         machines = machines_of(setup, os.environ)
     except UserError:
         if info.nnodes > 1 and options.master_addr and _is_unusable(options.master_addr):
-            info = replace(info, nproc=nproc, port=info.port or launch.RENDEZVOUS_PORT)
+            info = replace(info, nproc=nproc, port=info.port or RENDEZVOUS_PORT)
             return Role(info, wait_s=0.0)  # the check `master` reports it
         raise
     info = replace(info, nproc=nproc, nnodes=machines.nnodes, node=machines.node_rank, master=machines.master)

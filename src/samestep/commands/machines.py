@@ -12,6 +12,7 @@ from samestep.commands.setup import Setup
 from samestep.errors import UserError
 from samestep.launch import Machines, ports
 from samestep.launch.started_by import LaunchedRank, launched_rank, outer_launcher, refuse_to_start_more
+from samestep.world import RENDEZVOUS_PORT
 from samestep.world.network import check_master, is_this_machine, towards
 
 LOCAL = Machines().master
@@ -121,10 +122,10 @@ def machines_of(setup: Setup, env: Mapping[str, str]) -> Machines:
         return machines
     check_master(machines.master, nnodes)
     if node_rank == 0 and not machines.single_launch and not is_this_machine(machines.master):
-        raise SecondMaster(replace(machines, port=machines.port or launch.RENDEZVOUS_PORT))
+        raise SecondMaster(replace(machines, port=machines.port or RENDEZVOUS_PORT))
     route = towards(machines.master)
     is_master, address = is_this_machine(machines.master), route[1] if route else ""
-    return replace(machines, is_master=is_master, local_address=address, port=machines.port or launch.RENDEZVOUS_PORT)
+    return replace(machines, is_master=is_master, local_address=address, port=machines.port or RENDEZVOUS_PORT)
 
 
 def _scheduler(setup: Setup, env: Mapping[str, str]) -> tuple[Any, int | None]:

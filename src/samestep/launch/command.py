@@ -27,7 +27,8 @@ def command_for(
     shape = launch.Shape(nproc, str(path.parent), machines)
     module = launch.load(launcher)
     command = module.plan(("-m", "samestep.worker", *flags, str(path)), shape)
-    return replace(command, env={**_environment(devices, machines), **_saved_variables(module), **command.env})
+    env = {**_environment(devices, machines), **_saved_variables(module), **command.env}
+    return replace(command, env=env, launchers=(launcher,))
 
 
 def _saved_variables(module: launch.Launcher) -> dict[str, str]:

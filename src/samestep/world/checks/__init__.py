@@ -36,7 +36,8 @@ class LaunchInfo:
 
     node: this machine's number; None: the rendezvous gives it one. started_by: the outer launcher; '' without one.
     contradiction: what is wrong with the launcher's variables or the options; '' for nothing. connect_error: how the
-    last attempt to connect to the rendezvous ended, where the machines have not met.
+    last attempt to connect to the rendezvous ended, where the machines have not met. prefixes: with which the names of
+    launchers' variables begin.
     """
 
     nproc: int = 2
@@ -50,6 +51,7 @@ class LaunchInfo:
     started_by: str = ""
     contradiction: str = ""
     connect_error: Dialled | None = None
+    prefixes: tuple[str, ...] = ()
 
 
 class Check(Protocol):

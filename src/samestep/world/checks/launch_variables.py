@@ -7,19 +7,19 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from samestep.world import RENDEZVOUS_PORT
 from samestep.world.checks import Finding, LaunchInfo, fail, ok, on_each, warn
 
 GROUP = "launch"
 RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-MEETING = ("MASTER_ADDR", "MASTER_PORT")
-OUTER = ("HOROVOD_", "OMPI_", "SLURM_", "TORCHELASTIC_")  # how the variables of launchers begin
+RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT")
 
 
 @dataclass(frozen=True)
 class Facts:
-    """contradiction: the sentence of the error; '' for none. left: the variables of RANKS and MEETING that are set
-    though no launcher has started this command. started_by: the launcher; '' without one. outer:
-    the names that begin as OUTER."""
+    """contradiction: the sentence of the error; '' for none. left: the variables of RANKS and RENDEZVOUS that are set
+    though no launcher has started this command. started_by: the launcher; '' without one. outer: the names of
+    launchers' variables that are set."""
 
     contradiction: str
     left: Mapping[str, str] = field(default_factory=dict)
@@ -28,8 +28,8 @@ class Facts:
 
 
 def probe(info: LaunchInfo) -> Facts:
-    found = {name: os.environ[name] for name in (*RANKS, *MEETING) if name in os.environ}
-    outer = tuple(sorted(name for name in os.environ if name.startswith(OUTER)))
+    found = {name: os.environ[name] for name in (*RANKS, *RENDEZVOUS) if name in os.environ}
+    outer = tuple(sorted(name for name in os.environ if name.startswith(info.prefixes)))
     return Facts(info.contradiction, found if not info.started_by else {}, info.started_by, outer)
 
 
@@ -46,7 +46,7 @@ def _judge(seen: Facts) -> list[Finding]:
     found = []
     port = seen.left.get("MASTER_PORT", "1")
     if not port.isdecimal() or not 0 < int(port) < 65536:
-        found += fail(f"MASTER_PORT={port} is no port (1 to 65535)", "export MASTER_PORT=29500")
+        found += fail(f"MASTER_PORT={port} is no port (1 to 65535)", f"export MASTER_PORT={RENDEZVOUS_PORT}")
     left = [name for name in seen.left if name in RANKS]
     if left:
         found += warn(
