@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from samestep.launch.collectives import Collective
 from samestep.launch.hung_rank import HungRank, named
 
-
 PLURAL = {"so is": "so are", "neither has": "neither have"}
 
 
