@@ -34,7 +34,7 @@ def recorded(words: Sequence[str], folder: Path, nproc: int) -> Command:
 def _launchers(env: Mapping[str, str], nproc: int) -> list[tuple[RankVariables, dict[str, str | None], int]]:
     """Returns the value of become_worker.LAUNCHERS. The default launcher's ranks are always ranks of the training."""
     ids = launch.launchers_having("SAVED_VARIABLES")
-    launchers = {}
+    launchers: dict[RankVariables, tuple[RankVariables, dict[str, str | None], int]] = {}
     for name, names in launch.launchers_having("VARIABLES").items():  # several launchers use torchrun's
         inherited = {variable: env.get(variable) for variable in (*names, *ids.get(name, ()))}
         launchers.setdefault(names, (names, inherited, 1 if name == launch.DEFAULT else nproc))
