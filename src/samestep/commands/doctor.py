@@ -223,30 +223,30 @@ def _report(seen: Sequence[tuple[str, list[Probed]]], measured: Mapping[str, obj
     facts: dict[str, object] = {}
     for name in checks.names():
         group = checks.load(name).GROUP
-        found: list[Finding] = []
+        findings: list[Finding] = []
         if checks.is_measured(name):
             value = measured.get(name)
             if isinstance(value, Exception):
                 lost = isinstance(value, ConnectionError)
-                found.append(Finding("FAIL" if lost else "UNKNOWN", f"not measured: {value}"))
+                findings.append(Finding("FAIL" if lost else "UNKNOWN", f"not measured: {value}"))
             elif value is not None:
-                found, facts[name] = checks.load(name).judge(value), as_json(value)
+                findings, facts[name] = checks.load(name).judge(value), as_json(value)
         else:
-            found, plain = _judge(name, seen)
+            findings, plain = _judge(name, seen)
             facts |= {name: plain} if plain else {}
-        judged += [Judged(name, group, each.status, each.why, each.fix, each.machine) for each in found]
+        judged += [Judged(name, group, each.status, each.why, each.fix, each.machine) for each in findings]
     return Report(tuple(machine for machine, _ in seen), tuple(judged), time.monotonic() - began, facts)
 
 
 def _judge(name: str, seen: Sequence[tuple[str, list[Probed]]]) -> tuple[list[Finding], dict[str, object]]:
     """Has a check judge the facts of all machines that have them. Returns the facts too, as plain values."""
-    kind, found, facts, plain = checks.load(name).Facts, list[Finding](), {}, {}
+    kind, findings, facts, plain = checks.load(name).Facts, list[Finding](), {}, {}
     for machine, probed in seen:
         for each in probed:
             if each.check != name:
                 continue
             if each.error:
-                found.append(Finding("UNKNOWN", f"not probed: {each.error}", machine=machine))
+                findings.append(Finding("UNKNOWN", f"not probed: {each.error}", machine=machine))
             else:
                 facts[machine], plain[machine] = from_json(kind, each.facts, f"what {machine} says"), each.facts
-    return found + (checks.load(name).judge(facts) if facts else []), plain
+    return findings + (checks.load(name).judge(facts) if facts else []), plain

@@ -48,7 +48,7 @@ EQUAL_SIZES = ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatte
 
 @dataclass(frozen=True)
 class Recorded:
-    """What a rank's recorder tells. last: group -> the number of the collective that it entered last."""
+    """What a rank's recorder reports. last: group -> the number of the collective that it entered last."""
 
     last: dict[str, int]
     waiting: tuple[Collective, ...]

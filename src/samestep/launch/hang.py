@@ -1,4 +1,4 @@
-"""Decides from what is known of the ranks which of them the others wait for, and says so in one sentence."""
+"""Decides which ranks the others wait for, and says so in one sentence. A pure function of what is known of each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plays a recorded script again in one process: feeds it with what the ranks have read, and compares where it ends."""
+"""Runs a recorded script again in one process: feeds it the batches that the ranks read, and compares weights."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ MOVES = 1e-4  # of the first gradient's root mean square: smaller elements are r
 
 
 class ReplayPlayer:
-    """Feeds one process with the record of several. leave: ends the process with what was found."""
+    """Feeds one process the batches of several. leave: ends the process with the result."""
 
     def __init__(self, recorder: Recorder, plan: ReplayPlan, leave: Callable[[Replayed], NoReturn]) -> None:
         self._recorder, self._plan, self._leave = recorder, plan, leave

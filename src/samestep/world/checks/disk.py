@@ -71,17 +71,17 @@ def judge(facts: Mapping[str, Facts]) -> list[Finding]:
 
 
 def _judge(seen: Facts) -> list[Finding]:
-    found = _room(seen.out, "--out", "samestep run … --out /ANOTHER/DISK")
+    findings = _room(seen.out, "--out", "samestep run … --out /ANOTHER/DISK")
     if seen.temporary.path != seen.out.path:
-        found += _room(seen.temporary, "temporary files", "export TMPDIR=/ANOTHER/DISK")
+        findings += _room(seen.temporary, "temporary files", "export TMPDIR=/ANOTHER/DISK")
     if seen.refused:
-        found += warn(
+        findings += warn(
             f"in TMPDIR={seen.refused} no file can be made: Python takes {seen.temporary.path} instead, and other "
             "programs may fail",
             f"mkdir -p {shlex.quote(seen.refused)}   # or: export TMPDIR={shlex.quote(seen.temporary.path)}",
         )
     free = f"{seen.out.free / GIB:,.1f} GiB free"
-    return found or ok(f"{seen.out.path}: {free}, {seen.out.mib_s:,.0f} MiB/s")
+    return findings or ok(f"{seen.out.path}: {free}, {seen.out.mib_s:,.0f} MiB/s")
 
 
 def _room(seen: Folder, what: str, fix: str) -> list[Finding]:

@@ -84,12 +84,12 @@ def judge(facts: Mapping[str, Facts]) -> list[Finding]:
 
 
 def _judge(seen: Facts) -> list[Finding]:
-    found = []
+    findings = []
     for each in seen.packages:
         fix = f"pip install --upgrade '{each.name}{each.needed}'"
         if each.error:
-            found += fail(f"{each.name} {each.version} is installed and does not import: {each.error}", fix)
+            findings += fail(f"{each.name} {each.version} is installed and does not import: {each.error}", fix)
         elif not each.fits:
-            found += warn(f"{each.name} is {each.version}, and samestep needs {each.needed}", fix)
+            findings += warn(f"{each.name} is {each.version}, and samestep needs {each.needed}", fix)
     named = ", ".join(f"{each.name} {each.version}" for each in seen.packages)
-    return found or ok(f"these import: {named}" if named else "no engine's package is installed besides torch")
+    return findings or ok(f"these import: {named}" if named else "no engine's package is installed besides torch")

@@ -1,4 +1,4 @@
-"""The state of InfiniBand and RoCE adapters, as the kernel tells it."""
+"""The state of InfiniBand and RoCE adapters, as the kernel reports it."""
 
 from __future__ import annotations
 
@@ -52,16 +52,16 @@ def judge(facts: Mapping[str, Facts]) -> list[Finding]:
 
 def _judge(seen: Facts) -> list[Finding]:
     active = [port for port in seen.ports if "ACTIVE" in port.state]
-    found = []
+    findings = []
     for port in seen.ports:
         if port not in active:
             rest = f"NCCL_IB_HCA=^{port.adapter}" if active else "NCCL_IB_DISABLE=1"
-            found += warn(
+            findings += warn(
                 f"port {port.number} of {port.adapter} is not active (state {port.state or 'unknown'}, physical state "
                 f"{port.physical or 'unknown'})",
                 f"export {rest}   # until it is: see ibstat, the cable, and the subnet manager (opensm)",
             )
-    if found:
-        return found
+    if findings:
+        return findings
     shown = ", ".join(f"{port.adapter} port {port.number} {port.rate}" for port in active)
     return ok(shown or "no InfiniBand here")

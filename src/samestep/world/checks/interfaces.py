@@ -1,4 +1,4 @@
-"""The network interfaces: which leads to the master, and whether gloo and NCCL are told to use one that does."""
+"""The network interfaces: which leads to the master, and whether gloo and NCCL are set to use one that does."""
 
 from __future__ import annotations
 
@@ -77,24 +77,24 @@ def judge(facts: Mapping[str, Facts]) -> list[Finding]:
 
 
 def _judge(seen: Facts) -> list[Finding]:
-    found, several = [], seen.nnodes > 1
+    findings, several = [], seen.nnodes > 1
     if not seen.route:
-        found += fail(
+        findings += fail(
             f"no interface leads to the master, {seen.master}: the name is unknown here, or there is no route",
             f"ip route get {seen.master}   # then: --master-addr, an address that this machine reaches",
         )
     names = {each.name: each for each in seen.interfaces}
     if several and seen.route in names and names[seen.route].is_virtual:
-        found += warn(
+        findings += warn(
             f"the route to {seen.master} takes {seen.route}, which leads to containers of this machine by its name",
             "--master-addr ADDRESS   # one of another interface of the master",
         )
     for name in filter(None, (part.strip() for part in seen.gloo.split(","))):
-        found += _chosen(name, names.get(name), seen)
+        findings += _chosen(name, names.get(name), seen)
     if seen.nccl:
-        found += _chosen_by_pattern(seen)
-    if found:
-        return found
+        findings += _chosen_by_pattern(seen)
+    if findings:
+        return findings
     others = [each.name for each in seen.interfaces if each.up and each.name != seen.route and not each.is_loop]
     also = f"; besides {', '.join(others)}" if others else ""
     return ok(f"{seen.route} leads to {seen.master}{also}")

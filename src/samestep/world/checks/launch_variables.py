@@ -43,15 +43,15 @@ def _judge(seen: Facts) -> list[Finding]:
         left = [name for name in seen.outer if lacking and name.startswith(lacking[1])]
         left = left or [name for name in seen.left if name in RANKS]
         return fail(seen.contradiction, f"unset {' '.join(left)}" if left else "")
-    found = []
+    findings = []
     port = seen.left.get("MASTER_PORT", "1")
     if not port.isdecimal() or not 0 < int(port) < 65536:
-        found += fail(f"MASTER_PORT={port} is no port (1 to 65535)", f"export MASTER_PORT={RENDEZVOUS_PORT}")
+        findings += fail(f"MASTER_PORT={port} is no port (1 to 65535)", f"export MASTER_PORT={RENDEZVOUS_PORT}")
     left = [name for name in seen.left if name in RANKS]
     if left:
-        found += warn(
+        findings += warn(
             f"{' '.join(f'{name}={seen.left[name]}' for name in left)} is set, and no launcher has started this "
             "command: a script that reads them waits for ranks that nobody starts",
             f"unset {' '.join(seen.left)}",
         )
-    return found or ok(f"started by {seen.started_by}" if seen.started_by else "no launcher's variables are set")
+    return findings or ok(f"started by {seen.started_by}" if seen.started_by else "no launcher's variables are set")

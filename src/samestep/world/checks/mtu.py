@@ -30,11 +30,11 @@ def probe(info: LaunchInfo) -> Facts:
 
 def judge(facts: Mapping[str, Facts]) -> list[Finding]:
     known = {name: seen for name, seen in facts.items() if seen.mtu}
-    found: list[Finding] = []
+    findings: list[Finding] = []
     least = min((seen.mtu for seen in known.values()), default=0)
     if says := different(known, lambda seen: str(seen.mtu)):
         largest = max(known.values(), key=lambda seen: seen.mtu)
-        found += warn(
+        findings += warn(
             f"the MTU is not the same on all machines ({says}): a switch drops packets that are too large, and a "
             "training stops at its first large message",
             f"ip link set {largest.interface} mtu {least}   # where it is larger",
@@ -42,5 +42,5 @@ def judge(facts: Mapping[str, Facts]) -> list[Finding]:
     for name, seen in known.items():
         if seen.mtu < SMALLEST:
             fix = f"ip link set {seen.interface} mtu 1500"
-            found.append(Finding("WARN", f"{seen.interface} takes packets of {seen.mtu} bytes: slow", fix, name))
-    return found or ok(f"packets of {least} bytes" if least else "no route, so no MTU")
+            findings.append(Finding("WARN", f"{seen.interface} takes packets of {seen.mtu} bytes: slow", fix, name))
+    return findings or ok(f"packets of {least} bytes" if least else "no route, so no MTU")

@@ -45,12 +45,12 @@ def measure(machines: Sequence[Machine], info: LaunchInfo) -> Facts:
 
 def judge(seen: Facts) -> list[Finding]:
     wrong = [each for each in seen.attempts if each.dialled.outcome != "open"]
-    found = []
+    findings = []
     blocked = {(each.source, each.target) for each in wrong}
     for each in wrong:
         back = "" if (each.target, each.source) in blocked else f"; {each.target} reaches {each.source}"
         why, fix = WHY[each.dialled.outcome]
-        found.append(
+        findings.append(
             Finding(
                 "FAIL",
                 f"{each.source} does not reach port {each.port} of {each.target} ({each.address}): {why}{back}",
@@ -58,7 +58,7 @@ def judge(seen: Facts) -> list[Finding]:
             )
         )
     slowest = max((each.dialled.seconds for each in seen.attempts), default=0.0)
-    return found or ok(f"{len(seen.attempts)} connections to random ports, each within {1000 * slowest:.1f} ms")
+    return findings or ok(f"{len(seen.attempts)} connections to random ports, each within {1000 * slowest:.1f} ms")
 
 
 WHY: dict[Outcome, tuple[str, str]] = {

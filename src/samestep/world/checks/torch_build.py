@@ -79,7 +79,7 @@ def _judge(seen: Facts) -> list[Finding]:
         said = f"--device {seen.wanted} asks for a GPU, and torch {seen.torch} sees none: no NVIDIA driver is here"
         return fail(said, "samestep run … --device cpu")
     if not seen.gpus or seen.wanted == "cpu":
-        return ok(f"torch {seen.torch} {'for CUDA ' + seen.cuda if seen.cuda else 'for CPUs'}; no GPU is asked for")
+        return ok(f"torch {seen.torch} {'for CUDA ' + seen.cuda if seen.cuda else 'for CPUs'}; no GPU is requested")
     has = f"this machine has {seen.gpus} GPU{'s' * (seen.gpus > 1)} (driver {seen.driver})"
     if not seen.cuda:
         return fail(f"{has}, and torch {seen.torch} is built without CUDA", f"pip install torch   # see {INSTALL}")

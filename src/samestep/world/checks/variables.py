@@ -35,17 +35,17 @@ def probe(info: LaunchInfo) -> Facts:
 
 
 def judge(facts: Mapping[str, Facts]) -> list[Finding]:
-    found = on_each(facts, lambda seen: [each for name in seen.values for each in _judge(name, seen)])
+    findings = on_each(facts, lambda seen: [each for name in seen.values for each in _judge(name, seen)])
     names = sorted({name for seen in facts.values() for name in seen.values if name in KNOWN})
     for name in names:
         if says := different(facts, lambda seen: seen.values.get(name, "(not set)")):  # noqa: B023 - called at once
             if name.endswith(("_IFNAME", "_FILE")):
                 continue  # interfaces may have other names on each machine
             value = next(seen.values[name] for seen in facts.values() if name in seen.values)
-            found += warn(
+            findings += warn(
                 f"{name} is not the same on all machines ({says})", f"export {name}={shlex.quote(value)}   # on each"
             )
-    return found or [Finding("OK", "no variable of NCCL, gloo or torch is set")]
+    return findings or [Finding("OK", "no variable of NCCL, gloo or torch is set")]
 
 
 def _judge(name: str, seen: Facts) -> Iterator[Finding]:

@@ -65,7 +65,7 @@ def _digest(files: list[Path]) -> str:
 
 def judge(facts: Mapping[str, Facts]) -> list[Finding]:
     first = next(iter(facts.values()))
-    found = [
+    findings = [
         Finding("FAIL", "the job's file is not there", "ls *.py   # from this folder: the job's path", machine=machine)
         for machine, seen in facts.items()
         if seen.job == MISSING
@@ -77,11 +77,11 @@ def judge(facts: Mapping[str, Facts]) -> list[Finding]:
         ("NCCL", lambda seen: seen.nvidia, f"pip install torch=={first.torch}"),
     ):
         if says := different(facts, of):
-            found += fail(f"{name} is not the same on all machines ({says}): their ranks would not agree", fix)
+            findings += fail(f"{name} is not the same on all machines ({says}): their ranks would not agree", fix)
     for name, of, fix in (
         ("Python", lambda seen: seen.python.rpartition(".")[0], "python3 -m venv .venv   # of one version of Python"),
         ("numpy", lambda seen: seen.numpy, f"pip install numpy=={first.numpy}"),
     ):
         if says := different(facts, of):
-            found += warn(f"{name} is not the same on all machines ({says})", fix)
-    return found or ok(f"Python {first.python}, torch {first.torch}, samestep {first.samestep}")
+            findings += warn(f"{name} is not the same on all machines ({says})", fix)
+    return findings or ok(f"Python {first.python}, torch {first.torch}, samestep {first.samestep}")

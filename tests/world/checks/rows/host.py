@@ -38,7 +38,7 @@ SEEN: list[tuple[str, Any, str, str, str]] = [
     ("throttling", throttling.Facts(3400.0, 3500.0, 0, ("performance",)), "OK", "not throttled", ""),
     ("throttling", throttling.Facts(800.0, 3500.0, 0, ("powersave",)), "WARN", "800 of 3500 MHz", "performance"),
     ("throttling", throttling.Facts(3400.0, 3500.0, 41, ("performance",)), "WARN", "41 times", "sensors"),
-    ("throttling", throttling.Facts(0.0, 0.0, None, ()), "UNKNOWN", "tells nothing", ""),
+    ("throttling", throttling.Facts(0.0, 0.0, None, ()), "UNKNOWN", "does not report", ""),
     ("hostname", NAME, "OK", "10.0.0.2", ""),
     ("hostname", hostname.Facts("h1", ("127.0.1.1",), NAME.mine, "", "eth0", 2), "WARN", "127.0.1.1", "IFNAME=eth0"),
     ("hostname", hostname.Facts("h1", ("127.0.1.1",), NAME.mine, "", "lo", 1), "OK", "127.0.1.1", ""),

@@ -88,7 +88,7 @@ SEEN: list[tuple[str, Any, str, str, str]] = [
         "on h2",
     ),
     ("links", links.Facts((links.Stream("h0", "h1", Flow(9, 0.0, "the stream stopped")),)), "FAIL", "arrive", "mtu"),
-    ("collective", collective.Facts((tried(),)), "OK", "2 ranks meet over gloo", ""),
+    ("collective", collective.Facts((tried(),)), "OK", "2 ranks connect over gloo", ""),
     (
         "collective",
         collective.Facts((tried(ranks=[RankTried(0, WAITED), RankTried(1, NO_FACE)]),)),
@@ -130,7 +130,7 @@ SEEN: list[tuple[str, Any, str, str, str]] = [
             )
         ),
         "FAIL",
-        "and do so otherwise",
+        "and can with NCCL_P2P_DISABLE=1",
         "export NCCL_P2P_DISABLE=1",
     ),
     (
