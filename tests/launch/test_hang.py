@@ -13,7 +13,7 @@ from budget import budget, deadline
 from cluster import hosts, skip_where
 from command import TESTS, samestep
 from samestep.launch import stacks
-from samestep.launch.collectives import Collective, Recorded, recorded
+from samestep.launch.flight_recorder import Collective, Recorded, recorded
 from samestep.launch.hang import Hang, explain
 from samestep.launch.hung_rank import HungProcess, HungRank
 from samestep.launch.stacks import Frame

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from samestep.launch.collectives import Collective
+from samestep.launch.flight_recorder import Collective
 from samestep.launch.hung_rank import HungRank, named
 
 PLURAL = {"so is": "so are", "neither has": "neither have"}

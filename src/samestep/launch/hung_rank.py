@@ -9,9 +9,9 @@ from pathlib import Path
 
 import psutil
 
-from samestep.launch import collectives, stacks
-from samestep.launch.collectives import Recorded
+from samestep.launch import flight_recorder, stacks
 from samestep.launch.end import is_local_pid_file
+from samestep.launch.flight_recorder import Recorded
 from samestep.launch.stacks import Frame, Stack, users_frame
 from samestep.world import heartbeat
 from samestep.world.heartbeat import Pulse
@@ -125,7 +125,9 @@ def collect(folder: Path, pulses: dict[int, Pulse], silent_s: dict[int, float]) 
     states = {pid: stacks.state_of(pid) for rank in pid_of for pid in (pid_of[rank], *children[rank])}
     # Of a rank that is stopped nobody answers; its stack comes last, because asking for it lets the rank go on.
     order = sorted(pid_of, key=lambda rank: states[pid_of[rank]] in ("T", "t"))
-    recorded = {rank: None if states[pid_of[rank]] in ("T", "t") else collectives.ask(folder, rank) for rank in order}
+    recorded = {
+        rank: None if states[pid_of[rank]] in ("T", "t") else flight_recorder.ask(folder, rank) for rank in order
+    }
     hung = []
     for rank in order:
         rows = pulses[rank].row_of

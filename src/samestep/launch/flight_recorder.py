@@ -1,4 +1,4 @@
-"""Asks a rank's flight recorder which collectives it has entered, and which it waits in.
+"""Reads from a rank's flight recorder which collectives it has entered, and which it waits in.
 
 The recorder numbers the collectives of each process group on each rank alike, unless the ranks take different branches.
 Gloo never marks a collective as started or completed, only as retired: until then the rank waits in it.
