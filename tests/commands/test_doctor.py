@@ -52,6 +52,12 @@ def test_what_is_well_is_counted_and_the_facts_are_kept() -> None:
     assert "collective" not in report["facts"] and "torch_build" not in report["facts"]
 
 
+def test_what_another_launcher_has_left_is_unset() -> None:
+    """By the prefixes of all launchers' variables, which the check is given."""
+    left = found(doctor("--quick", "--json", OMPI_COMM_WORLD_RANK="0"), "launch_variables")
+    assert left["status"] == "FAIL" and left["fix"] == "unset OMPI_COMM_WORLD_RANK", left
+
+
 def test_contradictory_options_are_a_sentence() -> None:
     done = doctor("--nnodes", "2")
     assert (done.returncode, done.stdout) == (2, "")
