@@ -41,7 +41,7 @@ from samestep.errors import LoadingFailed, LostPeer, Refused, ReplicasDiffer, Us
 from samestep.rank import hardware
 from samestep.rank.log_output import log_to
 from samestep.rank.membership import hostname, says_lost
-from samestep.recorder import meeting
+from samestep.recorder import fork_rendezvous
 from samestep.recorder.run import run_script
 from samestep.records.collectives import PLAN as COLLECTIVES
 from samestep.records.collectives import CollectivePlan
@@ -185,13 +185,13 @@ def _spawned(local_rank: int, size: int, path: str, listening: int | None = None
     }
     os.environ.pop(RANK_VARIABLES, None)  # these are torchrun's
     if listening is not None:
-        meeting.serve(listening, local_rank)
+        fork_rendezvous.serve(listening, local_rank)
     launched_rank_main(path)
 
 
 def spawn_main(size: int, path: str, start_method: str) -> None:
     """Starts the ranks and waits for them. When one fails, prints each one's exit code as torchrun does."""
-    listening = meeting.listen() if start_method == "fork" and Path(path).name == SCRIPT else None
+    listening = fork_rendezvous.listen() if start_method == "fork" and Path(path).name == SCRIPT else None
     ranks = start_processes(_spawned, args=(size, path, listening), nprocs=size, join=False, start_method=start_method)
     if listening is not None:
         os.close(listening)  # rank 0 has it

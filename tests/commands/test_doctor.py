@@ -1,4 +1,4 @@
-"""The command `samestep doctor`: its exit code, its report, and the lines that mend; every fault: plant_faults.py."""
+"""The command `samestep doctor`: its exit code, its report, and its fixes; every fault: plant_faults.py."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ import pytest
 
 from budget import budget
 from samestep.commands.doctor import _report
-from samestep.commands.fleet import Here
-from samestep.world.checks import Place
+from samestep.commands.fleet import Connection, LocalMachine
+from samestep.records.doctor import Answer
+from samestep.records.files import SCHEMA
+from samestep.world.checks import LaunchInfo
 
 BEGINS = ("NCCL_", "GLOO_", "TORCH_")
 
@@ -31,7 +33,7 @@ def found(done: subprocess.CompletedProcess[str], check: str) -> Mapping[str, st
     return finding  # type: ignore[no-any-return]
 
 
-def test_a_fault_is_named_with_the_line_that_mends_it() -> None:
+def test_a_fault_is_named_with_the_line_that_fixes_it() -> None:
     done = doctor("--quick", OMP_NUM_THREADS="all", NCCL_SOCKET_IFNAMES="lo")
     assert done.returncode == 1, done.stdout + done.stderr
     assert "OMP_NUM_THREADS=all is no number" in done.stdout
@@ -50,13 +52,19 @@ def test_what_is_well_is_counted_and_the_facts_are_kept() -> None:
     assert "collective" not in report["facts"] and "torch_build" not in report["facts"]
 
 
+def test_what_another_launcher_has_left_is_unset() -> None:
+    """By the prefixes of all launchers' variables, which the check is given."""
+    left = found(doctor("--quick", "--json", OMPI_COMM_WORLD_RANK="0"), "launch_variables")
+    assert left["status"] == "FAIL" and left["fix"] == "unset OMPI_COMM_WORLD_RANK", left
+
+
 def test_contradictory_options_are_a_sentence() -> None:
     done = doctor("--nnodes", "2")
     assert (done.returncode, done.stdout) == (2, "")
     assert "name the machine where the ranks meet" in done.stderr
 
 
-def test_a_device_or_a_jobs_file_that_there_is_not_is_told() -> None:
+def test_a_device_or_a_jobs_file_that_does_not_exist_is_refused() -> None:
     done = doctor("--quick", "--device", "foo")
     assert done.returncode == 2 and "--device foo: give auto, cpu, cuda, or a list" in done.stderr
     done = doctor("--quick", "--json", "missing.py")
@@ -76,7 +84,7 @@ def test_a_machine_that_is_lost_fails_and_what_cannot_be_measured_is_unknown(err
 
 
 def test_the_port_of_a_trial_is_held_until_a_rank_has_it() -> None:
-    here = Here("h0", "127.0.0.1", Place(nproc=2, master="127.0.0.1"))
+    here = LocalMachine("h0", "127.0.0.1", LaunchInfo(nproc=2, master="127.0.0.1"))
     first = here.free_port()
     with pytest.raises(OSError, match="in use"):
         socket.create_server(("127.0.0.1", first))
@@ -86,13 +94,40 @@ def test_the_port_of_a_trial_is_held_until_a_rank_has_it() -> None:
         socket.create_server(("127.0.0.1", port)).close()
 
 
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("", "it has closed the connection"),
+        ('{"schema": 1}\n', "an older samestep .* install the same on each machine"),
+        ("[]\n", "an older samestep"),
+        ('{"schema": SCHEMA, "port": "x"}\n', "what it sends is not as samestep writes it: port"),
+    ],
+)
+def test_an_answer_that_cannot_be_used_is_a_lost_machine(line: str, says: str) -> None:
+    ours, theirs = socket.socketpair()
+    connection = Connection(ours, budget())
+    theirs.sendall(line.replace("SCHEMA", str(SCHEMA)).encode())
+    theirs.close()
+    with pytest.raises(ConnectionError, match=says):
+        connection.receive(Answer)
+    connection.close()
+
+
+def test_records_cross_a_connection() -> None:
+    ours, theirs = (Connection(end, budget()) for end in socket.socketpair())
+    ours.send(Answer(names=("eth0",)))
+    assert theirs.receive(Answer) == Answer(names=("eth0",))
+    ours.close()
+    theirs.close()
+
+
 @pytest.mark.check
 def test_it_finds_the_interface_that_works() -> None:
     done = doctor("--json", GLOO_SOCKET_IFNAME="eth9")
     assert done.returncode == 1, done.stdout + done.stderr
     meeting = found(done, "collective")
     assert meeting["status"] == "FAIL" and "with GLOO_SOCKET_IFNAME=eth9" in meeting["why"]
-    assert meeting["mend"].startswith("export GLOO_SOCKET_IFNAME=")
+    assert meeting["fix"].startswith("export GLOO_SOCKET_IFNAME=")
     assert found(done, "engine_packages")["status"] == "OK"
     assert found(done, "torch_build")["status"] == "OK"
 

@@ -14,11 +14,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from budget import budget
+from budget import budget, wait_until
 from cluster.hosts import Hosts
 
 RATES = {"100mbit": 100e6, "1gbit": 1e9}  # bits per second
@@ -67,7 +66,7 @@ def iperf3(hosts: Hosts) -> float:
     if shutil.which("iperf3") is None:
         return 0.0
     server = hosts.start(0, ["iperf3", "--server", "--one-off"], stdout=subprocess.DEVNULL)
-    time.sleep(0.5)
+    wait_until(lambda: any(at.endswith(":5201") for at in hosts.listening(0)), "iperf3 does not listen at its port")
     asked = hosts.line(1, ["iperf3", "--client", hosts.address(0), "--time", str(IPERF_S), "--json"])
     done = subprocess.run(asked, capture_output=True, text=True, check=True)
     server.wait(budget(10))

@@ -9,36 +9,38 @@ import pytest
 
 from samestep import launch
 from samestep.launch import Machines
+from samestep.launch.command import command_for
 from samestep.launch.first_error import doctor_line, exited_rank, killed_rank
 
 RECORDED = Path(__file__).parent / "recorded"
 
 
-@pytest.fixture
-def alone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The one launcher that there is: several know the same report, and would hide that one does not."""
-    monkeypatch.setattr(launch, "names", lambda: [request.param])
-    return str(request.param)
-
-
-EVERY = pytest.mark.parametrize("alone", ["fork", "horovodrun", "mpirun", "spawn", "srun", "torchrun"], indirect=True)
+REPORTING = sorted(name for name in launch.names() if launch.load(name).KILLED or launch.load(name).EXITED)
+EVERY = pytest.mark.parametrize("launcher", REPORTING)
 
 
 @EVERY
-def test_a_killed_rank_is_found(alone: str) -> None:
-    log = (RECORDED / f"{alone}-killed.txt").read_text()
-    assert killed_rank(log) == (1, "SIGKILL")
-    assert exited_rank(log) is None
+def test_a_killed_rank_is_found(launcher: str) -> None:
+    log = (RECORDED / f"{launcher}-killed.txt").read_text()
+    assert killed_rank(log, [launcher]) == (1, "SIGKILL")
+    assert exited_rank(log, [launcher]) is None
+    assert killed_rank(log, launch.names()) == (1, "SIGKILL")  # of a user's command
 
 
 @EVERY
-def test_a_rank_that_left_is_found(alone: str) -> None:
-    log = (RECORDED / f"{alone}-left.txt").read_text()
-    assert exited_rank(log) == (1, 7)
-    assert killed_rank(log) is None
+def test_a_rank_that_left_is_found(launcher: str) -> None:
+    log = (RECORDED / f"{launcher}-left.txt").read_text()
+    assert exited_rank(log, [launcher]) == (1, 7)
+    assert killed_rank(log, [launcher]) is None
 
 
-@pytest.mark.parametrize("alone", ["srun"], indirect=True)
+def test_only_the_launcher_that_was_used_is_believed() -> None:
+    log = (RECORDED / "mpirun-killed.txt").read_text()
+    assert killed_rank(log, ["torchrun"]) is None
+    command = command_for(Path("/r/plan.json"), "spawn", 2, ["cpu"], Machines())
+    assert command.launchers == ("spawn",)
+
+
 @pytest.mark.parametrize(
     ("line", "killed", "exited"),
     [
@@ -52,13 +54,13 @@ def test_a_rank_that_left_is_found(alone: str) -> None:
         ("slurmstepd: error: *** STEP 1.0 ON h1 CANCELLED AT 2026-11-22T06:00:00 ***", None, None),
     ],
 )
-def test_sruns_words(alone: str, line: str, killed: tuple[int, str] | None, exited: tuple[int, int] | None) -> None:
-    assert (killed_rank(line), exited_rank(line)) == (killed, exited)
+def test_sruns_words(line: str, killed: tuple[int, str] | None, exited: tuple[int, int] | None) -> None:
+    assert (killed_rank(line, ["srun"]), exited_rank(line, ["srun"])) == (killed, exited)
 
 
 def test_every_launcher_that_reports_is_recorded() -> None:
-    reporting = {name for name in launch.names() if launch.load(name).KILLED or launch.load(name).EXITED}
-    assert {re.sub("-.*", "", path.stem) for path in RECORDED.iterdir()} == reporting
+    assert {re.sub("-.*", "", path.stem) for path in RECORDED.iterdir()} == {*REPORTING}
+    assert len(REPORTING) >= 6
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from budget import budget, deadline
 from cluster import hosts, skip_where
 from command import TESTS, samestep
 from samestep.launch import stacks
-from samestep.launch.collectives import Collective, Recorded, recorded
+from samestep.launch.flight_recorder import Collective, Recorded, recorded
 from samestep.launch.hang import Hang, explain
 from samestep.launch.hung_rank import HungProcess, HungRank
 from samestep.launch.stacks import Frame
@@ -116,6 +116,20 @@ def test_the_rank_that_is_behind_is_at_fault() -> None:
         "rank 1 (host b, process 11) has not entered all_reduce #7 for 62 s: it is at my.py:8, f, forward of step 3 "
         "(asleep); ranks 0, 2 wait there",
     )
+
+
+@pytest.mark.parametrize(
+    ("ranks", "says"),
+    [
+        ([rank(number, last=6) for number in (1, 2)], "; neither has rank 2 (host b, process 12): it is"),
+        ([rank(number, last=6) for number in (1, 2, 3, 4)], "; neither has rank 4; rank 0 waits there"),
+        ([rank(number, last=6) for number in (1, 2, 3, 4, 5)], "; neither have ranks 4-5; rank 0 waits there"),
+        ([rank(number, state="T") for number in (1, 2)], "; so is rank 2 (host b, process 12): it is"),
+        ([rank(number, state="T") for number in (1, 2, 3, 4, 5)], "; so are ranks 4-5; rank 0 waits in all_reduce #7"),
+    ],
+)
+def test_several_ranks_at_fault_are_named_in_one_sentence(ranks: list[HungRank], says: str) -> None:
+    assert says in explain([rank(0, waits="all_reduce"), *ranks], 6).sentence
 
 
 def test_of_two_ranks_that_are_behind_the_last_is_at_fault() -> None:

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from samestep.recorder import draws
 from samestep.recorder.closures import Closures
 from samestep.recorder.forwards import Outputs
-from samestep.recorder.keeper import Kept
-from samestep.recorder.player import Player
 from samestep.recorder.recorder import Recorder
+from samestep.recorder.replay_data import ReplayData
+from samestep.recorder.replay_player import ReplayPlayer
 from samestep.records.arrays import write_state
 from samestep.records.files import read
 from samestep.records.replay import END, KEPT, START, Replayed, ReplayPlan
@@ -103,12 +103,12 @@ def test_a_replay_that_ends_says_only_why(tmp_path: Path) -> None:
         found.append(replayed)
         raise Left
 
-    torch.save(Kept(), tmp_path / KEPT.format(0))
+    torch.save(ReplayData(), tmp_path / KEPT.format(0))
     for name in (START, END):
         write_state(tmp_path, 0, name, {})
     recorder = Recorder(ScriptPlan(str(tmp_path), 0.0, "train.py"), World.from_env({}), lambda _: None)
     recorder.steps.append(StepSeen(0, [MicroSeen([])], [0.1], [], [], 0, None, {}, []))
-    player = Player(recorder, ReplayPlan(str(tmp_path), 1, str(tmp_path), [[0.1]], [1]), leave)
+    player = ReplayPlayer(recorder, ReplayPlan(str(tmp_path), 1, str(tmp_path), [[0.1]], [1]), leave)
     with pytest.raises(Left):
         player.stop("the model receives other rows")
     assert (found[0].why_not, found[0].micro) == ("the model receives other rows", -1)

@@ -21,12 +21,12 @@ from torch.utils.checkpoint import checkpoint
 
 from samestep.recorder.forwards import Different, copied, is_joined, joined, joined_outputs, randomness, scalars, split
 from samestep.recorder.hooks import precisions
-from samestep.recorder.keeper import Keeper
 from samestep.recorder.loaders import rows_of
 from samestep.recorder.losses import terms
 from samestep.recorder.patches import patch_clipping, patch_forwards
-from samestep.recorder.player import Player
 from samestep.recorder.recorder import Recorder
+from samestep.recorder.replay_data import ReplaySaver
+from samestep.recorder.replay_player import ReplayPlayer
 from samestep.recorder.sums import compress
 from samestep.recorder.window import Micro, Window
 from samestep.records.replay import KEPT, Replayed, ReplayPlan
@@ -254,16 +254,16 @@ def test_batches_of_a_class_that_a_file_or_the_replay_does_not_know(
         raise Left(found.why_not)
 
     recorder = Recorder(ScriptPlan(str(tmp_path), 0.0, "train.py"), World.from_env({}), lambda _: None)
-    keeper, plan = Keeper(recorder, tmp_path, World(0, 1)), ReplayPlan(str(tmp_path), 1, str(tmp_path), [], [])
-    keeper.kept.passes = [[Local()]]
-    keeper._save()
+    saver, plan = ReplaySaver(recorder, tmp_path, World(0, 1)), ReplayPlan(str(tmp_path), 1, str(tmp_path), [], [])
+    saver.kept.passes = [[Local()]]
+    saver._save()
     kept = torch.load(tmp_path / KEPT.format(0), weights_only=False)
     assert not kept.passes and "a batch cannot be kept in a file" in kept.why_not
-    keeper.kept.passes = [[Batch(1, 2)]]
-    keeper._save()
+    saver.kept.passes = [[Batch(1, 2)]]
+    saver._save()
     monkeypatch.delattr(sys.modules[__name__], "Batch")
     with pytest.raises(Left, match="a class that only the script knows"):
-        Player(recorder, plan, leave)
+        ReplayPlayer(recorder, plan, leave)
 
 
 def test_randomness_sees_each_generator() -> None:

@@ -41,4 +41,4 @@ def test_a_gpu_tells_watts_shares_and_the_memory_of_the_given_processes(monkeypa
     assert Gpus().use({7, 8}) == (GpuUse(0.5, 4096, 100, 250.5, 61.0),)
     del nvml.nvmlDeviceGetPowerUsage  # a GPU that does not tell it
     assert Gpus().use({7, 8}) == (GpuUse(0.5, 4096, 100, None, 61.0),)
-    assert nvidia.asked(lambda: 1 // 0, None) is None
+    assert nvidia.query(lambda: 1 // 0, None) is None

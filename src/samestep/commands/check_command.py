@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from samestep.launch import Command, inherit
-from samestep.launch.launchers import srun
+from samestep import launch
+from samestep.launch import Command
 from samestep.records.script import PLAN
+from samestep.world import RankVariables, become_worker
 
 
 def is_command(words: Sequence[str]) -> bool:
@@ -22,9 +24,18 @@ def recorded(words: Sequence[str], folder: Path, nproc: int) -> Command:
     """Returns a command whose ranks run the plan in a folder, each with the script that the command gives it."""
     first = folder / "python"
     first.mkdir()
-    shutil.copyfile(inherit.__file__, first / "sitecustomize.py")
+    shutil.copyfile(become_worker.__file__, first / "sitecustomize.py")
     path = os.pathsep.join([str(first), *filter(None, [os.environ.get("PYTHONPATH")])])
-    env = {inherit.PLAN: str(folder / PLAN), inherit.FOLDER: str(first), "PYTHONPATH": path}
-    env |= {inherit.RANKS: str(nproc), inherit.STEP: os.environ.get("SLURM_STEP_ID", "none")}
-    env |= {inherit.SLURM: ",".join(srun.VARIABLES)}
-    return Command(tuple(words), env, signal.SIGTERM)
+    env = {become_worker.PLAN: str(folder / PLAN), become_worker.FOLDER: str(first), "PYTHONPATH": path}
+    env |= {become_worker.LAUNCHERS: json.dumps(_launchers(os.environ, nproc))}
+    return Command(tuple(words), env, signal.SIGTERM, launchers=tuple(launch.names()))  # which one it is, is not known
+
+
+def _launchers(env: Mapping[str, str], nproc: int) -> list[tuple[RankVariables, dict[str, str | None], int]]:
+    """Returns the value of become_worker.LAUNCHERS. The default launcher's ranks are always ranks of the training."""
+    ids = launch.launchers_having("SAVED_VARIABLES")
+    launchers: dict[RankVariables, tuple[RankVariables, dict[str, str | None], int]] = {}
+    for name, names in launch.launchers_having("VARIABLES").items():  # several launchers use torchrun's
+        inherited = {variable: env.get(variable) for variable in (*names, *ids.get(name, ()))}
+        launchers.setdefault(names, (names, inherited, 1 if name == launch.DEFAULT else nproc))
+    return [*launchers.values()]

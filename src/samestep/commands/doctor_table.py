@@ -1,4 +1,4 @@
-"""Prints a doctor's report: a table of what is not well, and the lines that mend it."""
+"""Prints a doctor's report: a table of what is not well, and the lines that fix it."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def show_report(report: Report, *, all_: bool = False) -> None:
     several = len(report.machines) > 1
     if shown:
         console.print(_table(shown, several))
-    mends = [each for each in shown if each.mend]
-    if mends:
-        console.print("\nto mend:", style="bold")
-        for each in {each.mend: each for each in reversed(mends)}.values():
+    fixes = [each for each in shown if each.fix]
+    if fixes:
+        console.print("\nto fix:", style="bold")
+        for each in {each.fix: each for each in reversed(fixes)}.values():
             where = f" on {each.machine}" if several and each.machine else ""
             console.print(Text(f"  # {each.check}{where}", style="dim"), soft_wrap=True)
-            console.print(Text(f"  {each.mend}"), soft_wrap=True)
+            console.print(Text(f"  {each.fix}"), soft_wrap=True)
     console.print(Text(f"\n{summary(report)}", style="bold"), soft_wrap=True)
 
 

@@ -1,4 +1,4 @@
-"""The machines of a doctor: this one, and others over a connection to the first, which asks and they do."""
+"""The machines that a doctor checks: this one, and others over a connection; the first sends requests to the others."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ import psutil
 
 from samestep.errors import UserError
 from samestep.records.doctor import Answer, Greeting, Probed, Request, TrialRank
-from samestep.records.files import KEY, SCHEMA, from_json, read, with_schema, write
+from samestep.records.files import from_record, read, with_schema, write
 from samestep.world import RANK_VARIABLES, network, wire
-from samestep.world.checks import Place
+from samestep.world.checks import LaunchInfo
 from samestep.world.machine import Dialled, Flow, RankTried, Trial
 from samestep.world.orphans import COMMAND, die_with_parent, this_command
 
@@ -29,13 +29,13 @@ START_S = 60.0  # in which a rank has imported torch
 T = TypeVar("T")
 
 
-class Here:
+class LocalMachine:
     """This machine. address: by which the others reach it."""
 
-    def __init__(self, name: str, address: str, place: Place) -> None:
-        self.name, self.address, self.nproc, self._master = name, address, place.nproc, place.master
+    def __init__(self, name: str, address: str, info: LaunchInfo) -> None:
+        self.name, self.address, self.nproc, self._master = name, address, info.nproc, info.master
         self._sink: wire.Sink | None = None
-        self._meeting: socket.socket | None = None
+        self._rendezvous: socket.socket | None = None
         self._ranks: list[tuple[int, subprocess.Popen[bytes]]] = []
         self._until = 0.0
         self._folder = tempfile.TemporaryDirectory(prefix="samestep-doctor-")
@@ -56,19 +56,19 @@ class Here:
     def interfaces(self) -> tuple[str, ...]:
         states, route = psutil.net_if_stats(), network.route_to(self._master)
         first = route[0] if route else ""
-        found = [name for name, entries in network.interfaces().items() if entries and name in states]
-        return tuple(sorted((name for name in found if states[name].isup), key=lambda name: name != first))
+        names = [name for name, entries in network.interfaces().items() if entries and name in states]
+        return tuple(sorted((name for name in names if states[name].isup), key=lambda name: name != first))
 
     def free_port(self) -> int:
-        """Opens a port for the ranks to meet at, which the next trial's rank 0 inherits."""
+        """Opens a port for the ranks' rendezvous, which the next trial's rank 0 inherits."""
         self._forget_port()
-        self._meeting = network.bound(self.address, 0)
-        return int(self._meeting.getsockname()[1])
+        self._rendezvous = network.bound(self.address, 0)
+        return int(self._rendezvous.getsockname()[1])
 
     def _forget_port(self) -> None:
-        if self._meeting:
-            self._meeting.close()
-        self._meeting = None
+        if self._rendezvous:
+            self._rendezvous.close()
+        self._rendezvous = None
 
     def start(self, trial: Trial) -> None:
         self._ranks = []
@@ -80,7 +80,7 @@ class Here:
         environment |= {"TORCH_CPP_LOG_LEVEL": "ERROR"} if "TORCH_CPP_LOG_LEVEL" not in environment else {}
         for rank in range(trial.first, trial.first + trial.here):
             file = folder / f"rank-{rank}.json"
-            listening = self._meeting.fileno() if self._meeting and not rank else None
+            listening = self._rendezvous.fileno() if self._rendezvous and not rank else None
             write(file, TrialRank(trial, rank, listening))
             with open(folder / f"log-{rank}.txt", "wb") as log:
                 process = subprocess.Popen(
@@ -97,7 +97,7 @@ class Here:
         self._until = time.monotonic() + START_S + 4 * trial.wait_s
 
     def ended(self) -> tuple[RankTried, ...]:
-        folder, found = Path(self._folder.name), []
+        folder, tried = Path(self._folder.name), []
         for rank, process in self._ranks:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, self._until - time.monotonic()))
@@ -105,15 +105,15 @@ class Here:
                 process.kill()
                 process.wait()
             with suppress(OSError, UserError):
-                found.append(read(RankTried, folder / f"tried-{rank}.json"))
+                tried.append(read(RankTried, folder / f"tried-{rank}.json"))
                 continue
             lines = (folder / f"log-{rank}.txt").read_text(errors="replace").strip().splitlines()
             how = f"exit code {process.returncode}" if process.returncode >= 0 else f"signal {-process.returncode}"
-            found.append(
+            tried.append(
                 RankTried(rank, error=f"the process ended ({how}): {lines[-1] if lines else 'it printed nothing'}")
             )
         self._ranks = []
-        return tuple(found)
+        return tuple(tried)
 
     def close(self) -> None:
         for _, process in self._ranks:
@@ -125,28 +125,28 @@ class Here:
         self._folder.cleanup()
 
 
-class Line:
-    """A connection on which records go as lines of JSON. Raises ConnectionError where the other side is lost."""
+class Connection:
+    """Sends and receives records as lines of JSON. Raises ConnectionError where the other side is lost."""
 
     def __init__(self, stream: socket.socket, wait_s: float) -> None:
         stream.settimeout(wait_s)
         self._stream = stream
         self._file: IO[str] = stream.makefile("rw", encoding="utf-8", newline="\n")
 
-    def say(self, record: Any) -> None:
+    def send(self, record: Any) -> None:
         try:
             self._file.write(json.dumps(with_schema(record)) + "\n")
             self._file.flush()
         except OSError as error:
             raise ConnectionError(str(error)) from None
 
-    def hear(self, kind: type[T]) -> T:
+    def receive(self, kind: type[T]) -> T:
         try:
-            value = json.loads(self._file.readline())
-            if value.pop(KEY, None) != SCHEMA:
-                raise ConnectionError("it is a samestep of another version")
-            return from_json(kind, value, "what it says")
-        except (OSError, ValueError, AttributeError, UserError) as error:
+            line = self._file.readline()
+            if not line:
+                raise ConnectionError("it has closed the connection")
+            return from_record(kind, json.loads(line), "what it sends", "install the same on each machine")
+        except (OSError, ValueError, UserError) as error:
             raise ConnectionError(str(error)) from None
 
     def close(self) -> None:
@@ -155,17 +155,17 @@ class Line:
         self._stream.close()
 
 
-class Remote:
-    """Another machine, which does what it is asked over a connection."""
+class RemoteMachine:
+    """Another machine, which answers the requests that it receives over a connection."""
 
-    def __init__(self, line: Line, name: str, greeting: Greeting) -> None:
-        self.name, self.address, self.nproc = name, greeting.address, greeting.place.nproc
-        self.line = line
+    def __init__(self, connection: Connection, name: str, greeting: Greeting) -> None:
+        self.name, self.address, self.nproc = name, greeting.address, greeting.info.nproc
+        self.connection = connection
 
     def _ask(self, request: Request) -> Answer:
         try:
-            self.line.say(request)
-            return self.line.hear(Answer)
+            self.connection.send(request)
+            return self.connection.receive(Answer)
         except ConnectionError as error:
             raise ConnectionError(f"{self.name} is lost: {error}") from None
 
@@ -195,23 +195,23 @@ class Remote:
 
     def stop(self, code: int) -> None:
         with suppress(ConnectionError):
-            self.line.say(Request("stop", code=code))
-        self.line.close()
+            self.connection.send(Request("stop", code=code))
+        self.connection.close()
 
 
-def serve(line: Line, machine: Here) -> int | None:
-    """Does what the first machine asks, until it says stop. Returns its exit code; None where it is lost."""
+def serve(connection: Connection, machine: LocalMachine) -> int | None:
+    """Answers the first machine's requests until its 'stop'. Returns the exit code of it; None where it is lost."""
     try:
         while True:
-            request = line.hear(Request)
+            request = connection.receive(Request)
             if request.do == "stop":
                 return request.code
-            line.say(_done(machine, request))
+            connection.send(_answer(machine, request))
     except ConnectionError:
         return None
 
 
-def _done(machine: Here, request: Request) -> Answer:
+def _answer(machine: LocalMachine, request: Request) -> Answer:
     match request.do:
         case "listen":
             return Answer(port=machine.listen())
@@ -230,47 +230,52 @@ def _done(machine: Here, request: Request) -> Answer:
     return Answer(seconds=machine.now())
 
 
-def welcome(listening: socket.socket, count: int, wait_s: float) -> list[tuple[Line, Greeting]]:
-    """Waits for `count` machines. Returns those that have come within `wait_s` seconds."""
-    came: list[tuple[Line, Greeting]] = []
+def accept(listening: socket.socket, count: int, wait_s: float) -> list[tuple[Connection, Greeting]]:
+    """Waits for `count` machines. Returns those that have connected within `wait_s` seconds."""
+    connected: list[tuple[Connection, Greeting]] = []
     until = time.monotonic() + wait_s
-    while len(came) < count and (left := until - time.monotonic()) > 0:
+    while len(connected) < count and (left := until - time.monotonic()) > 0:
         listening.settimeout(left)
         try:
             stream, _ = listening.accept()
         except TimeoutError:
             break
-        line = Line(stream, 10.0)
+        connection = Connection(stream, 10.0)
         try:
-            came.append((line, line.hear(Greeting)))
+            connected.append((connection, connection.receive(Greeting)))
             stream.settimeout(ANSWER_S)
-        except ConnectionError:  # somebody who looked whether the port is open
-            line.close()
-    return came
+        except ConnectionError:  # another program, which only checked that the port is open
+            connection.close()
+    return connected
 
 
-def greet(place: Place, probed: Sequence[Probed], wait_s: float) -> tuple[Line | None, Here, Dialled]:
-    """Comes to the first machine, which may not listen yet. Returns the connection; None, and how the last try ended,
-    where there is none within `wait_s` seconds."""
+def connect(
+    info: LaunchInfo, probed: Sequence[Probed], wait_s: float
+) -> tuple[Connection | None, LocalMachine, Dialled]:
+    """Connects to the first machine, which may not listen yet, and sends it the facts of this one.
+
+    Returns the connection, this machine, and how the last attempt ended; no connection where none opened within
+    `wait_s` seconds.
+    """
     until = time.monotonic() + wait_s
-    route = network.route_to(place.master)
-    here = Here(socket.gethostname(), route[1] if route else "127.0.0.1", place)
-    while (dialled := wire.dial(place.master, place.port)).outcome != "open":
+    route = network.route_to(info.master)
+    here = LocalMachine(socket.gethostname(), route[1] if route else "127.0.0.1", info)
+    while (dialled := wire.dial(info.master, info.port)).outcome != "open":
         if time.monotonic() > until or dialled.outcome == "unknown name":
             return None, here, dialled
         time.sleep(0.2)
-    line = Line(socket.create_connection((place.master, place.port), timeout=ANSWER_S), ANSWER_S)
-    line.say(Greeting(here.name, here.address, place, tuple(probed)))
-    return line, here, dialled
+    connection = Connection(socket.create_connection((info.master, info.port), timeout=ANSWER_S), ANSWER_S)
+    connection.send(Greeting(here.name, here.address, info, tuple(probed)))
+    return connection, here, dialled
 
 
-def named(here: Here, came: Sequence[tuple[Line, Greeting]]) -> list[Remote]:
+def remote_machines(here: LocalMachine, connected: Sequence[tuple[Connection, Greeting]]) -> list[RemoteMachine]:
     """Returns the other machines in the order of their numbers, each with a name of its own."""
-    used, found = {here.name}, []
-    for line, greeting in sorted(came, key=lambda each: (each[1].place.node is None, each[1].place.node or 0)):
+    used, machines = {here.name}, []
+    for connection, greeting in sorted(connected, key=lambda each: (each[1].info.node is None, each[1].info.node or 0)):
         name, number = greeting.name, 2
         while name in used:
             name, number = f"{greeting.name} ({number})", number + 1
         used.add(name)
-        found.append(Remote(line, name, greeting))
-    return found
+        machines.append(RemoteMachine(connection, name, greeting))
+    return machines

@@ -8,13 +8,16 @@ from dataclasses import replace
 from typing import Any
 
 from samestep import launch
+from samestep.commands.machine_options import MachineOptions
 from samestep.commands.setup import Setup
 from samestep.errors import UserError
 from samestep.launch import Machines, ports
 from samestep.launch.started_by import LaunchedRank, launched_rank, outer_launcher, refuse_to_start_more
+from samestep.world import RENDEZVOUS_PORT
 from samestep.world.network import check_master, is_this_machine, towards
 
 LOCAL = Machines().master
+OF_THE_LAUNCHER = ("port", "hosts", "node_rank", "master_addr", "max_restarts")  # fields of MachineOptions
 RESTARTS = 10  # as --max-restarts, where machines may leave: torchrun counts each that does as one
 
 
@@ -44,13 +47,10 @@ def detect_launched_rank(env: Mapping[str, str], setup: Setup) -> LaunchedRank |
         host_of, port_of = (launch.launchers_having(f"rendezvous_{what}").get(launcher) for what in ("host", "port"))
         host = env.get("MASTER_ADDR") or (host_of(env) if host_of else "")
         rank = launched_rank(env, launcher, host, port_of(env) if port_of else 0)
-    machines = setup.machines
-    given = {"port": machines.port, "hosts": machines.hosts, "node-rank": machines.node_rank}
-    given |= {"master-addr": machines.master_addr, "max-restarts": machines.max_restarts}
-    for option, value in given.items():
-        if value:
+    for field in OF_THE_LAUNCHER:
+        if getattr(setup.machines, field) != getattr(MachineOptions(), field):
             raise UserError(
-                f"{rank.launcher} has started this rank, and --{option} is for ranks that samestep "
+                f"{rank.launcher} has started this rank, and --{field.replace('_', '-')} is for ranks that samestep "
                 f"starts; leave it out, and give it to {rank.launcher} instead"
             )
     by_hand = "LOCAL_WORLD_SIZE" not in env  # then the number of machines is unknown
@@ -121,10 +121,10 @@ def machines_of(setup: Setup, env: Mapping[str, str]) -> Machines:
         return machines
     check_master(machines.master, nnodes)
     if node_rank == 0 and not machines.single_launch and not is_this_machine(machines.master):
-        raise SecondMaster(replace(machines, port=machines.port or launch.RENDEZVOUS_PORT))
+        raise SecondMaster(replace(machines, port=machines.port or RENDEZVOUS_PORT))
     route = towards(machines.master)
     is_master, address = is_this_machine(machines.master), route[1] if route else ""
-    return replace(machines, is_master=is_master, local_address=address, port=machines.port or launch.RENDEZVOUS_PORT)
+    return replace(machines, is_master=is_master, local_address=address, port=machines.port or RENDEZVOUS_PORT)
 
 
 def _scheduler(setup: Setup, env: Mapping[str, str]) -> tuple[Any, int | None]:

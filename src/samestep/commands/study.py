@@ -105,7 +105,7 @@ def _machines_to_train_on(setup: Setup) -> Machines:
     except SecondMaster as error:
         its = error.machines
         say(f"--node-rank 0 is the number of {its.master}, another machine: reporting this mistake to {its.master}")
-        second_master.tell(its.master, its.port, its.nnodes, its.timeout_s)
+        second_master.report(its.master, its.port, its.nnodes, its.timeout_s)
         raise
 
 

@@ -49,7 +49,7 @@ def submit_to_slurm(results: Path, script: str) -> str:
 def _training(setup: Setup, words: Sequence[str], gpus: int) -> Training:
     if setup.machines.least_nnodes:
         raise UserError(
-            f"--nnodes {setup.machines.nnodes}: a script or a manifest starts a number of machines that stays; give one"
+            f"--nnodes {setup.machines.nnodes}: a script or a manifest starts a fixed number of machines; give one"
         )
     return Training(
         job=setup.job,

@@ -17,7 +17,6 @@ from samestep.world import RankVariables
 
 GROUP = "samestep.launchers"  # the entry-point group in which other packages register launchers
 DEFAULT = "torchrun"
-RENDEZVOUS_PORT = 29500  # torch.distributed's default
 FORK = "fork"  # for proofs only, never for a training
 
 
@@ -70,12 +69,14 @@ class Command:
 
     ends_by: the signal that ends it when this process is killed. A launcher whose ranks are not its children needs one
     that it can forward to them. fork: the fork server that may start it; None: it needs a new interpreter.
+    launchers: those that may report failed ranks in its output.
     """
 
     argv: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
     ends_by: signal.Signals = signal.SIGKILL
     fork: Literal["ranks", "reference"] | None = None
+    launchers: tuple[str, ...] = ()
 
 
 class Launcher(Protocol):
@@ -85,7 +86,8 @@ class Launcher(Protocol):
         (one process that drives all devices), or the name that an engine has in its PROCESSES.
     VARIABLES: the environment variables that hold rank, world size, local rank, …
     KILLED, EXITED: regular expressions for the lines of its log that report a rank ended by a signal, and a rank that
-        exited. Groups: `rank`, and of the signal `number`, `word` or `status` (128 + number), or `code`.
+        exited. Groups: `rank`, and of the signal `number`, `word` or `status` (128 + number), or `code`. A launcher
+        whose report has a `word` has SIGNALS, word -> number.
     plan(program, shape): the command to start. missing(machines, env): why it is not available now, or None.
 
     A launcher that users start themselves, around `samestep run`, also has:
@@ -103,7 +105,8 @@ class Launcher(Protocol):
     A launcher that takes options of its own has OPTIONS, the names of these fields of Machines: other launchers refuse
     them.
     A launcher whose ranks are not its children may have end(folder), which ends the ranks that write into `folder`,
-    and SAVED_VARIABLES, the environment variables that `end` needs: rank 0 saves their values in `folder`.
+    and SAVED_VARIABLES, the environment variables that identify a launch, by which `end` finds it: rank 0 saves their
+    values in `folder`.
     A launcher whose ranks get no signals has NO_STOP = True: an interrupt ends its training at once.
     """
 

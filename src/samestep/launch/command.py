@@ -27,7 +27,8 @@ def command_for(
     shape = launch.Shape(nproc, str(path.parent), machines)
     module = launch.load(launcher)
     command = module.plan(("-m", "samestep.worker", *flags, str(path)), shape)
-    return replace(command, env={**_environment(devices, machines), **_saved_variables(module), **command.env})
+    env = {**_environment(devices, machines), **_saved_variables(module), **command.env}
+    return replace(command, env=env, launchers=(launcher,))
 
 
 def _saved_variables(module: launch.Launcher) -> dict[str, str]:
@@ -66,8 +67,8 @@ def private_folder() -> Path:
     folder = Path(tempfile.gettempdir()).resolve() / f"samestep-{os.getuid()}"
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
         raise UserError(f"{folder} is not a folder for this user alone; remove it, or set TMPDIR to another folder")
     return folder
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 
 from samestep import launch
@@ -11,20 +12,22 @@ from samestep.errors import Refused, TrainingFailed, UserError
 from samestep.launch import Machines, oom_kills, stacks
 from samestep.records.record import Record
 
-SIGNALS = {"Killed": 9, "Out Of Memory": 9, "Segmentation fault": 11, "Aborted": 6, "Bus error": 7}
+GLOO_MISMATCH = "distributed collective mismatch"  # what gloo prints before it aborts
 
 
-def raise_if_failed(record: Record, code: int, size: int, machines: Machines, memory_kills: int) -> None:
+def raise_if_failed(
+    record: Record, code: int, size: int, machines: Machines, memory_kills: int, launchers: Sequence[str]
+) -> None:
     """Raises UserError or TrainingFailed with the first cause, unless all `size` ranks have written their records.
 
     A lost peer is never the first cause: another rank ended before. memory_kills: how many processes the kernel's
-    out-of-memory killer ended during the launch.
+    out-of-memory killer ended during the launch. launchers: as those of Command.
     """
     if record.complete(size):
         return
     error = record.error()
     log = "\n".join(log.read_text(errors="replace") for log in record.folder.glob("log*.txt"))
-    killed = killed_rank(log)
+    killed = killed_rank(log, launchers)
     if error and error.kind in ("user", "refused"):
         raise (Refused if error.kind == "refused" else UserError)(error.message)
     if error and not error.lost_peer:
@@ -37,7 +40,7 @@ def raise_if_failed(record: Record, code: int, size: int, machines: Machines, me
             f"rank {rank} was ended by {name}{_kill_reason(name, memory_kills)}{_abort_reason(record, rank)}; "
             f"its last output is in {_rank_log(record, rank)}"
         )
-    exited = exited_rank(log)
+    exited = exited_rank(log, launchers)
     if exited and not (record.folder / f"error-rank{exited[0]}.json").exists():
         rank, code = exited
         raise TrainingFailed(
@@ -75,13 +78,13 @@ def doctor_line(size: int, machines: Machines) -> str:
     return f"to find out why, type{where}: {' '.join(words)}"
 
 
-def killed_rank(log: str) -> tuple[int, str] | None:
-    """Returns (rank, signal) of a rank that a signal ended, by the launcher's log; not SIGTERM, the launcher's own."""
-    for report in (report for name in launch.names() for report in launch.load(name).KILLED):
-        for match in re.finditer(report, log):
+def killed_rank(log: str, launchers: Sequence[str]) -> tuple[int, str] | None:
+    """Returns (rank, signal) of a rank that a signal ended, by the launchers' log; not SIGTERM, the launcher's own."""
+    for module in map(launch.load, launchers):
+        for match in (match for report in module.KILLED for match in re.finditer(report, log)):
             groups = match.groupdict()
             number = int(groups["status"]) - 128 if "status" in groups else int(groups.get("number") or 0)
-            name = signal_name(number or SIGNALS[groups["word"]])
+            name = signal_name(number or getattr(module, "SIGNALS", {})[groups["word"]])
             if name != "SIGTERM":
                 return int(groups["rank"]), name
     return None
@@ -95,9 +98,9 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def exited_rank(log: str) -> tuple[int, int] | None:
-    """Returns (rank, exit code) of a rank that exited, by the launcher's log."""
-    matches = (re.search(report, log) for name in launch.names() for report in launch.load(name).EXITED)
+def exited_rank(log: str, launchers: Sequence[str]) -> tuple[int, int] | None:
+    """Returns (rank, exit code) of a rank that exited, by the launchers' log."""
+    matches = (re.search(report, log) for name in launchers for report in launch.load(name).EXITED)
     first = next((match for match in matches if match), None)
     return (int(first["rank"]), int(first["code"])) if first else None
 
@@ -127,10 +130,10 @@ def _ranks_without_record(record: Record, size: int) -> str:
 def _abort_reason(record: Record, rank: int) -> str:
     """Says why gloo has ended a rank, which it does when another one sends it data of another size."""
     log = _rank_log(record, rank)
-    if not log.is_file() or "distributed collective mismatch" not in log.read_text(errors="replace"):
+    if not log.is_file() or GLOO_MISMATCH not in log.read_text(errors="replace"):
         return ""
     text = (record.folder / f"stack-rank{rank}.txt").read_text(errors="replace")
-    frame = next((found for found in map(stacks.users_frame, stacks.parse(text)) if found), None)
+    frame = next(filter(None, map(stacks.users_frame, stacks.parse(text))), None)
     where = f" at {frame}" if frame else ""
     return (
         f"{where}: it received data of another size than its collective expects, so another rank calls another "
@@ -142,7 +145,7 @@ def _kill_reason(name: str, memory_kills: int) -> str:
     if name != "SIGKILL":
         return ""
     if not memory_kills:
-        return " (by hand or by a scheduler: the kernel counts no kill for memory)"
+        return " (not the out-of-memory killer; a user or the scheduler sent it)"
     limit = oom_kills.limit_bytes()
     where = f", whose limit is {limit / 2**20:.0f} MiB" if limit else ""
     return (

@@ -1,4 +1,4 @@
-"""Decides from what is known of the ranks which of them the others wait for, and says so in one sentence."""
+"""Decides which ranks the others wait for, and says so in one sentence. A pure function of what is known of each."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from samestep.launch.collectives import Collective
+from samestep.launch.flight_recorder import Collective
 from samestep.launch.hung_rank import HungRank, named
+
+PLURAL = {"so is": "so are", "neither has": "neither have"}
 
 
 @dataclass(frozen=True)
@@ -23,16 +25,16 @@ def explain(ranks: Sequence[HungRank], size: int) -> Hang:
     stopped = [each for each in ranks if each.at_work().is_stopped]
     waiting = {each.rank: wait for each in ranks if (wait := _waits_in(each))}
     if stopped:
-        return _blame(stopped, ranks, waiting, "is stopped, as by SIGSTOP, and has done nothing")
+        return _blame(stopped, ranks, waiting, "is stopped, as by SIGSTOP, and has done nothing", "so is")
     behind, collective = _behind(ranks, waiting)
     if behind and collective:
-        return _blame(behind, ranks, waiting, f"has not entered {collective}")
+        return _blame(behind, ranks, waiting, f"has not entered {collective}", "neither has")
     if other := _in_other_collectives(ranks, waiting):
         return _mismatch(other, ranks, waiting)
     if waiting and len(waiting) == len(ranks):
         return _elsewhere(ranks, waiting, size)
     late = _late(ranks, waiting)
-    return _blame(late, ranks, waiting, "has done nothing")
+    return _blame(late, ranks, waiting, "has done nothing", "neither has")
 
 
 def _waits_in(rank: HungRank) -> Collective | None:
@@ -79,13 +81,17 @@ def _late(ranks: Sequence[HungRank], waiting: dict[int, Collective]) -> list[Hun
     return in_own_code or first
 
 
-def _blame(culprits: Sequence[HungRank], ranks: Sequence[HungRank], waiting: dict[int, Collective], how: str) -> Hang:
+def _blame(
+    culprits: Sequence[HungRank], ranks: Sequence[HungRank], waiting: dict[int, Collective], how: str, also: str
+) -> Hang:
+    """Names the ranks at fault. how: the verb and what follows it, for the first one; also: the verb for the others."""
     first = culprits[0]
     sentence = f"{_who(first)} {how} for {first.silent_s:.0f} s: it is {first.place}"
     for other in culprits[1:3]:
-        sentence += f"; so does {_who(other)}: it is {other.place}"
+        sentence += f"; {also} {_who(other)}: it is {other.place}"
     if len(culprits) > 3:
-        sentence += f"; so do {named([each.rank for each in culprits[3:]])}"
+        rest = [each.rank for each in culprits[3:]]
+        sentence += f"; {also if len(rest) == 1 else PLURAL[also]} {named(rest)}"
     blamed = tuple(each.rank for each in culprits)
     others = [each for each in ranks if each.rank not in blamed]
     sentence += _others(others, waiting, "there" if "entered" in how else "")

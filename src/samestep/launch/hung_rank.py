@@ -1,4 +1,4 @@
-"""A rank of this machine as it hangs: what it is doing, its stacks, its collectives, and its processes' states."""
+"""A hung rank of this machine: what it is doing, its stacks, its collectives, and its processes' states."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 
 import psutil
 
-from samestep.launch import collectives, stacks
-from samestep.launch.collectives import Recorded
+from samestep.launch import flight_recorder, stacks
 from samestep.launch.end import is_local_pid_file
+from samestep.launch.flight_recorder import Recorded
 from samestep.launch.stacks import Frame, Stack, users_frame
 from samestep.world import heartbeat
 from samestep.world.heartbeat import Pulse
@@ -36,7 +36,7 @@ class HungProcess:
 
     def frame(self) -> Frame | None:
         """Returns the line of the user's code that it is at, in the main thread or, while that waits, in another."""
-        return next((found for found in map(users_frame, self.threads) if found), None)
+        return next(filter(None, map(users_frame, self.threads)), None)
 
 
 @dataclass(frozen=True)
@@ -116,17 +116,19 @@ def pids(folder: Path) -> dict[int, int]:
 
 
 def collect(folder: Path, pulses: dict[int, Pulse], silent_s: dict[int, float]) -> list[HungRank]:
-    """Asks the ranks for their collectives, then for their stacks, which may wake what sleeps.
+    """Gets the ranks' collectives, then their stacks: the signal for a stack may wake a process that sleeps.
 
-    pulses, silent_s: of each rank to ask. A rank that has ended meanwhile is left out.
+    pulses, silent_s: of each rank. A rank that has ended meanwhile is left out.
     """
     pid_of = {rank: pid for rank, pid in pids(folder).items() if rank in pulses and stacks.is_alive(pid)}
     children = {rank: _children(pid) for rank, pid in pid_of.items()}
     states = {pid: stacks.state_of(pid) for rank in pid_of for pid in (pid_of[rank], *children[rank])}
     # Of a rank that is stopped nobody answers; its stack comes last, because asking for it lets the rank go on.
     order = sorted(pid_of, key=lambda rank: states[pid_of[rank]] in ("T", "t"))
-    recorded = {rank: None if states[pid_of[rank]] in ("T", "t") else collectives.ask(folder, rank) for rank in order}
-    found = []
+    recorded = {
+        rank: None if states[pid_of[rank]] in ("T", "t") else flight_recorder.ask(folder, rank) for rank in order
+    }
+    hung = []
     for rank in order:
         rows = pulses[rank].row_of
         processes = []
@@ -134,8 +136,8 @@ def collect(folder: Path, pulses: dict[int, Pulse], silent_s: dict[int, float]) 
             text = stacks.ask([pid], folder / f"stack-rank{rank}.txt")
             row = rows.get(pid, heartbeat.NONE)
             processes.append(HungProcess(pid, states[pid], text, row, stacks.parse(text)))
-        found.append(HungRank(rank, processes[0], pulses[rank], silent_s[rank], tuple(processes[1:]), recorded[rank]))
-    return sorted(found, key=lambda each: each.rank)
+        hung.append(HungRank(rank, processes[0], pulses[rank], silent_s[rank], tuple(processes[1:]), recorded[rank]))
+    return sorted(hung, key=lambda each: each.rank)
 
 
 def _children(pid: int) -> list[int]:

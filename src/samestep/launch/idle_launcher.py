@@ -1,4 +1,4 @@
-"""Detects a launcher that keeps running after all of its ranks have ended, or would restart them in vain."""
+"""Detects a launcher that keeps running after all of its ranks have ended, or that would restart them in vain."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from samestep.launch.end import is_local_pid_file, live_local_ranks, local_pids
 from samestep.records.record import Record
 
 ENDING_S = 10.0  # after every rank has written its record: time for the launcher to exit
-SETTLE_S = 1.5  # after all ranks have died: torchrun would wait minutes for other machines
+SETTLE_S = 1.5  # after all ranks have died: a launcher may wait minutes for other machines
 
 
 class IdleLauncher:
@@ -22,8 +22,10 @@ class IdleLauncher:
         self._no_rank_since: float | None = None  # when the last rank on this machine ended
 
     def is_stuck(self) -> bool:
-        """Whether the launcher has run for too long without a rank that is alive, or has nothing left to try. To be
-        called repeatedly."""
+        """Whether the launcher has run for too long without a live rank, or would restart ranks that fail again.
+
+        To be called repeatedly.
+        """
         if self._is_users_mistake():
             return True
         if not local_pids(self._folder) or live_local_ranks(self._folder):
@@ -33,8 +35,8 @@ class IdleLauncher:
         return time.monotonic() - self._no_rank_since > self._limit_s()
 
     def _is_users_mistake(self) -> bool:
-        """Whether a rank has failed in a way in which restarted ones would fail, too. On several machines another one's
-        torchrun would wait for this one's."""
+        """Whether a rank has failed in a way in which restarted ones would fail, too. On several machines the others'
+        launchers would wait for this one."""
         if not self._machines.max_restarts or self._machines.nnodes > 1:
             return False
         with suppress(FileNotFoundError):  # a restarted rank removes its old one
@@ -46,5 +48,5 @@ class IdleLauncher:
         machines = self._machines
         ranks = [path.name.removeprefix("pid-") for path in self._folder.glob("pid-rank*") if is_local_pid_file(path)]
         if all((self._folder / f"{rank}.json").exists() for rank in ranks):
-            return ENDING_S if machines.nnodes == 1 else machines.timeout_s  # torchrun waits for other machines' ranks
-        return machines.timeout_s if machines.max_restarts else SETTLE_S  # torchrun may restart them
+            return ENDING_S if machines.nnodes == 1 else machines.timeout_s  # it waits for other machines' ranks
+        return machines.timeout_s if machines.max_restarts else SETTLE_S  # the launcher may restart them

@@ -39,10 +39,10 @@ class LogRotation:
 def cuts_of(log: Path) -> object:
     """Returns what changes when a log is cut: its length alone would not show it, where it has grown again."""
     try:
-        found = log.with_name(f"{log.name}.1").stat()
+        copy = log.with_name(f"{log.name}.1").stat()
     except OSError:
         return None
-    return found.st_ino, found.st_mtime_ns
+    return copy.st_ino, copy.st_mtime_ns
 
 
 def cut(log: Path) -> None:

@@ -1,4 +1,4 @@
-"""Tells the machine of --node-rank 0 that another one has been given its number, so that it does not wait in vain."""
+"""Reports a second --node-rank 0 to the machine that has this number, which would wait in vain for another one."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ POLL_S = 0.2
 DIAL_S = 2.0
 
 
-def tell(master: str, port: int, nnodes: int, timeout_s: float) -> bool:
-    """Joins the rendezvous at `master` a second time as machine 0, which its command then reports; returns whether.
+def report(master: str, port: int, nnodes: int, timeout_s: float) -> bool:
+    """Joins the rendezvous at `master` as machine 0 again, so that its command fails and names the duplicate number.
 
-    Waits until that command listens, for at most 30 s.
+    Waits until that command listens, for at most 30 s. Returns whether it was reached.
     """
     until = time.monotonic() + min(timeout_s, MOST_S)
     while dial(master, port, DIAL_S).outcome != "open":

@@ -99,7 +99,7 @@ def _size(file: Path) -> int:
 
 
 def handles(pid: int, number: int) -> bool:
-    """Whether a process has a handler for a signal. Elsewhere than on Linux nobody knows, and it is asked nothing."""
+    """Whether a process has a handler for a signal. False where that is not known, as on other systems than Linux."""
     with suppress(OSError, ValueError):
         status = Path(f"/proc/{pid}/status").read_text()
         caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", status, re.MULTILINE)

@@ -49,7 +49,7 @@ class StopRequests:
         self._signals.append(number)
 
     def forward(self, progress: Progress) -> None:
-        """Signals the ranks once, and again after torchrun has restarted them."""
+        """Signals the ranks once, and again after their launcher has restarted them."""
         if progress.done is None:
             return
         if self._signals and not self._stopping:

@@ -77,7 +77,7 @@ def run(
     if code == 0 and machines.nnodes > 1 and not list(folder.glob("error-rank*")):
         _await_records(folder, size)
     record = Record(folder)
-    first_error.raise_if_failed(record, code, size, machines, oom_kills.kills() - killed_before)
+    first_error.raise_if_failed(record, code, size, machines, oom_kills.kills() - killed_before, command.launchers)
     return record
 
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from samestep.errors import TrainingFailed
-from samestep.launch import Machines, collectives
+from samestep.launch import Machines, flight_recorder
 from samestep.launch.hang import explain
 from samestep.launch.hung_rank import HungRank, collect, pids
 from samestep.world import heartbeat
@@ -120,7 +120,7 @@ class Watchdog:
         if not silent or now - self._asked_at < POLL_S:
             return False
         self._asked_at = now
-        recorded = collectives.ask(self._folder, silent[0])
+        recorded = flight_recorder.ask(self._folder, silent[0])
         wait = recorded.first_waiting if recorded else None
         return wait is not None and time.time() - wait.created_ns / 1e9 > near_s
 
@@ -142,7 +142,7 @@ class Watchdog:
         """Whether each rank of this machine waits in the same collective, for one on another machine."""
         waits = set()
         for rank in ranks:
-            recorded = collectives.ask(self._folder, rank)
+            recorded = flight_recorder.ask(self._folder, rank)
             wait = recorded.first_waiting if recorded else None
             waits.add((wait.group, wait.number, wait.what) if wait else None)
         return len(waits) == 1 and None not in waits

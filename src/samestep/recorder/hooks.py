@@ -1,4 +1,4 @@
-"""In which precision gradients reach the optimizer, where DistributedDataParallel's communication hooks round them."""
+"""The precision in which gradients reach the optimizer: communication hooks of DDP may round them."""
 
 from __future__ import annotations
 

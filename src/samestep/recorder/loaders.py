@@ -1,4 +1,4 @@
-"""Records which rows DataLoaders read: the indices of each batch, and digests of the tensors that came of them."""
+"""Records which rows DataLoaders read: the indices of each batch, and digests of the tensors that are made of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The places in torch that have no hook of their own: each is replaced by a function that calls ours, and then it."""
+"""Patches functions of torch that have no hook of their own: each calls ours first."""
 
 from __future__ import annotations
 

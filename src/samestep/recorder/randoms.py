@@ -1,4 +1,4 @@
-"""Records the states of random generators, so that equal streams on several ranks can be told."""
+"""Records the states of random generators, so that equal streams on several ranks can be detected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recorder: hooks that record a training of which nothing is known but that it is PyTorch."""
+"""Recorder: hooks that record any training in PyTorch."""
 
 from __future__ import annotations
 

@@ -15,15 +15,16 @@ from typing import NoReturn
 from samestep.errors import UserError
 from samestep.rank import flight_recorder
 from samestep.recorder import collectives
-from samestep.recorder.keeper import Keeper
-from samestep.recorder.player import Player
 from samestep.recorder.recorder import Recorder
+from samestep.recorder.replay_data import ReplaySaver
+from samestep.recorder.replay_player import ReplayPlayer
 from samestep.recorder.spawned import patch_spawn, seed_anew
 from samestep.records.files import naming_full_disks, write
 from samestep.records.record import RankRecord
 from samestep.records.replay import REPLAYED, Replayed
-from samestep.records.script import PLAN, SCRIPT, ScriptPlan, ScriptRecord
+from samestep.records.script import PLAN, ScriptPlan, ScriptRecord
 from samestep.world import World
+from samestep.world.become_worker import SCRIPT
 from samestep.world.orphans import end_children
 
 LEAVE_S, LEAVE_STEPS = 10.0, 5  # how long a rank waits for the others' last step: seconds, or so many of its steps
@@ -37,13 +38,13 @@ def run_script(plan: ScriptPlan, record: RankRecord) -> ScriptRecord:
     folder = Path(plan.out)
     flight_recorder.enable(collectives.ENTRIES)
     plan = _completed(plan, record.world)
-    played: Player | None = None
-    keeper: Keeper | None = None
+    played: ReplayPlayer | None = None
+    saver: ReplaySaver | None = None
 
     def enough(found: ScriptRecord) -> NoReturn:
         with naming_full_disks():
-            if keeper:
-                keeper.write()
+            if saver:
+                saver.write()
             if played:
                 write(folder / REPLAYED, played.result())
         leave(found)
@@ -60,8 +61,8 @@ def run_script(plan: ScriptPlan, record: RankRecord) -> ScriptRecord:
 
     recorder = Recorder(plan, record.world, enough)
     if plan.keep:
-        keeper = Keeper(recorder, folder, record.world)
-        keeper.attach()
+        saver = ReplaySaver(recorder, folder, record.world)
+        saver.attach()
     if plan.replay:
 
         def stop(why: Replayed) -> NoReturn:
@@ -69,7 +70,7 @@ def run_script(plan: ScriptPlan, record: RankRecord) -> ScriptRecord:
             leave(recorder.record("itself"))
 
         os.chdir(plan.replay.work)
-        played = Player(recorder, plan.replay, stop)
+        played = ReplayPlayer(recorder, plan.replay, stop)
         played.attach()
     recorder.attach()
     patch_spawn(record.world, played)
@@ -79,8 +80,8 @@ def run_script(plan: ScriptPlan, record: RankRecord) -> ScriptRecord:
     except SystemExit as left:
         if left.code not in (None, 0):
             raise RuntimeError(f"{plan.script} ended itself with sys.exit({left.code!r})") from None
-    if keeper:
-        keeper.write()
+    if saver:
+        saver.write()
     if played:
         write(folder / REPLAYED, played.result())
     return recorder.record("itself")

@@ -19,7 +19,7 @@ import torch.distributed
 import torch.multiprocessing
 
 from samestep.errors import UserError
-from samestep.recorder.player import Player
+from samestep.recorder.replay_player import ReplayPlayer
 from samestep.world import World
 
 GIVES = "the script gives init_process_group {} ranks otherwise than by the arguments of spawn"
@@ -34,7 +34,7 @@ class Joined:
         return True
 
 
-def patch_spawn(world: World, player: Player | None) -> None:
+def patch_spawn(world: World, player: ReplayPlayer | None) -> None:
     """Makes spawn() run its function here, as this rank. player: whose replay ends where it starts another number."""
     spawn = torch.multiprocessing.spawn  # type: ignore[attr-defined]
 
@@ -55,7 +55,7 @@ def patch_spawn(world: World, player: Player | None) -> None:
     torch.multiprocessing.spawn = new_spawn  # type: ignore[attr-defined]
 
 
-def _of_one(fn: Callable[..., Any], args: tuple[Any, ...], ranks: int, player: Player) -> tuple[Any, ...]:
+def _of_one(fn: Callable[..., Any], args: tuple[Any, ...], ranks: int, player: ReplayPlayer) -> tuple[Any, ...]:
     """Returns the arguments of spawn's function with 1 for the number of ranks, which is their first such number.
 
     Ends the replay where the function knows that number otherwise: it would divide by ranks that are not there.

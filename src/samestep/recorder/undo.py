@@ -1,4 +1,4 @@
-"""Takes the recorder's patches of torch back, for a process that goes on after them."""
+"""Removes the recorder's patches from torch, for a process that goes on after them."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 from samestep.records.files import as_json
 from samestep.world import checks
-from samestep.world.checks import Place, Status
+from samestep.world.checks import LaunchInfo, Status
 from samestep.world.machine import Dialled, Flow, RankTried, Trial
 
 
@@ -16,7 +16,7 @@ from samestep.world.machine import Dialled, Flow, RankTried, Trial
 class ProbeQuestion:
     """Asks a worker for the facts of some checks."""
 
-    place: Place
+    info: LaunchInfo
     checks: tuple[str, ...]
 
 
@@ -29,10 +29,10 @@ class Probed:
     error: str = ""
 
     @classmethod
-    def of(cls, check: str, place: Place) -> Probed:
+    def of(cls, check: str, info: LaunchInfo) -> Probed:
         """Gathers a check's facts on this machine; a probe that fails must not hide the rest."""
         try:
-            return cls(check, as_json(checks.probe(check, place)))
+            return cls(check, as_json(checks.probe(check, info)))
         except Exception as error:
             return cls(check, error=f"{type(error).__name__}: {error}")
 
@@ -59,7 +59,7 @@ class Greeting:
 
     name: str
     address: str
-    place: Place
+    info: LaunchInfo
     probed: tuple[Probed, ...]
 
 
@@ -96,7 +96,7 @@ class Judged:
     group: str
     status: Status
     why: str
-    mend: str = ""
+    fix: str = ""
     machine: str = ""
 
 

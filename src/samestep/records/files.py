@@ -42,14 +42,19 @@ def read(kind: type[T], path: Path) -> T:
         value = json.loads(path.read_text())
     except ValueError:
         raise UserError(f"{path} cannot be read as JSON: it is incomplete; give another folder with --out") from None
+    return from_record(kind, value, str(path), "give another folder with --out")
+
+
+def from_record(kind: type[T], value: Any, what: str, instead: str) -> T:
+    """Builds the dataclass `kind` from what `with_schema` returns. Raises UserError for another schema.
+
+    what, instead: for the error, whose record it is and what to do.
+    """
     schema = value.get(KEY) if isinstance(value, dict) else None
     if schema != SCHEMA:
         version = "an older" if not isinstance(schema, int) or schema < SCHEMA else "a newer"
-        raise UserError(
-            f"{path} was written by {version} samestep (schema {schema}, this one has {SCHEMA}); "
-            "give another folder with --out"
-        )
-    return from_json(kind, value, str(path))
+        raise UserError(f"{what} was written by {version} samestep (schema {schema}, this one has {SCHEMA}); {instead}")
+    return from_json(kind, value, what)
 
 
 def is_current(path: Path) -> bool:

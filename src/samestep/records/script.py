@@ -13,7 +13,6 @@ from samestep.records.beside_steps import EvaluationSeen, GroupSeen, RandomSeen,
 from samestep.records.replay import ReplayPlan
 from samestep.records.results import Divergence
 
-SCRIPT = "SAMESTEP_CHECK_SCRIPT"  # set in a rank that a command has started: its words after python, as JSON
 PLAN = "script-plan.json"  # a worker knows by this name what to do
 STEP = "step{}"  # the name of a step's arrays
 # Of each parameter NAME: the gradient that this rank computed in the micro-batch M, before any reduction; the one that

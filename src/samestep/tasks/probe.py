@@ -7,4 +7,4 @@ from samestep.records.doctor import Probed, ProbeQuestion, Probes
 
 def probes_of(question: ProbeQuestion) -> Probes:
     """Returns the facts of the checks that are asked for, on this machine."""
-    return Probes(tuple(Probed.of(name, question.place) for name in question.checks))
+    return Probes(tuple(Probed.of(name, question.info) for name in question.checks))

@@ -12,6 +12,9 @@ from samestep.errors import UserError
 RANK_VARIABLES = "SAMESTEP_RANK_VARIABLES"  # environment variable: the five names below, unless they are torchrun's
 
 
+RENDEZVOUS_PORT = 29500  # torch.distributed's default
+
+
 class RankVariables(NamedTuple):
     """The names of a launcher's environment variables for rank, world size, local rank, local world size and node rank.
     The defaults are torchrun's."""

@@ -11,7 +11,7 @@ from samestep.world import nvidia
 
 @dataclass(frozen=True)
 class GpuUse:
-    """What one GPU does. None: this GPU, or its driver, does not tell.
+    """What one GPU does. None: this GPU, or its driver, does not report it.
 
     utilisation: the share of the driver's latest sampling period in which a kernel ran, 0 to 1; of all processes.
     memory: bytes in use, of all processes. own_memory: of the given processes. power: watts. temperature: °C.
@@ -25,7 +25,7 @@ class GpuUse:
 
 
 class Gpus:
-    """The GPUs of this machine. missing: why they cannot be asked; '' where they can."""
+    """The GPUs of this machine. missing: why NVML cannot be used; '' where they can."""
 
     def __init__(self) -> None:
         self.missing, self._nvml, self._handles = nvidia.open_nvml()
@@ -40,9 +40,9 @@ class Gpus:
     def _one(self, handle: Any, pids: Collection[int]) -> GpuUse:
         nvml = self._nvml
         return GpuUse(
-            nvidia.asked(lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100, None),
-            nvidia.asked(lambda: int(nvml.nvmlDeviceGetMemoryInfo(handle).used), None),
-            nvidia.asked(
+            nvidia.query(lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100, None),
+            nvidia.query(lambda: int(nvml.nvmlDeviceGetMemoryInfo(handle).used), None),
+            nvidia.query(
                 lambda: sum(
                     each.usedGpuMemory or 0
                     for each in nvml.nvmlDeviceGetComputeRunningProcesses(handle)
@@ -50,6 +50,6 @@ class Gpus:
                 ),
                 None,
             ),
-            nvidia.asked(lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1e3, None),
-            nvidia.asked(lambda: float(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)), None),
+            nvidia.query(lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1e3, None),
+            nvidia.query(lambda: float(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)), None),
         )

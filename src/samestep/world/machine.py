@@ -1,4 +1,4 @@
-"""What the doctor can ask a machine, this one or another: to listen, to connect, to send, to start ranks that meet."""
+"""The doctor's interface of a machine, this one or another: it listens, connects, sends, and starts ranks."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class Flow:
 
 @dataclass(frozen=True)
 class Trial:
-    """Ranks that meet as torch's env:// does, and run a fixed matmul and a fixed all-reduce.
+    """Ranks that open a process group by env://, and run a fixed matmul and a fixed all-reduce.
 
-    master, port: where they meet. first: the number of this machine's first rank, of `size` ranks on all machines.
+    master, port: of their rendezvous. first: the number of this machine's first rank, of `size` ranks on all machines.
     here: how many of them are on this machine. variables: set in their environment. wait_s: how long a rank waits for
     the others.
     """

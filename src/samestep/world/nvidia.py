@@ -1,4 +1,4 @@
-"""Looks for NVIDIA GPUs: in the driver's files, and by NVML, for processes without torch.
+"""Finds NVIDIA GPUs by the driver's files, and by NVML, for processes without torch.
 
 NVML needs nvidia-ml-py (`pip install nvidia-ml-py`), which is not a requirement of samestep.
 """
@@ -33,7 +33,7 @@ def visible() -> int:
 
 
 def open_nvml() -> tuple[str, Any, list[Any]]:
-    """Opens NVML. Returns why it cannot be asked ('' where it can), its module, and a handle of each GPU."""
+    """Opens NVML. Returns why it cannot be used ('' where it can), its module, and a handle of each GPU."""
     if not DRIVER.exists():
         return "no NVIDIA driver here", None, []
     if find_spec("pynvml") is None:
@@ -48,9 +48,9 @@ def open_nvml() -> tuple[str, Any, list[Any]]:
     return "", pynvml, handles
 
 
-def asked(ask: Callable[[], T], otherwise: T) -> T:
-    """Returns what NVML answers; `otherwise` where this GPU does not support the question."""
+def query(call: Callable[[], T], otherwise: T) -> T:
+    """Returns the result of a call to NVML; `otherwise` where this GPU does not support the call."""
     try:
-        return ask()
+        return call()
     except Exception:  # as above
         return otherwise

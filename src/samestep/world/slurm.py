@@ -7,13 +7,14 @@ from collections.abc import Mapping
 
 from samestep.errors import UserError
 
+FIRST_PORT, PORTS = 20000, 10000  # those that jobs use
 INTERACTIVE_STEP = 2**31  # Slurm gives the steps of salloc's shell and of batch scripts numbers from here on
 
 
 def port_of(job_id: str, step_id: str = "0") -> int:
     """Returns a port derived from the numbers of a job and its step, so that two on one machine seldom share one."""
     step = int(step_id) if int(step_id) < INTERACTIVE_STEP else 0
-    return 20000 + (int(job_id) + 97 * step) % 10000
+    return FIRST_PORT + (int(job_id) + 97 * step) % PORTS
 
 
 def first_host(env: Mapping[str, str]) -> str:

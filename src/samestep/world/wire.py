@@ -1,4 +1,4 @@
-"""Measures the network between two processes: opens a connection, tells a drop from a refusal, sends and counts."""
+"""Measures the network between two processes: whether a connection opens, is refused or is dropped, and its speed."""
 
 from __future__ import annotations
 

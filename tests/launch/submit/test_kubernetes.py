@@ -13,7 +13,7 @@ from samestep.launch.submit.kubernetes import manifests
 
 TRAININGS = [
     Training("digits", 2, 4, 4, "fsdp", ["lr=0.1", 'note="it\'s"'], ["wrap=root"]),
-    Training("jobs/My_Job.py:job", 1, 2, 0),
+    Training("jobs/My_Job.py:job", 1, 2, 0, "ddp"),
 ]
 
 
@@ -98,7 +98,7 @@ def test_no_value_adds_a_line(image: str, claim: str) -> None:
 
 def test_kubernetes_replaces_nothing_in_the_command() -> None:
     """It would put the value of $(NAME) into the shell's line."""
-    _, job = read(manifests("k8s", Training("digits", 1, 1, 0, settings=["note=$(NAME)"]), "x"))
+    _, job = read(manifests("k8s", Training("digits", 1, 1, 0, "ddp", settings=["note=$(NAME)"]), "x"))
     assert "'note=$$(NAME)'" in job["spec"]["template"]["spec"]["containers"][0]["args"][0]
 
 

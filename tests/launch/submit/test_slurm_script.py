@@ -18,7 +18,7 @@ from samestep.launch.submit.slurm import script, submit
 GOLDEN = Path(__file__).parent / "golden"
 CASES = {
     "slurm-gpus": (Training("digits", 2, 4, 4, "fsdp", ["epochs=2"], ["wrap=root"]), "2:00:00", ["--partition=gpu"]),
-    "slurm-cpus": (Training("my jobs/x y.py:job", 1, 2, 0, threads=3), "30:00", []),
+    "slurm-cpus": (Training("my jobs/x y.py:job", 1, 2, 0, "ddp", threads=3), "30:00", []),
 }
 
 
@@ -42,11 +42,11 @@ def test_script(case: str) -> None:
 )
 def test_no_value_adds_a_line(setting: str, out: str, option: str) -> None:
     with pytest.raises(UserError, match="holds a line break or another control character"):
-        script(Training("digits", 1, 1, 0, settings=[setting]), Path(out), "30:00", [option])
+        script(Training("digits", 1, 1, 0, "ddp", settings=[setting]), Path(out), "30:00", [option])
 
 
 def test_a_percent_sign_in_the_folder_is_not_sbatchs() -> None:
-    text = script(Training("digits", 1, 1, 0), Path("/50%j"), "30:00")
+    text = script(Training("digits", 1, 1, 0, "ddp"), Path("/50%j"), "30:00")
     assert '#SBATCH --output="/50%%j/slurm-%j.out"' in text and "--out /50%j" in text
 
 
@@ -55,7 +55,7 @@ def test_on_one_machine_the_line_is_one_that_run_takes(tmp_path: Path) -> None:
     srun = tmp_path / "srun"
     srun.write_text('#!/bin/bash\nwhile [ "${1#--}" != "$1" ]; do shift; done\nexec "$@" --dry-run\n')
     srun.chmod(0o755)
-    text = script(Training(f"{JOBS}:quick", 1, 1, 0, threads=1), tmp_path / "a 'b", "30:00")
+    text = script(Training(f"{JOBS}:quick", 1, 1, 0, "ddp", threads=1), tmp_path / "a 'b", "30:00")
     environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
     done = subprocess.run(["bash"], input=text, capture_output=True, text=True, timeout=budget(), env=environment)
     assert done.returncode == 0, done.stderr

@@ -6,14 +6,13 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from samestep.launch import Command, Machines, Shape, only_one_machine
+from samestep.launch.launchers import torchrun
 from samestep.world import RankVariables
 
 ONE_MACHINE = True
 STARTS = ("group", "one")
 VARIABLES = RankVariables()
-# worker.py writes torchrun's report.
-KILLED = (r"rank +: (?P<rank>\d+) \(local_rank: \d+\)\s+exitcode +: -(?P<number>\d+)",)
-EXITED = (r"rank +: (?P<rank>\d+) \(local_rank: \d+\)\s+exitcode +: (?P<code>[1-9]\d*)",)
+KILLED, EXITED = torchrun.KILLED, torchrun.EXITED  # worker.py writes torchrun's report
 
 
 def plan(program: Sequence[str], shape: Shape) -> Command:

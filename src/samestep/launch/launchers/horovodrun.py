@@ -12,7 +12,7 @@ from pathlib import Path
 from samestep.errors import UserError
 from samestep.launch import Command, Machines, Shape, only_one_machine
 from samestep.launch.init_method import user_init_method
-from samestep.world import RankVariables
+from samestep.world import RENDEZVOUS_PORT, RankVariables
 
 ONE_MACHINE = True
 STARTS = ("horovod",)
@@ -59,4 +59,4 @@ def identity(env: Mapping[str, str]) -> str:
 
 def init_method(env: Mapping[str, str], host: str, port: int) -> str:
     """Raises UserError where the ranks are on several machines and MASTER_ADDR is not set."""
-    return user_init_method("horovodrun", env, VARIABLES, "MASTER_ADDR=h1 MASTER_PORT=29500 horovodrun …")
+    return user_init_method("horovodrun", env, VARIABLES, f"MASTER_ADDR=h1 MASTER_PORT={RENDEZVOUS_PORT} horovodrun …")

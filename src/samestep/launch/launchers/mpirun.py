@@ -12,7 +12,7 @@ from shutil import which
 from samestep.errors import UserError
 from samestep.launch import Command, Machines, Shape
 from samestep.launch.init_method import user_init_method
-from samestep.world import RankVariables
+from samestep.world import RENDEZVOUS_PORT, RankVariables
 
 STARTS = ("group",)
 PREFIX = "OMPI_"
@@ -79,4 +79,4 @@ def identity(env: Mapping[str, str]) -> str:
 
 def init_method(env: Mapping[str, str], host: str, port: int) -> str:
     """Raises UserError where the ranks are on several machines and MASTER_ADDR is not set."""
-    return user_init_method("mpirun", env, VARIABLES, "mpirun -x MASTER_ADDR=h1 -x MASTER_PORT=29500 …")
+    return user_init_method("mpirun", env, VARIABLES, f"mpirun -x MASTER_ADDR=h1 -x MASTER_PORT={RENDEZVOUS_PORT} …")

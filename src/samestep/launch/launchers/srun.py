@@ -25,7 +25,8 @@ PREFIX = "SLURM_"
 WHERE = "inside salloc or sbatch"
 VARIABLES = RankVariables("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE", "SLURM_NODEID")
 REPORT = r"srun: error: \S+: tasks? (?P<rank>\d+)[\d,-]*: "
-KILLED = (REPORT + "(?P<word>Killed|Out Of Memory|Segmentation fault|Aborted|Bus error)",)
+SIGNALS = {"Killed": 9, "Out Of Memory": 9, "Segmentation fault": 11, "Aborted": 6, "Bus error": 7}  # srun's words
+KILLED = (f"{REPORT}(?P<word>{'|'.join(SIGNALS)})",)
 EXITED = (REPORT + r"Exited with exit code (?P<code>\d+)",)
 SAVED_VARIABLES = ("SLURM_JOB_ID", "SLURM_STEP_ID")
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from samestep.errors import UserError
 from samestep.launch import Command, Machines, Shape
-from samestep.world import RankVariables
+from samestep.world import RENDEZVOUS_PORT, RankVariables
 
 STARTS = ("group",)
 PREFIX = "TORCHELASTIC_"
@@ -84,7 +84,7 @@ def check_launched(env: Mapping[str, str], sizes: Mapping[str, int]) -> None:
             raise UserError(
                 f"{launcher} started {tasks} tasks and each its own torchrun of {groups} "
                 f"machine{'s' * (groups != '1')}, which would train separately; give torchrun --nnodes={tasks} "
-                f"--rdzv-backend=c10d --rdzv-endpoint=HOST:29500, or let {launcher} start samestep itself"
+                f"--rdzv-backend=c10d --rdzv-endpoint=HOST:{RENDEZVOUS_PORT}, or let {launcher} start samestep itself"
             )
 
 

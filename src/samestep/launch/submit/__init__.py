@@ -27,7 +27,7 @@ class Training:
     nnodes: int
     nproc: int
     gpus: int
-    engine: str = "ddp"
+    engine: str
     settings: Sequence[str] = ()
     engine_settings: Sequence[str] = ()
     options: Sequence[str] = ()

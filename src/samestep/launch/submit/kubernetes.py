@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from samestep.errors import UserError
 from samestep.launch.submit import Training, check_line, render
+from samestep.world import RENDEZVOUS_PORT
 
 KINDS = {"k8s": "kubernetes.yaml.j2", "kubeflow": "kubeflow.yaml.j2"}
-PORT = 29500
 
 
 def manifests(kind: str, training: Training, image: str, claim: str = "") -> str:
@@ -25,4 +25,4 @@ def manifests(kind: str, training: Training, image: str, claim: str = "") -> str
         raise UserError("name the container image that holds samestep and the job, as in --image registry/samestep:1")
     check_line("--image", image)
     check_line("--claim", claim)
-    return render(KINDS[kind], training=training, image=image, claim=claim, port=PORT)
+    return render(KINDS[kind], training=training, image=image, claim=claim, port=RENDEZVOUS_PORT)

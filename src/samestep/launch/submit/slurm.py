@@ -14,6 +14,7 @@ from pathlib import Path
 
 from samestep.errors import UserError
 from samestep.launch.submit import Training, check_line, render
+from samestep.world.slurm import FIRST_PORT, PORTS
 
 
 def script(training: Training, out: Path, time: str, options: Sequence[str] = ()) -> str:
@@ -34,6 +35,8 @@ def script(training: Training, out: Path, time: str, options: Sequence[str] = ()
         options=options,
         python=shlex.quote(sys.executable),
         quoted_out=shlex.quote(str(out)),
+        first_port=FIRST_PORT,
+        ports=PORTS,
     )
 
 

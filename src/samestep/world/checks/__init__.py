@@ -20,22 +20,24 @@ MIB, GIB = float(2**20), float(2**30)
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check found. why: one sentence. mend: the line that mends it, to paste into a shell; '' where none is
+    """What a check found. why: one sentence. fix: the line that fixes it, to paste into a shell; '' where none is
     needed or known. machine: the name of the machine; '' for all of them."""
 
     status: Status
     why: str
-    mend: str = ""
+    fix: str = ""
     machine: str = ""
 
 
 @dataclass(frozen=True)
-class Place:
-    """What the doctor was asked on one machine. The fields are those of launch.Machines and of the options.
+class LaunchInfo:
+    """The launch that the doctor checks, as one machine's options and environment describe it. The fields are those of
+    launch.Machines and of the options.
 
-    node: this machine's number; None: it is given one. started_by: the outer launcher; '' without one. contradiction:
-    what is wrong with the launcher's variables or the options; '' for nothing. unmet: how the last try to reach the
-    rendezvous ended, where the machines have not met.
+    node: this machine's number; None: the rendezvous gives it one. started_by: the outer launcher; '' without one.
+    contradiction: what is wrong with the launcher's variables or the options; '' for nothing. connect_error: how the
+    last attempt to connect to the rendezvous ended, where the machines have not met. prefixes: with which the names of
+    launchers' variables begin.
     """
 
     nproc: int = 2
@@ -48,16 +50,17 @@ class Place:
     device: str = "auto"
     started_by: str = ""
     contradiction: str = ""
-    unmet: Dialled | None = None
+    connect_error: Dialled | None = None
+    prefixes: tuple[str, ...] = ()
 
 
 class Check(Protocol):
     """The interface of a module in this folder.
 
     GROUP: of GROUPS. Facts: a frozen dataclass. One of the two following functions gathers it:
-    probe(place): on each machine, in the command's process, which has no torch. With IN_WORKER = True it runs in a
+    probe(info): on each machine, in the command's process, which has no torch. With IN_WORKER = True it runs in a
         worker instead, where torch can be imported. Then judge(facts) is given machine -> its facts.
-    measure(machines, place): on the first machine, which asks all machines. Then judge(facts) is given the facts.
+    measure(machines, info): on the first machine, which asks all machines. Then judge(facts) is given the facts.
         STARTS_RANKS = True: it starts processes with torch.
     judge returns at least one finding, and reads nothing but its argument.
     """
@@ -76,12 +79,12 @@ def unknown(why: str) -> list[Finding]:
     return [Finding("UNKNOWN", why)]
 
 
-def warn(why: str, mend: str = "") -> list[Finding]:
-    return [Finding("WARN", why, mend)]
+def warn(why: str, fix: str = "") -> list[Finding]:
+    return [Finding("WARN", why, fix)]
 
 
-def fail(why: str, mend: str = "") -> list[Finding]:
-    return [Finding("FAIL", why, mend)]
+def fail(why: str, fix: str = "") -> list[Finding]:
+    return [Finding("FAIL", why, fix)]
 
 
 def on_each(facts: Mapping[str, F], judge_one: Callable[[F], list[Finding]]) -> list[Finding]:
@@ -122,11 +125,11 @@ def needs_torch(name: str) -> bool:
     return is_in_worker(name) or getattr(load(name), "STARTS_RANKS", False)
 
 
-def probe(name: str, place: Place) -> Any:
+def probe(name: str, info: LaunchInfo) -> Any:
     """Gathers a check's facts on this machine."""
-    return cast(Any, load(name)).probe(place)
+    return cast(Any, load(name)).probe(info)
 
 
-def measure(name: str, machines: tuple[Machine, ...], place: Place) -> Any:
+def measure(name: str, machines: tuple[Machine, ...], info: LaunchInfo) -> Any:
     """Gathers the facts of a check that asks all machines."""
-    return cast(Any, load(name)).measure(machines, place)
+    return cast(Any, load(name)).measure(machines, info)

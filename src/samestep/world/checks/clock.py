@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from samestep.world.checks import Finding, Place, ok
+from samestep.world.checks import Finding, LaunchInfo, ok
 from samestep.world.machine import Machine
 
 GROUP = "host"
@@ -28,7 +28,7 @@ class Facts:
     offsets: tuple[Offset, ...]
 
 
-def measure(machines: Sequence[Machine], place: Place) -> Facts:
+def measure(machines: Sequence[Machine], info: LaunchInfo) -> Facts:
     return Facts(tuple(_offset(machine) for machine in machines[1:]))
 
 
@@ -43,11 +43,11 @@ def _offset(machine: Machine) -> Offset:
 
 
 def judge(seen: Facts) -> list[Finding]:
-    found = []
+    findings = []
     for each in seen.offsets:
         if abs(each.seconds) - each.within_s > SKEW_S:
             way = "ahead of" if each.seconds > 0 else "behind"
             said = f"its clock is {abs(each.seconds):.1f} s {way} the first machine's: times in logs do not compare"
-            found.append(Finding("WARN", said, "timedatectl set-ntp true   # or: chronyc makestep", each.machine))
+            findings.append(Finding("WARN", said, "timedatectl set-ntp true   # or: chronyc makestep", each.machine))
     most = max((abs(each.seconds) for each in seen.offsets), default=0.0)
-    return found or ok(f"the clocks agree within {1000 * most:.0f} ms" if seen.offsets else "one machine, one clock")
+    return findings or ok(f"the clocks agree within {1000 * most:.0f} ms" if seen.offsets else "one machine, one clock")

@@ -1,4 +1,4 @@
-"""Ranks that meet and reduce, as a training's do: whether they can, with which settings, and which of them is slow.
+"""Ranks that connect and all-reduce: whether they can, with which settings, and which of them is slow.
 
 The environment is tried as it is. Where that fails, settings of GLOO_* or NCCL_* are tried one after the other, and the
 first that works is printed.
@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from samestep.world.checks import Finding, Place, ok
+from samestep.world.checks import Finding, LaunchInfo, ok
 from samestep.world.machine import Machine, RankTried, Trial
 
 GROUP = "network"
@@ -45,18 +45,18 @@ class Facts:
     set_here: Mapping[str, str] = field(default_factory=dict)
 
 
-def measure(machines: Sequence[Machine], place: Place) -> Facts:
+def measure(machines: Sequence[Machine], info: LaunchInfo) -> Facts:
     places: dict[int, str] = {}
     for machine in machines:
         for _ in range(machine.nproc):
             places[len(places)] = machine.name
-    tries = [_tried(machines, place, {}, FIRST_WAIT_S)]
+    tries = [_tried(machines, info, {}, FIRST_WAIT_S)]
     if tries[0].error:
         backend = next((rank.backend for rank in tries[0].ranks if rank.backend), "gloo")
         shared = [set(machine.interfaces()) for machine in machines]
         names = [name for name in machines[0].interfaces() if all(name in each for each in shared)]
         for variables in candidates(names, backend, len(machines))[:MOST_TRIES]:
-            tries.append(_tried(machines, place, variables, WAIT_S))
+            tries.append(_tried(machines, info, variables, WAIT_S))
             if not tries[-1].error:
                 break
     chosen = {name: value for name, value in os.environ.items() if name.startswith(("GLOO_", "NCCL_"))}
@@ -75,11 +75,11 @@ def candidates(interfaces: Sequence[str], backend: str, machines: int) -> list[d
     return [*found, {**dict.fromkeys(switches, "1"), **(found[0] if useful else {})}]
 
 
-def _tried(machines: Sequence[Machine], place: Place, variables: Mapping[str, str], wait_s: float) -> Try:
+def _tried(machines: Sequence[Machine], info: LaunchInfo, variables: Mapping[str, str], wait_s: float) -> Try:
     size, first = sum(machine.nproc for machine in machines), 0
     port = machines[0].free_port()
     for machine in machines:
-        machine.start(Trial(machines[0].address, port, size, machine.nproc, first, variables, place.device, wait_s))
+        machine.start(Trial(machines[0].address, port, size, machine.nproc, first, variables, info.device, wait_s))
         first += machine.nproc
     return Try(variables, tuple(rank for machine in machines for rank in machine.ended()))
 
@@ -95,24 +95,24 @@ def judge(seen: Facts) -> list[Finding]:
         tried = "; ".join(
             " ".join(f"{name}={value}" for name, value in each.variables.items()) for each in seen.tries[1:]
         )
-        also = f"; nor did they with {tried}" if tried else ""
-        mend = "TORCH_DISTRIBUTED_DEBUG=DETAIL TORCH_CPP_LOG_LEVEL=INFO samestep doctor   # shows more"
-        return [Finding("FAIL", f"the ranks did not meet and reduce: {first.error}{also}", mend)]
-    found = _settings(first, last, seen.set_here) if first.error else []
-    return found + _stragglers(last, seen.places) or ok(_shown(last))
+        also = f"; nor can they with {tried}" if tried else ""
+        fix = "TORCH_DISTRIBUTED_DEBUG=DETAIL TORCH_CPP_LOG_LEVEL=INFO samestep doctor   # shows more"
+        return [Finding("FAIL", f"the ranks cannot connect and all-reduce: {first.error}{also}", fix)]
+    findings = _settings(first, last, seen.set_here) if first.error else []
+    return findings + _stragglers(last, seen.places) or ok(_shown(last))
 
 
 def _settings(first: Try, last: Try, set_here: Mapping[str, str]) -> list[Finding]:
     """Says which settings work, where the environment as it is does not."""
-    export = "export " + " ".join(f"{name}={value}" for name, value in last.variables.items())
+    working = " ".join(f"{name}={value}" for name, value in last.variables.items())
+    export = f"export {working}"
     given = [f"{name}={set_here[name]}" for name in last.variables if name in set_here]
     only_interface = set(last.variables) <= {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"}
     if given or not only_interface:
-        with_ = f"with {' '.join(given)}" if given else "with this environment"
-        return [
-            Finding("FAIL", f"the ranks do not meet and reduce {with_} ({first.error}), and do so otherwise", export)
-        ]
-    said = f"the ranks meet on another interface than gloo or NCCL choose here ({first.error})"
+        here = " ".join(given) or "this environment"
+        said = f"the ranks cannot connect and all-reduce with {here} ({first.error}), and can with {working}"
+        return [Finding("FAIL", said, export)]
+    said = f"the ranks connect on another interface than gloo or NCCL chooses here ({first.error})"
     return [Finding("WARN", f"{said}; samestep run sets this itself, a script under torchrun does not", export)]
 
 
@@ -121,11 +121,11 @@ def _stragglers(tried: Try, places: Mapping[int, str]) -> list[Finding]:
     times = {rank.rank: rank.matmul_s for rank in tried.ranks if rank.matmul_s}
     if len(times) < 2:
         return []
-    found = []
+    findings = []
     for rank, seconds in times.items():
         usual = statistics.median(times[other] for other in times if other != rank)
         if seconds > SLOWER * usual:
-            found.append(
+            findings.append(
                 Finding(
                     "WARN",
                     f"rank {rank} is a straggler: the same products take {1000 * seconds:.0f} ms there and "
@@ -134,10 +134,10 @@ def _stragglers(tried: Try, places: Mapping[int, str]) -> list[Finding]:
                     places.get(rank, ""),
                 )
             )
-    return found
+    return findings
 
 
 def _shown(tried: Try) -> str:
     slowest = max(rank.all_reduce_s for rank in tried.ranks)
     backend = tried.ranks[0].backend or "gloo"
-    return f"{len(tried.ranks)} ranks meet over {backend}; an all-reduce of 4 MiB takes {1000 * slowest:.1f} ms"
+    return f"{len(tried.ranks)} ranks connect over {backend}; an all-reduce of 4 MiB takes {1000 * slowest:.1f} ms"

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from samestep.world import cgroup
-from samestep.world.checks import Finding, Place, fail, ok, on_each, warn
+from samestep.world.checks import Finding, LaunchInfo, fail, ok, on_each, warn
 
 GROUP = "host"
 
@@ -24,9 +24,9 @@ class Facts:
     nproc: int
 
 
-def probe(place: Place) -> Facts:
+def probe(info: LaunchInfo) -> Facts:
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return Facts(os.cpu_count() or 1, usable, cgroup.cpu_limit(), os.environ.get("OMP_NUM_THREADS", ""), place.nproc)
+    return Facts(os.cpu_count() or 1, usable, cgroup.cpu_limit(), os.environ.get("OMP_NUM_THREADS", ""), info.nproc)
 
 
 def judge(facts: Mapping[str, Facts]) -> list[Finding]:
@@ -34,29 +34,29 @@ def judge(facts: Mapping[str, Facts]) -> list[Finding]:
 
 
 def _judge(seen: Facts) -> list[Finding]:
-    found = []
+    findings = []
     if seen.quota is not None and seen.quota < seen.nproc and seen.quota < seen.usable:
-        found += warn(
+        findings += warn(
             f"the control group allows {seen.quota:g} cores of CPU time to {seen.nproc} ranks: each is stopped for a "
             "part of every period, and all wait for the one that is",
             f"docker update --cpus={seen.nproc} CONTAINER   # Slurm: --cpus-per-task; a pod: resources.limits.cpu",
         )
     elif seen.usable < seen.nproc:
         of = f", of the {seen.cores} that the machine has" if seen.usable < seen.cores else ""
-        mend = f"taskset -c 0-{seen.cores - 1} samestep run …" if of else f"samestep run … --nproc {seen.usable}"
-        found += warn(f"{seen.nproc} ranks share {seen.usable} core{'s' * (seen.usable > 1)}{of}", mend)
+        fix = f"taskset -c 0-{seen.cores - 1} samestep run …" if of else f"samestep run … --nproc {seen.usable}"
+        findings += warn(f"{seen.nproc} ranks share {seen.usable} core{'s' * (seen.usable > 1)}{of}", fix)
     cores = max(1, int(min(seen.usable, seen.quota or seen.usable)))
     each = max(1, cores // seen.nproc)
     first = seen.threads.partition(",")[0].strip()
     if seen.threads and not (first.isdecimal() and int(first)):
-        found += fail(
+        findings += fail(
             f"OMP_NUM_THREADS={seen.threads} is no number of threads, and libgomp ignores it",
             f"export OMP_NUM_THREADS={each}",
         )
     elif first and int(first) * seen.nproc > max(cores, seen.nproc):
-        found += warn(
+        findings += warn(
             f"OMP_NUM_THREADS={seen.threads}: {seen.nproc} ranks with {first} threads each share {cores} cores, and "
             "wait for one another",
             f"export OMP_NUM_THREADS={each}",
         )
-    return found or ok(f"{seen.nproc} rank{'s' * (seen.nproc > 1)} on {cores} of {seen.cores} cores")
+    return findings or ok(f"{seen.nproc} rank{'s' * (seen.nproc > 1)} on {cores} of {seen.cores} cores")

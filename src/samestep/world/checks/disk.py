@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from samestep.world.checks import GIB, MIB, Finding, Place, fail, ok, on_each, warn
+from samestep.world.checks import GIB, MIB, Finding, LaunchInfo, fail, ok, on_each, warn
 
 GROUP = "host"
 WRITTEN = 16 << 20  # bytes
@@ -41,10 +41,10 @@ class Facts:
     refused: str = ""
 
 
-def probe(place: Place) -> Facts:
+def probe(info: LaunchInfo) -> Facts:
     used, asked = tempfile.gettempdir(), os.environ.get("TMPDIR", "")
     refused = asked if asked and os.path.abspath(asked) != used else ""
-    return Facts(_folder(Path(place.out)), _folder(Path(used), written=1 << 20), refused)
+    return Facts(_folder(Path(info.out)), _folder(Path(used), written=1 << 20), refused)
 
 
 def _folder(asked: Path, written: int = WRITTEN) -> Folder:
@@ -71,30 +71,30 @@ def judge(facts: Mapping[str, Facts]) -> list[Finding]:
 
 
 def _judge(seen: Facts) -> list[Finding]:
-    found = _room(seen.out, "--out", "samestep run … --out /ANOTHER/DISK")
+    findings = _room(seen.out, "--out", "samestep run … --out /ANOTHER/DISK")
     if seen.temporary.path != seen.out.path:
-        found += _room(seen.temporary, "temporary files", "export TMPDIR=/ANOTHER/DISK")
+        findings += _room(seen.temporary, "temporary files", "export TMPDIR=/ANOTHER/DISK")
     if seen.refused:
-        found += warn(
+        findings += warn(
             f"in TMPDIR={seen.refused} no file can be made: Python takes {seen.temporary.path} instead, and other "
             "programs may fail",
             f"mkdir -p {shlex.quote(seen.refused)}   # or: export TMPDIR={shlex.quote(seen.temporary.path)}",
         )
     free = f"{seen.out.free / GIB:,.1f} GiB free"
-    return found or ok(f"{seen.out.path}: {free}, {seen.out.mib_s:,.0f} MiB/s")
+    return findings or ok(f"{seen.out.path}: {free}, {seen.out.mib_s:,.0f} MiB/s")
 
 
-def _room(seen: Folder, what: str, mend: str) -> list[Finding]:
+def _room(seen: Folder, what: str, fix: str) -> list[Finding]:
     if seen.error.startswith("EFBIG"):
         return fail(f"{seen.path}, for {what}, takes no large file: a limit of this shell's (ulimit -f)", BIG)
     if seen.error:
-        return fail(f"{seen.path}, for {what}, takes no file ({seen.error})", mend)
+        return fail(f"{seen.path}, for {what}, takes no file ({seen.error})", fix)
     if seen.nodes is not None and seen.nodes < 1000:
-        return fail(f"{seen.path}, for {what}, takes {seen.nodes} more files: its inodes are used up", mend)
+        return fail(f"{seen.path}, for {what}, takes {seen.nodes} more files: its inodes are used up", fix)
     if seen.free < 100 * MIB:
-        return fail(f"{seen.path}, for {what}, has {seen.free / MIB:.0f} MiB left: weights will not fit", mend)
+        return fail(f"{seen.path}, for {what}, has {seen.free / MIB:.0f} MiB left: weights will not fit", fix)
     if seen.free < GIB:
-        return warn(f"{seen.path}, for {what}, has {seen.free / MIB:.0f} MiB left", mend)
+        return warn(f"{seen.path}, for {what}, has {seen.free / MIB:.0f} MiB left", fix)
     if seen.mib_s < 2:
-        return warn(f"{seen.path}, for {what}, writes {seen.mib_s:.1f} MiB/s: a checkpoint will take long", mend)
+        return warn(f"{seen.path}, for {what}, writes {seen.mib_s:.1f} MiB/s: a checkpoint will take long", fix)
     return []

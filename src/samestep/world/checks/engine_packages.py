@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 
-from samestep.world.checks import Finding, Place, fail, ok, on_each, warn
+from samestep.world.checks import Finding, LaunchInfo, fail, ok, on_each, warn
 from samestep.world.checks.versions import version_of
 
 GROUP = "environment"
@@ -37,7 +37,7 @@ class Facts:
     packages: tuple[Package, ...]
 
 
-def probe(place: Place) -> Facts:
+def probe(info: LaunchInfo) -> Facts:
     return Facts(tuple(_package(name) for name in needs(ENGINES) if version_of(name)))
 
 
@@ -84,12 +84,12 @@ def judge(facts: Mapping[str, Facts]) -> list[Finding]:
 
 
 def _judge(seen: Facts) -> list[Finding]:
-    found = []
+    findings = []
     for each in seen.packages:
-        mend = f"pip install --upgrade '{each.name}{each.needed}'"
+        fix = f"pip install --upgrade '{each.name}{each.needed}'"
         if each.error:
-            found += fail(f"{each.name} {each.version} is installed and does not import: {each.error}", mend)
+            findings += fail(f"{each.name} {each.version} is installed and does not import: {each.error}", fix)
         elif not each.fits:
-            found += warn(f"{each.name} is {each.version}, and samestep needs {each.needed}", mend)
+            findings += warn(f"{each.name} is {each.version}, and samestep needs {each.needed}", fix)
     named = ", ".join(f"{each.name} {each.version}" for each in seen.packages)
-    return found or ok(f"these import: {named}" if named else "no engine's package is installed besides torch")
+    return findings or ok(f"these import: {named}" if named else "no engine's package is installed besides torch")

@@ -1,4 +1,4 @@
-"""The GPUs, as NVML tells of them: their number, modes, errors, topology, and who uses them already."""
+"""The GPUs, as NVML reports them: their number, modes, errors, topology, and the processes that use them already."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from samestep.world import nvidia
-from samestep.world.checks import MIB, Finding, Place, fail, ok, on_each, unknown, warn
+from samestep.world.checks import MIB, Finding, LaunchInfo, fail, ok, on_each, unknown, warn
 
 GROUP = "gpu"
 
@@ -42,31 +42,31 @@ class Facts:
     wanted: str = "auto"
 
 
-def probe(place: Place) -> Facts:
+def probe(info: LaunchInfo) -> Facts:
     missing, nvml, handles = nvidia.open_nvml()
     if missing:
-        return Facts(missing, nproc=place.nproc, wanted=place.device)
+        return Facts(missing, nproc=info.nproc, wanted=info.device)
     pairs = [
         (one, other)
         for one in range(len(handles))
         for other in range(one + 1, len(handles))
-        if nvidia.asked(lambda: nvml.nvmlDeviceGetP2PStatus(handles[one], handles[other], 0), 0) != 0  # noqa: B023
+        if nvidia.query(lambda: nvml.nvmlDeviceGetP2PStatus(handles[one], handles[other], 0), 0) != 0  # noqa: B023
     ]
     gpus = tuple(_gpu(nvml, handle) for handle in handles)
-    return Facts("", gpus, tuple(pairs), _xid(), place.nproc, place.device)
+    return Facts("", gpus, tuple(pairs), _xid(), info.nproc, info.device)
 
 
 def _gpu(nvml: Any, handle: Any) -> Gpu:
-    name = nvidia.asked(lambda: nvml.nvmlDeviceGetName(handle), "GPU")
-    running: list[Any] = nvidia.asked(lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle), [])
+    name = nvidia.query(lambda: nvml.nvmlDeviceGetName(handle), "GPU")
+    running: list[Any] = nvidia.query(lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle), [])
     return Gpu(
         name.decode() if isinstance(name, bytes) else str(name),
-        int(nvidia.asked(lambda: nvml.nvmlDeviceGetComputeMode(handle), 0)),
-        int(nvidia.asked(lambda: nvml.nvmlDeviceGetTotalEccErrors(handle, 1, 0), 0)),
-        int(nvidia.asked(lambda: nvml.nvmlDeviceGetRemappedRows(handle)[2], 0)),
+        int(nvidia.query(lambda: nvml.nvmlDeviceGetComputeMode(handle), 0)),
+        int(nvidia.query(lambda: nvml.nvmlDeviceGetTotalEccErrors(handle, 1, 0), 0)),
+        int(nvidia.query(lambda: nvml.nvmlDeviceGetRemappedRows(handle)[2], 0)),
         tuple(int(each.pid) for each in running),
-        int(nvidia.asked(lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used, 0)),
-        bool(nvidia.asked(lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle), 0) & (0x8 | 0x40 | 0x80)),
+        int(nvidia.query(lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used, 0)),
+        bool(nvidia.query(lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle), 0) & (0x8 | 0x40 | 0x80)),
     )
 
 
@@ -83,54 +83,52 @@ def judge(facts: Mapping[str, Facts]) -> list[Finding]:
 
 def _judge(seen: Facts) -> list[Finding]:
     if seen.missing or not seen.gpus or seen.wanted == "cpu":
-        said = seen.missing or f"{len(seen.gpus)} GPUs; none is asked for"
+        said = seen.missing or f"{len(seen.gpus)} GPUs; none is requested"
         if seen.missing and seen.wanted.startswith("cuda"):
-            return unknown(
-                f"{said}, and --device {seen.wanted} asks for a GPU: the check torch_build tells whether torch has one"
-            )
+            return unknown(f"{said}, and --device {seen.wanted} asks for a GPU: see the check torch_build")
         return unknown(said) if "nvidia-ml-py" in said or "NVML" in said else ok(said)
-    count, found = len(seen.gpus), list[Finding]()
+    count, findings = len(seen.gpus), list[Finding]()
     if seen.nproc > count:
-        found += fail(
+        findings += fail(
             f"{seen.nproc} ranks and {count} GPU{'s' * (count > 1)}: two ranks on one GPU, which NCCL refuses",
             f"samestep run … --nproc {count}",
         )
     for number, gpu in enumerate(seen.gpus):
-        found += _one(number, gpu)
+        findings += _one(number, gpu)
     if seen.unlinked:
         pairs = ", ".join(f"{one}-{other}" for one, other in seen.unlinked[:4])
-        found += warn(
+        findings += warn(
             f"the GPUs {pairs} have no peer-to-peer access: NCCL copies through host memory",
             "nvidia-smi topo -m   # in virtual machines and containers: see ACS, IOMMU",
         )
     for line in seen.xid:
-        found += warn(f"the kernel reported an error of a GPU: {line}", "nvidia-smi -q | grep -A9 -i error")
-    return found or ok(", ".join(dict.fromkeys(gpu.name for gpu in seen.gpus)) + f", {count} in all")
+        findings += warn(f"the kernel reported an error of a GPU: {line}", "nvidia-smi -q | grep -A9 -i error")
+    return findings or ok(", ".join(dict.fromkeys(gpu.name for gpu in seen.gpus)) + f", {count} in all")
 
 
 def _one(number: int, gpu: Gpu) -> list[Finding]:
-    found = list[Finding]()
+    findings = list[Finding]()
     who = f"GPU {number} ({gpu.name})"
     if gpu.mode == 2:
-        found += fail(
+        findings += fail(
             f"{who} is in compute mode PROHIBITED: no process may use it", f"nvidia-smi -i {number} -c DEFAULT"
         )
     if gpu.mode == 3 and gpu.processes:
-        found += fail(
+        findings += fail(
             f"{who} is in compute mode EXCLUSIVE_PROCESS, and process {gpu.processes[0]} has it",
             f"nvidia-smi -i {number} -c DEFAULT",
         )
     if gpu.uncorrected or gpu.pending_rows:
-        found += fail(
+        findings += fail(
             f"{who} has {gpu.uncorrected} uncorrected errors of its memory, {gpu.pending_rows} rows to replace: its "
             "results cannot be trusted",
             f"nvidia-smi -i {number} -r   # after its processes have ended; if it comes back, replace the GPU",
         )
     if gpu.processes and gpu.mode != 3:
-        found += warn(
+        findings += warn(
             f"{who} is used by process {', '.join(map(str, gpu.processes))} already, {gpu.used / MIB:,.0f} MiB",
             f"ps -fp {' '.join(map(str, gpu.processes))}",
         )
     if gpu.slowed:
-        found += warn(f"heat or power lowers the clock of {who}", f"nvidia-smi -i {number} -q -d PERFORMANCE")
-    return found
+        findings += warn(f"heat or power lowers the clock of {who}", f"nvidia-smi -i {number} -q -d PERFORMANCE")
+    return findings

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from samestep.world import network
-from samestep.world.checks import Finding, Place, ok, on_each, warn
+from samestep.world.checks import Finding, LaunchInfo, ok, on_each, warn
 
 GROUP = "host"
 
@@ -27,16 +27,16 @@ class Facts:
     nnodes: int
 
 
-def probe(place: Place) -> Facts:
+def probe(info: LaunchInfo) -> Facts:
     name = socket.gethostname()
     try:
         found = [str(entry[4][0]) for entry in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)]
     except (OSError, UnicodeError):
         found = []
     mine = [address for entries in network.interfaces().values() for address in entries]
-    route = network.route_to(place.master)
+    route = network.route_to(info.master)
     chosen = os.environ.get("GLOO_SOCKET_IFNAME", "")
-    return Facts(name, tuple(dict.fromkeys(found)), tuple(mine), chosen, route[0] if route else "", place.nnodes)
+    return Facts(name, tuple(dict.fromkeys(found)), tuple(mine), chosen, route[0] if route else "", info.nnodes)
 
 
 def judge(facts: Mapping[str, Facts]) -> list[Finding]:

@@ -1,4 +1,4 @@
-"""The state of InfiniBand and RoCE adapters, as the kernel tells it."""
+"""The state of InfiniBand and RoCE adapters, as the kernel reports it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from samestep.world.checks import Finding, Place, ok, on_each, warn
+from samestep.world.checks import Finding, LaunchInfo, ok, on_each, warn
 
 GROUP = "network"
 CLASS = Path("/sys/class/infiniband")
@@ -31,7 +31,7 @@ class Facts:
     ports: tuple[Port, ...]
 
 
-def probe(place: Place) -> Facts:
+def probe(info: LaunchInfo) -> Facts:
     folders = sorted(CLASS.glob("*/ports/*"))
     return Facts(tuple(_port(folder) for folder in folders))
 
@@ -52,16 +52,16 @@ def judge(facts: Mapping[str, Facts]) -> list[Finding]:
 
 def _judge(seen: Facts) -> list[Finding]:
     active = [port for port in seen.ports if "ACTIVE" in port.state]
-    found = []
+    findings = []
     for port in seen.ports:
         if port not in active:
             rest = f"NCCL_IB_HCA=^{port.adapter}" if active else "NCCL_IB_DISABLE=1"
-            found += warn(
+            findings += warn(
                 f"port {port.number} of {port.adapter} is not active (state {port.state or 'unknown'}, physical state "
                 f"{port.physical or 'unknown'})",
                 f"export {rest}   # until it is: see ibstat, the cable, and the subnet manager (opensm)",
             )
-    if found:
-        return found
+    if findings:
+        return findings
     shown = ", ".join(f"{port.adapter} port {port.number} {port.rate}" for port in active)
     return ok(shown or "no InfiniBand here")

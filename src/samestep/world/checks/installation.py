@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from shutil import which
 
-from samestep.world.checks import Finding, Place, different, ok, on_each, warn
+from samestep.world.checks import Finding, LaunchInfo, different, ok, on_each, warn
 
 GROUP = "environment"
 SHADOWED = ("torch", "numpy", "random", "queue", "logging", "typing", "types", "signal", "socket", "select", "copy")
@@ -28,7 +28,7 @@ class Facts:
     shadows: tuple[str, ...]
 
 
-def probe(place: Place) -> Facts:
+def probe(info: LaunchInfo) -> Facts:
     active = os.environ.get("VIRTUAL_ENV") or os.environ.get("CONDA_PREFIX") or ""
     found = which("torchrun")
     folders = [Path.cwd(), *(Path(entry) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry)]
@@ -57,32 +57,32 @@ def _prefix_of(script: Path) -> str:
 
 
 def judge(facts: Mapping[str, Facts]) -> list[Finding]:
-    found = on_each(facts, _judge)
+    findings = on_each(facts, _judge)
     if says := different(facts, lambda seen: seen.prefix):
-        found += warn(
+        findings += warn(
             f"Python is in another place on each machine ({says}); mpirun and ssh start the first one's path on all",
             f"ln -s OTHER_PREFIX {next(iter(facts.values())).prefix}   # or one shared environment",
         )
-    return found
+    return findings
 
 
 def _judge(seen: Facts) -> list[Finding]:
-    found = []
+    findings = []
     if seen.active and seen.active != seen.prefix:
-        found += warn(
+        findings += warn(
             f"the environment {seen.active} is active, and this Python is that of {seen.prefix}: pip installs into "
             "another one than you run",
             f"source {seen.active}/bin/activate && hash -r   # or: deactivate",
         )
     if seen.torchrun and seen.torchrun != seen.prefix:
-        found += warn(
+        findings += warn(
             f"the torchrun in PATH is that of {seen.torchrun}, and this Python is that of {seen.prefix}: its ranks "
             "would import other packages",
             f"export PATH={seen.prefix}/bin:$PATH   # or: python -m torch.distributed.run",
         )
     for path in seen.shadows:
-        found += warn(
+        findings += warn(
             f"{path} hides Python's module of that name from every script that runs here",
             f"mv {shlex.quote(path)} {shlex.quote(f'{path[:-3]}_.py')}",
         )
-    return found or ok(f"Python of {seen.prefix}")
+    return findings or ok(f"Python of {seen.prefix}")

@@ -1,4 +1,4 @@
-"""The network interfaces: which leads to the master, and whether gloo and NCCL are told to use one that does."""
+"""The network interfaces: which leads to the master, and whether gloo and NCCL are set to use one that does."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import psutil
 
 from samestep.world import network, nvidia
-from samestep.world.checks import Finding, Place, fail, ok, on_each, warn
+from samestep.world.checks import Finding, LaunchInfo, fail, ok, on_each, warn
 
 GROUP = "network"
 VIRTUAL = (
@@ -61,15 +61,15 @@ class Facts:
     gpus: bool
 
 
-def probe(place: Place) -> Facts:
+def probe(info: LaunchInfo) -> Facts:
     states, addresses = psutil.net_if_stats(), network.interfaces()
     found = [
         Interface(name, tuple(addresses.get(name, ())), bool(state.isup), state.mtu) for name, state in states.items()
     ]
-    route = network.route_to(place.master)
+    route = network.route_to(info.master)
     gloo, nccl = (os.environ.get(name, "") for name in network.NAMES)
     gpus = nvidia.DRIVER.exists()
-    return Facts(tuple(found), route[0] if route else "", place.master, place.nnodes, gloo, nccl, gpus)
+    return Facts(tuple(found), route[0] if route else "", info.master, info.nnodes, gloo, nccl, gpus)
 
 
 def judge(facts: Mapping[str, Facts]) -> list[Finding]:
@@ -77,24 +77,24 @@ def judge(facts: Mapping[str, Facts]) -> list[Finding]:
 
 
 def _judge(seen: Facts) -> list[Finding]:
-    found, several = [], seen.nnodes > 1
+    findings, several = [], seen.nnodes > 1
     if not seen.route:
-        found += fail(
+        findings += fail(
             f"no interface leads to the master, {seen.master}: the name is unknown here, or there is no route",
             f"ip route get {seen.master}   # then: --master-addr, an address that this machine reaches",
         )
     names = {each.name: each for each in seen.interfaces}
     if several and seen.route in names and names[seen.route].is_virtual:
-        found += warn(
+        findings += warn(
             f"the route to {seen.master} takes {seen.route}, which leads to containers of this machine by its name",
             "--master-addr ADDRESS   # one of another interface of the master",
         )
     for name in filter(None, (part.strip() for part in seen.gloo.split(","))):
-        found += _chosen(name, names.get(name), seen)
+        findings += _chosen(name, names.get(name), seen)
     if seen.nccl:
-        found += _chosen_by_pattern(seen)
-    if found:
-        return found
+        findings += _chosen_by_pattern(seen)
+    if findings:
+        return findings
     others = [each.name for each in seen.interfaces if each.up and each.name != seen.route and not each.is_loop]
     also = f"; besides {', '.join(others)}" if others else ""
     return ok(f"{seen.route} leads to {seen.master}{also}")
@@ -102,34 +102,34 @@ def _judge(seen: Facts) -> list[Finding]:
 
 def _chosen(name: str, interface: Interface | None, seen: Facts) -> list[Finding]:
     """Judges an interface that GLOO_SOCKET_IFNAME names."""
-    mend = f"export GLOO_SOCKET_IFNAME={seen.route}" if seen.route else "unset GLOO_SOCKET_IFNAME"
+    fix = f"export GLOO_SOCKET_IFNAME={seen.route}" if seen.route else "unset GLOO_SOCKET_IFNAME"
     said = f"GLOO_SOCKET_IFNAME={seen.gloo}"
     if interface is None:
-        return fail(f"{said}: this machine has no interface {name}, but {_names(seen)}", mend)
+        return fail(f"{said}: this machine has no interface {name}, but {_names(seen)}", fix)
     if not interface.up:
-        return fail(f"{said}: the interface {name} is down", f"ip link set {name} up   # or: {mend}")
+        return fail(f"{said}: the interface {name} is down", f"ip link set {name} up   # or: {fix}")
     if not interface.addresses:
-        return fail(f"{said}: the interface {name} has no address", mend)
+        return fail(f"{said}: the interface {name} has no address", fix)
     if seen.nnodes > 1 and (interface.is_loop or (interface.is_virtual and name != seen.route)):
-        return fail(f"{said} leads to no other machine; {seen.route or 'another'} leads to {seen.master}", mend)
+        return fail(f"{said} leads to no other machine; {seen.route or 'another'} leads to {seen.master}", fix)
     if seen.nnodes > 1 and name != seen.route:
-        return warn(f"{said}, and the route to {seen.master} takes {seen.route}", mend)
+        return warn(f"{said}, and the route to {seen.master} takes {seen.route}", fix)
     if interface.is_virtual:
-        return warn(f"{said}: an interface of containers, which may go when they go", mend)
+        return warn(f"{said}: an interface of containers, which may go when they go", fix)
     return []
 
 
 def _chosen_by_pattern(seen: Facts) -> list[Finding]:
     """Judges NCCL_SOCKET_IFNAME."""
     matched = [each for each in seen.interfaces if each.addresses and matches(seen.nccl, each.name)]
-    said, mend = f"NCCL_SOCKET_IFNAME={seen.nccl}", f"export NCCL_SOCKET_IFNAME={seen.route or 'eth0'}"
+    said, fix = f"NCCL_SOCKET_IFNAME={seen.nccl}", f"export NCCL_SOCKET_IFNAME={seen.route or 'eth0'}"
     wrong = fail if seen.gpus else warn  # without a GPU nothing reads it
     if not matched:
-        return wrong(f"{said} fits no interface of this machine: {_names(seen)}", mend)
+        return wrong(f"{said} fits no interface of this machine: {_names(seen)}", fix)
     if seen.nnodes > 1 and all(each.is_loop or each.is_virtual for each in matched):
-        return wrong(f"{said} leads to no other machine; {seen.route or 'another'} leads to {seen.master}", mend)
+        return wrong(f"{said} leads to no other machine; {seen.route or 'another'} leads to {seen.master}", fix)
     if seen.nnodes > 1 and seen.route and seen.route not in [each.name for each in matched]:
-        return warn(f"{said}, and the route to {seen.master} takes {seen.route}", mend)
+        return warn(f"{said}, and the route to {seen.master} takes {seen.route}", fix)
     return []
 
 

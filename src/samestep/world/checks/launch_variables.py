@@ -7,19 +7,19 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from samestep.world.checks import Finding, Place, fail, ok, on_each, warn
+from samestep.world import RENDEZVOUS_PORT
+from samestep.world.checks import Finding, LaunchInfo, fail, ok, on_each, warn
 
 GROUP = "launch"
 RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-MEETING = ("MASTER_ADDR", "MASTER_PORT")
-OUTER = ("HOROVOD_", "OMPI_", "SLURM_", "TORCHELASTIC_")  # how the variables of launchers begin
+RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT")
 
 
 @dataclass(frozen=True)
 class Facts:
-    """contradiction: the sentence of the error; '' for none. left: the variables of RANKS and MEETING that are set
-    though no launcher has started this command. started_by: the launcher; '' without one. outer:
-    the names that begin as OUTER."""
+    """contradiction: the sentence of the error; '' for none. left: the variables of RANKS and RENDEZVOUS that are set
+    though no launcher has started this command. started_by: the launcher; '' without one. outer: the names of
+    launchers' variables that are set."""
 
     contradiction: str
     left: Mapping[str, str] = field(default_factory=dict)
@@ -27,10 +27,10 @@ class Facts:
     outer: tuple[str, ...] = ()
 
 
-def probe(place: Place) -> Facts:
-    found = {name: os.environ[name] for name in (*RANKS, *MEETING) if name in os.environ}
-    outer = tuple(sorted(name for name in os.environ if name.startswith(OUTER)))
-    return Facts(place.contradiction, found if not place.started_by else {}, place.started_by, outer)
+def probe(info: LaunchInfo) -> Facts:
+    found = {name: os.environ[name] for name in (*RANKS, *RENDEZVOUS) if name in os.environ}
+    outer = tuple(sorted(name for name in os.environ if name.startswith(info.prefixes)))
+    return Facts(info.contradiction, found if not info.started_by else {}, info.started_by, outer)
 
 
 def judge(facts: Mapping[str, Facts]) -> list[Finding]:
@@ -43,15 +43,15 @@ def _judge(seen: Facts) -> list[Finding]:
         left = [name for name in seen.outer if lacking and name.startswith(lacking[1])]
         left = left or [name for name in seen.left if name in RANKS]
         return fail(seen.contradiction, f"unset {' '.join(left)}" if left else "")
-    found = []
+    findings = []
     port = seen.left.get("MASTER_PORT", "1")
     if not port.isdecimal() or not 0 < int(port) < 65536:
-        found += fail(f"MASTER_PORT={port} is no port (1 to 65535)", "export MASTER_PORT=29500")
+        findings += fail(f"MASTER_PORT={port} is no port (1 to 65535)", f"export MASTER_PORT={RENDEZVOUS_PORT}")
     left = [name for name in seen.left if name in RANKS]
     if left:
-        found += warn(
+        findings += warn(
             f"{' '.join(f'{name}={seen.left[name]}' for name in left)} is set, and no launcher has started this "
             "command: a script that reads them waits for ranks that nobody starts",
             f"unset {' '.join(seen.left)}",
         )
-    return found or ok(f"started by {seen.started_by}" if seen.started_by else "no launcher's variables are set")
+    return findings or ok(f"started by {seen.started_by}" if seen.started_by else "no launcher's variables are set")

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from samestep.world.checks import Finding, Place, ok
+from samestep.world.checks import Finding, LaunchInfo, ok
 from samestep.world.machine import Flow, Machine
 
 GROUP = "network"
@@ -28,7 +28,7 @@ class Facts:
     streams: tuple[Stream, ...]
 
 
-def measure(machines: Sequence[Machine], place: Place) -> Facts:
+def measure(machines: Sequence[Machine], info: LaunchInfo) -> Facts:
     pairs = [(source, target) for source in machines for target in machines if source is not target]
     if len(pairs) > MOST_PAIRS:
         pairs = [(machine, machines[(n + 1) % len(machines)]) for n, machine in enumerate(machines)]
@@ -43,35 +43,35 @@ def measure(machines: Sequence[Machine], place: Place) -> Facts:
 def judge(seen: Facts) -> list[Finding]:
     if not seen.streams:
         return ok("one machine, no link")
-    found = []
+    findings = []
     for each in seen.streams:
         if each.flow.error:
-            mend = f"ip link set dev INTERFACE mtu 1500   # on {each.source} and {each.target}; ethtool -S INTERFACE"
+            fix = f"ip link set dev INTERFACE mtu 1500   # on {each.source} and {each.target}; ethtool -S INTERFACE"
             said = f"a stream from {each.source} to {each.target} does not arrive: {each.flow.error}"
-            found.append(Finding("FAIL", said, mend))
+            findings.append(Finding("FAIL", said, fix))
     rates = {(each.source, each.target): each.flow.mbit_s for each in seen.streams if not each.flow.error}
-    found += _slow(rates)
+    findings += _slow(rates)
     told = {frozenset(pair) for pair in rates if rates[pair] < SLOW}
     for (source, target), rate in rates.items():
         back = rates.get((target, source))
         if back is not None and rate * LOPSIDED < back and frozenset((source, target)) not in told:
             said = f"the link from {source} to {target} carries {_shown(rate)}, and {_shown(back)} back"
-            found.append(Finding("WARN", said, f"ethtool -S INTERFACE   # on {source} and {target}: errors, duplex"))
-    return found or ok(f"each link carries {_shown(min(rates.values()))} or more")
+            findings.append(Finding("WARN", said, f"ethtool -S INTERFACE   # on {source} and {target}: errors, duplex"))
+    return findings or ok(f"each link carries {_shown(min(rates.values()))} or more")
 
 
 def _slow(rates: dict[tuple[str, str], float]) -> list[Finding]:
     """Names the slow links; where all links of one machine are slow and others are not, that machine."""
     slow = {pair for pair, rate in rates.items() if rate < SLOW}
-    mend = "ethtool INTERFACE | grep -i speed   # on both; another --interface or --master-addr may be faster"
-    found = []
+    fix = "ethtool INTERFACE | grep -i speed   # on both; another --interface or --master-addr may be faster"
+    findings = []
     for side, way in ((0, "to the others"), (1, "from the others")):
         for name in sorted({pair[side] for pair in slow}):
             its = [pair for pair in rates if pair[side] == name]
             if len(its) > 1 and slow.issuperset(its) and any(name not in pair for pair in rates.keys() - slow):
                 rate = statistics.median(rates[pair] for pair in its)
                 said = f"the link of {name} is slow: {_shown(rate)} {way}{_cost(rate)}"
-                found.append(Finding("WARN", said, mend.replace("both", name), name))
+                findings.append(Finding("WARN", said, fix.replace("both", name), name))
                 slow -= set(its)
     for source, target in sorted(slow):
         rate = rates[source, target]
@@ -80,8 +80,8 @@ def _slow(rates: dict[tuple[str, str], float]) -> list[Finding]:
             continue  # said with the other direction
         also = f", and {_shown(back)} back" if back is not None else ""
         said = f"the link from {source} to {target} is slow: {_shown(rate)}{also}{_cost(rate)}"
-        found.append(Finding("WARN", said, mend))
-    return found
+        findings.append(Finding("WARN", said, fix))
+    return findings
 
 
 def _shown(rate: float) -> str:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from samestep.world.checks import Finding, Place, ok, on_each, warn
+from samestep.world.checks import Finding, LaunchInfo, ok, on_each, warn
 
 GROUP = "environment"
 
@@ -22,7 +22,7 @@ class Facts:
     variables: str
 
 
-def probe(place: Place) -> Facts:
+def probe(info: LaunchInfo) -> Facts:
     given = [f"{name}={os.environ[name]}" for name in ("LC_ALL", "LC_CTYPE", "LANG") if name in os.environ]
     return Facts(locale.getpreferredencoding(False), sys.getfilesystemencoding(), " ".join(given))
 

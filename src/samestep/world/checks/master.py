@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from samestep.errors import UserError
 from samestep.world import network
-from samestep.world.checks import Finding, Place, fail, ok, on_each
+from samestep.world.checks import Finding, LaunchInfo, fail, ok, on_each
 from samestep.world.machine import Dialled
 
 GROUP = "launch"
@@ -17,23 +17,23 @@ GROUP = "launch"
 
 @dataclass(frozen=True)
 class Facts:
-    """addresses: of the master; empty: the name is unknown here. unmet: how the last try to reach the rendezvous ended,
-    where the machines have not met; None where they have, or where this machine is the master."""
+    """addresses: of the master; empty: the name is unknown here. connect_error: how the last attempt to connect to the
+    rendezvous ended, where the machines have not met; None where they have, or where this machine is the master."""
 
     host: str
     master: str
     port: int
     nnodes: int
     addresses: tuple[str, ...]
-    unmet: Dialled | None
+    connect_error: Dialled | None
 
 
-def probe(place: Place) -> Facts:
+def probe(info: LaunchInfo) -> Facts:
     try:
-        addresses = tuple(network.addresses(place.master))
+        addresses = tuple(network.addresses(info.master))
     except UserError:
         addresses = ()
-    return Facts(socket.gethostname(), place.master, place.port, place.nnodes, addresses, place.unmet)
+    return Facts(socket.gethostname(), info.master, info.port, info.nnodes, addresses, info.connect_error)
 
 
 def judge(facts: Mapping[str, Facts]) -> list[Finding]:
@@ -53,11 +53,11 @@ def _judge(seen: Facts) -> list[Finding]:
             "/etc/hosts)",
             "--master-addr ADDRESS   # the one by which the others reach it: hostname -I",
         )
-    if seen.unmet is None or seen.unmet.outcome == "open":
+    if seen.connect_error is None or seen.connect_error.outcome == "open":
         said = f"{seen.master} is {', '.join(seen.addresses)}"
-        return ok(said) if seen.unmet is None else fail(*_silent(at))
-    why, mend = WHY[seen.unmet.outcome]
-    return fail(f"{at} is not reached: {why}", mend.format(port=seen.port, master=seen.master))
+        return ok(said) if seen.connect_error is None else fail(*_silent(at))
+    why, fix = WHY[seen.connect_error.outcome]
+    return fail(f"{at} is not reached: {why}", fix.format(port=seen.port, master=seen.master))
 
 
 def _silent(at: str) -> tuple[str, str]:

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from samestep.world.checks import MIB, Finding, Place, fail, ok, on_each
+from samestep.world.checks import MIB, Finding, LaunchInfo, fail, ok, on_each
 
 GROUP = "host"
 INFINIBAND = Path("/sys/class/infiniband")
-MEND = (
+FIX = (
     "echo '* - memlock unlimited' >> /etc/security/limits.d/99-memlock.conf   # then log in again; docker: --ulimit "
     "memlock=-1; Slurm: LimitMEMLOCK=infinity in slurmd.service"
 )
@@ -25,7 +25,7 @@ class Facts:
     adapters: tuple[str, ...]
 
 
-def probe(place: Place) -> Facts:
+def probe(info: LaunchInfo) -> Facts:
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     adapters = sorted(path.name for path in INFINIBAND.iterdir()) if INFINIBAND.is_dir() else []
     return Facts(None if soft == resource.RLIM_INFINITY else soft, tuple(adapters))
@@ -40,5 +40,5 @@ def _judge(seen: Facts) -> list[Finding]:
         return ok("locked memory is unlimited")
     limit = f"locked memory is limited to {seen.soft / MIB:,.2f} MiB (ulimit -l)"
     if seen.adapters:
-        return fail(f"{limit}: NCCL cannot register its buffers with {seen.adapters[0]}, and fails or falls back", MEND)
+        return fail(f"{limit}: NCCL cannot register its buffers with {seen.adapters[0]}, and fails or falls back", FIX)
     return ok(f"{limit}, and only InfiniBand needs more, which is not here")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import psutil
 
 from samestep.world import cgroup
-from samestep.world.checks import GIB, MIB, Finding, Place, fail, ok, on_each, warn
+from samestep.world.checks import GIB, MIB, Finding, LaunchInfo, fail, ok, on_each, warn
 
 GROUP = "host"
 RANK = 400 * MIB  # what a process with torch and a small model takes on a CPU
@@ -27,10 +27,10 @@ class Facts:
     nproc: int
 
 
-def probe(place: Place) -> Facts:
+def probe(info: LaunchInfo) -> Facts:
     machine = psutil.virtual_memory()
     limits = cgroup.memory_limit(), cgroup.memory_left()
-    return Facts(machine.total, machine.available, *limits, psutil.swap_memory().used, place.nproc)
+    return Facts(machine.total, machine.available, *limits, psutil.swap_memory().used, info.nproc)
 
 
 def judge(facts: Mapping[str, Facts]) -> list[Finding]:
@@ -46,8 +46,8 @@ def _judge(seen: Facts) -> list[Finding]:
     fit = int(usable // RANK)
     more = "" if not by_group else "; or raise the limit: docker --memory, Slurm --mem, the pod's resources.limits"
     if fit < seen.nproc:
-        mend = f"samestep run … --nproc {max(1, fit)}   # as many as fit{more}"
-        return fail(f"{left}, too little for {seen.nproc} ranks: the kernel will kill one (SIGKILL)", mend)
+        fix = f"samestep run … --nproc {max(1, fit)}   # as many as fit{more}"
+        return fail(f"{left}, too little for {seen.nproc} ranks: the kernel will kill one (SIGKILL)", fix)
     if usable < 2.5 * RANK * seen.nproc:
         return warn(f"{left}, little for {seen.nproc} ranks", f"samestep run … --nproc {max(1, seen.nproc // 2)}{more}")
     return ok(left)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import psutil
 
 from samestep.world import network
-from samestep.world.checks import Finding, Place, different, ok, warn
+from samestep.world.checks import Finding, LaunchInfo, different, ok, warn
 
 GROUP = "network"
 SMALLEST = 1280  # IPv6's; an Ethernet has 1500
@@ -22,25 +22,25 @@ class Facts:
     mtu: int
 
 
-def probe(place: Place) -> Facts:
-    route = network.route_to(place.master)
+def probe(info: LaunchInfo) -> Facts:
+    route = network.route_to(info.master)
     state = psutil.net_if_stats().get(route[0]) if route else None
     return Facts(route[0], state.mtu) if route and state else Facts("", 0)
 
 
 def judge(facts: Mapping[str, Facts]) -> list[Finding]:
     known = {name: seen for name, seen in facts.items() if seen.mtu}
-    found: list[Finding] = []
+    findings: list[Finding] = []
     least = min((seen.mtu for seen in known.values()), default=0)
     if says := different(known, lambda seen: str(seen.mtu)):
         largest = max(known.values(), key=lambda seen: seen.mtu)
-        found += warn(
+        findings += warn(
             f"the MTU is not the same on all machines ({says}): a switch drops packets that are too large, and a "
             "training stops at its first large message",
             f"ip link set {largest.interface} mtu {least}   # where it is larger",
         )
     for name, seen in known.items():
         if seen.mtu < SMALLEST:
-            mend = f"ip link set {seen.interface} mtu 1500"
-            found.append(Finding("WARN", f"{seen.interface} takes packets of {seen.mtu} bytes: slow", mend, name))
-    return found or ok(f"packets of {least} bytes" if least else "no route, so no MTU")
+            fix = f"ip link set {seen.interface} mtu 1500"
+            findings.append(Finding("WARN", f"{seen.interface} takes packets of {seen.mtu} bytes: slow", fix, name))
+    return findings or ok(f"packets of {least} bytes" if least else "no route, so no MTU")

@@ -6,7 +6,7 @@ import resource
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from samestep.world.checks import Finding, Place, fail, ok, on_each, warn
+from samestep.world.checks import Finding, LaunchInfo, fail, ok, on_each, warn
 
 GROUP = "host"
 FEWEST = 256  # a rank that imports torch and starts two loader workers opens about a hundred
@@ -22,11 +22,11 @@ class Facts:
     ranks: int
 
 
-def probe(place: Place) -> Facts:
+def probe(info: LaunchInfo) -> Facts:
     soft, hard = (
         None if limit == resource.RLIM_INFINITY else limit for limit in resource.getrlimit(resource.RLIMIT_NOFILE)
     )
-    return Facts(soft, hard, place.nproc * place.nnodes)
+    return Facts(soft, hard, info.nproc * info.nnodes)
 
 
 def judge(facts: Mapping[str, Facts]) -> list[Finding]:
@@ -39,11 +39,11 @@ def _judge(seen: Facts) -> list[Finding]:
     needed = FEWEST + 4 * seen.ranks
     limit = f"a process may open {seen.soft} files (ulimit -n)"
     wanted = max(65536, 2 * needed)
-    mend = f"ulimit -n {min(wanted, seen.hard or wanted)}"
+    fix = f"ulimit -n {min(wanted, seen.hard or wanted)}"
     if seen.hard is not None and seen.hard < max(needed, FEW):
-        mend = f"echo '* - nofile {wanted}' >> /etc/security/limits.d/99-nofile.conf   # then log in again"
+        fix = f"echo '* - nofile {wanted}' >> /etc/security/limits.d/99-nofile.conf   # then log in again"
     if seen.soft < needed:
-        return fail(f"{limit}: too few for {seen.ranks} ranks, which fail with 'Too many open files'", mend)
+        return fail(f"{limit}: too few for {seen.ranks} ranks, which fail with 'Too many open files'", fix)
     if seen.soft < FEW:
-        return warn(f"{limit}: loader workers that share tensors by file descriptor may need more", mend)
+        return warn(f"{limit}: loader workers that share tensors by file descriptor may need more", fix)
     return ok(limit)

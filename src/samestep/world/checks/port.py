@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from samestep.errors import UserError
 from samestep.world import network
-from samestep.world.checks import Finding, Place, fail, ok, on_each
+from samestep.world.checks import Finding, LaunchInfo, fail, ok, on_each
 
 GROUP = "launch"
 
@@ -22,16 +22,16 @@ class Facts:
     holder: str = ""
 
 
-def probe(place: Place) -> Facts:
+def probe(info: LaunchInfo) -> Facts:
     try:
-        if not place.port or place.started_by or not network.is_this_machine(place.master):
+        if not info.port or info.started_by or not network.is_this_machine(info.master):
             return Facts(0)
-        error = network.bind_error(place.master, place.port)
+        error = network.bind_error(info.master, info.port)
     except (UserError, OSError):  # the name is unknown: the check `master` says so
         return Facts(0)
     if error:
-        return Facts(place.port, error.strerror or str(error), network.holder_of(place.port))
-    return Facts(place.port)
+        return Facts(info.port, error.strerror or str(error), network.holder_of(info.port))
+    return Facts(info.port)
 
 
 def judge(facts: Mapping[str, Facts]) -> list[Finding]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from samestep.world.checks import Finding, Place, ok
+from samestep.world.checks import Finding, LaunchInfo, ok
 from samestep.world.machine import Dialled, Machine, Outcome
 
 GROUP = "network"
@@ -28,7 +28,7 @@ class Facts:
     attempts: tuple[Attempt, ...]
 
 
-def measure(machines: Sequence[Machine], place: Place) -> Facts:
+def measure(machines: Sequence[Machine], info: LaunchInfo) -> Facts:
     ports = {machine.name: machine.listen() for machine in machines}
 
     def dial(source: Machine) -> list[Attempt]:
@@ -45,20 +45,20 @@ def measure(machines: Sequence[Machine], place: Place) -> Facts:
 
 def judge(seen: Facts) -> list[Finding]:
     wrong = [each for each in seen.attempts if each.dialled.outcome != "open"]
-    found = []
+    findings = []
     blocked = {(each.source, each.target) for each in wrong}
     for each in wrong:
         back = "" if (each.target, each.source) in blocked else f"; {each.target} reaches {each.source}"
-        why, mend = WHY[each.dialled.outcome]
-        found.append(
+        why, fix = WHY[each.dialled.outcome]
+        findings.append(
             Finding(
                 "FAIL",
                 f"{each.source} does not reach port {each.port} of {each.target} ({each.address}): {why}{back}",
-                mend.format(source=each.source, target=each.target, address=each.address),
+                fix.format(source=each.source, target=each.target, address=each.address),
             )
         )
     slowest = max((each.dialled.seconds for each in seen.attempts), default=0.0)
-    return found or ok(f"{len(seen.attempts)} connections to random ports, each within {1000 * slowest:.1f} ms")
+    return findings or ok(f"{len(seen.attempts)} connections to random ports, each within {1000 * slowest:.1f} ms")
 
 
 WHY: dict[Outcome, tuple[str, str]] = {

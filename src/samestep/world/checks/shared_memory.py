@@ -6,11 +6,11 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from samestep.world.checks import GIB, MIB, Finding, Place, fail, ok, on_each, unknown, warn
+from samestep.world.checks import GIB, MIB, Finding, LaunchInfo, fail, ok, on_each, unknown, warn
 
 GROUP = "host"
 FOLDER = "/dev/shm"
-MEND = f"mount -o remount,size=8G {FOLDER}   # in a container instead: docker run --shm-size=8g, or --ipc=host"
+FIX = f"mount -o remount,size=8G {FOLDER}   # in a container instead: docker run --shm-size=8g, or --ipc=host"
 
 
 @dataclass(frozen=True)
@@ -22,12 +22,12 @@ class Facts:
     nproc: int
 
 
-def probe(place: Place) -> Facts:
+def probe(info: LaunchInfo) -> Facts:
     try:
         usage = shutil.disk_usage(FOLDER)
     except OSError:
-        return Facts(None, None, place.nproc)
-    return Facts(usage.total, usage.free, place.nproc)
+        return Facts(None, None, info.nproc)
+    return Facts(usage.total, usage.free, info.nproc)
 
 
 def judge(facts: Mapping[str, Facts]) -> list[Finding]:
@@ -39,10 +39,10 @@ def _judge(seen: Facts) -> list[Finding]:
         return unknown(f"there is no {FOLDER}")
     is_left = f"{FOLDER} has {seen.free / MIB:,.0f} MiB free of {seen.size / MIB:,.0f}"
     if seen.size <= 128 * MIB:  # 64 MiB is docker's default
-        return fail(f"{is_left}: a loader worker that hands over a batch dies of a bus error (SIGBUS)", MEND)
+        return fail(f"{is_left}: a loader worker that hands over a batch dies of a bus error (SIGBUS)", FIX)
     if seen.free < 64 * MIB:
         held = f"ls -lS {FOLDER} | head   # remove what no process uses"
         return fail(f"{is_left}: it is full, and a loader worker dies of a bus error (SIGBUS)", held)
     if seen.free < GIB / 2 * max(1, seen.nproc // 2):
-        return warn(f"{is_left}, little for {seen.nproc} ranks with loader workers", MEND)
+        return warn(f"{is_left}, little for {seen.nproc} ranks with loader workers", FIX)
     return ok(is_left)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from samestep.world.checks import Finding, Place, ok, on_each, unknown, warn
+from samestep.world.checks import Finding, LaunchInfo, ok, on_each, unknown, warn
 
 GROUP = "host"
 CPUS = Path("/sys/devices/system/cpu")
@@ -26,7 +26,7 @@ class Facts:
     governors: tuple[str, ...]
 
 
-def probe(place: Place) -> Facts:
+def probe(info: LaunchInfo) -> Facts:
     frequencies = []
     with suppress(OSError, NotImplementedError, AttributeError):
         frequencies = [each for each in psutil.cpu_freq(percpu=True) if each.max]
@@ -48,20 +48,20 @@ def judge(facts: Mapping[str, Facts]) -> list[Finding]:
 
 
 def _judge(seen: Facts) -> list[Finding]:
-    found = []
+    findings = []
     if seen.throttled:
-        found += warn(
+        findings += warn(
             f"heat has throttled a core {seen.throttled} times since this machine started: its ranks will be slow, and "
             "all wait for them",
             "sensors; journalctl -k | grep -i thermal   # then see to its cooling",
         )
     if "powersave" in seen.governors and seen.most_mhz and seen.now_mhz < 0.5 * seen.most_mhz:
-        found += warn(
+        findings += warn(
             f"a core runs at {seen.now_mhz:.0f} of {seen.most_mhz:.0f} MHz under the governor powersave",
             "cpupower frequency-set -g performance",
         )
-    if found:
-        return found
+    if findings:
+        return findings
     if seen.throttled is None and not seen.most_mhz:
-        return unknown("this machine, often a virtual one, tells nothing of its processor's clock")
+        return unknown("this machine does not report its processor's clock, as virtual ones often do not")
     return ok(f"not throttled; {seen.now_mhz:.0f} of {seen.most_mhz:.0f} MHz" if seen.most_mhz else "not throttled")

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from samestep.world import nvidia
-from samestep.world.checks import Finding, Place, fail, ok, on_each, unknown
+from samestep.world.checks import Finding, LaunchInfo, fail, ok, on_each, unknown
 
 GROUP = "environment"
 IN_WORKER = True
@@ -36,7 +36,7 @@ class Facts:
     nproc: int = 1
 
 
-def probe(place: Place) -> Facts:
+def probe(info: LaunchInfo) -> Facts:
     driver, gpus = "", 0
     with suppress(OSError):
         match = re.search(r"Kernel Module\D*(\d+[\d.]*)", (nvidia.DRIVER / "version").read_text())
@@ -61,7 +61,7 @@ def probe(place: Place) -> Facts:
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
     gloo = dist.is_available() and dist.is_gloo_available()
     built = (torch.__version__, torch.version.cuda or "", driver, gpus, seen, hidden, tuple(foreign), nccl, gloo)
-    return Facts("", *built, wanted=place.device, nproc=place.nproc)
+    return Facts("", *built, wanted=info.device, nproc=info.nproc)
 
 
 def judge(facts: Mapping[str, Facts]) -> list[Finding]:
@@ -79,7 +79,7 @@ def _judge(seen: Facts) -> list[Finding]:
         said = f"--device {seen.wanted} asks for a GPU, and torch {seen.torch} sees none: no NVIDIA driver is here"
         return fail(said, "samestep run … --device cpu")
     if not seen.gpus or seen.wanted == "cpu":
-        return ok(f"torch {seen.torch} {'for CUDA ' + seen.cuda if seen.cuda else 'for CPUs'}; no GPU is asked for")
+        return ok(f"torch {seen.torch} {'for CUDA ' + seen.cuda if seen.cuda else 'for CPUs'}; no GPU is requested")
     has = f"this machine has {seen.gpus} GPU{'s' * (seen.gpus > 1)} (driver {seen.driver})"
     if not seen.cuda:
         return fail(f"{has}, and torch {seen.torch} is built without CUDA", f"pip install torch   # see {INSTALL}")

@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from samestep.world import nvidia
-from samestep.world.checks import Finding, Place, different, on_each, warn
+from samestep.world.checks import Finding, LaunchInfo, different, on_each, warn
 from samestep.world.known_variables import KNOWN, PREFIXES, Known
 
 GROUP = "variables"
@@ -28,24 +28,24 @@ class Facts:
     nnodes: int = 1
 
 
-def probe(place: Place) -> Facts:
+def probe(info: LaunchInfo) -> Facts:
     values = {name: os.environ[name] for name in sorted(os.environ) if name.upper().startswith(PREFIXES)}
     gpus = nvidia.DRIVER.exists()
-    return Facts(values, gpus, Path("/sys/class/infiniband").is_dir(), place.nnodes)
+    return Facts(values, gpus, Path("/sys/class/infiniband").is_dir(), info.nnodes)
 
 
 def judge(facts: Mapping[str, Facts]) -> list[Finding]:
-    found = on_each(facts, lambda seen: [each for name in seen.values for each in _judge(name, seen)])
+    findings = on_each(facts, lambda seen: [each for name in seen.values for each in _judge(name, seen)])
     names = sorted({name for seen in facts.values() for name in seen.values if name in KNOWN})
     for name in names:
         if says := different(facts, lambda seen: seen.values.get(name, "(not set)")):  # noqa: B023 - called at once
             if name.endswith(("_IFNAME", "_FILE")):
                 continue  # interfaces may have other names on each machine
             value = next(seen.values[name] for seen in facts.values() if name in seen.values)
-            found += warn(
+            findings += warn(
                 f"{name} is not the same on all machines ({says})", f"export {name}={shlex.quote(value)}   # on each"
             )
-    return found or [Finding("OK", "no variable of NCCL, gloo or torch is set")]
+    return findings or [Finding("OK", "no variable of NCCL, gloo or torch is set")]
 
 
 def _judge(name: str, seen: Facts) -> Iterator[Finding]:

@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from samestep.version import __version__
-from samestep.world.checks import Finding, Place, different, fail, ok, warn
+from samestep.world.checks import Finding, LaunchInfo, different, fail, ok, warn
 
 GROUP = "environment"
 MISSING = "missing"
@@ -29,14 +29,14 @@ class Facts:
     nvidia: str
 
 
-def probe(place: Place) -> Facts:
+def probe(info: LaunchInfo) -> Facts:
     nccl = [f"{name} {version_of(name)}" for name in ("nvidia-nccl-cu12", "nvidia-nccl-cu13") if version_of(name)]
     return Facts(
         python=platform.python_version(),
         torch=version_of("torch"),
         numpy=version_of("numpy"),
         samestep=f"{__version__} {_digest(sorted(Path(__file__).parents[2].rglob('*.py')))}",
-        job=_job(place.job),
+        job=_job(info.job),
         nvidia=", ".join(nccl),
     )
 
@@ -65,23 +65,23 @@ def _digest(files: list[Path]) -> str:
 
 def judge(facts: Mapping[str, Facts]) -> list[Finding]:
     first = next(iter(facts.values()))
-    found = [
+    findings = [
         Finding("FAIL", "the job's file is not there", "ls *.py   # from this folder: the job's path", machine=machine)
         for machine, seen in facts.items()
         if seen.job == MISSING
     ]
-    for name, of, mend in (
+    for name, of, fix in (
         ("torch", lambda seen: seen.torch, f"pip install torch=={first.torch}"),
         ("samestep", lambda seen: seen.samestep, f"pip install samestep=={first.samestep.partition(' ')[0]}"),
         ("the job's file", lambda seen: seen.job, "scp JOB.py OTHER:   # the same file on each machine"),
         ("NCCL", lambda seen: seen.nvidia, f"pip install torch=={first.torch}"),
     ):
         if says := different(facts, of):
-            found += fail(f"{name} is not the same on all machines ({says}): their ranks would not agree", mend)
-    for name, of, mend in (
+            findings += fail(f"{name} is not the same on all machines ({says}): their ranks would not agree", fix)
+    for name, of, fix in (
         ("Python", lambda seen: seen.python.rpartition(".")[0], "python3 -m venv .venv   # of one version of Python"),
         ("numpy", lambda seen: seen.numpy, f"pip install numpy=={first.numpy}"),
     ):
         if says := different(facts, of):
-            found += warn(f"{name} is not the same on all machines ({says})", mend)
-    return found or ok(f"Python {first.python}, torch {first.torch}, samestep {first.samestep}")
+            findings += warn(f"{name} is not the same on all machines ({says})", fix)
+    return findings or ok(f"Python {first.python}, torch {first.torch}, samestep {first.samestep}")

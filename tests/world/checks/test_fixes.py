@@ -1,4 +1,4 @@
-"""Findings whose mending line must fit what is wrong: pasted into a shell as it is, it mends that and nothing else."""
+"""Findings whose fix must suit what is wrong: pasted into a shell as it is, it fixes that and nothing else."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def build(**changed: Any) -> torch_build.Facts:
     return torch_build.Facts("", **given | changed)
 
 
-# (check, facts of one machine, status, words of the sentence, the beginning of the line that mends it)
+# (check, facts of one machine, status, words of the sentence, the beginning of the line that fixes it)
 SEEN: list[tuple[str, Any, str, str, str]] = [
     (
         "hostname",
@@ -96,24 +96,24 @@ SEEN: list[tuple[str, Any, str, str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("check", "facts", "status", "why", "mend"), SEEN)
-def test_the_line_mends_what_is_wrong(check: str, facts: Any, status: str, why: str, mend: str) -> None:
+@pytest.mark.parametrize(("check", "facts", "status", "why", "fix"), SEEN)
+def test_the_line_fixes_what_is_wrong(check: str, facts: Any, status: str, why: str, fix: str) -> None:
     (found,) = checks.load(check).judge({"h0": facts})
-    assert (found.status, why in found.why, found.mend.startswith(mend)) == (status, True, True), found
-    assert bool(found.mend) == bool(mend)
-    assert shlex.split(found.mend, comments=True) or not mend
+    assert (found.status, why in found.why, found.fix.startswith(fix)) == (status, True, True), found
+    assert bool(found.fix) == bool(fix)
+    assert shlex.split(found.fix, comments=True) or not fix
 
 
 def test_a_folder_of_temporary_files_that_python_leaves_aside_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = checks.Place(out=str(tmp_path))
+    info = checks.LaunchInfo(out=str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
     monkeypatch.setenv("TMPDIR", str(tmp_path / "missing"))
-    assert checks.probe("disk", place).refused == str(tmp_path / "missing")
+    assert checks.probe("disk", info).refused == str(tmp_path / "missing")
     monkeypatch.setattr("tempfile.tempdir", None)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    assert checks.probe("disk", place).refused == ""
+    assert checks.probe("disk", info).refused == ""
 
 
 @pytest.mark.parametrize(

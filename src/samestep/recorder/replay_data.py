@@ -1,4 +1,4 @@
-"""Keeps what a replay in one process needs: the batches that a rank reads, its random states, and rank 0's weights."""
+"""Saves what a replay in one process needs: the batches that a rank reads, its random states, and rank 0's weights."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class Forward:
 
 
 @dataclass
-class Kept:
-    """What one rank keeps. passes: of each pass over a loader that was trained with, the batches. numbers: of these
+class ReplayData:
+    """What one rank saves. passes: of each pass over a loader that was trained with, the batches. numbers: of these
     passes, among all. ended: whether each came to its end. lengths: of the loaders, in the order in which each is first
     asked.
 
@@ -72,12 +72,12 @@ class Kept:
     why_not: str = ""
 
 
-class Keeper:
-    """Keeps the training of one rank, from `attach` on, which comes before the recorder's."""
+class ReplaySaver:
+    """Saves the training of one rank for a replay. To be attached before the recorder."""
 
     def __init__(self, recorder: Recorder, folder: Path, world: World) -> None:
         self._recorder, self._folder, self._world = recorder, folder, world
-        self.kept = Kept()
+        self.kept = ReplayData()
         self._batches: dict[int, list[Any]] = {}
         self._start: Weights = {}
         self._before = ""  # the random state after the latest batch, forward or draw
@@ -95,7 +95,7 @@ class Keeper:
         register_optimizer_step_post_hook(self._after_step)
 
     def write(self) -> None:
-        """Writes what has been kept."""
+        """Writes what the replay needs into the folder."""
         passes = self._recorder.loaders.passes
         trained = [number for number, each in enumerate(passes) if each.trained]
         self.kept.passes = [self._batches.get(number, []) for number in trained]
@@ -115,7 +115,7 @@ class Keeper:
         try:
             torch.save(self.kept, path)
         except (AttributeError, TypeError, pickle.PicklingError) as error:  # what a batch holds is the script's
-            torch.save(Kept(why_not=f"a batch cannot be kept in a file ({type(error).__name__}: {error})"), path)
+            torch.save(ReplayData(why_not=f"a batch cannot be kept in a file ({type(error).__name__}: {error})"), path)
 
     def _read(self, iterator: Any, read: Callable[[Any], Any]) -> Any:
         outside, self._inside = self._inside, True  # the loader's own draws, also where it finds its end

@@ -1,4 +1,4 @@
-"""Asks a rank's flight recorder which collectives it has entered, and which it waits in.
+"""Reads from a rank's flight recorder which collectives it has entered, and which it waits in.
 
 The recorder numbers the collectives of each process group on each rank alike, unless the ranks take different branches.
 Gloo never marks a collective as started or completed, only as retired: until then the rank waits in it.
@@ -48,7 +48,7 @@ EQUAL_SIZES = ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatte
 
 @dataclass(frozen=True)
 class Recorded:
-    """What a rank's recorder tells. last: group -> the number of the collective that it entered last."""
+    """What a rank's recorder reports. last: group -> the number of the collective that it entered last."""
 
     last: dict[str, int]
     waiting: tuple[Collective, ...]

@@ -1,4 +1,4 @@
-"""Where the ranks of a script meet that are forked: at a store that listens before they start, as torchrun's does."""
+"""The rendezvous of a script's forked ranks: a store that listens before they start, as torchrun's does."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _stores: list[TCPStore] = []  # which live as long as this process
 
 
 def listen() -> int:
-    """Opens a free port in the process that will fork the ranks, and names it in their environment.
+    """Opens a free port in the process that will fork the ranks, and sets MASTER_ADDR and MASTER_PORT for them.
 
-    Returns the descriptor of the socket. The port is never closed in between, so that nobody else can take it.
+    Returns the socket's descriptor. It stays open until rank 0 serves the store: no other process can take the port.
     """
     listening = bound(HOST, 0)
     os.environ |= {"MASTER_ADDR": HOST, "MASTER_PORT": str(listening.getsockname()[1])}
-    # The first says that the store is there already; by the second libraries know that the ranks are, too.
+    # By the first, init_process_group connects to this store; by the second, libraries know that a launcher has run.
     os.environ |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RUN_ID": "samestep"}
     return listening.detach()
 

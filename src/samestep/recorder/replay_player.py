@@ -1,4 +1,4 @@
-"""Plays a recorded script again in one process: feeds it with what the ranks have read, and compares where it ends."""
+"""Runs a recorded script again in one process: feeds it the batches that the ranks read, and compares weights."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from samestep.recorder.forwards import (
     set_random_states,
     split,
 )
-from samestep.recorder.keeper import Forward, Kept, Weights, buffers, patch_loaders
 from samestep.recorder.loaders import rows_of
 from samestep.recorder.not_replayed import CALLS, FOR_A_BATCH, IN_TURN, OTHER_DRAWS, OTHER_ROWS, OUTSIDE, UNFED
 from samestep.recorder.patches import in_backward, patch_autograd
 from samestep.recorder.recorder import Recorder
+from samestep.recorder.replay_data import Forward, ReplayData, Weights, buffers, patch_loaders
 from samestep.records.arrays import read_arrays
 from samestep.records.replay import END, KEPT, START, Distance, Feed, Replayed, ReplayPlan
 
 MOVES = 1e-4  # of the first gradient's root mean square: smaller elements are rounding, which Adam makes full steps of
 
 
-class Player:
-    """Feeds one process with the record of several. leave: ends the process with what was found."""
+class ReplayPlayer:
+    """Feeds one process the batches of several. leave: ends the process with the result."""
 
     def __init__(self, recorder: Recorder, plan: ReplayPlan, leave: Callable[[Replayed], NoReturn]) -> None:
         self._recorder, self._plan, self._leave = recorder, plan, leave
@@ -58,7 +58,7 @@ class Player:
         self._makes = not self._from_loader and not all(each.loss for each in kept[0].forwards)
         self._by_rank = not plan.in_turn and any(each.draws or each.batch_norm for each in kept)
 
-    def _read(self, folder: Path) -> list[Kept]:
+    def _read(self, folder: Path) -> list[ReplayData]:
         """Reads what the ranks have kept. What the script itself defines is not known here, before it runs."""
         paths = [folder / KEPT.format(rank) for rank in range(self._plan.ranks)]
         try:
@@ -315,7 +315,7 @@ class Player:
         self._leave(Replayed(why, self._feed, turns, found if not step else -1))
 
 
-def _counts(kept: Kept) -> list[int]:
+def _counts(kept: ReplayData) -> list[int]:
     """Returns how many random numbers a rank has drawn before each forward and backward pass, beside the model."""
     return [len(each.values) for each in kept.drawn]
 
@@ -328,7 +328,7 @@ def _unwrapped(module: Any) -> Any:
     return _unwrapped(inside) if inside is not None else module
 
 
-def _weights(folder: Path, name: str, kept: list[Kept]) -> Weights:
+def _weights(folder: Path, name: str, kept: list[ReplayData]) -> Weights:
     """Returns the whole weights: rank 0's, and of a sharded one the blocks of all ranks, put together."""
     of = [read_arrays(folder, rank, name) for rank in range(len(kept) if kept[0].shards else 1)]
     whole = {key: torch.from_numpy(array) for key, array in of[0].items()}

@@ -1,0 +1,45 @@
+"""A launch's deadline: when it is over, and what is done then."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from launch.clock import Clock
+from samestep.errors import TrainingFailed
+from samestep.launch import deadline
+from samestep.launch.deadline import STACKS_S, Deadline
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(deadline, "time", clock)
+    return clock
+
+
+def test_it_is_over_after_its_seconds(clock: Clock, tmp_path: Path) -> None:
+    limit = Deadline(10.0, tmp_path)
+    clock.sleep(10.0)
+    assert not limit.is_over()
+    clock.sleep(0.1)
+    assert limit.is_over()
+
+
+def test_without_seconds_it_is_never_over(clock: Clock, tmp_path: Path) -> None:
+    limit = Deadline(None, tmp_path)
+    clock.sleep(1e9)
+    assert not limit.is_over()
+
+
+def test_the_ranks_have_time_to_write_their_stacks(
+    clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[tuple[Path, int, float]] = []
+    monkeypatch.setattr(deadline, "signal_ranks", lambda folder, number: sent.append((folder, number, clock.now)))
+    with pytest.raises(TrainingFailed, match=f"did not end within 10 s; .* {tmp_path}/stack-rank"):
+        Deadline(10.0, tmp_path).fail()
+    assert sent == [(tmp_path, signal.SIGUSR1, 100.0)]
+    assert clock.now == 100.0 + STACKS_S
