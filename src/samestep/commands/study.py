@@ -105,7 +105,7 @@ def _machines_to_train_on(setup: Setup) -> Machines:
     except SecondMaster as error:
         its = error.machines
         say(f"another machine than {its.master} has --node-rank 0: telling {its.master}, once it listens")
-        second_master.tell(its.master, its.port, its.nnodes, its.timeout_s)
+        second_master.notify(its.master, its.port, its.nnodes, its.timeout_s)
         raise
 
 

@@ -15,7 +15,7 @@ POLL_S = 0.2
 DIAL_S = 2.0
 
 
-def tell(master: str, port: int, nnodes: int, timeout_s: float) -> bool:
+def notify(master: str, port: int, nnodes: int, timeout_s: float) -> bool:
     """Joins the rendezvous at `master` a second time as machine 0, which its command then reports; returns whether.
 
     Waits until that command listens, for at most 30 s.
