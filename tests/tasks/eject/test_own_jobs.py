@@ -64,6 +64,9 @@ class Rows:
     def __iter__(self):
         return zip(*SAMPLES) if self.epoch == 0 else zip(*(tensor.flip(0) for tensor in SAMPLES))
 SAMPLES ="""
+TWENTY_FOUR = """SAMPLES = torch.linspace(-1, 1, 144).view(24, 6), torch.arange(24) % 2
+def HALVED(optimizer):
+    return torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)"""
 CARRIES = """
 def forward(model, batch):
     output = model(batch.inputs) + (0 if batch.state is None else batch.state)
@@ -128,6 +131,11 @@ SAME: dict[str, Changes] = {
         (END, f"class Mine(Job): ...\ndef asked():\n    return Mine({PLACED.format('SGD', FORWARD)[4:]}\n")
     ],
     "where a batch stands": [(LOSS, PART)],
+    "a rate that moves with epochs whose rows divide evenly": [
+        ("Job, Recipe", "Job, LRSchedule, Recipe"),
+        ("SAMPLES = torch.linspace(-1, 1, 120).view(20, 6), torch.arange(20) % 2", TWENTY_FOUR),
+        (ROWS, "global_batch=8, epochs=3, scheduler=LRSchedule(HALVED, every='epoch')"),
+    ],
     "an average of the weights": [(ROWS, "global_batch=8, epochs=2, ema=0.9")],
     "an optimizer with a closure": [
         (CALL, PLACED.format("LBFGS, {'max_iter': 3, 'line_search_fn': 'strong_wolfe'}", "8, micro_batch=3") + "\n")
