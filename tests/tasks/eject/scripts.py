@@ -75,7 +75,9 @@ def run_own(
     asked["engine_settings"] = dict(engine_facts(engine, size, chosen).settings)
     folder.mkdir(exist_ok=True)
     (folder / "asked.json").write_text(json.dumps(asked))
-    launch(HERE / "own.py", [str(folder / "asked.json"), str(folder / "came")], engine, size, hidden=False, imports=imports)
+    launch(
+        HERE / "own.py", [str(folder / "asked.json"), str(folder / "came")], engine, size, hidden=False, imports=imports
+    )
     came = torch.load(folder / "came")
     return Came(came["weights"], came["means"])
 
