@@ -95,7 +95,7 @@ class Run:
         self._carried = CarriedState() if job.carry_state else None
         self._closure = Closure(world) if job.optimizer.needs_closure else None
         self._of_phase = job.of_phases()
-        self._active_phase: ActivePhase | None = None
+        self._phase: ActivePhase | None = None
         self._ends: int | None = None  # the steps after which patience has ended the training
         self._evaluation_schedule: EvaluationSchedule | None = None
         self._drawn, self._all_drawn = 0, False  # steps whose batches have been handed out
@@ -186,8 +186,8 @@ class Run:
             self._save()  # of a training that was asked to stop
         if self._done == self.first:
             self._begin_ema()
-        if self._active_phase:
-            self._active_phase.end()
+        if self._phase:
+            self._phase.end()
         if self._ema:
             self._ema.swap()
             self._ema = None
@@ -224,8 +224,8 @@ class Run:
                 self._observer.note_state(self._ema)
         job = self._of_phase[part.phase]
         if self.job.phases and self._model:
-            self._active_phase = self._active_phase or ActivePhase(self.job.phases, self._model)
-            self._active_phase.activate(part.phase)
+            self._phase = self._phase or ActivePhase(self.job.phases, self._model)
+            self._phase.activate(part.phase)
         first = self.world.rank * len(self._streams)
         for replica, stream in enumerate(self._streams, first):
             stream.manual_seed(key(self.job.seed, "replica", part.step, part.micro, replica))
@@ -320,8 +320,7 @@ class Run:
 
     def release(self) -> None:
         """Drops the model of a training that has failed, and what holds it, so that their memory is free."""
-        self._model = self._ema = self._active_phase = None
-        self._evaluator = self._evaluation_schedule = self._saving = None
+        self._model = self._ema = self._phase = self._evaluator = self._evaluation_schedule = self._saving = None
 
     def observations(self) -> Observations:
         """Returns what this rank observed of every micro-batch, step and optimizer step. Call it after the training."""

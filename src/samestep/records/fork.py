@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 
@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 class ForkRequest:
     """A worker to fork: its arguments, environment, working folder, and the file that its output is appended to."""
 
-    arguments: Sequence[str]
+    arguments: list[str]
     environment: Mapping[str, str]
     folder: str
     output: str

@@ -113,7 +113,7 @@ def _check_parts(parts: set[str], name: str, layout: engines.Layout, kind: str) 
     """Raises UserError for a job that no script trains, or none of this engine, whose processes are of this kind."""
     if absent := parts - whole_run.WholeRun.supports:
         raise UserError(f"a script cannot train a job with {' and '.join(sorted(absent))}; train it with samestep")
-    of_kind = getattr(importlib.import_module(f"{RUNTIME}.{kind}"), "UNSUPPORTED", frozenset())
+    of_kind: frozenset[str] = getattr(importlib.import_module(f"{RUNTIME}.{kind}"), "UNSUPPORTED", frozenset())
     if absent := parts & (of_kind if layout.closures else of_kind | {CLOSURE}):
         raise UserError(
             f"a script of {name} cannot train a job with {' and '.join(sorted(absent))}; use another engine"

@@ -16,7 +16,7 @@ from samestep.rank.carry import CarriedState
 from samestep.rank.closure import Closure
 from samestep.rank.ema import Ema
 from samestep.rank.gather import loss_over_all_rows
-from samestep.tasks.eject.runtime.run import CLOSURE, Run, World
+from samestep.tasks.eject.runtime.run import CLOSURE, Run
 
 
 class WholeRun(Run):
@@ -24,7 +24,9 @@ class WholeRun(Run):
 
     supports = frozenset(("ema", "carry_state", "gather_outputs", CLOSURE))
 
-    def __init__(self, job: Job, world: World) -> None:
+    world: Any  # a World; what is copied from samestep names samestep's
+
+    def __init__(self, job: Job, world: Any) -> None:
         super().__init__(job, world)
         self.ema: Ema | None = None
         self.carried = CarriedState() if job.carry_state else None
