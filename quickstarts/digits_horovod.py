@@ -193,11 +193,11 @@ class World:
         return self.devices[0]
 
     def gather(self, value: Any) -> list[Any]:
-        """What each rank gives, in the order of the ranks, on every rank."""
+        """Gathers a value from each rank, in rank order, on every rank."""
         return [value]
 
     def broadcast(self, tensors: Iterable[Tensor]) -> None:
-        """Gives every rank's tensors the values of rank 0's."""
+        """Copies the values of rank 0's tensors into every rank's."""
 
 
 def special_parts(job: Job) -> set[str]:
@@ -230,11 +230,11 @@ class Run:
         """Called when model and optimizer are ready: the place to load a checkpoint, or to log."""
 
     def batches(self) -> Iterator[Batch]:
-        """This rank's rows on its device, in the schedule's order, one micro-batch after the other."""
+        """Yields this rank's micro-batches on its device, in the schedule's order."""
         return loaded(self.job, self.schedule.parts(self.world.rank, self.steps), self.world.device)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """The mean loss over the batch's rows times its share, so that the ranks' average is exact when uneven."""
+        """Computes the mean loss over the batch's rows times its share: the ranks' average is exact when uneven."""
         part, devices = batch.part, self.world.devices
         for replica, device in enumerate(devices, self.world.rank * len(devices)):  # each replica its own dropout
             random_stream(device).manual_seed(key(self.job.seed, "replica", part.step, part.micro, replica))
@@ -298,7 +298,7 @@ class Fetched(Dataset[Any]):
         return (self.job.collate or default_collate)(samples)
 
     def sample(self, path: tuple[int, ...]) -> Any:
-        """path: the epoch, the row, and how often it has come before in the epoch, if it has."""
+        """path: the epoch, the row, and how often it has been read before in the epoch, if it has."""
         self.keyed.seed(self.job.seed, "sample", *path)
         data, row = self.dataset, path[1]
         return data.__getitems__([row])[0] if hasattr(data, "__getitems__") else data[row]
@@ -866,7 +866,7 @@ class Ordered:
         return found
 
     def repeats(self, batch: int, seed: int, epoch: int) -> NDArray[np.int64] | None:
-        """Returns how often each row of an epoch has come before in it; None where none comes again."""
+        """Returns how often each row of an epoch has come before in it; None where no row is repeated."""
         once = isinstance(self.by, ByLength | Lanes)
         return None if once else _repeats(self.by, self.samples, batch, seed, epoch)
 

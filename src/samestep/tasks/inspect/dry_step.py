@@ -233,7 +233,7 @@ def _check_optimizer(job: Job, model: nn.Module) -> None:
 
 
 def _raising(what: str, do: Any, rows: int | None) -> Any:
-    """Calls `do`. ActivePhase its exception into a UserError with the line in the job's code that raised it."""
+    """Calls `do`. Turns its exception into a UserError with the line in the job's code that raised it."""
     try:
         return do()
     except UserError:
