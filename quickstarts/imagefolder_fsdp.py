@@ -652,12 +652,12 @@ class World:
         """Copies the values of rank 0's tensors into every rank's."""
 
 
-def special_parts(job: Job) -> set[str]:
-    """The parts of a job for which a step is more than forward, backward and an update of the weights."""
+def special_parts(job: Job, size: int) -> set[str]:
+    """The parts of a job on `size` ranks that take more in a step than forward, backward and an update."""
     parts = {
         "ema": job.ema,
         "carry_state": job.carry_state,
-        "gather_outputs": job.gather_outputs,
+        "gather_outputs": job.gather_outputs and size > 1,
         "phases": job.phases,
         "a scheduler with every='evaluation'": job.scheduler and job.scheduler.every == "evaluation",
         CLOSURE: job.optimizer and job.optimizer.needs_closure,
@@ -671,7 +671,7 @@ class Run:
     supports: frozenset[str] = frozenset()
 
     def __init__(self, job: Job, world: World) -> None:
-        if absent := special_parts(job) - self.supports:
+        if absent := special_parts(job, world.size) - self.supports:
             raise SystemExit(f"this script cannot train a job with {', '.join(sorted(absent))}: train it with samestep")
         self.job, self.world = job, world
         self.schedule = schedule_of(job, world.size)

@@ -249,5 +249,5 @@ def test_who_takes_one_optimizer_says_so() -> None:
     )
     muon = {"generator": "Muon"}
     assert "fsdp cannot take Muon" in str(refusal(engine_facts("fsdp", 2), replace(facts, phases=muon)))
-    with pytest.raises(ValueError, match=r"leave Job\(phases\) out"):
+    with pytest.raises(SystemExit, match="this script cannot train a job with phases: train it with samestep"):
         script.Run(jobs_phases.gan(), script.World())

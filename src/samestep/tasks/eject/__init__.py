@@ -104,7 +104,7 @@ def _parts(job: ModuleType, target: str, texts: Mapping[str, str], general: Mapp
     if job.__name__.startswith("samestep."):  # which has them by a setting alone, and its data may be large
         return {"gather_outputs"} if general.get("gather_outputs") else set()
     try:
-        return special_parts(build(target, texts))
+        return special_parts(build(target, texts), size=2)
     except UserError:
         return None
 

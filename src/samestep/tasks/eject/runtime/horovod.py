@@ -64,6 +64,6 @@ def check(job: Job, size: int) -> None:
     """Refuses what Horovod's ranks cannot do together."""
     if size > 1 and job.sync_batchnorm:
         raise Refused("SyncBatchNorm does not find the other ranks of Horovod; leave sync_batchnorm out")
-    if size > 1 and (absent := special_parts(job) & UNSUPPORTED):
+    if size > 1 and (absent := special_parts(job, size) & UNSUPPORTED):
         parts = " and ".join(sorted(absent))
         raise SystemExit(f"a script of Horovod's cannot train a job with {parts} on several ranks")
