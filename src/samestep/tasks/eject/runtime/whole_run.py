@@ -24,7 +24,7 @@ class WholeRun(Run):
 
     supports = frozenset(("ema", "carry_state", "gather_outputs", CLOSURE))
 
-    world: Any  # a World; what is copied from samestep names samestep's
+    world: Any  # a World, which Closure and loss_over_all_rows take for samestep's own
 
     def __init__(self, job: Job, world: Any) -> None:
         super().__init__(job, world)
