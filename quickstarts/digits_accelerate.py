@@ -174,6 +174,9 @@ State = dict[str, Any]  # a module's state dict
 """
 
 
+CLOSURE = "an optimizer whose step needs a closure"
+
+
 @dataclass(frozen=True)
 class World:
     """rank: this process among `size`; local_size: how many are on this machine. devices: what this process drives."""
@@ -188,27 +191,34 @@ class World:
         return self.devices[0]
 
     def gather(self, value: Any) -> list[Any]:
-        """What each rank gives, in the order of the ranks, on every rank."""
+        """Gathers a value from each rank, in rank order, on every rank."""
         return [value]
 
     def broadcast(self, tensors: Iterable[Tensor]) -> None:
-        """Gives every rank's tensors the values of rank 0's."""
+        """Copies the values of rank 0's tensors into every rank's."""
+
+
+def special_parts(job: Job, size: int) -> set[str]:
+    """The parts of a job on `size` ranks that take more in a step than forward, backward and an update."""
+    parts = {
+        "ema": job.ema,
+        "carry_state": job.carry_state,
+        "gather_outputs": job.gather_outputs and size > 1,
+        "phases": job.phases,
+        "a scheduler with every='evaluation'": job.scheduler and job.scheduler.every == "evaluation",
+        CLOSURE: job.optimizer and job.optimizer.needs_closure,
+    }
+    return {name for name, has in parts.items() if has}
 
 
 class Run:
-    """One training of `job` on this rank."""
+    """One training of `job` on this rank. supports: the special_parts that it trains."""
+
+    supports: frozenset[str] = frozenset()
 
     def __init__(self, job: Job, world: World) -> None:
-        if job.ema or (job.scheduler and job.scheduler.every == "evaluation"):
-            raise ValueError("this script trains without Job(ema) and a rate that evaluations move: leave them out")
-        if job.phases:
-            raise ValueError("this script takes no phases in turn: leave Job(phases) out, or run samestep")
-        if job.gather_outputs and world.size > 1:
-            raise ValueError("this script gathers no outputs of other ranks: leave gather_outputs out, or run samestep")
-        if job.carry_state:
-            raise ValueError("this script carries no state from step to step: leave carry_state out, or run samestep")
-        if job.optimizer.needs_closure:
-            raise ValueError("this script computes no loss again: use an optimizer without a closure, or run samestep")
+        if absent := special_parts(job, world.size) - self.supports:
+            raise SystemExit(f"this script cannot train a job with {', '.join(sorted(absent))}: train it with samestep")
         self.job, self.world = job, world
         self.schedule = schedule_of(job, world.size)
         self.steps, self.done = job.steps(self.schedule.steps_per_epoch), 0
@@ -218,22 +228,26 @@ class Run:
         """Called when model and optimizer are ready: the place to load a checkpoint, or to log."""
 
     def batches(self) -> Iterator[Batch]:
-        """This rank's rows on its device, in the schedule's order, one micro-batch after the other."""
+        """Yields this rank's micro-batches on its device, in the schedule's order."""
         return loaded(self.job, self.schedule.parts(self.world.rank, self.steps), self.world.device)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """The mean loss over the batch's rows times its share, so that the ranks' average is exact when uneven."""
+        """Computes the mean loss over the batch's rows times its share: the ranks' average is exact when uneven."""
         part, devices = batch.part, self.world.devices
         for replica, device in enumerate(devices, self.world.rank * len(devices)):  # each replica its own dropout
             random_stream(device).manual_seed(key(self.job.seed, "replica", part.step, part.micro, replica))
         kept = [(b, b.clone()) for b in model.buffers()] if part.rows == 0 else []
-        loss = self.job.criterion(self.job.forward(model, batch), batch)
+        loss, share = self.loss_and_share(model, batch)
         for buffer, value in kept:  # a rank without rows leaves no trace in BatchNorm's statistics
             buffer.data.copy_(value)
         self.latest = loss.detach()
-        return loss if part.share == 1.0 else loss * part.share
+        return loss if share == 1.0 else loss * share
 
-    def closure(self, backward: Callable[[Batch], Tensor]) -> tuple[()]:
+    def loss_and_share(self, model: nn.Module, batch: Batch) -> tuple[Tensor, float]:
+        """The mean loss over the batch's rows, and the factor by which the ranks' average of it is exact."""
+        return self.job.criterion(self.job.forward(model, batch), batch), batch.part.share
+
+    def closure(self, backward: Callable[[Batch], Tensor]) -> tuple[Callable[[], Any], ...]:
         """The arguments of the optimizer's step: none. LBFGS would be given a function that calls `backward`."""
         return ()
 
@@ -282,7 +296,7 @@ class Fetched(Dataset[Any]):
         return (self.job.collate or default_collate)(samples)
 
     def sample(self, path: tuple[int, ...]) -> Any:
-        """path: the epoch, the row, and how often it has come before in the epoch, if it has."""
+        """path: the epoch, the row, and how often it has been read before in the epoch, if it has."""
         self.keyed.seed(self.job.seed, "sample", *path)
         data, row = self.dataset, path[1]
         return data.__getitems__([row])[0] if hasattr(data, "__getitems__") else data[row]
@@ -356,7 +370,7 @@ def evaluate(job: Job, state: dict[str, Any], world: World) -> dict[str, float]:
     with torch.no_grad():
         evaluated = replace(job, train=job.evaluation, augment=None, order=None)
         for batch in loaded(evaluated, chunks(job, world), world.device):
-            output = job.forward(model, batch)
+            output = job.output(model, batch)
             states = {name: counted(job.metrics[name], output, batch) for name in whole}
             mine.append((sums(job, by_row, output, batch), states))
     of_chunk = [chunk for of_rank in world.gather(mine) for chunk in of_rank]
@@ -850,7 +864,7 @@ class Ordered:
         return found
 
     def repeats(self, batch: int, seed: int, epoch: int) -> NDArray[np.int64] | None:
-        """Returns how often each row of an epoch has come before in it; None where none comes again."""
+        """Returns how often each row of an epoch has come before in it; None where no row is repeated."""
         once = isinstance(self.by, ByLength | Lanes)
         return None if once else _repeats(self.by, self.samples, batch, seed, epoch)
 
@@ -1161,7 +1175,15 @@ def synced(job: Job, world: World) -> Job:
     return replace(job, model=lambda: nn.SyncBatchNorm.convert_sync_batchnorm(job.model()))
 
 
-def start(job: Job, train: Callable[..., Any], close: Callable[[], None] | None = None, /, **settings: Any) -> None:
+def start(
+    job: Job,
+    train: Callable[..., Any],
+    close: Callable[[], None] | None = None,
+    /,
+    *,
+    run: type[Run] = Run,
+    **settings: Any,
+) -> None:
     """Trains, saves and evaluates, as the rank that torchrun's environment names. Never returns."""
     if "RANK" not in os.environ:
         raise SystemExit(
@@ -1174,7 +1196,7 @@ def start(job: Job, train: Callable[..., Any], close: Callable[[], None] | None 
     world = Ranks(rank, size, local_size, (device,))
     torch.set_num_threads(1)
     with process_group(world):
-        finish(job, train(synced(job, world), world, Run(job, world), **settings), world)
+        finish(job, train(synced(job, world), world, run(job, world), **settings), world)
     if close:
         close()
     sys.stdout.flush()

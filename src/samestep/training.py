@@ -35,10 +35,10 @@ from samestep.rank.meter import Meter
 from samestep.rank.not_finite import Checks, OnNaN
 from samestep.rank.observer import Observer
 from samestep.rank.one_row import is_one_row_error, one_row_message
+from samestep.rank.phases import ActivePhase
 from samestep.rank.replicas import ReplicaCheck
 from samestep.rank.saving import Position, Saving
 from samestep.rank.step_profile import StepProfile
-from samestep.rank.turns import Turns
 from samestep.rank.watch import Watch
 from samestep.rank.weights import StateDict
 from samestep.records.record import Observations
@@ -95,7 +95,7 @@ class Run:
         self._carried = CarriedState() if job.carry_state else None
         self._closure = Closure(world) if job.optimizer.needs_closure else None
         self._of_phase = job.of_phases()
-        self._turns: Turns | None = None
+        self._phase: ActivePhase | None = None
         self._ends: int | None = None  # the steps after which patience has ended the training
         self._evaluation_schedule: EvaluationSchedule | None = None
         self._drawn, self._all_drawn = 0, False  # steps whose batches have been handed out
@@ -173,8 +173,8 @@ class Run:
             yield batch
 
     def _finish(self) -> None:
-        """Leaves the model with its averaged weights after the last step, for the engine to return them. No phase has
-        the turn any more.
+        """Leaves the model with its averaged weights after the last step, for the engine to return them. No phase is
+        active any more.
 
         Called when there are no more batches, and after each step: libraries ask for the next batch before the step.
         """
@@ -186,8 +186,8 @@ class Run:
             self._save()  # of a training that was asked to stop
         if self._done == self.first:
             self._begin_ema()
-        if self._turns:
-            self._turns.end()
+        if self._phase:
+            self._phase.end()
         if self._ema:
             self._ema.swap()
             self._ema = None
@@ -224,8 +224,8 @@ class Run:
                 self._observer.note_state(self._ema)
         job = self._of_phase[part.phase]
         if self.job.phases and self._model:
-            self._turns = self._turns or Turns(self.job.phases, self._model)
-            self._turns.take(part.phase)
+            self._phase = self._phase or ActivePhase(self.job.phases, self._model)
+            self._phase.activate(part.phase)
         first = self.world.rank * len(self._streams)
         for replica, stream in enumerate(self._streams, first):
             stream.manual_seed(key(self.job.seed, "replica", part.step, part.micro, replica))
@@ -235,14 +235,14 @@ class Run:
             self._on_nan.before(part, lambda: keep_state(plain))
         if self._observer:
             self._observer.forward()
-        batch = self._carried.given_to(batch) if self._carried else batch
+        batch = self._carried.attach(batch) if self._carried else batch
         try:
             output = job.forward(model, batch)
         except ValueError as error:
             if is_one_row_error(error):
                 raise Refused(one_row_message(part.step, self.world.rank)) from error
             raise
-        output = self._carried.kept_from(output, batch) if self._carried else output
+        output = self._carried.store(output, batch) if self._carried else output
         share = part.share
         if self.job.gather_outputs and self.world.size > 1:
             loss = loss_over_all_rows(job, output, batch, self.schedule, self.world)
@@ -320,7 +320,7 @@ class Run:
 
     def release(self) -> None:
         """Drops the model of a training that has failed, and what holds it, so that their memory is free."""
-        self._model = self._ema = self._turns = self._evaluator = self._evaluation_schedule = self._saving = None
+        self._model = self._ema = self._phase = self._evaluator = self._evaluation_schedule = self._saving = None
 
     def observations(self) -> Observations:
         """Returns what this rank observed of every micro-batch, step and optimizer step. Call it after the training."""

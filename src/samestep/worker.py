@@ -207,8 +207,7 @@ def spawn_main(size: int, path: str, start_method: str) -> None:
 
 def ray_rank(path: str) -> int:
     """Runs one rank in a worker of Ray Train, which ends the process. Returns the exit code."""
-    for name in (RANK_VARIABLES, "ACCELERATE_TORCH_DEVICE"):
-        os.environ.pop(name, None)
+    os.environ.pop(RANK_VARIABLES, None)
     return run_rank(path, Plan, run_trainings)
 
 

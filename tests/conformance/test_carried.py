@@ -155,5 +155,5 @@ def test_a_dataset_in_lanes_needs_no_order() -> None:
 
 
 def test_a_script_by_itself_refuses() -> None:
-    with pytest.raises(ValueError, match="leave carry_state out"):
+    with pytest.raises(SystemExit, match="this script cannot train a job with carry_state"):
         script.Run(jobs_carried.lstm(), script.World())

@@ -166,5 +166,5 @@ def test_jobs_that_cannot_have_one() -> None:
         replace(gan, optimizer=None, phases=[replace(gan.phases[0], optimizer=lbfgs), gan.phases[1]])  # type: ignore[arg-type]
     with pytest.raises(UserError, match="the optimizer computes the loss of a step several times"):
         replace(jobs_carried.lstm(), optimizer=lbfgs)
-    with pytest.raises(ValueError, match="use an optimizer without a closure, or run samestep"):
+    with pytest.raises(SystemExit, match="cannot train a job with an optimizer whose step needs a closure"):
         script.Run(jobs_closures.clipped(), script.World())

@@ -91,7 +91,7 @@ def test_what_does_not_fit_together_is_refused() -> None:
 
 
 def test_a_script_by_itself_refuses_other_ranks() -> None:
-    with pytest.raises(ValueError, match="leave gather_outputs out"):
+    with pytest.raises(SystemExit, match="this script cannot train a job with gather_outputs"):
         script.Run(jobs_gathered.clip(), script.World(size=2))
     script.Run(jobs_gathered.clip(), script.World())
 

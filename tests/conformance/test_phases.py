@@ -24,7 +24,7 @@ from samestep.data.schedule import schedule_of
 from samestep.engine import Layout
 from samestep.errors import UserError
 from samestep.job.phases import parameters_of
-from samestep.rank.turns import Turns
+from samestep.rank.phases import ActivePhase
 from samestep.tasks.eject.runtime import run as script
 from samestep.tasks.inspect.dry_step import dry_step
 from samestep.tasks.inspect.job import inspect_job
@@ -61,7 +61,7 @@ FAULTS = [
     (
         "gan",
         "a step trains the other phase, too",
-        "rank/turns.py",
+        "rank/phases.py",
         "requires_grad_(number == phase)",
         "requires_grad_()",
     ),
@@ -170,10 +170,10 @@ def test_a_batch_is_loaded_once_for_all_phases() -> None:
 def test_only_the_phase_that_has_the_turn_needs_gradients() -> None:
     job = jobs_phases.actor_critic()
     model = job.model()
-    turns, trained = Turns(job.phases, model), [name for name, p in model.named_parameters() if p.requires_grad]
-    turns.take(1)
+    active, trained = ActivePhase(job.phases, model), [name for name, p in model.named_parameters() if p.requires_grad]
+    active.activate(1)
     assert [name for name, p in model.named_parameters() if p.requires_grad] == ["act.weight", "act.bias"]
-    turns.end()
+    active.end()
     assert [name for name, p in model.named_parameters() if p.requires_grad] == trained
 
 
@@ -249,5 +249,5 @@ def test_who_takes_one_optimizer_says_so() -> None:
     )
     muon = {"generator": "Muon"}
     assert "fsdp cannot take Muon" in str(refusal(engine_facts("fsdp", 2), replace(facts, phases=muon)))
-    with pytest.raises(ValueError, match=r"leave Job\(phases\) out"):
+    with pytest.raises(SystemExit, match="this script cannot train a job with phases: train it with samestep"):
         script.Run(jobs_phases.gan(), script.World())

@@ -13,11 +13,10 @@ from typing import Any
 
 import pytest
 
+from budget import budget, wait_until
 from samestep import Pipeline
 from samestep.data.pipeline import Span, write_trace
 from samestep.errors import UserError
-
-DEADLINE_S = 20
 
 
 @pytest.fixture(autouse=True)
@@ -25,10 +24,7 @@ def no_thread_is_left() -> Iterator[None]:
     before = set(threading.enumerate())
     yield
     gc.collect()
-    until = time.monotonic() + DEADLINE_S
-    while set(threading.enumerate()) - before and time.monotonic() < until:
-        time.sleep(0.01)
-    assert set(threading.enumerate()) <= before
+    wait_until(lambda: set(threading.enumerate()) <= before, "a thread is left", threading.enumerate)
 
 
 def in_time(work: Callable[[], Any]) -> Any:
@@ -36,7 +32,7 @@ def in_time(work: Callable[[], Any]) -> Any:
     found: list[Any] = []
     thread = threading.Thread(target=lambda: found.append(work()), daemon=True)
     thread.start()
-    thread.join(DEADLINE_S)
+    thread.join(budget())
     assert found, "it hangs"
     return found[0]
 
@@ -72,10 +68,8 @@ def test_the_source_runs_ahead_as_far_as_the_bounds_and_no_further(depth: int) -
     def look() -> tuple[int, int]:
         items = iter(Pipeline(source(), {"same": lambda n: n}, depth=depth))
         next(items)
-        until = time.monotonic() + DEADLINE_S
-        while len(drawn) < most + 1 and time.monotonic() < until:
-            time.sleep(0.01)
-        time.sleep(0.1)  # for a source that does not stop there
+        wait_until(lambda: len(drawn) > most, "the source stops early", lambda: drawn)
+        time.sleep(budget(0.1))  # for a source that does not stop there
         seen = len(drawn)
         items.close()  # type: ignore[attr-defined]
         return seen, len(drawn)
@@ -86,7 +80,7 @@ def test_the_source_runs_ahead_as_far_as_the_bounds_and_no_further(depth: int) -
 
 def test_stages_work_at_the_same_time() -> None:
     """Each of three parties waits for the other two at every item: only threads that overlap get past that."""
-    meet = threading.Barrier(3, timeout=DEADLINE_S)
+    meet = threading.Barrier(3, timeout=budget())
 
     def source() -> Iterator[int]:
         for number in range(12):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from budget import deadline
 from command import samestep
 from samestep import Job, UserError
 from samestep.data.same_data import check_same_data
@@ -70,7 +71,7 @@ def built(how: str) -> Job:
 
 def run(tmp_path: Path, how: str, *words: str, nproc: int = 2) -> tuple[int, str]:
     (tmp_path / "jobs.py").write_text(JOBS)
-    asked = [f"{tmp_path}/jobs.py", "--nproc", str(nproc), "--set", f"how={how}", "--deadline", "90", "--json"]
+    asked = [f"{tmp_path}/jobs.py", "--nproc", str(nproc), "--set", f"how={how}", *deadline(), "--json"]
     found = samestep(*(words or ("run", "--engine", "ddp", "--out", f"{tmp_path}/out")), *asked)
     return found.returncode, found.stderr + (json.dumps(json.loads(found.stdout)) if found.stdout else "")
 

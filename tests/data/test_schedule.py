@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from math import ceil, isclose
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -149,6 +150,23 @@ def test_last_drop_leaves_whole_batches() -> None:
     schedule = Schedule(length=29, global_batch=8, last="drop")
     assert schedule.steps_per_epoch == 3
     assert Schedule(length=29, global_batch=8).steps_per_epoch == ceil(29 / 8)
+
+
+@pytest.mark.parametrize(
+    ("length", "last", "completes"),
+    [(24, "keep", [2, 5]), (25, "keep", [3, 7]), (24, "drop", [2, 5]), (25, "drop", [2, 5])],
+)
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_the_last_micro_batch_of_an_epoch_completes_it(
+    length: int, last: Literal["keep", "drop"], completes: list[int], world_size: int
+) -> None:
+    """On every rank, one without rows too: there the scheduler steps."""
+    schedule = Schedule(length, global_batch=8, world_size=world_size, micro_batch=2, last=last)
+    for rank in range(world_size):
+        parts = list(schedule.parts(rank, 2 * schedule.steps_per_epoch))
+        assert [(part.step, part.micro) for part in parts if part.completes_epoch] == [
+            (step, schedule.micro_batches - 1) for step in completes
+        ]
 
 
 @settings(deadline=None)

@@ -19,7 +19,7 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset, _utils, dataloader
 
-from budget import budget
+from budget import budget, deadline
 from command import TESTS, samestep
 from data import jobs_failing
 from data.test_pipeline import in_time
@@ -31,7 +31,6 @@ from samestep.job import Batch, Job
 from samestep.world import World
 
 FAILING = f"{Path(jobs_failing.__file__)}:job"
-DEADLINE_S = 30
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +44,7 @@ def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
 def no_process_is_left() -> Iterator[None]:
     before = set(psutil.Process().children(recursive=True))
     yield
-    _, left = psutil.wait_procs(set(psutil.Process().children(recursive=True)) - before, timeout=DEADLINE_S)
+    _, left = psutil.wait_procs(set(psutil.Process().children(recursive=True)) - before, timeout=budget(20))
     assert not left
 
 
@@ -134,10 +133,10 @@ def test_the_workers_end_even_where_their_error_is_kept(how: str) -> None:
         except LoadingFailed as error:
             kept.append(error)
         failed.set()
-        seen.wait(2 * DEADLINE_S)
+        seen.wait(budget(40))
 
     threading.Thread(target=load, daemon=True).start()
-    assert failed.wait(DEADLINE_S) and kept
+    assert failed.wait(budget(20)) and kept
     started = set(psutil.Process().children(recursive=True)) - before
     _, left = psutil.wait_procs(started, timeout=budget(5))
     seen.set()
@@ -172,7 +171,7 @@ def test_a_full_shared_memory_says_what_to_do(collate: str, tmp_path: Path) -> N
         pytest.skip("no mount namespace can be made here")
     settings = ["--set", "how=wide", *(["--set", f"collate={collate}"] if collate else [])]
     command = [sys.executable, "-m", "samestep", "run", FAILING, "--engine", "single", *settings]
-    done = _in_small_shm([*command, "--deadline", "90", "--out", str(tmp_path / "out")], 20)
+    done = _in_small_shm([*command, *deadline(), "--out", str(tmp_path / "out")], 20)
     assert done.returncode == 2, done.stderr
     (said,) = [line for line in done.stderr.splitlines() if "/dev/shm" in line]
     assert re.search(r"/dev/shm, through which loader workers send batches, is full \(\d+ of 20 MiB free\)", said)
@@ -235,8 +234,8 @@ def test_a_shared_memory_without_room_for_a_lock_says_so(kibibytes: int) -> None
 def test_the_command_says_it_in_one_sentence(how: str, code: int, sentence: str, tmp_path: Path) -> None:
     settings = ["--set", f"how={how}", "--set", "workers=1"]
     began = time.monotonic()
-    done = samestep("run", FAILING, "--engine", "single", *settings, "--deadline", "90", out=tmp_path / "out")
-    assert time.monotonic() - began < 90  # the deadline did not end it
+    done = samestep("run", FAILING, "--engine", "single", *settings, *deadline(), out=tmp_path / "out")
+    assert time.monotonic() - began < budget()  # the deadline did not end it
     assert done.returncode == code, done.stderr
     (said,) = [line for line in done.stderr.splitlines() if sentence in line]
     assert "Traceback" not in done.stderr

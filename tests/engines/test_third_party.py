@@ -46,7 +46,7 @@ def test_another_packages_engine(environment: dict[str, str], tmp_path: Path) ->
     assert listed["leaving"]["reason"] == "does not import: SystemExit: no licence"
     assert listed["empty"]["reason"].startswith("does not answer: AttributeError: ")
     assert listed["ddp"]["available"]
-    assert listed["samestep-tiny.ddp"]["reason"] == "its name is that of an engine of samestep's"
+    assert listed["samestep-tiny.ddp"]["reason"] == "samestep has an engine of this name itself"
     wrong = samestep("verify", "digits", "--nproc", "2", "--set-engine", "ddp.compress=zip", "--json")
     assert (wrong.returncode, len(wrong.stderr.splitlines())) == (2, 1), wrong.stderr
     done = samestep("verify", *DIGITS, "--nproc", "2", "--engines", "tiny,broken,ddp", "--json")

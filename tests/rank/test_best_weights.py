@@ -129,7 +129,7 @@ def test_a_training_starts_from_weights(trained: tuple[Path, dict[str, Any]], tm
         (["--best", "loss", "--set", "evaluated=false"], "the job has no evaluation that computes it"),
         (["--set", "metric=loss"], "a metric is called 'loss', a name that the evaluation curve uses itself"),
         (["--set", "metric=wide"], "the metric 'accuracy' returned a tensor of shape [4, 4] for 4 rows"),
-        ([*MANY, "--set", "metric=matrix"], "the metric 'matrix' is no single number; give it an average"),
+        ([*MANY, "--set", "metric=matrix"], "the metric 'matrix' is not a single number; give it an average"),
     ],
 )
 def test_bad_wishes_are_one_sentence(

@@ -57,7 +57,7 @@ class Rows(Dataset[Any]):
             return part, [tensor.index_select(0, indices) for tensor in self.dataset.tensors]
         if self.by_take:
             return part, self.dataset.take(part.indices)
-        return part, self.keyed(lambda: self._collated(part.indices.tolist(), _again(part)))
+        return part, self.keyed(lambda: self._collated(part.indices.tolist(), _repeats(part)))
 
     def _begin(self, epoch: int) -> None:
         self.epoch = epoch
@@ -104,8 +104,9 @@ class Rows(Dataset[Any]):
             raise
 
 
-def _again(part: Part) -> list[tuple[int, ...]]:
-    """Returns what a row's key has more where it has come before in this epoch: how often. Else nothing."""
+def _repeats(part: Part) -> list[tuple[int, ...]]:
+    """Returns, for each row, what is appended to its random key: how often it has come before in this epoch, if it
+    has."""
     if part.repeats is None:
         return [()] * len(part.indices)
     return [(count,) if count else () for count in part.repeats.tolist()]

@@ -167,7 +167,7 @@ class Ordered:
         return found
 
     def repeats(self, batch: int, seed: int, epoch: int) -> NDArray[np.int64] | None:
-        """Returns how often each row of an epoch has come before in it; None where none comes again."""
+        """Returns how often each row of an epoch has come before in it; None where no row is repeated."""
         once = isinstance(self.by, ByLength | Lanes)
         return None if once else _repeats(self.by, self.samples, batch, seed, epoch)
 

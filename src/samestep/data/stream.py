@@ -48,7 +48,7 @@ class Stream(Dataset[Any]):
                     "Stream(dataset, length=…)"
                 ) from None
         if length < 0:
-            raise UserError(f"Stream(length={length}): the rows of an epoch cannot be fewer than none")
+            raise UserError(f"Stream(length={length}): length is the number of rows in an epoch, 0 or more")
         self.dataset, self.length = dataset, length
         self._key_row: Callable[[int], None] | None = None
         self._rewind()

@@ -7,11 +7,11 @@ Source: https://lightning.ai/docs/pytorch/stable/model/train_model_basic.html
 
 from __future__ import annotations
 
-import re
 from typing import Any, Literal
 
 from samestep.engine import Layout, Numerics, State
 from samestep.job import Job
+from samestep.rank import ddp_errors
 from samestep.rank.group import process_group
 from samestep.training import Run
 from samestep.world import World
@@ -46,12 +46,9 @@ def numerics(precision: str = "full", **settings: Any) -> Numerics:
 
 def explain(error: BaseException, job: Job) -> str | None:
     """Returns a sentence about parameters without a gradient; None for other errors."""
-    if not re.search("finished reduction in the prior iteration|not used in producing the loss", str(error)):
-        return None
-    return (
-        "some parameters: no gradient in a step; freeze such parameters, leave them out, or use them in every batch, "
-        "as in output + 0 * parameter.sum()"
-    )
+    if "not used in producing the loss" in str(error):  # the Trainer's words for DDP's error
+        return ddp_errors.NO_GRADIENT.format("some parameters")
+    return ddp_errors.explain(error, job)
 
 
 def train(

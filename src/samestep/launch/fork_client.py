@@ -9,7 +9,6 @@ pytest plugin has a third one, for the ranks of its tests.
 from __future__ import annotations
 
 import atexit
-import json
 import os
 import select
 import signal
@@ -21,8 +20,9 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
+from samestep.records.fork import ForkAnswer, ForkRequest, answer_of, line_of
 from samestep.world.orphans import COMMAND, die_with_parent, this_command
 
 Purpose = Literal["ranks", "reference", "tests"]
@@ -33,7 +33,7 @@ class ForkServer:
     """A fork server: a child of this process, or one that listens at a socket."""
 
     def __init__(self, purpose: Purpose) -> None:
-        self._answers: deque[dict[str, Any]] = deque()
+        self._answers: deque[ForkAnswer] = deque()
         self._partial_line = b""
         self.codes: dict[int, int] = {}  # pid -> exit code, of workers that have ended
         folder = os.environ.get(SOCKETS)
@@ -63,19 +63,19 @@ class ForkServer:
     def is_ready(self) -> bool:
         """Whether the server can fork, once it has imported torch. False where it has failed or has threads."""
         if not hasattr(self, "_threads"):
-            self._threads = self._next("threads", timeout_s=None)
+            answer = self._next_answer()
+            self._threads = answer.threads if answer else None
         return self._threads == 1
 
     def fork(self, arguments: Sequence[str], environment: Mapping[str, str], output: Path) -> ForkedWorker:
         """Forks `python -m samestep.worker ARGUMENTS`, and appends its output to the file `output`."""
-        request = {"arguments": list(arguments), "environment": dict(environment), "output": str(output)}
-        line = f"{json.dumps({**request, 'folder': os.getcwd()})}\n".encode()
+        line = line_of(ForkRequest(list(arguments), dict(environment), os.getcwd(), str(output)))
         while line:
             line = line[os.write(self._in, line) :]
-        pid = self._next("forked", timeout_s=None)
-        if pid is None:
+        answer = self._next_answer()
+        if answer is None:
             raise OSError("the fork server has ended")
-        return ForkedWorker(self, pid)
+        return ForkedWorker(self, answer.pid)
 
     def read_answers(self, timeout_s: float | None = 0) -> bool:
         """Reads the server's answers; waits at most `timeout_s` for the first. False when the server has ended."""
@@ -83,18 +83,18 @@ class ForkServer:
             return True
         read = os.read(self._out, 1 << 16)
         *lines, self._partial_line = (self._partial_line + read).split(b"\n")
-        for answer in map(json.loads, lines):
-            if "ended" in answer:
-                self.codes[answer["ended"]] = answer["code"]
+        for answer in map(answer_of, lines):
+            if answer.code is not None:
+                self.codes[answer.pid] = answer.code
             else:
                 self._answers.append(answer)
         return bool(read)
 
-    def _next(self, key: str, timeout_s: float | None) -> int | None:
+    def _next_answer(self) -> ForkAnswer | None:
         alive = True
         while not self._answers and alive:
-            alive = self.read_answers(timeout_s)
-        return int(self._answers.popleft()[key]) if self._answers else None
+            alive = self.read_answers(timeout_s=None)
+        return self._answers.popleft() if self._answers else None
 
     def close(self) -> None:
         """Ends the server and the workers that it has forked."""

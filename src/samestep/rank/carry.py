@@ -29,14 +29,14 @@ class CarriedState:
         self._epoch = state["epoch"]
         self._of_micro = tree_map_only(Tensor, lambda tensor: tensor.to(device), dict(state["of_micro"]))
 
-    def given_to(self, batch: Batch) -> Batch:
+    def attach(self, batch: Batch) -> Batch:
         """Returns the batch with the state of its rows; None in the first step of an epoch, where no row continues."""
         if batch.part.epoch != self._epoch:
             self._epoch, self._of_micro = batch.part.epoch, {}
         return replace(batch, state=self._of_micro.get(batch.part.micro))
 
-    def kept_from(self, returned: Any, batch: Batch) -> Any:
-        """Keeps the state that forward returned for `batch`. Returns the output.
+    def store(self, returned: Any, batch: Batch) -> Any:
+        """Stores the state that forward returned for `batch`. Returns the output.
 
         A rank without rows keeps none: it computes other ranks' rows. Raises UserError where forward returned no pair.
         """

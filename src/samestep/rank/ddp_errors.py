@@ -6,6 +6,11 @@ import re
 
 from samestep.job import Job
 
+NO_GRADIENT = (
+    "{}: no gradient in a step; freeze such parameters, leave them out, or use them in every batch, as in "
+    "output + 0 * parameter.sum()"
+)
+
 
 def explain(error: BaseException, job: Job) -> str | None:
     """Returns a sentence about parameters without a gradient; None for other errors.
@@ -17,7 +22,4 @@ def explain(error: BaseException, job: Job) -> str | None:
     names = [name for name, parameter in job.model().named_parameters() if parameter.requires_grad]
     numbers = re.search(r"did not receive grad for rank \d+: ([\d ]+)", str(error))
     unused = ", ".join(names[int(number)] for number in numbers[1].split()[:4]) if numbers else "some parameters"
-    return (
-        f"{unused}: no gradient in a step; freeze such parameters, leave them out, or use them in every batch, as in "
-        "output + 0 * parameter.sum()"
-    )
+    return NO_GRADIENT.format(unused)

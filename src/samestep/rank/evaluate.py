@@ -206,7 +206,7 @@ def _metric_values(job: Job, names: list[str], states: list[StateDict]) -> dict[
             warnings.simplefilter("ignore")
             value = metric.compute()
         if not isinstance(value, Tensor) or value.numel() != 1:
-            raise UserError(f"the metric '{name}' is no single number; give it an average, as in average='macro'")
+            raise UserError(f"the metric '{name}' is not a single number; give it an average, as in average='macro'")
         values[name] = float(value)
         metric.reset()
     return values

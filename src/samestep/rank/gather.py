@@ -18,12 +18,11 @@ from samestep.world import World
 
 
 @dataclass(frozen=True)
-class Held:
-    """What one rank has to say of its tensors before it sends them.
+class RankTensors:
+    """The sizes of one rank's tensors, which all ranks learn before the tensors are sent.
 
-    rows: of the rank, and their weight. structure: of its output and data, with the leaves' dtypes. shapes: of each
-    leaf; None: no tensor.
-    by_row: whether a leaf's first dimension is the rank's rows.
+    rows: the number of the rank's rows, and weight: their weight. structure: of its output and data, with the leaves'
+    dtypes. shapes: of each leaf; None: not a tensor. by_row: whether a leaf's first dimension is the rank's rows.
     """
 
     rows: int
@@ -59,39 +58,39 @@ def gather_rows(output: Any, batch: Batch, whole: Part, world: World) -> tuple[A
     leaves, tree = tree_flatten((output, batch.data))
     of_output = len(tree_leaves(output))
     tensors = [leaf if isinstance(leaf, Tensor) else None for leaf in leaves]
-    mine = Held(
+    mine = RankTensors(
         rows=part.rows,
         weight=part.weight,
         structure=f"{tree} {[None if t is None else t.dtype for t in tensors]}",
         shapes=[None if t is None else tuple(t.shape) for t in tensors],
         by_row=[t is not None and t.dim() > 0 and len(t) == len(part.indices) for t in tensors],
     )
-    held: list[Held] = gather_from_ranks(mine, world)
-    by_row = [all(rank.by_row[n] for rank in held if rank.rows) for n in range(len(leaves))] if _alike(held) else []
+    ranks: list[RankTensors] = gather_from_ranks(mine, world)
+    by_row = [all(rank.by_row[n] for rank in ranks if rank.rows) for n in range(len(leaves))] if _alike(ranks) else []
     averaged = [not by_row[n] and n < of_output and _is_floating(t) for n, t in enumerate(tensors)] if by_row else []
-    _check(held, by_row, averaged, part.step)
+    _check(ranks, by_row, averaged, part.step)
     own = [t[: part.rows] if t is not None and by_row[n] else t for n, t in enumerate(tensors)]
     sent = [n for n in range(len(leaves)) if by_row[n] or averaged[n]]
-    shapes = [[(rank.rows, *_shape(rank, n)[1:]) if by_row[n] else _shape(rank, n) for n in sent] for rank in held]
+    shapes = [[(rank.rows, *_shape(rank, n)[1:]) if by_row[n] else _shape(rank, n) for n in sent] for rank in ranks]
     of_rank = _all_gather([_tensor(own[n]) for n in sent], shapes, world)
-    total = sum(rank.weight for rank in held)
+    total = sum(rank.weight for rank in ranks)
     for at, n in enumerate(sent):
         parts = [pieces[at] for pieces in of_rank]
         parts[world.rank] = _tensor(own[n])  # the same values, with their graph
         if by_row[n]:
             leaves[n] = torch.cat(parts)
         else:
-            shares = [rank.weight / total for rank in held]
+            shares = [rank.weight / total for rank in ranks]
             leaves[n] = sum((p * share for p, share in zip(parts[1:], shares[1:])), parts[0] * shares[0])
     output, data = tree_unflatten(leaves, tree)
     return output, Batch(data, whole)
 
 
-def _alike(held: list[Held]) -> bool:
-    return all(rank.structure == held[0].structure for rank in held)
+def _alike(ranks: list[RankTensors]) -> bool:
+    return all(rank.structure == ranks[0].structure for rank in ranks)
 
 
-def _shape(rank: Held, number: int) -> tuple[int, ...]:
+def _shape(rank: RankTensors, number: int) -> tuple[int, ...]:
     shape = rank.shapes[number]
     assert shape is not None
     return shape
@@ -106,19 +105,19 @@ def _is_floating(tensor: Tensor | None) -> bool:
     return tensor is not None and tensor.is_floating_point()
 
 
-def _check(held: list[Held], by_row: list[bool], averaged: list[bool], step: int) -> None:
+def _check(ranks: list[RankTensors], by_row: list[bool], averaged: list[bool], step: int) -> None:
     """Raises Refused where the ranks' tensors cannot be put together: all ranks know the same, and raise the same."""
-    for rank, other in enumerate(held):
-        if other.structure != held[0].structure:
+    for rank, other in enumerate(ranks):
+        if other.structure != ranks[0].structure:
             raise Refused(
                 f"step {step}: rank {rank}'s output and batch hold other things than rank 0's, and gather_outputs puts "
                 "tensor to tensor; return the same on every rank, and of the samples tensors alone (no lists of texts)"
             )
         for number, together in enumerate(by_row):
-            pair = [_shape(r, number)[1:] if together else r.shapes[number] for r in (held[0], other)]
+            pair = [_shape(r, number)[1:] if together else r.shapes[number] for r in (ranks[0], other)]
             if (together or averaged[number]) and pair[0] != pair[1]:
                 raise Refused(
-                    f"step {step}: gather_outputs finds a tensor of {list(_shape(held[0], number))} on rank 0 and of "
+                    f"step {step}: gather_outputs finds a tensor of {list(_shape(ranks[0], number))} on rank 0 and of "
                     f"{list(_shape(other, number))} on rank {rank}; rows come first, and all else must be of one "
                     "size: pad to one length in collate"
                 )

@@ -138,7 +138,7 @@ def export_store() -> Store | None:
 
 
 def collectives_store() -> Store | None:
-    """Returns a store in which ranks tell what their collectives gave; None without an open group."""
+    """Returns a store in which ranks exchange the results of their collectives; None without an open group."""
     return PrefixStore(f"collectives {next(_trainings)}", _open_store[0]) if _open_store else None
 
 

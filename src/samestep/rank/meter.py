@@ -42,7 +42,7 @@ class Meter:
         self._stamps: list[float] = []
         self._events: list[torch.cuda.Event] = []
         self._pauses: set[int] = set()  # the stamps at which a pause ends
-        self._count = self._looked = 0
+        self._count = self._checked = 0
         self.not_finite: Callable[[int, int, float], None] = self._raise  # called with (step, micro-batch, loss)
         self._waited = self._loading_cpu = self._cpu = 0.0
 
@@ -57,12 +57,12 @@ class Meter:
                 self._copied[self._count // HALF % 2].record()
             self._read(self._count - HALF)
 
-    def look(self) -> None:
-        """Looks at the losses since the last call. On a GPU they are not there yet, and are looked at when read."""
+    def check_losses(self) -> None:
+        """Checks the losses since the last call. On a GPU they are checked later, when they have been copied."""
         if not self._cuda:
-            for number in range(max(self._looked, self._count - 2 * HALF), self._count):
+            for number in range(max(self._checked, self._count - 2 * HALF), self._count):
                 self._check(number, float(self._cells[number % (2 * HALF)]))
-            self._looked = self._count
+            self._checked = self._count
 
     def recent_loss(self) -> float:
         """Returns a recent loss: on a CPU the latest one. On a GPU only the first losses are waited for."""

@@ -47,7 +47,7 @@ class StopsAtNaN:
         """Registers the model. The losses of a step are looked at before the optimizer's step. first: steps done."""
         self.done = first
         self._trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-        optimizer.register_step_pre_hook(lambda *_: self.meter.look())
+        optimizer.register_step_pre_hook(lambda *_: self.meter.check_losses())
 
     def before(self, part: Part, keep: Callable[[], Callable[[], None]]) -> None:
         """Does nothing. See SkipsNaN."""

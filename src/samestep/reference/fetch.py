@@ -51,8 +51,8 @@ def _place(row: int) -> tuple[int, ...]:
 
 @contextmanager
 def generators_kept() -> Iterator[None]:
-    """Python's, numpy's and torch's global generators are afterwards as they were. Reading their states takes longer
-    than seeding them, so this is for a batch, not for a sample."""
+    """Restores the states of Python's, numpy's and torch's global generators after the block. Reading them takes longer
+    than seeding, so this is for a batch, not for a sample."""
     kept = random.getstate(), np.random.get_state(), torch.get_rng_state()
     try:
         yield

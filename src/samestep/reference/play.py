@@ -25,11 +25,11 @@ from samestep.reference.fetch import digests, fetch, place, random_state, seed
 from samestep.reference.first_gradient import FirstGradient, present, sample
 from samestep.reference.neutral import Neutral
 from samestep.reference.noise import Noise
+from samestep.reference.phases import PlayedPhase, phases_of, scheduled
 from samestep.reference.replica_state import ReplicaState, follow_first
 from samestep.reference.results import MicroBatch, TrainingResult
 from samestep.reference.schedule import per_epoch, step_rows, weight
-from samestep.reference.together import outputs_together
-from samestep.reference.turns import Turn, scheduled, turns_of
+from samestep.reference.sync_batchnorm import synced_outputs
 
 LATER = (2, 3, 97)  # epochs whose rows are recorded without training on them
 
@@ -76,11 +76,11 @@ def play(
 
 @dataclass
 class Forward:
-    """What the replicas' forward passes of one micro-batch share. turn: the phase. rows: each replica's. total: what
+    """What the replicas' forward passes of one micro-batch share. rows: each replica's. total: what
     all rows of the step weigh. outputs: each replica's, where one forward pass serves all of them (SyncBatchNorm).
     all_rows: the loss, where the criterion sees all replicas' rows at once."""
 
-    turn: Turn
+    phase: PlayedPhase
     epoch: int
     step: int
     micro: int
@@ -108,8 +108,8 @@ class ReplicatedTraining:
         self.model = job.model().to(device)
         if noise:
             noise.perturb(self.model.parameters())
-        self.turns = turns_of(job, self.model)
-        self.scheduled = scheduled(self.turns)
+        self.phases = phases_of(job, self.model)
+        self.scheduled = scheduled(self.phases)
         self.scheduler = job.scheduler.make(self.scheduled) if job.scheduler else None
         self.states = [ReplicaState(self.model, self.moved) for _ in self.replicas]
         self.carried = Carried(job)
@@ -135,19 +135,19 @@ class ReplicatedTraining:
     def step(self, step: int) -> list[float]:
         """One step: every micro-batch of every replica forward and backward, then the phase's optimizer once. Returns
         the losses."""
-        turn = self.turns[step % len(self.turns)]
+        phase = self.phases[step % len(self.phases)]
         if step % per_epoch(self.job) == 0:
             self.carried.forget()
-        seen, norm = self._evaluated(step, turn)
+        seen, norm = self._evaluated(step, phase)
         for replica, micro_batch in seen:
             self.micro_batches[replica].append(micro_batch)
         self.norms.append(norm)
         mean = mean_loss(seen)
-        closure = Closure(self.parameters, mean, lambda: mean_loss(self._evaluated(step, turn)[0]))
-        self._optimizer_step(step, turn, closure)
+        closure = Closure(self.parameters, mean, lambda: mean_loss(self._evaluated(step, phase)[0]))
+        self._optimizer_step(step, phase, closure)
         return [micro_batch.loss for _, micro_batch in seen]
 
-    def _evaluated(self, step: int, turn: Turn) -> tuple[Seen, float]:
+    def _evaluated(self, step: int, phase: PlayedPhase) -> tuple[Seen, float]:
         """Leaves the step's gradient at the weights as they are: the mean over the replicas, clipped. Returns what
         each replica saw, and the gradient's norm before clipping."""
         plan = step_rows(self.job, self.layout, step)
@@ -158,7 +158,7 @@ class ReplicatedTraining:
             for state in self.states[1:]:
                 state.buffers = _copy(self.states[0].buffers)
         epoch = step // per_epoch(self.job)
-        forwards = [Forward(turn, epoch, step, micro, of_replica, total) for micro, of_replica in enumerate(plan)]
+        forwards = [Forward(phase, epoch, step, micro, of_replica, total) for micro, of_replica in enumerate(plan)]
         seen = list(self._summed(forwards))
         follow_first(self.states, plan)
         gradients = [p.grad for p in self.parameters if p.grad is not None]
@@ -209,7 +209,7 @@ class ReplicatedTraining:
 
     def _forward_and_backward(self, forward: Forward, replica: int, data: Any, weighs: float) -> float:
         """Adds a replica's gradient, from its own state and random numbers. Returns the rows' mean loss."""
-        job, step, micro = forward.turn.job, forward.step, forward.micro
+        job, step, micro = forward.phase.job, forward.step, forward.micro
         if not forward.outputs:
             self.states[replica].restore(self.model)
         seed(self.device, job.seed, "replica", step, micro, replica)
@@ -218,8 +218,8 @@ class ReplicatedTraining:
         before = random_state(self.device)
         if job.sync_batchnorm and self.layout.replicas > 1 and not forward.outputs:
             with self.neutral:
-                forward.outputs = outputs_together(
-                    job, self.model, forward.rows, step, micro, forward.epoch, self.noise, forward.turn.number
+                forward.outputs = synced_outputs(
+                    job, self.model, forward.rows, step, micro, forward.epoch, self.noise, forward.phase.number
                 )
         share = weighs * self.layout.replicas / forward.total  # the mean over the replicas is then that over the rows
         if forward.all_rows:
@@ -234,9 +234,9 @@ class ReplicatedTraining:
             if loss.dim() != 0:
                 raise not_a_scalar(list(loss.shape))
             self.draws = self.draws or not torch.equal(before, random_state(self.device))
-            sampled = sample(self.parameters) if self.first and step < len(self.turns) else None
+            sampled = sample(self.parameters) if self.first and step < len(self.phases) else None
             (loss * (share * scale)).backward(retain_graph=bool(forward.outputs))
-        for parameter, gradient in zip(self.parameters, forward.turn.own([p.grad for p in self.parameters])):
+        for parameter, gradient in zip(self.parameters, forward.phase.own([p.grad for p in self.parameters])):
             parameter.grad = gradient
         if self.first and sampled:
             self.first.add(replica, micro, sampled, sample(self.parameters))
@@ -251,7 +251,7 @@ class ReplicatedTraining:
 
     def _batch(self, forward: Forward, replica: int, data: Any) -> Batch:
         rows = forward.rows[replica]
-        weighs, phase = weight(self.job, rows), forward.turn.number
+        weighs, phase = weight(self.job, rows), forward.phase.number
         part = place(forward.step, forward.micro, rows, forward.epoch, weighs, phase)
         state = self.carried.of(replica, forward.micro)
         return Batch(self.noise.perturbed(data) if self.noise else data, part, state=state)
@@ -259,7 +259,7 @@ class ReplicatedTraining:
     def _over_all_rows(self, forward: Forward) -> AllRows:
         """The loss over all replicas' rows. Their outputs are computed here without a graph, and in each replica's turn
         again: each needs its own state then, too."""
-        job = forward.turn.job
+        job = forward.phase.job
         if job.sync_batchnorm:
             raise UserError("the proof takes sync_batchnorm or gather_outputs, not both; verify it with one of them")
         batches, outputs = {}, {}
@@ -275,25 +275,25 @@ class ReplicatedTraining:
         self.draws = self.draws or found.draws
         return found
 
-    def _optimizer_step(self, step: int, turn: Turn, closure: Closure) -> None:
+    def _optimizer_step(self, step: int, phase: PlayedPhase, closure: Closure) -> None:
         """The phase's optimizer; the scheduler where it is due."""
         self.rates.append([float(group["lr"]) for group in self.scheduled.param_groups if group["params"]])
-        if turn.job.optimizer.needs_closure:
-            turn.optimizer.step(closure)
+        if phase.job.optimizer.needs_closure:
+            phase.optimizer.step(closure)
         else:
-            turn.optimizer.step()
+            phase.optimizer.step()
         if self.noise and self.noise.rounds_weights:
             self.noise.perturb(self.parameters)
         if self.job.ema:
-            moved = [p for p, own in zip(self.parameters, turn.owns) if own]
+            moved = [p for p, own in zip(self.parameters, phase.owns) if own]
             for name, parameter in self.model.named_parameters():
                 if any(parameter is p for p in moved):
                     kept, new = self.job.ema * self.average[name], (1.0 - self.job.ema) * parameter.detach()
                     self.average[name] = kept + new
         ends_epoch = (step + 1) % per_epoch(self.job) == 0
         every = self.job.scheduler.every if self.job.scheduler else None
-        ends_round = turn is self.turns[-1]
-        if ends_round and turn.optimizer is not self.scheduled:
+        ends_round = phase is self.phases[-1]
+        if ends_round and phase.optimizer is not self.scheduled:
             self.scheduled.step()  # a scheduler warns where it has not been called
         if self.scheduler and ((every == "step" and ends_round) or (every == "epoch" and ends_epoch)):
             self.scheduler.step()
@@ -317,7 +317,7 @@ class ReplicatedTraining:
         later = () if self.noise else LATER
         state = self._state()
         self._clear_gradients()
-        for optimizer in (self.scheduled, *(turn.optimizer for turn in self.turns)):
+        for optimizer in (self.scheduled, *(phase.optimizer for phase in self.phases)):
             optimizer.state.clear()
             optimizer.param_groups.clear()  # it is in a circle with its scheduler, and would keep the weights
         return TrainingResult(

@@ -15,10 +15,10 @@ from samestep.job import Batch, Job
 from samestep.reference.carried import output_of
 from samestep.reference.fetch import collate_draws, fetch, place
 from samestep.reference.neutral import Neutral
+from samestep.reference.phases import phases_of
 from samestep.reference.replica_state import ReplicaState
 from samestep.reference.results import Separation
 from samestep.reference.schedule import step_rows, weight
-from samestep.reference.turns import turns_of
 
 ROWS = 6
 
@@ -34,7 +34,7 @@ def separate(job: Job, device: str, moved: Collection[str] = ()) -> Separation:
     `whole`, by the model that has computed `whole`.
     """
     rows = step_rows(job, Layout(1), 0)[0][0][:ROWS]
-    for phase in turns_of(job, job.model()):
+    for phase in phases_of(job, job.model()):
         found = _separate(phase.job, rows, device, moved)
         mean = sum(w * loss for w, loss in zip(found.weights, found.alone)) / sum(found.weights)
         if not isclose(found.whole, mean, rel_tol=1e-6, abs_tol=1e-9):

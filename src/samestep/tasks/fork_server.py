@@ -3,9 +3,9 @@
 Importing torch takes seconds, a fork takes milliseconds. The server opens no process group, starts no thread and does
 not use CUDA, so a forked worker behaves like a new process. A worker that must not be forked is started normally.
 
-A request is a line of JSON on stdin, or on a connection to a socket: the worker's arguments, environment, folder and
-output file. The server answers with the worker's pid, and later with its exit code as in subprocess (-9: killed by
-signal 9). At the end of its input the server exits, and its workers end with it.
+Requests come on stdin, or on a connection to a socket. The server answers each with the worker's pid, and later with
+its exit code as in subprocess (-9: killed by signal 9). At the end of its input the server exits, and its workers end
+with it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import gc
 import importlib
 import importlib.metadata
-import json
 import os
 import random
 import select
@@ -21,11 +20,11 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
 
 from samestep import engine
+from samestep.records.fork import ForkAnswer, ForkRequest, line_of, request_of
 from samestep.world.orphans import die_with_parent
 
 PRELOADED = ("torch._dynamo",)  # torch imports it when the first optimizer is created
@@ -41,7 +40,7 @@ def serve(of: str, main: Main) -> None:
     answers = os.dup(1)
     os.dup2(2, 1)  # a library may print while it is imported
     _preload(of)
-    _answer(answers, {"threads": threads()})
+    _answer(answers, ForkAnswer(threads=threads()))
     _serve(0, answers, main)
 
 
@@ -60,7 +59,7 @@ def listen(of: str, path: str, main: Main) -> None:
             die_with_parent()
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             listening.close()
-            _answer(connection.fileno(), {"threads": threads()})
+            _answer(connection.fileno(), ForkAnswer(threads=threads()))
             _serve(connection.fileno(), connection.fileno(), main)
             os._exit(0)
         connection.close()
@@ -87,9 +86,9 @@ def _preload(of: str) -> None:
     gc.freeze()  # a collection in a worker, as libraries ask for, skips a million objects that are imported already
 
 
-def _answer(to: int, value: Mapping[str, Any]) -> None:
+def _answer(to: int, answer: ForkAnswer) -> None:
     with suppress(BrokenPipeError):  # the command has ended
-        os.write(to, f"{json.dumps(value)}\n".encode())
+        os.write(to, line_of(answer))
 
 
 def _serve(requests: int, answers: int, main: Main) -> None:
@@ -102,7 +101,7 @@ def _serve(requests: int, answers: int, main: Main) -> None:
             ended, status = os.waitpid(pid, os.WNOHANG)
             if ended:
                 running.remove(pid)
-                _answer(answers, {"ended": pid, "code": os.waitstatus_to_exitcode(status)})
+                _answer(answers, ForkAnswer(pid=pid, code=os.waitstatus_to_exitcode(status)))
         if not readable:
             continue
         try:
@@ -113,21 +112,21 @@ def _serve(requests: int, answers: int, main: Main) -> None:
             return
         *lines, incomplete = (incomplete + read).split(b"\n")
         for line in lines:
-            request = json.loads(line)
+            request = request_of(line)
             pid = os.fork()
             if pid == 0:
                 for pipe in {requests, answers} - {0}:
                     os.close(pipe)
                 _run_worker(request, main)
             running.add(pid)
-            _answer(answers, {"forked": pid})
+            _answer(answers, ForkAnswer(pid=pid))
 
 
-def _run_worker(request: Mapping[str, Any], main: Main) -> None:
+def _run_worker(request: ForkRequest, main: Main) -> None:
     """Runs `python -m samestep.worker ARGUMENTS` in this forked process, and exits. Never returns."""
     code = 1
     try:
-        output = os.open(request["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        output = os.open(request.output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
         os.dup2(output, 1)
@@ -135,14 +134,14 @@ def _run_worker(request: Mapping[str, Any], main: Main) -> None:
         for stream in (sys.stdout, sys.stderr):
             stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
         os.environ.clear()
-        os.environ |= request["environment"]
-        os.chdir(request["folder"])
-        sys.argv = ["samestep.worker", *request["arguments"]]
+        os.environ |= request.environment
+        os.chdir(request.folder)
+        sys.argv = ["samestep.worker", *request.arguments]
         import numpy
 
         random.seed()
         numpy.random.seed()  # otherwise every worker would draw the same numbers
-        main(request["arguments"])
+        main(request.arguments)
         code = 0
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else int(error.code is not None)

@@ -43,6 +43,7 @@ def start(size: int, rank: Callable[[], int], storage: str) -> None:
 
 
 def _of_worker(config: dict[str, Callable[[], int]]) -> None:
+    os.environ.pop("ACCELERATE_TORCH_DEVICE", None)  # set by Ray Train, for Accelerate
     code = config["rank"]()
     if code:
         raise RuntimeError(f"samestep: rank {os.environ['RANK']} ended with exit code {code}")

@@ -25,7 +25,7 @@ def moved_parameters(job: Job, device: str, *, checked: bool) -> list[str]:
     """The parameters that a forward pass moves. checked: raises UserError for what gives other values each time."""
     if checked:
         _check_samples_repeat(job, device)
-    found = reference.twice(job, device)
+    found = reference.repeatability(job, device)
     if checked:
         for first, second in found.losses:
             _check_same(first, second, device)

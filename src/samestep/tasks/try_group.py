@@ -26,15 +26,15 @@ SLOW_S = 0.2  # an all-reduce that takes longer is measured twice instead of sev
 
 def try_main(path: str) -> None:
     """Runs the rank that the file `path` describes, and writes what it saw to tried-RANK.json beside it."""
-    told = read(TrialRank, Path(path))
-    trial, seen = told.trial, RankTried(told.rank, backend=_backend(told.trial))
+    mine = read(TrialRank, Path(path))
+    trial, seen = mine.trial, RankTried(mine.rank, backend=_backend(mine.trial))
     torch.set_num_threads(1)
     try:
-        seen = in_time(4 * trial.wait_s, lambda: _run(trial, seen, told.listening))
+        seen = in_time(4 * trial.wait_s, lambda: _run(trial, seen, mine.listening))
     except BaseException as error:
         words = (str(error).strip().splitlines() or [""])[0]
         seen = replace(seen, error=f"{type(error).__name__}: {words}"[:300])
-    write(Path(path).with_name(f"tried-{told.rank}.json"), seen)
+    write(Path(path).with_name(f"tried-{mine.rank}.json"), seen)
     os._exit(0)  # a group that has failed may wait for ever
 
 

@@ -46,9 +46,9 @@ def write(target: str, engine: str, folder: Path, size: int, settings: Mapping[s
     return file
 
 
-def run_script(script: Path, engine: str, size: int) -> Came:
-    """Starts a script on `size` ranks, samestep hidden from it."""
-    said = launch(script, [], engine, size, hidden=True)
+def run_script(script: Path, engine: str, size: int, imports: str = "") -> Came:
+    """Starts a script on `size` ranks, samestep hidden from it. imports: modules that they find imported."""
+    said = launch(script, [], engine, size, hidden=True, imports=imports)
     return result(script, said)
 
 
@@ -61,18 +61,28 @@ def result(script: Path, said: str) -> Came:
     return Came(torch.load(script.with_name("weights.pt")), means)
 
 
-def run_own(target: str, engine: str, folder: Path, size: int, settings: Mapping[str, str], **chosen: str) -> Came:
+def run_own(
+    target: str,
+    engine: str,
+    folder: Path,
+    size: int,
+    settings: Mapping[str, str],
+    imports: str = "",
+    **chosen: str,
+) -> Came:
     """Trains and evaluates with samestep itself."""
     asked = {"job": target, "settings": dict(settings), "engine": engine}
     asked["engine_settings"] = dict(engine_facts(engine, size, chosen).settings)
     folder.mkdir(exist_ok=True)
     (folder / "asked.json").write_text(json.dumps(asked))
-    launch(HERE / "own.py", [str(folder / "asked.json"), str(folder / "came")], engine, size, hidden=False)
+    launch(
+        HERE / "own.py", [str(folder / "asked.json"), str(folder / "came")], engine, size, hidden=False, imports=imports
+    )
     came = torch.load(folder / "came")
     return Came(came["weights"], came["means"])
 
 
-def launch(program: Path, arguments: list[str], engine: str, size: int, *, hidden: bool) -> str:
+def launch(program: Path, arguments: list[str], engine: str, size: int, *, hidden: bool, imports: str = "") -> str:
     """Runs a program to its end. Returns what its ranks printed; fails where one fails."""
     folder = Path(arguments[0]).parent if not hidden else program.parent
     if engines.load(engine).PROCESSES == "ray" and hidden:
@@ -82,7 +92,7 @@ def launch(program: Path, arguments: list[str], engine: str, size: int, *, hidde
     log.write_text("")
     asked = {"program": str(program), "arguments": arguments, "size": size, "folder": str(folder), "log": str(log)}
     asked |= {"environment": _environment(engine, size), "hidden": hidden}
-    launcher = _launcher(LIBRARIES.get(engine, ""))
+    launcher = _launcher(f"{LIBRARIES.get(engine, '')} {imports}".strip())
     assert launcher.stdin and launcher.stdout
     launcher.stdin.write(f"{json.dumps(asked)}\n")
     launcher.stdin.flush()
@@ -112,8 +122,8 @@ def _environment(engine: str, size: int) -> dict[str, str]:
 
 
 @cache
-def _launcher(library: str) -> subprocess.Popen[str]:
-    """A launcher with a library imported. It ends with this process, and then its stdin does."""
-    command = [sys.executable, str(HERE / "launcher.py"), *library.split()]
+def _launcher(imports: str) -> subprocess.Popen[str]:
+    """A launcher with these modules imported. It ends with this process, and then its stdin does."""
+    command = [sys.executable, str(HERE / "launcher.py"), *imports.split()]
     alone = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(command, env=alone, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

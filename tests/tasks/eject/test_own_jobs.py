@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from scripts import Came, launch, result, run_script, write
+from scripts import HERE, Came, launch, result, run_own, run_script, write
 from written import BEGIN, DATA, END, IMPORT, JOB, LOSS, ROWS, SEED, Changes, written
 
 from samestep.data.schedule import schedule_of
@@ -63,6 +63,14 @@ class Rows:
         self.epoch = epoch
     def __iter__(self):
         return zip(*SAMPLES) if self.epoch == 0 else zip(*(tensor.flip(0) for tensor in SAMPLES))
+SAMPLES ="""
+TWENTY_FOUR = """SAMPLES = torch.linspace(-1, 1, 144).view(24, 6), torch.arange(24) % 2
+def HALVED(optimizer):
+    return torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)"""
+CARRIES = """
+def forward(model, batch):
+    output = model(batch.inputs) + (0 if batch.state is None else batch.state)
+    return output, output.tanh()
 SAMPLES ="""
 
 SAME: dict[str, Changes] = {
@@ -123,6 +131,20 @@ SAME: dict[str, Changes] = {
         (END, f"class Mine(Job): ...\ndef asked():\n    return Mine({PLACED.format('SGD', FORWARD)[4:]}\n")
     ],
     "where a batch stands": [(LOSS, PART)],
+    "a rate that moves with epochs whose rows divide evenly": [
+        ("Job, Recipe", "Job, LRSchedule, Recipe"),
+        ("SAMPLES = torch.linspace(-1, 1, 120).view(20, 6), torch.arange(20) % 2", TWENTY_FOUR),
+        (ROWS, "global_batch=8, epochs=3, scheduler=LRSchedule(HALVED, every='epoch')"),
+    ],
+    "an average of the weights": [(ROWS, "global_batch=8, epochs=2, ema=0.9")],
+    "an optimizer with a closure": [
+        (CALL, PLACED.format("LBFGS, {'max_iter': 3, 'line_search_fn': 'strong_wolfe'}", "8, micro_batch=3") + "\n")
+    ],
+    "carried state": [
+        ("import Job, Recipe", "import Job, Lanes, Recipe"),
+        (BEGIN, CARRIES),
+        (ROWS, "global_batch=4, epochs=2, carry_state=True, order=Lanes(), last='drop', forward=forward"),
+    ],
     "rows in their order": [(ROWS, "global_batch=8, epochs=2, shuffle=False")],
     "micro-batches": [(ROWS, "global_batch=8, micro_batch=3, last='drop', epochs=2")],
 }
@@ -254,6 +276,15 @@ def test_settings_of_every_job(tmp_path: Path) -> None:
     script = write(target, "single", tmp_path / "script", 1, {"micro_batch": "3"})
     assert script.read_text().endswith("    start(replace(job(), micro_batch=3), train)\n")
     run_script(script, "single", 1).check_equal(own(target, micro_batch="3"))
+
+
+@pytest.mark.check
+@pytest.mark.parametrize("job", ["jobs_carried.py:accumulated", "jobs_closures.py:averaged", "jobs_gathered.py:clip"])
+def test_what_takes_more_than_a_plain_loop_on_ranks(job: str, tmp_path: Path) -> None:
+    target = f"{HERE.parents[1]}/conformance/{job}"
+    script = write(target, "ddp", tmp_path / "script", 2, {})
+    assert ", train, run=WholeRun)" in script.read_text()
+    run_script(script, "ddp", 2).check_equal(run_own(target, "ddp", tmp_path / "own", 2, {}))
 
 
 def test_shared_statistics_need_ranks_that_find_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,7 +17,7 @@ from samestep import engine as engines
 from samestep.errors import UserError
 from samestep.tasks.eject import eject, literal
 from samestep.tasks.eject.imports import Import, block
-from samestep.tasks.eject.runtime import group, horovod
+from samestep.tasks.eject.runtime import group, horovod, run
 from samestep.tasks.inspect.load import build
 
 CUT = "\ndef cut(x):\n    return x\n"
@@ -73,6 +74,65 @@ def test_a_job_that_no_script_can_hold(case: str, tmp_path: Path) -> None:
         _eject(target)
 
 
+EVALUATED = "LRSchedule(torch.optim.lr_scheduler.ReduceLROnPlateau, every='evaluation')"
+GLOBAL_BATCH = "global_batch=8"
+UNTRAINED: dict[str, tuple[str, Changes, str]] = {
+    "phases": (
+        "ddp",
+        [
+            ("import Job, R", "import Job, Phase, R"),
+            ('optimizer=Recipe(torch.optim.SGD, {"lr": 0.5}),', ""),
+            (GLOBAL_BATCH, "phases=[Phase('all', '', criterion, Recipe(torch.optim.SGD))], global_batch=8"),
+        ],
+        "a script cannot train a job with phases; train it with samestep",
+    ),
+    "evaluations that move the rate": (
+        "ddp",
+        [
+            ("import Job, R", "import Job, LRSchedule, R"),
+            (GLOBAL_BATCH, f"evaluation=TensorDataset(*SAMPLES), global_batch=8, scheduler={EVALUATED}"),
+        ],
+        "a script cannot train a job with a scheduler with every='evaluation'",
+    ),
+    "outputs of Horovod's ranks": (
+        "horovod",
+        [(GLOBAL_BATCH, "global_batch=8, gather_outputs=True")],
+        "a script of horovod cannot train a job with gather_outputs; use another engine",
+    ),
+    "an engine without closures": (
+        "zero",
+        [('SGD, {"lr": 0.5}', "LBFGS")],
+        "a script of zero cannot train a job with an optimizer whose step needs a closure",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", UNTRAINED)
+def test_a_job_that_no_script_trains(case: str, tmp_path: Path) -> None:
+    engine, changes, says = UNTRAINED[case]
+    with pytest.raises(UserError, match=re.escape(says)):
+        _eject(written(tmp_path, changes), engine)
+
+
+def test_a_script_whose_job_has_been_changed(tmp_path: Path) -> None:
+    """After it was written, by hand."""
+    job = replace(build(written(tmp_path, []), {}), ema=0.9)
+    with pytest.raises(SystemExit, match="this script cannot train a job with ema: train it with samestep"):
+        run.Run(job, run.World())
+    job = replace(build(written(tmp_path, []), {}), gather_outputs=True)
+    with pytest.raises(SystemExit, match="a script of Horovod's cannot train a job with gather_outputs on several"):
+        horovod.check(job, 2)
+
+
+def test_a_job_that_cannot_be_built_here(tmp_path: Path) -> None:
+    """Its data may be on another machine: the script has all that a job could need."""
+    script = _eject(
+        written(tmp_path, [(IMPORT, "import torch\n"), ("return Job(", "open('/no/data')\n    return Job(")])
+    )
+    assert script.endswith("    start(job(), train, run=WholeRun)\n")
+    assert "run=" not in _eject(written(tmp_path, []))
+
+
 def test_a_setting_that_must_be_given_and_one_that_is_not_there(tmp_path: Path) -> None:
     target = written(tmp_path, [("job()", "job(rate)")])
     with pytest.raises(UserError, match="needs a value for 'rate': give --set rate="):
@@ -105,7 +165,7 @@ def test_a_setting_that_has_no_text() -> None:
 @pytest.mark.parametrize("name", ["lightning", "torch", "sklearn", "json", "numpy"])
 def test_a_name_that_hides_a_package_is_refused(name: str) -> None:
     facts = engine_facts("lightning", 2)
-    with pytest.raises(UserError, match=f"would hide the package {name}"):
+    with pytest.raises(UserError, match=f"Python would import {name}.py as the package {name}"):
         eject("digits", {}, "lightning", facts.settings, 2, f"{name}.py")
 
 

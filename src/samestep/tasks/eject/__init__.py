@@ -14,6 +14,7 @@ import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from samestep import engine as engines
@@ -21,8 +22,10 @@ from samestep.errors import UserError
 from samestep.tasks.eject import runtime
 from samestep.tasks.eject.imports import Import, Imports, block
 from samestep.tasks.eject.join import Joined, Place, settled
+from samestep.tasks.eject.runtime import whole_run
+from samestep.tasks.eject.runtime.run import CLOSURE, special_parts
 from samestep.tasks.eject.source import Source, origin
-from samestep.tasks.inspect.load import GENERAL, find, home, of_every_job, values_of
+from samestep.tasks.inspect.load import GENERAL, build, find, home, of_every_job, values_of
 from samestep.world import World
 
 RUNTIME = runtime.__name__
@@ -45,7 +48,8 @@ then the engine's loop, `train`, then the code that both need, each under the na
 def eject(target: str, texts: Mapping[str, str], name: str, settings: Mapping[str, Any], size: int, file: str) -> str:
     """The script that trains the job `target` (with --set's `texts`) on an engine, on `size` ranks by its launch line.
 
-    The job is not built: its data may be on another machine. Raises UserError for a job that no script can hold.
+    A job of the user's is built, to see what its script needs; where that fails, as without its data, the script has it
+    all. Raises UserError for a job that no script can hold.
     """
     _check_head(file)
     _check_head(target.rpartition("/")[2])
@@ -61,17 +65,22 @@ def eject(target: str, texts: Mapping[str, str], name: str, settings: Mapping[st
     of = sys.modules[engine.train.__module__]
     roots = [(job.__name__, called), (of.__name__, "train")]
     roots += [(of.__name__, "close")] if hasattr(engine, "close") else []
+    layout = engine.layout(World(size=2, devices=("cuda:0", "cuda:1")), **settings)
+    parts = _parts(job, target, texts, given[1])
+    _check_parts(parts or set(), name, layout, engine.PROCESSES)
+    whole = [(whole_run.__name__, "WholeRun")] if parts != set() else []
     start = f"{RUNTIME}.{engine.PROCESSES}", "start"
-    joined, beside = settled([*roots, start], job, STANDS_FOR)
+    joined, beside = settled([*roots, *whole, start], job, STANDS_FOR)
     chosen = _unlike_the_defaults(engine, settings)
-    if engine.layout(World(size=2, devices=("cuda:0", "cuda:1")), **settings).lone_batchnorm:
+    if layout.lone_batchnorm:
         if given[1].get("sync_batchnorm") or given[0].get("sync_batchnorm"):
             raise UserError(f"SyncBatchNorm does not find the other ranks of {name}; leave sync_batchnorm out")
         chosen |= {"lone_batchnorm": True} if engine.PROCESSES == "one" else {}
     built = f"{called}({', '.join(_arguments(given[0]))})"
     if given[1]:
         built = f"replace({', '.join([built, *_arguments(given[1])])})"
-    started = ", ".join([built, *(root[1] for root in roots[1:]), *_arguments(chosen)])
+    run = ["run=WholeRun"] if whole else []
+    started = ", ".join([built, *(root[1] for root in roots[1:]), *run, *_arguments(chosen)])
     extra = {"Path": Import("pathlib", "Path", "Path")} if "Path(" in started else {}
     extra |= {"replace": Import("dataclasses", "replace", "replace")} if given[1] else {}
     script = "\n".join(
@@ -88,6 +97,27 @@ def eject(target: str, texts: Mapping[str, str], name: str, settings: Mapping[st
     )
     _check_file(file, script)
     return script
+
+
+def _parts(job: ModuleType, target: str, texts: Mapping[str, str], general: Mapping[str, Any]) -> set[str] | None:
+    """Returns the special parts of a job; None where it cannot be built."""
+    if job.__name__.startswith("samestep."):  # which has them by a setting alone, and its data may be large
+        return {"gather_outputs"} if general.get("gather_outputs") else set()
+    try:
+        return special_parts(build(target, texts), size=2)
+    except UserError:
+        return None
+
+
+def _check_parts(parts: set[str], name: str, layout: engines.Layout, kind: str) -> None:
+    """Raises UserError for a job that no script trains, or none of this engine, whose processes are of this kind."""
+    if absent := parts - whole_run.WholeRun.supports:
+        raise UserError(f"a script cannot train a job with {' and '.join(sorted(absent))}; train it with samestep")
+    of_kind: frozenset[str] = getattr(importlib.import_module(f"{RUNTIME}.{kind}"), "UNSUPPORTED", frozenset())
+    if absent := parts & (of_kind if layout.closures else of_kind | {CLOSURE}):
+        raise UserError(
+            f"a script of {name} cannot train a job with {' and '.join(sorted(absent))}; use another engine"
+        )
 
 
 def _launch_lines() -> dict[str, str]:
@@ -171,4 +201,4 @@ def _check_file(file: str, script: str) -> None:
     }
     installed = "site-packages" in str(origin(stem))  # the job may import it when it runs
     if stem in imported | sys.stdlib_module_names or installed:
-        raise UserError(f"{file} would hide the package {stem} from itself; give another name with --to")
+        raise UserError(f"Python would import {file} as the package {stem}; give the script another name with --to")

@@ -1,4 +1,4 @@
-"""Several modules as one flat text: what a job, an engine and the runtime need of each, in an order that runs."""
+"""Joins several modules into one text: what a job, an engine and the runtime need of each, in an order that runs."""
 
 from __future__ import annotations
 

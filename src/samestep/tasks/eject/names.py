@@ -1,4 +1,4 @@
-"""Which names a statement at a module's top binds there, and which of the module's names it reads."""
+"""Finds the names that a statement at a module's top binds, and the module's names that it reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One module's text as statements: what each binds and uses, and which of its imports a script holds itself."""
+"""Splits a module's text into statements: what each binds and uses, and which of its imports a script holds itself."""
 
 from __future__ import annotations
 

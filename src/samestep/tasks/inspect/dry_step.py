@@ -24,7 +24,7 @@ from samestep.job import Batch, Job, counts_by_itself, output_and_state, reads_b
 from samestep.rank.carry import detached
 from samestep.rank.evaluate import count_metric, evaluate
 from samestep.rank.one_row import is_one_row_error
-from samestep.rank.turns import Turns
+from samestep.rank.phases import ActivePhase
 from samestep.world import World
 
 ROWS = 4
@@ -64,16 +64,16 @@ def dry_step(job: Job, schedule: Schedule, model: nn.Module, device: str) -> Dry
     for leaf in tree_leaves(data):
         if not isinstance(leaf, PLAIN):
             raise UserError(
-                f"a batch holds a {type(leaf).__name__}, which cannot be looked into; let collate return tensors in "
-                "tuples, lists or dicts"
+                f"a batch holds a {type(leaf).__name__}, whose tensors samestep cannot find; let collate return "
+                "tensors in tuples, lists or dicts"
             )
         if isinstance(leaf, Tensor):
             check_dense("a tensor of the batch", leaf, "let collate return its indices and its values")
-    turns, flop, kept = Turns(job.phases, model), 0.0, 0
+    active, flop, kept = ActivePhase(job.phases, model), 0.0, 0
     sizes, began = _output_sizes(model), time.perf_counter()
     try:
         for number, turn in enumerate(job.of_phases()):
-            turns.take(number)
+            active.activate(number)
             sizes.clear()  # a step is one phase's
             flop += _forward_backward(turn, model, Batch(to_device(data, device), replace(part, phase=number)))
             kept = max(kept, sum(sizes))
@@ -83,7 +83,7 @@ def dry_step(job: Job, schedule: Schedule, model: nn.Module, device: str) -> Dry
         if not job.phases:
             raise
         raise UserError(f"phase '{job.phases[number].name}': {error}") from error
-    turns.end()
+    active.end()
     seconds = (time.perf_counter() - began) / len(job.of_phases())
     of_row = (total / max(1, rows) for total in (flop, kept, seconds))
     return DryStep(_without_gradient(model), *of_row)

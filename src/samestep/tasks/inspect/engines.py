@@ -50,7 +50,7 @@ def inspect_engines(
             words = (str(error).strip().splitlines() or [""])[0]
             row = _broken(name, f"{problem}: {type(error).__name__}: {words}")
         rows.append(row)
-    rows += [_broken(name, "its name is that of an engine of samestep's") for name in engines.shadowed_names()]
+    rows += [_broken(name, "samestep has an engine of this name itself") for name in engines.shadowed_names()]
     for option in options:
         if option not in used:
             every = {f"{row.name}.{key}" for row in rows for key in row.settings}

@@ -51,7 +51,7 @@ def evaluate(job: Job, state: dict[str, Any], world: World) -> dict[str, float]:
     with torch.no_grad():
         evaluated = replace(job, train=job.evaluation, augment=None, order=None)
         for batch in loaded(evaluated, chunks(job, world), world.device):
-            output = job.forward(model, batch)
+            output = job.output(model, batch)
             states = {name: counted(job.metrics[name], output, batch) for name in whole}
             mine.append((sums(job, by_row, output, batch), states))
     of_chunk = [chunk for of_rank in world.gather(mine) for chunk in of_rank]

@@ -56,7 +56,15 @@ def synced(job: Job, world: World) -> Job:
     return replace(job, model=lambda: nn.SyncBatchNorm.convert_sync_batchnorm(job.model()))
 
 
-def start(job: Job, train: Callable[..., Any], close: Callable[[], None] | None = None, /, **settings: Any) -> None:
+def start(
+    job: Job,
+    train: Callable[..., Any],
+    close: Callable[[], None] | None = None,
+    /,
+    *,
+    run: type[Run] = Run,
+    **settings: Any,
+) -> None:
     """Trains, saves and evaluates, as the rank that torchrun's environment names. Never returns."""
     if "RANK" not in os.environ:
         raise SystemExit(
@@ -69,7 +77,7 @@ def start(job: Job, train: Callable[..., Any], close: Callable[[], None] | None 
     world = Ranks(rank, size, local_size, (device,))
     torch.set_num_threads(1)
     with process_group(world):
-        finish(job, train(synced(job, world), world, Run(job, world), **settings), world)
+        finish(job, train(synced(job, world), world, run(job, world), **settings), world)
     if close:
         close()
     sys.stdout.flush()

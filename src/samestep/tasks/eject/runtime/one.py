@@ -21,6 +21,7 @@ def start(
     close: Callable[[], None] | None = None,
     /,
     *,
+    run: type[Run] = Run,
     lone_batchnorm: bool = False,
     **settings: Any,
 ) -> None:
@@ -30,6 +31,6 @@ def start(
     if job.sync_batchnorm and lone_batchnorm and len(world.devices) > 1:
         raise Refused("SyncBatchNorm does not find the other replicas of this engine; leave sync_batchnorm out")
     torch.set_num_threads(1)
-    finish(job, train(job, world, Run(job, world), **settings), world)
+    finish(job, train(job, world, run(job, world), **settings), world)
     if close:
         close()

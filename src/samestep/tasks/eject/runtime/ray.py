@@ -19,7 +19,15 @@ LAUNCH = "python {file} {size}"
 IS_RANK = "SCRIPT_IS_A_RANK"  # environment variable: TorchTrainer has started this process
 
 
-def start(job: Job, train: Callable[..., Any], close: Callable[[], None] | None = None, /, **settings: Any) -> None:
+def start(
+    job: Job,
+    train: Callable[..., Any],
+    close: Callable[[], None] | None = None,
+    /,
+    *,
+    run: type[Run] = Run,
+    **settings: Any,
+) -> None:
     """Trains, saves and evaluates as a rank; outside of one, starts as many ranks as the script's argument says."""
     from ray.train import ScalingConfig
     from ray.train.torch import TorchTrainer, get_device
@@ -34,7 +42,7 @@ def start(job: Job, train: Callable[..., Any], close: Callable[[], None] | None 
     rank, size, local_size = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"))
     world = Ranks(rank, size, local_size, (str(get_device()),))
     torch.set_num_threads(1)
-    finish(job, train(synced(job, world), world, Run(job, world), **settings), world)
+    finish(job, train(synced(job, world), world, run(job, world), **settings), world)
     if close:
         close()
 

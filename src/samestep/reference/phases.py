@@ -15,7 +15,7 @@ Gradient = list[Tensor | None]  # of each trained parameter, in the model's orde
 
 
 @dataclass(frozen=True)
-class Turn:
+class PlayedPhase:
     """One phase, or the whole step of a job without phases.
 
     job: with the phase's criterion and forward. owns: whether the phase trains each of the trained parameters.
@@ -31,12 +31,12 @@ class Turn:
         return [g if own else None for g, own in zip(gradient, self.owns, strict=True)]
 
 
-def turns_of(job: Job, model: nn.Module) -> list[Turn]:
+def phases_of(job: Job, model: nn.Module) -> list[PlayedPhase]:
     """The phases in their order."""
     trained = [p for p in model.parameters() if p.requires_grad]
     if not job.phases:
-        return [Turn(0, job, [True] * len(trained), job.optimizer.build(model))]
-    turns = []
+        return [PlayedPhase(0, job, [True] * len(trained), job.optimizer.build(model))]
+    phases = []
     for number, phase in enumerate(job.phases):
         plain = replace(
             job,
@@ -49,8 +49,8 @@ def turns_of(job: Job, model: nn.Module) -> list[Turn]:
         owns = [id(p) in ids for p in trained]
         recipe = phase.optimizer
         given: Any = recipe.groups(model) if recipe.groups else [p for p, own in zip(trained, owns) if own]
-        turns.append(Turn(number, plain, owns, recipe.cls(given, **recipe.settings)))
-    return turns
+        phases.append(PlayedPhase(number, plain, owns, recipe.cls(given, **recipe.settings)))
+    return phases
 
 
 def _ids(phase: Phase, model: nn.Module) -> set[int]:
@@ -62,9 +62,11 @@ def _ids(phase: Phase, model: nn.Module) -> set[int]:
     return {id(p) for name in names for full, p in every.items() if full == name or full.startswith(name + ".")}
 
 
-def scheduled(turns: list[Turn]) -> torch.optim.Optimizer:
+def scheduled(phases: list[PlayedPhase]) -> torch.optim.Optimizer:
     """What a scheduler is made for: the optimizer, or one with the groups of all phases' optimizers."""
-    return turns[0].optimizer if len(turns) == 1 else _Groups([g for t in turns for g in t.optimizer.param_groups], {})
+    if len(phases) == 1:
+        return phases[0].optimizer
+    return _Groups([group for phase in phases for group in phase.optimizer.param_groups], {})
 
 
 class _Groups(torch.optim.Optimizer):

@@ -10,13 +10,13 @@ from samestep.engine import Layout
 from samestep.job import Batch, Job
 from samestep.reference.carried import output_of
 from samestep.reference.fetch import fetch, place
+from samestep.reference.phases import phases_of
 from samestep.reference.replica_state import ReplicaState, sums_of_frozen
 from samestep.reference.schedule import step_rows, weight
-from samestep.reference.turns import turns_of
 
 
 @dataclass(frozen=True)
-class Twice:
+class Repeatability:
     """moved: the names of the parameters that are not trained, and that a forward pass moves: an averaged teacher's.
     losses: of each phase, the loss of a batch, and that of the same batch from the same state and random seed."""
 
@@ -24,11 +24,11 @@ class Twice:
     losses: list[tuple[float, float]]
 
 
-def twice(job: Job, device: str) -> Twice:
+def repeatability(job: Job, device: str) -> Repeatability:
     """Computes the losses of the first batch of plain training twice."""
     model = job.model().to(device)
     rows = step_rows(job, Layout(1), 0)[0][0]
-    phases = [(turn.number, turn.job) for turn in turns_of(job, model)]
+    phases = [(turn.number, turn.job) for turn in phases_of(job, model)]
 
     def losses() -> list[float]:
         found = []
@@ -48,4 +48,4 @@ def twice(job: Job, device: str) -> Twice:
         if moved:
             first.parameters = ReplicaState(job.model().to(device), moved).parameters
         first.restore(model)
-        return Twice(moved, list(zip(once, losses(), strict=True)))
+        return Repeatability(moved, list(zip(once, losses(), strict=True)))

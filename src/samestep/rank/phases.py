@@ -1,4 +1,4 @@
-"""Gives the phases of a job their turns: while one trains, the others' parameters require no gradient."""
+"""Lets the parameters of one phase of a job require a gradient, and those of its other phases none."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from samestep.job import Phase
 from samestep.job.phases import parameters_of
 
 
-class Turns:
-    """The phases' parameters. After `take`, and until the next, gradients and the optimizer's step are one phase's.
+class ActivePhase:
+    """The phase whose parameters require a gradient, so that backward and the optimizer's step are this phase's alone.
 
     Not only during the forward pass: activation checkpointing repeats it in the backward pass.
     """
@@ -20,8 +20,8 @@ class Turns:
         self._parameters = parameters_of(phases, model) if phases else []
         self._phase: int | None = None
 
-    def take(self, phase: int) -> None:
-        """Begins the turn of a phase, if it is not its own already."""
+    def activate(self, phase: int) -> None:
+        """Lets only this phase's parameters require a gradient."""
         if phase != self._phase:
             self._phase = phase
             for number, parameters in enumerate(self._parameters):
@@ -29,7 +29,7 @@ class Turns:
                     parameter.requires_grad_(number == phase)
 
     def end(self) -> None:
-        """Lets all parameters require a gradient again."""
+        """Lets all phases' parameters require a gradient again."""
         self._phase = None
         for parameters in self._parameters:
             for parameter in parameters:

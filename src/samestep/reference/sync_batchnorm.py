@@ -16,7 +16,7 @@ from samestep.reference.noise import Noise
 from samestep.reference.schedule import weight
 
 
-def outputs_together(
+def synced_outputs(
     job: Job,
     model: nn.Module,
     of_replica: list[list[int]],

@@ -1,0 +1,65 @@
+"""WholeRun, in the place of Run: also for averaged weights, carried state, gathered outputs and optimizers like LBFGS.
+
+A script has it where its job uses one of these, or where samestep could not build the job to see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from samestep.job import Batch, Job
+from samestep.rank.carry import CarriedState
+from samestep.rank.closure import Closure
+from samestep.rank.ema import Ema
+from samestep.rank.gather import loss_over_all_rows
+from samestep.tasks.eject.runtime.run import CLOSURE, Run
+
+
+class WholeRun(Run):
+    """One training of `job` on this rank, with all but phases and rates that evaluations move."""
+
+    supports = frozenset(("ema", "carry_state", "gather_outputs", CLOSURE))
+
+    world: Any  # a World, which Closure and loss_over_all_rows take for samestep's own
+
+    def __init__(self, job: Job, world: Any) -> None:
+        super().__init__(job, world)
+        self.ema: Ema | None = None
+        self.carried = CarriedState() if job.carry_state else None
+        self.recomputed = Closure(world) if job.optimizer.needs_closure else None
+
+    def register(self, model: nn.Module, optimizer: Optimizer, **_: Any) -> None:
+        self.model = model
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        if self.job.ema and self.ema is None:
+            self.ema = Ema(self.model, self.job.ema)  # here, when the engine has made the parameters its own
+        return super().loss(model, batch)
+
+    def loss_and_share(self, model: nn.Module, batch: Batch) -> tuple[Tensor, float]:
+        batch = self.carried.attach(batch) if self.carried else batch
+        output = self.job.forward(model, batch)
+        output = self.carried.store(output, batch) if self.carried else output
+        if self.job.gather_outputs and self.world.size > 1:
+            loss = loss_over_all_rows(self.job, output, batch, self.schedule, self.world)
+            share = float(self.world.size)  # the ranks' gradients, averaged, are then their sum
+        else:
+            loss, share = self.job.criterion(output, batch), batch.part.share
+        if self.recomputed:
+            self.recomputed.add(batch, loss)
+        return loss, share
+
+    def closure(self, backward: Callable[[Batch], Tensor]) -> tuple[Callable[[], Any], ...]:
+        """The arguments of the optimizer's step: one function where it computes the loss again, as LBFGS does."""
+        return (self.recomputed.of_step(self.model, backward),) if self.recomputed else ()
+
+    def step(self, loss: Tensor, *, skipped: bool = False) -> None:
+        super().step(loss, skipped=skipped)
+        if self.ema and not skipped:
+            self.ema.update()
+        if self.ema and self.done == self.steps:
+            self.ema.swap()  # the averages are evaluated and saved

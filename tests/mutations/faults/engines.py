@@ -1,0 +1,227 @@
+"""Faults that the libraries of engines make easy."""
+
+from __future__ import annotations
+
+from mutations.faults.fault import Fault
+
+FAULTS = (
+    Fault(
+        "fabric: model and optimizer set up in one call, the model sharded",
+        "engines/fabric.py",
+        "        model = fabric.setup_module(module)\n"
+        "        optimizer = job.optimizer.build(module)\n"
+        "        scheduler = job.lr_scheduler(optimizer)\n"
+        "        stepper = fabric.setup_optimizers(optimizer)\n",
+        "        optimizer = job.optimizer.build(module)\n"
+        "        scheduler = job.lr_scheduler(optimizer)\n"
+        "        model, stepper = fabric.setup(module, optimizer)\n",
+        ("first gradient",),
+        "the optimizer holds other parameters than the model",
+        engine="fabric",
+        settings={"strategy": "model_parallel"},
+    ),
+    Fault(
+        "horovod: the optimizer's state broadcast before its first step",
+        "engines/horovod.py",
+        "    hvd.broadcast_parameters(state, root_rank=0)\n",
+        "    hvd.broadcast_parameters(state, root_rank=0)\n    hvd.broadcast_optimizer_state(optimizer, root_rank=0)\n",
+        ("initial weights", "parameter", "loss"),
+        "moved them",
+        engine="horovod",
+    ),
+    Fault(
+        "horovod: gradients summed",
+        "engines/horovod.py",
+        "        backward_passes_per_step=run.schedule.micro_batches,\n",
+        "        backward_passes_per_step=run.schedule.micro_batches,\n        op=hvd.Sum,\n",
+        ("first gradient",),
+        "summed over the ranks",
+        engine="horovod",
+    ),
+    Fault(
+        "horovod: clipping before the reduction has ended",
+        "engines/horovod.py",
+        "            optimizer.synchronize()\n"
+        "            if job.clip_norm is not None:\n"
+        "                clip_grad_norm_(model.parameters(), job.clip_norm)\n"
+        "        return loss\n\n"
+        "    for batch in run.batches():\n"
+        "        loss = backward(batch)\n"
+        "        if batch.completes_step:\n"
+        "            with optimizer.skip_synchronize():\n"
+        "                optimizer.step(*run.closure(backward))\n",
+        "            if job.clip_norm is not None:\n"
+        "                clip_grad_norm_(model.parameters(), job.clip_norm)\n"
+        "        return loss\n\n"
+        "    for batch in run.batches():\n"
+        "        loss = backward(batch)\n"
+        "        if batch.completes_step:\n"
+        "            optimizer.step()\n",
+        ("loss",),
+        "clipped before the reduction",
+        ("tied",),
+        "clipping",
+        engine="horovod",
+    ),
+    Fault(
+        "accelerate: the scheduler prepared",
+        "engines/accelerate.py",
+        "scheduler = job.lr_scheduler(optimizer)",
+        "scheduler = accelerator.prepare(job.lr_scheduler(optimizer))",
+        ("learning rate",),
+        "scheduler step",
+        ("conv", "transformer"),
+        "a scheduler",
+        engine="accelerate",
+    ),
+    Fault(
+        "lightning: the loss not multiplied by the micro-batches",
+        "engines/lightning.py",
+        "run.loss(self.model, batch) * run.schedule.micro_batches",
+        "run.loss(self.model, batch)",
+        ("first gradient",),
+        "times the right one: the loss is scaled by another factor",
+        ("transformer",),
+        "micro-batches",
+        engine="lightning",
+    ),
+    Fault(
+        "hf: the loss not multiplied by the micro-batches",
+        "engines/hf.py",
+        "return self.loss * run.schedule.micro_batches",
+        "return self.loss",
+        ("first gradient",),
+        "times the right one: the loss is scaled by another factor",
+        ("transformer",),
+        "micro-batches",
+        engine="hf",
+    ),
+    Fault(
+        "hf: max_grad_norm left at its default",
+        "engines/hf.py",
+        "            max_grad_norm=job.clip_norm or 0.0,  # its default is 1.0\n",
+        "",
+        ("first gradient",),
+        "clipped",
+        ("conv", "tied"),
+        "a first gradient whose norm is above 1",
+        engine="hf",
+    ),
+    Fault(
+        "hf: the scheduler stepped after every step",
+        "engines/hf.py",
+        "if job.moves_lr(trainer.batch):",
+        "if trainer.batch:",
+        ("learning rate",),
+        "scheduler steps at other times",
+        ("transformer",),
+        "a scheduler by epoch",
+        engine="hf",
+    ),
+    Fault(
+        "fairscale: zero_grad of the optimizer",
+        "engines/fairscale.py",
+        "model.zero_grad()",
+        "optimizer.zero_grad()",
+        ("loss",),
+        "gradients are not cleared",
+        engine="fairscale",
+    ),
+    Fault(
+        "split: activations detached on their way",
+        "engines/split.py",
+        "return moved(args, device), moved(kwargs, device)",
+        "return tree_map_only(Tensor, Tensor.detach, moved(args, device)), kwargs",
+        ("first gradient",),
+        "wrong alone, the others are right",
+        engine="split",
+    ),
+    Fault(
+        "split: no backward pass but of the last micro-batch in flight",
+        "engines/split.py",
+        "for each in waiting:",
+        "for each in waiting[-1:]:",
+        ("first gradient",),
+        "the last micro-batch's alone",
+        ("transformer",),
+        "micro-batches",
+        engine="split",
+        settings={"in_flight": "8"},
+    ),
+    Fault(
+        "fsdp: the optimizer built before sharding",
+        "engines/fsdp.py",
+        "        fully_shard(model, **options)\n        optimizer = job.optimizer.build(model)",
+        "        optimizer = job.optimizer.build(model)\n        fully_shard(model, **options)",
+        ("first gradient",),
+        "the optimizer holds other parameters than the model",
+        engine="fsdp",
+        settings={"wrap": "root"},
+    ),
+    Fault(
+        "fsdp: gradients never reduced",
+        "engines/fsdp.py",
+        "model.set_requires_gradient_sync(batch.completes_step)",
+        "model.set_requires_gradient_sync(False)",
+        ("first gradient",),
+        "the weights do not move",
+        engine="fsdp",
+    ),
+    Fault(
+        "zero: parameter groups ignored",
+        "engines/zero.py",
+        "recipe.groups(module) if recipe.groups else module.parameters()",
+        "module.parameters()",
+        ("parameter groups",),
+        "parameter groups",
+        ("tied",),
+        "parameter groups",
+        engine="zero",
+    ),
+    Fault(
+        "amp: scaled gradients clipped",
+        "engines/amp.py",
+        "                scaler.unscale_(optimizer)\n",
+        "",
+        ("loss",),
+        "by another norm",
+        ("tied",),
+        "clipping",
+        engine="amp",
+        settings={"precision": "fp16"},
+    ),
+    Fault(
+        "deepspeed: gradient_clipping left out of the config",
+        "engines/deepspeed.py",
+        '                "gradient_clipping": job.clip_norm or 0.0,  # its default is 1.0\n',
+        "",
+        ("first gradient",),
+        "clipped",
+        ("conv", "tied"),
+        "a first gradient whose norm is above 1",
+        engine="deepspeed",
+    ),
+    Fault(
+        "deepspeed: the loss not multiplied by the micro-batches",
+        "engines/deepspeed.py",
+        "engine.backward(loss * micro_batches)",
+        "engine.backward(loss)",
+        ("first gradient",),
+        "times the right one: the loss is scaled by another factor",
+        ("transformer",),
+        "micro-batches",
+        engine="deepspeed",
+    ),
+    Fault(
+        "fsdp: BatchNorm among the checkpointed units",
+        "engines/fsdp.py",
+        " and not batch_norms(unit)",
+        "",
+        ("buffer",),
+        "counted twice",
+        ("conv",),
+        "BatchNorm",
+        engine="fsdp",
+        settings={"checkpoint": "true"},
+    ),
+)

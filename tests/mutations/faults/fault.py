@@ -1,0 +1,29 @@
+"""Fault: a patch of a file of samestep, and what the proof must say of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+ALL = ("conv", "tied", "transformer")
+
+
+@dataclass(frozen=True)
+class Fault:
+    name: str
+    file: str
+    old: str
+    new: str
+    named: tuple[str, ...]
+    cause: str
+    jobs: tuple[str, ...] = ALL
+    needs: str = ""
+    engine: str = "ddp"
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+
+DDP, RUN, SCHEDULE = "engines/ddp.py", "training.py", "data/schedule.py"
+LOADER, EVALUATE = "data/loader.py", "rank/evaluate.py"
+WRAPPED = "        optimizer = job.optimizer.build(module)\n"
+BACKWARD = "                loss.backward()\n"
+COMPLETED = "            if batch.completes_step:\n"
