@@ -42,7 +42,6 @@ from samestep.rank import hardware
 from samestep.rank.log_output import log_to
 from samestep.rank.membership import hostname, says_lost
 from samestep.recorder import fork_rendezvous
-from samestep.recorder.run import run_script
 from samestep.records.collectives import PLAN as COLLECTIVES
 from samestep.records.collectives import CollectivePlan
 from samestep.records.files import naming_full_disks, read, replace_text, write, write_json
@@ -143,6 +142,8 @@ def launched_rank_main(path: str) -> None:
     if Path(path).name == COLLECTIVES:
         rank_main(path, CollectivePlan, run_collectives)
     if Path(path).name == SCRIPT:
+        from samestep.recorder.run import run_script  # here: no training needs it
+
         rank_main(path, ScriptPlan, run_script)
     rank_main(path, Plan, run_trainings)
 
