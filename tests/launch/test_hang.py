@@ -79,7 +79,7 @@ def test_a_slow_rank_is_not_ended(tmp_path: Path) -> None:
 @pytest.mark.check
 def test_a_hang_is_named_before_the_timeout_of_collectives(tmp_path: Path) -> None:
     """Without it the other rank would report a lost one, with no sign of life."""
-    code, said = run("model", tmp_path / "out", "--timeout", "8")
+    code, said = run("model", tmp_path / "out", "--timeout", f"{budget(8):g}")
     assert code == 1
     assert "rank 1 (host" in said and "has not entered all_reduce" in said
 
