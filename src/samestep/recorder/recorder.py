@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +19,7 @@ from samestep.recorder import collectives, deepspeed, hooks, shards
 from samestep.recorder.closures import Closures
 from samestep.recorder.evaluation import Evaluations
 from samestep.recorder.flattened import Flattened
+from samestep.recorder.libraries import libraries_that_train
 from samestep.recorder.loaders import Loaders, rows_of
 from samestep.recorder.losses import scalar_of, terms
 from samestep.recorder.names import plain, stage_prefix
@@ -41,8 +41,6 @@ from samestep.recorder.window import Window
 from samestep.records.script import ClipSeen, ScriptPlan, ScriptRecord, StepSeen
 from samestep.world import World
 from samestep.world.heartbeat import BACKWARD, EVALUATION, FORWARD, heartbeat
-
-LIBRARIES = ("accelerate", "lightning", "transformers", "deepspeed", "horovod")
 
 
 class Recorder:
@@ -112,7 +110,7 @@ class Recorder:
             self.steps,
             [each.seen() for each in self.loaders.passes],
             ended,
-            [name for name in LIBRARIES if name in sys.modules],
+            libraries_that_train(),
             self.timed.seconds,
             self._step_s,
             self.loaders.epochs_set,

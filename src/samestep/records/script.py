@@ -157,7 +157,7 @@ class ScriptRecord:
     """What one rank recorded of a script.
 
     start: digest of each parameter at the first training forward. ended: 'steps' (all that were asked), or 'itself'.
-    libraries: those that train, of the script's imports. record_s: seconds that recording took; step_s: the seconds of
+    libraries: those with which the script trains. record_s: seconds that recording took; step_s: the seconds of
     each step with it. epochs_set: calls of DistributedSampler.set_epoch. notes: what the recorder could not see.
     """
 
