@@ -29,6 +29,7 @@ MEMORY = Path("/dev/shm")
 OWN_TEMPORARY: Path | None = None  # of the pytest that has made it, not of those that it starts
 if "TMPDIR" not in os.environ and MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 4 * 2**30:
     OWN_TEMPORARY = Path(tempfile.mkdtemp(prefix="samestep-tests-", dir=MEMORY))
+    OWN_TEMPORARY.chmod(0o755)  # as /tmp: munged wants to enter the folders above its socket
     os.environ["TMPDIR"] = tempfile.tempdir = str(OWN_TEMPORARY)
 RANK = "samestep-rank"  # the plugin that a rank of a test has
 SLOWEST_TEST_IMPORTS = 400  # a test that takes longer hangs: the slowest takes about 100

@@ -158,14 +158,14 @@ def test_a_master_that_others_cannot_reach_is_refused(hosts: Hosts, tmp_path: Pa
 def test_lines_that_differ_are_refused_and_what_differs_is_named(hosts: Hosts, tmp_path: Path) -> None:
     ended = everywhere(hosts, lambda i: [*by_number(tmp_path / "out")(i), "--set", f"max_steps={i + 1}"])
     assert [code for code, _ in ended] == [2, 2], ended
-    says = "--set: max_steps=2 there, max_steps=1 on rank 0; type the same line on each machine"
+    says = "--set: max_steps=2 there, max_steps=1 on rank 0; run the same command on every machine"
     assert all(says in said for _, said in ended), ended
 
 
 def test_proofs_that_differ_are_refused(hosts: Hosts, tmp_path: Path) -> None:
     shape = ["--nnodes", "2", "--nproc", "1", "--master-addr", "h0", "--timeout", "5", "--out", str(tmp_path / "out")]
     ended = everywhere(hosts, lambda i: ["verify", "digits", "--engine", "ddp", "--set", f"lr=0.{i + 1}", *shape])
-    assert "--set: lr=0.2 here, lr=0.1 there; type the same line" in ended[1][1], ended
+    assert "--set: lr=0.2 here, lr=0.1 there; run the same command" in ended[1][1], ended
     assert ended[1][0] == 2 and ended[0][0] == 1, ended
 
 

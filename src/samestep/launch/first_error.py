@@ -56,7 +56,8 @@ def raise_if_failed(
         raise TrainingFailed(
             f"the {machines.nnodes} machines did not all reach the rendezvous at {where}"
             f"{_last_line(record)}; "
-            f"type the same line on each, and see that they can reach {machines.master}; {doctor_line(size, machines)}"
+            f"run the same command on each, and check that they can reach {machines.master}; "
+            f"{doctor_line(size, machines)}"
         )
     how = f"was ended by {signal_name(-code)}" if code < 0 else f"exited with {code}"
     why = _kill_reason("SIGKILL", memory_kills) if memory_kills else ""

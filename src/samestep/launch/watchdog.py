@@ -28,6 +28,7 @@ FIRST_S = 600.0  # the same, until the first step has ended: it may compile, and
 FIRST_FACTOR, FIRST_LEAST_S = 5, 120.0  # of that, times --stall, and at least
 ELSEWHERE_S = 30.0  # more, where the rank at fault is on another machine: that one's command can name it
 TIMEOUT_MARGIN = 0.05  # of --timeout: collectives raise then, and nobody could be asked any more
+TIMEOUT_MARGIN_S = 4 * POLL_S  # the same, at least, and at most half of a short one
 FILE = "hang.txt"
 
 
@@ -115,14 +116,15 @@ class Watchdog:
 
     def _is_near_timeout(self, ranks: Mapping[int, _Rank], now: float) -> bool:
         """Whether a collective is about to raise because a rank has not come: it would name the wrong one."""
-        near_s = self._machines.timeout_s * (1 - TIMEOUT_MARGIN)
+        timeout_s = self._machines.timeout_s
+        near_s = timeout_s - min(max(TIMEOUT_MARGIN * timeout_s, TIMEOUT_MARGIN_S), timeout_s / 2)
         silent = [rank for rank, each in ranks.items() if each.silent_s > 0.9 * near_s]
         if not silent or now - self._asked_at < POLL_S:
             return False
         self._asked_at = now
-        recorded = flight_recorder.ask(self._folder, silent[0])
-        wait = recorded.first_waiting if recorded else None
-        return wait is not None and time.time() - wait.created_ns / 1e9 > near_s
+        asked = (flight_recorder.ask(self._folder, rank) for rank in silent)  # the one at fault waits in none
+        waits = (each.first_waiting for each in asked if each)
+        return any(wait and time.time() - wait.created_ns / 1e9 > near_s for wait in waits)
 
     def _fail(self, ranks: Mapping[int, _Rank], *, surely: bool) -> None:
         """Asks the ranks and raises. surely: also where no rank of this machine is at fault, some seconds later."""

@@ -28,6 +28,7 @@ from samestep.records.record import ATTEMPT
 from samestep.world.network import bound
 
 POLL_S = 0.1
+READ_S = 5.0  # how long the machine that holds the store waits for those that read why it ends
 JOIN_S = 600  # how long a machine waits for the master, as torch's own handler does
 
 
@@ -50,7 +51,7 @@ class JoinedMachines:
         if first != self._machines:
             raise UserError(
                 f"--nnodes {self._machines} here, and --nnodes {first} on the machine that joined {self._endpoint} "
-                "first; type the same line on each machine, or give another training another --port"
+                "first; run the same command on every machine, or give another training another --port"
             )
         if asked:
             if self._store.compare_set("asked", "", asked).decode() != asked:
@@ -77,14 +78,21 @@ class JoinedMachines:
                     "each machine its own number, and another training another --port"
                 )
 
-    def await_all(self, timeout: timedelta) -> None:
-        """Waits until each number has joined. Raises UserError where two machines have joined with one number, and
-        TimeoutError where one is missing."""
+    def await_all(self, timeout: timedelta, holds_store: bool = False) -> None:
+        """Waits until each number has joined. holds_store: the store ends with this process.
+
+        Raises UserError where two machines have joined with one number, and TimeoutError where one is missing.
+        """
         until = time.monotonic() + timeout.total_seconds()
         numbers = range(int(self._machines))
         while missing := [number for number in numbers if not self._store.check([f"machine {number}"])]:
             if self._store.check(["refused"]):
-                raise UserError(self._store.get("refused").decode())
+                why = self._store.get("refused").decode()
+                read, read_until = self._store.add("read", 1), time.monotonic() + READ_S
+                while holds_store and read < len(numbers) - len(missing) and time.monotonic() < read_until:
+                    time.sleep(POLL_S)
+                    read = self._store.add("read", 0)
+                raise UserError(why)
             if time.monotonic() > until:
                 raise TimeoutError(f"no machine has joined with --node-rank {missing[0]}")
             time.sleep(POLL_S)
@@ -130,7 +138,7 @@ class StaticRendezvous(StaticTCPRendezvous):
                 )
             machines = JoinedMachines(self._store, f"{self.master_addr}:{self.master_port}", str(self.world_size))
             machines.join(self.rank)
-            machines.await_all(self.timeout)
+            machines.await_all(self.timeout, holds_store=self.rank == 0)
         store = PrefixStore(self.run_id, self._store)
         store_info = RendezvousStoreInfo(self.master_addr, self.master_port)
         return RendezvousInfo(store, self.rank, self.world_size, store_info)

@@ -50,7 +50,7 @@ def judge(facts: Mapping[str, Facts]) -> list[Finding]:
         findings += fail(
             f"{len(facts)} of {first.nnodes} machines have connected{which}: the others do not run this line, or "
             "cannot reach this machine",
-            "# type the same line on each machine; there it says what is wrong",
+            "# run the same command on each machine; there it says what is wrong",
         )
     return findings or ok(f"{len(facts)} of {first.nnodes} machines, ranks on each: {first.nproc}")
 

@@ -23,13 +23,13 @@ SEEN: list[tuple[str, Any, str, str, str]] = [
     ("port", port.Facts(80, "Permission denied"), "FAIL", "Permission denied", "--port 0"),
     ("machines", {f"h{n}": machines.Facts(n, 2, 2, "h0", "") for n in range(2)}, "OK", "2 of 2 machines", ""),
     ("machines", {f"h{n}": machines.Facts(1, 2, 2, "h0", "") for n in range(2)}, "FAIL", "h0 and h1 both", "rank 0"),
-    ("machines", {"h0": machines.Facts(0, 3, 2, "h0", "")}, "FAIL", "1 of 3 machines", "same line"),
+    ("machines", {"h0": machines.Facts(0, 3, 2, "h0", "")}, "FAIL", "1 of 3 machines", "same command"),
     (
         "machines",
         {"h0": machines.Facts(0, 2, 2, "h0", ""), "h1": machines.Facts(1, 3, 2, "h0", "")},
         "FAIL",
         "h0: 2; h1: 3",
-        "same line",
+        "same command",
     ),
     (
         "machines",
