@@ -101,14 +101,16 @@ def in_memory(path: Path) -> bool:
 def test_memory_and_disk_are_seen(tmp_path: Path) -> None:
     size = 200 << 20
     hog = f"held = bytearray(b'x') * {size}\n{SAMPLED}"
-    writer = f"import os; f = open({str(tmp_path / 'file')!r}, 'wb'); f.write(bytes(8 << 20)); f.flush(); os.fsync(f)"
+    here = Path(__file__).parent  # tmp_path may be in memory
+    writer = f"import os, tempfile; f = tempfile.TemporaryFile(dir={str(here)!r}); f.write(bytes(8 << 20)); f.flush()"
+    writer += "; os.fsync(f)"
     run = "subprocess.run([sys.executable, '-c', code, sys.argv[1]])"
     program = f"import subprocess, sys\nfor code in ({writer!r}, {hog!r}): {run}"
     out = tmp_path / "out"
     _, summary = monitored(out, PYTHON, "-c", program, str(out / CSV), interval=0.1)
     assert size <= summary.memory <= 1.3 * size
     assert summary.processes == 2
-    if not in_memory(tmp_path):
+    if not in_memory(here):
         assert 8 << 20 <= summary.written <= 16 << 20
 
 

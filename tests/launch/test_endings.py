@@ -125,7 +125,7 @@ def test_a_killed_rank(launcher: str, tmp_path: Path) -> None:
         assert run.ends() == 1
         assert "rank 1 was ended by SIGKILL" in run.said()
         assert run.said().count("rank 1 ") == 1
-        assert "(not the out-of-memory killer; a user or the scheduler sent it)" in run.said()
+        assert "(by a user or a scheduler: the kernel has counted no out-of-memory kill" in run.said()
         assert "Traceback" not in run.said()
         assert_gone(run.pids)
     assert not (tmp_path / "out" / "weights.safetensors").exists()

@@ -29,6 +29,7 @@ TASK = SHELL | {"SLURM_STEP_ID": "0"}
         ({"RANK": "0"}, {"RANK": "0"}, ""),  # torchrun itself, in a shell that exports RANK
         ({"RANK": "0"}, OF_TORCHRUN, "RANK"),
         ({}, OF_HOROVODRUN, "HOROVOD_RANK"),
+        ({}, OF_HOROVODRUN | {"HOROVOD_SIZE": "1"}, "HOROVOD_RANK"),  # the wrong number, too
         ({}, OF_MPIRUN, "OMPI_COMM_WORLD_RANK"),
         ({}, OF_MPIRUN | {"OMPI_COMM_WORLD_SIZE": "1"}, ""),  # a torchrun that mpirun has started
         ({}, OF_MPIRUN | OF_TORCHRUN, "RANK"),  # a rank of that torchrun
@@ -52,6 +53,8 @@ def test_a_rank_is_recognised(shell: dict[str, str], process: dict[str, str], ra
         (["train.py", "--lr", "1"], ["train.py", "--lr", "1"]),
         (["-u", "-W", "ignore", "-X", "dev", "train.py"], ["train.py"]),
         (["-u", "-m", "package.train", "-c"], ["-m", "package.train", "-c"]),
+        (["-m", "torch.distributed.run", "--nnodes", "2", "train.py"], []),  # it starts the ranks
+        (["-m", "samestep", "run"], []),
         (["-c", "print()"], []),
         (["-"], []),
         ([], []),

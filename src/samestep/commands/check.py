@@ -95,8 +95,9 @@ def _run(options: CheckOptions, folder: Path, nproc: int, words: Sequence[str] |
             if list(folder.glob("pid-rank*")):
                 raise
             raise TrainingFailed(
-                f"{words[0]} has started no rank, which is a Python script with RANK in its environment and samestep "
-                f"installed; give a command such as torchrun, or the script itself; {error}"
+                f"{words[0]} has started no rank: a Python script, where samestep is installed, with RANK in its "
+                f"environment, or one of {nproc} processes of mpirun or srun (--nproc); give a command such as "
+                f"torchrun, or the script itself; {error}"
             ) from None
     command = command_for(folder / PLAN, options.launcher, nproc, ("cpu",), machines)
     if options.launcher == launch.FORK:

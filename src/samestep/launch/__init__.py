@@ -107,6 +107,7 @@ class Launcher(Protocol):
     A launcher whose ranks are not its children may have end(folder), which ends the ranks that write into `folder`,
     and SAVED_VARIABLES, the environment variables that identify a launch, by which `end` finds it: rank 0 saves their
     values in `folder`.
+    A launcher that also starts a torchrun on each machine, which starts the ranks, has STARTS_TORCHRUN = True.
     A launcher whose ranks get no signals has NO_STOP = True: an interrupt ends its training at once.
     """
 

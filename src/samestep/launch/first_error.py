@@ -146,7 +146,7 @@ def _kill_reason(name: str, memory_kills: int) -> str:
     if name != "SIGKILL":
         return ""
     if not memory_kills:
-        return " (not the out-of-memory killer; a user or the scheduler sent it)"
+        return " (by a user or a scheduler: the kernel has counted no out-of-memory kill in this control group)"
     limit = oom_kills.limit_bytes()
     where = f", whose limit is {limit / 2**20:.0f} MiB" if limit else ""
     return (

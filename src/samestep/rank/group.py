@@ -38,8 +38,8 @@ def process_group(world: World, asked: LaunchRequest | None = None, backend: str
     """Opens the default process group for `world`, and closes it after the block. A nested block does nothing.
 
     asked: what this rank's command was asked, to compare with the others'. backend: of torch.distributed; '': the
-    world's. Raises UserError when a rank does not join in time or was asked something else, LostPeer when a rank is
-    lost while the block runs.
+    world's. Raises UserError when a rank does not join in time or its command differs from rank 0's, LostPeer when a
+    rank is lost while the block runs.
     """
     if dist.is_initialized():
         with nullcontext() if _open_store else _adopted(world, asked):

@@ -30,7 +30,7 @@ def _opened(name: str, folder: Path) -> Listener:
     except Exception as error:
         what = (str(error).strip().splitlines() or [""])[0]
         raise UserError(
-            f"--log {name} cannot start ({type(error).__name__}: {what}); leave it out, or mend it"
+            f"--log {name} cannot start ({type(error).__name__}: {what}); fix that, or leave it out"
         ) from error
 
 

@@ -18,6 +18,8 @@ PLAN, FOLDER, SCRIPT = "SAMESTEP_CHECK_PLAN", "SAMESTEP_CHECK_PYTHONPATH", "SAME
 # in the command's own environment, the fewest ranks], the innermost launcher first.
 LAUNCHERS = "SAMESTEP_CHECK_LAUNCHERS"
 RANK_VARIABLES = "SAMESTEP_RANK_VARIABLES"  # as in samestep.world
+# A rank's `python -m` of these is not training: it starts ranks, which train.
+NOT_TRAINING = ("torch", "accelerate", "lightning", "deepspeed", "samestep")
 
 
 def become_worker() -> None:
@@ -48,7 +50,7 @@ def script_of(arguments: list[str]) -> list[str]:
     """Returns a script and its arguments, or '-m', a module and its arguments, of what follows 'python'."""
     while arguments and arguments[0].startswith("-"):
         if arguments[0] == "-m" and arguments[1:]:
-            return arguments
+            return [] if arguments[1].split(".")[0] in NOT_TRAINING else arguments
         if arguments[0] in ("-c", "-"):
             return []
         arguments = arguments[2 if arguments[0] in ("-W", "-X") else 1 :]

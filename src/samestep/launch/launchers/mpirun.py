@@ -17,6 +17,7 @@ from samestep.world import RENDEZVOUS_PORT, RankVariables
 STARTS = ("group",)
 PREFIX = "OMPI_"
 OPTIONS = ("hosts",)
+STARTS_TORCHRUN = True
 VARIABLES = RankVariables(
     "OMPI_COMM_WORLD_RANK",
     "OMPI_COMM_WORLD_SIZE",

@@ -23,6 +23,7 @@ from samestep.world import RankVariables, slurm, tasks_per_node
 STARTS = ("group",)
 PREFIX = "SLURM_"
 WHERE = "inside salloc or sbatch"
+STARTS_TORCHRUN = True
 VARIABLES = RankVariables("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE", "SLURM_NODEID")
 REPORT = r"srun: error: \S+: tasks? (?P<rank>\d+)[\d,-]*: "
 SIGNALS = {"Killed": 9, "Out Of Memory": 9, "Segmentation fault": 11, "Aborted": 6, "Bus error": 7}  # srun's words

@@ -25,7 +25,7 @@ from samestep.tasks.eject.join import Joined, Place, settled
 from samestep.tasks.eject.runtime import whole_run
 from samestep.tasks.eject.runtime.run import CLOSURE, special_parts
 from samestep.tasks.eject.source import Source, origin
-from samestep.tasks.inspect.load import GENERAL, build, find, home, of_every_job, values_of
+from samestep.tasks.inspect.load import GENERAL, build_by, find, home, of_every_job, values_of
 from samestep.world import World
 
 RUNTIME = runtime.__name__
@@ -66,7 +66,7 @@ def eject(target: str, texts: Mapping[str, str], name: str, settings: Mapping[st
     roots = [(job.__name__, called), (of.__name__, "train")]
     roots += [(of.__name__, "close")] if hasattr(engine, "close") else []
     layout = engine.layout(World(size=2, devices=("cuda:0", "cuda:1")), **settings)
-    parts = _parts(job, target, texts, given[1])
+    parts = _parts(job, function, target, texts, given[1], size)
     _check_parts(parts or set(), name, layout, engine.PROCESSES)
     whole = [(whole_run.__name__, "WholeRun")] if parts != set() else []
     start = f"{RUNTIME}.{engine.PROCESSES}", "start"
@@ -99,12 +99,19 @@ def eject(target: str, texts: Mapping[str, str], name: str, settings: Mapping[st
     return script
 
 
-def _parts(job: ModuleType, target: str, texts: Mapping[str, str], general: Mapping[str, Any]) -> set[str] | None:
+def _parts(
+    job: ModuleType,
+    function: Any,
+    target: str,
+    texts: Mapping[str, str],
+    general: Mapping[str, Any],
+    size: int,
+) -> set[str] | None:
     """Returns the special parts of a job; None where it cannot be built."""
     if job.__name__.startswith("samestep."):  # which has them by a setting alone, and its data may be large
         return {"gather_outputs"} if general.get("gather_outputs") else set()
     try:
-        return special_parts(build(target, texts), size=2)
+        return special_parts(build_by(function, target, texts), size=size)
     except UserError:
         return None
 

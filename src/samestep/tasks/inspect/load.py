@@ -187,7 +187,11 @@ def values_of(function: Callable[..., Any], texts: Mapping[str, str], what: str,
 
 def build(target: str, settings: Mapping[str, str]) -> Job:
     """Calls the job function with `settings` (texts of --set) and returns its Job. Raises UserError when that fails."""
-    function = find(target)
+    return build_by(find(target), target, settings)
+
+
+def build_by(function: Callable[..., Any], target: str, settings: Mapping[str, str]) -> Job:
+    """Does the same by a function that `find` has returned for `target`."""
     parameters = inspect.signature(function).parameters
     general = {name: text for name, text in settings.items() if name not in parameters and name in GENERAL}
     declared = {name: text for name, text in settings.items() if name not in general}

@@ -30,7 +30,7 @@ def judge(facts: Mapping[str, Facts]) -> list[Finding]:
     first = next(iter(facts.values()))
     if says := different(facts, lambda seen: str(seen.nnodes)):
         findings += fail(
-            f"--nnodes is not the same on all machines ({says}): they would wait for ever", "# the same line on each"
+            f"--nnodes is not the same on all machines ({says}): they would wait for ever", "# the same command on each"
         )
     if says := different(facts, lambda seen: str(seen.nproc)):
         findings += warn(f"the machines have different numbers of ranks ({says})", f"--nproc {first.nproc}   # on each")

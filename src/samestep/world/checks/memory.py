@@ -49,5 +49,6 @@ def _judge(seen: Facts) -> list[Finding]:
         fix = f"samestep run … --nproc {max(1, fit)}   # as many as fit{more}"
         return fail(f"{left}, too little for {seen.nproc} ranks: the kernel will kill one (SIGKILL)", fix)
     if usable < 2.5 * RANK * seen.nproc:
-        return warn(f"{left}, little for {seen.nproc} ranks", f"samestep run … --nproc {max(1, seen.nproc // 2)}{more}")
+        fix = f"samestep run … --nproc {max(1, seen.nproc // 2)}   # fewer{more}"
+        return warn(f"{left}, little for {seen.nproc} ranks", fix)
     return ok(left)
