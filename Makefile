@@ -8,6 +8,8 @@ CACHE = $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/samestep
 export TORCH_EXTENSIONS_DIR = $(abspath $(VENV))/torch_extensions
 # For pytest: two processes, each with whole files of tests. make test PYTEST='-k ddp' for less.
 PYTEST = -n 2 --dist loadfile
+# Three for make check, whose tests wait more often.
+PYTEST_CHECK = -n 3 --dist loadfile
 
 # What `make demo` runs; benchmarks/starts.py and tests/test_make.py read it here.
 DEMO = compare digits --launcher fork --rounds 3 --measured-steps 12 --warmup-steps 3
@@ -22,7 +24,7 @@ test: $(VENV)/.tested lint
 	$(BIN)/python -m pytest -m 'not check' $(PYTEST)
 
 check: $(VENV)/.tested
-	$(BIN)/python -m pytest -m check $(PYTEST)
+	$(BIN)/python -m pytest -m check $(PYTEST_CHECK)
 
 lint: $(VENV)/.tested
 	$(BIN)/ruff check .
