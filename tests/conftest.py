@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 import fork_servers
@@ -28,7 +29,10 @@ sys.dont_write_bytecode = False
 MEMORY = Path("/dev/shm")
 OWN_TEMPORARY: Path | None = None  # of the pytest that has made it, not of those that it starts
 if "TMPDIR" not in os.environ and MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 4 * 2**30:
-    OWN_TEMPORARY = Path(tempfile.mkdtemp(prefix="samestep-tests-", dir=MEMORY))
+    for left in MEMORY.glob("samestep-tests-*-*"):  # of runs in which a test failed, or that were killed
+        if not psutil.pid_exists(int(left.name.split("-")[2])):
+            shutil.rmtree(left, ignore_errors=True)
+    OWN_TEMPORARY = Path(tempfile.mkdtemp(prefix=f"samestep-tests-{os.getpid()}-", dir=MEMORY))
     OWN_TEMPORARY.chmod(0o755)  # as /tmp: munged wants to enter the folders above its socket
     os.environ["TMPDIR"] = tempfile.tempdir = str(OWN_TEMPORARY)
 RANK = "samestep-rank"  # the plugin that a rank of a test has
@@ -43,7 +47,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_sessionfinish(exitstatus: int) -> None:
-    if OWN_TEMPORARY and exitstatus == 0:  # else somebody looks what is in it
+    if OWN_TEMPORARY and exitstatus == 0:  # else somebody reads what is in it; the next run removes it
         shutil.rmtree(OWN_TEMPORARY, ignore_errors=True)
 
 
