@@ -179,7 +179,7 @@ class ImageFolder(Dataset[Any]):
         if self.skipped:
             some = ", ".join(str(path.relative_to(folder)) for path in self.skipped[:3])
             if self.paths and (empty := self._empty_classes()):
-                raise UserError(f"{folder / empty[0]} holds no image that can be read; mend or remove it")
+                raise UserError(f"{folder / empty[0]} holds no image that can be read; replace or remove it")
             warnings.warn(
                 f"left out {len(self.skipped)} of the {len(readable)} images of {folder}, which cannot be read: {some}"
                 + (", …" if len(self.skipped) > 3 else ""),
@@ -224,7 +224,8 @@ def decode(path: Path, short_side: int | None = None) -> Pixels:
         Image.DecompressionBombError,
     ) as error:  # what Pillow raises for broken files
         raise UserError(
-            f"{path} cannot be read as an image ({error}); mend or remove it, or leave out what is broken: bad='skip'"
+            f"{path} cannot be read as an image ({error}); replace or remove it, or leave out what is broken: "
+            "bad='skip'"
         ) from error
 
 
