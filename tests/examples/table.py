@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -223,7 +223,8 @@ def newest() -> Path:
 
 
 def read(path: Path) -> list[Proven]:
-    return [Proven(**row) for row in json.loads(path.read_text())["proven"]]
+    rows = [Proven(**row) for row in json.loads(path.read_text())["proven"]]
+    return [replace(row, answer=NATURE) if row.answer == "by nature no" else row for row in rows]  # its older name
 
 
 def write_pages(record: list[Proven]) -> None:

@@ -227,7 +227,7 @@ def test_a_folder_of_one_evaluation_is_not_anothers(trained: tuple[Path, dict[st
     assert samestep(*words, str(weights)).returncode == 0
     before = (tmp_path / "out" / "results.json").read_bytes()
     again = samestep(*words, str(other))
-    assert again.returncode == 2 and "holds other results: training was 'weights " in again.stderr
+    assert again.returncode == 2 and "holds other results: training was 'init_sha256=" in again.stderr
     assert (tmp_path / "out" / "results.json").read_bytes() == before
 
 
@@ -245,7 +245,7 @@ def test_without_a_terminal_a_line_tells_now_and_then_how_far_it_is(
     told = Progress("train", done=12, steps=40, samples=1536, loss=0.25)
     for every_s, lines in ((0.0, 1), (60.0, 0)):
         monkeypatch.setattr(Training, "PRINT_EVERY_S", every_s)
-        with Training("digits on ddp", tmp_path) as progress:
+        with Training("digits on ddp", tmp_path, "torchrun") as progress:
             progress.show(told)
         said = capsys.readouterr().err
         assert said.count("samestep: digits on ddp: step 12 of 40  1,536 samples  loss 0.2500") == lines

@@ -44,9 +44,7 @@ def encoder(data: Path, weights: Path | None, length: int, vocabulary: int) -> t
         raise UserError(f"length is {length}; a review needs a word between [CLS] and [SEP]: give 3 or more")
     if weights is not None:
         if not (weights / "config.json").is_file():
-            raise UserError(
-                f"weights={weights} is not a folder with a config.json; give one that transformers can load"
-            )
+            raise UserError(f"weights={weights} has no config.json; give a folder that transformers can load")
         from transformers import AutoTokenizer
 
         loaded = AutoTokenizer.from_pretrained(weights, local_files_only=True)
