@@ -130,7 +130,8 @@ class Watchdog:
         """Asks the ranks and raises. surely: also where no rank of this machine is at fault, some seconds later."""
         late_s = min(rank.silent_s - rank.limit_s(self._stall_s) for rank in ranks.values())
         if not surely or len(ranks) < self._size or self._machines.nnodes > 1:
-            waits = self._all_wait(ranks)
+            # A rank of a busy machine may not answer in time: beside others, that alone puts no blame on it.
+            waits = self._all_wait(ranks, silence_waits=not surely and self._machines.nnodes > 1)
             if waits and (not surely or late_s < ELSEWHERE_S):
                 return
         pulses = {rank: each.pulse for rank, each in ranks.items()}
@@ -140,14 +141,19 @@ class Watchdog:
         hang = explain(hung, max(self._size * self._machines.nnodes, len(hung)))
         raise TrainingFailed(f"{hang.sentence}; all stacks are in {self._write(hang.sentence, hung)}")
 
-    def _all_wait(self, ranks: Mapping[int, _Rank]) -> bool:
-        """Whether each rank of this machine waits in the same collective, for one on another machine."""
+    def _all_wait(self, ranks: Mapping[int, _Rank], silence_waits: bool) -> bool:
+        """Whether each rank of this machine waits in the same collective, for one on another machine.
+
+        silence_waits: so does one that does not answer.
+        """
         waits = set()
         for rank in ranks:
             recorded = flight_recorder.ask(self._folder, rank)
+            if recorded is None and silence_waits:
+                continue
             wait = recorded.first_waiting if recorded else None
             waits.add((wait.group, wait.number, wait.what) if wait else None)
-        return len(waits) == 1 and None not in waits
+        return len(waits) <= 1 and None not in waits
 
     def _write(self, sentence: str, hung: list[HungRank]) -> Path:
         path = self._folder / FILE
