@@ -16,6 +16,7 @@ from typing import TypeVar
 from torch._C._distributed_c10d import Store
 
 from samestep.errors import LostPeer, Refused
+from samestep.rank.store_readers import count_reader
 from samestep.records.files import as_json, from_json
 from samestep.records.plan import LaunchRequest
 from samestep.world import World
@@ -76,13 +77,9 @@ class Membership:
             self._check_local_ranks()
             self._check_asked()
         except Refused:
-            # Rank 0's end may take the store with it: the others must have read it before, and ask nothing after.
-            self._store.add("samestep/read", 1)
-            until = time.monotonic() + READ_S
-            while self.world.rank == 0 and time.monotonic() < until:
-                if self._store.add("samestep/read", 0) >= self.world.size:
-                    break
-                time.sleep(0.02)
+            # Rank 0's end may take the store with it.
+            holds_store = self.world.rank == 0
+            count_reader(self._store, "samestep/read", self.world.size, holds_store=holds_store, wait_s=READ_S)
             raise
 
     def _check_local_ranks(self) -> None:

@@ -24,6 +24,7 @@ from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCP
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from samestep.errors import UserError
+from samestep.rank.store_readers import count_reader
 from samestep.records.record import ATTEMPT
 from samestep.world.network import bound
 
@@ -88,10 +89,8 @@ class JoinedMachines:
         while missing := [number for number in numbers if not self._store.check([f"machine {number}"])]:
             if self._store.check(["refused"]):
                 why = self._store.get("refused").decode()
-                read, read_until = self._store.add("read", 1), time.monotonic() + READ_S
-                while holds_store and read < len(numbers) - len(missing) and time.monotonic() < read_until:
-                    time.sleep(POLL_S)
-                    read = self._store.add("read", 0)
+                joined = len(numbers) - len(missing)
+                count_reader(self._store, "read", joined, holds_store=holds_store, wait_s=READ_S)
                 raise UserError(why)
             if time.monotonic() > until:
                 raise TimeoutError(f"no machine has joined with --node-rank {missing[0]}")

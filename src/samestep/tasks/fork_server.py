@@ -74,10 +74,9 @@ def threads() -> int:
 
 
 def _preload(of: str) -> None:
-    engines = sorted(engine.builtin_names()) if of == "ranks" else []  # the reference uses none
-    recorder = ["samestep.recorder.run"] if of == "ranks" else []
     of_tests = OF_TESTS if of == "tests" else ()
-    for name in (*PRELOADED, *of_tests, *recorder, *(f"samestep.engines.{name}" for name in engines)):
+    of_ranks = ["samestep.recorder.run", *(f"samestep.engines.{name}" for name in sorted(engine.builtin_names()))]
+    for name in (*PRELOADED, *of_tests, *(of_ranks if of == "ranks" else ())):  # the reference uses no engine
         importlib.import_module(name)
     for plugin in importlib.metadata.entry_points(group="pytest11") if of_tests else ():
         with suppress(Exception):  # pytest will show it

@@ -10,8 +10,6 @@ from typing import NamedTuple
 from samestep.errors import UserError
 
 RANK_VARIABLES = "SAMESTEP_RANK_VARIABLES"  # environment variable: the five names below, unless they are torchrun's
-
-
 RENDEZVOUS_PORT = 29500  # torch.distributed's default
 
 
