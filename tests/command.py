@@ -9,7 +9,9 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+import command_server
 from budget import budget
+from samestep.launch.fork_client import SOCKETS
 
 TESTS = Path(__file__).parent
 JOBS = TESTS / "launch" / "jobs.py"
@@ -25,7 +27,8 @@ def samestep(
     cwd: Path | None = None,
     env: Mapping[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a command to its end, in a wide terminal. Its workers are forked, where it names no launcher.
+    """Runs a command to its end, in a wide terminal. Its workers are forked, where it names no launcher; itself, too,
+    where a server runs that does so and its environment asks nothing of Python's start.
 
     imports: its budget.
     """
@@ -34,9 +37,19 @@ def samestep(
         *arguments
     }:
         given += ["--launcher", "fork"]
-    command = [sys.executable, "-m", "samestep", *given]
     wide = os.environ | {"COLUMNS": "200"} | (env or {})
+    server = Path(os.environ.get(SOCKETS, "")) / command_server.NAME
+    if server.exists() and _of_python(wide) == OF_PYTHON:
+        return command_server.run(given, server, wide, cwd or Path.cwd(), budget(imports))
+    command = [sys.executable, "-m", "samestep", *given]
     return subprocess.run(command, capture_output=True, text=True, timeout=budget(imports), env=wide, cwd=cwd)
+
+
+def _of_python(environment: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if name.startswith("PYTHON")}
+
+
+OF_PYTHON = _of_python(os.environ)  # with which the server has started
 
 
 def has_begun(folder: Path) -> bool:

@@ -68,14 +68,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.timeout(budget(SLOWEST_TEST_IMPORTS)))
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_cmdline_main(config: pytest.Config) -> Iterator[None]:
+    """Every command of the tests asks these servers for its workers, which then need not import torch again."""
+    is_rank = config.pluginmanager.hasplugin(RANK)  # it runs no commands
+    if is_rank or hasattr(config, "workerinput") or config.option.collectonly:
+        return (yield)
+    with fork_servers.of_lane(whole=bool(config.getoption("numprocesses", 0))):
+        return (yield)
+
+
 @pytest.fixture(scope="session", autouse=True)
-def _fork_servers(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Every command of the tests asks these for its workers, which then need not import torch again."""
-    if request.config.pluginmanager.hasplugin(RANK):
-        yield  # a rank of a test runs no commands
-        return
-    with fork_servers.fork_servers():
-        yield
+def _fork_servers(request: pytest.FixtureRequest) -> None:
+    if not request.config.pluginmanager.hasplugin(RANK):
+        fork_servers.wait()
 
 
 @pytest.fixture(scope="session")

@@ -6,47 +6,80 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import command_server
+from budget import wait_until
 from samestep.launch.fork_client import SOCKETS
 
 TESTS = Path(__file__).parent
 WORKER = "import sys; from samestep.worker import main; main(sys.argv[1:])"
 # For a whole lane, libraries are imported once: lightning, with torchmetrics and scipy, takes longer than torch.
-LIBRARIES = "import lightning, accelerate, transformers.trainer" if "PYTEST_XDIST_WORKER" in os.environ else "pass"
-OF_A_LANE = f"{LIBRARIES}; {WORKER}"
+LIBRARIES = "lightning, accelerate, transformers.trainer, deepspeed.runtime.zero.muon.muon_optimizer"
+OF_A_LANE = f"import gc; gc.disable(); import {LIBRARIES}; {WORKER}"
+WORKERS = ("ranks", "reference")
 
 
 @contextmanager
-def fork_servers(start: str = OF_A_LANE, purposes: Sequence[str] = ("ranks", "reference")) -> Iterator[None]:
+def fork_servers(start: str = WORKER, purposes: Sequence[str] = WORKERS) -> Iterator[None]:
     """While it runs, every command asks these servers for its workers. start: their program."""
-    with tempfile.TemporaryDirectory(prefix="samestep-") as folder, _listening(Path(folder), start, *purposes):
-        os.environ[SOCKETS] = folder
+    with started(start, purposes):
+        wait(purposes)
         yield
-        os.environ.pop(SOCKETS)
+
+
+@contextmanager
+def of_lane(whole: bool) -> Iterator[None]:
+    """As fork_servers, for all processes of a run of pytest, which wait() for them. whole: it has many tests, whose
+    commands are forked, too."""
+    if not whole:
+        with started(WORKER, WORKERS):
+            yield
+        return
+    with started(OF_A_LANE, WORKERS):
+        path = Path(os.environ[SOCKETS]) / command_server.NAME
+        line = [sys.executable, command_server.__file__, str(path)]
+        with _running([line], [path]):
+            yield
+
+
+def wait(purposes: Sequence[str] = WORKERS) -> None:
+    """Waits until the servers listen that were started in this process or its parent. Fails if they do not."""
+    folder = Path(os.environ[SOCKETS])
+    for purpose in purposes:
+        wait_until((folder / purpose).exists, f"the fork server for {purpose} does not listen")
 
 
 @contextmanager
 def of_pytest_runs() -> Iterator[None]:
     """While it runs, the runs of pytest that a test starts ask a server for the ranks of their tests, too."""
-    with _listening(Path(os.environ[SOCKETS]), WORKER, "tests"):
+    others = Path(os.environ[SOCKETS])
+    with started(WORKER, ["tests"]):
+        for path in others.iterdir():
+            (Path(os.environ[SOCKETS]) / path.name).symlink_to(path)
+        wait(["tests"])
         yield
+    os.environ[SOCKETS] = str(others)
 
 
 @contextmanager
-def _listening(folder: Path, start: str, *purposes: str) -> Iterator[None]:
-    """Runs a server for each purpose, which listens at a socket of this name in `folder`. start: its program."""
-    command = [sys.executable, "-c", start, "--fork-server"]
+def started(start: str, purposes: Sequence[str]) -> Iterator[None]:
+    """Starts a server for each purpose, which will listen at a socket of this name in a folder. start: its program."""
+    with tempfile.TemporaryDirectory(prefix="samestep-") as folder:
+        os.environ[SOCKETS] = folder
+        paths = [Path(folder) / purpose for purpose in purposes]
+        with _running([[sys.executable, "-c", start, "--fork-server", path.name, str(path)] for path in paths], paths):
+            yield
+        del os.environ[SOCKETS]
+
+
+@contextmanager
+def _running(commands: Sequence[list[str]], sockets: Sequence[Path]) -> Iterator[None]:
     paths = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
     alone = os.environ | {"PYTHONPATH": paths} | {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
-    sockets = [folder / of for of in purposes]
-    servers = [subprocess.Popen([*command, path.name, str(path)], env=alone) for path in sockets]
-    while not all(path.exists() for path in sockets):
-        assert all(server.poll() is None for server in servers), "a fork server has ended"
-        time.sleep(0.05)
+    servers = [subprocess.Popen(command, env=alone) for command in commands]
     yield
     for server, path in zip(servers, sockets):
         server.kill()

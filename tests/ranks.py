@@ -87,15 +87,19 @@ class Ranks:
         for _, plans in self._ranks:
             plans.write(f"{type(plan).__name__} {path}\n")
             plans.flush()
-        record, until = Record(folder), time.monotonic() + budget(DEADLINE_IMPORTS)
-        while not all((folder / f"rank{r}.json").exists() for r in range(self.size)):
+        record, until, looks = Record(folder), time.monotonic() + budget(DEADLINE_IMPORTS), 0
+        missing = [folder / f"rank{rank}.json" for rank in range(self.size)]
+        while missing := [path for path in missing if not path.exists()]:
+            time.sleep(0.005)
+            looks += 1
+            if looks % 20:  # what follows takes a fifth of a core, at each look
+                continue
             error = record.error()
             late = time.monotonic() > until
             gone = [r for r, (process, _) in enumerate(self._ranks) if not process.is_running()]
             if error or late or gone:
                 output = self._printed()
                 raise RanksFailed(error.traceback if error else f"late: {late}, gone: {gone}\n{output}")
-            time.sleep(0.005)
         if self.engine != "ray":  # whose one process has the ranks started
             self._send_all(signal.SIGSTOP)  # Horovod's threads take a fifth of a core between two proofs
         return record
@@ -194,10 +198,10 @@ def _forked(library: str, rank: Mapping[str, Any]) -> int:
     assert server.stdin and server.stdout
     server.stdin.write(f"{json.dumps(rank)}\n")
     server.stdin.flush()
-    answer = server.stdout.readline()
-    if not answer:
+    pid = int(server.stdout.readline() or 0)
+    if not pid:
         raise RanksFailed("the process that forks ranks has ended; its output is on stderr")
-    return int(answer)
+    return pid
 
 
 def _horovod_server(size: int) -> dict[str, str]:

@@ -2,7 +2,8 @@
 
 Starting a rank costs seconds and proving a small job a fraction of one. So tests that prove hundreds of jobs keep
 their ranks, and tests that plant a fault, whose ranks must be new, fork them from a process that has torch already.
-samestep itself is imported after the fork, from the folder that the test names.
+samestep itself is imported after a first fork, from the folder that the test names; all ranks that import it from
+there are forked from that process.
 
 A rank reads the kind and the path of a plan from each line of its pipe, runs it, and writes its record.
 """
@@ -18,7 +19,10 @@ import random
 import signal
 import sys
 import traceback
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
+from typing import IO
 
 PRELOADED = (
     "numpy",
@@ -40,22 +44,60 @@ def fork_ranks(libraries: list[str]) -> None:
     """
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # a library may print while it is imported
+    gc.disable()  # what is imported stays: collections meanwhile take a tenth of the time, and free nothing
     for name in (*PRELOADED, *libraries):
         importlib.import_module(name)
     for name in [name for name in sys.modules if name.partition(".")[0] == "samestep"]:
         del sys.modules[name]  # torch has loaded the rendezvous of the installed samestep
-    gc.freeze()  # a collection in a rank, as libraries ask for, skips a million objects that are imported already
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # ranks that have ended leave no zombies
+    sources: dict[str, IO[str]] = {}  # the path to import from -> the pipe of the process that has
     while line := sys.stdin.readline():
-        asked = json.loads(line)
-        pid = os.fork()
-        if pid == 0:
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            _rank_main(**asked)
-        print(pid, file=answers, flush=True)
+        path = json.loads(line)["path"]
+        if str(path) not in sources:
+            for other in [*sources][1:]:  # the first is that of the package itself, and asked for again and again
+                sources.pop(other).close()
+            sources[str(path)] = _with_samestep(path, answers, sources.values())
+        sources[str(path)].write(line)
+        sources[str(path)].flush()
 
 
-def _rank_main(environment: dict[str, str], path: list[str], plans: str, log: str) -> None:
+def _with_samestep(path: list[str], answers: IO[str], others: Iterable[IO[str]]) -> IO[str]:
+    """Forks a process that imports samestep from `path`, and then forks a rank for each line that is written to the
+    returned pipe. It ends when that is closed and its ranks have ended. others: the pipes of such processes."""
+    reads, writes = os.pipe()
+    if os.fork():
+        os.close(reads)
+        return os.fdopen(writes, "w")
+    for pipe in others:
+        pipe.close()  # else those would not end while this one lives
+    os.close(writes)
+    try:
+        sys.path[:0] = path
+        importlib.import_module("samestep.worker")
+        from samestep.records.files import prepare
+        from samestep.tasks.fork_server import RECORDS
+        from samestep.world.orphans import die_with_parent
+
+        die_with_parent()
+        prepare(*RECORDS)
+        gc.freeze()  # a collection in a rank, as libraries ask for, skips a million objects that are imported already
+        gc.enable()
+        for line in os.fdopen(reads):
+            asked = json.loads(line)
+            pid = os.fork()
+            if pid == 0:
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                _rank_main(asked["environment"], asked["plans"], asked["log"])
+            print(pid, file=answers, flush=True)
+        with suppress(ChildProcessError):
+            os.wait()  # for all, since SIGCHLD is ignored
+    except BaseException:
+        traceback.print_exc()
+        print(0, file=answers, flush=True)
+    os._exit(0)
+
+
+def _rank_main(environment: dict[str, str], plans: str, log: str) -> None:
     """The process of one rank, whose output goes to the file `log`. Never returns."""
     code = 1
     try:
@@ -64,7 +106,6 @@ def _rank_main(environment: dict[str, str], path: list[str], plans: str, log: st
         os.dup2(output, 2)
         os.environ.clear()
         os.environ |= environment
-        sys.path[:0] = path
         import numpy
 
         random.seed()

@@ -66,13 +66,20 @@ def by_number(out: Path, *more: str, master: str = "h0") -> Line:
 
 @pytest.mark.parametrize("how", ["static", "c10d", "ipv6"])
 def test_the_same_line_on_each(how: str, hosts: Hosts, tmp_path: Path) -> None:
+    """The meeting listens at the master's address alone."""
     out = tmp_path / "out"
+    listening: list[str] = []
+
+    def look() -> None:
+        listening.extend(wait_until(lambda: [at for at in hosts.listening(0) if at.endswith(":29511")], "nobody"))
+
     lines: dict[str, Line] = {
-        "static": by_number(out),
+        "static": by_number(out, "--port", "29511"),
         "c10d": lambda i: train(out),
         "ipv6": by_number(out, master=hosts.address6(0)),
     }
-    ended = everywhere(hosts, lines[how])
+    ended = everywhere(hosts, lines[how], during=look if how == "static" else None)
+    assert listening == ([f"{hosts.address(0)}:29511"] if how == "static" else [])
     assert [code for code, _ in ended] == [0, 0], ended
     assert (out / "weights.safetensors").exists() and (out / "results.json").exists()
     assert "ddp on 2 ranks: 8 steps" in ended[0][1] and "ddp on" not in ended[1][1]
@@ -88,19 +95,6 @@ def test_over_a_slow_link_it_is_the_same_step(hosts: Hosts, tmp_path: Path) -> N
     assert [code for code, _ in ended] == [0, 0], ended
     assert ended[0][1].count("same step (bitwise)") == 2
     assert "this machine took part in 2 launches; the results are on h0" in ended[1][1]
-
-
-def test_the_meeting_listens_at_the_masters_address_alone(hosts: Hosts, tmp_path: Path) -> None:
-    listening: list[str] = []
-
-    def look() -> None:
-        listening.extend(
-            wait_until(lambda: [at for at in hosts.listening(0) if at.endswith(":29511")], "nobody listens")
-        )
-
-    ended = everywhere(hosts, by_number(tmp_path / "out", "--port", "29511"), during=look)
-    assert [code for code, _ in ended] == [0, 0], ended
-    assert listening == [f"{hosts.address(0)}:29511"]
 
 
 @pytest.mark.parametrize("how", ["static", "c10d"])

@@ -12,7 +12,7 @@ import pytest
 
 from budget import budget
 from cluster import skip_where
-from command import JOBS
+from command import JOBS, samestep
 
 BIN = Path(sys.executable).parent
 ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
@@ -43,7 +43,7 @@ def typed(command: list[str], **env: str) -> subprocess.CompletedProcess[str]:
 def weights(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """Of the same training, started by samestep itself."""
     out = tmp_path_factory.mktemp("alone") / "out"
-    done = typed([sys.executable, "-m", "samestep", "run", f"{JOBS}:quick", "--nproc", "2", "--out", str(out)])
+    done = samestep("run", f"{JOBS}:quick", "--nproc", "2", out=out)
     assert done.returncode == 0, done.stderr
     return (out / "weights.safetensors").read_bytes()
 

@@ -24,24 +24,29 @@ def run(job: str, out: Path, *more: str, **popen: object) -> subprocess.Complete
     return subprocess.run(command, capture_output=True, text=True, timeout=budget(100), **popen)  # type: ignore[call-overload,no-any-return]
 
 
-def test_a_killed_rank_comes_back_and_the_result_is_the_same(tmp_path: Path) -> None:
-    whole, again = run("quick", tmp_path / "whole"), run("dies_once", tmp_path / "again", "--max-restarts", "2")
-    assert whole.returncode == again.returncode == 0, again.stderr
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """Of the same training, in which no rank dies."""
+    out = tmp_path_factory.mktemp("whole") / "out"
+    done = run("quick", out, "--launcher", "fork")
+    assert done.returncode == 0, done.stderr
+    return (out / "weights.safetensors").read_bytes()
+
+
+def test_a_killed_rank_comes_back_and_the_result_is_the_same(weights: bytes, tmp_path: Path) -> None:
+    again = run("dies_once", tmp_path / "again", "--max-restarts", "2")
+    assert again.returncode == 0, again.stderr
     assert "a rank has died, and torchrun has restarted all ranks (restart 1)" in again.stderr
-    weights = [(tmp_path / name / "weights.safetensors").read_bytes() for name in ("whole", "again")]
-    assert weights[0] == weights[1]
+    assert (tmp_path / "again" / "weights.safetensors").read_bytes() == weights
 
 
-def test_restarted_ranks_continue_from_the_newest_checkpoint(tmp_path: Path) -> None:
+def test_restarted_ranks_continue_from_the_newest_checkpoint(weights: bytes, tmp_path: Path) -> None:
     """Rank 1 is killed by signal 9 in step 3, while the checkpoint before it may still be written."""
-    every = ("--checkpoint-every", "1steps")
-    whole = run("quick", tmp_path / "whole")
-    again = run("dies_once", tmp_path / "again", "--max-restarts", "2", *every)
-    assert whole.returncode == again.returncode == 0, again.stderr
+    again = run("dies_once", tmp_path / "again", "--max-restarts", "2", "--checkpoint-every", "1steps")
+    assert again.returncode == 0, again.stderr
     assert "continues from the checkpoint of step" in again.stderr
     assert json.loads((tmp_path / "again" / "results.json").read_text())["resumed_from"] in (1, 2, 3)
-    weights = [(tmp_path / name / "weights.safetensors").read_bytes() for name in ("whole", "again")]
-    assert weights[0] == weights[1]
+    assert (tmp_path / "again" / "weights.safetensors").read_bytes() == weights
 
 
 def test_a_users_mistake_is_told_without_a_restart(tmp_path: Path) -> None:

@@ -89,6 +89,12 @@ def as_json(record: Any) -> dict[str, Any]:
     return values
 
 
+def prepare(*kinds: Any) -> None:
+    """Builds what reads and writes these kinds of records now: milliseconds that forks of this process save."""
+    for kind in kinds:
+        _adapter(kind)
+
+
 def _adapter(kind: Any) -> TypeAdapter[Any]:
     if kind not in _adapters:
         kind.__pydantic_config__ = ConfigDict(extra="forbid")  # the dataclasses that its fields hold inherit this

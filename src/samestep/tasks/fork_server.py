@@ -24,11 +24,16 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from samestep import engine
+from samestep.records.files import prepare
 from samestep.records.fork import ForkAnswer, ForkRequest, line_of, request_of
+from samestep.records.plan import Plan, ReferencePlan
+from samestep.records.record import Progress, RankRecord
+from samestep.records.script import ScriptPlan, ScriptRecord
 from samestep.world.orphans import die_with_parent
 
 PRELOADED = ("torch._dynamo",)  # torch imports it when the first optimizer is created
 OF_TESTS = ("samestep.tasks.rank_tests",)  # with pytest
+RECORDS = (Plan, ReferencePlan, Progress, RankRecord, ScriptPlan, ScriptRecord)  # what workers read and write
 POLL_S = 0.01  # between two checks for workers that have ended
 
 Main = Callable[[list[str]], None]
@@ -74,6 +79,7 @@ def threads() -> int:
 
 
 def _preload(of: str) -> None:
+    gc.disable()  # what is imported stays: collections meanwhile take a tenth of the time, and free nothing
     of_tests = OF_TESTS if of == "tests" else ()
     of_ranks = ["samestep.recorder.run", *(f"samestep.engines.{name}" for name in sorted(engine.builtin_names()))]
     for name in (*PRELOADED, *of_tests, *(of_ranks if of == "ranks" else ())):  # the reference uses no engine
@@ -81,9 +87,11 @@ def _preload(of: str) -> None:
     for plugin in importlib.metadata.entry_points(group="pytest11") if of_tests else ():
         with suppress(Exception):  # pytest will show it
             plugin.load()
+    prepare(*RECORDS)
     # A scheduler sends SIGUSR1 to every process; the workers set their own handlers.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     gc.freeze()  # a collection in a worker, as libraries ask for, skips a million objects that are imported already
+    gc.enable()
 
 
 def _answer(to: int, answer: ForkAnswer) -> None:

@@ -1,0 +1,120 @@
+"""Forks the commands of tests from a process that has imported them: a third of a second each, hundreds of times.
+
+    python tests/command_server.py SOCKET
+
+A client sends a command's arguments, environment and folder, with its two outputs; it receives the pid of the process
+that runs it, and at the end its exit code.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import pkgutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from samestep import __main__ as command
+from samestep import commands, launch, proof, records, report
+from samestep.world.orphans import die_with_parent
+
+NAME = "commands"  # of the socket, in the folder of the fork servers
+ROOMS = (commands, launch, proof, records, report)  # what commands import
+LINE = 1 << 20  # bytes, of a request
+
+
+def run(
+    arguments: Sequence[str], server: Path, env: Mapping[str, str], cwd: Path, timeout: float
+) -> subprocess.CompletedProcess[str]:
+    """Has a server run `samestep ARGUMENTS` to its end, as subprocess.run does. Raises subprocess.TimeoutExpired."""
+    asked = {"arguments": list(arguments), "environment": dict(env), "folder": str(cwd)}
+    with (
+        socket.socket(socket.AF_UNIX) as connection,
+        tempfile.TemporaryFile("w+") as stdout,
+        tempfile.TemporaryFile("w+") as stderr,
+    ):
+        connection.connect(str(server))
+        socket.send_fds(connection, [f"{json.dumps(asked)}\n".encode()], [stdout.fileno(), stderr.fileno()])
+        answers = connection.makefile()
+        pid = int(answers.readline())
+        connection.settimeout(timeout)
+        try:
+            code = answers.readline()
+        except TimeoutError:
+            os.kill(pid, signal.SIGKILL)
+            raise subprocess.TimeoutExpired(["samestep", *arguments], timeout) from None
+        stdout.seek(0)
+        stderr.seek(0)
+        return subprocess.CompletedProcess(["samestep", *arguments], int(code), stdout.read(), stderr.read())
+
+
+def serve(path: str) -> None:
+    """Listens at a socket, and forks a process for each connection, which forks the command and waits for it."""
+    die_with_parent()
+    gc.disable()  # what is imported stays
+    for room in ROOMS:
+        for module in pkgutil.walk_packages(room.__path__, f"{room.__name__}."):
+            importlib.import_module(module.name)
+    gc.freeze()
+    gc.enable()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # processes that have ended leave no zombies
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind(f"{path}.new")
+    listening.listen(64)
+    os.rename(f"{path}.new", path)
+    while True:
+        connection, _ = listening.accept()
+        if os.fork() == 0:
+            die_with_parent()
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            listening.close()
+            _answer(connection)
+            os._exit(0)
+        connection.close()
+
+
+def _answer(connection: socket.socket) -> None:
+    line, outputs, _, _ = socket.recv_fds(connection, LINE, 2)
+    while not line.endswith(b"\n"):
+        line += connection.recv(LINE)
+    pid = os.fork()
+    if pid == 0:
+        connection.close()
+        die_with_parent()
+        _run(**json.loads(line), outputs=outputs)
+    connection.sendall(f"{pid}\n".encode())
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    connection.sendall(f"{code}\n".encode())
+
+
+def _run(arguments: list[str], environment: dict[str, str], folder: str, outputs: list[int]) -> None:
+    """The process of a command, which ends as an interpreter does. Never returns."""
+    for number, output in enumerate((os.open(os.devnull, os.O_RDONLY), *outputs)):
+        os.dup2(output, number)
+    os.environ.clear()
+    os.environ |= environment
+    os.chdir(folder)
+    sys.path[0] = folder  # as python -m has it
+    sys.argv = [str(command.__file__), *arguments]
+    try:
+        command.main()
+    except SystemExit as error:
+        if isinstance(error.code, str):
+            print(error.code, file=sys.stderr)
+        sys.exit(error.code)
+    except BaseException:
+        traceback.print_exc()
+        sys.exit(1)
+    sys.exit(0)
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1])
