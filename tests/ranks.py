@@ -58,10 +58,13 @@ class RanksFailed(Exception):
 
 class Ranks:
     """`size` ranks that import samestep from `source`, with the library of `engine` imported. A context
-    manager; they have ended when it ends."""
+    manager; they have ended when it ends.
 
-    def __init__(self, size: int, source: Path = SOURCE, *, engine: str = "") -> None:
-        self.size, self.source, self.engine = size, source, engine
+    imports: what else has been imported once, for all ranks, because the jobs do it and it takes seconds.
+    """
+
+    def __init__(self, size: int, source: Path = SOURCE, *, engine: str = "", imports: str = "") -> None:
+        self.size, self.source, self.engine, self.imports = size, source, engine, imports
         self._folder = tempfile.TemporaryDirectory(prefix="samestep-ranks-")
         self._ranks: list[tuple[psutil.Process, IO[str]]] = []
         self._count = 0
@@ -134,7 +137,7 @@ class Ranks:
                 os.mkfifo(plans)
             pipe = os.open(plans, os.O_RDWR)  # both ends: opening waits for nobody, and a write finds a reader
             asked = {"environment": environment, "path": path, "plans": plans, "log": log}
-            pid = _forked(LIBRARIES.get(self.engine, ""), asked)
+            pid = _forked(f"{LIBRARIES.get(self.engine, '')} {self.imports}".strip(), asked)
             self._ranks.append((psutil.Process(pid), os.fdopen(pipe, "w")))
 
     def _send_all(self, number: int) -> None:
@@ -158,10 +161,11 @@ class Ranks:
 
 
 class KeptRanks(ExitStack):
-    """Ranks kept between proofs, of each number and library. They have ended when it ends."""
+    """Ranks kept between proofs, of each number and library. They have ended when it ends. imports: as for Ranks."""
 
-    def __init__(self) -> None:
+    def __init__(self, imports: str = "") -> None:
         super().__init__()
+        self._imports = imports
         self._kept: dict[tuple[int, str], Ranks] = {}
 
     def of(self, size: int, engine: str = "", given: Mapping[str, str] | None = None) -> Ranks:
@@ -173,7 +177,7 @@ class KeptRanks(ExitStack):
             others = [each for each in self._kept if each[1]]
             for each in others[: len(others) - KEPT_OF_LIBRARIES + 1] if library else ():
                 self._kept.pop(each).__exit__()
-            self._kept[key] = self.enter_context(Ranks(size, engine=library))
+            self._kept[key] = self.enter_context(Ranks(size, engine=library, imports=self._imports))
         return self._kept[key]
 
 

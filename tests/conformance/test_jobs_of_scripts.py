@@ -21,6 +21,7 @@ from samestep.records.results import Verdict
 from samestep.tasks.inspect.job import inspect_job
 
 FILE = f"{Path(__file__).parent}/jobs_of_scripts.py"
+IMPORTS = "torchmetrics transformers.modeling_outputs"  # of the jobs
 UNITS = {
     "auto": ["transformer.h.0", "transformer.h.1"],
     "children": ["transformer.h.0", "transformer.h.1", "transformer.ln_f", "transformer.wpe"],
@@ -65,8 +66,8 @@ class Bench(ExitStack):
 
     def __init__(self) -> None:
         super().__init__()
-        self.reference_rank = self.enter_context(Ranks(1))
-        self.ranks = self.enter_context(KeptRanks())
+        self.reference_rank = self.enter_context(Ranks(1, imports=IMPORTS))
+        self.ranks = self.enter_context(KeptRanks(IMPORTS))
 
     def prove(self, job: str, engine: str, given: Mapping[str, str], size: int) -> Verdict:
         """The verdict, also on what is refused before it starts or while it trains."""
