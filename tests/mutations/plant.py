@@ -83,15 +83,15 @@ def sizes_of(fault: Fault, sizes: Sequence[int]) -> Sequence[int]:
     return (1,) if engines.load(fault.engine).PROCESSES == "one" else sizes
 
 
-def plant(fault: Fault, references: References) -> Iterator[dict[str, Any]]:
-    """What the proof says about one fault on each of its jobs, at the references' number of ranks."""
+def plant(fault: Fault, references: References, jobs: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
+    """What the proof says about one fault on each of its jobs, at the references' number of ranks. jobs: other ones."""
     size = references.size
     facts = engine_facts(fault.engine, size, fault.settings)
     with (
         tempfile.TemporaryDirectory() as folder,
         Ranks(size, patched(fault, Path(folder)), engine=fault.engine) as ranks,
     ):
-        for job in fault.jobs:
+        for job in jobs or fault.jobs:
             row: dict[str, Any] = {"fault": fault.name, "file": fault.file, "job": job, "ranks": size}
             row |= {"engine": fault.engine, "settings": dict(fault.settings)}
             try:
