@@ -32,9 +32,9 @@ def judge_values(ranks: Sequence[CollectiveRank], backend: str) -> tuple[int, li
         if all(held.error for held in of_call):
             refused.append((case, of_call[0].error))
             continue
-        found = list(_wrong(case, {held.rank: held for held in holders}))
-        wrong += found
-        right += not found
+        wrong_values = list(_wrong(case, {held.rank: held for held in holders}))
+        wrong += wrong_values
+        right += not wrong_values
     return right, wrong, _unsupported(refused, Counter(case.collective for case in calls), backend)
 
 
@@ -57,13 +57,13 @@ def _wrong_value(case: Case, rank: int, expected: str, found: str) -> WrongValue
     return WrongValue(case.collective, case.dtype, case.reduction, case.group, rank, expected, found)
 
 
-def _same(case: Case, expected: Tensors, found: Tensors) -> bool:
+def _same(case: Case, expected: Tensors, received: Tensors) -> bool:
     """Whether two values are equal; an average may be rounded, as the sum of halves is not that of wholes."""
     if case.reduction != "avg" or case.dtype not in FLOATING:
-        return expected == found
+        return expected == received
     slack = 4 * EPSILON.get(case.dtype, EPSILON["float32"])
-    return [len(each) for each in expected] == [len(each) for each in found] and all(
-        math.isclose(one, other, rel_tol=slack) for pair in zip(expected, found) for one, other in zip(*pair)
+    return [len(each) for each in expected] == [len(each) for each in received] and all(
+        math.isclose(one, other, rel_tol=slack) for pair in zip(expected, received) for one, other in zip(*pair)
     )
 
 

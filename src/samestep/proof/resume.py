@@ -102,28 +102,28 @@ def judge_resumed(loop: Expectation, record: JoinedRecord, numerics: Expectation
     A state that was lost between the launches is named first, where the steps before the interruption are right.
     """
     verdict = judge(loop, record, numerics)
-    found = verdict.first_divergence
+    divergence = verdict.first_divergence
     for name in record.training_names():
         training, cut = name.removeprefix(AS_NUMERICS.format("")), record.interruption(name)
         is_exact = training == name
         moved = next(_moved(record, name), None)
-        if found and is_exact and _before(found, training, 0 if moved else cut):
+        if divergence and is_exact and _before(divergence, training, 0 if moved else cut):
             break
         lost = moved or next(_lost(loop if is_exact or numerics is None else numerics, record, name), None)
         if lost:
             return replace(verdict, verdict="differs", bitwise=False, first_divergence=lost)
-        if found and is_exact and found.training == training:
+        if divergence and is_exact and divergence.training == training:
             expected, observed = loop.trace(training, 0, len(record.ranks)), of_engine(record, training)
-            cause = resume_cause(found, cut, expected, observed, loop.of(training).draws)
-            return replace(verdict, first_divergence=replace(found, cause=cause or found.cause))
+            cause = resume_cause(divergence, cut, expected, observed, loop.of(training).draws)
+            return replace(verdict, first_divergence=replace(divergence, cause=cause or divergence.cause))
     return verdict
 
 
-def _before(found: Divergence, training: str, cut: int) -> bool:
+def _before(divergence: Divergence, training: str, cut: int) -> bool:
     """Whether a difference comes before the interruption of a training."""
-    if found.training != training:
-        return TRAININGS.index(found.training) < TRAININGS.index(training)
-    return found.step is not None and found.step < cut
+    if divergence.training != training:
+        return TRAININGS.index(divergence.training) < TRAININGS.index(training)
+    return divergence.step is not None and divergence.step < cut
 
 
 def _states(record: JoinedRecord, training: str) -> tuple[list[State], list[State]]:
@@ -189,8 +189,8 @@ def _pairs(name: str, before: list[State], after: list[State]) -> Iterator[tuple
                 yield rank, want, state.get(name)
         return
     want = _whole(name, before)[0][1]
-    found = _whole(name, after)
-    yield from ((rank, want, got) for rank, got in found) if found else [(0, want, None)]
+    copies = _whole(name, after)
+    yield from ((rank, want, got) for rank, got in copies) if copies else [(0, want, None)]
 
 
 def _whole(name: str, states: list[State]) -> list[tuple[int, TensorSeen]]:

@@ -48,19 +48,19 @@ def state_cause(name: str, want: Any, got: Any, other: bool) -> str:
     return f"the state of the {part.replace('_', ' ')} {lost}{counts}"
 
 
-def resume_cause(found: Divergence, cut: int, expected: Trace, observed: Trace, draws: bool) -> str:
+def resume_cause(divergence: Divergence, cut: int, expected: Trace, observed: Trace, draws: bool) -> str:
     """Returns the cause of a difference after the interruption, where the state was restored; '' where none is known.
 
     cut: the steps before the interruption. draws: whether the model draws random numbers.
     """
-    step = cut if found.step is None else found.step
-    if found.quantity in ("rows", "indices"):
+    step = cut if divergence.step is None else divergence.step
+    if divergence.quantity in ("rows", "indices"):
         return _rows(step, cut, expected, observed)
-    if found.quantity == "tensors received":
+    if divergence.quantity == "tensors received":
         return _tensors(step, expected, observed)
-    if found.quantity == "learning rate":
-        return _rate(step, found, expected)
-    if found.quantity == "loss" and step == cut:
+    if divergence.quantity == "learning rate":
+        return _rate(step, divergence, expected)
+    if divergence.quantity == "loss" and step == cut:
         random = (
             "random numbers are drawn that are not the step's own, such as the first step's dropout mask; or " * draws
         )
@@ -68,12 +68,12 @@ def resume_cause(found: Divergence, cut: int, expected: Trace, observed: Trace, 
             f"weights, optimizer and rows are right after loading, the loss is not: {random}something is lost that the "
             "checkpoint does not hold, such as a state in the model's attributes"
         )
-    if found.quantity in ("loss", "parameter") and step >= cut:
+    if divergence.quantity in ("loss", "parameter") and step >= cut:
         return (
             f"right until the interruption before step {cut}, and the state was restored: an update after it is wrong: "
             "look at the numbers of the parameter groups, and at what the loop itself keeps from step to step"
         )
-    if found.quantity in ("optimizer steps", "every index once"):
+    if divergence.quantity in ("optimizer steps", "every index once"):
         return "the interrupted epoch was not ended as it began: steps were taken twice, or left out"
     return ""
 
@@ -87,19 +87,19 @@ def _rows(step: int, cut: int, expected: Trace, observed: Trace) -> str:
     read = _rows_of(observed, step)
     epochs = expected.epochs
     first = min(each for each, epoch in epochs.items() if epoch == epochs[step])
-    found = [each for each in epochs if each != step and _rows_of(expected, each) == read]
+    matching = [each for each in epochs if each != step and _rows_of(expected, each) == read]
     if not read:
         return f"step {step} has no rows: the loader ended, or its prefetched batches were lost with the interruption"
-    if step - 1 in found:
+    if step - 1 in matching:
         return f"off by one batch: step {step} reads the rows of step {step - 1} again"
-    if step + 1 in found:
+    if step + 1 in matching:
         return f"off by one batch: step {step} reads the rows of step {step + 1}, and its own are left out"
-    if first in found:
+    if first in matching:
         return "the position inside the epoch was lost: the epoch begins again after the interruption"
-    if any(epochs[each] < epochs[step] for each in found) or (epochs[step] and set(found) & set(range(cut))):
+    if any(epochs[each] < epochs[step] for each in matching) or (epochs[step] and set(matching) & set(range(cut))):
         return "the order of an earlier epoch is replayed: the epoch was not restored (set_epoch)"
-    if found:
-        return f"step {step} reads the rows of step {found[0]}: batches were lost or repeated with the interruption"
+    if matching:
+        return f"step {step} reads the rows of step {matching[0]}: batches were lost or repeated with the interruption"
     return "other rows after the interruption, or the same in another order: the order's seed or epoch was not restored"
 
 
@@ -122,9 +122,9 @@ def _tensors(step: int, expected: Trace, observed: Trace) -> str:
     return "the rows are right, their values are not: the augmentation's random numbers were not restored"
 
 
-def _rate(step: int, found: Divergence, expected: Trace) -> str:
+def _rate(step: int, divergence: Divergence, expected: Trace) -> str:
     rates = expected.rates[0]
-    got = found.found if isinstance(found.found, list) else [found.found]
+    got = divergence.found if isinstance(divergence.found, list) else [divergence.found]
     if step + 1 < len(rates) and got == rates[step + 1]:
         return "the scheduler is one step ahead: it was counted twice at the interruption"
     if got == rates[0]:

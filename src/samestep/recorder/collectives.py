@@ -28,13 +28,13 @@ def latest() -> int:
 
 def groups() -> dict[str, GroupSeen]:
     """Returns the collectives of each process group, by its name."""
-    found: dict[str, GroupSeen] = {}
+    by_name: dict[str, GroupSeen] = {}
     members = _members()
     for entry in entries():
-        if entry.group not in found:
-            found[entry.group] = GroupSeen(members.get(entry.group, []), [], entry.collective_seq_id)
-        found[entry.group].calls.append(_call(entry))
-    return found
+        if entry.group not in by_name:
+            by_name[entry.group] = GroupSeen(members.get(entry.group, []), [], entry.collective_seq_id)
+        by_name[entry.group].calls.append(_call(entry))
+    return by_name
 
 
 def _members() -> dict[str, list[int]]:

@@ -60,17 +60,17 @@ def part_held(parameter: Any) -> Tensor:
 
 def parts(engine: Any, parameters: Mapping[str, nn.Parameter]) -> tuple[dict[str, Tensor], list[str]]:
     """Returns the compressed gradients, of which those that are shared out are this rank's part, and names of these."""
-    found, shared, scale = dict[str, Tensor](), list[str](), scale_of(engine)
+    gradients, shared, scale = dict[str, Tensor](), list[str](), scale_of(engine)
     for name, parameter in parameters.items():
         if in_parts(parameter):
             shared.append(name)
-            found[name] = compress(_of_stage_3(engine.optimizer, parameter)) / scale
+            gradients[name] = compress(_of_stage_3(engine.optimizer, parameter)) / scale
         elif getattr(parameter, "_hp_mapping", NONE) is not NONE:
             shared.append(name)
-            found[name] = compress(_of_stages_1_and_2(parameter)) / scale
+            gradients[name] = compress(_of_stages_1_and_2(parameter)) / scale
         elif parameter.grad is not None:
-            found[name] = compress(parameter.grad) / scale
-    return found, shared
+            gradients[name] = compress(parameter.grad) / scale
+    return gradients, shared
 
 
 def _of_stage_3(optimizer: Any, parameter: Any) -> Tensor:

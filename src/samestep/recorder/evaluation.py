@@ -51,5 +51,5 @@ class Evaluations:
 
 
 def _statistics(module: nn.Module) -> dict[str, int]:
-    found = {name: b.detach() for name, b in module.named_buffers() if name.rpartition(".")[2] in STATISTICS}
-    return dict(zip(found, digests(found)))
+    statistics = {name: b.detach() for name, b in module.named_buffers() if name.rpartition(".")[2] in STATISTICS}
+    return dict(zip(statistics, digests(statistics)))

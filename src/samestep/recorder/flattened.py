@@ -64,17 +64,17 @@ class Flattened:
         parameters: by their names; others are left out. computed: names of those whose gradient the rank has computed,
         which is zero where it has no part of them.
         """
-        found = {}
+        sums = {}
         for name, parameter in parameters.items():
             part, gradient = self.parts.get(id(parameter)), parameter.grad
             if part is None or (gradient is None and (part.length or name not in computed)):
                 continue
             if gradient is not None and not part.sharded:
-                found[name] = compress(gradient)
+                sums[name] = compress(gradient)
                 continue
             held = parameter.new_zeros(0) if gradient is None else gradient
-            found[name] = compress(placed(held, part.size, part.start, part.length))
-        return found
+            sums[name] = compress(placed(held, part.size, part.start, part.length))
+        return sums
 
     def around_clipping(self, module: nn.Module, clips: Callable[[list[Tensor], float | None], None]) -> None:
         """Calls clips(parameters, limit) before FSDP's own clip_grad_norm_."""
@@ -87,8 +87,8 @@ class Flattened:
         def new_clip(max_norm: float, norm_type: float = 2.0) -> Tensor:
             if any(part.sharded for part in self.parts.values()):  # else torch.nn.utils clips
                 clips(list(module.parameters()), float(max_norm) if float(norm_type) == 2 else None)
-            found: Tensor = clip(max_norm, norm_type)
-            return found
+            norm: Tensor = clip(max_norm, norm_type)
+            return norm
 
         module.clip_grad_norm_ = new_clip  # type: ignore[assignment]
 

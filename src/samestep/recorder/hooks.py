@@ -15,10 +15,10 @@ LOSSY = ("powerSGD", "quantization", "post_localSGD")  # of torch's own: a mean 
 
 def precisions(modules: Iterable[Any], parameters: Iterable[Tensor]) -> set[str]:
     """Returns the parameters' dtypes, and those to which hooks round gradients; COMPRESSED where they lose more."""
-    found = {str(parameter.dtype).removeprefix("torch.") for parameter in parameters}
+    dtypes = {str(parameter.dtype).removeprefix("torch.") for parameter in parameters}
     for module in modules:
         for hook, _ in getattr(module, "_comm_hooks", ()):
             name = getattr(hook, "__name__", "")
-            found |= {dtype for start, dtype in ROUND_TO.items() if name.startswith(start)}
-            found |= {COMPRESSED for word in LOSSY if word in name}
-    return found
+            dtypes |= {dtype for start, dtype in ROUND_TO.items() if name.startswith(start)}
+            dtypes |= {COMPRESSED for word in LOSSY if word in name}
+    return dtypes

@@ -57,9 +57,9 @@ class Pass:
         yield None  # without an end
 
 
-def _indices(found: Any) -> list[int] | None:
+def _indices(batch: Any) -> list[int] | None:
     """Returns the indices of a batch as plain numbers; None where they are others."""
-    many = list(found) if isinstance(found, list | tuple | Tensor) else [found]
+    many = list(batch) if isinstance(batch, list | tuple | Tensor) else [batch]
     try:
         return [int(index) for index in many]
     except (TypeError, ValueError):
@@ -102,11 +102,11 @@ class Loaders:
 
         @functools.wraps(request)
         def new_request(self: Any) -> Any:
-            found = request(self)
+            batch = request(self)
             loaders.passes[self._samestep].requested.append(
-                _indices(found) if self._dataset_kind == dataloader._DatasetKind.Map else None
+                _indices(batch) if self._dataset_kind == dataloader._DatasetKind.Map else None
             )
-            return found
+            return batch
 
         @functools.wraps(read)
         def new_read(self: Any) -> Any:
@@ -172,9 +172,9 @@ def identity(dataset: Any) -> str:
     known = [of for of in held if isinstance(of, SEQUENCES) and getattr(of, "ndim", None) != 0 and len(of) == rows]
     ends = [of[index] for of in known for index in (0, rows // 2, rows - 1)] if rows else []
     inner = getattr(dataset, "dataset", None)
-    found = [each for each in tree_leaves(ends) if isinstance(each, PLAIN)]
-    found += [of] if inner is not None and (of := identity(inner)) else []
-    return digest_rows(found, 1)[0] if found else ""
+    leaves = [each for each in tree_leaves(ends) if isinstance(each, PLAIN)]
+    leaves += [of] if inner is not None and (of := identity(inner)) else []
+    return digest_rows(leaves, 1)[0] if leaves else ""
 
 
 def _plain(data: Any) -> Any:

@@ -29,36 +29,36 @@ def terms(loss: Tensor) -> list[LossSeen]:
 
     A term that is neither is 'unknown', and so is what a library's own autograd function returns.
     """
-    found: list[LossSeen] = []
-    _walk((loss.grad_fn, loss.output_nr), 1.0, found, [MOST])
-    return found
+    losses: list[LossSeen] = []
+    _walk((loss.grad_fn, loss.output_nr), 1.0, losses, [MOST])
+    return losses
 
 
-def _walk(edge: tuple[Any, int], weight: float, found: list[LossSeen], left: list[int]) -> None:
+def _walk(edge: tuple[Any, int], weight: float, losses: list[LossSeen], left: list[int]) -> None:
     """Follows a scalar to its terms. edge: the node that computed it, and which of the node's outputs it is."""
     node, output = edge
     left[0] -= 1
     if node is None or left[0] < 0:
-        found.append(UNKNOWN)
+        losses.append(UNKNOWN)
         return
     name = node.name().removesuffix("0").removesuffix("Backward")
     edges = node.next_functions
     inputs = [each for each, _ in edges]
     if name in PLAIN:
-        _walk(edges[0], weight, found, left)
+        _walk(edges[0], weight, losses, left)
     elif name == SINK and output < len(edges):
-        _walk(edges[output], weight, found, left)
+        _walk(edges[output], weight, losses, left)
     elif name == "Neg":
-        _walk(edges[0], -weight, found, left)
+        _walk(edges[0], -weight, losses, left)
     elif name in ("Add", "Sub"):
         signs = 1.0, float(node._saved_alpha) * (1 if name == "Add" else -1)
         for each, sign in zip(edges, signs):
             if each[0] is not None:
-                _walk(each, weight * sign, found, left)
+                _walk(each, weight * sign, losses, left)
     elif name in ("Div", "Mul") and (factor := _factor(node, name, inputs)) is not None:
-        _walk(next(each for each in edges if each[0] is not None), weight * factor, found, left)
+        _walk(next(each for each in edges if each[0] is not None), weight * factor, losses, left)
     else:
-        found.append(_term(node, name, weight))
+        losses.append(_term(node, name, weight))
 
 
 def _factor(node: Any, name: str, inputs: list[Any]) -> float | None:

@@ -204,9 +204,9 @@ class Recorder:
         self._backward += 1
         scalar = scalar_of(loss)
         if self._backward == 1 and self.parameters and scalar is not None:
-            found = terms(scalar)
+            losses = terms(scalar)
             micro = self.window.current()
-            micro.losses = micro.losses or found
+            micro.losses = micro.losses or losses
 
     def end_backward(self) -> None:
         """Is called after it."""

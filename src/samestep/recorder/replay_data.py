@@ -183,10 +183,10 @@ class ReplaySaver:
         if self._inside or not self._before:
             return call()
         self._unknown |= self._is_changed()
-        found = call()
-        self._drawn.values.append(self._timed(copied)(found))
+        numbers = call()
+        self._drawn.values.append(self._timed(copied)(numbers))
         self._before = randomness()
-        return found
+        return numbers
 
     def _is_changed(self) -> bool:
         return bool(self._before) and self._before != randomness()
@@ -224,7 +224,7 @@ def patch_loaders(read: Callable[[Any, Callable[[Any], Any]], Any], length: Call
     """Calls read(iterator, the original) for each batch, and length(loader, its own) when it is first asked."""
     base: Any = dataloader._BaseDataLoaderIter
     following, size = base.__next__, DataLoader.__len__
-    asked: dict[int, tuple[int, object]] = {}  # with the loader, so that its id stays its own
+    lengths: dict[int, tuple[int, object]] = {}  # with the loader, so that its id stays its own
 
     @functools.wraps(following)
     def new_next(self: Any) -> Any:
@@ -232,9 +232,9 @@ def patch_loaders(read: Callable[[Any, Callable[[Any], Any]], Any], length: Call
 
     @functools.wraps(size)
     def new_len(self: Any) -> int:
-        if id(self) not in asked:
-            asked[id(self)] = length(self, size(self)), self
-        return asked[id(self)][0]
+        if id(self) not in lengths:
+            lengths[id(self)] = length(self, size(self)), self
+        return lengths[id(self)][0]
 
     base.__next__ = new_next
     DataLoader.__len__ = new_len  # type: ignore[method-assign]

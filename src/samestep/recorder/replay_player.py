@@ -46,7 +46,7 @@ class ReplayPlayer:
         self._kept = self._read(folder)
         self._start, self._end = (_weights(folder, name, self._kept) for name in (START, END))
         self._first: dict[str, Tensor] = {}  # the first gradients
-        self._forwards = self._asked = 0
+        self._forwards = self._length_calls = 0
         self._events = self._drawn = 0  # forwards and backward passes that have begun; numbers drawn since the last
         self._read_since = self._inside = False
         self._loaded: set[str] = set()
@@ -68,9 +68,9 @@ class ReplayPlayer:
 
     def why_not(self) -> str:
         """Returns why this record cannot be replayed; '' where it may be."""
-        found = next((each.why_not for each in self._kept if each.why_not), "")
-        if found:
-            return found
+        why = next((each.why_not for each in self._kept if each.why_not), "")
+        if why:
+            return why
         first = self._kept[0]
         if any(len(each.forwards) != len(first.forwards) for each in self._kept):
             return "the ranks had different numbers of forward passes"
@@ -122,13 +122,15 @@ class ReplayPlayer:
         size = sum(each.numel() for each in self._first.values())
         squares = sum(float((each**2).sum()) for each in self._first.values())
         least = MOVES * (squares / size) ** 0.5 if size else 0.0
-        found = {}
+        distances = {}
         for name, gradient in self._first.items():
             moves = ~(gradient.abs() <= least)  # NaN, too
             start, end = self._start[name].double(), self._end[name].double()
             mine = block_of(self._recorder.parameters[name]).cpu().double()
-            found[name] = Distance(float(((end - start)[moves] ** 2).sum()), float(((mine - end)[moves] ** 2).sum()))
-        return found
+            distances[name] = Distance(
+                float(((end - start)[moves] ** 2).sum()), float(((mine - end)[moves] ** 2).sum())
+            )
+        return distances
 
     def _next(self, iterator: Any, read: Callable[[Any], Any]) -> Any:
         """Returns the ranks' batch instead of what the iterator would read."""
@@ -160,10 +162,10 @@ class ReplayPlayer:
             self.stop(str(why))
 
     def _length(self, loader: Any, length: int) -> int:
-        self._asked += 1
+        self._length_calls += 1
         lengths = self._kept[0].lengths
-        found = lengths[self._asked - 1] if self._asked <= len(lengths) else length
-        return found * len(self._kept) if self._plan.in_turn else found
+        rank_length = lengths[self._length_calls - 1] if self._length_calls <= len(lengths) else length
+        return rank_length * len(self._kept) if self._plan.in_turn else rank_length
 
     def _forward(self, call: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
         self._end_draws()
@@ -201,19 +203,19 @@ class ReplayPlayer:
 
     def _draw(self, call: Callable[[], Tensor]) -> Tensor:
         """Returns what the ranks together have drawn instead of what the script draws outside of the model."""
-        found = call()
+        numbers = call()
         of = [each.drawn[self._events] for each in self._kept if self._events < len(each.drawn)]
         if self._inside or not of or (of[0].after_read and not self._read_since):
-            return found
+            return numbers
         self._drawn += 1
         if self._drawn > len(of[0].values):  # after the last of the event: in no list
-            return found
-        value = joined_draws([each.values[self._drawn - 1] for each in of], found.shape)
+            return numbers
+        value = joined_draws([each.values[self._drawn - 1] for each in of], numbers.shape)
         if value is None:
-            self.stop(FOR_A_BATCH.format(tuple(found.shape)))
+            self.stop(FOR_A_BATCH.format(tuple(numbers.shape)))
         with torch.no_grad():
-            found.copy_(value)
-        return found
+            numbers.copy_(value)
+        return numbers
 
     def _end_draws(self) -> None:
         """Ends the draws before a forward or a backward pass."""
@@ -297,22 +299,22 @@ class ReplayPlayer:
 
     def _compare_calls(self, more_to_come: bool = False) -> None:
         """Ends the replay where a closure is called another number of times: what follows would be fed otherwise."""
-        step, found = len(self._recorder.steps), self._recorder.window.calls
-        wanted = self._plan.calls[step] if step < len(self._plan.calls) else found
-        if found > wanted or (found < wanted and not more_to_come):
-            self.stop(CALLS.format(step, f"{found} or more" if more_to_come else found, wanted))
+        step, calls = len(self._recorder.steps), self._recorder.window.calls
+        wanted = self._plan.calls[step] if step < len(self._plan.calls) else calls
+        if calls > wanted or (calls < wanted and not more_to_come):
+            self.stop(CALLS.format(step, f"{calls} or more" if more_to_come else calls, wanted))
 
     def _count_micro(self, step: int) -> None:
         """Ends the replay where a step has other micro-batches than the ranks'."""
-        found, ranks = len(self._recorder.window.micro), len(self._kept)
+        micro, ranks = len(self._recorder.window.micro), len(self._kept)
         wanted = self._plan.micro[step] * (ranks if self._plan.in_turn else 1) if step < len(self._plan.micro) else 0
-        if not wanted or found == wanted:
+        if not wanted or micro == wanted:
             return
-        turns = found == self._plan.micro[step] * ranks and not self._plan.in_turn and not step
+        turns = micro == self._plan.micro[step] * ranks and not self._plan.in_turn and not step
         each = self._plan.micro[step]
-        why = f"one process takes {found} micro-batches at step {step}, and each of {ranks} ranks {each}"
-        why = UNFED if self._makes and found == each else why  # it makes rank 0's batches alone
-        self._leave(Replayed(why, self._feed, turns, found if not step else -1))
+        why = f"one process takes {micro} micro-batches at step {step}, and each of {ranks} ranks {each}"
+        why = UNFED if self._makes and micro == each else why  # it makes rank 0's batches alone
+        self._leave(Replayed(why, self._feed, turns, micro if not step else -1))
 
 
 def _counts(kept: ReplayData) -> list[int]:

@@ -41,19 +41,19 @@ def run_script(plan: ScriptPlan, record: RankRecord) -> ScriptRecord:
     played: ReplayPlayer | None = None
     saver: ReplaySaver | None = None
 
-    def enough(found: ScriptRecord) -> NoReturn:
+    def enough(script_record: ScriptRecord) -> NoReturn:
         with naming_full_disks():
             if saver:
                 saver.write()
             if played:
                 write(folder / REPLAYED, played.result())
-        leave(found)
+        leave(script_record)
 
-    def leave(found: ScriptRecord) -> NoReturn:
+    def leave(script_record: ScriptRecord) -> NoReturn:
         with naming_full_disks():
-            (folder / f".room-rank{found.rank}").unlink(missing_ok=True)  # which the worker keeps free
-            write(folder / f"rank{found.rank}.json", found)
-        _wait_for_others(folder, found)
+            (folder / f".room-rank{script_record.rank}").unlink(missing_ok=True)  # which the worker keeps free
+            write(folder / f"rank{script_record.rank}.json", script_record)
+        _wait_for_others(folder, script_record)
         end_children()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -96,10 +96,10 @@ def _run(plan: ScriptPlan) -> None:
         return
     sys.path.insert(0, os.getcwd())
     try:
-        found = importlib.util.find_spec(plan.script)
+        spec = importlib.util.find_spec(plan.script)
     except ModuleNotFoundError:
-        found = None
-    if found is None:
+        spec = None
+    if spec is None:
         raise UserError(f"there is no module {plan.script}; run the command in the folder that holds its package")
     runpy.run_module(plan.script, run_name="__main__", alter_sys=True)
 
@@ -119,11 +119,11 @@ def _completed(plan: ScriptPlan, world: World) -> ScriptPlan:
     return plan
 
 
-def _wait_for_others(folder: Path, found: ScriptRecord) -> None:
+def _wait_for_others(folder: Path, script_record: ScriptRecord) -> None:
     """Waits until the other ranks have their records, too: their last step may need what this process still sends."""
-    until = time.monotonic() + max(LEAVE_S, LEAVE_STEPS * max(found.step_s, default=0.0))
+    until = time.monotonic() + max(LEAVE_S, LEAVE_STEPS * max(script_record.step_s, default=0.0))
     while time.monotonic() < until:
         ended = {*folder.glob("rank[0-9]*.json"), *folder.glob("error-rank[0-9]*.json")}
-        if len(ended) >= found.size:
+        if len(ended) >= script_record.size:
             return
         time.sleep(0.01)

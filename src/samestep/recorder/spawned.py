@@ -86,8 +86,8 @@ def _global_number(fn: Any, number: int, seen: set[Any]) -> str:
         value = names.get(name)
         if type(value) is int and value == number:
             return str(name)
-        if getattr(value, "__module__", "") == fn.__module__ and (found := _global_number(value, number, seen)):
-            return found
+        if getattr(value, "__module__", "") == fn.__module__ and (global_name := _global_number(value, number, seen)):
+            return global_name
     return ""
 
 

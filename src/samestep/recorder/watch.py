@@ -50,16 +50,16 @@ class Watch:
             self._results = self._judged()
         return self._results
 
-    def _end(self, found: ScriptRecord) -> None:
+    def _end(self, record: ScriptRecord) -> None:
         self._recorder.release()
         self._patches.undo()
         _now.remove(self)
-        if self._loader is not None and not found.passes:
-            found.notes.append(
+        if self._loader is not None and not record.passes:
+            record.notes.append(
                 "the loader was not read: it is another one that the training reads, or an iterator of it"
             )
         folder = Path(self._plan.out)
-        write(folder / f"rank{self._world.rank}.json", found)
+        write(folder / f"rank{self._world.rank}.json", record)
         if self._world.rank == 0:
             self._wait([folder / f"rank{rank}.json" for rank in range(self._world.size)])
             # The judge is the parent's side, which a child does not import.

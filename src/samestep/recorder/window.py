@@ -58,8 +58,8 @@ class Window:
         number = min(max(len(self.micro), 1), MICRO_BATCHES) - 1
         kept = self.local.setdefault(name, {})
         self.dtypes.add(str(gradient.dtype).removeprefix("torch."))
-        found = compress(gradient)
-        kept[number] = kept[number] + found if number in kept else found
+        compressed = compress(gradient)
+        kept[number] = kept[number] + compressed if number in kept else compressed
 
     def computed_gradients(self) -> list[str]:
         """Returns the parameters whose local gradient is not zero."""

@@ -35,7 +35,7 @@ def judge(plan: ScriptPlan, ranks: Sequence[ScriptRecord], record: Record, comma
     parts = stages(ranks)
     if steps:
         findings += (
-            _asked(ranks, record) if len(parts) == 1 else of_stages(parts, record, lambda of: _asked(of, record))
+            _findings(ranks, record) if len(parts) == 1 else of_stages(parts, record, lambda of: _findings(of, record))
         )
         findings += [collectives(ranks), saves(ranks)]
     step_s = sum(sum(rank.step_s) for rank in ranks)
@@ -55,19 +55,19 @@ def judge(plan: ScriptPlan, ranks: Sequence[ScriptRecord], record: Record, comma
     )
 
 
-def _asked(ranks: Sequence[ScriptRecord], record: Record) -> list[Finding]:
+def _findings(ranks: Sequence[ScriptRecord], record: Record) -> list[Finding]:
     """Answers the questions about ranks that hold the same parameters."""
-    found = [initial_weights(ranks), rows(ranks), order(ranks), *gradient(ranks, record), clipping(ranks, record)]
-    found += [rates(ranks), schedule(ranks), weights(ranks), updates(ranks, record)]
-    found += [randoms(ranks), evaluation(ranks)]
+    findings = [initial_weights(ranks), rows(ranks), order(ranks), *gradient(ranks, record), clipping(ranks, record)]
+    findings += [rates(ranks), schedule(ranks), weights(ranks), updates(ranks, record)]
+    findings += [randoms(ranks), evaluation(ranks)]
     if not ranks[0].steps[0].splits:
-        return found
-    return [Finding(each.question, "unknown", TOGETHER) if each.question in OF_REPLICAS else each for each in found]
+        return findings
+    return [Finding(each.question, "unknown", TOGETHER) if each.question in OF_REPLICAS else each for each in findings]
 
 
-def with_replay(results: CheckResults, found: Sequence[Finding]) -> CheckResults:
+def with_replay(results: CheckResults, replay_findings: Sequence[Finding]) -> CheckResults:
     """Adds the answers of a replay. What is not replayed is said, and takes no answer away that stands without it."""
-    findings = [*results.findings, *found]
+    findings = [*results.findings, *replay_findings]
     return replace(results, findings=findings, answer=_answer(findings), first_divergence=first_divergence(findings))
 
 

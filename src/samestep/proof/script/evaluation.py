@@ -28,18 +28,20 @@ GATHERS = "gather"  # all_gather, gather, all_gather_into_tensor_coalesced, …
 
 def evaluation(ranks: Ranks) -> Finding:
     """Answers which rows the ranks evaluate: those of each evaluation, until one differs."""
-    found: list[Finding] = []
+    findings: list[Finding] = []
     for number in range(max(len(rank.evaluations) for rank in ranks)):
         of = [(rank, each) for rank, seen in enumerate(ranks) for each in seen.evaluations[number : number + 1]]
         if any(each.number == NO_LOADER for _, each in of):
             of_one = _statistics([each for _, each in of])
-            found += [of_one] if of_one else []
+            findings += [of_one] if of_one else []
             continue
-        found.append(_of_one([ranks[rank].passes[each.number] for rank, each in of], [each for _, each in of], ranks))
-        if found[-1].answer == "differs":
-            return found[-1]
+        findings.append(
+            _of_one([ranks[rank].passes[each.number] for rank, each in of], [each for _, each in of], ranks)
+        )
+        if findings[-1].answer == "differs":
+            return findings[-1]
     nothing = Finding(QUESTION, "unknown", "no evaluation of a DataLoader's batches was seen in the recorded steps")
-    return next((each for each in found if each.answer == "warning"), found[0] if found else nothing)
+    return next((each for each in findings if each.answer == "warning"), findings[0] if findings else nothing)
 
 
 def _of_one(passes: Sequence[PassSeen], seen: Sequence[EvaluationSeen], ranks: Ranks) -> Finding:

@@ -126,10 +126,10 @@ def _reduction(of: StepGradients, ranks: Ranks, step: int, before: Mapping[str, 
         return None
     rank, name = bad[0]
     if all(of.holds(*pair, before) for pair in bad):
-        cause, found = NOT_CLEARED, "that, and the gradient of the step before"
+        cause, instead = NOT_CLEARED, "that, and the gradient of the step before"
     else:
-        cause, found = _cause(of, bad, ranks[rank].steps[step].clips)
-    shown = {"expected": f"the mean of {of.size} ranks", "found": found, "rank": rank, "tensor": name}
+        cause, instead = _cause(of, bad, ranks[rank].steps[step].clips)
+    shown = {"expected": f"the mean of {of.size} ranks", "found": instead, "rank": rank, "tensor": name}
     return differs("gradient", "gradient", cause, step=step, **shown)
 
 
@@ -179,9 +179,9 @@ def _scale(of: StepGradients, ranks: Ranks, step: int) -> Finding:
         )
         return differs(question, "weight of a target", cause, step=step, rank=rank, expected=1.0, found=ratio)
     for rank, of_rank in enumerate(micros):
-        if found := accumulated_targets(of_rank):
-            cause = MICRO_MEANS.format(*found)
-            shown = {"rank": rank, "expected": 1.0, "found": found[1]}
+        if micro_and_ratio := accumulated_targets(of_rank):
+            cause = MICRO_MEANS.format(*micro_and_ratio)
+            shown = {"rank": rank, "expected": 1.0, "found": micro_and_ratio[1]}
             return differs(question, "weight of a target", cause, step=step, **shown)
     scale = ranks[0].steps[step].scale or 1.0
     scaling = Scaling(of.factor * scale, of.size, of.micro, max(len(s.micro) for s in ranks[0].steps))
@@ -261,10 +261,10 @@ def _norms(step: int, clips: Sequence[ClipSeen], record: Record, ranks: Ranks) -
         total = float(np.sqrt(sum(norm(each) ** 2 for each in before.values())))
         wanted = min(1.0, limit / (total + 1e-6))
         name, most = max(((name, norm(each)) for name, each in before.items()), key=lambda pair: pair[1])
-        found = norm(taken[name]) / most if most else wanted
-        if abs(found / wanted - 1) > 1e-2:
+        ratio = norm(taken[name]) / most if most else wanted
+        if abs(ratio / wanted - 1) > 1e-2:
             scale = ranks[0].steps[step].scale
-            still_scaled = scale and abs(found * scale / wanted - 1) <= 1e-2
+            still_scaled = scale and abs(ratio * scale / wanted - 1) <= 1e-2
             cause = STILL_SCALED.format(scale) if still_scaled else OTHER_NORM
-            return differs("clipping", "factor", cause, step=step, rank=rank, tensor=name, expected=wanted, found=found)
+            return differs("clipping", "factor", cause, step=step, rank=rank, tensor=name, expected=wanted, found=ratio)
     return None

@@ -64,34 +64,34 @@ def not_replayed(why: str) -> Finding:
     return Finding("replay", "unknown", f"not replayed: {why}")
 
 
-def replayed(found: Replayed, ranks: Ranks, one: ScriptRecord, record: Record, replay: Record) -> list[Finding]:
+def replayed(result: Replayed, ranks: Ranks, one: ScriptRecord, record: Record, replay: Record) -> list[Finding]:
     """Compares a replay with the ranks. record, replay: the folders with the gradients."""
     mine = len(ranks[0].steps[0].micro)
-    if found.why_not and found.micro >= 0 and found.micro not in (mine, mine * len(ranks)):
-        return [_micro_batches(found, ranks)]
-    if found.why_not:
-        return [not_replayed(found.why_not)]
+    if result.why_not and result.micro >= 0 and result.micro not in (mine, mine * len(ranks)):
+        return [_micro_batches(result, ranks)]
+    if result.why_not:
+        return [not_replayed(result.why_not)]
     if len(one.steps) != len(ranks[0].steps):
         why = f"in one process the script takes {many(len(one.steps), 'step')}, and {len(ranks[0].steps)} on the ranks"
         return [not_replayed(why)]
     coarser = coarser_of(ranks)
-    findings = [_gradients(ranks, one, record, replay, coarser, found), _rates(found, ranks, one)]
+    findings = [_gradients(ranks, one, record, replay, coarser, result), _rates(result, ranks, one)]
     if (findings[0].question, findings[0].answer) == (GRADIENT, "unknown"):
         return [*findings, Finding(WEIGHT, "unknown", "the gradients have come apart before")]
-    return [*findings, _weights(found, len(one.steps), coarser)]
+    return [*findings, _weights(result, len(one.steps), coarser)]
 
 
-def _micro_batches(found: Replayed, ranks: Ranks) -> Finding:
+def _micro_batches(result: Replayed, ranks: Ranks) -> Finding:
     mine = len(ranks[0].steps[0].micro)
     cause = (
         f"how many micro-batches are accumulated depends on the number of ranks: {mine} on each of {len(ranks)}, and "
-        f"{found.micro} in one process, where the same batch takes {mine} or {mine * len(ranks)}"
+        f"{result.micro} in one process, where the same batch takes {mine} or {mine * len(ranks)}"
     )
-    return differs(MICRO, "micro-batches of a step", cause, step=0, expected=mine * len(ranks), found=found.micro)
+    return differs(MICRO, "micro-batches of a step", cause, step=0, expected=mine * len(ranks), found=result.micro)
 
 
 def _gradients(
-    ranks: Ranks, one: ScriptRecord, record: Record, replay: Record, coarser: float, found: Replayed
+    ranks: Ranks, one: ScriptRecord, record: Record, replay: Record, coarser: float, result: Replayed
 ) -> Finding:
     apart, first = list[float](), 0.0
     for number in range(len(one.steps)):
@@ -127,15 +127,15 @@ def _gradients(
             shown = {"expected": _figure(mine[name]), "found": _figure(ranked[name]), "tensor": name}
             comes_apart = any(each > FIRST for each in apart[1:-1])  # steps ago, and within the bound until now
             both = _of(of.names, ranked), _of(of.names, mine)
-            cause = STEPS_APART if comes_apart else _cause(ranks, number, *both, found.feed)
+            cause = STEPS_APART if comes_apart else _cause(ranks, number, *both, result.feed)
             return differs(GRADIENT, "gradient against one process", cause, step=number, **shown)
         if finding := _clipped(of, replay, number, bound):
             return finding
-    means = ", and each rank's mean loss was averaged, as the model computes it itself" if found.means else ""
+    means = ", and each rank's mean loss was averaged, as the model computes it itself" if result.means else ""
     return Finding(
         GRADIENT,
         "right",
-        f"that of one process, to {first:.0e} at the first step; fed: {HOW[found.feed]}{means}",
+        f"that of one process, to {first:.0e} at the first step; fed: {HOW[result.feed]}{means}",
     )
 
 
@@ -182,9 +182,9 @@ def _figure(array: Array) -> str:
     return f"a norm of {norm(array):.6g}"
 
 
-def _cause(ranks: Ranks, step: int, found: Sequence[Array], wanted: Sequence[Array], feed: str) -> str:
+def _cause(ranks: Ranks, step: int, of_ranks: Sequence[Array], of_one: Sequence[Array], feed: str) -> str:
     """Returns why the ranks' gradient is not that of one process."""
-    theirs, mine = np.concatenate(found), np.concatenate(wanted)
+    theirs, mine = np.concatenate(of_ranks), np.concatenate(of_one)
     square = float(mine @ mine)
     factor = float(theirs @ mine) / square if square else 0.0
     size = len(ranks)
@@ -219,13 +219,13 @@ def _even(ranks: Ranks, step: int) -> bool:
     return even and all(of == weights[0] for of in weights)
 
 
-def _rates(found: Replayed, ranks: Ranks, one: ScriptRecord) -> Finding:
+def _rates(result: Replayed, ranks: Ranks, one: ScriptRecord) -> Finding:
     size, accelerated = len(ranks), "accelerate" in ranks[0].libraries
     recorded, mine = [step.rates for step in ranks[0].steps], [step.rates for step in one.steps]
     step = next((i for i, pair in enumerate(zip(recorded, mine)) if not _same(*pair)), None)
     if step is None:
         return Finding(RATE, "right", "that of one process at each step")
-    base = found.recorded_base_rates, found.base_rates
+    base = result.recorded_base_rates, result.base_rates
     number = ranks[0].steps[step].optimizer
     of = [each for each in ranks[0].steps if each.optimizer == number]
     at = step if all(len(each) == len(ranks[0].steps) for each in base) else 0
@@ -251,16 +251,16 @@ def _same(first: Sequence[float], second: Sequence[float]) -> bool:
     return len(first) == len(second) and all(math.isclose(*pair, rel_tol=1e-6) for pair in zip(first, second))
 
 
-def _weights(found: Replayed, steps: int, coarser: float) -> Finding:
-    moved = sum(each.moved for each in found.distances.values())
-    off = sum(each.off for each in found.distances.values())
+def _weights(result: Replayed, steps: int, coarser: float) -> Finding:
+    moved = sum(each.moved for each in result.distances.values())
+    off = sum(each.off for each in result.distances.values())
     if not moved:
         return Finding(WEIGHT, "unknown", "no weight moves")
     if not math.isfinite(moved):
         return Finding(WEIGHT, "unknown", "the ranks' weights hold NaN or an infinity")
     apart, bound = math.sqrt(off / moved), WEIGHTS * coarser
     if not apart <= bound:
-        name = max(found.distances, key=lambda each: found.distances[each].off)
+        name = max(result.distances, key=lambda each: result.distances[each].off)
         cause = f"from the same weights, rows and rates one process ends elsewhere: {THE_STEP}"
         shown = {"expected": f"at most {bound:g} of the movement", "found": round(apart, 6), "tensor": name}
         return differs(WEIGHT, "weights against one process", cause, step=steps - 1, **shown)

@@ -86,13 +86,13 @@ def same_rates(first: Sequence[float], second: Sequence[float]) -> bool:
     return len(first) == len(second) and all(math.isclose(*pair, rel_tol=1e-6) for pair in zip(first, second))
 
 
-def rate_cause(one: ScriptRecord, step: int, found: Sequence[float]) -> str:
+def rate_cause(one: ScriptRecord, step: int, resumed_rates: Sequence[float]) -> str:
     """Returns why a resumed run has other rates than the uninterrupted run in its step."""
     rates = [each.rates for each in one.steps]
-    if step + 1 < len(rates) and same_rates(rates[step + 1], found):
+    if step + 1 < len(rates) and same_rates(rates[step + 1], resumed_rates):
         return "the schedule is one step ahead: it is advanced once more when it is loaded"
-    if same_rates(rates[step - 1], found):
+    if same_rates(rates[step - 1], resumed_rates):
         return "the schedule is one step behind, or its rate is not set after loading"
-    if same_rates(rates[0], found):
+    if same_rates(rates[0], resumed_rates):
         return "the rate begins anew: the schedule's state, or that of the optimizer's groups, is not restored"
     return "the schedule's state, or what it counts (the total of steps), is not restored"

@@ -26,9 +26,9 @@ def rows(ranks: Ranks) -> Finding:
     if not all(passes) or any(indices(each[0]) is None for each in passes):
         return _by_content(ranks)
     for of in zip(*passes):
-        found = _of_pass(of)
-        if found.answer != "right":
-            return found
+        finding = _of_pass(of)
+        if finding.answer != "right":
+            return finding
     return _of_pass([each[0] for each in passes])
 
 
@@ -68,7 +68,7 @@ def _same_rows(ranks: Ranks) -> Finding | None:
 
 def _read_all(loaders: Sequence[Sequence[PassSeen]]) -> bool:
     lists = [indices(each[0]) for each in loaders]
-    return all(found is not None and len({*found}) == each[0].length for found, each in zip(lists, loaders))
+    return all(read is not None and len({*read}) == each[0].length for read, each in zip(lists, loaders))
 
 
 def _by_content(ranks: Ranks) -> Finding:

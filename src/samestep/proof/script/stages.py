@@ -36,15 +36,15 @@ def of_stages(parts: Sequence[Ranks], record: Record, ask: Callable[[Ranks], Seq
     """Asks each stage, and returns one answer to each question, in their order."""
     each = [{finding.question: _of_stage(finding, part) for finding in ask(part)} for part in parts]
     losses = [number for number, part in enumerate(parts) if _has_loss(part)]
-    found = []
+    findings = []
     for question in dict.fromkeys(name for answers in each for name in answers):
-        asked = losses or [*range(len(parts))] if question in ("loss weight", "evaluation") else [*range(len(parts))]
-        found.append(
-            _together(question, {number: each[number][question] for number in asked if question in each[number]})
+        numbers = losses or [*range(len(parts))] if question in ("loss weight", "evaluation") else [*range(len(parts))]
+        findings.append(
+            _together(question, {number: each[number][question] for number in numbers if question in each[number]})
         )
-        if question == "gradient" and found[-1].answer == "right":
-            found[-1] = _scaled_apart(parts, record) or found[-1]
-    return found
+        if question == "gradient" and findings[-1].answer == "right":
+            findings[-1] = _scaled_apart(parts, record) or findings[-1]
+    return findings
 
 
 def _together(question: str, answers: Mapping[int, Finding]) -> Finding:

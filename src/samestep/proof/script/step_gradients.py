@@ -120,8 +120,8 @@ class StepGradients:
         if name not in before:
             return False
         held = before[name] / self.scale  # a scaler has divided it, too
-        mean, found = self._sum(name) / self.size, self.reduced[rank][name]
-        return any(self._is_near(found * divided - held, mean, name) for divided in {1, self.micro})
+        mean, gradient = self._sum(name) / self.size, self.reduced[rank][name]
+        return any(self._is_near(gradient * divided - held, mean, name) for divided in {1, self.micro})
 
     def distance(self, rank: int, name: str) -> float:
         """Returns how far a gradient is from the sum times the common factor, relative to what the ranks computed."""
@@ -136,11 +136,11 @@ class StepGradients:
         """The size of what was added up, before anything cancels: rounding is relative to that."""
         return sum(norm(part) for each in self.local for part in each[name])
 
-    def _is_near(self, found: Array, wanted: Any, name: str) -> bool:
+    def _is_near(self, gradient: Array, wanted: Any, name: str) -> bool:
         """Whether a gradient is the wanted one; or that divided by the micro-batches, as by hand, or by a scaler."""
         near = self.close * max(norm(np.asarray(wanted)), self._size_of(name) / self.size)
         by = {scale * divided for scale in (1.0, self.scale) for divided in (1, self.micro)}
-        return any(norm(found * each - wanted) <= near for each in by)
+        return any(norm(gradient * each - wanted) <= near for each in by)
 
     def _fit(self) -> None:
         """Finds the factor of most gradients, and those that do not have it."""
