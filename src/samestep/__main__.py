@@ -29,8 +29,8 @@ def hidden_modules() -> list[str]:
     own = sysconfig.get_path("stdlib")
     before = sys.path[: sys.path.index(own)] if own in sys.path else sys.path
     names = sys.stdlib_module_names - set(sys.builtin_module_names)
-    found = (PathFinder.find_spec(name, before) for name in sorted(names))
-    origins = (str(spec.origin) for spec in found if spec and spec.has_location)
+    specs = (PathFinder.find_spec(name, before) for name in sorted(names))
+    origins = (str(spec.origin) for spec in specs if spec and spec.has_location)
     return [each for each in origins if not each.startswith(own)]
 
 

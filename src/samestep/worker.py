@@ -183,8 +183,8 @@ def _forget_other_numbers(folder: Path) -> None:
     rank, _, local_rank, local_size, _ = places(os.environ)
     mine = range(rank - local_rank, rank - local_rank + local_size)
     for path in folder.glob("*rank[0-9]*"):
-        found = re.fullmatch(r"(?:(?:pid|heartbeat|error)-)?rank(\d+)(?:\.json)?", path.name)
-        if found and int(found[1]) not in mine:
+        match = re.fullmatch(r"(?:(?:pid|heartbeat|error)-)?rank(\d+)(?:\.json)?", path.name)
+        if match and int(match[1]) not in mine:
             path.unlink(missing_ok=True)
 
 

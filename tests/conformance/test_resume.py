@@ -152,10 +152,10 @@ def test_another_jobs_checkpoint_is_refused_unless_it_is_named(ranks: Pool, tmp_
     (manifest,) = folder.glob("*/manifest.json")
     mine, other = (LaunchRequest("job.py", "", f"lr={lr}", "ddp", "", "", "", "") for lr in (1, 2))
     write(manifest, replace(read(Manifest, manifest), asked=mine).sealed())
-    assert Checkpoints(folder, World(), None, asked=replace(mine, engine="fsdp")).load()
+    assert Checkpoints(folder, World(), None, request=replace(mine, engine="fsdp")).load()
     with pytest.raises(UserError, match=r"is of another training: --set: lr=1 there, lr=2 here; give another folder"):
-        Checkpoints(folder, World(), None, asked=other).load()
-    assert Checkpoints(folder, World(), None, asked=other, resume=str(folder)).load()
+        Checkpoints(folder, World(), None, request=other).load()
+    assert Checkpoints(folder, World(), None, request=other, resume=str(folder)).load()
 
 
 def test_a_model_of_another_shape_is_refused(ranks: Pool, tmp_path: Path) -> None:

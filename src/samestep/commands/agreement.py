@@ -39,9 +39,9 @@ def launch_request(study: Study, training: Train | Score | None = None) -> Launc
     )
 
 
-def digest_of(asked: LaunchRequest) -> str:
+def digest_of(request: LaunchRequest) -> str:
     """Returns a digest of a request, for a rendezvous that other machines may join later."""
-    return hashlib.blake2b(json.dumps(as_json(asked)).encode(), digest_size=8).hexdigest()
+    return hashlib.blake2b(json.dumps(as_json(request)).encode(), digest_size=8).hexdigest()
 
 
 def check_agreement(mine: LaunchRequest, theirs: LaunchRequest, who: str) -> None:

@@ -46,9 +46,9 @@ def check(options: CheckOptions, words: Sequence[str]) -> CheckResults:
     _refuse_ranks()
     if options.out and (options.out / PLAN).exists():
         raise UserError(f"{options.out} holds the record of another check; give another folder with --out")
-    asked = shlex.join([*arguments, f"at {time.time()}"])  # each has a folder of its own
+    training = shlex.join([*arguments, f"at {time.time()}"])  # each has a folder of its own
     folder = prepare(
-        options.out, StudyRecord("check", script, __version__, options.nproc, steps=options.steps, training=asked)
+        options.out, StudyRecord("check", script, __version__, options.nproc, steps=options.steps, training=training)
     )
     keep = options.replay and options.nproc > 1
     plan = ScriptPlan(str(folder), time.time(), script, tuple(arguments), options.steps, keep, module=options.module)
@@ -61,8 +61,8 @@ def check(options: CheckOptions, words: Sequence[str]) -> CheckResults:
         if keep and results.answer == "differs":
             results = with_replay(results, [not_replayed("the ranks by themselves differ")])
         elif keep:
-            found = replay(plan, ranks, record, lambda to: _run(options, to, 1))
-            results = with_replay(results, found)
+            findings = replay(plan, ranks, record, lambda to: _run(options, to, 1))
+            results = with_replay(results, findings)
     finally:
         fork_client.close()
     write(folder / RESULTS, results)

@@ -23,8 +23,8 @@ def copy_folder(source: Path, target: Path, since: float, without: Path) -> None
 
 def _copy(source: Path, target: Path, since: float, without: Path, left: list[int]) -> None:
     target.mkdir(parents=True)
-    with suppress(OSError), os.scandir(source) as found:
-        entries = list(found)
+    with suppress(OSError), os.scandir(source) as scan:
+        entries = list(scan)
         left[0] -= len(entries)
         for entry in entries:
             path = Path(entry.path)
@@ -47,5 +47,5 @@ def _copy(source: Path, target: Path, since: float, without: Path, left: list[in
 
 
 def _entries(path: Path) -> int:
-    with os.scandir(path) as found:
-        return sum(1 for _ in found)
+    with os.scandir(path) as entries:
+        return sum(1 for _ in entries)

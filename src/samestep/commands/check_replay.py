@@ -36,13 +36,13 @@ def replay(plan: ScriptPlan, ranks: Sequence[ScriptRecord], record: Record, run:
         work = Path(kept) / "work"
         copy_folder(Path.cwd(), work, plan.started_at, folder)
         try:
-            found = _play(plan, ranks, work, run, in_turn=False)
-            if found.needs_turns:
-                found = _play(plan, ranks, work, run, in_turn=True)
+            played = _play(plan, ranks, work, run, in_turn=False)
+            if played.needs_turns:
+                played = _play(plan, ranks, work, run, in_turn=True)
         except (TrainingFailed, UserError) as error:
             return [not_replayed(f"in one process the script fails: {error}")]
     one = Record(folder / FOLDER)
-    return replayed(found, ranks, read(ScriptRecord, folder / FOLDER / "rank0.json"), record, one)
+    return replayed(played, ranks, read(ScriptRecord, folder / FOLDER / "rank0.json"), record, one)
 
 
 def _play(plan: ScriptPlan, ranks: Sequence[ScriptRecord], work: Path, run: Run, in_turn: bool) -> Replayed:

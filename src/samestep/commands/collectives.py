@@ -134,9 +134,9 @@ def _check_memory(sizes: tuple[int, ...], ranks: int) -> None:
 
 
 def _folder(study: Study, plan: CollectivePlan, rank: LaunchedRank | None) -> Path:
-    asked = f"{plan.backend} {' '.join(plan.collectives)}, {' '.join(plan.dtypes)}, {plan.sizes} bytes"
+    calls = f"{plan.backend} {' '.join(plan.collectives)}, {' '.join(plan.dtypes)}, {plan.sizes} bytes"
     identity = StudyRecord(
-        "collectives", "collectives", __version__, study.nproc, study.machines.nnodes, training=asked
+        "collectives", "collectives", __version__, study.nproc, study.machines.nnodes, training=calls
     )
     return prepare_on_each(study.setup.out, identity, study, rank)
 

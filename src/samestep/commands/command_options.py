@@ -156,8 +156,8 @@ class VerifyOptions(ProofOptions):
 
     def setup(self, job: str) -> Setup:
         """Returns the setup. job: as workers load it."""
-        asked = self.resume or self.resume_nproc is not None or self.resume_engine
-        return replace(super().setup(job), resume=Resume(self.resume_nproc, self.resume_engine) if asked else None)
+        resumes = self.resume or self.resume_nproc is not None or self.resume_engine
+        return replace(super().setup(job), resume=Resume(self.resume_nproc, self.resume_engine) if resumes else None)
 
 
 @dataclass(frozen=True)

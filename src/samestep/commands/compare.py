@@ -218,15 +218,15 @@ def _interrupted(
     job, (loop, numerics) = study.job, expected
     facts, then = row.facts, row.then
     parts = Interrupted(f"{plan.out}-checkpoints", "first", facts.replicas != then.replicas)
-    asked = [proof_trainings(each, loop, job.proof_steps, study.size, job.proof_rows) for each in (facts, then)]
-    first = replace(plan, trainings=interrupted(asked[0], parts))
+    trainings = [proof_trainings(each, loop, job.proof_steps, study.size, job.proof_rows) for each in (facts, then)]
+    first = replace(plan, trainings=interrupted(trainings[0], parts))
     began = _start(study, folder, row.launcher, facts.processes, facts.devices, Path(plan.out), first, show_phase)
     rest = replace(
         plan,
         out=f"{plan.out}-continued",
         engine=then.name,
         engine_settings=then.settings,
-        trainings=interrupted(asked[1], replace(parts, part="rest")),
+        trainings=interrupted(trainings[1], replace(parts, part="rest")),
     )
     continued = _start(study, folder, row.then_launcher, then.processes, then.devices, Path(rest.out), rest, show_phase)
     shutil.rmtree(parts.checkpoints, ignore_errors=True)

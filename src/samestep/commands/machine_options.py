@@ -26,10 +26,10 @@ def machine_count(given: int | str | None, flag: str) -> int | str | None:
     """Parses '3' into 3, and leaves '1:3', the fewest and the most machines, as it is. Raises UserError for others."""
     if given is None:
         return None
-    found = re.fullmatch(r"([1-9]\d{0,5})(?::([1-9]\d{0,5}))?", str(given).strip())
-    if found is None or (found[2] and int(found[1]) > int(found[2])):
+    match = re.fullmatch(r"([1-9]\d{0,5})(?::([1-9]\d{0,5}))?", str(given).strip())
+    if match is None or (match[2] and int(match[1]) > int(match[2])):
         raise UserError(f"{flag} {given}: give a number of machines, or the fewest and the most, as in 1:3")
-    return f"{found[1]}:{found[2]}" if found[2] else int(found[1])
+    return f"{match[1]}:{match[2]}" if match[2] else int(match[1])
 
 
 @dataclass(frozen=True)

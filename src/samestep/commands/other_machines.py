@@ -64,12 +64,12 @@ def publishing(study: Study, folder: Path) -> Iterator[None]:
     if study.machines.nnodes == 1 or study.machines.single_launch:
         yield
         return
-    asked = launch_request(study)
-    write(folder / STATE, FirstMachine(asked, written_at=time.time()))
+    request = launch_request(study)
+    write(folder / STATE, FirstMachine(request, written_at=time.time()))
     try:
         yield
     finally:
-        write(folder / STATE, FirstMachine(asked, ended=True, written_at=time.time()))
+        write(folder / STATE, FirstMachine(request, ended=True, written_at=time.time()))
 
 
 def join_launches(study: Study, folder: Path) -> int:
@@ -77,14 +77,14 @@ def join_launches(study: Study, folder: Path) -> int:
 
     Raises UserError when the first machine's command differs, or writes no state for two minutes.
     """
-    asked = launch_request(study)  # once: it reads every file of samestep
+    request = launch_request(study)  # once: it reads every file of samestep
     known, changed_at = _state(folder), time.monotonic()
     joined: list[Launch] = []
     while True:
         state = _state(folder)
         if state and state != known:
             known, changed_at = state, time.monotonic()
-            check_agreement(asked, state.asked, f"the first machine ({study.machines.master})")
+            check_agreement(request, state.asked, f"the first machine ({study.machines.master})")
             if state.ended:
                 return len(joined)
             if state.launch and state.launch not in joined:

@@ -89,8 +89,8 @@ def past_run(folder: Path) -> PastRun:
 
 def newest_checkpoint(folder: Path) -> Path | None:
     """Returns the newest complete checkpoint, checkpoints/step-N with its manifest; None where there is none."""
-    found = (folder / FOLDER / f"step-{step}" for step in steps_in(folder / FOLDER))
-    return next((path for path in found if (path / MANIFEST).exists()), None)
+    checkpoints = (folder / FOLDER / f"step-{step}" for step in steps_in(folder / FOLDER))
+    return next((path for path in checkpoints if (path / MANIFEST).exists()), None)
 
 
 def _outcome(folder: Path, began: CommandRecord | None, results: AnyResults | None) -> tuple[Outcome, str | None]:

@@ -168,9 +168,9 @@ def prepare(
             f"type it without {rank.launcher}"
         )
     about = (str(folder), time.time(), setup.job, setup.settings, row.engine, row.facts.settings, (training,))
-    threads, asked = (setup.machines.planned_threads, study.nproc), launch_request(study, training)
-    write(folder / "plan.json", Plan(*about, *threads, asked=asked))
-    machines = replace(machines, asked=digest_of(asked))
+    threads, request = (setup.machines.planned_threads, study.nproc), launch_request(study, training)
+    write(folder / "plan.json", Plan(*about, *threads, asked=request))
+    machines = replace(machines, asked=digest_of(request))
     if rank:
         row.launcher = rank.launcher
         return row, rank_command(folder / "plan.json", rank, row.facts.devices, machines)
@@ -282,10 +282,10 @@ def _traces(out: Path, record: Record, step: Train) -> tuple[str, ...]:
     """Returns the files of --profile that this launch has written, of all ranks whose folders are here."""
     assert step.profile
     began = record.plan().started_at - 1  # a file system may round times
-    found = [path for path in sorted(out.glob(f"**/{TRACES}/steps*.json.gz")) if path.stat().st_mtime >= began]
-    if not found:
+    traces = [path for path in sorted(out.glob(f"**/{TRACES}/steps*.json.gz")) if path.stat().st_mtime >= began]
+    if not traces:
         say(f"--profile: no trace: steps {step.profile[0]} to {step.profile[1]} were not taken by this launch")
-    return tuple(map(str, found))
+    return tuple(map(str, traces))
 
 
 def _score_results(study: Study, row: Row, record: Record, step: Score) -> ScoreResults:

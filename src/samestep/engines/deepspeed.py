@@ -91,7 +91,7 @@ def train(job: Job, world: World, run: Run, *, stage: Literal[1, 2, 3] = 1) -> S
 
 def fragments(model: Any, world: World) -> list[Fragment]:
     """Returns this rank's fragments of the parameters: those of ZeRO's optimizer are flat, and float32."""
-    zero, module, stage, found = model.optimizer, model.module, model.zero_optimization_stage(), []
+    zero, module, stage, fragments = model.optimizer, model.module, model.zero_optimization_stage(), []
     for name, parameter in ((name, each) for name, each in module.named_parameters() if each.requires_grad):
         each: Any = parameter
         if stage == 3:
@@ -109,5 +109,5 @@ def fragments(model: Any, world: World) -> list[Fragment]:
                 here.lp_fragment_address.numel,
             )
         if length:
-            found.append(Fragment(name, size, flat, at, start, length))
-    return found
+            fragments.append(Fragment(name, size, flat, at, start, length))
+    return fragments

@@ -61,7 +61,7 @@ def parameters_of(phases: Sequence[Phase], model: nn.Module) -> list[list[nn.Par
                 f"phase '{phase.name}' has no parameters to train; name one of the model's modules ({modules}) in its "
                 "`parameters`"
             )
-    found: list[list[nn.Parameter]] = [[] for _ in phases]
+    parameters: list[list[nn.Parameter]] = [[] for _ in phases]
     for parameter in trained:
         of = [number for number, ids in enumerate(chosen) if id(parameter) in ids]
         name = names[id(parameter)][0]
@@ -74,8 +74,8 @@ def parameters_of(phases: Sequence[Phase], model: nn.Module) -> list[list[nn.Par
         if len(of) > 1:
             both = " and ".join(f"'{phases[number].name}'" for number in of)
             raise UserError(f"{name} belongs to the phases {both}; each parameter is trained by one")
-        found[of[0]].append(parameter)
-    return found
+        parameters[of[0]].append(parameter)
+    return parameters
 
 
 def _chosen(phase: Phase, model: nn.Module, names: dict[int, list[str]]) -> set[int]:

@@ -122,8 +122,8 @@ class Watchdog:
         if not silent or now - self._asked_at < POLL_S:
             return False
         self._asked_at = now
-        asked = (flight_recorder.ask(self._folder, rank) for rank in silent)  # the one at fault waits in none
-        waits = (each.first_waiting for each in asked if each)
+        answers = (flight_recorder.ask(self._folder, rank) for rank in silent)  # the one at fault waits in none
+        waits = (each.first_waiting for each in answers if each)
         return any(wait and time.time() - wait.created_ns / 1e9 > near_s for wait in waits)
 
     def _fail(self, ranks: Mapping[int, _Rank], *, surely: bool) -> None:

@@ -55,13 +55,13 @@ def write_part(folder: Path, rank: int, tree: Any, pieces: Mapping[str, Piece], 
     write(folder / f"rank{rank}.json", RankPart(tree, places))
 
 
-def complete(folder: Path, step: int, engine: str, world_size: int, asked: LaunchRequest | None) -> Path:
+def complete(folder: Path, step: int, engine: str, world_size: int, request: LaunchRequest | None) -> Path:
     """Completes the checkpoint whose parts all ranks have written: digests, manifest, rename. Returns its folder."""
     part = part_folder(folder, step)
     files = sorted(path for path in part.iterdir() if not path.name.startswith("."))
     digests = {path.name: digest(path) for path in files}
     size = sum(path.stat().st_size for path in files)
-    write(part / MANIFEST, Manifest(step, engine, world_size, time.time(), digests, size, asked).sealed())
+    write(part / MANIFEST, Manifest(step, engine, world_size, time.time(), digests, size, request).sealed())
     sync(part)
     done = folder / f"step-{step}"
     shutil.rmtree(done, ignore_errors=True)  # of a training that came here before, and was resumed from an earlier one
@@ -167,8 +167,8 @@ class Saved:
         """Returns the dtype of a tensor."""
         opened, _ = self._pieces[stored.key][0]
         first = opened.get_slice(stored.key)
-        found: torch.dtype = (first[:0] if first.get_shape() else opened.get_tensor(stored.key)).dtype
-        return found
+        dtype: torch.dtype = (first[:0] if first.get_shape() else opened.get_tensor(stored.key)).dtype
+        return dtype
 
     def tensor(
         self, stored: Stored, offset: tuple[int, ...] | None = None, shape: tuple[int, ...] | None = None
@@ -180,20 +180,20 @@ class Saved:
             tensor: Tensor = opened.get_tensor(stored.key)
             return tensor
         offset = offset or (0,) * len(whole)
-        found, copied = torch.empty(whole, dtype=self.dtype(stored)), 0
+        block, copied = torch.empty(whole, dtype=self.dtype(stored)), 0
         for opened, place in self._pieces[stored.key]:
             piece = opened.get_slice(stored.key)
             at = place.offset if place else (0,) * len(whole)
             spans = list(_overlap(offset, whole, at, piece.get_shape()))
             if all(start < end for start, end in spans):
                 theirs = piece[tuple(slice(start - of, end - of) for (start, end), of in zip(spans, at))]
-                found[tuple(slice(start - of, end - of) for (start, end), of in zip(spans, offset))] = theirs
+                block[tuple(slice(start - of, end - of) for (start, end), of in zip(spans, offset))] = theirs
                 copied += theirs.numel()
-        if copied != found.numel():
+        if copied != block.numel():
             raise UserError(
-                f"the checkpoint {self.folder} has only {copied} of the {found.numel()} values of {stored.key}"
+                f"the checkpoint {self.folder} has only {copied} of the {block.numel()} values of {stored.key}"
             )
-        return found
+        return block
 
     def plain(self, tree: Any) -> Any:
         """Returns a part of `state` with its tensors read."""

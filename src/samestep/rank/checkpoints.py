@@ -71,7 +71,7 @@ class Checkpoints:
 
     every: how far apart they are; None: one is written only when the training is stopped before its end.
     keep: how many of the newest stay. resume: 'auto', 'never', or the path of a checkpoint, or of a folder of them.
-    engine: its name, for the manifest. asked: what is trained, by which the checkpoint of another job is recognised.
+    engine: its name, for the manifest. request: what is trained, by which the checkpoint of another job is recognised.
     attempt: how often these ranks have been restarted; then they continue from the newest one, whatever `resume` is.
     """
 
@@ -85,11 +85,11 @@ class Checkpoints:
         keep: int = 3,
         resume: str = "auto",
         engine: str = "",
-        asked: LaunchRequest | None = None,
+        request: LaunchRequest | None = None,
         attempt: int = 0,
     ) -> None:
         self.folder, self.world, self.every, self.keep, self.resume = folder, world, every, keep, resume
-        self.engine, self.asked, self.attempt, self._store = engine, asked, attempt, store
+        self.engine, self.request, self.attempt, self._store = engine, request, attempt, store
         self._thread: threading.Thread | None = None
         self._timer: AgreedStep | None = None
         self._timers, self._due_at = 0, 0.0
@@ -131,7 +131,7 @@ class Checkpoints:
     def _compare(self, there: Manifest, path: Path) -> None:
         """Says from where the training continues. Raises UserError where that is another job's, unless it was named."""
         which = f"step {there.step}, of {there.engine} on {there.world_size} rank{'s' if there.world_size > 1 else ''}"
-        different = self.asked.difference(there.asked, JOB) if self.asked and there.asked else None
+        different = self.request.difference(there.asked, JOB) if self.request and there.asked else None
         named = self.resume not in ("auto", "never")
         if different and not named:
             what, mine, theirs = different
@@ -146,17 +146,17 @@ class Checkpoints:
     def _choose(self) -> Path | None:
         remove_remains(self.folder)
         if self.resume == "auto" or self.attempt:
-            found = newest(self.folder, say)
-            if found or self.resume == "auto":
-                return found
+            checkpoint = newest(self.folder, say)
+            if checkpoint or self.resume == "auto":
+                return checkpoint
         if self.resume == "never":
             return None
         path = Path(self.resume)
         if not (path / MANIFEST).exists():
-            found = newest(path, say) or newest(path / FOLDER, say)
-            if found is None:
+            checkpoint = newest(path, say) or newest(path / FOLDER, say)
+            if checkpoint is None:
                 raise UserError(f"--resume {path}: there is no checkpoint; give a folder step-… of a run, or a run's")
-            return found
+            return checkpoint
         try:
             checked(path)
         except Damaged as error:
@@ -247,7 +247,7 @@ class Checkpoints:
                 failure = f"rank {rank} has written its part into another {self.folder}: all machines must share it"
         try:
             if not failure:
-                complete(self.folder, done, self.engine, self.world.size, self.asked)
+                complete(self.folder, done, self.engine, self.world.size, self.request)
                 prune(self.folder, self.keep, done)
         except OSError as error:
             failure = f"rank 0 cannot write to {self.folder} ({_what(error)})"

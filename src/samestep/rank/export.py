@@ -24,12 +24,12 @@ POLL_S = 0.2  # between two looks of the other ranks
 
 def pretrained(model: nn.Module) -> dict[str, nn.Module]:
     """Returns the outermost modules that have `save_pretrained`, by name: '' for the model itself."""
-    found: dict[str, nn.Module] = {}
+    modules: dict[str, nn.Module] = {}
     for name, module in model.named_modules():
-        within = any(name.startswith(f"{outer}.") or not outer for outer in found)
+        within = any(name.startswith(f"{outer}.") or not outer for outer in modules)
         if not within and callable(getattr(module, "save_pretrained", None)):
-            found[name] = module
-    return found
+            modules[name] = module
+    return modules
 
 
 def export(model: Callable[[], nn.Module], weights: Path, folder: Path) -> None:

@@ -34,15 +34,15 @@ _trainings = count()  # the same on every rank, for the names in the store
 
 
 @contextmanager
-def process_group(world: World, asked: LaunchRequest | None = None, backend: str = "") -> Iterator[None]:
+def process_group(world: World, request: LaunchRequest | None = None, backend: str = "") -> Iterator[None]:
     """Opens the default process group for `world`, and closes it after the block. A nested block does nothing.
 
-    asked: what this rank's command was asked, to compare with the others'. backend: of torch.distributed; '': the
+    request: what this rank's command was asked, to compare with the others'. backend: of torch.distributed; '': the
     world's. Raises UserError when a rank does not join in time or its command differs from rank 0's, LostPeer when a
     rank is lost while the block runs.
     """
     if dist.is_initialized():
-        with nullcontext() if _open_store else _adopted(world, asked):
+        with nullcontext() if _open_store else _adopted(world, request):
             yield
         return
     name, device = backend or world.backend, _own_gpu(world)
@@ -59,7 +59,7 @@ def process_group(world: World, asked: LaunchRequest | None = None, backend: str
     try:
         store = _store(url, world, timeout)
         store.set_timeout(timeout)
-        members = Membership(store, world, asked)
+        members = Membership(store, world, request)
         members.read()
         group = PrefixStore("group", store)
 
@@ -88,11 +88,11 @@ def process_group(world: World, asked: LaunchRequest | None = None, backend: str
 
 
 @contextmanager
-def _adopted(world: World, asked: LaunchRequest | None) -> Iterator[None]:
+def _adopted(world: World, request: LaunchRequest | None) -> Iterator[None]:
     """Uses the default process group that the program around this one has opened, as Ray Train does, and closes."""
     _own_gpu(world)
     store = PrefixStore("samestep", dist.distributed_c10d._get_default_store())
-    members = Membership(store, world, asked)
+    members = Membership(store, world, request)
     members.read()
     _open_store.append(store)
     try:

@@ -55,10 +55,10 @@ class Member:
 class Membership:
     """The ranks of one process group: which rank runs where, and which are lost."""
 
-    def __init__(self, store: Store, world: World, asked: LaunchRequest | None = None) -> None:
+    def __init__(self, store: Store, world: World, request: LaunchRequest | None = None) -> None:
         self._store, self.world = store, world
         self.others: list[Member] = []
-        me = Member(world.rank, hostname(), world.local_rank, world.device, asked)
+        me = Member(world.rank, hostname(), world.local_rank, world.device, request)
         store.set(self._key("here", world.rank), json.dumps(as_json(me)))
 
     def _key(self, what: str, rank: int) -> str:
@@ -75,7 +75,7 @@ class Membership:
         self.others = [from_json(Member, json.loads(text), f"what rank {rank} says") for rank, text in enumerate(texts)]
         try:
             self._check_local_ranks()
-            self._check_asked()
+            self._check_requests()
         except Refused:
             # Rank 0's end may take the store with it.
             holds_store = self.world.rank == 0
@@ -94,7 +94,7 @@ class Membership:
                 )
             rank_at[place] = other.rank
 
-    def _check_asked(self) -> None:
+    def _check_requests(self) -> None:
         first = self.others[0]
         for other in self.others[1:]:
             kinds = [member.device.partition(":")[0] for member in (first, other)]

@@ -77,24 +77,24 @@ def pack(tree: Any) -> tuple[Any, dict[str, Piece]]:
     return packed(tree, ""), pieces
 
 
-def unpack(packed: Any, found: Callable[[str], Any] = Stored) -> Any:
-    """Returns the tree that pack() was given. found: (key) -> what takes a tensor's place; Stored where not given."""
+def unpack(packed: Any, tensor_of: Callable[[str], Any] = Stored) -> Any:
+    """Returns the tree given to pack(). tensor_of: (key) -> what takes a tensor's place; Stored where not given."""
     if isinstance(packed, list):
-        return [unpack(inner, found) for inner in packed]
+        return [unpack(inner, tensor_of) for inner in packed]
     if not isinstance(packed, Mapping):
         return packed
     if len(packed) == 1:
         ((tag, value),) = packed.items()
         if tag == TENSOR:
-            return found(value)
+            return tensor_of(value)
         if tag == FLOAT:
             return float(value)
         if tag == TUPLE:
-            return tuple(unpack(inner, found) for inner in value)
+            return tuple(unpack(inner, tensor_of) for inner in value)
         if tag in (PAIRS, COUNTER):
-            pairs = {name: unpack(inner, found) for name, inner in value}
+            pairs = {name: unpack(inner, tensor_of) for name, inner in value}
             return Counter(pairs) if tag == COUNTER else pairs
-    return {name: unpack(inner, found) for name, inner in packed.items()}
+    return {name: unpack(inner, tensor_of) for name, inner in packed.items()}
 
 
 def merged(trees: list[Any]) -> Any:

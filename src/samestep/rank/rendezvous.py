@@ -42,11 +42,11 @@ class JoinedMachines:
     def __init__(self, store: Store, endpoint: str, machines: str) -> None:
         self._store, self._endpoint, self._machines = PrefixStore("samestep/machines", store), endpoint, machines
 
-    def join(self, number: int | None, asked: str = "") -> None:
+    def join(self, number: int | None, digest: str = "") -> None:
         """Adds this machine. number: its --node-rank; None: the rendezvous will number it.
 
-        asked: a digest of what it is to train, where machines may join later. Raises UserError where another machine
-        has this number, or where the machines of another training have joined.
+        digest: of what it is to train, where machines may join later. Raises UserError where another machine has
+        this number, or where the machines of another training have joined.
         """
         first = self._store.compare_set("machines", "", self._machines).decode()
         if first != self._machines:
@@ -54,8 +54,8 @@ class JoinedMachines:
                 f"--nnodes {self._machines} here, and --nnodes {first} on the machine that joined {self._endpoint} "
                 "first; run the same command on every machine, or give another training another --port"
             )
-        if asked:
-            if self._store.compare_set("asked", "", asked).decode() != asked:
+        if digest:
+            if self._store.compare_set("asked", "", digest).decode() != digest:
                 raise UserError(
                     f"this machine's command differs from that of the machines that train at {self._endpoint}; run the "
                     "same command, with the same files, or give another training another --port"
@@ -96,11 +96,11 @@ class JoinedMachines:
                 raise TimeoutError(f"no machine has joined with --node-rank {missing[0]}")
             time.sleep(POLL_S)
 
-    def round(self, found: RendezvousInfo) -> int:
+    def round(self, info: RendezvousInfo) -> int:
         """Returns how often the machines have joined before, the same number on each."""
-        if found.rank == 0:
-            found.store.set("samestep/round", str(self._store.add("rounds", 1) - 1))
-        return int(found.store.get("samestep/round"))
+        if info.rank == 0:
+            info.store.set("samestep/round", str(self._store.add("rounds", 1) - 1))
+        return int(info.store.get("samestep/round"))
 
     def set_complete(self, complete: bool) -> None:
         """Notes whether all machines have joined. After a restart they join again."""
@@ -153,9 +153,9 @@ class DynamicRendezvous(RendezvousHandler):
     def __init__(self, params: RendezvousParameters) -> None:
         backend, store = create_backend(params)
         machines = f"{params.min_nodes}:{params.max_nodes}"
-        self._asked = str(params.config.get("asked", ""))
-        self._machines = JoinedMachines(store, params.endpoint, machines if self._asked else str(params.max_nodes))
-        self._machines.join(None, self._asked)
+        self._digest = str(params.config.get("asked", ""))
+        self._machines = JoinedMachines(store, params.endpoint, machines if self._digest else str(params.max_nodes))
+        self._machines.join(None, self._digest)
         self._inner = create_handler(store, backend, params)
         self._joined = False
 
@@ -167,10 +167,10 @@ class DynamicRendezvous(RendezvousHandler):
         return self._inner.use_agent_store
 
     def next_rendezvous(self) -> RendezvousInfo:
-        if self._joined and not self._asked:
+        if self._joined and not self._digest:
             self._machines.set_complete(False)
         info = self._inner.next_rendezvous()
-        if self._asked:
+        if self._digest:
             os.environ[ATTEMPT] = str(self._machines.round(info))  # the ranks inherit it
         else:
             self._machines.set_complete(True)

@@ -70,17 +70,17 @@ class ReplicaCheck:
             return
         self._checked = done
         tensors = whole_parameters(model)
-        found = torch.tensor(digests(tensors), dtype=torch.int64)
-        whole = int(_digest(found))
+        own_digests = torch.tensor(digests(tensors), dtype=torch.int64)
+        whole = int(_digest(own_digests))
         greatest = torch.tensor([whole, -whole], device=self.world.device)
         dist.all_reduce(greatest, dist.ReduceOp.MAX)
         high, low = greatest.tolist()
         if high != -low:
-            self._raise(list(tensors), found.to(self.world.device), done)
+            self._raise(list(tensors), own_digests.to(self.world.device), done)
 
-    def _raise(self, names: list[str], found: Tensor, done: int) -> None:
-        gathered = [torch.empty_like(found) for _ in range(self.world.size)]
-        dist.all_gather(gathered, found)
+    def _raise(self, names: list[str], own_digests: Tensor, done: int) -> None:
+        gathered = [torch.empty_like(own_digests) for _ in range(self.world.size)]
+        dist.all_gather(gathered, own_digests)
         of_rank = torch.stack(gathered).cpu()  # shape [ranks, tensors]
         differs = [number for number in range(len(names)) if len(of_rank[:, number].unique()) > 1]
         of_first: list[int] = of_rank[:, differs[0]].tolist()

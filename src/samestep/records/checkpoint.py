@@ -20,8 +20,8 @@ NAME = re.compile(r"step-(\d+)")
 
 def steps_in(folder: Path) -> list[int]:
     """Returns the steps of the checkpoints in a folder, the newest first."""
-    found = [NAME.fullmatch(path.name) for path in folder.iterdir()] if folder.is_dir() else []
-    return sorted((int(match[1]) for match in found if match), reverse=True)
+    matches = [NAME.fullmatch(path.name) for path in folder.iterdir()] if folder.is_dir() else []
+    return sorted((int(match[1]) for match in matches if match), reverse=True)
 
 
 @dataclass(frozen=True)

@@ -37,11 +37,11 @@ def read(job: Job, dataset: Any, rows: list[int], epoch: int) -> list[Any]:
     if stream is not None and vars(stream).get("reference_keys") != (job.seed, epoch):
         stream.reference_keys = (job.seed, epoch)
         stream.key_rows(lambda row: seed_all(job.seed, "sample", epoch, row))
-    found: dict[int, Any] = {}
+    samples: dict[int, Any] = {}
     for at in sorted(range(len(rows)), key=lambda at: rows[at]):  # in the order in which a stream has them
         seed_all(job.seed, "sample", epoch, *_place(rows[at]))
-        found[at] = dataset[int(rows[at])]
-    return [found[at] for at in range(len(rows))]
+        samples[at] = dataset[int(rows[at])]
+    return [samples[at] for at in range(len(rows))]
 
 
 def _place(row: int) -> tuple[int, ...]:

@@ -271,9 +271,9 @@ class ReplicatedTraining:
             with torch.no_grad(), self.neutral:
                 outputs[replica] = output_of(job, self.model, batches[replica])
         with self.neutral:
-            found = over_all_rows(job, outputs, batches, self.device)
-        self.draws = self.draws or found.draws
-        return found
+            all_rows = over_all_rows(job, outputs, batches, self.device)
+        self.draws = self.draws or all_rows.draws
+        return all_rows
 
     def _optimizer_step(self, step: int, phase: PlayedPhase, closure: Closure) -> None:
         """The phase's optimizer; the scheduler where it is due."""

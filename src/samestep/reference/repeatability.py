@@ -31,13 +31,13 @@ def repeatability(job: Job, device: str) -> Repeatability:
     phases = [(turn.number, turn.job) for turn in phases_of(job, model)]
 
     def losses() -> list[float]:
-        found = []
+        values = []
         for number, phase in phases:
             torch.manual_seed(0)
             data = fetch(job, rows, 0, device)
             batch = Batch(data, place(0, 0, rows, 0, weight(job, rows), number))
-            found.append(float(phase.criterion(output_of(phase, model, batch), batch)))
-        return found
+            values.append(float(phase.criterion(output_of(phase, model, batch), batch)))
+        return values
 
     with torch.no_grad():
         for parameter in (p for p in model.parameters() if p.requires_grad):

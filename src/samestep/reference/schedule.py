@@ -55,8 +55,8 @@ def order(job: Job, epoch: int) -> list[int]:
     if not job.shuffle:
         return list(range(samples))
     if job.order is None:
-        found: list[int] = torch.randperm(samples, generator=generator).tolist()
-        return found
+        indices: list[int] = torch.randperm(samples, generator=generator).tolist()
+        return indices
     if isinstance(job.order, ByLength):
         return _like_lengths(job.order, job.global_batch, generator)
     if isinstance(job.order, Lanes):

@@ -35,11 +35,11 @@ def separate(job: Job, device: str, moved: Collection[str] = ()) -> Separation:
     """
     rows = step_rows(job, Layout(1), 0)[0][0][:ROWS]
     for phase in phases_of(job, job.model()):
-        found = _separate(phase.job, rows, device, moved)
-        mean = sum(w * loss for w, loss in zip(found.weights, found.alone)) / sum(found.weights)
-        if not isclose(found.whole, mean, rel_tol=1e-6, abs_tol=1e-9):
+        separation = _separate(phase.job, rows, device, moved)
+        mean = sum(w * loss for w, loss in zip(separation.weights, separation.alone)) / sum(separation.weights)
+        if not isclose(separation.whole, mean, rel_tol=1e-6, abs_tol=1e-9):
             break
-    return found
+    return separation
 
 
 def _separate(job: Job, rows: list[int], device: str, moved: Collection[str]) -> Separation:

@@ -41,8 +41,8 @@ def bandwidths(results: CollectiveResults) -> str:
     """The bus bandwidth of each collective over the message's size."""
 
     def draw(axes: Axes, curve: CollectiveCurve, colour: str) -> None:
-        found = [(point.size, point.bus_bandwidth) for point in curve.points if point.bus_bandwidth]
-        at, speeds = zip(*found)
+        points = [(point.size, point.bus_bandwidth) for point in curve.points if point.bus_bandwidth]
+        at, speeds = zip(*points)
         axes.plot(
             at, [each / 1e6 for each in speeds], "o-", color=colour, markersize=3.5, linewidth=1, label=curve.collective
         )

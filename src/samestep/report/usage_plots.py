@@ -89,7 +89,7 @@ def _panel(axes: Axes, title: str, samples: Sequence[Sample], lines: Sequence[Li
 
 def _gpu_panel(axes: Axes, title: str, samples: Sequence[Sample], value: OfGpu) -> None:
     for number in range(len(samples[0].gpus)):
-        known = [(sample.seconds, found) for sample in samples if (found := value(sample.gpus[number])) is not None]
+        known = [(sample.seconds, usage) for sample in samples if (usage := value(sample.gpus[number])) is not None]
         if known:
             axes.plot(*zip(*known), color=COLOURS[number % len(COLOURS)], linewidth=1.4, label=f"GPU {number}")
     _finish(axes, title)

@@ -70,30 +70,30 @@ def run(address: str) -> None:
     with socket.socket(socket.AF_UNIX) as opened:
         opened.connect(address)
         connection = Connection(opened.detach())
-    asked = connection.recv()
-    assert isinstance(asked, PytestSession)
-    _print_into(asked)
+    settings = connection.recv()
+    assert isinstance(settings, PytestSession)
+    _print_into(settings)
     faulthandler.register(DUMP_STACKS, file=open(f"{address}.stack", "w"), all_threads=True)  # noqa: SIM115
-    sys.path[:] = asked.sys_path
+    sys.path[:] = settings.sys_path
     flight_recorder.enable(1000)
     # The fork server has imported the plugins; pytest would warn that it cannot rewrite their asserts.
     quiet = ["--capture=no", "-qq", "--no-header", "--no-summary", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
-    config = _prepareconfig([*asked.arguments, *quiet], None)
-    if asked.out is not None:
+    config = _prepareconfig([*settings.arguments, *quiet], None)
+    if settings.out is not None:
         config.pluginmanager.unregister(name="terminal")  # before it prints; its options are known by now
-    for name, value in ({**OPTIONS, "usepdb": asked.out is None, "basetemp": asked.basetemp}).items():
+    for name, value in ({**OPTIONS, "usepdb": settings.out is None, "basetemp": settings.basetemp}).items():
         if hasattr(config.option, name):
             setattr(config.option, name, value)
     # Plugins that write one file for the whole command do not write it where this attribute exists.
     worker = {"workerid": os.environ.get("PYTEST_XDIST_WORKER", "master"), "workercount": 1}
     config.workerinput = {**worker, "testrunuid": "", "mainargv": sys.argv}  # type: ignore[attr-defined]
-    rank = Rank(connection, debugs=asked.out is None)
+    rank = Rank(connection, debugs=settings.out is None)
     config.pluginmanager.register(rank, PLUGIN)
     wrap_session(config, lambda config, session: rank.loop(session))
 
 
-def _print_into(asked: PytestSession) -> None:
-    for number, (path, stream) in enumerate(((asked.out, sys.stdout), (asked.err, sys.stderr)), start=1):
+def _print_into(settings: PytestSession) -> None:
+    for number, (path, stream) in enumerate(((settings.out, sys.stdout), (settings.err, sys.stderr)), start=1):
         if path is not None:
             file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
             os.dup2(file, number)

@@ -25,11 +25,11 @@ def moved_parameters(job: Job, device: str, *, checked: bool) -> list[str]:
     """The parameters that a forward pass moves. checked: raises UserError for what gives other values each time."""
     if checked:
         _check_samples_repeat(job, device)
-    found = reference.repeatability(job, device)
+    repeatability = reference.repeatability(job, device)
     if checked:
-        for first, second in found.losses:
+        for first, second in repeatability.losses:
             _check_same(first, second, device)
-    return found.moved
+    return repeatability.moved
 
 
 def check_repeats(result: reference.TrainingResult, again: reference.TrainingResult, device: str) -> None:

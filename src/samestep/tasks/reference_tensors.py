@@ -83,8 +83,8 @@ def distances(one: State, other: State) -> dict[str, float]:
 
 def _distance(one: Tensor, other: Tensor) -> float:
     """The greatest difference; 0 where both are the same infinity, as in a mask."""
-    found = [torch.where(a == b, 0.0, (a.double() - b.double()).abs()).max() for a, b in _blocks(one, other)]
-    return float(torch.stack(found).max()) if found else 0.0
+    distances = [torch.where(a == b, 0.0, (a.double() - b.double()).abs()).max() for a, b in _blocks(one, other)]
+    return float(torch.stack(distances).max()) if distances else 0.0
 
 
 def _largest(tensor: Tensor) -> float:

@@ -128,6 +128,6 @@ def _checkpoints(plan: Plan, training: Train, world: World) -> Checkpoints:
         keep=training.keep,
         resume=training.resume,
         engine=plan.engine,
-        asked=plan.asked,
+        request=plan.asked,
         attempt=attempt(),
     )

@@ -28,7 +28,7 @@ def memory_left() -> int | None:
 
 def cpu_limit() -> float | None:
     """Returns the lowest limit of CPU time, in cores; None where there is none."""
-    found = []
+    limits = []
     for path in files("cpu", "cpu.max", "cpu.cfs_quota_us"):
         with suppress(OSError, ValueError):
             if path.name == "cpu.max":
@@ -36,8 +36,8 @@ def cpu_limit() -> float | None:
             else:
                 quota, period = path.read_text().strip(), path.with_name("cpu.cfs_period_us").read_text().strip()
             if quota not in ("max", "-1"):
-                found.append(int(quota) / int(period))
-    return min(found, default=None)
+                limits.append(int(quota) / int(period))
+    return min(limits, default=None)
 
 
 def files(controller: str, v2_name: str, v1_name: str, *, around: bool = True) -> list[Path]:
@@ -45,7 +45,7 @@ def files(controller: str, v2_name: str, v1_name: str, *, around: bool = True) -
 
     v2_name: its name in cgroup v2; v1_name: in cgroup v1.
     """
-    found: list[Path] = []
+    paths: list[Path] = []
     with suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():
             _, kind, group = line.split(":", 2)
@@ -56,8 +56,8 @@ def files(controller: str, v2_name: str, v1_name: str, *, around: bool = True) -
             groups = [inner]
             if around:
                 groups += [folder for folder in inner.parents if folder == root or root in folder.parents]
-            found += [folder / (v1_name if kind else v2_name) for folder in groups]
-    return [path for path in found if path.exists()]
+            paths += [folder / (v1_name if kind else v2_name) for folder in groups]
+    return [path for path in paths if path.exists()]
 
 
 def _number(path: Path) -> int | None:

@@ -65,11 +65,11 @@ def fit(sizes: Sequence[int], seconds: Sequence[float]) -> list[Piece]:
         """The least error of the first `last` points in `count` pieces, and where these end."""
         if count == 1:
             return piece(0, last)[0], (last,)
-        found: list[tuple[float, tuple[int, ...]]] = [(math.inf, (last,))]
+        candidates: list[tuple[float, tuple[int, ...]]] = [(math.inf, (last,))]
         for middle in range(LEAST_POINTS * (count - 1), last - LEAST_POINTS + 1):
             error, ends = best(middle, count - 1)
-            found.append((error + piece(middle, last)[0], (*ends, last)))
-        return min(found)
+            candidates.append((error + piece(middle, last)[0], (*ends, last)))
+        return min(candidates)
 
     chosen = best(n, 1)
     for count in range(2, min(MOST_PIECES, n // LEAST_POINTS) + 1):

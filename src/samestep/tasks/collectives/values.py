@@ -26,12 +26,12 @@ Groups = dict[str, tuple[ProcessGroup, tuple[int, ...]]]  # name -> the group th
 def held_values(plan: CollectivePlan, world: World, store: Store) -> list[RankValues]:
     """Calls every case of the plan once. Returns what this rank held."""
     with _groups(plan, world) as groups:
-        found = []
+        values = []
         for number, (name, collective, dtype, reduction) in enumerate(_cases(plan, groups)):
             group, members = groups[name]
             case = Case(collective, dtype, reduction, name, members, members[1 % len(members)])
-            found.append(_call(case, plan, world, group, store, f"case {number} {members[0]}"))
-    return found
+            values.append(_call(case, plan, world, group, store, f"case {number} {members[0]}"))
+    return values
 
 
 def _cases(plan: CollectivePlan, groups: Groups) -> Iterator[tuple[str, str, str, str]]:

@@ -156,10 +156,10 @@ def _arguments(values: Mapping[str, Any]) -> list[str]:
 
 def _imports(joined: Joined) -> Imports:
     """The import lines of all sources, as one."""
-    found: Imports = {"annotations": Import("__future__", "annotations", "annotations")}
+    imports: Imports = {"annotations": Import("__future__", "annotations", "annotations")}
     for source in joined.order():
-        found |= joined.imports[source.name]
-    return found
+        imports |= joined.imports[source.name]
+    return imports
 
 
 def _section(joined: Joined, source: Source) -> str:

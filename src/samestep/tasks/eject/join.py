@@ -49,17 +49,17 @@ class Joined:
         if module not in self.sources:
             whole = module in self.own
             loaded = importlib.import_module(module)
-            found = Source(loaded, True, self._is_inlined) if whole else source_of_ours(loaded)
-            self.sources[module], self.kept[module], self.before[module] = found, [], set()
+            source = Source(loaded, True, self._is_inlined) if whole else source_of_ours(loaded)
+            self.sources[module], self.kept[module], self.before[module] = source, [], set()
             self.imports[module], self.aliases[module] = {}, {}
             if whole:
-                for line in found.imports.values():
+                for line in source.imports.values():
                     if line.module not in ("typing", "__future__"):  # an import may have an effect of its own
                         self.imports[module][line.bound] = line
-                for statement in found.statements:
+                for statement in source.statements:
                     if not any((module, name) in self.dropped for name in statement.binds):
-                        self._keep(found, statement)
-                for star in found.stars:
+                        self._keep(source, statement)
+                for star in source.stars:
                     self.before[module].add(star)
                     self.source(star)
         return self.sources[module]
@@ -108,24 +108,24 @@ class Joined:
 
     def bound(self) -> dict[str, list[str]]:
         """The script's names, and the sources that bind each."""
-        found: dict[str, list[str]] = {}
+        modules_of: dict[str, list[str]] = {}
         for module, statements in self.kept.items():
             names = {name for statement in statements for name in statement.binds}
             names |= self.imports[module].keys() | self.aliases[module].keys()
             names = {name.partition(".")[0] for name in names}
             for name in sorted(names):
-                found.setdefault(name, []).append(module)
-        return found
+                modules_of.setdefault(name, []).append(module)
+        return modules_of
 
     def clashes(self) -> dict[str, list[str]]:
         """Names that would be two things in one text, and the sources that bind them."""
-        found = {}
+        clashes = {}
         for name, modules in self.bound().items():
             others = [module for module in self.kept if module not in modules] if hasattr(builtins, name) else []
             pythons = any(name in statement.uses for other in others for statement in self.kept[other])
             if pythons or len({self._what(module, name) for module in modules}) > 1:
-                found[name] = modules
-        return found
+                clashes[name] = modules
+        return clashes
 
     def _what(self, module: str, name: str) -> object:
         """What a name of a module is, to be compared."""
@@ -160,14 +160,14 @@ class Joined:
 
     def _used(self, source: Source) -> set[str]:
         """The names of a source that the script needs, or that it reads when it starts."""
-        found = {name for module, name in self.roots if module == source.name}
-        found |= {
+        names = {name for module, name in self.roots if module == source.name}
+        names |= {
             name for each in self.sources.values() for module, name in each.links.values() if module == source.name
         }
-        found |= {n for each in self.kept[source.name] if not each.is_plain_definition for n in each.uses}
-        while more := {used for n in found for each in source.binders.get(n, []) for used in each.uses} - found:
-            found |= more
-        return found
+        names |= {n for each in self.kept[source.name] if not each.is_plain_definition for n in each.uses}
+        while more := {used for n in names for each in source.binders.get(n, []) for used in each.uses} - names:
+            names |= more
+        return names
 
     def order(self) -> list[Source]:
         """The job's sources and the engine's, then what the start needs, then the start; but each after those that it
@@ -196,7 +196,7 @@ class Joined:
     def _first(self, module: str) -> set[str]:
         """The sources that must stand before one."""
         source = self.sources[module]
-        found = {other for other in self.before[module] if other in self.own} if source.whole else set()
+        earlier = {other for other in self.before[module] if other in self.own} if source.whole else set()
         names = {name for statement in self.kept[module] for name in statement.at_import} | {*self.aliases[module]}
         seen: set[Place] = set()
         waiting = [(module, name) for name in names]
@@ -211,12 +211,12 @@ class Joined:
                 link = source.links[name]
                 waiting.append(self.stands_for.get(link, link))
                 if waiting[-1][0] in self.sources:
-                    found.add(waiting[-1][0])
+                    earlier.add(waiting[-1][0])
                 else:
                     waiting.pop()
             for statement in source.binders.get(name, []):
                 waiting += [(of, used) for used in statement.uses]
-        return found - {module}
+        return earlier - {module}
 
 
 def settled(roots: list[Place], job: ModuleType, stands_for: Mapping[Place, Place]) -> tuple[Joined, list[str]]:

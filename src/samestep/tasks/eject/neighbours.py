@@ -70,12 +70,12 @@ class Neighbours:
 
     def _near(self, name: str) -> list[Use]:
         """What a module imports of those beside the job."""
-        found = []
+        uses = []
         for use in self._sources[name].uses_of_modules():
             file = None if _is_ours(use.module) or use.module == name else origin(use.module)
             if file and file.is_relative_to(self._root) and "site-packages" not in file.parts:
-                found.append(use)
-        return found
+                uses.append(use)
+        return uses
 
     def _check(self, source: Source, use: Use) -> None:
         says = f"{source.path.name} has `{ast.unparse(use.node)}`"

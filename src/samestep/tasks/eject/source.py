@@ -234,13 +234,13 @@ def _at_import(node: ast.AST) -> set[str]:
 
 def _mentions(node: ast.AST) -> set[str]:
     """The names in annotations."""
-    found: set[str] = set()
+    names: set[str] = set()
     for inner in ast.walk(node):
         for field in ("annotation", "returns"):
             annotation = getattr(inner, field, None)
             if isinstance(annotation, ast.AST):
-                found |= _names(annotation)
-    return found
+                names |= _names(annotation)
+    return names
 
 
 def _names(node: ast.AST) -> set[str]:

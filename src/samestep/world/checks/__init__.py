@@ -89,7 +89,7 @@ def fail(why: str, fix: str = "") -> list[Finding]:
 
 def on_each(facts: Mapping[str, F], judge_one: Callable[[F], list[Finding]]) -> list[Finding]:
     """Judges each machine by itself, and names it in its findings."""
-    return [replace(found, machine=name) for name, seen in facts.items() for found in judge_one(seen)]
+    return [replace(finding, machine=name) for name, seen in facts.items() for finding in judge_one(seen)]
 
 
 def different(facts: Mapping[str, F], of: Callable[[F], str]) -> str:
@@ -101,8 +101,8 @@ def different(facts: Mapping[str, F], of: Callable[[F], str]) -> str:
 @cache
 def names() -> tuple[str, ...]:
     """Lists the checks, the files in this folder, in the order of their groups."""
-    found = [module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)])]
-    return tuple(sorted(found, key=lambda name: (GROUPS.index(load(name).GROUP), name)))
+    module_names = [module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)])]
+    return tuple(sorted(module_names, key=lambda name: (GROUPS.index(load(name).GROUP), name)))
 
 
 def load(name: str) -> Check:

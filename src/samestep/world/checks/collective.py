@@ -69,10 +69,10 @@ def candidates(interfaces: Sequence[str], backend: str, machines: int) -> list[d
     by_interface = [{"GLOO_SOCKET_IFNAME": name} for name in useful]
     if backend != "nccl":
         return by_interface
-    found = [{"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}"} for name in useful[:2]]
+    settings = [{"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}"} for name in useful[:2]]
     switches = ("NCCL_IB_DISABLE", "NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE")
-    found += [{name: "1"} for name in switches]
-    return [*found, {**dict.fromkeys(switches, "1"), **(found[0] if useful else {})}]
+    settings += [{name: "1"} for name in switches]
+    return [*settings, {**dict.fromkeys(switches, "1"), **(settings[0] if useful else {})}]
 
 
 def _tried(machines: Sequence[Machine], info: LaunchInfo, variables: Mapping[str, str], wait_s: float) -> Try:

@@ -42,13 +42,13 @@ class Facts:
 
 
 def probe(info: LaunchInfo) -> Facts:
-    used, asked = tempfile.gettempdir(), os.environ.get("TMPDIR", "")
-    refused = asked if asked and os.path.abspath(asked) != used else ""
+    used, requested = tempfile.gettempdir(), os.environ.get("TMPDIR", "")
+    refused = requested if requested and os.path.abspath(requested) != used else ""
     return Facts(_folder(Path(info.out)), _folder(Path(used), written=1 << 20), refused)
 
 
-def _folder(asked: Path, written: int = WRITTEN) -> Folder:
-    path = asked.resolve()
+def _folder(folder: Path, written: int = WRITTEN) -> Folder:
+    path = folder.resolve()
     while not path.exists():
         path = path.parent
     free, nodes = 0, None

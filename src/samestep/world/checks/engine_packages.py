@@ -43,13 +43,13 @@ def probe(info: LaunchInfo) -> Facts:
 
 def needs(engines: Path) -> list[str]:
     """Returns what the NEEDS of the engines in a folder name, sorted, without importing them: that imports torch."""
-    found: set[str] = set()
+    packages: set[str] = set()
     for file in engines.glob("*.py"):
         for node in ast.parse(file.read_text(encoding="utf-8")).body:
             targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
             if any(isinstance(target, ast.Name) and target.id == "NEEDS" for target in targets):
-                found |= set(ast.literal_eval(node.value))  # type: ignore[attr-defined]
-    return sorted(found)
+                packages |= set(ast.literal_eval(node.value))  # type: ignore[attr-defined]
+    return sorted(packages)
 
 
 def _package(name: str) -> Package:

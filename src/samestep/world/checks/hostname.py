@@ -30,13 +30,13 @@ class Facts:
 def probe(info: LaunchInfo) -> Facts:
     name = socket.gethostname()
     try:
-        found = [str(entry[4][0]) for entry in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)]
+        addresses = [str(entry[4][0]) for entry in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)]
     except (OSError, UnicodeError):
-        found = []
+        addresses = []
     mine = [address for entries in network.interfaces().values() for address in entries]
     route = network.route_to(info.master)
     chosen = os.environ.get("GLOO_SOCKET_IFNAME", "")
-    return Facts(name, tuple(dict.fromkeys(found)), tuple(mine), chosen, route[0] if route else "", info.nnodes)
+    return Facts(name, tuple(dict.fromkeys(addresses)), tuple(mine), chosen, route[0] if route else "", info.nnodes)
 
 
 def judge(facts: Mapping[str, Facts]) -> list[Finding]:

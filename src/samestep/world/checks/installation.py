@@ -30,13 +30,13 @@ class Facts:
 
 def probe(info: LaunchInfo) -> Facts:
     active = os.environ.get("VIRTUAL_ENV") or os.environ.get("CONDA_PREFIX") or ""
-    found = which("torchrun")
+    torchrun = which("torchrun")
     folders = [Path.cwd(), *(Path(entry) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry)]
     shadows = [str(folder / f"{name}.py") for folder in folders for name in SHADOWED if _hides(folder, name)]
     return Facts(
         str(Path(sys.prefix).resolve()),
         str(Path(active).resolve()) if active else "",
-        _prefix_of(Path(found)) if found else "",
+        _prefix_of(Path(torchrun)) if torchrun else "",
         tuple(dict.fromkeys(shadows)),
     )
 

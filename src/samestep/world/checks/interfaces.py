@@ -63,13 +63,13 @@ class Facts:
 
 def probe(info: LaunchInfo) -> Facts:
     states, addresses = psutil.net_if_stats(), network.interfaces()
-    found = [
+    interfaces = [
         Interface(name, tuple(addresses.get(name, ())), bool(state.isup), state.mtu) for name, state in states.items()
     ]
     route = network.route_to(info.master)
     gloo, nccl = (os.environ.get(name, "") for name in network.NAMES)
     gpus = nvidia.DRIVER.exists()
-    return Facts(tuple(found), route[0] if route else "", info.master, info.nnodes, gloo, nccl, gpus)
+    return Facts(tuple(interfaces), route[0] if route else "", info.master, info.nnodes, gloo, nccl, gpus)
 
 
 def judge(facts: Mapping[str, Facts]) -> list[Finding]:

@@ -28,9 +28,9 @@ class Facts:
 
 
 def probe(info: LaunchInfo) -> Facts:
-    found = {name: os.environ[name] for name in (*RANKS, *RENDEZVOUS) if name in os.environ}
+    variables = {name: os.environ[name] for name in (*RANKS, *RENDEZVOUS) if name in os.environ}
     outer = tuple(sorted(name for name in os.environ if name.startswith(info.prefixes)))
-    return Facts(info.contradiction, found if not info.started_by else {}, info.started_by, outer)
+    return Facts(info.contradiction, variables if not info.started_by else {}, info.started_by, outer)
 
 
 def judge(facts: Mapping[str, Facts]) -> list[Finding]:

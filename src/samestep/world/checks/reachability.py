@@ -33,14 +33,14 @@ def measure(machines: Sequence[Machine], info: LaunchInfo) -> Facts:
 
     def dial(source: Machine) -> list[Attempt]:
         targets = [each for each in machines if each is not source or len(machines) == 1]
-        found = []
+        attempts = []
         for each in targets:
             port = ports[each.name]
-            found.append(Attempt(source.name, each.name, each.address, port, source.dial(each.address, port)))
-        return found
+            attempts.append(Attempt(source.name, each.name, each.address, port, source.dial(each.address, port)))
+        return attempts
 
     with ThreadPoolExecutor(len(machines)) as pool:
-        return Facts(tuple(attempt for found in pool.map(dial, machines) for attempt in found))
+        return Facts(tuple(attempt for attempts in pool.map(dial, machines) for attempt in attempts))
 
 
 def judge(seen: Facts) -> list[Finding]:
