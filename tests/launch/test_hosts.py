@@ -126,8 +126,8 @@ def test_a_cut_link_ends_every_rank_and_names_the_lost_one(how: str, hosts: Host
     finally:
         hosts.mend(1)
     assert [code for code, _ in ended] == [1, 1], ended
-    assert "rank 1 on h1 is lost: no sign of life" in ended[0][1]
-    assert "rank 0 on h0 is lost or cannot be reached" in ended[1][1]
+    assert "rank 1 on h1 is lost: no sign of life" in ended[0][1], ended
+    assert "rank 0 on h0 is lost or cannot be reached" in ended[1][1], ended[1]
 
 
 def ranks_of(folder: Path) -> list[int]:
