@@ -27,8 +27,8 @@ def samestep(
     cwd: Path | None = None,
     env: Mapping[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a command to its end, in a wide terminal. Its workers are forked, where it names no launcher; itself, too,
-    where a server runs that does so and its environment asks nothing of Python's start.
+    """Runs a command to its end, in a wide terminal. Its workers are forked, where it names no launcher. So is the
+    command, where a server runs that forks commands and `env` changes no PYTHON… variable.
 
     imports: its budget.
     """
@@ -38,7 +38,7 @@ def samestep(
     }:
         given += ["--launcher", "fork"]
     wide = os.environ | {"COLUMNS": "200"} | (env or {})
-    server = Path(os.environ.get(SOCKETS, "")) / command_server.NAME
+    server = Path(os.environ.get(SOCKETS, os.devnull)) / command_server.NAME
     if server.exists() and _of_python(wide) == OF_PYTHON:
         return command_server.run(given, server, wide, cwd or Path.cwd(), budget(imports))
     command = [sys.executable, "-m", "samestep", *given]
@@ -49,7 +49,7 @@ def _of_python(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if name.startswith("PYTHON")}
 
 
-OF_PYTHON = _of_python(os.environ)  # with which the server has started
+OF_PYTHON = _of_python(os.environ)  # of this process, whose server has started alike
 
 
 def has_begun(folder: Path) -> bool:

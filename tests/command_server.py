@@ -3,7 +3,7 @@
     python tests/command_server.py SOCKET
 
 A client sends a command's arguments, environment and folder, with its two outputs; it receives the pid of the process
-that runs it, and at the end its exit code.
+that runs it, and at the end its exit code. All forked commands have one hash seed for strings, their workers others.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import socket
 import subprocess
 import sys
 import tempfile
-import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from samestep import __main__ as command
 from samestep import commands, launch, proof, records, report
+from samestep.world.imports import without_collections
 from samestep.world.orphans import die_with_parent
 
 NAME = "commands"  # of the socket, in the folder of the fork servers
@@ -45,12 +45,14 @@ def run(
         socket.send_fds(connection, [f"{json.dumps(asked)}\n".encode()], [stdout.fileno(), stderr.fileno()])
         answers = connection.makefile()
         pid = int(answers.readline())
-        connection.settimeout(timeout)
         try:
+            connection.settimeout(timeout)
             code = answers.readline()
-        except TimeoutError:
+        except BaseException as error:  # also of a test that is ended
             os.kill(pid, signal.SIGKILL)
-            raise subprocess.TimeoutExpired(["samestep", *arguments], timeout) from None
+            if isinstance(error, TimeoutError):
+                raise subprocess.TimeoutExpired(["samestep", *arguments], timeout) from None
+            raise
         stdout.seek(0)
         stderr.seek(0)
         return subprocess.CompletedProcess(["samestep", *arguments], int(code), stdout.read(), stderr.read())
@@ -59,12 +61,11 @@ def run(
 def serve(path: str) -> None:
     """Listens at a socket, and forks a process for each connection, which forks the command and waits for it."""
     die_with_parent()
-    gc.disable()  # what is imported stays
-    for room in ROOMS:
-        for module in pkgutil.walk_packages(room.__path__, f"{room.__name__}."):
-            importlib.import_module(module.name)
-    gc.freeze()
-    gc.enable()
+    with without_collections():
+        for room in ROOMS:
+            for module in pkgutil.walk_packages(room.__path__, f"{room.__name__}."):
+                importlib.import_module(module.name)
+        gc.freeze()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # processes that have ended leave no zombies
     listening = socket.socket(socket.AF_UNIX)
     listening.bind(f"{path}.new")
@@ -84,7 +85,10 @@ def serve(path: str) -> None:
 def _answer(connection: socket.socket) -> None:
     line, outputs, _, _ = socket.recv_fds(connection, LINE, 2)
     while not line.endswith(b"\n"):
-        line += connection.recv(LINE)
+        more = connection.recv(LINE)
+        if not more:  # the client has gone
+            return
+        line += more
     pid = os.fork()
     if pid == 0:
         connection.close()
@@ -104,15 +108,8 @@ def _run(arguments: list[str], environment: dict[str, str], folder: str, outputs
     os.chdir(folder)
     sys.path[0] = folder  # as python -m has it
     sys.argv = [str(command.__file__), *arguments]
-    try:
-        command.main()
-    except SystemExit as error:
-        if isinstance(error.code, str):
-            print(error.code, file=sys.stderr)
-        sys.exit(error.code)
-    except BaseException:
-        traceback.print_exc()
-        sys.exit(1)
+    sys.modules["__main__"] = command  # its help says how it was started
+    command.main()
     sys.exit(0)
 
 

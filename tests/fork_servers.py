@@ -10,9 +10,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
+
 import command_server
 from budget import wait_until
 from samestep.launch.fork_client import SOCKETS
+from samestep.world.orphans import die_with_parent
 
 TESTS = Path(__file__).parent
 WORKER = "import sys; from samestep.worker import main; main(sys.argv[1:])"
@@ -46,10 +49,11 @@ def of_lane(whole: bool) -> Iterator[None]:
 
 
 def wait(purposes: Sequence[str] = WORKERS) -> None:
-    """Waits until the servers listen that were started in this process or its parent. Fails if they do not."""
-    folder = Path(os.environ[SOCKETS])
-    for purpose in purposes:
-        wait_until((folder / purpose).exists, f"the fork server for {purpose} does not listen")
+    """Waits until the servers listen that were started in this process or its parent. Fails when one has ended."""
+    for path in (Path(os.environ[SOCKETS]) / purpose for purpose in purposes):
+        pid = int(path.with_suffix(".pid").read_text())
+        wait_until(lambda: path.exists() or _has_ended(pid), f"{path} does not listen")  # noqa: B023
+        assert path.exists(), f"the fork server for {path.name} has ended; why is on stderr"
 
 
 @contextmanager
@@ -57,7 +61,7 @@ def of_pytest_runs() -> Iterator[None]:
     """While it runs, the runs of pytest that a test starts ask a server for the ranks of their tests, too."""
     others = Path(os.environ[SOCKETS])
     with started(WORKER, ["tests"]):
-        for path in others.iterdir():
+        for path in (each for each in others.iterdir() if each.suffix != ".pid"):
             (Path(os.environ[SOCKETS]) / path.name).symlink_to(path)
         wait(["tests"])
         yield
@@ -70,18 +74,32 @@ def started(start: str, purposes: Sequence[str]) -> Iterator[None]:
     with tempfile.TemporaryDirectory(prefix="samestep-") as folder:
         os.environ[SOCKETS] = folder
         paths = [Path(folder) / purpose for purpose in purposes]
-        with _running([[sys.executable, "-c", start, "--fork-server", path.name, str(path)] for path in paths], paths):
-            yield
-        del os.environ[SOCKETS]
+        try:
+            commands = [[sys.executable, "-c", start, "--fork-server", path.name, str(path)] for path in paths]
+            with _running(commands, paths):
+                yield
+        finally:
+            del os.environ[SOCKETS]
 
 
 @contextmanager
 def _running(commands: Sequence[list[str]], sockets: Sequence[Path]) -> Iterator[None]:
     paths = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
     alone = os.environ | {"PYTHONPATH": paths} | {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
-    servers = [subprocess.Popen(command, env=alone) for command in commands]
-    yield
-    for server, path in zip(servers, sockets):
-        server.kill()
-        server.wait()
-        path.unlink(missing_ok=True)
+    servers = [subprocess.Popen(command, env=alone, preexec_fn=die_with_parent) for command in commands]
+    try:
+        for server, path in zip(servers, sockets):
+            path.with_suffix(".pid").write_text(str(server.pid))
+        yield
+    finally:
+        for server, path in zip(servers, sockets):
+            server.kill()
+            server.wait()
+            path.unlink(missing_ok=True)
+
+
+def _has_ended(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True

@@ -204,7 +204,7 @@ def _forked(library: str, rank: Mapping[str, Any]) -> int:
     server.stdin.flush()
     pid = int(server.stdout.readline() or 0)
     if not pid:
-        raise RanksFailed("the process that forks ranks has ended; its output is on stderr")
+        raise RanksFailed(f"samestep cannot be imported from {rank['path'][0]}; the traceback is on stderr")
     return pid
 
 

@@ -35,6 +35,8 @@ PRELOADED = (
     "pydantic",
 )
 
+KEPT_SOURCES = 2  # of samestep itself, and of a copy with a planted fault
+
 
 def fork_ranks(libraries: list[str]) -> None:
     """Forks one rank for each line of stdin, and answers with its pid. It ends, and its ranks with it, when stdin does.
@@ -44,7 +46,7 @@ def fork_ranks(libraries: list[str]) -> None:
     """
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # a library may print while it is imported
-    gc.disable()  # what is imported stays: collections meanwhile take a tenth of the time, and free nothing
+    gc.disable()  # what is imported stays: collections meanwhile take a tenth of the time
     for name in (*PRELOADED, *libraries):
         importlib.import_module(name)
     for name in [name for name in sys.modules if name.partition(".")[0] == "samestep"]:
@@ -53,12 +55,16 @@ def fork_ranks(libraries: list[str]) -> None:
     sources: dict[str, IO[str]] = {}  # the path to import from -> the pipe of the process that has
     while line := sys.stdin.readline():
         path = json.loads(line)["path"]
-        if str(path) not in sources:
-            for other in [*sources][1:]:  # the first is that of the package itself, and asked for again and again
-                sources.pop(other).close()
-            sources[str(path)] = _with_samestep(path, answers, sources.values())
-        sources[str(path)].write(line)
-        sources[str(path)].flush()
+        pipe = sources.pop(str(path), None) or _with_samestep(path, answers, sources.values())
+        sources[str(path)] = pipe  # the last one: that which was used latest
+        for oldest in [*sources][:-KEPT_SOURCES]:
+            sources.pop(oldest).close()
+        try:
+            pipe.write(line)
+            pipe.flush()
+        except BrokenPipeError:  # samestep cannot be imported from there
+            del sources[str(path)]
+            print(0, file=answers, flush=True)
 
 
 def _with_samestep(path: list[str], answers: IO[str], others: Iterable[IO[str]]) -> IO[str]:

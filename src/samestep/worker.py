@@ -19,8 +19,6 @@ A rank writes `rankR.json` and `rankR.NAME.npz` in the plan's folder, or `error-
 from __future__ import annotations
 
 import faulthandler
-import gc
-import importlib
 import os
 import re
 import signal
@@ -85,7 +83,6 @@ def run_rank(path: str, kind: type[AnyPlan], do: Callable[[AnyPlan, RankRecord],
     folder = Path(plan.out)
     rank = places(os.environ)[0]
     _prepare_files(folder, rank)
-    _import_dynamo()
     room = folder / f".room-rank{rank}"  # kept on the disk for the sentence about a disk that is full
     room.write_bytes(bytes(ROOM))
     torch.set_num_threads(1)
@@ -149,14 +146,6 @@ def launched_rank_main(path: str) -> None:
 
         rank_main(path, ScriptPlan, run_script)
     rank_main(path, Plan, run_trainings)
-
-
-def _import_dynamo() -> None:
-    """Imports what torch imports when the first optimizer is created. Collections of garbage, which would take a sixth
-    of the time, wait until then."""
-    gc.disable()
-    importlib.import_module("torch._dynamo")
-    gc.enable()
 
 
 def _prepare_files(folder: Path, rank: int) -> None:

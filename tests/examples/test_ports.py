@@ -16,6 +16,7 @@ from command import samestep
 from examples.table import EXAMPLES, LEARNT, PAGES, PORTS, ROOT, YES, Proven, newest, prove, read, rows_of
 
 QUICK = ("plain", "nanogpt", "tagger")  # transformers takes ten seconds to import
+BOTH = (*QUICK, "clip", "moe", "ema", "dcgan", "lora")  # what they do is another code where weights are sharded
 LINES = 60  # of a port, beside its model
 
 
@@ -38,8 +39,8 @@ def test_a_port_is_proven(name: str, folder: Path) -> None:
 @pytest.mark.check
 @pytest.mark.parametrize("name", LEARNT)
 def test_every_port_is_proven(name: str, folder: Path) -> None:
-    """On DDP, at 3 ranks, some on their other engine, too; `make ports` proves all on both, also at 2."""
-    other = PORTS[name].engines[-1] if name in QUICK or "fsdp" not in PORTS[name].engines else "ddp"
+    """On DDP, at 3 ranks, some on their other engine, too; `make ports` proves the other engine of each at 2 ranks."""
+    other = PORTS[name].engines[-1] if name in BOTH or "fsdp" not in PORTS[name].engines else "ddp"
     check(prove(name, 3, tuple(dict.fromkeys(("ddp", other))), folder))
 
 

@@ -169,7 +169,7 @@ def times_out_on_rank_1() -> Job:
 
 
 def hangs_on_rank_1() -> Job:
-    """In step 3, after the others took long enough for a word about the progress."""
+    """Hangs in step 3. The steps before are slow, so that the progress is written first."""
 
     def criterion(output: torch.Tensor, batch: Batch) -> torch.Tensor:
         if os.environ.get("RANK") == "1":

@@ -188,7 +188,7 @@ def test_asked_to_stop_it_leaves_a_checkpoint_that_continues(tmp_path: Path) -> 
 def test_an_interrupt_stops_all_ranks_after_the_same_step(engine: str, tmp_path: Path) -> None:
     """Also where the library owns the loop, and has drawn the next batch already."""
     out = tmp_path / "out"
-    launcher = {"ddp": "torchrun", "single": "process"}.get(engine, "fork")
+    launcher = {"ddp": "torchrun", "lightning": "torchrun", "single": "process"}.get(engine, "fork")
     with training("slow", out, launcher, "--engine", engine) as run:
         run.parent.send_signal(signal.SIGINT)
         assert run.ends() == 130, run.said()

@@ -71,7 +71,9 @@ def test_the_same_line_on_each(how: str, hosts: Hosts, tmp_path: Path) -> None:
     listening: list[str] = []
 
     def look() -> None:
-        listening.extend(wait_until(lambda: [at for at in hosts.listening(0) if at.endswith(":29511")], "nobody"))
+        listening.extend(
+            wait_until(lambda: [at for at in hosts.listening(0) if at.endswith(":29511")], "nobody listens")
+        )
 
     lines: dict[str, Line] = {
         "static": by_number(out, "--port", "29511"),

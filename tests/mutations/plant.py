@@ -84,7 +84,10 @@ def sizes_of(fault: Fault, sizes: Sequence[int]) -> Sequence[int]:
 
 
 def plant(fault: Fault, references: References, jobs: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
-    """What the proof says about one fault on each of its jobs, at the references' number of ranks. jobs: other ones."""
+    """What the proof says about one fault on each of its jobs, at the references' number of ranks.
+
+    jobs: these, instead of the fault's own.
+    """
     size = references.size
     facts = engine_facts(fault.engine, size, fault.settings)
     with (

@@ -48,6 +48,21 @@ def test_a_job_of_any_kind(name: str, path: Path) -> None:
     assert inspect_job(target, given, 1, 1, "cpu").source != before
 
 
+def test_a_change_beside_a_job_in_a_linked_package_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `flit install --symlink` and development installs link a package among the installed ones."""
+    real, installed = tmp_path / "real" / "linked_jobs", tmp_path / "site-packages"
+    real.mkdir(parents=True)
+    installed.mkdir()
+    (installed / "linked_jobs").symlink_to(real)
+    (real / "__init__.py").touch()
+    (real / "helper.py").write_text("WIDTH = 4\n")
+    (real / "train.py").write_text(f"from .helper import WIDTH\n{TEXT}")
+    monkeypatch.syspath_prepend(installed)
+    before = inspect_job("linked_jobs.train:plain", {}, 1, 1, "cpu").source
+    (real / "helper.py").write_text("WIDTH = 5\n")
+    assert inspect_job("linked_jobs.train:plain", {}, 1, 1, "cpu").source != before
+
+
 def test_a_job_of_another_file_stands_there(path: Path) -> None:
     module, called = home(f"{path}:job", find(f"{path}:job"))
     assert (module.__name__, called) == ("samestep.jobs.digits", "job")

@@ -29,6 +29,7 @@ from samestep.records.fork import ForkAnswer, ForkRequest, line_of, request_of
 from samestep.records.plan import Plan, ReferencePlan
 from samestep.records.record import Progress, RankRecord
 from samestep.records.script import ScriptPlan, ScriptRecord
+from samestep.world.imports import without_collections
 from samestep.world.orphans import die_with_parent
 
 PRELOADED = ("torch._dynamo",)  # torch imports it when the first optimizer is created
@@ -79,19 +80,19 @@ def threads() -> int:
 
 
 def _preload(of: str) -> None:
-    gc.disable()  # what is imported stays: collections meanwhile take a tenth of the time, and free nothing
-    of_tests = OF_TESTS if of == "tests" else ()
-    of_ranks = ["samestep.recorder.run", *(f"samestep.engines.{name}" for name in sorted(engine.builtin_names()))]
-    for name in (*PRELOADED, *of_tests, *(of_ranks if of == "ranks" else ())):  # the reference uses no engine
-        importlib.import_module(name)
-    for plugin in importlib.metadata.entry_points(group="pytest11") if of_tests else ():
-        with suppress(Exception):  # pytest will show it
-            plugin.load()
-    prepare(*RECORDS)
+    with without_collections():
+        of_tests = OF_TESTS if of == "tests" else ()
+        of_ranks = ["samestep.recorder.run", *(f"samestep.engines.{name}" for name in sorted(engine.builtin_names()))]
+        for name in (*PRELOADED, *of_tests, *(of_ranks if of == "ranks" else ())):  # the reference uses no engine
+            importlib.import_module(name)
+        for plugin in importlib.metadata.entry_points(group="pytest11") if of_tests else ():
+            with suppress(Exception):  # pytest will show it
+                plugin.load()
+        prepare(*RECORDS)
+        # A collection in a worker, as libraries ask for, skips a million objects that are imported already.
+        gc.freeze()
     # A scheduler sends SIGUSR1 to every process; the workers set their own handlers.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    gc.freeze()  # a collection in a worker, as libraries ask for, skips a million objects that are imported already
-    gc.enable()
 
 
 def _answer(to: int, answer: ForkAnswer) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -21,6 +22,7 @@ from samestep.tasks.score import score
 from samestep.tasks.train import train
 from samestep.world import World
 from samestep.world.heartbeat import ENDING, heartbeat
+from samestep.world.imports import without_collections
 
 KINDS: dict[str, Callable[..., Observations]] = {"measure": measure, "prove": prove, "train": train, "score": score}
 
@@ -28,6 +30,9 @@ KINDS: dict[str, Callable[..., Observations]] = {"measure": measure, "prove": pr
 def work(plan: Plan, world: World) -> tuple[dict[str, Observations], int]:
     """Runs the plan's trainings. Returns name -> what this rank observed, and the threads of its first training."""
     job = build(plan.job, plan.settings)
+    if any(training.kind != "score" for training in plan.trainings):
+        with without_collections():  # torch would import it when the first optimizer is created
+            importlib.import_module("torch._dynamo")
     engine = engines.load(plan.engine)
     observed = {}
     threads: list[int] = []

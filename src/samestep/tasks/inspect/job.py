@@ -29,8 +29,6 @@ from samestep.tasks.inspect.load import build, find, innermost, settings_of
 from samestep.tasks.inspect.proof_size import rows_of_proof
 from samestep.tasks.proof_job import SGD_LR, proof_job
 
-INSTALLED = {"site-packages", "dist-packages"}  # folders of packages
-
 
 def inspect_job(
     target: str,
@@ -135,19 +133,27 @@ def _source_digest(target: str, function: Callable[..., Any]) -> str:
             text = Path(target).read_bytes()
         return hashlib.blake2b(text, digest_size=8).hexdigest()
     home = Path(inspect.getfile(innermost(function))).resolve().parent
-    files = (module.__file__ for module in list(sys.modules.values()) if getattr(module, "__file__", None))
-    # Thousands of modules, of which few are not of installed packages: links in their paths need not be followed.
-    paths = {os.path.split(str(file)) for file in files if not INSTALLED & {*str(file).split(os.sep)}}
-    resolved = {folder: Path(folder).resolve() for folder, _ in paths}
+    paths = {os.path.split(str(m.__file__)) for m in list(sys.modules.values()) if getattr(m, "__file__", None)}
+    known: dict[str, str] = {}
+    resolved = {folder: Path(_real_path(os.path.abspath(folder), known)) for folder, _ in paths}
     library = Path(sysconfig.get_path("stdlib")).resolve()  # Python's own, where a job lies above it
     near = {
         folder for folder in resolved.values() if folder.is_relative_to(home) and not folder.is_relative_to(library)
     }
     beside = {resolved[folder] / name for folder, name in paths if resolved[folder] in near}
     state = hashlib.blake2b(digest_size=8)
-    for file in sorted(f for f in beside if not INSTALLED & {*f.parts} and f.is_file()):
+    for file in sorted(f for f in beside if not {"site-packages", "dist-packages"} & {*f.parts} and f.is_file()):
         state.update(file.read_bytes())
     return state.hexdigest()
+
+
+def _real_path(folder: str, known: dict[str, str]) -> str:
+    """os.path.realpath of an absolute path; looks at each part that many paths share once. known: path -> real path."""
+    if folder not in known:
+        parent, name = os.path.split(folder)
+        path = os.path.join(_real_path(parent, known), name) if name else folder
+        known[folder] = os.path.realpath(path) if os.path.islink(path) else path
+    return known[folder]
 
 
 def _model(job: Job) -> nn.Module:

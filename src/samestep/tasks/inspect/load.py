@@ -127,15 +127,16 @@ def _check_has(function: str, source: str, path: Path) -> None:
     """Raises UserError for a file whose text does not bind `function` at its top: define, assign or import it."""
     with tokenize.open(path) as file:
         text = file.read()
-    tree = ast.parse(text)
     top = symtable.symtable(text, str(path), "exec").get_symbols()
     bound = {name.get_name() for name in top if name.is_assigned() or name.is_imported()}
-    for node in ast.walk(tree):
-        bound |= {*node.names} if isinstance(node, ast.Global) else set()
-        if isinstance(node, ast.ImportFrom) and node.names[0].name == "*":
-            return  # it may bring the function
     if {function, "__getattr__"} & bound or "globals" in {name.get_name() for name in top}:
         return
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Global) and function in node.names:
+            return
+        if isinstance(node, ast.ImportFrom) and node.names[0].name == "*":
+            return  # it may bring the function
     functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
     hint = nearest(function, functions[:12]) if functions else "it defines none"
     raise UserError(
