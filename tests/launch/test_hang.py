@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
-from budget import budget, deadline
+from budget import budget, deadline, wait_until
 from cluster import hosts, skip_where
 from command import TESTS, samestep
 from samestep.launch import stacks
@@ -185,6 +187,34 @@ def test_stacks_are_read_with_the_main_thread_first() -> None:
     main, other = stacks.parse(text)
     assert stacks.users_frame(main) == Frame("/home/my job.py", 5, "forward")
     assert stacks.users_frame(other) is None
+
+
+STOPS = """
+import faulthandler, signal, sys, threading, time
+faulthandler.register(signal.SIGUSR1, file=open(sys.argv[1], "w"), all_threads=True)
+for _ in range(8):
+    threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
+steps = 0
+print(flush=True)
+while True:
+    signal.raise_signal(signal.SIGSTOP)
+    steps += sum(range(1000))
+"""
+
+
+def test_the_line_of_a_stopped_process_is_that_at_which_it_stopped(tmp_path: Path) -> None:
+    """Whichever of its threads takes the signal that asks for the stacks, and wakes it."""
+    file = tmp_path / "stacks"
+    (tmp_path / "stops.py").write_text(STOPS)
+    with psutil.Popen([sys.executable, str(tmp_path / "stops.py"), str(file)], stdout=subprocess.PIPE) as process:
+        try:
+            process.stdout.readline()
+            for _ in range(10):
+                wait_until(lambda: stacks.state_of(process.pid) == "T", "it does not stop")
+                main, *_ = stacks.parse(stacks.ask([process.pid], file))
+                assert [frame.line for frame in main] == [9]
+        finally:
+            process.kill()
 
 
 def test_a_trace_of_the_recorder_is_read() -> None:

@@ -18,6 +18,8 @@ from pathlib import Path
 
 import psutil
 
+from samestep.world.orphans import LIBC
+
 WAIT_S = 2.0  # for a stack, at most
 SETTLE_S = 0.1  # a stack is complete when nothing was written for so long
 FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
@@ -76,7 +78,7 @@ def ask(pids: Sequence[int], file: Path) -> str:
 def _ask(pid: int, file: Path) -> str:
     before = _size(file)
     with suppress(OSError):
-        os.kill(pid, signal.SIGUSR1)
+        _signal_main_thread(pid)
         if state_of(pid) in ("T", "t"):
             os.kill(pid, signal.SIGCONT)
     until = time.monotonic() + WAIT_S
@@ -89,6 +91,15 @@ def _ask(pid: int, file: Path) -> str:
         written.seek(before)
         return written.read()
     return ""
+
+
+def _signal_main_thread(pid: int) -> None:
+    """Sends SIGUSR1 to the main thread. Another thread of a stopped process may take what is sent to the process, and
+    the main thread, woken for it, would go on from its line meanwhile."""
+    if LIBC is not None and hasattr(LIBC, "tgkill"):  # Linux
+        LIBC.tgkill(pid, pid, signal.SIGUSR1)
+    else:
+        os.kill(pid, signal.SIGUSR1)
 
 
 def _size(file: Path) -> int:
