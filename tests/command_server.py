@@ -23,6 +23,7 @@ from pathlib import Path
 
 from samestep import __main__ as command
 from samestep import commands, launch, proof, records, report
+from samestep.world.connections import fork_for_connections
 from samestep.world.imports import without_collections
 from samestep.world.orphans import die_with_parent
 
@@ -35,14 +36,14 @@ def run(
     arguments: Sequence[str], server: Path, env: Mapping[str, str], cwd: Path, timeout: float
 ) -> subprocess.CompletedProcess[str]:
     """Has a server run `samestep ARGUMENTS` to its end, as subprocess.run does. Raises subprocess.TimeoutExpired."""
-    asked = {"arguments": list(arguments), "environment": dict(env), "folder": str(cwd)}
+    request = {"arguments": list(arguments), "environment": dict(env), "folder": str(cwd)}
     with (
         socket.socket(socket.AF_UNIX) as connection,
         tempfile.TemporaryFile("w+") as stdout,
         tempfile.TemporaryFile("w+") as stderr,
     ):
         connection.connect(str(server))
-        socket.send_fds(connection, [f"{json.dumps(asked)}\n".encode()], [stdout.fileno(), stderr.fileno()])
+        socket.send_fds(connection, [f"{json.dumps(request)}\n".encode()], [stdout.fileno(), stderr.fileno()])
         answers = connection.makefile()
         pid = int(answers.readline())
         try:
@@ -66,20 +67,7 @@ def serve(path: str) -> None:
             for module in pkgutil.walk_packages(room.__path__, f"{room.__name__}."):
                 importlib.import_module(module.name)
         gc.freeze()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # processes that have ended leave no zombies
-    listening = socket.socket(socket.AF_UNIX)
-    listening.bind(f"{path}.new")
-    listening.listen(64)
-    os.rename(f"{path}.new", path)
-    while True:
-        connection, _ = listening.accept()
-        if os.fork() == 0:
-            die_with_parent()
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            listening.close()
-            _answer(connection)
-            os._exit(0)
-        connection.close()
+    fork_for_connections(path, _answer)
 
 
 def _answer(connection: socket.socket) -> None:

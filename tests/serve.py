@@ -59,17 +59,14 @@ def fork_ranks(libraries: list[str]) -> None:
         sources[str(path)] = pipe  # the last one: that which was used latest
         for oldest in [*sources][:-KEPT_SOURCES]:
             sources.pop(oldest).close()
-        try:
-            pipe.write(line)
-            pipe.flush()
-        except BrokenPipeError:  # samestep cannot be imported from there
-            del sources[str(path)]
-            print(0, file=answers, flush=True)
+        pipe.write(line)
+        pipe.flush()
 
 
 def _with_samestep(path: list[str], answers: IO[str], others: Iterable[IO[str]]) -> IO[str]:
     """Forks a process that imports samestep from `path`, and then forks a rank for each line that is written to the
-    returned pipe. It ends when that is closed and its ranks have ended. others: the pipes of such processes."""
+    returned pipe; where the import fails, it answers 0 to each. It ends when the pipe is closed and its ranks have
+    ended. others: the pipes of such processes."""
     reads, writes = os.pipe()
     if os.fork():
         os.close(reads)
@@ -77,6 +74,7 @@ def _with_samestep(path: list[str], answers: IO[str], others: Iterable[IO[str]])
     for pipe in others:
         pipe.close()  # else those would not end while this one lives
     os.close(writes)
+    requests = os.fdopen(reads)
     try:
         sys.path[:0] = path
         importlib.import_module("samestep.worker")
@@ -88,7 +86,7 @@ def _with_samestep(path: list[str], answers: IO[str], others: Iterable[IO[str]])
         prepare(*RECORDS)
         gc.freeze()  # a collection in a rank, as libraries ask for, skips a million objects that are imported already
         gc.enable()
-        for line in os.fdopen(reads):
+        for line in requests:
             asked = json.loads(line)
             pid = os.fork()
             if pid == 0:
@@ -99,7 +97,8 @@ def _with_samestep(path: list[str], answers: IO[str], others: Iterable[IO[str]])
             os.wait()  # for all, since SIGCHLD is ignored
     except BaseException:
         traceback.print_exc()
-        print(0, file=answers, flush=True)
+        for _ in requests:
+            print(0, file=answers, flush=True)
     os._exit(0)
 
 

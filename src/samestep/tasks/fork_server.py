@@ -29,6 +29,7 @@ from samestep.records.fork import ForkAnswer, ForkRequest, line_of, request_of
 from samestep.records.plan import Plan, ReferencePlan
 from samestep.records.record import Progress, RankRecord
 from samestep.records.script import ScriptPlan, ScriptRecord
+from samestep.world.connections import fork_for_connections
 from samestep.world.imports import without_collections
 from samestep.world.orphans import die_with_parent
 
@@ -54,21 +55,12 @@ def listen(of: str, path: str, main: Main) -> None:
     """Listens on the Unix socket `path` and forks a server for each connection. For tests."""
     die_with_parent()
     _preload(of)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # servers that have ended leave no zombies
-    listening = socket.socket(socket.AF_UNIX)
-    listening.bind(f"{path}.new")
-    listening.listen(64)
-    os.rename(f"{path}.new", path)  # once the path exists, clients can connect
-    while True:
-        connection, _ = listening.accept()
-        if os.fork() == 0:
-            die_with_parent()
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            listening.close()
-            _answer(connection.fileno(), ForkAnswer(threads=threads()))
-            _serve(connection.fileno(), connection.fileno(), main)
-            os._exit(0)
-        connection.close()
+
+    def serve_connection(connection: socket.socket) -> None:
+        _answer(connection.fileno(), ForkAnswer(threads=threads()))
+        _serve(connection.fileno(), connection.fileno(), main)
+
+    fork_for_connections(path, serve_connection)
 
 
 def threads() -> int:
