@@ -1,5 +1,5 @@
-# make demo: from a clone to a table and a report. make test: the tests; make check: the slower ones, too (all cells, all
-# planted faults, Slurm, hosts, trials, the browser). Each does all its set-up.
+# make demo: from a clone to a table and a report. make test: the tests; make check: the slower ones (every engine, every
+# planted fault, Slurm, hosts, trials, the browser); make full: the rest of their products. Each does all its set-up.
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
@@ -14,17 +14,21 @@ PYTEST_CHECK = -n 3 --dist loadfile
 # What `make demo` runs; benchmarks/starts.py and tests/test_make.py read it here.
 DEMO = compare digits --launcher fork --rounds 3 --measured-steps 12 --warmup-steps 3
 
-.PHONY: demo test check lint horovod mutations conformance resume overhead checks safety starts lanes input jobs ports
+.PHONY: demo test check full lint horovod mutations conformance resume overhead checks safety starts lanes input jobs ports
 .PHONY: proof-cost hangs watchdog kills checkpoint-faults museum museum-pins clean
 
 demo: $(VENV)/.demo
 	$(BIN)/samestep $(DEMO)
 
 test: $(VENV)/.tested lint
-	$(BIN)/python -m pytest -m 'not check' $(PYTEST)
+	$(BIN)/python -m pytest -m 'not check and not full' $(PYTEST)
 
 check: $(VENV)/.tested
-	$(BIN)/python -m pytest -m check $(PYTEST_CHECK)
+	$(BIN)/python -m pytest -m 'check and not full' $(PYTEST_CHECK)
+
+# What make check leaves out of its products: each engine with each job, each fault in each script, …
+full: $(VENV)/.tested
+	$(BIN)/python -m pytest -m full $(PYTEST_CHECK)
 
 lint: $(VENV)/.tested
 	$(BIN)/ruff check .
@@ -43,10 +47,11 @@ overhead: $(VENV)/.tested
 starts: $(VENV)/.demo
 	$(BIN)/python benchmarks/starts.py --demo $(if $(OUT),--out $(OUT))
 
-# What the tests of make test take, and those of make check, in units of importing torch. OUT=FOLDER: keeps the figures.
+# What the tests of make test take, and those of make check and make full, in units of importing torch. OUT=FOLDER: keeps the figures.
 lanes: $(VENV)/.tested
 	$(BIN)/python benchmarks/lanes.py test $(if $(OUT),--out $(OUT))
 	$(BIN)/python benchmarks/lanes.py check $(if $(OUT),--out $(OUT))
+	$(BIN)/python benchmarks/lanes.py full $(if $(OUT),--out $(OUT))
 
 # What the reference of a proof costs: its steps, memory and disk. OUT=FOLDER: keeps the figures.
 proof-cost: $(VENV)/.tested

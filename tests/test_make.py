@@ -31,7 +31,7 @@ def test_the_demos_command_stands_in_the_makefile_alone() -> None:
 @pytest.mark.check
 def test_the_demo(tmp_path: Path) -> None:
     """From nothing but an installed samestep: a row for each engine, the report, and what to type next."""
-    typed = [sys.executable, "-m", "samestep", *starts.demo_command(), "--rounds", "2"]  # of the demo's three
+    typed = [sys.executable, "-m", "samestep", *starts.demo_command(), "--rounds", "1"]  # of the demo's three
     fresh = {name: value for name, value in os.environ.items() if name != SOCKETS} | {"COLUMNS": "100"}
     done = subprocess.run(typed, cwd=tmp_path, env=fresh, capture_output=True, text=True, timeout=budget(600))
     assert done.returncode == 0, done.stderr

@@ -34,6 +34,9 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from samestep.rank import import_torch  # noqa: F401  (before what imports torch)
+
+# isort: split
 import torch
 from torch.multiprocessing.spawn import ProcessException, start_processes
 

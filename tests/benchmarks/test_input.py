@@ -13,11 +13,12 @@ import pytest
 from PIL import Image
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-DEADLINE_S = 240
+DEADLINE_IMPORTS = 200
 sys.path.insert(0, str(BENCHMARKS))
 
 import feeds  # noqa: E402
 import input as benchmark  # noqa: E402
+from budget import budget  # noqa: E402
 from samestep.world import World  # noqa: E402
 
 pytestmark = pytest.mark.check
@@ -65,7 +66,9 @@ def test_a_short_run_records_every_case(images: Path, tmp_path: Path) -> None:
     short = ["--rounds", "1", "--launches", "1", "--block", "2", "--ranks", "2", "--width", "8", "--steps", "20"]
     command = [sys.executable, str(BENCHMARKS / "input.py"), "--images", str(images), "--only", "jpeg", *short]
     before = set(psutil.Process().children(recursive=True))
-    done = subprocess.run([*command, "--out", str(tmp_path)], capture_output=True, text=True, timeout=DEADLINE_S)
+    done = subprocess.run(
+        [*command, "--out", str(tmp_path)], capture_output=True, text=True, timeout=budget(DEADLINE_IMPORTS)
+    )
     assert done.returncode == 0, done.stderr
     assert set(psutil.Process().children(recursive=True)) <= before
     raw = json.loads((tmp_path / "raw.json").read_text())

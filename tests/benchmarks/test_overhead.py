@@ -19,12 +19,13 @@ sys.path.insert(0, str(BENCHMARKS))
 
 import overhead  # noqa: E402 - a script's folder is on the path when it runs
 import turns  # noqa: E402
+from budget import budget  # noqa: E402
 from samestep.jobs import digits  # noqa: E402
 from samestep.world import World  # noqa: E402
 
 pytestmark = pytest.mark.check
 
-DEADLINE_S = 240
+DEADLINE_IMPORTS = 200
 
 
 def rounds_of(step_s, jitter, seed, launches=4, rounds=40):
@@ -143,7 +144,7 @@ def run(*arguments):
     )
     started = []
     try:
-        until = time.monotonic() + DEADLINE_S
+        until = time.monotonic() + budget(DEADLINE_IMPORTS)
         while time.monotonic() < until:
             started += [p for p in psutil.Process(process.pid).children(recursive=True) if p not in started]
             try:
@@ -151,12 +152,12 @@ def run(*arguments):
             except subprocess.TimeoutExpired:
                 continue
             return process.returncode, errors
-        pytest.fail(f"still running after {DEADLINE_S} s")
+        pytest.fail(f"still running after {budget(DEADLINE_IMPORTS)} s")
     finally:
         if process.poll() is None:
             process.kill()
             process.communicate()
-        _, left = psutil.wait_procs(started, timeout=DEADLINE_S)
+        _, left = psutil.wait_procs(started, timeout=budget(DEADLINE_IMPORTS))
         for member in left:
             member.kill()
         assert not left
@@ -185,6 +186,6 @@ def test_a_short_run_counts_every_step_of_every_arm(tmp_path):
 
 
 def test_the_deadline_shows_stacks_and_leaves_nothing_behind():
-    code, errors = run("--model", "wide", "--rounds", 1000, "--deadline", 6)
+    code, errors = run("--model", "wide", "--rounds", 1000, "--deadline", budget(5))
     assert code == 1
     assert "Timeout" in errors and "in rank_main" in errors

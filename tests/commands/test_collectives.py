@@ -18,6 +18,7 @@ from cluster import skip_where
 from cluster import slurm as slurm_module
 from cluster.slurm import Slurm
 from command import samestep
+from lane_marks import CHECK, FULL
 from samestep.commands.collectives import failed
 from samestep.commands.collectives_options import CollectivesOptions, size_of
 from samestep.errors import UserError
@@ -116,8 +117,10 @@ def typed(command: list[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=budget(250), env=os.environ | ROOT)
 
 
-@pytest.mark.check
-@pytest.mark.parametrize("launcher", ["torchrun", "spawn", "mpirun"])
+@pytest.mark.parametrize(
+    "launcher",
+    [pytest.param("mpirun", marks=CHECK), *(pytest.param(name, marks=FULL) for name in ("torchrun", "spawn"))],
+)
 def test_launchers(launcher: str, tmp_path: Path) -> None:
     skip_where("mpirun is not installed" if launcher == "mpirun" and not shutil.which("mpirun") else None)
     line = ["collectives", "--nproc", "2", "--launcher", launcher, *SMALL, "--out", str(tmp_path / "out")]
@@ -142,8 +145,7 @@ def slurm() -> Iterator[Slurm]:
         yield cluster
 
 
-@pytest.mark.check
-@pytest.mark.parametrize("how", ["srun", "salloc"])
+@pytest.mark.parametrize("how", [pytest.param("srun", marks=CHECK), pytest.param("salloc", marks=FULL)])
 def test_slurm(how: str, slurm: Slurm, tmp_path: Path) -> None:
     """Two nodes: each command one of srun's tasks, and one command that starts the tasks."""
     line = [*SAMESTEP, "collectives", *SMALL, "--out", str(tmp_path / "out")]

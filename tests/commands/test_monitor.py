@@ -131,7 +131,8 @@ for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
     signal.signal(number, told)
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"], start_new_session=True)
 print(os.getpid(), child.pid, flush=True)
-time.sleep(1000)
+while True:
+    time.sleep(0.05)  # a signal that comes just before a sleep is handled after it
 """
 
 

@@ -11,7 +11,7 @@ import argparse
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import lru_cache
 from pathlib import Path
@@ -116,13 +116,13 @@ def _inspected(settings: tuple[tuple[str, str], ...], size: int) -> JobFacts:
     return inspect_job(DRAWN, dict(settings), size, 8, "cpu")
 
 
-def measure(bench: Bench, name: str) -> dict[str, str]:
+def measure(bench: Bench, name: str, behaviours: Sequence[str] = (*BEHAVIOURS,)) -> dict[str, str]:
     """Measures an engine's row: the weakest verdict over each behaviour's numbers of ranks ('same', 'approximate',
     'refused: why', …), and the numbers of ranks at which all that is same is so to the last bit."""
     engine, given = ENGINES[name]
     row, same = {}, defaultdict(list)
-    for behaviour, (settings, sizes) in BEHAVIOURS.items():
-        cells = []
+    for behaviour in behaviours:
+        (settings, sizes), cells = BEHAVIOURS[behaviour], []
         for size in (1,) if engine in ("single", "split") else sizes:
             try:
                 verdict = bench.prove(engine, given, settings, size)

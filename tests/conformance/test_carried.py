@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 from conformance import jobs_carried
+from lane_marks import on_engines
 from mutations.faults import Fault
 from mutations.plant import patched
 from ranks import Ranks, RanksFailed, prove, skip_unless_here
@@ -26,14 +27,13 @@ from samestep.tasks.proof_job import proof_job
 JOBS = f"{Path(__file__).parent}/jobs_carried.py"
 NAMES = ("lstm", "accumulated", "few")
 ENGINES = ("ddp", "fsdp", "zero", "accelerate", "fabric", "lightning", "hf", "horovod", "deepspeed", "single", "split")
-CASES = [
-    pytest.param(
-        name, engine, size, marks=() if (name, engine, size) == ("accumulated", "ddp", 2) else pytest.mark.check
-    )
-    for name in NAMES
-    for engine in ENGINES
-    for size in ((1,) if engine in ("single", "split") else (2, 3) if engine in ("ddp", "fsdp") else (3,))
-]
+
+
+def sizes_of(engine: str) -> tuple[int, ...]:
+    return (1,) if engine in ("single", "split") else (2, 3) if engine in ("ddp", "fsdp") else (3,)
+
+
+CASES = on_engines(NAMES, ENGINES, sizes_of, {("accumulated", "ddp", 2)})
 
 
 @pytest.mark.parametrize(("name", "engine", "size"), CASES)

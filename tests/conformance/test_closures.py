@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 from conformance import jobs_carried, jobs_closures, jobs_phases
+from lane_marks import on_engines
 from mutations.faults import Fault
 from mutations.plant import patched
 from ranks import Ranks, engine_facts, prove, skip_unless_here
@@ -25,12 +26,13 @@ from samestep.tasks.inspect.job import inspect_job
 JOBS = f"{Path(__file__).parent}/jobs_closures.py"
 NAMES = ("line_search", "normalized", "clipped", "averaged", "few", "extrapolated")
 ENGINES = ("ddp", "single", "split", "accelerate", "fabric", "horovod")
-CASES = [
-    pytest.param(name, engine, size, marks=() if (name, engine, size) == ("clipped", "ddp", 2) else pytest.mark.check)
-    for engine in ENGINES
-    for name in NAMES
-    for size in ((1,) if engine in ("single", "split") else (2, 3) if engine == "ddp" else (2,))
-]
+
+
+def sizes_of(engine: str) -> tuple[int, ...]:
+    return (1,) if engine in ("single", "split") else (2, 3) if engine == "ddp" else (2,)
+
+
+CASES = on_engines(NAMES, ENGINES, sizes_of, {("clipped", "ddp", 2)})
 
 
 @pytest.mark.parametrize(("name", "engine", "size"), CASES)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from conformance import jobs_gathered
+from lane_marks import on_engines
 from mutations.faults import Fault
 from mutations.plant import patched
 from ranks import Ranks, RanksFailed, proof_plan, prove, reference_plan, skip_unless_here
@@ -22,15 +23,15 @@ from samestep.tasks.eject.runtime import run as script
 
 JOBS = f"{Path(__file__).parent}/jobs_gathered.py"
 NAMES = ("clip", "supervised_contrastive", "balanced_experts")
-FAST = {("clip", "ddp"), ("supervised_contrastive", "ddp"), ("balanced_experts", "fsdp")}
+FAST = {("clip", "ddp", 2), ("supervised_contrastive", "ddp", 2), ("balanced_experts", "fsdp", 2)}
 ENGINES = ("ddp", "fsdp", "zero", "accelerate", "fabric", "lightning", "hf", "deepspeed", "horovod")
-CASES = [
-    pytest.param(name, engine, size, marks=() if size == 2 and (name, engine) in FAST else pytest.mark.check)
-    for name in NAMES
-    for engine in ENGINES
-    for size in (2, 3)
-    if size == 2 or engine in ("ddp", "fsdp")
-]
+
+
+def sizes_of(engine: str) -> tuple[int, ...]:
+    return (2, 3) if engine in ("ddp", "fsdp") else (2,)
+
+
+CASES = on_engines(NAMES, ENGINES, sizes_of, FAST)
 
 
 @pytest.mark.parametrize(("name", "engine", "size"), CASES)

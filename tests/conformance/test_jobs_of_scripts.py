@@ -12,6 +12,7 @@ import pytest
 from torch import nn
 
 from conformance import jobs_of_scripts
+from lane_marks import shared_out
 from ranks import KeptRanks, Ranks, RanksFailed, engine_facts, prove
 from samestep.commands.study import refusal
 from samestep.errors import UserError
@@ -138,10 +139,15 @@ def test_the_same_on_fsdp(bench: Bench) -> None:
     assert {bench.prove(job, "fsdp", {}, 2).verdict for job in ("nanogpt", "reads_weights", "lora")} == {"same"}
 
 
-@pytest.mark.check
-@pytest.mark.parametrize(("name", "size"), [*((name, 2) for name in PROVEN), ("ddp", 3), ("fsdp", 3), ("zero", 3)])
-def test_the_same_on_every_engine(name: str, size: int, bench: Bench) -> None:
-    verdicts = {job: bench.prove(job, *ENGINES[name], size) for job in JOBS}
+@pytest.mark.parametrize(("name", "jobs"), shared_out(PROVEN, JOBS, of=3))
+def test_the_same_on_every_engine(name: str, jobs: list[str], bench: Bench) -> None:
+    verdicts = {job: bench.prove(job, *ENGINES[name], 2) for job in jobs}
+    assert {job: verdict for job, verdict in verdicts.items() if verdict.verdict != "same"} == {}
+
+
+@pytest.mark.parametrize(("name", "jobs"), shared_out(["ddp", "fsdp", "zero"], JOBS, of=3))
+def test_the_same_at_three_ranks(name: str, jobs: list[str], bench: Bench) -> None:
+    verdicts = {job: bench.prove(job, *ENGINES[name], 3) for job in jobs}
     assert {job: verdict for job, verdict in verdicts.items() if verdict.verdict != "same"} == {}
 
 
@@ -188,12 +194,12 @@ def test_an_optimizer_that_the_engine_cannot_take_is_refused(name: str) -> None:
         assert why.endswith("; use AdamW, or another engine")
 
 
-@pytest.mark.check
-@pytest.mark.parametrize(
-    "name",
-    ["ddp", "zero", "fsdp", "fabric model_parallel", "horovod", "deepspeed", "deepspeed stage=3"],
-)
-def test_every_other_optimizer_is_the_same(name: str, bench: Bench) -> None:
-    verdicts = {each: bench.prove(f"optimizer:{each}", *ENGINES[name], 2) for each in OPTIMIZERS}
-    assert {each for each, of in verdicts.items() if of.verdict == "refused"} == REFUSED.get(name, set())
+TAKE_OTHERS = ["ddp", "zero", "fsdp", "fabric model_parallel", "horovod", "deepspeed", "deepspeed stage=3"]
+
+
+@pytest.mark.parametrize(("name", "optimizers"), shared_out(TAKE_OTHERS, OPTIMIZERS, of=3))
+def test_every_other_optimizer_is_the_same(name: str, optimizers: list[str], bench: Bench) -> None:
+    verdicts = {each: bench.prove(f"optimizer:{each}", *ENGINES[name], 2) for each in optimizers}
+    refused = {each for each, of in verdicts.items() if of.verdict == "refused"}
+    assert refused == REFUSED.get(name, set()) & {*optimizers}
     assert {each: of for each, of in verdicts.items() if of.verdict not in ("same", "refused")} == {}

@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from conformance import jobs_phases
+from lane_marks import on_engines
 from mutations.faults import Fault
 from mutations.plant import patched
 from ranks import Ranks, engine_facts, prove, skip_unless_here
@@ -32,14 +33,14 @@ from samestep.world import World
 
 JOBS = f"{Path(__file__).parent}/jobs_phases.py"
 ENGINES = ("single", "split", "ddp", "fsdp", "zero", "accelerate", "fabric", "lightning", "hf", "horovod")
-FAST = {("gan", "ddp"), ("actor_critic", "ddp"), ("actor_critic", "zero")}
-CASES = [
-    pytest.param(name, engine, size, marks=() if size == 2 and (name, engine) in FAST else pytest.mark.check)
-    for name in ("gan", "actor_critic", "contrastive")
-    for engine in ENGINES
-    for size in ((1,) if engine in ("single", "split") else (2, 3))
-    if size < 3 or engine in ("ddp", "fsdp")
-]
+FAST = {("gan", "ddp", 2), ("actor_critic", "ddp", 2), ("actor_critic", "zero", 2)}
+
+
+def sizes_of(engine: str) -> tuple[int, ...]:
+    return (1,) if engine in ("single", "split") else (2, 3) if engine in ("ddp", "fsdp") else (2,)
+
+
+CASES = on_engines(("gan", "actor_critic", "contrastive"), ENGINES, sizes_of, FAST)
 
 
 @pytest.mark.parametrize(("name", "engine", "size"), CASES)

@@ -14,6 +14,7 @@ import pytest
 from budget import budget
 from command import samestep
 from examples.table import EXAMPLES, LEARNT, PAGES, PORTS, ROOT, YES, Proven, newest, prove, read, rows_of
+from lane_marks import FULL
 
 QUICK = ("plain", "nanogpt", "tagger")  # transformers takes ten seconds to import
 BOTH = (*QUICK, "clip", "moe", "ema", "dcgan", "lora")  # what they do is another code where weights are sharded
@@ -39,9 +40,10 @@ def test_a_port_is_proven(name: str, folder: Path) -> None:
 @pytest.mark.check
 @pytest.mark.parametrize("name", LEARNT)
 def test_every_port_is_proven(name: str, folder: Path) -> None:
-    """On DDP, at 3 ranks, some on their other engine, too; `make ports` proves the other engine of each at 2 ranks."""
-    other = PORTS[name].engines[-1] if name in BOTH or "fsdp" not in PORTS[name].engines else "ddp"
-    check(prove(name, 3, tuple(dict.fromkeys(("ddp", other))), folder))
+    """At 3 ranks, on DDP, or on its other engine where it does what is another code there; `make ports` proves each on
+    all of its engines, at 2 ranks, too."""
+    other = name in BOTH or "fsdp" not in PORTS[name].engines
+    check(prove(name, 3, (PORTS[name].engines[-1] if other else "ddp",), folder))
 
 
 def test_every_example_has_its_row() -> None:
@@ -74,7 +76,7 @@ def test_the_coverage_table_is_that_of_its_record(page: Path) -> None:
         check(found)
 
 
-@pytest.mark.check
+@FULL
 def test_the_commands_of_the_page_run(tmp_path: Path) -> None:
     """As shown, one after the other, in a folder that has examples/."""
     (tmp_path / "examples").symlink_to(EXAMPLES)

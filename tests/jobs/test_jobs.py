@@ -89,14 +89,12 @@ def test_every_built_in_job_is_here() -> None:
 @pytest.mark.check
 @pytest.mark.parametrize("job", SMALL)
 def test_a_job_is_the_same_training_on_several_ranks(job: str, data: dict[str, Path], tmp_path: Path) -> None:
+    """The ejected scripts of these jobs train on every other engine (tests/tasks/eject)."""
     chosen = [word for pair in settings(job, data).items() for word in ("--set", "=".join(pair))]
-    asked = ["--engines", "ddp,fsdp", "--nproc", "2", "--steps", "4", "--json"]
+    asked = ["--engines", "fsdp", "--nproc", "2", "--steps", "4", "--json"]
     done = samestep("verify", job, *chosen, *asked, out=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert {row["engine"]: row["verdict"] for row in json.loads(done.stdout)["engines"]} == {
-        "ddp": "same",
-        "fsdp": "same",
-    }
+    assert [row["verdict"] for row in json.loads(done.stdout)["engines"]] == ["same"]
 
 
 @pytest.mark.parametrize("job", SMALL)
@@ -149,7 +147,7 @@ def test_every_process_learns_the_same_words(tmp_path: Path) -> None:
         f"data = Path({str(tmp_path)!r}); encode, tokens = encoder(data, None, 16, 150); "
         "print(tokens, encode(read(data / 'train.tsv')[0]).tolist())"
     )
-    seen = {subprocess.run([sys.executable, "-c", script], capture_output=True, check=True).stdout for _ in range(4)}
+    seen = {subprocess.run([sys.executable, "-c", script], capture_output=True, check=True).stdout for _ in range(2)}
     assert len(seen) == 1
 
 

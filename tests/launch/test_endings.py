@@ -20,12 +20,17 @@ import pytest
 from budget import budget, deadline, wait_until
 from command import JOBS, has_begun, samestep
 from jobs import NORMAL_EXIT
+from lane_marks import CHECK, FULL
 
 OTHERS = ["spawn", "mpirun"] if which("mpirun") or "CI" in os.environ else ["spawn"]
 ENGINES = ["ddp", *(pytest.param(name, marks=pytest.mark.check) for name in ("lightning", "deepspeed", "accelerate"))]
 ENGINES.append("single")
 LAUNCHERS = ["torchrun", *(pytest.param(name, marks=pytest.mark.check) for name in OTHERS)]
-CHECKED = [pytest.param(name, marks=pytest.mark.check) for name in ("torchrun", *OTHERS)]  # what resembles another test
+
+
+def on_launchers(*checked: str) -> list[object]:
+    """Every launcher, in `make check` these: what resembles another test's ending is tried on the others there."""
+    return [pytest.param(name, marks=CHECK if name in checked else FULL) for name in ("torchrun", *OTHERS)]
 
 
 @dataclass
@@ -88,7 +93,7 @@ def assert_gone(pids: list[int]) -> None:
     wait_until(lambda: not alive(pids), "still alive", lambda: alive(pids))
 
 
-@pytest.mark.parametrize("launcher", CHECKED)
+@pytest.mark.parametrize("launcher", on_launchers("torchrun", "spawn"))
 def test_a_command_killed_while_its_ranks_still_import(launcher: str, tmp_path: Path) -> None:
     """Before a rank can tie itself to its parent, that parent may have gone."""
     command = [sys.executable, "-m", "samestep", "run", "digits", "--nproc", "2", "--launcher", launcher]
@@ -133,7 +138,7 @@ def test_a_killed_rank(launcher: str, tmp_path: Path) -> None:
     assert not (tmp_path / "out" / "weights.safetensors").exists()
 
 
-@pytest.mark.parametrize("launcher", CHECKED)
+@pytest.mark.parametrize("launcher", on_launchers("torchrun", "mpirun"))
 def test_a_killed_launcher(launcher: str, tmp_path: Path) -> None:
     with training("slow", tmp_path / "out", launcher) as run:
         os.kill(psutil.Process(run.parent.pid).children()[0].pid, signal.SIGKILL)
@@ -142,7 +147,7 @@ def test_a_killed_launcher(launcher: str, tmp_path: Path) -> None:
         assert_gone(run.pids)
 
 
-@pytest.mark.parametrize("launcher", CHECKED)
+@pytest.mark.parametrize("launcher", on_launchers("spawn", "mpirun"))
 def test_a_killed_parent(launcher: str, tmp_path: Path) -> None:
     with training("slow", tmp_path / "out", launcher, "--set", "workers=1") as run:
         assert len(run.pids) >= 5  # launcher, two ranks, a loader worker each
@@ -236,7 +241,7 @@ def test_an_error_whose_words_are_a_lost_connections_too(tmp_path: Path) -> None
     assert "rank 1 failed: RuntimeError: timeout: the feature server reset the connection" in done.stderr
 
 
-@pytest.mark.parametrize("launcher", CHECKED)
+@pytest.mark.parametrize("launcher", on_launchers("mpirun"))
 def test_a_rank_that_leaves_without_a_word(launcher: str, tmp_path: Path) -> None:
     job = f"{JOBS}:leaves_on_rank_1"
     done = run_to_its_end(job, "--launcher", launcher, *deadline(), "--out", str(tmp_path / "out"))
@@ -262,8 +267,7 @@ def test_a_daemon_of_the_job_ends_with_a_normal_end(command: str, tmp_path: Path
             os.kill(pid, signal.SIGKILL)
 
 
-@pytest.mark.check
-@pytest.mark.parametrize("launcher", ["torchrun", "spawn"])
+@pytest.mark.parametrize("launcher", [pytest.param("torchrun", marks=CHECK), pytest.param("spawn", marks=FULL)])
 def test_the_interface_reaches_the_ranks(launcher: str, tmp_path: Path) -> None:
     """NCCL's too, which nobody names for ranks on one machine unless they are told."""
     job, out = f"{JOBS}:prints_its_interfaces", tmp_path / "out"

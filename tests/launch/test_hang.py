@@ -14,6 +14,7 @@ import pytest
 from budget import budget, deadline, wait_until
 from cluster import hosts, skip_where
 from command import TESTS, samestep
+from lane_marks import CHECK, FULL, in_turn
 from samestep.launch import stacks
 from samestep.launch.flight_recorder import Collective, Recorded, recorded
 from samestep.launch.hang import Hang, explain
@@ -28,6 +29,7 @@ import hangs
 JOB = f"{TESTS}/launch/hanging.py:job"
 QUICK = ("dataset",)  # without `make check`
 SHAPES = "shapes"  # gloo ends the rank that receives too much
+ON_ONE_MACHINE = [fault for fault in hangs.FAULTS if fault not in ("slow", SHAPES, *hangs.ON_HOSTS)]
 
 
 def run(fault: str, out: Path, *more: str, nproc: int = 2) -> tuple[int, str]:
@@ -39,9 +41,8 @@ def run(fault: str, out: Path, *more: str, nproc: int = 2) -> tuple[int, str]:
 @pytest.mark.parametrize(
     "fault",
     [
-        fault if fault in QUICK else pytest.param(fault, marks=pytest.mark.check)
-        for fault in hangs.FAULTS
-        if fault not in ("slow", SHAPES, *hangs.ON_HOSTS)
+        fault if fault in QUICK else pytest.param(fault, marks=in_turn(2, number))
+        for number, fault in enumerate(ON_ONE_MACHINE)
     ],
 )
 def test_the_rank_and_the_line_that_hang_are_named(fault: str, tmp_path: Path) -> None:
@@ -55,8 +56,7 @@ def test_the_rank_and_the_line_that_hang_are_named(fault: str, tmp_path: Path) -
     assert list(hangs.alive_in(str(tmp_path))) == []
 
 
-@pytest.mark.check
-@pytest.mark.parametrize("fault", hangs.ON_HOSTS)
+@pytest.mark.parametrize("fault", [pytest.param("far", marks=CHECK), pytest.param("link", marks=FULL)])
 def test_a_hang_on_two_hosts_is_named(fault: str) -> None:
     skip_where(hosts.missing())
     options = argparse.Namespace(engine="ddp", stall=budget(3), deadline=budget(100))

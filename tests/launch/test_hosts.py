@@ -17,6 +17,7 @@ from cluster import hosts as hosts_module
 from cluster import skip_where
 from cluster.hosts import Hosts
 from command import JOBS, has_begun
+from lane_marks import FULL
 
 pytestmark = pytest.mark.check
 
@@ -64,7 +65,7 @@ def by_number(out: Path, *more: str, master: str = "h0") -> Line:
     return lambda i: train(out, "--node-rank", str(i), *more, master=master)
 
 
-@pytest.mark.parametrize("how", ["static", "c10d", "ipv6"])
+@pytest.mark.parametrize("how", ["static", "c10d", pytest.param("ipv6", marks=FULL)])
 def test_the_same_line_on_each(how: str, hosts: Hosts, tmp_path: Path) -> None:
     """The meeting listens at the master's address alone."""
     out = tmp_path / "out"
@@ -99,7 +100,7 @@ def test_over_a_slow_link_it_is_the_same_step(hosts: Hosts, tmp_path: Path) -> N
     assert "this machine took part in 2 launches; the results are on h0" in ended[1][1]
 
 
-@pytest.mark.parametrize("how", ["static", "c10d"])
+@pytest.mark.parametrize("how", [pytest.param("static", marks=FULL), "c10d"])
 def test_a_machine_that_does_not_come(how: str, hosts: Hosts, tmp_path: Path) -> None:
     out = tmp_path / "out"
     line = by_number(out, "--timeout", "5") if how == "static" else lambda i: train(out, "--timeout", "5")
@@ -109,7 +110,7 @@ def test_a_machine_that_does_not_come(how: str, hosts: Hosts, tmp_path: Path) ->
     assert "Traceback" not in said
 
 
-@pytest.mark.parametrize("how", ["static", "c10d"])
+@pytest.mark.parametrize("how", [pytest.param("static", marks=FULL), "c10d"])
 def test_a_cut_link_ends_every_rank_and_names_the_lost_one(how: str, hosts: Hosts, tmp_path: Path) -> None:
     """Soon after the group's timeout no rank is left; torchrun's agent alone would stay for minutes."""
     out = tmp_path / "out"
@@ -197,7 +198,7 @@ def test_the_loop_interface_is_refused(hosts: Hosts, tmp_path: Path) -> None:
     assert all("--interface lo leads to no other machine; give one that does, of eth0" in said for _, said in ended)
 
 
-@pytest.mark.parametrize("how", ["static", "c10d"])
+@pytest.mark.parametrize("how", ["static", pytest.param("c10d", marks=FULL)])
 def test_a_machine_of_another_training_is_told_at_once(how: str, hosts: Hosts, tmp_path: Path) -> None:
     """On the port where two machines train already."""
     out, late = tmp_path / "out", list[tuple[int, str]]()

@@ -13,6 +13,7 @@ import pytest
 from budget import budget
 from cluster import skip_where
 from command import JOBS, samestep
+from lane_marks import CHECK, FULL
 
 BIN = Path(sys.executable).parent
 ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
@@ -49,7 +50,12 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 
 @pytest.mark.parametrize(
-    "around", ["torchrun -m", *(pytest.param(name, marks=pytest.mark.check) for name in [*AROUND][1:])]
+    "around",
+    [
+        "torchrun -m",
+        pytest.param("torchrun --no-python", marks=FULL),
+        *(pytest.param(name, marks=CHECK) for name in ("mpirun", "horovodrun")),
+    ],
 )
 def test_it_is_one_of_its_ranks(around: str, weights: bytes, tmp_path: Path) -> None:
     skip_where(None if shutil.which(AROUND[around][0]) else f"{AROUND[around][0]} is not installed")
@@ -82,7 +88,7 @@ REFUSED_TOO = [
 
 @pytest.mark.parametrize(
     ("around", "options", "says"),
-    [*REFUSED, *(pytest.param(*case, marks=pytest.mark.check) for case in REFUSED_TOO)],
+    [*REFUSED, *(pytest.param(*case, marks=FULL) for case in REFUSED_TOO)],
 )
 def test_what_would_train_apart_is_refused(around: str, options: list[str], says: str, tmp_path: Path) -> None:
     done = typed([*AROUND[around], "run", f"{JOBS}:quick", "--out", str(tmp_path / "out"), *options])
@@ -91,7 +97,7 @@ def test_what_would_train_apart_is_refused(around: str, options: list[str], says
     assert not list(tmp_path.glob("**/weights.safetensors"))
 
 
-@pytest.mark.check
+@FULL
 def test_two_commands_in_one_mpirun(weights: bytes, tmp_path: Path) -> None:
     command = f"{sys.executable} -m samestep run {JOBS}:quick --out {tmp_path}"
     (tmp_path / "tmp").mkdir()
@@ -122,8 +128,7 @@ def test_two_ranks_with_one_local_rank(tmp_path: Path) -> None:
     assert all("ranks 0 and 1 on" in text and "both have local rank 0" in text for text in said), said
 
 
-@pytest.mark.check
-@pytest.mark.parametrize("launcher", ["torchrun", "spawn"])
+@pytest.mark.parametrize("launcher", [pytest.param("torchrun", marks=CHECK), pytest.param("spawn", marks=FULL)])
 def test_a_dry_run_prints_a_line_that_works_when_pasted(launcher: str, weights: bytes, tmp_path: Path) -> None:
     out = tmp_path / "a folder"
     command = [sys.executable, "-m", "samestep", "run", f"{JOBS}:quick", "--nproc", "2", "--out", str(out)]

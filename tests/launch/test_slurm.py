@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -18,6 +17,7 @@ from cluster import skip_where
 from cluster import slurm as slurm_module
 from cluster.slurm import Slurm
 from command import JOBS, has_begun
+from lane_marks import FULL
 from recorder.plant import text_of
 
 pytestmark = pytest.mark.check
@@ -91,6 +91,7 @@ def test_check_of_sruns_tasks(slurm: Slurm, tmp_path: Path) -> None:
         Path(f"{script}.ranks").unlink(missing_ok=True)
 
 
+@FULL  # the trainings that go on by themselves begin so, too
 def test_sbatch(slurm: Slurm, tmp_path: Path) -> None:
     out = tmp_path / "a folder"
     number = submitted(slurm, "quick", out)
@@ -115,7 +116,7 @@ def test_the_same_step_under_srun(slurm: Slurm, tmp_path: Path) -> None:
         "verify",
         "digits",
         "--engines",
-        "ddp,lightning,deepspeed",
+        "ddp,deepspeed",
         "--launcher",
         "srun",
         "--out",
@@ -123,7 +124,7 @@ def test_the_same_step_under_srun(slurm: Slurm, tmp_path: Path) -> None:
     ]
     done = slurm.run("salloc", "-N2", *SAMESTEP, *line)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("same step") == 3, done.stdout
+    assert done.stdout.count("same step") == 2, done.stdout
 
 
 def test_the_signal_before_the_limit_stops_after_a_step(slurm: Slurm, tmp_path: Path) -> None:
@@ -153,7 +154,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return (out / "weights.safetensors").read_bytes()
 
 
-@pytest.mark.parametrize("how", ["limit", "requeue"])
+@pytest.mark.parametrize("how", ["limit", pytest.param("requeue", marks=FULL)])
 def test_a_training_goes_on_by_itself(how: str, uninterrupted: bytes, slurm: Slurm, tmp_path: Path) -> None:
     """The limit is the job's own, of two minutes; Slurm looks for it every half minute, and so signals early. Once
     it is in the queue again it gets more: a busy machine may not begin to train before the next signal."""
@@ -175,14 +176,10 @@ def test_a_training_goes_on_by_itself(how: str, uninterrupted: bytes, slurm: Slu
     assert (out / "weights.safetensors").read_bytes() == uninterrupted
 
 
-def test_a_requeued_job_starts_again_and_a_cancelled_one_leaves_nothing(slurm: Slurm, tmp_path: Path) -> None:
+def test_a_cancelled_job_leaves_nothing(slurm: Slurm, tmp_path: Path) -> None:
     out = tmp_path / "out"
     number = submitted(slurm, "slow", out)
     trains(out)
-    assert slurm.run("scontrol", "requeue", number).returncode == 0
-    again = {"Restarts": "1", "JobState": "RUNNING"}
-    wait_until(lambda: again.items() <= slurm.job(number).items(), "not again", lambda: slurm.job(number))
-    trains(out, since=time.time())
     assert slurm.run("scancel", number).returncode == 0
     slurm.wait(number, "CANCELLED")
     assert_nothing_left(slurm)

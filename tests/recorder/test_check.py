@@ -9,6 +9,7 @@ import psutil
 import pytest
 
 from command import samestep
+from lane_marks import CHECK, FULL, first_of_each
 from ranks import skip_unless_here
 from recorder.faults import FAULTS, HEALTHY, Fault
 from recorder.plant import checked, planted, row_of, text_of
@@ -18,12 +19,16 @@ from samestep.records.script import CLOSURES, PLAN, ClosuresSeen
 
 STAGES = [each for each in FAULTS if each.script.startswith("deepspeed") and each.name != "divided by hand, too"]
 TRIED = [each for each in (*FAULTS, *REPLAY_FAULTS) if each not in STAGES]  # tests/recorder/plant.py tries all
+# Of each script one fault, and of each answer one: the others are the same faults in other scripts.
+CHECKED = first_of_each(TRIED, lambda fault: (fault.question, fault.cause), lambda fault: fault.script)
 IN_THE_FAST_LANE = [("ddp", "forward through .module"), ("ddp", "set_epoch left out")]
 IN_THE_FAST_LANE += [("accumulate", "not divided"), ("fsdp2", "not divided")]
 
 
 def lane_of(fault: Fault) -> tuple[pytest.MarkDecorator, ...]:
-    return () if (fault.script, fault.name) in IN_THE_FAST_LANE else (pytest.mark.check,)
+    if (fault.script, fault.name) in IN_THE_FAST_LANE:
+        return ()
+    return (CHECK if fault in CHECKED else FULL,)
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from lane_marks import CHECK, FULL, in_turn
 from ranks import SOURCE, engine_facts, resumed, resumed_reference_plan, skip_unless_here
 from resume.faults import FAULTS, ResumeFault
 from resume.plant import DOCS, JOBS, References, plant, with_table
-from resume.table import STRENGTH, THEMSELVES, Bench, Pair, Seen, cells, jobs_of, pairs, with_tables
+from resume.table import OTHERS, STRENGTH, THEMSELVES, Bench, Pair, Seen, cells, jobs_of, pairs, with_tables
 from samestep.records.interruption import INTERRUPTED, interruption
 
 QUICK_PAIRS = [
@@ -26,6 +27,15 @@ QUICK_FAULTS = {  # planted without `make check`, too: of the order, the optimiz
 }
 # Of each engine to itself two, and every pair of engines; make resume measures all of the table.
 CHECKED_PAIRS = [pair for pair in pairs() if pair.first != pair.then or {pair.size, pair.then_size} == {2, 3}]
+
+
+def lane_of(pair: Pair) -> pytest.MarkDecorator:
+    """Onto more ranks, and every other pair of engines."""
+    if pair.first == pair.then:
+        return CHECK if pair.size < pair.then_size else FULL
+    return in_turn(2, OTHERS.index(pair.first), OTHERS.index(pair.then))
+
+
 RECORDS = SOURCE.parent / "results"
 
 
@@ -75,8 +85,11 @@ def test_a_state_that_no_checkpoint_holds_is_found(bench: Bench) -> None:
     assert "a state in the model's attributes" in first.cause
 
 
-@pytest.mark.check
-@pytest.mark.parametrize("pair", CHECKED_PAIRS, ids=str)
+@pytest.mark.parametrize(
+    "pair",
+    [pytest.param(each, marks=lane_of(each)) for each in CHECKED_PAIRS],
+    ids=str,
+)
 def test_no_pair_is_weaker(pair: Pair, bench: Bench) -> None:
     was = cells(recorded_pairs()).get(str(pair))
     if was is None or was.startswith("unavailable"):

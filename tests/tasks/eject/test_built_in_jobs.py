@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from scripts import HERE, run_own, run_script, skip_unless_here, write
 
+from lane_marks import in_turn
 from ranks import engine_facts
 from samestep import engine as engines
 from samestep.tasks.eject import eject
@@ -23,8 +24,12 @@ from test_jobs import SMALL, data, settings
 __all__ = ["data"]  # the fixture
 QUICKSTARTS = HERE.parents[2] / "quickstarts"
 KEPT = [(job, engine) for job in ("digits", "imagefolder") for engine in engines.names()]
-QUICK = [("imagefolder", "ddp")]  # the others take the long lane
-EACH = [(job, engine) for job in SMALL for engine in engines.names()]
+QUICK = [("imagefolder", "ddp")]  # the others take the longer lanes
+EACH = [
+    pytest.param(job, engine, marks=() if (job, engine) in QUICK else in_turn(len(SMALL), column, row))
+    for column, job in enumerate(SMALL)
+    for row, engine in enumerate(engines.names())
+]
 IMPORTS = "torchmetrics.text torchmetrics.classification transformers.models.bert.modeling_bert"  # in seconds
 
 
@@ -48,9 +53,7 @@ def test_every_job_has_a_script_on_every_engine(job: str, tmp_path: Path) -> Non
         assert checked.returncode == 0, checked.stdout
 
 
-@pytest.mark.parametrize(
-    ("job", "engine"), [pytest.param(*each, marks=[] if each in QUICK else [pytest.mark.check]) for each in EACH]
-)
+@pytest.mark.parametrize(("job", "engine"), EACH)
 def test_a_job_is_the_same_training(job: str, engine: str, data: dict[str, Path], tmp_path: Path) -> None:
     """cifar10 with its two loader processes, on some engines."""
     skip_unless_here(engine)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from scripts import HERE, result, run_own, run_script, skip_unless_here, write
 
 from budget import budget
 from command import DRAWN
+from lane_marks import CHECK, FULL, in_turn
 from samestep import engine as engines
 
 DIGITS = {"epochs": "1", "width": "8"}
@@ -77,8 +77,9 @@ def test_the_line_at_its_head_starts_it(engine: str, without_samestep: dict[str,
         ("ddp", {"every": "step"}),
         ("ddp", {"every": "epoch", "arch": "batchnorm"}),  # rank 0 too has a micro-batch without rows
         *(
-            pytest.param(engine, {"every": every}, marks=pytest.mark.check)
-            for engine, every in zip(OTHERS, itertools.cycle(("step", "epoch")))
+            pytest.param(engine, {"every": every}, marks=in_turn(2, row, column))
+            for row, engine in enumerate(OTHERS)
+            for column, every in enumerate(("step", "epoch"))
         ),
     ],
 )
@@ -107,8 +108,11 @@ CHOSEN = [
 ]
 
 
-@pytest.mark.check
-@pytest.mark.parametrize(("engine", "chosen"), CHOSEN, ids=lambda value: str(value))
+@pytest.mark.parametrize(
+    ("engine", "chosen"),
+    [pytest.param(*each, marks=FULL if number % 3 else CHECK) for number, each in enumerate(CHOSEN)],
+    ids=lambda value: str(value),
+)
 def test_an_engines_settings(engine: str, chosen: dict[str, str], tmp_path: Path) -> None:
     skip_unless_here(engine)
     script = write("digits", engine, tmp_path / "script", 2, DIGITS, **chosen)
