@@ -77,7 +77,7 @@ def test_the_line_at_its_head_starts_it(engine: str, without_samestep: dict[str,
         ("ddp", {"every": "step"}),
         ("ddp", {"every": "epoch", "arch": "batchnorm"}),  # rank 0 too has a micro-batch without rows
         *(
-            pytest.param(engine, {"every": every}, marks=in_turn(2, row, column))
+            pytest.param(engine, {"every": every}, marks=in_turn(4, row, column))
             for row, engine in enumerate(OTHERS)
             for column, every in enumerate(("step", "epoch"))
         ),
