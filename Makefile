@@ -8,8 +8,8 @@ CACHE = $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/samestep
 export TORCH_EXTENSIONS_DIR = $(abspath $(VENV))/torch_extensions
 # For pytest: two processes, each with whole files of tests. make test PYTEST='-k ddp' for less.
 PYTEST = -n 2 --dist loadfile
-# Three for make check, whose tests wait more often.
-PYTEST_CHECK = -n 3 --dist loadfile
+# Three for make check, whose tests wait more often, and the longest files first (tests/conftest.py).
+PYTEST_CHECK = -n 3 --dist loadfile --no-loadscope-reorder
 
 # What `make demo` runs; benchmarks/starts.py and tests/test_make.py read it here.
 DEMO = compare digits --launcher fork --rounds 3 --measured-steps 12 --warmup-steps 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -35,6 +36,7 @@ if "TMPDIR" not in os.environ and MEMORY.is_dir() and shutil.disk_usage(MEMORY).
     OWN_TEMPORARY = Path(tempfile.mkdtemp(prefix=f"samestep-tests-{os.getpid()}-", dir=MEMORY))
     OWN_TEMPORARY.chmod(0o755)  # as /tmp: munged wants to enter the folders above its socket
     os.environ["TMPDIR"] = tempfile.tempdir = str(OWN_TEMPORARY)
+RECORDS = Path(__file__).parents[1] / "results"
 RANK = "samestep-rank"  # the plugin that a rank of a test has
 SLOWEST_TEST_IMPORTS = 400  # a test that takes longer hangs: the slowest takes about 100
 BEGAN_S = time.monotonic()
@@ -60,9 +62,15 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Gives each test a deadline, at which pytest-timeout prints the stacks of its threads and fails it."""
+    """Gives each test a deadline, at which pytest-timeout prints the stacks of its threads and fails it.
+
+    Those files come first that took longest when the lane was measured, so that the processes end together.
+    """
     if config.pluginmanager.hasplugin(RANK):
         return  # a rank's test has its own
+    records = sorted(RECORDS.glob("tests_*/check.json"))
+    seconds = json.loads(records[-1].read_text())["seconds_of_files"] if records else {}
+    items.sort(key=lambda item: -seconds.get(item.nodeid.partition("::")[0], 0))
     for item in items:
         if item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(budget(SLOWEST_TEST_IMPORTS)))

@@ -19,6 +19,7 @@ sys.path.insert(0, str(BENCHMARKS))
 import feeds  # noqa: E402
 import input as benchmark  # noqa: E402
 from budget import budget  # noqa: E402
+from lane_marks import FULL  # noqa: E402
 from samestep.world import World  # noqa: E402
 
 pytestmark = pytest.mark.check
@@ -62,6 +63,7 @@ def test_a_block_takes_as_long_as_on_the_slower_rank() -> None:
     assert benchmark.slowest(launches, "a").tolist() == [[2.0, 5.0]]
 
 
+@FULL
 def test_a_short_run_records_every_case(images: Path, tmp_path: Path) -> None:
     short = ["--rounds", "1", "--launches", "1", "--block", "2", "--ranks", "2", "--width", "8", "--steps", "20"]
     command = [sys.executable, str(BENCHMARKS / "input.py"), "--images", str(images), "--only", "jpeg", *short]

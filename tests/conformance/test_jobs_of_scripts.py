@@ -134,11 +134,6 @@ ENGINES: dict[str, tuple[str, dict[str, str]]] = {
 PROVEN = [name for name in ENGINES if name != "deepspeed stage=2"]  # its loop is that of stage 1
 
 
-@pytest.mark.check
-def test_the_same_on_fsdp(bench: Bench) -> None:
-    assert {bench.prove(job, "fsdp", {}, 2).verdict for job in ("nanogpt", "reads_weights", "lora")} == {"same"}
-
-
 @pytest.mark.parametrize(("name", "jobs"), shared_out(PROVEN, JOBS, of=3))
 def test_the_same_on_every_engine(name: str, jobs: list[str], bench: Bench) -> None:
     verdicts = {job: bench.prove(job, *ENGINES[name], 2) for job in jobs}

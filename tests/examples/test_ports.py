@@ -14,7 +14,7 @@ import pytest
 from budget import budget
 from command import samestep
 from examples.table import EXAMPLES, LEARNT, PAGES, PORTS, ROOT, YES, Proven, newest, prove, read, rows_of
-from lane_marks import FULL
+from lane_marks import FULL, in_turn
 
 QUICK = ("plain", "nanogpt", "tagger")  # transformers takes ten seconds to import
 BOTH = (*QUICK, "clip", "moe", "ema", "dcgan", "lora")  # what they do is another code where weights are sharded
@@ -37,8 +37,7 @@ def test_a_port_is_proven(name: str, folder: Path) -> None:
     check(prove(name, 2, ("ddp",), folder))
 
 
-@pytest.mark.check
-@pytest.mark.parametrize("name", LEARNT)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=in_turn(2, number)) for number, name in enumerate(LEARNT)])
 def test_every_port_is_proven(name: str, folder: Path) -> None:
     """At 3 ranks, on DDP, or on its other engine where it does what is another code there; `make ports` proves each on
     all of its engines, at 2 ranks, too."""

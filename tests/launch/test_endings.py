@@ -25,7 +25,6 @@ from lane_marks import CHECK, FULL
 OTHERS = ["spawn", "mpirun"] if which("mpirun") or "CI" in os.environ else ["spawn"]
 ENGINES = ["ddp", *(pytest.param(name, marks=pytest.mark.check) for name in ("lightning", "deepspeed", "accelerate"))]
 ENGINES.append("single")
-LAUNCHERS = ["torchrun", *(pytest.param(name, marks=pytest.mark.check) for name in OTHERS)]
 
 
 def on_launchers(*checked: str) -> list[object]:
@@ -121,7 +120,7 @@ def test_a_command_killed_while_its_ranks_still_import(launcher: str, tmp_path: 
                 os.kill(pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("launcher", ["torchrun", *on_launchers("mpirun")[1:]])
 def test_a_killed_rank(launcher: str, tmp_path: Path) -> None:
     """What it had started ends, too."""
     with training("with_a_child", tmp_path / "out", launcher) as run:
@@ -222,7 +221,7 @@ def run_to_its_end(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=budget(100))
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("launcher", ["torchrun", *on_launchers("spawn")[1:]])
 def test_an_error_is_told_once_with_its_rank(launcher: str, tmp_path: Path) -> None:
     out = tmp_path / "out"
     job = f"{JOBS}:raises_on_rank_1"

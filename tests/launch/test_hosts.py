@@ -90,6 +90,7 @@ def test_the_same_line_on_each(how: str, hosts: Hosts, tmp_path: Path) -> None:
     assert {path.name for path in out.glob("machine-*/rank*.log")} == {"rank0.log", "rank1.log"}
 
 
+@FULL
 def test_over_a_slow_link_it_is_the_same_step(hosts: Hosts, tmp_path: Path) -> None:
     """Proven together, in a folder that the machines share."""
     hosts.shape("100mbit")

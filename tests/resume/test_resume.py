@@ -128,7 +128,10 @@ def test_every_fault_applies() -> None:
 
 @pytest.mark.parametrize(
     "fault",
-    [fault if fault.name in QUICK_FAULTS else pytest.param(fault, marks=pytest.mark.check) for fault in FAULTS],
+    [
+        fault if fault.name in QUICK_FAULTS else pytest.param(fault, marks=in_turn(2, number))
+        for number, fault in enumerate(FAULTS)
+    ],
     ids=lambda fault: fault.name,
 )
 def test_a_fault_is_caught_named_and_explained(fault: ResumeFault, references: References) -> None:

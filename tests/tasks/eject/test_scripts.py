@@ -120,8 +120,10 @@ def test_an_engines_settings(engine: str, chosen: dict[str, str], tmp_path: Path
     run_script(script, engine, 2).check_equal(run_own("digits", engine, tmp_path / "own", 2, DIGITS, **chosen))
 
 
-@pytest.mark.check
-@pytest.mark.parametrize(("job", "wrap"), [("returns_a_dict", "auto"), ("nanogpt", "Block")])
+@pytest.mark.parametrize(
+    ("job", "wrap"),
+    [pytest.param("returns_a_dict", "auto", marks=FULL), pytest.param("nanogpt", "Block", marks=CHECK)],
+)
 def test_units_and_a_metric_that_reads_the_batch(job: str, wrap: str, tmp_path: Path) -> None:
     target = f"{HERE.parents[1]}/conformance/jobs_of_scripts.py:{job}"
     script = write(target, "fsdp", tmp_path / "script", 2, {}, wrap=wrap)
