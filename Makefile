@@ -1,5 +1,5 @@
-# make demo: from a clone to a table and a report. make test: the tests; make check: the slower ones (every engine, every
-# planted fault, Slurm, hosts, trials, the browser); make full: the rest of their products. Each does all its set-up.
+# make demo: from a clone to a table and a report. make test: the tests; make check: the slower ones (every engine, each
+# kind of planted fault, Slurm, hosts, trials, the browser); make full: the rest. Each does all its set-up.
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
@@ -47,7 +47,7 @@ overhead: $(VENV)/.tested
 starts: $(VENV)/.demo
 	$(BIN)/python benchmarks/starts.py --demo $(if $(OUT),--out $(OUT))
 
-# What the tests of make test take, and those of make check and make full, in units of importing torch. OUT=FOLDER: keeps the figures.
+# What the tests of make test, make check and make full take, in units of importing torch. OUT=FOLDER: keeps the figures.
 lanes: $(VENV)/.tested
 	$(BIN)/python benchmarks/lanes.py test $(if $(OUT),--out $(OUT))
 	$(BIN)/python benchmarks/lanes.py check $(if $(OUT),--out $(OUT))

@@ -1,7 +1,7 @@
 """Which cases of a product `make check` runs, in turn, and which are left to `make full`.
 
 A product of engines x jobs, of faults x scripts, … has hundreds of cases, most of which repeat what another has shown.
-`make check` runs every engine, every job and every fault, each with some of the others; `make full` runs the rest.
+`make check` runs some of each, always the same ones, and `make full` the rest: docs/decisions/022-three-lanes.md.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ CHECK, FULL = pytest.mark.check, pytest.mark.full
 
 
 def in_turn(of: int, *numbers: int) -> pytest.MarkDecorator:
-    """The mark of a case with these numbers in the lists whose product it is: of a product of two, `make check` runs
-    one case of `of`, in the manner of a Latin square: some of each row and of each column."""
+    """The mark of a case with these numbers in the lists whose product it is: `make check` runs one case of `of`.
+
+    Of two lists, neither of them shorter than `of`, it is a Latin square: some of each row and of each column.
+    """
     return FULL if sum(numbers) % of else CHECK
 
 

@@ -12,7 +12,6 @@ import pytest
 
 from budget import deadline, wait_until
 from command import DIGITS, JOBS, TESTS, samestep
-from lane_marks import FULL
 from ranks import ELSEWHERE
 from samestep import engine as engines
 from samestep.records.files import SCHEMA
@@ -56,7 +55,7 @@ def test_verify(tmp_path: Path) -> None:
     assert found["same_as_one_process"]["answer"] == "yes"
 
 
-@FULL
+@pytest.mark.check
 def test_verify_every_engine(tmp_path: Path) -> None:
     """None is silently absent: each is the same, approximate by design, or says why it cannot run here."""
     arguments = ["verify", *DIGITS, "--engines", "all", "--nproc", "2", "--device", "cpu", "--json"]

@@ -17,6 +17,7 @@ import torch
 from PIL import Image
 
 from command import samestep
+from lane_marks import CHECK, FULL
 from samestep.errors import UserError
 from samestep.jobs.imdb import read
 from samestep.jobs.models.gpt import GPT
@@ -86,12 +87,13 @@ def test_every_built_in_job_is_here() -> None:
     assert {*SMALL, "digits"} == set(builtin_names())
 
 
-@pytest.mark.check
+@pytest.mark.parametrize("engine", [pytest.param("fsdp", marks=CHECK), pytest.param("ddp", marks=FULL)])
 @pytest.mark.parametrize("job", SMALL)
-def test_a_job_is_the_same_training_on_several_ranks(job: str, data: dict[str, Path], tmp_path: Path) -> None:
-    """The ejected scripts of these jobs train on every other engine (tests/tasks/eject)."""
+def test_a_job_is_the_same_training_on_several_ranks(
+    job: str, engine: str, data: dict[str, Path], tmp_path: Path
+) -> None:
     chosen = [word for pair in settings(job, data).items() for word in ("--set", "=".join(pair))]
-    asked = ["--engines", "fsdp", "--nproc", "2", "--steps", "4", "--json"]
+    asked = ["--engines", engine, "--nproc", "2", "--steps", "4", "--json"]
     done = samestep("verify", job, *chosen, *asked, out=tmp_path)
     assert done.returncode == 0, done.stderr
     assert [row["verdict"] for row in json.loads(done.stdout)["engines"]] == ["same"]

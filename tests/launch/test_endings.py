@@ -28,7 +28,7 @@ ENGINES.append("single")
 
 
 def on_launchers(*checked: str) -> list[object]:
-    """Every launcher, in `make check` these: what resembles another test's ending is tried on the others there."""
+    """Every launcher: these in `make check`, the others in `make full`."""
     return [pytest.param(name, marks=CHECK if name in checked else FULL) for name in ("torchrun", *OTHERS)]
 
 
@@ -240,7 +240,7 @@ def test_an_error_whose_words_are_a_lost_connections_too(tmp_path: Path) -> None
     assert "rank 1 failed: RuntimeError: timeout: the feature server reset the connection" in done.stderr
 
 
-@pytest.mark.parametrize("launcher", on_launchers("mpirun"))
+@pytest.mark.parametrize("launcher", on_launchers("torchrun"))
 def test_a_rank_that_leaves_without_a_word(launcher: str, tmp_path: Path) -> None:
     job = f"{JOBS}:leaves_on_rank_1"
     done = run_to_its_end(job, "--launcher", launcher, *deadline(), "--out", str(tmp_path / "out"))

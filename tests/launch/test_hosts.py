@@ -65,7 +65,7 @@ def by_number(out: Path, *more: str, master: str = "h0") -> Line:
     return lambda i: train(out, "--node-rank", str(i), *more, master=master)
 
 
-@pytest.mark.parametrize("how", ["static", "c10d", pytest.param("ipv6", marks=FULL)])
+@pytest.mark.parametrize("how", [pytest.param("static", marks=FULL), "c10d", "ipv6"])
 def test_the_same_line_on_each(how: str, hosts: Hosts, tmp_path: Path) -> None:
     """The meeting listens at the master's address alone."""
     out = tmp_path / "out"

@@ -91,7 +91,7 @@ def test_check_of_sruns_tasks(slurm: Slurm, tmp_path: Path) -> None:
         Path(f"{script}.ranks").unlink(missing_ok=True)
 
 
-@FULL  # the trainings that go on by themselves begin so, too
+@FULL  # the training that goes on by itself begins so, too
 def test_sbatch(slurm: Slurm, tmp_path: Path) -> None:
     out = tmp_path / "a folder"
     number = submitted(slurm, "quick", out)
@@ -111,12 +111,13 @@ def test_sbatch_on_one_node(slurm: Slurm, tmp_path: Path) -> None:
     assert "ddp on 2 ranks: 8 steps" in (out / f"slurm-{number}.out").read_text()
 
 
-def test_the_same_step_under_srun(slurm: Slurm, tmp_path: Path) -> None:
+@pytest.mark.parametrize("engines", ["ddp,deepspeed", pytest.param("fsdp,lightning", marks=FULL)])
+def test_the_same_step_under_srun(engines: str, slurm: Slurm, tmp_path: Path) -> None:
     line = [
         "verify",
         "digits",
         "--engines",
-        "ddp,deepspeed",
+        engines,
         "--launcher",
         "srun",
         "--out",
@@ -171,6 +172,7 @@ def test_a_training_goes_on_by_itself(how: str, uninterrupted: bytes, slurm: Slu
     ended = slurm.wait(number, "COMPLETED", "FAILED", "TIMEOUT", "CANCELLED", imports=120)
     said = (out / f"slurm-{number}.out").read_text()
     assert (ended["JobState"], ended["ExitCode"]) == ("COMPLETED", "0:0"), said
+    assert "interface eth0, which leads to h1" in said, said
     assert int(ended["Restarts"]) >= 1 and "continues from the checkpoint of step" in said, said
     assert how == "requeue" or "on request" in said, said
     assert (out / "weights.safetensors").read_bytes() == uninterrupted

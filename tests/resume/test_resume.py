@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from lane_marks import CHECK, FULL, in_turn
+from lane_marks import in_turn
 from ranks import SOURCE, engine_facts, resumed, resumed_reference_plan, skip_unless_here
 from resume.faults import FAULTS, ResumeFault
 from resume.plant import DOCS, JOBS, References, plant, with_table
@@ -30,10 +30,10 @@ CHECKED_PAIRS = [pair for pair in pairs() if pair.first != pair.then or {pair.si
 
 
 def lane_of(pair: Pair) -> pytest.MarkDecorator:
-    """Onto more ranks, and every other pair of engines."""
+    """Of an engine that continues itself, onto more or onto fewer ranks, in turn; and every other pair of engines."""
     if pair.first == pair.then:
-        return CHECK if pair.size < pair.then_size else FULL
-    return in_turn(2, OTHERS.index(pair.first), OTHERS.index(pair.then))
+        return in_turn(2, [*THEMSELVES].index(pair.first), int(pair.size < pair.then_size))
+    return in_turn(2, OTHERS.index(pair.first), OTHERS.index(pair.then), 1)  # ddp with single, zero and deepspeed
 
 
 RECORDS = SOURCE.parent / "results"

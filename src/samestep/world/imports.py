@@ -10,8 +10,10 @@ from contextlib import contextmanager
 @contextmanager
 def without_collections() -> Iterator[None]:
     """Suspends the collection of garbage during the block. While torch is imported it takes a tenth of the time."""
+    enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        gc.enable()
+        if enabled:
+            gc.enable()
