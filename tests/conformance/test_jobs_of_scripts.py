@@ -134,13 +134,13 @@ ENGINES: dict[str, tuple[str, dict[str, str]]] = {
 PROVEN = [name for name in ENGINES if name != "deepspeed stage=2"]  # its loop is that of stage 1
 
 
-@pytest.mark.parametrize(("name", "jobs"), shared_out(PROVEN, JOBS, of=3))
+@pytest.mark.parametrize(("name", "jobs"), shared_out(PROVEN, JOBS, of=4))
 def test_the_same_on_every_engine(name: str, jobs: list[str], bench: Bench) -> None:
     verdicts = {job: bench.prove(job, *ENGINES[name], 2) for job in jobs}
     assert {job: verdict for job, verdict in verdicts.items() if verdict.verdict != "same"} == {}
 
 
-@pytest.mark.parametrize(("name", "jobs"), shared_out(["ddp", "fsdp", "zero"], JOBS, of=3))
+@pytest.mark.parametrize(("name", "jobs"), shared_out(["ddp", "fsdp", "zero"], JOBS, of=4))
 def test_the_same_at_three_ranks(name: str, jobs: list[str], bench: Bench) -> None:
     verdicts = {job: bench.prove(job, *ENGINES[name], 3) for job in jobs}
     assert {job: verdict for job, verdict in verdicts.items() if verdict.verdict != "same"} == {}
@@ -192,7 +192,7 @@ def test_an_optimizer_that_the_engine_cannot_take_is_refused(name: str) -> None:
 TAKE_OTHERS = ["ddp", "zero", "fsdp", "fabric model_parallel", "horovod", "deepspeed", "deepspeed stage=3"]
 
 
-@pytest.mark.parametrize(("name", "optimizers"), shared_out(TAKE_OTHERS, OPTIMIZERS, of=3))
+@pytest.mark.parametrize(("name", "optimizers"), shared_out(TAKE_OTHERS, OPTIMIZERS, of=4))
 def test_every_other_optimizer_is_the_same(name: str, optimizers: list[str], bench: Bench) -> None:
     verdicts = {each: bench.prove(f"optimizer:{each}", *ENGINES[name], 2) for each in optimizers}
     refused = {each for each, of in verdicts.items() if of.verdict == "refused"}

@@ -199,7 +199,7 @@ def test_the_loop_interface_is_refused(hosts: Hosts, tmp_path: Path) -> None:
     assert all("--interface lo leads to no other machine; give one that does, of eth0" in said for _, said in ended)
 
 
-@pytest.mark.parametrize("how", ["static", pytest.param("c10d", marks=FULL)])
+@pytest.mark.parametrize("how", [pytest.param("static", marks=FULL), pytest.param("c10d", marks=FULL)])
 def test_a_machine_of_another_training_is_told_at_once(how: str, hosts: Hosts, tmp_path: Path) -> None:
     """On the port where two machines train already."""
     out, late = tmp_path / "out", list[tuple[int, str]]()

@@ -13,6 +13,7 @@ import pytest
 
 from budget import budget
 from command import JOBS
+from lane_marks import FULL
 
 pytestmark = pytest.mark.check
 
@@ -58,6 +59,7 @@ def test_a_users_mistake_is_told_without_a_restart(tmp_path: Path) -> None:
     assert refusals.read_text() == "1"
 
 
+@FULL
 def test_without_restarts_it_ends(tmp_path: Path) -> None:
     done = run("dies_once", tmp_path / "out")
     assert done.returncode == 1
