@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 
 import command_server
+import serve
 from budget import wait_until
 from samestep.launch.fork_client import SOCKETS
 from samestep.world.orphans import die_with_parent
@@ -36,24 +37,39 @@ def fork_servers(start: str = WORKER, purposes: Sequence[str] = WORKERS) -> Iter
 @contextmanager
 def of_lane(whole: bool) -> Iterator[None]:
     """As fork_servers, for all processes of a run of pytest, which wait() for them. whole: it has many tests, whose
-    commands are forked, too."""
+    commands and ranks are forked, too."""
     if not whole:
         with started(WORKER, WORKERS):
             yield
         return
     with started(OF_A_LANE, WORKERS):
-        path = Path(os.environ[SOCKETS]) / command_server.NAME
-        line = [sys.executable, command_server.__file__, str(path)]
-        with _running([line], [path]):
+        programs = [command_server, serve]
+        paths = [Path(os.environ[SOCKETS]) / program.NAME for program in programs]
+        lines = [[sys.executable, str(program.__file__), str(path)] for program, path in zip(programs, paths)]
+        with _running(lines, paths):
             yield
+
+
+@contextmanager
+def of_ranks() -> Iterator[Path]:
+    """While it runs, a server forks the ranks of tests. Yields its socket."""
+    with tempfile.TemporaryDirectory(prefix="samestep-") as folder:
+        path = Path(folder) / serve.NAME
+        with _running([[sys.executable, str(serve.__file__), str(path)]], [path]):
+            _wait(path)
+            yield path
 
 
 def wait(purposes: Sequence[str] = WORKERS) -> None:
     """Waits until the servers listen that were started in this process or its parent. Fails when one has ended."""
-    for path in (Path(os.environ[SOCKETS]) / purpose for purpose in purposes):
-        pid = int(path.with_suffix(".pid").read_text())
-        wait_until(lambda: path.exists() or _has_ended(pid), f"{path} does not listen")  # noqa: B023
-        assert path.exists(), f"the fork server for {path.name} has ended; why is on stderr"
+    for purpose in purposes:
+        _wait(Path(os.environ[SOCKETS]) / purpose)
+
+
+def _wait(path: Path) -> None:
+    pid = int(path.with_suffix(".pid").read_text())
+    wait_until(lambda: path.exists() or _has_ended(pid), f"{path} does not listen")
+    assert path.exists(), f"the fork server for {path.name} has ended; why is on stderr"
 
 
 @contextmanager

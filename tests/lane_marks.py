@@ -26,6 +26,7 @@ def in_turn(of: int, *numbers: int) -> pytest.MarkDecorator:
 def shared_out(names: Sequence[str], values: Sequence[T], of: int) -> list[Any]:
     """For each name two cases: with every `of`-th value, which are others for the next name, and with all other ones.
     The parameters are (name, values)."""
+    assert of <= min(len(names), len(values)), "some values would be in no lane but make full"
     cases = []
     for number, name in enumerate(names):
         chosen = [value for index, value in enumerate(values) if in_turn(of, number, index) is CHECK]

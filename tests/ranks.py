@@ -6,8 +6,7 @@ import atexit
 import json
 import os
 import signal
-import subprocess
-import sys
+import socket
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -20,8 +19,11 @@ from typing import IO, Any
 import psutil
 import pytest
 
+import fork_servers
 import ray_ranks
+import serve
 from budget import budget
+from samestep.launch.fork_client import SOCKETS
 from samestep.launch.stale_locks import clear_stale_locks
 from samestep.proof.judge import judge
 from samestep.proof.plan import interrupted, loop_layout, numerics_layout, trainings
@@ -48,6 +50,8 @@ LIBRARIES = {
 }
 
 
+OWN_SERVER = ExitStack()  # which forks the ranks of this process, where no lane has one for all
+atexit.register(OWN_SERVER.close)
 # Engines that are tried in an environment of their own: a large package, and one that is no longer maintained.
 ELSEWHERE = ("fairscale", "ray")
 
@@ -187,24 +191,25 @@ def _send(process: psutil.Process, number: int) -> None:
 
 
 @cache
-def _fork_server(library: str) -> subprocess.Popen[str]:
-    """The process that forks the ranks of a library's engines. It ends when this one does, and then its stdin."""
-    command = [sys.executable, str(HERE / "serve.py"), *library.split()]
-    alone = os.environ | {"OMP_NUM_THREADS": "1"}
-    server = subprocess.Popen(command, env=alone, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    atexit.register(server.kill)
-    return server
+def _fork_server() -> Path:
+    """The socket of the process that forks ranks: that of the whole lane, or one of this process's own."""
+    lanes = Path(os.environ.get(SOCKETS, "")) / serve.NAME
+    if lanes.with_suffix(".pid").exists():
+        fork_servers.wait([serve.NAME])
+        return lanes
+    return OWN_SERVER.enter_context(fork_servers.of_ranks())
 
 
 def _forked(library: str, rank: Mapping[str, Any]) -> int:
     """Has a new rank forked. Returns its pid."""
-    server = _fork_server(library)
-    assert server.stdin and server.stdout
-    server.stdin.write(f"{json.dumps(rank)}\n")
-    server.stdin.flush()
-    pid = int(server.stdout.readline() or 0)
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(str(_fork_server()))
+        connection.sendall(f"{json.dumps({'libraries': library, **rank})}\n".encode())
+        pid = int(connection.makefile().readline() or 0)
     if not pid:
-        raise RanksFailed(f"samestep cannot be imported from {rank['path'][0]}; the traceback is on stderr")
+        raise RanksFailed(
+            f"{library} or samestep from {rank['path'][0]} cannot be imported; the traceback is on stderr"
+        )
     return pid
 
 

@@ -1,9 +1,12 @@
 """A fork server for the ranks of tests: it imports torch once, and forks every rank that a test asks for.
 
+    python tests/serve.py SOCKET
+
 Starting a rank costs seconds and proving a small job a fraction of one. So tests that prove hundreds of jobs keep
 their ranks, and tests that plant a fault, whose ranks must be new, fork them from a process that has torch already.
-samestep itself is imported after a first fork, from the folder that the test names; all ranks that import it from
-there are forked from that process.
+
+Libraries may change torch for the whole process. So for each set of them a process is forked that imports them, and
+from that one for each folder with a source of samestep, which imports it; all ranks of both are forked from there.
 
 A rank reads the kind and the path of a plan from each line of its pipe, runs it, and writes its record.
 """
@@ -17,12 +20,12 @@ import json
 import os
 import random
 import signal
+import socket
 import sys
 import traceback
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import IO
 
 PRELOADED = (
     "numpy",
@@ -35,71 +38,110 @@ PRELOADED = (
     "pydantic",
 )
 
-KEPT_SOURCES = 2  # of samestep itself, and of a copy with a planted fault
+NAME = "test-ranks"  # of the socket, in the folder of a lane's fork servers
+KEPT_SOURCES = 4  # of samestep itself, and of copies with a planted fault: one of each process of a lane
+LINE = 1 << 20  # bytes, of a request
 
 
-def fork_ranks(libraries: list[str]) -> None:
-    """Forks one rank for each line of stdin, and answers with its pid. It ends, and its ranks with it, when stdin does.
+def listen(path: str) -> None:
+    """Listens at a Unix socket, has a rank forked for each connection, and sends its pid. Never returns.
 
-    libraries: what else it imports; it may change torch for the whole process, which then serves no other.
-    A line is JSON: 'environment' of the rank, 'path' to import from, 'plans' and 'log' (its pipe and its output).
+    A connection sends a line of JSON: the rank's 'environment', the 'libraries' to import, the 'path' to import
+    samestep from, 'plans' and 'log' (the rank's pipe and its output). The answer is 0 where an import failed.
     """
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # a library may print while it is imported
+    from samestep.world.orphans import die_with_parent
+
+    die_with_parent()
     gc.disable()  # what is imported stays: collections meanwhile take a tenth of the time
-    for name in (*PRELOADED, *libraries):
+    for name in PRELOADED:
         importlib.import_module(name)
     for name in [name for name in sys.modules if name.partition(".")[0] == "samestep"]:
-        del sys.modules[name]  # torch has loaded the rendezvous of the installed samestep
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # ranks that have ended leave no zombies
-    sources: dict[str, IO[str]] = {}  # the path to import from -> the pipe of the process that has
-    while line := sys.stdin.readline():
-        path = json.loads(line)["path"]
-        pipe = sources.pop(str(path), None) or _with_samestep(path, answers, sources.values())
-        sources[str(path)] = pipe  # the last one: that which was used latest
-        for oldest in [*sources][:-KEPT_SOURCES]:
-            sources.pop(oldest).close()
-        pipe.write(line)
-        pipe.flush()
+        del sys.modules[name]  # that of this interpreter, which torch has loaded for its rendezvous, too
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # processes that have ended leave no zombies
+    with_libraries: dict[str, socket.socket] = {}
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind(f"{path}.new")
+    listening.listen(64)
+    os.rename(f"{path}.new", path)  # once the path exists, clients can connect
+    while True:
+        connection, _ = listening.accept()
+        with connection:
+            line = connection.makefile("rb").readline()
+            if not line.endswith(b"\n"):
+                continue  # the client has gone
+            libraries = json.loads(line)["libraries"]
+            if libraries not in with_libraries:
+                with_libraries[libraries] = _forked(_with_libraries, libraries.split(), die_with_parent)
+            socket.send_fds(with_libraries[libraries], [line], [connection.fileno()])
 
 
-def _with_samestep(path: list[str], answers: IO[str], others: Iterable[IO[str]]) -> IO[str]:
-    """Forks a process that imports samestep from `path`, and then forks a rank for each line that is written to the
-    returned pipe; where the import fails, it answers 0 to each. It ends when the pipe is closed and its ranks have
-    ended. others: the pipes of such processes."""
-    reads, writes = os.pipe()
+def _forked(serve: Callable[..., None], *arguments: object) -> socket.socket:
+    """Forks a process that calls serve(requests, *arguments), with one end of a pair of sockets. Returns the other."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     if os.fork():
-        os.close(reads)
-        return os.fdopen(writes, "w")
-    for pipe in others:
-        pipe.close()  # else those would not end while this one lives
-    os.close(writes)
-    requests = os.fdopen(reads)
+        theirs.close()
+        return ours
+    ours.close()
     try:
-        sys.path[:0] = path
-        importlib.import_module("samestep.worker")
-        from samestep.records.files import prepare
-        from samestep.tasks.fork_server import RECORDS
-        from samestep.world.orphans import die_with_parent
-
-        die_with_parent()
-        prepare(*RECORDS)
-        gc.freeze()  # a collection in a rank, as libraries ask for, skips a million objects that are imported already
-        gc.enable()
-        for line in requests:
-            asked = json.loads(line)
-            pid = os.fork()
-            if pid == 0:
-                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                _rank_main(asked["environment"], asked["plans"], asked["log"])
-            print(pid, file=answers, flush=True)
-        with suppress(ChildProcessError):
-            os.wait()  # for all, since SIGCHLD is ignored
+        serve(theirs, *arguments)
     except BaseException:
         traceback.print_exc()
-        for _ in requests:
-            print(0, file=answers, flush=True)
+        for _, connection in _received(theirs):
+            os.write(connection, b"0\n")
     os._exit(0)
+
+
+def _received(requests: socket.socket) -> Iterator[tuple[bytes, int]]:
+    """Each request with its connection, which is closed afterwards."""
+    while True:
+        line, connections, _, _ = socket.recv_fds(requests, LINE, 1)
+        if not line:
+            return
+        yield line, connections[0]
+        os.close(connections[0])
+
+
+def _with_libraries(requests: socket.socket, libraries: list[str], die_with_parent: Callable[[], None]) -> None:
+    """Imports libraries, and hands each request on to a process that has imported samestep from its path."""
+    die_with_parent()
+    for name in libraries:
+        importlib.import_module(name)
+    sources: dict[str, socket.socket] = {}  # the path to import from -> the process that has
+    for line, connection in _received(requests):
+        path = json.loads(line)["path"]
+        source = sources.pop(str(path), None) or _forked(_with_samestep, path, sources.values())
+        sources[str(path)] = source  # the last one: that which was used latest
+        for oldest in [*sources][:-KEPT_SOURCES]:
+            sources.pop(oldest).close()
+        socket.send_fds(source, [line], [connection])
+
+
+def _with_samestep(requests: socket.socket, path: list[str], others: Iterable[socket.socket]) -> None:
+    """Imports samestep from `path`, and forks a rank for each request. Returns when no more come and its ranks have
+    ended. others: of processes that would not end while this one could send to them."""
+    for other in others:
+        other.close()
+    sys.path[:0] = path
+    importlib.import_module("samestep.worker")
+    from samestep.records.files import prepare
+    from samestep.tasks.fork_server import RECORDS
+    from samestep.world.orphans import die_with_parent
+
+    die_with_parent()
+    prepare(*RECORDS)
+    gc.freeze()  # a collection in a rank, as libraries ask for, skips a million objects that are imported already
+    gc.enable()
+    for line, connection in _received(requests):
+        asked = json.loads(line)
+        pid = os.fork()
+        if pid == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            os.close(connection)
+            _rank_main(asked["environment"], asked["plans"], asked["log"])
+        with suppress(BrokenPipeError):
+            os.write(connection, f"{pid}\n".encode())
+    with suppress(ChildProcessError):
+        os.wait()  # for all, since SIGCHLD is ignored
 
 
 def _rank_main(environment: dict[str, str], plans: str, log: str) -> None:
@@ -179,4 +221,4 @@ def _destroy_subgroups() -> None:
 
 
 if __name__ == "__main__":
-    fork_ranks(sys.argv[1:])
+    listen(sys.argv[1])

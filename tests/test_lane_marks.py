@@ -24,6 +24,12 @@ def test_each_value_of_a_name_is_in_one_lane() -> None:
     assert {value for case in cases[::2] for value in case.values[1]} == {*range(8)}
 
 
+@pytest.mark.parametrize(("names", "values"), [(3, 19), (19, 3)])
+def test_a_product_with_a_side_shorter_than_the_share_is_refused(names: int, values: int) -> None:
+    with pytest.raises(AssertionError, match="no lane but make full"):
+        shared_out([*map(str, range(names))], range(values), of=4)
+
+
 def test_the_first_of_each_key() -> None:
     cases = [("ddp", "rows"), ("ddp", "rows"), ("fsdp", "rows"), ("fsdp", "rate"), ("ddp", "rate")]
     assert first_of_each(cases, lambda case: case[0], lambda case: case[1]) == [cases[0], cases[2], cases[3]]

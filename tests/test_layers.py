@@ -51,6 +51,8 @@ HEAVY = {"torch", "sklearn", "lightning", "accelerate", "deepspeed", "horovod", 
 HEAVY |= {"fairscale", "ray"}
 PUBLIC = {"Arrays", "Batch", "ByLength", "ImageFolder", "Job", "LRSchedule", "Pipeline", "Recipe", "StepInfo", "Stream"}
 PUBLIC |= {"Lanes", "Phase", "Weighted", "Windows"}
+# Folders whose tests are with those of the room.
+TESTED_ELSEWHERE = {"jobs/models", "tasks/eject/runtime"}
 ROOT_MODULES, FILE_LINES, FUNCTION_LINES = 8, 350, 60
 
 
@@ -226,6 +228,12 @@ def test_the_house_is_of_a_readable_size(sources: Sources) -> None:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno
     }
     assert {name: lines for name, lines in functions.items() if lines > FUNCTION_LINES} == {}
+
+
+def test_each_folder_has_its_tests(sources: Sources) -> None:
+    folders = {str(Path(file).parent) for file in sources if "/" in file} - TESTED_ELSEWHERE
+    tests = Path(__file__).parent
+    assert sorted(folder for folder in folders if not [*(tests / folder).glob("test_*.py")]) == []
 
 
 def test_a_worker_imports_no_sharding() -> None:

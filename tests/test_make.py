@@ -33,7 +33,7 @@ def test_the_demo(tmp_path: Path) -> None:
     """From nothing but an installed samestep: a row for each engine, the report, and what to type next."""
     typed = [sys.executable, "-m", "samestep", *starts.demo_command(), "--rounds", "1"]  # of the demo's three
     fresh = {name: value for name, value in os.environ.items() if name != SOCKETS} | {"COLUMNS": "100"}
-    done = subprocess.run(typed, cwd=tmp_path, env=fresh, capture_output=True, text=True, timeout=budget(600))
+    done = subprocess.run(typed, cwd=tmp_path, env=fresh, capture_output=True, text=True, timeout=budget(300))
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert max(map(len, lines)) <= 100, done.stdout

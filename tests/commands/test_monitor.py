@@ -67,7 +67,7 @@ def test_a_busy_loop_is_measured_and_its_files_are_whole(tmp_path: Path) -> None
     done, summary = monitored(tmp_path / "out", PYTHON, "-c", BURN + "import sys; sys.exit(7)")
     assert done.returncode == 7
     taken = float(done.stdout)  # the command's own output, and nothing else
-    assert taken - 2 * TICK_S <= summary.cpu_s <= taken + budget(0.05)  # its end comes on top of what it prints
+    assert taken - 2 * TICK_S <= summary.cpu_s <= taken + budget(0.2)  # its end comes on top of what it prints
     samples = read_samples(tmp_path / "out" / CSV)
     assert summary.exit_code == 7 and summary.samples == len(samples)
     assert samples[-1].cpu_s == pytest.approx(summary.cpu_s, abs=1e-3)

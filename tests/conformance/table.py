@@ -18,7 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from ranks import KeptRanks, Ranks, RanksFailed, engine_facts, prove
+from ranks import ELSEWHERE, KeptRanks, Ranks, RanksFailed, engine_facts, prove
 from samestep.commands.study import refusal
 from samestep.records.inspection import JobFacts
 from samestep.records.results import Verdict
@@ -91,6 +91,12 @@ ENGINES: dict[str, tuple[str, dict[str, str]]] = {
     "deepspeed stage=2": ("deepspeed", {"stage": "2"}),
     "deepspeed stage=3": ("deepspeed", {"stage": "3"}),
 }
+# Of several ranks with a process group, and as exact as the job: what each of the other tables is a product with.
+EXACT = [
+    name
+    for name, (engine, given) in ENGINES.items()
+    if not given and engine not in (*ELSEWHERE, "single", "split", "amp")
+]
 BITWISE = "bitwise at"
 COLUMNS = (*BEHAVIOURS, BITWISE)
 STRENGTH = ("undefined", "failed", "differs", "refused", "approximate", "same")

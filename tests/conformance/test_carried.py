@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 from conformance import jobs_carried
+from conformance.table import EXACT
 from lane_marks import in_turn, on_engines
 from mutations.faults import Fault
 from mutations.plant import patched
@@ -26,7 +27,7 @@ from samestep.tasks.proof_job import proof_job
 
 JOBS = f"{Path(__file__).parent}/jobs_carried.py"
 NAMES = ("lstm", "accumulated", "few")
-ENGINES = ("ddp", "fsdp", "zero", "accelerate", "fabric", "lightning", "hf", "horovod", "deepspeed", "single", "split")
+ENGINES = (*EXACT, "single", "split")
 
 
 def sizes_of(engine: str) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from conformance import jobs_gathered
+from conformance.table import EXACT
 from lane_marks import in_turn, on_engines
 from mutations.faults import Fault
 from mutations.plant import patched
@@ -24,7 +25,7 @@ from samestep.tasks.eject.runtime import run as script
 JOBS = f"{Path(__file__).parent}/jobs_gathered.py"
 NAMES = ("clip", "supervised_contrastive", "balanced_experts")
 FAST = {("clip", "ddp", 2), ("supervised_contrastive", "ddp", 2), ("balanced_experts", "fsdp", 2)}
-ENGINES = ("ddp", "fsdp", "zero", "accelerate", "fabric", "lightning", "hf", "deepspeed", "horovod")
+ENGINES = EXACT
 
 
 def sizes_of(engine: str) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from conformance import jobs_job
+from conformance.table import EXACT
 from lane_marks import shared_out
 from mutations.faults import Fault
 from mutations.plant import patched
@@ -25,7 +26,7 @@ JOBS: dict[str, tuple[str, dict[str, str]]] = {
     **{kind: (f"{HERE}/jobs_job.py:ordered", {"kind": kind}) for kind in ("weighted", "few", "lengths", "function")},
     "plateau of accuracy": (f"{HERE}/jobs_job.py:plateau", {"metric": "accuracy"}),
 }
-OTHERS = ["zero", "accelerate", "fabric", "lightning", "hf", "horovod", "deepspeed"]
+OTHERS = [name for name in EXACT if name not in ("ddp", "fsdp")]
 EMA, EVALUATED, SCHEDULE = "rank/ema.py", "rank/evaluation_schedule.py", "data/schedule.py"
 INDICES = ("indices", "tensors received")
 FAULTS = [

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from conformance import jobs_random
+from conformance.table import EXACT
 from ranks import Ranks, RanksFailed, prove, skip_unless_here
 from samestep import Job
 from samestep.data.keyed_random import KeyedRandom
@@ -25,7 +26,7 @@ SETTINGS: dict[str, dict[str, str]] = {
     "stream": {"kind": "stream"},
     "augment": {"augments": "true", "of": "torch"},
 }
-ENGINES = ["fsdp", "zero", "accelerate", "fabric", "lightning", "hf", "horovod", "deepspeed"]
+ENGINES = [name for name in EXACT if name != "ddp"]
 
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)

@@ -9,8 +9,8 @@ import pytest
 
 from launch.clock import Clock
 from samestep.errors import TrainingFailed
-from samestep.launch import deadline
-from samestep.launch.deadline import STACKS_S, Deadline
+from samestep.launch import deadline, stacks
+from samestep.launch.deadline import Deadline
 
 
 @pytest.fixture
@@ -34,12 +34,24 @@ def test_without_seconds_it_is_never_over(clock: Clock, tmp_path: Path) -> None:
     assert not limit.is_over()
 
 
+@pytest.mark.parametrize("writes_at", [100.5, None])
 def test_the_ranks_have_time_to_write_their_stacks(
-    clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    writes_at: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sent: list[tuple[Path, int, float]] = []
+    stack = tmp_path / "stack-rank0.txt"
+    stack.touch()
+
+    class Rank(Clock):
+        def sleep(self, seconds: float) -> None:
+            super().sleep(seconds)
+            if writes_at and self.now >= writes_at and not stack.stat().st_size:
+                stack.write_text("Stack (most recent call first)")
+
+    clock, sent = Rank(), []
+    monkeypatch.setattr(stacks, "time", clock)
     monkeypatch.setattr(deadline, "signal_ranks", lambda folder, number: sent.append((folder, number, clock.now)))
     with pytest.raises(TrainingFailed, match=f"did not end within 10 s; .* {tmp_path}/stack-rank"):
         Deadline(10.0, tmp_path).fail()
     assert sent == [(tmp_path, signal.SIGUSR1, 100.0)]
-    assert clock.now == 100.0 + STACKS_S
+    until = (writes_at or 100.0 + stacks.WAIT_S) + (stacks.SETTLE_S if writes_at else 0)
+    assert until <= clock.now <= until + 0.05

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from proof.test_script import NAMES, STEPS, judged
+from proof.script.test_script import NAMES, STEPS, judged
 from samestep.commands.diff import diff
 from samestep.errors import UserError
 from samestep.records.arrays import read_arrays, write_arrays

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from command import TESTS, samestep
+from conformance.table import EXACT
 from ranks import skip_unless_here
 from samestep.commands.time_left import TimeLeft
 from samestep.commands.train_options import _check_logs
@@ -20,7 +21,7 @@ from samestep.rank.step_logs import Called, TensorBoard, Wandb
 from samestep.rank.watch import Watch
 
 WRITES_STEPS = f"{TESTS}/jobs/writes_steps.py:job"
-ENGINES = ["fsdp", "zero", "accelerate", "fabric", "lightning", "hf", "horovod", "deepspeed", "single"]
+ENGINES = [*(name for name in EXACT if name != "ddp"), "single"]
 INFO = StepInfo(1, 0, 0.5, (0.1, 0.2), 16, 0.25, 0.05)
 
 

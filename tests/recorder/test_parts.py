@@ -19,7 +19,16 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import powerSGD_h
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from samestep.recorder.forwards import Different, copied, is_joined, joined, joined_outputs, randomness, scalars, split
+from samestep.recorder.forwards import (
+    CannotConcatenate,
+    copied,
+    is_joined,
+    joined,
+    joined_outputs,
+    randomness,
+    scalars,
+    split,
+)
 from samestep.recorder.hooks import precisions
 from samestep.recorder.loaders import rows_of
 from samestep.recorder.losses import terms
@@ -221,9 +230,9 @@ def test_batches_are_joined_and_split_again() -> None:
     for number, part in enumerate(parts):
         assert torch.equal(split(whole, [2, 3], number)["x"], part["x"])
         assert torch.equal(split(whole, [2, 3], number)["pair"].x, part["pair"].x)
-    with pytest.raises(Different, match="different shapes"):
+    with pytest.raises(CannotConcatenate, match="different shapes"):
         joined([torch.ones(2, 3), torch.ones(2, 4)])
-    with pytest.raises(Different, match="different scalars"):
+    with pytest.raises(CannotConcatenate, match="different scalars"):
         joined([torch.tensor(1.0), torch.tensor(2.0)])
 
 

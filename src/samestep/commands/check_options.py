@@ -16,13 +16,13 @@ LAUNCHERS = ("torchrun", "fork")
 @dataclass(frozen=True, kw_only=True)
 class CheckOptions(Options):
     """The options of `samestep check`. nproc: ranks. steps: optimizer steps to record, after which the script is
-    ended. replay: whether to play them again in one process. module: whether the script is a module's name. out,
+    ended. replay: whether to replay them in one process. module: whether the script is a module's name. out,
     deadline_s, stall_s: as of the other commands."""
 
     nproc: Annotated[int, Option(help="Ranks, all on this machine.", min=1)] = 2
     steps: Annotated[int, Option(help="Optimizer steps to record; the script is ended after them.", min=1)] = 8
     replay: Annotated[
-        bool, Option("--replay/--no-replay", help="Play the steps again in one process, and compare; on by default.")
+        bool, Option("--replay/--no-replay", help="Replay the steps in one process, and compare; on by default.")
     ] = True
     module: Annotated[bool, Option("-m", help="SCRIPT is a module's dotted name, as for python -m.")] = False
     out: Annotated[Path | None, Option(help="Folder for the records; by default a dated one under runs/.")] = None

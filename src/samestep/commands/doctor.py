@@ -77,7 +77,7 @@ def _role(setup: Setup, nproc: int | None, job: str) -> Role:
     options = setup.machines
     info = LaunchInfo(
         nproc=nproc or 2,
-        nnodes=options.most_nnodes or 1,
+        nnodes=options.max_nnodes or 1,
         node=options.node_rank,
         master=options.master_addr or Machines().master,
         port=options.port,

@@ -81,12 +81,12 @@ class MachineOptions(Options):
                 raise UserError(f"--hosts {host!r}: this is not a machine's name or address; write them as in h1,h2")
 
     @property
-    def most_nnodes(self) -> int | None:
+    def max_nnodes(self) -> int | None:
         """The number of machines, the greatest where it may change; None: 1, or the Slurm job's."""
         return int(self.nnodes.partition(":")[2]) if isinstance(self.nnodes, str) else self.nnodes
 
     @property
-    def least_nnodes(self) -> int:
+    def min_nnodes(self) -> int:
         """The fewest machines that train on where others leave; 0: all must stay."""
         return int(self.nnodes.partition(":")[0]) if isinstance(self.nnodes, str) else 0
 

@@ -38,7 +38,7 @@ def detect_launched_rank(env: Mapping[str, str], setup: Setup) -> LaunchedRank |
     Raises UserError when the launcher's variables contradict each other or the options, or when the other machines
     cannot reach rank 0's."""
     if setup.nproc or setup.machines.nnodes or setup.launchers:
-        refuse_to_start_more(env, setup.machines.most_nnodes)
+        refuse_to_start_more(env, setup.machines.max_nnodes)
         return None
     with reading_launcher_variables():
         launcher = outer_launcher(env)
@@ -76,7 +76,7 @@ def reading_launcher_variables() -> Iterator[None]:
 def machines_of(setup: Setup, env: Mapping[str, str]) -> Machines:
     """Returns the machines that the options name; for a scheduler's launcher such as srun, those of its job."""
     options = setup.machines
-    hosts, nnodes, node_rank = options.hosts, options.most_nnodes, options.node_rank
+    hosts, nnodes, node_rank = options.hosts, options.max_nnodes, options.node_rank
     master, port = options.master_addr, options.port
     with reading_launcher_variables():
         scheduler, nodes = _scheduler(setup, env)
@@ -94,15 +94,16 @@ def machines_of(setup: Setup, env: Mapping[str, str]) -> Machines:
         master = ""  # a script for --nnodes $N may name the rendezvous for one machine, too: its ranks meet on itself
     if nnodes > 1 and not master:
         raise UserError(f"--nnodes {nnodes}: name the machine where the ranks meet, as in --master-addr h1")
-    least = options.least_nnodes if nnodes > 1 else 0
-    if least and (node_rank is not None or hosts):
+    min_nodes = options.min_nnodes if nnodes > 1 else 0
+    if min_nodes and (node_rank is not None or hosts):
         raise UserError(
             f"--nnodes {options.nnodes} lets machines leave and join, which the rendezvous numbers; leave out "
             f"{'--hosts' if hosts else '--node-rank'}"
         )
     if node_rank is not None and node_rank >= nnodes:
         raise UserError(f"--node-rank {node_rank} is not below --nnodes {nnodes}; machines count from 0")
-    if node_rank is None and nnodes > 1 and not least:  # a launcher may have started this command once on each machine
+    # A launcher may have started this command once on each machine.
+    if node_rank is None and nnodes > 1 and not min_nodes:
         numbers = [number(env, nnodes) for number in launch.launchers_having("node_rank").values()]
         node_rank = next((number for number in numbers if number is not None), None)
     machines = Machines(
@@ -113,9 +114,9 @@ def machines_of(setup: Setup, env: Mapping[str, str]) -> Machines:
         hosts=hosts,
         single_launch=in_job or bool(hosts),
         interface=options.interface,
-        max_restarts=options.max_restarts or (RESTARTS if least else 0),
+        max_restarts=options.max_restarts or (RESTARTS if min_nodes else 0),
         timeout_s=options.timeout_s,
-        least=least,
+        min_nodes=min_nodes,
     )
     if nnodes == 1:
         return machines

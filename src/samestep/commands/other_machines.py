@@ -27,8 +27,8 @@ INTERVAL_S = 1.0
 
 @dataclass(frozen=True)
 class Launch:
-    """A launch, of which each machine starts its ranks. folder: inside the shared one. nproc: ranks on each machine;
-    size: on all machines. started_at: seconds since 1970; differs when a launch is started again."""
+    """A launch on several machines, each of which starts its own ranks. folder: inside the shared one. nproc: ranks on
+    each machine; size: on all machines. started_at: seconds since 1970; differs when a launch is started again."""
 
     folder: str
     launcher: str

@@ -44,7 +44,7 @@ def results_folder(command: str, study: Study, rank: LaunchedRank | None = None,
     in words.
     """
     setup, out = study.setup, study.setup.out
-    if study.machines.least and command != "run":
+    if study.machines.min_nodes and command != "run":
         raise UserError(
             f"--nnodes {setup.machines.nnodes}: `run` alone lets machines leave and join; give {command} a number"
         )

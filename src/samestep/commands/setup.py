@@ -16,7 +16,7 @@ FOREVER_S = 1e6  # the longest timeout that sockets accept
 
 @dataclass(frozen=True)
 class Resume:
-    """Who continues the trainings of an interrupted proof. nproc: ranks on each machine; None: as many as began it.
+    """How the trainings of an interrupted proof are continued. nproc: ranks on each machine; None: as many as began it.
     engine: '': the one that began it."""
 
     nproc: int | None = None

@@ -79,7 +79,7 @@ def study_of(setup: Setup, rank: LaunchedRank | None = None) -> Study:
         device=setup.device,
         replicas=rank.size if rank else nproc,
         machines=machines.nnodes,
-        least=machines.least,
+        least=machines.min_nodes,
         steps=setup.steps,
         engines=setup.engines,
         engine_settings=setup.engine_settings,
@@ -222,7 +222,7 @@ def refusal(facts: EngineFacts, job: JobFacts, instead: str = "another engine") 
     if layout.no_phases and job.phases:
         return f"{facts.name} takes one optimizer, and the job has phases ({', '.join(job.phases)}); use {instead}"
     if job.sync_batchnorm and job.batch_layers and layout.replicas > 1:
-        if layout.lone_batchnorm:
+        if layout.no_sync_batchnorm:
             return f"SyncBatchNorm does not find the other ranks of {facts.name}; leave it out, or use {instead}"
         if facts.devices[0] == "cpu":
             return "torch's SyncBatchNorm runs on GPUs only; leave sync_batchnorm out on a CPU"

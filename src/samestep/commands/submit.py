@@ -47,13 +47,13 @@ def submit_to_slurm(results: Path, script: str) -> str:
 
 
 def _training(setup: Setup, words: Sequence[str], gpus: int) -> Training:
-    if setup.machines.least_nnodes:
+    if setup.machines.min_nnodes:
         raise UserError(
             f"--nnodes {setup.machines.nnodes}: a script or a manifest starts a fixed number of machines; give one"
         )
     return Training(
         job=setup.job,
-        nnodes=setup.machines.most_nnodes or 1,
+        nnodes=setup.machines.max_nnodes or 1,
         nproc=setup.nproc or 1,
         gpus=gpus,
         engine=setup.engines[0],

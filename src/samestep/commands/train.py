@@ -170,7 +170,7 @@ def prepare(
     about = (str(folder), time.time(), setup.job, setup.settings, row.engine, row.facts.settings, (training,))
     threads, request = (setup.machines.planned_threads, study.nproc), launch_request(study, training)
     write(folder / "plan.json", Plan(*about, *threads, asked=request))
-    machines = replace(machines, asked=digest_of(request))
+    machines = replace(machines, request_digest=digest_of(request))
     if rank:
         row.launcher = rank.launcher
         return row, rank_command(folder / "plan.json", rank, row.facts.devices, machines)
@@ -180,7 +180,7 @@ def prepare(
 
 def check_options(machines: launch.Machines, launcher: str) -> None:
     """Raises UserError for an option that `launcher` does not have, and another launcher has."""
-    for option, flag in (("least", "--nnodes MIN:MAX"), ("max_restarts", "--max-restarts"), ("hosts", "--hosts")):
+    for option, flag in (("min_nodes", "--nnodes MIN:MAX"), ("max_restarts", "--max-restarts"), ("hosts", "--hosts")):
         others = launch.launchers_with(option)
         if getattr(machines, option) and launcher not in others:
             raise UserError(
@@ -192,15 +192,17 @@ def check_options(machines: launch.Machines, launcher: str) -> None:
 def check_fewer_machines(study: Study) -> None:
     """Raises Refused where machines may leave, and the job cannot be trained on the ranks that are left."""
     machines, job = study.machines, study.job
-    if machines.least and job.carry_state:
+    if machines.min_nodes and job.carry_state:
         raise Refused(
             "carry_state=True: the state that rows carry belongs to the rows of each rank, so no machine may leave or "
             f"join in the middle of an epoch; give --nnodes {machines.nnodes}"
         )
-    for count in range(machines.least or machines.nnodes, machines.nnodes):
+    for count in range(machines.min_nodes or machines.nnodes, machines.nnodes):
         ranks = count * study.nproc
         if why := job.refused[ranks]:
-            raise Refused(f"on {ranks} rank{'s' if ranks > 1 else ''}, as --nnodes {machines.least}:… allows, {why}")
+            raise Refused(
+                f"on {ranks} rank{'s' if ranks > 1 else ''}, as --nnodes {machines.min_nodes}:… allows, {why}"
+            )
 
 
 def _check_unfinished(training: Train) -> None:
@@ -230,8 +232,8 @@ def _supervise(
         stall_s=study.setup.stall_s,
         watch=watch,
         machines=machines,
-        graceful=not getattr(launch.load(row.launcher), "NO_STOP", False),
-        terminates=not one_rank and not machines.least,  # a machine that is asked to end leaves the others
+        graceful=not getattr(launch.load(row.launcher), "GETS_NO_SIGNALS", False),
+        terminates=not one_rank and not machines.min_nodes,  # a machine that is asked to end leaves the others
         samples_usage=samples,
     )
 
@@ -251,7 +253,7 @@ def _train_results(study: Study, row: Row, record: Record, out: Path, step: Trai
         job=study.setup.job,
         settings=study.setup.settings,
         launcher=row.launcher,
-        world_size=record.ranks[0].world.size if study.machines.least else row.facts.replicas,
+        world_size=record.ranks[0].world.size if study.machines.min_nodes else row.facts.replicas,
         threads_per_rank=record.ranks[0].threads,
         engine=row.engine,
         engine_settings=row.facts.chosen,

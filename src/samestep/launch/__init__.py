@@ -30,8 +30,8 @@ class Machines:
     command runs on each machine. interface: for gloo and NCCL; empty: the one that leads to the master. timeout_s: how
     long a rank waits for the others. max_restarts: as torchrun's. is_master: whether this machine is the master;
     local_address: this machine's address on the route to the master. torchrun would look both up by this machine's
-    name, which may not resolve. least: the fewest machines that train on where others leave, and may come back; 0: all
-    must stay. asked: a digest of what is trained, by which a machine that comes later is recognised.
+    name, which may not resolve. min_nodes: the fewest machines that train on where others leave, and may come back; 0:
+    all must stay. request_digest: of what is trained, by which a machine that comes later is recognised.
     """
 
     nnodes: int = 1
@@ -45,8 +45,8 @@ class Machines:
     timeout_s: float = 120.0
     is_master: bool = False
     local_address: str = ""
-    least: int = 0
-    asked: str = ""
+    min_nodes: int = 0
+    request_digest: str = ""
 
     @property
     def endpoint(self) -> str:
@@ -108,7 +108,7 @@ class Launcher(Protocol):
     and SAVED_VARIABLES, the environment variables that identify a launch, by which `end` finds it: rank 0 saves their
     values in `folder`.
     A launcher that also starts a torchrun on each machine, which starts the ranks, has STARTS_TORCHRUN = True.
-    A launcher whose ranks get no signals has NO_STOP = True: an interrupt ends its training at once.
+    A launcher whose ranks get no signals has GETS_NO_SIGNALS = True: an interrupt ends its training at once.
     """
 
     STARTS: tuple[str, ...]

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from samestep.errors import TrainingFailed
 from samestep.launch.end import signal_ranks
-
-STACKS_S = 0.5  # the time that the ranks have to write their stacks
+from samestep.launch.stacks import sizes, wait_until_written
 
 
 class Deadline:
@@ -23,8 +22,9 @@ class Deadline:
 
     def fail(self) -> None:
         """Makes each rank write its stack, and raises TrainingFailed."""
+        before = sizes(self._folder.glob("stack-rank*.txt"))
         signal_ranks(self._folder, signal.SIGUSR1)
-        time.sleep(STACKS_S)
+        wait_until_written(before)
         raise TrainingFailed(
             f"the launch did not end within {self._seconds:.0f} s; the ranks' stacks are {self._folder}/stack-rank*.txt"
         )

@@ -130,10 +130,10 @@ def _ranks_without_record(record: Record, size: int) -> str:
 
 def _abort_reason(record: Record, rank: int) -> str:
     """Says why gloo has ended a rank, which it does when another one sends it data of another size."""
-    log = _rank_log(record, rank)
+    log, stack = _rank_log(record, rank), record.folder / f"stack-rank{rank}.txt"
     if not log.is_file() or GLOO_MISMATCH not in log.read_text(errors="replace"):
         return ""
-    text = (record.folder / f"stack-rank{rank}.txt").read_text(errors="replace")
+    text = stack.read_text(errors="replace") if stack.is_file() else ""
     frame = next(filter(None, map(stacks.users_frame, stacks.parse(text))), None)
     where = f" at {frame}" if frame else ""
     return (

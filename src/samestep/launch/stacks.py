@@ -11,7 +11,7 @@ import re
 import signal
 import sysconfig
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,16 +81,24 @@ def _ask(pid: int, file: Path) -> str:
         _signal_main_thread(pid)
         if state_of(pid) in ("T", "t"):
             os.kill(pid, signal.SIGCONT)
-    until = time.monotonic() + WAIT_S
-    size, changed_at = before, time.monotonic()
-    while time.monotonic() < until and (size == before or time.monotonic() - changed_at < SETTLE_S):
-        time.sleep(0.01)
-        if _size(file) != size:
-            size, changed_at = _size(file), time.monotonic()
+    wait_until_written({file: before})
     with suppress(OSError), open(file, errors="replace") as written:
         written.seek(before)
         return written.read()
     return ""
+
+
+def wait_until_written(before: Mapping[Path, int]) -> None:
+    """Waits until each file is larger than `before`, in bytes, and none grows any more; WAIT_S seconds at most."""
+    until = time.monotonic() + WAIT_S
+    seen, changed_at = before, time.monotonic()
+    while time.monotonic() < until and (
+        any(seen[file] == before[file] for file in before) or time.monotonic() - changed_at < SETTLE_S
+    ):
+        time.sleep(0.01)
+        now = sizes(before)
+        if now != seen:
+            seen, changed_at = now, time.monotonic()
 
 
 def _signal_main_thread(pid: int) -> None:
@@ -100,6 +108,11 @@ def _signal_main_thread(pid: int) -> None:
         LIBC.tgkill(pid, pid, signal.SIGUSR1)
     else:
         os.kill(pid, signal.SIGUSR1)
+
+
+def sizes(files: Iterable[Path]) -> Mapping[Path, int]:
+    """Returns the bytes of each file; 0 where there is none."""
+    return {file: _size(file) for file in files}
 
 
 def _size(file: Path) -> int:

@@ -69,7 +69,7 @@ class Comparison:
                 yield case.divergence("initial weights", want, got, rank=rank)
 
     def _precision(self, case: causes.Case) -> Iterator[Divergence]:
-        """autocast leaves the proof's float64 alone, so that an exact engine's must be seen to be off."""
+        """Checks that autocast is off on an exact engine: in the proof's float64 it would change nothing."""
         for rank, seen in enumerate(self.record.training(self.names.format(case.training))):
             if seen.autocast:
                 yield case.divergence("precision", "float32 as given", "autocast", rank=rank)

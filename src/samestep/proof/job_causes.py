@@ -96,13 +96,13 @@ def mistake(separation: SeparationSeen, dtype: str, job: JobFacts, off: str) -> 
             return (
                 f"rows weigh unequally in the criterion's mean: {ratios.count(0.0)} of the first {len(ratios)} weigh "
                 "nothing, as rows whose targets are all ignored do",
-                "tell samestep what a row weighs, 0 for an ignored one: Job(weight=lambda index: …); alone, such rows "
+                "give each row's weight, 0 for an ignored one: Job(weight=lambda index: …); alone, such rows "
                 f"need a loss that is finite: {WEIGHTS}",
             )
         return (
             f"rows weigh unequally in the criterion's mean: the heaviest of the first {len(ratios)} rows weighs "
             f"{heaviest / lightest:.3g} times the lightest, as rows with more tokens do",
-            "tell samestep what a row weighs: Job(weight=lambda index: …), for instance its number of tokens",
+            "give each row's weight: Job(weight=lambda index: …), for instance its number of tokens",
         )
     return (
         "the criterion looks at other rows of the batch, as contrastive losses do: on N ranks it sees a rank's own "
@@ -162,7 +162,7 @@ class _Losses:
     def ratios(self) -> list[float]:
         """What each row weighs, the first weighing 1, if a pair's loss is their weighted mean; empty if it is not.
 
-        Where the first weighs nothing, pairs tell nothing, and the others are taken to weigh alike.
+        Where the first row has weight 0, pairs with it say nothing, and equal weights are assumed for the others.
         """
         first, ratios = self.seen.alone[0], [1.0]
         if _weighs_nothing(first):

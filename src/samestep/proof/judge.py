@@ -130,7 +130,7 @@ def same_as_one(many: Expectation, one: Expectation) -> tuple[bool, float]:
 
 
 def _bounds(many: Expectation, one: Expectation) -> dict[str, float]:
-    """Returns how far rounding explains that each parameter of N-replica training is from that of plain training."""
+    """Returns for each parameter the largest difference between N replicas and one that rounding explains."""
     eps = max(EPS[each.facts.dtype] for each in (many, one))  # an engine may take no float64
     spreads = [each.noise_distances("sgd") for each in (many, one)]
     moved, from_one = many.of("sgd").moved, many.facts.from_one

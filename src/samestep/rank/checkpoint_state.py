@@ -71,7 +71,7 @@ class TrainingState:
         }
         if ema:
             averages = {name: (average, parameter) for name, average, parameter in ema.named(self.model)}
-            given = {name: pair for name, pair in averages.items() if self._gives(pair[1])}
+            given = {name: pair for name, pair in averages.items() if self._writes(pair[1])}
             tree["ema"] = {name: Piece(a.clone(), tuple(p.shape), place_of(p)[1]) for name, (a, p) in given.items()}
         if self.carried:
             tree["ranks"][str(self.world.rank)]["carried"] = self.carried.state_dict()
@@ -119,22 +119,22 @@ class TrainingState:
             load(fragments, self.optimizer.state, saved)
 
     def load_ema(self, saved: Saved, ema: Ema) -> None:
-        """Gives the averages of the weights what is in a checkpoint."""
+        """Loads the averages of the weights from a checkpoint."""
         if "ema" not in saved.state:
             raise UserError(_lacks(saved, "average of the weights"))
         for name, average, parameter in ema.named(self.model):
             shape, offset = place_of(parameter)
             average.copy_(saved.tensor(saved.state["ema"][name], offset, shape))
 
-    def _gives(self, tensor: Any) -> bool:
-        """Returns whether this rank gives a tensor to the checkpoint: its block of a sharded one, else rank 0."""
+    def _writes(self, tensor: Any) -> bool:
+        """Returns whether this rank writes a tensor: its block of a sharded one; of others, rank 0 does."""
         if not is_shard(tensor):
             return self.world.rank == 0
         coordinate: Sequence[int] = tensor.device_mesh.get_coordinate() or ()
         return not any(placement.is_replicate() and at for placement, at in zip(tensor.placements, coordinate))
 
     def _given(self, tree: Tree) -> Tree:
-        return {name: value for name, value in tree.items() if self._gives(value)}
+        return {name: value for name, value in tree.items() if self._writes(value)}
 
     def _optimizer_tree(self) -> Tree:
         if self.whole:

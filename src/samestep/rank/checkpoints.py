@@ -119,7 +119,7 @@ class Checkpoints:
             raise UserError(error)
         if chosen is None:
             return None
-        if not appears(chosen / MANIFEST):
+        if not is_visible_soon(chosen / MANIFEST):
             raise UserError(
                 f"rank {self.world.rank} does not see {chosen}, from which rank 0 continues; put --out on a folder that"
                 " all machines share"
@@ -238,12 +238,12 @@ class Checkpoints:
     def _complete(self, done: int, failure: str) -> None:
         for rank in range(1, self.world.size):
             assert self._store is not None
-            part, told = part_folder(self.folder, done) / f"rank{rank}.json", f"written {done} by {rank}"
+            part, key = part_folder(self.folder, done) / f"rank{rank}.json", f"written {done} by {rank}"
             # The part itself tells, too: a store that is a file in the run's folder may be removed with it.
-            while not self._store.check([told]) and not part.exists():
+            while not self._store.check([key]) and not part.exists():
                 time.sleep(POLL_S)
-            failure = failure or ("" if part.exists() else self._store.get(told).decode())
-            if not failure and not appears(part):
+            failure = failure or ("" if part.exists() else self._store.get(key).decode())
+            if not failure and not is_visible_soon(part):
                 failure = f"rank {rank} has written its part into another {self.folder}: all machines must share it"
         try:
             if not failure:
@@ -256,8 +256,8 @@ class Checkpoints:
             say(f"no checkpoint of step {done}: {failure}; the training goes on")
 
 
-def appears(path: Path) -> bool:
-    """Returns whether a file is there, or comes to be seen soon, as in a folder that machines share."""
+def is_visible_soon(path: Path) -> bool:
+    """Waits until a file is visible, which takes a moment in a folder that machines share. Returns whether it is."""
     until = time.monotonic() + VISIBLE_S
     while not path.exists() and time.monotonic() < until:
         time.sleep(POLL_S)

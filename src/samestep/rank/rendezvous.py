@@ -55,7 +55,7 @@ class JoinedMachines:
                 "first; run the same command on every machine, or give another training another --port"
             )
         if digest:
-            if self._store.compare_set("asked", "", digest).decode() != digest:
+            if self._store.compare_set("request", "", digest).decode() != digest:
                 raise UserError(
                     f"this machine's command differs from that of the machines that train at {self._endpoint}; run the "
                     "same command, with the same files, or give another training another --port"
@@ -153,7 +153,7 @@ class DynamicRendezvous(RendezvousHandler):
     def __init__(self, params: RendezvousParameters) -> None:
         backend, store = create_backend(params)
         machines = f"{params.min_nodes}:{params.max_nodes}"
-        self._digest = str(params.config.get("asked", ""))
+        self._digest = str(params.config.get("request", ""))
         self._machines = JoinedMachines(store, params.endpoint, machines if self._digest else str(params.max_nodes))
         self._machines.join(None, self._digest)
         self._inner = create_handler(store, backend, params)

@@ -1,7 +1,7 @@
 """Random numbers that a script draws with torch's functions between its loader and its loss, and not in the model.
 
 A recording keeps them, so that a replay can give one process what all ranks together have drawn: a GAN's noise, a
-diffusion model's times and noise, smoothed labels. There is a list for each event, which is the begin of a training
+diffusion model's times and noise, smoothed labels. There is a list for each event, which is the start of a training
 forward or of a backward pass: what is drawn before it, since the event before or the latest batch that was read. What
 is drawn before a batch is read (a sampler's order, in an evaluation) is in no list.
 """

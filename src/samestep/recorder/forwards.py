@@ -18,8 +18,8 @@ from torch.utils._pytree import tree_leaves
 from samestep.recorder.patches import Around, patch_forwards, trains
 
 
-class Different(Exception):
-    """Batches that cannot be joined to one. The sentence says why."""
+class CannotConcatenate(Exception):
+    """Batches that cannot be concatenated. The message says why."""
 
 
 def patch_training_forwards(around: Around) -> None:
@@ -89,16 +89,18 @@ def copied(data: Any) -> Any:
 def joined(parts: Sequence[Any]) -> Any:
     """Returns the ranks' batches as one: tensors and lists are put together, all else must be the same.
 
-    Raises Different where rows have different shapes.
+    Raises CannotConcatenate where rows have different shapes.
     """
     first = parts[0]
     if isinstance(first, Tensor):
         if not first.dim():
             if any(not torch.equal(first, each) for each in parts):
-                raise Different("the ranks' batches hold different scalars")
+                raise CannotConcatenate("the ranks' batches hold different scalars")
             return first
         if len({each.shape[1:] for each in parts}) > 1:
-            raise Different("the rows of the ranks' batches have different shapes (padded to each batch's longest)")
+            raise CannotConcatenate(
+                "the rows of the ranks' batches have different shapes (padded to each batch's longest)"
+            )
         return torch.cat(list(parts))
     if _is_tree(first):
         return _mapped(first, parts, joined)

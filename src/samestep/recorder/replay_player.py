@@ -16,7 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from samestep.rank.shards import block_of
 from samestep.recorder.draws import joined_draws, patch_draws
 from samestep.recorder.forwards import (
-    Different,
+    CannotConcatenate,
     is_joined,
     joined,
     joined_outputs,
@@ -158,7 +158,7 @@ class ReplayPlayer:
     def _joined(self, parts: list[Any]) -> Any:
         try:
             return joined(parts)
-        except Different as why:
+        except CannotConcatenate as why:
             self.stop(str(why))
 
     def _length(self, loader: Any, length: int) -> int:

@@ -55,7 +55,7 @@ class TrialRank:
 
 @dataclass(frozen=True)
 class Greeting:
-    """What a machine says when it comes to the first one. address: its own, on the route to the first one."""
+    """The message of a machine that connects to the first one. address: its own, on the route to the first one."""
 
     name: str
     address: str

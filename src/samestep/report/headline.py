@@ -71,7 +71,7 @@ def _fastest(compared: Sequence[EngineResult], rows: Sequence[EngineResult]) -> 
         text += f" ({factor(best.ratio.median)} × one process)"
     tied = [row for row in exact if row is not best and speed(row).high >= speed(best).low]
     if tied:
-        text += f", not told apart from {_names(tied, rows)}"
+        text += f", with no clear difference from {_names(tied, rows)}"
     faster = [row for row in compared if row not in exact and _median_speed(row) > _median_speed(best)]
     return text + "".join(
         f"; {_names([row], rows)}, approximate, reaches {amount(_median_speed(row))}" for row in faster

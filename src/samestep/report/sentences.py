@@ -84,7 +84,7 @@ def conditions(results: StudyResults) -> list[str]:
         f"Threads per rank: {results.threads_per_rank}. Loader workers per rank: {results.workers}"
         + (" (a rank loads its own data)." if results.workers == 0 else "."),
         f"Proven in {proof.dtype} over {proof.steps} steps{fewer_rows(results)} against the reference, which computes "
-        "alone what the ranks must compute together"
+        "all ranks' work in one process"
         + (f"; float64 failed: {proof.float64_failed}." if proof.float64_failed else "."),
     ]
     if any(row.continued_by for row in results.engines):

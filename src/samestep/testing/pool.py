@@ -46,7 +46,7 @@ class Running:
     def pending(self) -> list[RankProcess]:
         return [process for process in self.processes if process.number not in self.done]
 
-    def late(self) -> str:
+    def overdue_reason(self) -> str:
         """Returns why the ranks that are running are to be ended, for a sentence; '' while they may run."""
         now = time.monotonic()
         if now > self.until:
@@ -66,7 +66,7 @@ class Pool:
         self._tests = 0
 
     def run(self, test: RunTest, debug: bool) -> list[RankResult]:
-        """Runs a test. Returns what it came to on each rank. Where it was not clean on all, their processes end."""
+        """Runs a test. Returns its outcome on each rank. Unless all are clean, their processes end."""
         self._tests += 1
         shared = basetemp_of(self._config) / f"shared{self._tests}"
         shared.mkdir(parents=True)
@@ -105,7 +105,7 @@ class Pool:
                     if process.connection in ready:
                         self._receive(process, running)
                     process.output.show()
-                if running.pending() and (why := running.late()):
+                if running.pending() and (why := running.overdue_reason()):
                     self._stop(running, why)
         except pytest.fail.Exception as error:  # the alarm of pytest-timeout
             self._stop(running, f"was ended: {error}")

@@ -1,4 +1,4 @@
-"""What a test came to on each of its ranks."""
+"""The outcome of a test on each of its ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ STOPPED = "stopped in a collective, because another rank had failed"
 
 @dataclass
 class RankResult:
-    """What a test came to on one rank.
+    """The outcome of a test on one rank.
 
     reports: pytest's own, by phase. problem: why the rank has not come to the test's end, for a sentence; died: it had
     ended by itself; stack: where it was when it was ended.

@@ -51,9 +51,7 @@ GLOO = {
 }
 
 NCCL = {
-    "NCCL_SOCKET_IFNAME": Known(
-        "the interfaces of NCCL, by the begin of their names; =NAME: exactly; ^NAME: not", "gpu"
-    ),
+    "NCCL_SOCKET_IFNAME": Known("the interfaces of NCCL, by prefix; =NAME: exactly; ^NAME: not", "gpu"),
     "NCCL_DEBUG": Known("what NCCL prints", "gpu", ("VERSION", "WARN", "INFO", "ABORT", "TRACE")),
     "NCCL_IB_DISABLE": Known(
         "1: NCCL uses sockets instead of InfiniBand", "infiniband", SWITCH, DISABLED, "InfiniBand is here, and not used"
@@ -114,7 +112,7 @@ NCCL = {
         NCCL_CHECK_POINTERS="1: pointers of arguments are checked",
         NCCL_COMM_BLOCKING="0: calls return at once",
         NCCL_COMM_ID="HOST:PORT of the first rank, without a store",
-        NCCL_HOSTID="the name by which machines are told apart",
+        NCCL_HOSTID="the name that distinguishes machines",
         NCCL_IGNORE_CPU_AFFINITY="1: threads are placed by the GPU alone",
         NCCL_TOPO_FILE="the file that describes the machine",
         NCCL_TOPO_DUMP_FILE="the file to which the machine is described",
@@ -184,7 +182,7 @@ NCCL = {
     ),
     **_of(
         "infiniband",
-        NCCL_IB_HCA="the InfiniBand adapters, by the begin of their names; =NAME: exactly; ^NAME: not",
+        NCCL_IB_HCA="the InfiniBand adapters, by prefix; =NAME: exactly; ^NAME: not",
         NCCL_IB_TIMEOUT="how long a message may stay without an answer: 4.096 µs × 2^value",
         NCCL_IB_RETRY_CNT="how often a message is sent again",
         NCCL_IB_GID_INDEX="the index of the RoCE address",

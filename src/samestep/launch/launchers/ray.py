@@ -19,7 +19,7 @@ KILLED: tuple[str, ...] = ()
 EXITED: tuple[
     str, ...
 ] = ()  # a rank that ends early has written why; of one that leaves without a word ray says no number
-NO_STOP = True  # its ranks run in threads, which get no signals
+GETS_NO_SIGNALS = True  # its ranks run in threads, which get no signals
 SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_TRAIN_V2_ENABLED": "1",

@@ -16,7 +16,7 @@ from samestep.world import RENDEZVOUS_PORT, RankVariables
 
 STARTS = ("group",)
 PREFIX = "TORCHELASTIC_"
-OPTIONS = ("max_restarts", "least")
+OPTIONS = ("max_restarts", "min_nodes")
 LAST_CALL_S = 10  # for which the machines that are there wait for others, where not all must come
 VARIABLES = RankVariables()
 KILLED = (r"rank +: (?P<rank>\d+) \(local_rank: \d+\)\s+exitcode +: -(?P<number>\d+)",)
@@ -35,7 +35,7 @@ def plan(program: Sequence[str], shape: Shape) -> Command:
     wait_s = math.ceil(machines.timeout_s)
     if machines.nnodes > 1 and not machines.port:
         raise UserError("several machines must know the rendezvous port; give the same --port on each")
-    elastic = machines.least > 0
+    elastic = machines.min_nodes > 0
     if machines.nnodes == 1 or machines.node_rank is not None:
         rendezvous = ["--rdzv-backend=samestep", f"--rdzv-conf=rank={machines.node_rank or 0},timeout={wait_s}"]
     else:
@@ -43,7 +43,7 @@ def plan(program: Sequence[str], shape: Shape) -> Command:
             "--rdzv-backend=samestep",
             "--rdzv-id=samestep",
             f"--rdzv-conf=join_timeout={wait_s},read_timeout={wait_s},is_host={str(machines.is_master).lower()}"
-            + (f",last_call_timeout={LAST_CALL_S},asked={machines.asked}" if elastic else ""),
+            + (f",last_call_timeout={LAST_CALL_S},request={machines.request_digest}" if elastic else ""),
             *([f"--local-addr={machines.local_address}"] if machines.local_address else []),
         ]
     return Command(
@@ -51,7 +51,7 @@ def plan(program: Sequence[str], shape: Shape) -> Command:
             sys.executable,
             "-m",
             "torch.distributed.run",
-            f"--nnodes={machines.least}:{machines.nnodes}" if elastic else f"--nnodes={machines.nnodes}",
+            f"--nnodes={machines.min_nodes}:{machines.nnodes}" if elastic else f"--nnodes={machines.nnodes}",
             f"--nproc-per-node={shape.nproc}",
             *rendezvous,
             f"--rdzv-endpoint={machines.endpoint}",

@@ -95,18 +95,20 @@ def _named(name: str, value: object) -> str:
 
 
 def _wait(case: Case, world: World, group: ProcessGroup, store: Store, key: str) -> RankValues:
-    """Calls a barrier. The rank holds how many ranks have come when it leaves; the last one comes late."""
+    """Calls a barrier. The result is how many ranks have reached it when this one returns; the last arrives late."""
     if world.rank == case.members[-1]:
         time.sleep(LATE_S)
-    came = store.add(key, 1)
+    arrived = store.add(key, 1)
     error = ""
     try:
         CALLS[case.collective](group)
     except Exception as raised:
         error = _refusal(raised)
     left = store.add(key, 0)
-    at_last = "the last to come" if world.rank == case.members[-1] else "comes"
-    return RankValues(world.rank, case, [[float(came)]], [[float(left)]], at_last, f"{left} ranks have come", error)
+    at_last = "arrives last" if world.rank == case.members[-1] else "arrives"
+    return RankValues(
+        world.rank, case, [[float(arrived)]], [[float(left)]], at_last, f"{left} ranks have arrived", error
+    )
 
 
 def _refusal(error: Exception) -> str:

@@ -9,7 +9,7 @@ from copy import deepcopy
 
 
 class _Plain(ast.NodeTransformer):
-    """Takes the annotations away, which nobody reads when a script runs."""
+    """Removes annotations, which a script does not need."""
 
     def visit_arg(self, node: ast.arg) -> ast.arg:
         node.annotation = None

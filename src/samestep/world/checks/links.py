@@ -51,10 +51,10 @@ def judge(seen: Facts) -> list[Finding]:
             findings.append(Finding("FAIL", said, fix))
     rates = {(each.source, each.target): each.flow.mbit_s for each in seen.streams if not each.flow.error}
     findings += _slow(rates)
-    told = {frozenset(pair) for pair in rates if rates[pair] < SLOW}
+    already_reported = {frozenset(pair) for pair in rates if rates[pair] < SLOW}
     for (source, target), rate in rates.items():
         back = rates.get((target, source))
-        if back is not None and rate * LOPSIDED < back and frozenset((source, target)) not in told:
+        if back is not None and rate * LOPSIDED < back and frozenset((source, target)) not in already_reported:
             said = f"the link from {source} to {target} carries {_shown(rate)}, and {_shown(back)} back"
             findings.append(Finding("WARN", said, f"ethtool -S INTERFACE   # on {source} and {target}: errors, duplex"))
     return findings or ok(f"each link carries {_shown(min(rates.values()))} or more")

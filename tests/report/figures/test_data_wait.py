@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from example_results import MACHINE
 
+from budget import deadline
 from command import JOBS as SLOW
 from command import samestep
 from samestep.commands.train import measure_data_wait
@@ -135,7 +136,7 @@ def test_the_ranks_of_a_machine_share_its_cores(local_ranks: int, sentence: str,
 def test_a_training_that_waits_is_told_why(workers: int, tmp_path: Path) -> None:
     """launch/jobs.py's slow(): each sample sleeps for 20 ms, a step is a matrix of 4x3."""
     arguments = ["run", f"{SLOW}:slow_briefly", "--engine", "single", "--set", f"workers={workers}"]
-    done = samestep(*arguments, "--deadline", "90", "--device", "cpu", out=tmp_path / "out")
+    done = samestep(*arguments, *deadline(), "--device", "cpu", out=tmp_path / "out")
     assert done.returncode == 0, done.stderr
     results = json.loads((tmp_path / "out" / "results.json").read_text())
     assert results["wait_share"] > 0.5

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from proof.test_script import NAMES, STEPS, judged
+from proof.script.test_script import NAMES, STEPS, judged
 from samestep.proof.script import judge
 from samestep.proof.script.stages import stages
 from samestep.records.arrays import read_arrays, write_arrays

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from proof.test_script import NAMES, SIZE, STEPS, judged
+from proof.script.test_script import NAMES, SIZE, STEPS, judged
 from samestep.proof.script.closures import cause_of, left_behind, unequal_calls
 from samestep.proof.script.gradients import gradient
 from samestep.proof.script.losses import accumulated_targets, several_losses

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from proof.test_script import NAMES, ROWS, SIZE, STEPS, judged
+from proof.script.test_script import NAMES, ROWS, SIZE, STEPS, judged
 from samestep.proof.script import first_divergence, judge, with_replay
 from samestep.proof.script.rows import rows
 from samestep.proof.script.updates import rates, schedule, updates, weights

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from proof.test_script import NAMES, SIZE, STEPS, judged
+from proof.script.test_script import NAMES, SIZE, STEPS, judged
 from samestep.proof.script.replay import replayed
 from samestep.records.arrays import write_arrays
 from samestep.records.files import read

@@ -1,36 +1,17 @@
-"""Orders of the job's own (Weighted, ByLength, a function), and windows into one long array."""
+"""Orders of the job's own: Weighted, ByLength, Lanes, a function."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from conformance.jobs_job import ordered
-from samestep import ByLength, Job, Lanes, UserError, Weighted, Windows
+from samestep import ByLength, Job, Lanes, UserError, Weighted
 from samestep.data.schedule import schedule_of
-from samestep.engine import Layout
-from samestep.records.plan import Prove
-from samestep.reference.schedule import step_rows
-from samestep.tasks.proof_job import proof_job
-
-SMALL = Prove("sgd", 8, "float64", 3, 0.05)
-
-
-@pytest.mark.parametrize("kind", ["weighted", "few", "lengths", "lanes", "function"])
-@pytest.mark.parametrize("last", ["keep", "drop"])
-def test_the_reference_has_the_same_rows(kind: Any, last: str) -> None:
-    for job in (ordered(kind, last), proof_job(ordered(kind, last), SMALL)):
-        schedule = schedule_of(job, 3)
-        for step in range(3 * schedule.steps_per_epoch):
-            planned = [schedule.step(rank, *divmod(step, schedule.steps_per_epoch)) for rank in range(3)]
-            rows = [[part[micro].indices[: part[micro].rows].tolist() for part in planned] for micro in range(1)]
-            assert rows == step_rows(job, Layout(3), step)
 
 
 def test_rows_are_drawn_by_their_weights() -> None:
@@ -95,29 +76,3 @@ def test_a_function_that_gives_other_rows_is_refused() -> None:
     ):
         with pytest.raises(UserError, match=says):
             schedule_of(replace(ordered(), order=order), 1).step(0, 1, 0)
-
-
-@pytest.mark.parametrize("stride", [None, 1, 3])
-def test_windows(stride: int | None, tmp_path: Path) -> None:
-    tokens = np.arange(23, dtype=np.uint16)
-    np.save(tmp_path / "tokens.npy", tokens)
-    for array in (tokens, torch.arange(23), tmp_path / "tokens.npy"):
-        windows = Windows(array, 5, stride)
-        starts = range(0, 23 - 5, stride or 5)
-        assert len(windows) == len(starts)
-        for index, start in enumerate(starts):
-            inputs, targets = windows[index]
-            assert inputs.tolist() == [*range(start, start + 5)] and targets.tolist() == [*range(start + 1, start + 6)]
-            assert inputs.dtype == targets.dtype == torch.int64
-        with pytest.raises(IndexError):
-            windows[len(windows)]
-
-
-def test_windows_that_cannot_be_are_refused() -> None:
-    for array, length, says in (
-        (np.zeros((2, 3)), 1, "one long array"),
-        (np.zeros(5), 5, "need 6"),
-        (np.zeros(5), 0, "1 or more"),
-    ):
-        with pytest.raises(UserError, match=says):
-            Windows(array, length)
