@@ -25,6 +25,8 @@ from pathlib import Path
 MAKEFILE = Path(__file__).parents[1] / "Makefile"
 IMPORT = [sys.executable, "-c", "import torch"]
 SAMESTEP = [sys.executable, "-m", "samestep"]
+# At most, on two idle cores: seconds, and imports of torch.
+GOALS = {"help_s": 0.3, "verify_imports": 4, "demo_imports": 30}
 
 
 @dataclass
@@ -103,7 +105,7 @@ def main() -> None:
     if options.out:
         options.out.mkdir(parents=True, exist_ok=True)
         about = {"cores": os.cpu_count(), "load_average_before": load, "python": sys.version.split()[0]}
-        raw = {"about": about, "summary": summary, "turns": [asdict(each) for each in turns]}
+        raw = {"about": about, "goals": GOALS, "summary": summary, "turns": [asdict(each) for each in turns]}
         (options.out / "starts.json").write_text(json.dumps(raw, indent=1))
 
 

@@ -1,7 +1,7 @@
 """fairscale's OSS with ShardedDataParallel: how far from plain training is it with each kind of zero_grad?
 
-pip install --no-deps --target /tmp/fairscale fairscale==0.4.13
-PYTHONPATH=/tmp/fairscale torchrun --nproc-per-node 2 docs/silent-failures/fairscale_zero_grad.py
+pip install --no-deps --target fairscale-only fairscale==0.4.13
+PYTHONPATH=fairscale-only torchrun --nproc-per-node 2 docs/silent-failures/fairscale_zero_grad.py
 """
 
 import torch

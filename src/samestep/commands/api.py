@@ -2,6 +2,7 @@
 
 Each function does what the command of the same name does, and returns typed results; its processes have ended when it
 returns. It raises samestep.UserError for a mistake, and samestep.TrainingFailed for a training that fails.
+The command line calls `study`, `train` and `score`, which take a command's options as one object.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from samestep.commands import train as training
 from samestep.commands.collectives import collectives as measure_collectives
 from samestep.commands.collectives_options import CollectivesOptions
 from samestep.commands.command_options import (
@@ -27,8 +29,6 @@ from samestep.commands.compare import run_study
 from samestep.commands.options import takes
 from samestep.commands.results_folder import release_folders
 from samestep.commands.runs import runs as runs
-from samestep.commands.train import evaluate as evaluate_weights
-from samestep.commands.train import run as train
 from samestep.errors import UserError
 from samestep.records.collectives import CollectiveResults
 from samestep.records.files import naming_full_disks
@@ -46,7 +46,7 @@ def verify(options: VerifyOptions) -> StudyResults:
     is named, and the launch ended; 0: never. resume: interrupt each training, and continue it from a checkpoint in a
     second launch, on resume_nproc ranks of resume_engine. `results.engines` holds one Verdict per engine.
     """
-    return _study("verify", options)
+    return _on_this_machine(study("verify", options), options)
 
 
 @takes(CompareOptions)
@@ -56,7 +56,7 @@ def compare(options: CompareOptions) -> StudyResults:
     Of each launch, warmup_steps are left out and measured_steps count.
     `results.engines` holds one Verdict per engine, with samples_per_second, ratio, peak_memory_mib, …
     """
-    return _study("compare", options)
+    return _on_this_machine(study("compare", options), options)
 
 
 @takes(RunOptions)
@@ -70,8 +70,7 @@ def run(options: RunOptions) -> TrainResults | None:
     'auto', 'never', or a checkpoint's path. export: the folder that from_pretrained is to load. Returns None on a
     machine without rank 0, and on other ranks of an outer launcher.
     """
-    with _call(options.job) as target:
-        return train(options.setup(target), options)
+    return train(options)
 
 
 @takes(EvaluateOptions)
@@ -81,8 +80,7 @@ def evaluate(options: EvaluateOptions) -> ScoreResults | None:
     predictions: a new .npy file for the model's outputs.
     Returns None on a machine without rank 0, and on other ranks of an outer launcher.
     """
-    with _call(options.job) as target:
-        return evaluate_weights(options.setup(target), options)
+    return score(options)
 
 
 @takes(CollectivesOptions)
@@ -98,9 +96,26 @@ def collectives(options: CollectivesOptions) -> CollectiveResults | None:
         return measure_collectives(options)
 
 
-def _study(command: str, options: ProofOptions) -> StudyResults:
+def study(command: str, options: ProofOptions, typed: str = "") -> StudyResults | None:
+    """Runs verify or compare. Returns None on a machine that is not the first. typed: the command line, for the
+    report."""
     with _call(options.job) as target:
-        results = run_study(command, options, target)
+        return run_study(command, options, target, typed)
+
+
+def train(options: RunOptions, dry_run: bool = False) -> TrainResults | None:
+    """Runs a training. dry_run: prints the shell line that would start it, and returns None."""
+    with _call(options.job) as target:
+        return training.run(options.setup(target), options, dry_run=dry_run)
+
+
+def score(options: EvaluateOptions) -> ScoreResults | None:
+    """Runs an evaluation of weights."""
+    with _call(options.job) as target:
+        return training.evaluate(options.setup(target), options)
+
+
+def _on_this_machine(results: StudyResults | None, options: ProofOptions) -> StudyResults:
     if results is None:
         first = options.machines.master_addr
         raise UserError(f"this machine has run its ranks; the results are on the first one ({first}): read them there")

@@ -77,18 +77,17 @@ def run(
 ) -> int:
     """Train the whole job: progress, evaluations, and weights.safetensors. Under torchrun, srun, mpirun or horovodrun,
     this command is one of their ranks."""
-    from samestep.commands import train
+    from samestep.commands import api
     from samestep.commands.progress import show_training
 
-    setup = options.setup(str(options.job))
     if to:
         from samestep.commands.submit import kubernetes
 
         unused = {"--dry-run": dry_run, "--json": json_}
         refuse(unused, "is decided by the manifests that --to writes; leave it out")
-        print(kubernetes(setup, options, to, image, claim), end="")
+        print(kubernetes(options.setup(str(options.job)), options, to, image, claim), end="")
         return 0
-    results = train.run(setup, options, dry_run=dry_run)
+    results = api.train(options, dry_run=dry_run)
     if results is None:
         return 0
     _print(results, json_, show_training)
@@ -100,10 +99,10 @@ def run(
 @from_command_line
 def evaluate(options: EvaluateOptions, json_: Json = False) -> int:
     """Evaluate trained weights: each row of the job's evaluation once, the same figures on any number of ranks."""
-    from samestep.commands import train
+    from samestep.commands import api
     from samestep.commands.progress import show_scores
 
-    results = train.evaluate(options.setup(str(options.job)), options)
+    results = api.score(options)
     if results is not None:
         _print(results, json_, show_scores)
     return 0
@@ -158,11 +157,11 @@ def engines(device: Device = "auto", json_: Json = False) -> int:
     if not json_:
         show_engines(listed)
         return 0
-    from samestep.records.files import KEY, SCHEMA
+    from samestep.records.files import list_with_schema
 
     keys = ("name", "available", "reason", "install", "version", "purpose")
-    rows = [{key: getattr(facts, key) for key in keys} for facts in listed]
-    print(json.dumps({KEY: SCHEMA, "engines": rows}, indent=1))
+    rows = ({key: getattr(facts, key) for key in keys} for facts in listed)
+    print(json.dumps(list_with_schema("engines", rows), indent=1))
     return 0
 
 
@@ -201,11 +200,11 @@ def runs(
     """List past runs: how each ended, its steps and latest evaluation, and the line that continues or repeats it."""
     from samestep.commands.progress import show_runs
     from samestep.commands.runs import runs as listed
-    from samestep.records.files import KEY, SCHEMA, as_json, finite
+    from samestep.records.files import as_json, finite, list_with_schema
 
     past = listed(folder)
     if json_:
-        print(json.dumps({KEY: SCHEMA, "runs": [finite(as_json(run)) for run in past]}, indent=1))
+        print(json.dumps(list_with_schema("runs", (finite(as_json(run)) for run in past)), indent=1))
     else:
         show_runs(past)
     return 0
@@ -290,10 +289,10 @@ def eject(options: EjectOptions) -> int:
 
 
 def _study(command: str, options: ProofOptions, json_: bool, strict: bool) -> int:
-    from samestep.commands.compare import run_study
+    from samestep.commands import api
     from samestep.commands.progress import show_study
 
-    results = run_study(command, options, str(options.job), shlex.join(["samestep", *sys.argv[1:]]))
+    results = api.study(command, options, typed=shlex.join(["samestep", *sys.argv[1:]]))
     if results is None:
         return 0
     _print(results, json_, show_study)

@@ -6,7 +6,7 @@ import errno
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeVar
@@ -34,6 +34,11 @@ def write(path: Path, record: Any) -> None:
 def with_schema(record: Any) -> dict[str, object]:
     """Returns a dataclass of records/ as the values of its file: plain ones, the schema number first."""
     return {KEY: SCHEMA, **as_json(record)}
+
+
+def list_with_schema(name: str, rows: Iterable[object]) -> dict[str, object]:
+    """Returns plain values as a list of this name, the schema number first."""
+    return {KEY: SCHEMA, name: [*rows]}
 
 
 def read(kind: type[T], path: Path) -> T:
