@@ -3,6 +3,7 @@ a budget only ends what hangs."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -11,13 +12,17 @@ from functools import cache
 from typing import TypeVar
 
 T = TypeVar("T")
+MEASURED = "SAMESTEP_TESTS_IMPORT_S"  # environment variable
 
 
 @cache
 def import_s() -> float:
-    """Seconds that importing torch takes here and now; at least one."""
-    first = _one_import_s()
-    return max(1.0, first if first < 4 else min(first, _one_import_s()))  # the first may have read a cold disk
+    """Seconds that importing torch takes here and now, at least one. Measured once for all processes of the tests."""
+    if MEASURED not in os.environ:
+        first = _one_import_s()
+        measured = max(1.0, first if first < 4 else min(first, _one_import_s()))  # the first may have read a cold disk
+        os.environ[MEASURED] = str(measured)
+    return float(os.environ[MEASURED])
 
 
 def _one_import_s() -> float:

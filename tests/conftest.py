@@ -83,6 +83,7 @@ def pytest_cmdline_main(config: pytest.Config) -> Iterator[None]:
     if is_rank or hasattr(config, "workerinput") or config.option.collectonly:
         return (yield)
     with fork_servers.of_lane(whole=bool(config.getoption("numprocesses", 0))):
+        budget()  # measures an import of torch, for the processes that start now
         return (yield)
 
 

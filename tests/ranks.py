@@ -52,6 +52,7 @@ LIBRARIES = {
 
 OWN_SERVER = ExitStack()  # which forks the ranks of this process, where no lane has one for all
 atexit.register(OWN_SERVER.close)
+ONE_PROCESS = ("dataparallel", "single", "split")  # engines that start no ranks
 # Engines that are tried in an environment of their own: a large package, and one that is no longer maintained.
 ELSEWHERE = ("fairscale", "ray")
 

@@ -19,7 +19,6 @@ from PIL import Image
 from command import samestep
 from lane_marks import CHECK, FULL
 from samestep.errors import UserError
-from samestep.jobs.imdb import read
 from samestep.jobs.models.gpt import GPT
 from samestep.jobs.models.resnet import resnet18, resnet50
 from samestep.tasks.inspect.load import build, builtin_names
@@ -202,6 +201,8 @@ def test_imdb_does_not_look_at_what_pads(data: dict[str, Path]) -> None:
     [("a film\t2", "each of its lines is a review, a tab and 0 or 1"), ("a film", "each of its lines")],
 )
 def test_a_line_that_is_no_review_is_said(line: str, says: str, tmp_path: Path) -> None:
+    from samestep.jobs.imdb import read  # with torchmetrics, which takes seconds
+
     (tmp_path / "train.tsv").write_text(f"a film\x85and more\t1\r\n{line}\n")
     with pytest.raises(UserError, match=says):
         read(tmp_path / "train.tsv")

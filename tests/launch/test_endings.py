@@ -19,8 +19,8 @@ import pytest
 
 from budget import budget, deadline, wait_until
 from command import JOBS, has_begun, samestep
-from jobs import NORMAL_EXIT
 from lane_marks import CHECK, FULL
+from launch.jobs import NORMAL_EXIT
 
 OTHERS = ["spawn", "mpirun"] if which("mpirun") or "CI" in os.environ else ["spawn"]
 ENGINES = ["ddp", *(pytest.param(name, marks=pytest.mark.check) for name in ("lightning", "deepspeed", "accelerate"))]

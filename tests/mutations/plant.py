@@ -21,8 +21,7 @@ from typing import Any, Protocol
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from mutations.faults import FAULTS, Fault
-from ranks import SOURCE, Ranks, RanksFailed, engine_facts, judged, proof_plan, reference_plan
-from samestep import engine as engines
+from ranks import ONE_PROCESS, SOURCE, Ranks, RanksFailed, engine_facts, judged, proof_plan, reference_plan
 from samestep.records.inspection import EngineFacts
 from samestep.records.record import Record
 
@@ -80,7 +79,7 @@ class References:
 
 def sizes_of(fault: Fault, sizes: Sequence[int]) -> Sequence[int]:
     """The numbers of ranks to plant a fault at: one, where its engine is one process."""
-    return (1,) if engines.load(fault.engine).PROCESSES == "one" else sizes
+    return (1,) if fault.engine in ONE_PROCESS else sizes
 
 
 def plant(fault: Fault, references: References, jobs: Sequence[str] = ()) -> Iterator[dict[str, Any]]:

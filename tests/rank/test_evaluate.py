@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch.nn import functional as F
 from torch.utils.data import Subset
-from torchmetrics import Metric
 
 from command import WATCHED
 from conformance import jobs_drawn
@@ -48,21 +47,25 @@ def test_last_drop_is_of_the_training_alone() -> None:
     assert evaluate(job, job.model(), World()).rows == 5
 
 
-class Last(Metric):
+def last() -> Any:
     """The target of the last row: it shows in which order the chunks are put together."""
+    from torchmetrics import Metric  # takes seconds
 
-    full_state_update = False
+    class Last(Metric):
+        full_state_update = False
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.add_state("seen", [], dist_reduce_fx="cat")
-        self.seen: list[torch.Tensor]
+        def __init__(self) -> None:
+            super().__init__()
+            self.add_state("seen", [], dist_reduce_fx="cat")
+            self.seen: list[torch.Tensor]
 
-    def update(self, output: torch.Tensor, targets: torch.Tensor) -> None:
-        self.seen.append(targets)
+        def update(self, output: torch.Tensor, targets: torch.Tensor) -> None:
+            self.seen.append(targets)
 
-    def compute(self) -> torch.Tensor:
-        return torch.cat(list(self.seen))[-1].float()
+        def compute(self) -> torch.Tensor:
+            return torch.cat(list(self.seen))[-1].float()
+
+    return Last()
 
 
 def test_a_counted_metric_is_that_of_all_rows_as_rank_0_merges_them(
@@ -79,7 +82,7 @@ def test_chunks_are_put_together_in_their_order(workers: int) -> None:
     job = jobs_drawn.job(rows=40, global_batch=4)
     targets = [int(target) for _, _, target in job.evaluation]  # type: ignore[union-attr, attr-defined]
     rows = Subset(job.evaluation, range(21))  # type: ignore[arg-type]  # which is read by workers, where there are some
-    job = replace(job, evaluation=rows, metrics={"last": Last()}, workers=workers)
+    job = replace(job, evaluation=rows, metrics={"last": last()}, workers=workers)
 
     def pairs(samples: list[Any]) -> tuple[torch.Tensor, torch.Tensor]:
         return torch.stack([inputs for inputs, _, _ in samples]), torch.stack([target for _, _, target in samples])

@@ -97,8 +97,9 @@ def test_an_optimizer_with_a_closure_is_replayed_to_its_weights(tmp_path: Path) 
     assert {each.question: each.answer for each in results.findings}["replayed weights"] == "right", results.findings
 
 
-@pytest.mark.check
-@pytest.mark.parametrize("search", ["", ', line_search_fn="strong_wolfe"'])
+@pytest.mark.parametrize(
+    "search", [pytest.param("", marks=CHECK), pytest.param(', line_search_fn="strong_wolfe"', marks=FULL)]
+)
 def test_a_closure_that_the_ranks_call_unequally_often_is_named(search: str, tmp_path: Path) -> None:
     """One rank ends before the other, whose next reduction then fails: no more than a closed connection was said.
 

@@ -25,7 +25,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from ranks import KeptRanks, Ranks, RanksFailed, engine_facts, resumed, resumed_reference_plan
+from ranks import ONE_PROCESS, KeptRanks, Ranks, RanksFailed, engine_facts, resumed, resumed_reference_plan
 from samestep.commands.study import unlike
 from samestep.records.inspection import EngineFacts
 from samestep.records.plan import Plan
@@ -52,7 +52,6 @@ THEMSELVES = {
     "hf": ("hf", {}),
     "split": ("split", {}),
 }
-ONE_PROCESS = ("single", "split")
 OTHERS = ("single", "ddp", "zero", "fsdp", "deepspeed")
 STRENGTH = ("failed", "differs", "refused", "approximate", "same", "bitwise")
 
@@ -76,7 +75,7 @@ def pairs() -> list[Pair]:
     of = {name: [Pair(name, a, name, b) for a, b in sizes] for name in THEMSELVES if name not in ONE_PROCESS}
     soon, later = ([pair for each in of.values() for pair in each[part]] for part in (slice(6), slice(6, None)))
     others = [Pair(a, width(a), b, width(b)) for a, b in product(OTHERS, OTHERS) if a != b]
-    return [*(Pair(name, 1, name, 1) for name in ONE_PROCESS), *soon, *others, *later]
+    return [*(Pair(name, 1, name, 1) for name in THEMSELVES if name in ONE_PROCESS), *soon, *others, *later]
 
 
 def width(name: str) -> int:

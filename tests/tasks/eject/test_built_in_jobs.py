@@ -26,7 +26,7 @@ QUICKSTARTS = HERE.parents[2] / "quickstarts"
 KEPT = [(job, engine) for job in ("digits", "imagefolder") for engine in engines.names()]
 QUICK = [("imagefolder", "ddp")]  # the others take the longer lanes
 EACH = [
-    pytest.param(job, engine, marks=() if (job, engine) in QUICK else in_turn(len(SMALL), column, row))
+    pytest.param(job, engine, marks=() if (job, engine) in QUICK else in_turn(2 * len(SMALL), column, row))
     for column, job in enumerate(SMALL)
     for row, engine in enumerate(engines.names())
 ]

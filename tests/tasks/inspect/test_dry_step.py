@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import UserDict
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,7 +12,6 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import IterableDataset, Subset, TensorDataset
-from torchmetrics.classification import MulticlassAccuracy
 
 from samestep import Job, Lanes, LRSchedule, Recipe
 from samestep.data.stream import Stream
@@ -62,9 +62,16 @@ class Stepless(torch.optim.Optimizer):
         super().__init__(parameters, {})
 
 
-CHANGES: dict[str, tuple[dict[str, Any], str]] = {
+def accuracy() -> Any:
+    from torchmetrics.classification import MulticlassAccuracy  # takes seconds
+
+    return MulticlassAccuracy(2)
+
+
+# case -> the changes to the job, or a function that makes them where they import much; and what is said
+CHANGES: dict[str, tuple[dict[str, Any] | Callable[[], dict[str, Any]], str]] = {
     "optimizer that is built": (
-        {"optimizer": torch.optim.SGD(NET.parameters(), lr=0.3)},
+        lambda: {"optimizer": torch.optim.SGD(NET.parameters(), lr=0.3)},
         "optimizer is an instance of SGD; each engine builds the optimizer itself, some after they have sharded the "
         'model: write optimizer=Recipe(torch.optim.SGD, {"lr": 0.3})',
     ),
@@ -151,8 +158,8 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
         "the job's metric 'right' raised on 4 rows: TypeError",
     ),
     "metric without targets": (
-        {
-            "metrics": {"accuracy": MulticlassAccuracy(2)},
+        lambda: {
+            "metrics": {"accuracy": accuracy()},
             "evaluation": TensorDataset(X, Y),
             "collate": lambda samples: {"x": torch.stack([x for x, _ in samples])},
             "forward": lambda model, batch: model(batch.data["x"]),
@@ -226,7 +233,8 @@ def _job(**changed: Any) -> Job:
 
 def changed(case: str = "") -> Job:
     """The job that the inspection is asked about."""
-    return _job(**CHANGES[case][0]) if case else _job()
+    changes = CHANGES[case][0] if case else {}
+    return _job(**(changes() if callable(changes) else changes))
 
 
 @pytest.mark.parametrize("case", CHANGES)
@@ -240,7 +248,7 @@ def test_one_sentence(case: str) -> None:
 def twofold() -> Job:
     """Trained on soft labels, and evaluated on hard ones, which the metric wants."""
     train = TensorDataset(X, F.one_hot(Y, 2).float())
-    return _job(train=train, evaluation=TensorDataset(X, Y), metrics={"accuracy": MulticlassAccuracy(2)})
+    return _job(train=train, evaluation=TensorDataset(X, Y), metrics={"accuracy": accuracy()})
 
 
 def test_metrics_are_tried_on_the_evaluation_alone() -> None:
