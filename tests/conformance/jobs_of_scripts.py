@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset, TensorDataset
+from torchmetrics import Metric
 
-from samestep import Job, Recipe
+from samestep import Batch, Job, Recipe
 
 TOKENS, WIDTH, LENGTH, ROWS = 13, 8, 5, 29
 TEXTS = torch.randint(TOKENS, (ROWS + 12, LENGTH + 1), generator=torch.Generator().manual_seed(0))
@@ -152,6 +153,24 @@ class Named(Dataset[Any]):
         return {"x": X[self.rows[index]], "labels": Y[self.rows[index]]}
 
 
+class Right(Metric):
+    """A metric of the user's own, whose update reads the batch."""
+
+    full_state_update = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("right", torch.tensor(0.0), "sum")
+        self.add_state("rows", torch.tensor(0.0), "sum")
+
+    def update(self, output: Any, batch: Batch) -> None:
+        self.right += (output["logits"].argmax(1) == batch.data["labels"]).sum()
+        self.rows += batch.part.rows
+
+    def compute(self) -> Tensor:
+        return self.right / self.rows
+
+
 class Answers(nn.Module):
     """Takes the batch's names, and returns a dict with the loss in it, as models of Hugging Face do."""
 
@@ -165,8 +184,6 @@ class Answers(nn.Module):
 
 
 def _of_names(kind: Callable[..., Any]) -> Job:
-    from conformance.metric_of_scripts import Right
-
     return _job(
         lambda: Answers(kind),
         train=Named(0, ROWS),

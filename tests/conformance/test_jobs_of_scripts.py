@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-from conformance import jobs_of_scripts
 from conformance.table import EXACT
 from lane_marks import shared_out
 from ranks import KeptRanks, Ranks, RanksFailed, engine_facts, prove
@@ -41,11 +40,15 @@ def units(model: nn.Module, wrap: str) -> list[str]:
 
 @pytest.mark.parametrize("wrap", UNITS)
 def test_the_units_of_nanogpt(wrap: str) -> None:
-    assert units(jobs_of_scripts.NanoGPT(tied=True), wrap) == UNITS[wrap]
+    from conformance.jobs_of_scripts import NanoGPT  # with torchmetrics, which takes seconds
+
+    assert units(NanoGPT(tied=True), wrap) == UNITS[wrap]
 
 
 def test_what_is_read_from_outside_stays_in_the_root() -> None:
-    model = jobs_of_scripts.ReadsWeights()
+    from conformance.jobs_of_scripts import ReadsWeights
+
+    model = ReadsWeights()
     assert units(model, "children") == ["transformer.h.0", "transformer.h.1", "transformer.ln_f"]
     assert units(model, "Embedding") == []
     assert "transformer.h.0.attention" in units(model, "MultiheadAttention")
