@@ -23,8 +23,6 @@ from budget import budget  # noqa: E402
 from samestep.jobs import digits  # noqa: E402
 from samestep.world import World  # noqa: E402
 
-pytestmark = pytest.mark.check
-
 DEADLINE_IMPORTS = 200
 
 
@@ -163,6 +161,7 @@ def run(*arguments):
         assert not left
 
 
+@pytest.mark.check
 def test_a_short_run_counts_every_step_of_every_arm(tmp_path):
     file = tmp_path / "overhead.json"
     code, errors = run("--model", "small", "--launches", 2, "--rounds", 1, "--block", 8, "--json", file)
@@ -185,6 +184,7 @@ def test_a_short_run_counts_every_step_of_every_arm(tmp_path):
         assert set(found) == set(small["arms"]) - {"samestep"}
 
 
+@pytest.mark.full
 def test_the_deadline_shows_stacks_and_leaves_nothing_behind():
     code, errors = run("--model", "wide", "--rounds", 1000, "--deadline", budget(5))
     assert code == 1

@@ -156,7 +156,7 @@ def test_slurm(how: str, slurm: Slurm, tmp_path: Path) -> None:
     check(tmp_path / "out")
 
 
-@pytest.mark.check
+@pytest.mark.full
 def test_a_shaped_link_is_measured_within_a_tenth(tmp_path: Path) -> None:
     """Two hosts that share no folder, and links of 100 Mbit/s. gloo's all_reduce reaches less: docs/collectives.md."""
     skip_where(hosts_module.missing())

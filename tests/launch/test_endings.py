@@ -137,7 +137,7 @@ def test_a_killed_rank(launcher: str, tmp_path: Path) -> None:
     assert not (tmp_path / "out" / "weights.safetensors").exists()
 
 
-@pytest.mark.parametrize("launcher", on_launchers("torchrun", "mpirun"))
+@pytest.mark.parametrize("launcher", on_launchers("mpirun"))
 def test_a_killed_launcher(launcher: str, tmp_path: Path) -> None:
     with training("slow", tmp_path / "out", launcher) as run:
         os.kill(psutil.Process(run.parent.pid).children()[0].pid, signal.SIGKILL)
@@ -146,7 +146,7 @@ def test_a_killed_launcher(launcher: str, tmp_path: Path) -> None:
         assert_gone(run.pids)
 
 
-@pytest.mark.parametrize("launcher", on_launchers("spawn", "mpirun"))
+@pytest.mark.parametrize("launcher", on_launchers("spawn"))
 def test_a_killed_parent(launcher: str, tmp_path: Path) -> None:
     with training("slow", tmp_path / "out", launcher, "--set", "workers=1") as run:
         assert len(run.pids) >= 5  # launcher, two ranks, a loader worker each
@@ -186,7 +186,8 @@ def test_asked_to_stop_it_leaves_a_checkpoint_that_continues(tmp_path: Path) -> 
     "engine",
     [
         "ddp",
-        *(pytest.param(name, marks=pytest.mark.check) for name in ("lightning", "deepspeed", "accelerate", "single")),
+        *(pytest.param(name, marks=CHECK) for name in ("lightning", "single")),
+        *(pytest.param(name, marks=FULL) for name in ("deepspeed", "accelerate")),
     ],
 )
 def test_an_interrupt_stops_all_ranks_after_the_same_step(engine: str, tmp_path: Path) -> None:

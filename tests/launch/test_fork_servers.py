@@ -14,6 +14,7 @@ import pytest
 
 from budget import budget, wait_until
 from command import JOBS, has_begun
+from lane_marks import CHECK, FULL
 from samestep.launch.fork_client import SOCKETS
 
 FRESH = {name: value for name, value in os.environ.items() if name != SOCKETS}  # servers of the command's own
@@ -64,8 +65,7 @@ def job():
 """
 
 
-@pytest.mark.check
-@pytest.mark.parametrize("threads", [0, 1])
+@pytest.mark.parametrize("threads", [pytest.param(0, marks=FULL), pytest.param(1, marks=CHECK)])
 def test_a_server_with_a_thread_is_not_forked(threads: int, tmp_path: Path) -> None:
     """What a library starts when it is imported: a fork of it could wait for ever for a lock that the thread held."""
     starts = "import threading, time\nthreading.Thread(target=time.sleep, args=(1e6,), daemon=True).start()\n"

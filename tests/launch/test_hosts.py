@@ -175,6 +175,7 @@ def test_two_machines_with_number_0(hosts: Hosts, tmp_path: Path) -> None:
     assert "--node-rank 0 is for the machine of --master-addr, h0, and this is another" in ended[1][1], ended
 
 
+@pytest.mark.full
 def test_two_machines_with_one_number(hosts: Hosts, tmp_path: Path) -> None:
     """Both are told at once, and the first does not wait for the third."""
     shape = ["--nnodes", "3", "--nproc", "1", "--master-addr", "h0"]

@@ -57,7 +57,7 @@ def without_samestep(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]
 
 
 @pytest.mark.check
-@pytest.mark.parametrize("engine", ["single", "ddp", "horovod"])
+@pytest.mark.parametrize("engine", [pytest.param("single", marks=FULL), "ddp", "horovod"])
 def test_the_line_at_its_head_starts_it(engine: str, without_samestep: dict[str, str], tmp_path: Path) -> None:
     """As a user types it, where samestep is not installed."""
     skip_unless_here(engine)
