@@ -204,6 +204,7 @@ def _fork_server() -> Path:
 def _forked(library: str, rank: Mapping[str, Any]) -> int:
     """Has a new rank forked. Returns its pid."""
     with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(budget())
         connection.connect(str(_fork_server()))
         connection.sendall(f"{json.dumps({'libraries': library, **rank})}\n".encode())
         pid = int(connection.makefile().readline() or 0)

@@ -23,7 +23,7 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -70,9 +70,34 @@ def listen(path: str) -> None:
             if not line.endswith(b"\n"):
                 continue  # the client has gone
             libraries = json.loads(line)["libraries"]
-            if libraries not in with_libraries:
-                with_libraries[libraries] = _forked(_with_libraries, libraries.split(), die_with_parent)
-            socket.send_fds(with_libraries[libraries], [line], [connection.fileno()])
+            _hand_on(
+                line,
+                connection.fileno(),
+                with_libraries,
+                libraries,
+                _with_libraries,
+                libraries.split(),
+                die_with_parent,
+            )
+
+
+def _hand_on(
+    line: bytes,
+    connection: int,
+    servers: dict[str, socket.socket],
+    key: str,
+    serve: Callable[..., None],
+    *given: object,
+) -> None:
+    """Sends a request to the process of this key, which is forked where there is none, or where it has ended."""
+    for _ in range(2):
+        if key not in servers:
+            servers[key] = _forked(serve, *given)
+        try:
+            socket.send_fds(servers[key], [line], [connection])
+            return
+        except OSError:  # it has ended
+            servers.pop(key).close()
 
 
 def _forked(serve: Callable[..., None], *arguments: object) -> socket.socket:
@@ -81,14 +106,16 @@ def _forked(serve: Callable[..., None], *arguments: object) -> socket.socket:
     if os.fork():
         theirs.close()
         return ours
-    ours.close()
     try:
+        ours.close()
         serve(theirs, *arguments)
     except BaseException:
         traceback.print_exc()
         for _, connection in _received(theirs):
-            os.write(connection, b"0\n")
-    os._exit(0)
+            with suppress(OSError):  # the client has gone
+                os.write(connection, b"0\n")
+    finally:
+        os._exit(0)  # it must not go on as the process that it was forked from
 
 
 def _received(requests: socket.socket) -> Iterator[tuple[bytes, int]]:
@@ -97,29 +124,35 @@ def _received(requests: socket.socket) -> Iterator[tuple[bytes, int]]:
         line, connections, _, _ = socket.recv_fds(requests, LINE, 1)
         if not line:
             return
-        yield line, connections[0]
-        os.close(connections[0])
+        try:
+            yield line, connections[0]
+        finally:
+            os.close(connections[0])
 
 
 def _with_libraries(requests: socket.socket, libraries: list[str], die_with_parent: Callable[[], None]) -> None:
     """Imports libraries, and hands each request on to a process that has imported samestep from its path."""
     die_with_parent()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # an import may run a program
     for name in libraries:
         importlib.import_module(name)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     sources: dict[str, socket.socket] = {}  # the path to import from -> the process that has
     for line, connection in _received(requests):
         path = json.loads(line)["path"]
-        source = sources.pop(str(path), None) or _forked(_with_samestep, path, sources.values())
-        sources[str(path)] = source  # the last one: that which was used latest
+        if str(path) in sources:
+            sources[str(path)] = sources.pop(str(path))  # the last one: that which was used latest
+        _hand_on(line, connection, sources, str(path), _with_samestep, path, sources, requests)
         for oldest in [*sources][:-KEPT_SOURCES]:
             sources.pop(oldest).close()
-        socket.send_fds(source, [line], [connection])
 
 
-def _with_samestep(requests: socket.socket, path: list[str], others: Iterable[socket.socket]) -> None:
+def _with_samestep(
+    requests: socket.socket, path: list[str], others: Mapping[str, socket.socket], parents: socket.socket
+) -> None:
     """Imports samestep from `path`, and forks a rank for each request. Returns when no more come and its ranks have
-    ended. others: of processes that would not end while this one could send to them."""
-    for other in others:
+    ended. others, parents: the sockets of processes, which would not be seen to end while this one has them, too."""
+    for other in (*others.values(), parents):
         other.close()
     sys.path[:0] = path
     importlib.import_module("samestep.worker")
@@ -137,8 +170,9 @@ def _with_samestep(requests: socket.socket, path: list[str], others: Iterable[so
         if pid == 0:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             os.close(connection)
+            requests.close()
             _rank_main(asked["environment"], asked["plans"], asked["log"])
-        with suppress(BrokenPipeError):
+        with suppress(OSError):  # the client has gone
             os.write(connection, f"{pid}\n".encode())
     with suppress(ChildProcessError):
         os.wait()  # for all, since SIGCHLD is ignored

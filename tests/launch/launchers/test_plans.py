@@ -30,6 +30,9 @@ SHAPES = {
     "srun": Shape(4, "/runs/a", Machines(2, master="n1", port=21234, single_launch=True)),
     "torchrun": ONE,
     "torchrun-restarts": Shape(2, "/runs/a", Machines(max_restarts=3, timeout_s=30)),
+    "torchrun-elastic": Shape(
+        2, "/runs/a", Machines(3, master="h1", port=29500, max_restarts=9, min_nodes=2, request_digest="f00d")
+    ),
     "torchrun-static": Shape(4, "/runs/a", Machines(2, node_rank=1, master="h1", port=29500)),
     "torchrun-c10d": Shape(
         4, "/runs/a", Machines(2, master="h1", port=29500, is_master=True, local_address="10.0.0.1")
@@ -98,7 +101,9 @@ def test_a_shape_that_a_launcher_cannot_start(name: str, shape: Shape, sentence:
     [
         (Machines(max_restarts=1), "spawn", "--max-restarts is an option of torchrun, and spawn starts this training"),
         (Machines(hosts=("h1",)), "torchrun", "leave it out, or add --launcher mpirun"),
+        (Machines(min_nodes=1), "spawn", "leave it out|is an option of torchrun"),
         (Machines(max_restarts=1), "torchrun", None),
+        (Machines(min_nodes=1), "torchrun", None),
         (Machines(hosts=("h1",)), "mpirun", None),
         (Machines(), "process", None),
     ],
