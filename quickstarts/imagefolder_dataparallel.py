@@ -1448,13 +1448,13 @@ def start(
     /,
     *,
     run: type[Run] = Run,
-    no_sync_batchnorm: bool = False,
+    lone_batchnorm: bool = False,
     **settings: Any,
 ) -> None:
-    """Trains, saves and evaluates. no_sync_batchnorm: SyncBatchNorm does not find this engine's other replicas."""
+    """Trains, saves and evaluates. lone_batchnorm: SyncBatchNorm does not find this engine's other replicas."""
     gpus = tuple(f"cuda:{number}" for number in range(torch.cuda.device_count()))
     world = World(devices=gpus or ("cpu",))
-    if job.sync_batchnorm and no_sync_batchnorm and len(world.devices) > 1:
+    if job.sync_batchnorm and lone_batchnorm and len(world.devices) > 1:
         raise Refused("SyncBatchNorm does not find the other replicas of this engine; leave sync_batchnorm out")
     torch.set_num_threads(1)
     finish(job, train(job, world, run(job, world), **settings), world)
@@ -1463,4 +1463,4 @@ def start(
 
 
 if __name__ == "__main__":
-    start(job(), train, no_sync_batchnorm=True)
+    start(job(), train, lone_batchnorm=True)

@@ -53,7 +53,7 @@ class Layout:
     buffers: 'rank0' where replica 0's buffers (BatchNorm's statistics) replace the others' before each step's
         first forward pass; 'local' where every replica keeps its own. The result has rank 0's in both cases.
     every_gradient: True where a parameter without a gradient is an error (DDP), or is changed all the same.
-    no_sync_batchnorm: True where torch's SyncBatchNorm cannot reach the other replicas.
+    lone_batchnorm: True where torch's SyncBatchNorm cannot reach the other replicas.
     no_scalars: True where a parameter without dimensions is an error (FSDP).
     no_optimizers: class of optimizer -> why the engine cannot take it.
     no_phases: True where the engine takes one optimizer, not several in turn.
@@ -64,7 +64,7 @@ class Layout:
     split: Literal["even", "chunk"] = "even"
     buffers: Literal["rank0", "local"] = "rank0"
     every_gradient: bool = False
-    no_sync_batchnorm: bool = False
+    lone_batchnorm: bool = False
     no_scalars: bool = False
     no_optimizers: Mapping[str, str] = field(default_factory=dict)
     no_phases: bool = False

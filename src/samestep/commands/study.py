@@ -222,7 +222,7 @@ def refusal(facts: EngineFacts, job: JobFacts, instead: str = "another engine") 
     if layout.no_phases and job.phases:
         return f"{facts.name} takes one optimizer, and the job has phases ({', '.join(job.phases)}); use {instead}"
     if job.sync_batchnorm and job.batch_layers and layout.replicas > 1:
-        if layout.no_sync_batchnorm:
+        if layout.lone_batchnorm:
             return f"SyncBatchNorm does not find the other ranks of {facts.name}; leave it out, or use {instead}"
         if facts.devices[0] == "cpu":
             return "torch's SyncBatchNorm runs on GPUs only; leave sync_batchnorm out on a CPU"

@@ -30,7 +30,7 @@ def missing(devices: tuple[str, ...]) -> str | None:
 
 
 def layout(world: World) -> Layout:
-    return Layout(replicas=len(world.devices), split="chunk", no_sync_batchnorm=True, closures=True)
+    return Layout(replicas=len(world.devices), split="chunk", lone_batchnorm=True, closures=True)
 
 
 def numerics() -> Numerics:

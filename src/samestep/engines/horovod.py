@@ -35,7 +35,7 @@ def layout(world: World, compress: str = "none") -> Layout:
     # Horovod does not synchronise buffers. It replaces a missing gradient by zeros, and weight decay then changes the
     # parameter.
     exact = compress == "none"
-    return Layout(world.size, buffers="local", every_gradient=True, no_sync_batchnorm=True, closures=exact)
+    return Layout(world.size, buffers="local", every_gradient=True, lone_batchnorm=True, closures=exact)
 
 
 def numerics(compress: str = "none") -> Numerics:

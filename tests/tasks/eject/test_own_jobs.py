@@ -295,8 +295,8 @@ def test_shared_statistics_need_ranks_that_find_each_other(tmp_path: Path, monke
     script = eject(
         written(tmp_path, [(ROWS, "global_batch=8, sync_batchnorm=True")]), {}, "dataparallel", {}, 2, "a.py"
     )
-    assert script.endswith("    start(job(), train, no_sync_batchnorm=True)\n")
+    assert script.endswith("    start(job(), train, lone_batchnorm=True)\n")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     job: Job = build("digits", {"sync_batchnorm": "true"})
     with pytest.raises(UserError, match="SyncBatchNorm does not find the other replicas"):
-        one.start(job, lambda *_: {}, no_sync_batchnorm=True)
+        one.start(job, lambda *_: {}, lone_batchnorm=True)

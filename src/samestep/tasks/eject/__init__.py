@@ -72,10 +72,10 @@ def eject(target: str, texts: Mapping[str, str], name: str, settings: Mapping[st
     start = f"{RUNTIME}.{engine.PROCESSES}", "start"
     joined, beside = settled([*roots, *whole, start], job, STANDS_FOR)
     chosen = _unlike_the_defaults(engine, settings)
-    if layout.no_sync_batchnorm:
+    if layout.lone_batchnorm:
         if given[1].get("sync_batchnorm") or given[0].get("sync_batchnorm"):
             raise UserError(f"SyncBatchNorm does not find the other ranks of {name}; leave sync_batchnorm out")
-        chosen |= {"no_sync_batchnorm": True} if engine.PROCESSES == "one" else {}
+        chosen |= {"lone_batchnorm": True} if engine.PROCESSES == "one" else {}
     built = f"{called}({', '.join(_arguments(given[0]))})"
     if given[1]:
         built = f"replace({', '.join([built, *_arguments(given[1])])})"
