@@ -212,7 +212,12 @@ FAULTS = [
         TWICE + "        self._saved, self._taken =",
     ),
     ("the rate as at first", "rank/checkpoint_state.py", "            load_numbers(group", "            str(group"),
-    ("averages begun anew", "rank/saving.py", "            self._state.load_ema(self._saved, ema)\n", ""),
+    (
+        "averages begun anew",
+        "rank/saving.py",
+        "            self._state.load_ema(self._saved, ema)\n",
+        "            pass\n",
+    ),
     ("rank 0's buffers for all", "rank/checkpoint_state.py", 'rank if same_ranks else "0"', '"0"'),
     ("evaluations forgotten", "rank/best_weights.py", 'state["curve"], state["best_at"]', "[], -1"),
     (
