@@ -8,14 +8,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from functools import cache
 from typing import TypeVar
 
 T = TypeVar("T")
 MEASURED = "SAMESTEP_TESTS_IMPORT_S"  # environment variable
 
 
-@cache
 def import_s() -> float:
     """Seconds that importing torch takes here and now, at least one. Measured once for all processes of the tests."""
     if MEASURED not in os.environ:

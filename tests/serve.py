@@ -27,6 +27,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+# For the servers; the ranks import samestep from the folder that a request names.
+from samestep.world.connections import listen
+from samestep.world.orphans import die_with_parent
+
 PRELOADED = (
     "numpy",
     "torch",
@@ -43,42 +47,27 @@ KEPT_SOURCES = 4  # of samestep itself, and of copies with a planted fault: one 
 LINE = 1 << 20  # bytes, of a request
 
 
-def listen(path: str) -> None:
+def serve_connections(path: str) -> None:
     """Listens at a Unix socket, has a rank forked for each connection, and sends its pid. Never returns.
 
     A connection sends a line of JSON: the rank's 'environment', the 'libraries' to import, the 'path' to import
     samestep from, 'plans' and 'log' (the rank's pipe and its output). The answer is 0 where an import failed.
     """
-    from samestep.world.orphans import die_with_parent
-
     die_with_parent()
     gc.disable()  # what is imported stays: collections meanwhile take a tenth of the time
     for name in PRELOADED:
         importlib.import_module(name)
     for name in [name for name in sys.modules if name.partition(".")[0] == "samestep"]:
         del sys.modules[name]  # that of this interpreter, which torch has loaded for its rendezvous, too
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # processes that have ended leave no zombies
     with_libraries: dict[str, socket.socket] = {}
-    listening = socket.socket(socket.AF_UNIX)
-    listening.bind(f"{path}.new")
-    listening.listen(64)
-    os.rename(f"{path}.new", path)  # once the path exists, clients can connect
+    listening = listen(path)
     while True:
         connection, _ = listening.accept()
         with connection:
             line = connection.makefile("rb").readline()
-            if not line.endswith(b"\n"):
-                continue  # the client has gone
-            libraries = json.loads(line)["libraries"]
-            _hand_on(
-                line,
-                connection.fileno(),
-                with_libraries,
-                libraries,
-                _with_libraries,
-                libraries.split(),
-                die_with_parent,
-            )
+            if line.endswith(b"\n"):  # else the client has gone
+                key = json.loads(line)["libraries"]
+                _hand_on(line, connection.fileno(), with_libraries, key, _with_libraries, key.split())
 
 
 def _hand_on(
@@ -107,6 +96,7 @@ def _forked(serve: Callable[..., None], *arguments: object) -> socket.socket:
         theirs.close()
         return ours
     try:
+        die_with_parent()
         ours.close()
         serve(theirs, *arguments)
     except BaseException:
@@ -130,9 +120,8 @@ def _received(requests: socket.socket) -> Iterator[tuple[bytes, int]]:
             os.close(connections[0])
 
 
-def _with_libraries(requests: socket.socket, libraries: list[str], die_with_parent: Callable[[], None]) -> None:
+def _with_libraries(requests: socket.socket, libraries: list[str]) -> None:
     """Imports libraries, and hands each request on to a process that has imported samestep from its path."""
-    die_with_parent()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # an import may run a program
     for name in libraries:
         importlib.import_module(name)
@@ -158,9 +147,7 @@ def _with_samestep(
     importlib.import_module("samestep.worker")
     from samestep.records.files import prepare
     from samestep.tasks.fork_server import RECORDS
-    from samestep.world.orphans import die_with_parent
 
-    die_with_parent()
     prepare(*RECORDS)
     gc.freeze()  # a collection in a rank, as libraries ask for, skips a million objects that are imported already
     gc.enable()
@@ -214,7 +201,6 @@ def serve(plans: str) -> None:
     from samestep.tasks.trainings import work
     from samestep.worker import rank_error
     from samestep.world import World
-    from samestep.world.orphans import die_with_parent
 
     assert str(samestep.__file__).startswith(sys.path[0]), f"samestep comes from {samestep.__file__}"
     die_with_parent()
@@ -255,4 +241,4 @@ def _destroy_subgroups() -> None:
 
 
 if __name__ == "__main__":
-    listen(sys.argv[1])
+    serve_connections(sys.argv[1])

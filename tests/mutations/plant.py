@@ -9,6 +9,7 @@ Exit 0 when every fault is rejected and rightly named on every job that it can a
 from __future__ import annotations
 
 import argparse
+import ast
 import json
 import re
 import shutil
@@ -43,16 +44,18 @@ class Patch(Protocol):
 
 def patched(fault: Patch, folder: Path) -> Path:
     """The package with the fault in it: one changed file, and links to all others, which take a tenth of a copy's time.
-    Raises ValueError when the patch does not apply."""
+    Raises ValueError when the patch does not apply, SyntaxError when it leaves no Python."""
     text = (SOURCE / "samestep" / fault.file).read_text()
     if text.count(fault.old) != 1:
         raise ValueError(
             f"'{fault.name}' does not apply: its text stands {text.count(fault.old)} times in {fault.file}"
         )
+    new = text.replace(fault.old, fault.new)
+    ast.parse(new)  # raises SyntaxError: what cannot be imported is no fault to be caught
     source = folder / "src"
     changed = source / "samestep" / fault.file
     changed.parent.mkdir(parents=True)
-    changed.write_text(text.replace(fault.old, fault.new))
+    changed.write_text(new)
     # Not a link: Python writes what it compiles of the changed file there.
     compiled = changed.parent / "__pycache__"
     compiled.mkdir()

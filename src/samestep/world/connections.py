@@ -1,4 +1,4 @@
-"""A server at a Unix socket that forks a process for each connection."""
+"""Servers at Unix sockets, which fork processes."""
 
 from __future__ import annotations
 
@@ -10,13 +10,19 @@ from collections.abc import Callable
 from samestep.world.orphans import die_with_parent
 
 
-def fork_for_connections(path: str, answer: Callable[[socket.socket], None]) -> None:
-    """Listens at the socket `path`, and calls `answer` with each connection in a process of its own. Never returns."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # processes that have ended leave no zombies
+def listen(path: str) -> socket.socket:
+    """Returns a socket that listens at `path`. Processes that this one forks from now on leave no zombies."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     listening = socket.socket(socket.AF_UNIX)
     listening.bind(f"{path}.new")
     listening.listen(64)
     os.rename(f"{path}.new", path)  # once the path exists, clients can connect
+    return listening
+
+
+def fork_for_connections(path: str, answer: Callable[[socket.socket], None]) -> None:
+    """Listens at the socket `path`, and calls `answer` with each connection in a process of its own. Never returns."""
+    listening = listen(path)
     while True:
         connection, _ = listening.accept()
         if os.fork() == 0:
