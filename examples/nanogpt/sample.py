@@ -10,8 +10,9 @@ from pathlib import Path
 
 import torch
 from gpt import GPT, GPTConfig
-from job import SONNETS, read
 from safetensors.torch import load_file
+
+from job import SONNETS, read
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
 parser.add_argument("weights", type=Path)
