@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -11,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from budget import budget
+from ranks import ELSEWHERE
+from samestep import engine
 from samestep.launch.fork_client import SOCKETS
 
 ROOT = Path(__file__).parents[1]
@@ -30,7 +33,10 @@ def test_the_demos_command_stands_in_the_makefile_alone() -> None:
 
 @pytest.mark.check
 def test_the_demo(tmp_path: Path) -> None:
-    """From nothing but an installed samestep: a row for each engine, the report, and what to type next."""
+    """From nothing but an installed samestep: a row for each engine, the report, and what to type next.
+
+    No engine is silently absent: each is the same, approximate by design, or says why it cannot run here.
+    """
     typed = [sys.executable, "-m", "samestep", *starts.demo_command(), "--rounds", "1"]  # of the demo's three
     fresh = {name: value for name, value in os.environ.items() if name != SOCKETS} | {"COLUMNS": "100"}
     done = subprocess.run(typed, cwd=tmp_path, env=fresh, capture_output=True, text=True, timeout=budget(300))
@@ -43,5 +49,11 @@ def test_the_demo(tmp_path: Path) -> None:
         assert re.search(r"same step.* [\d,]+ +– +\d\.\d\d ", rows[name]), rows[name]
     assert "dataparallel (no-op on CPU)" in rows["Not"]
     (report,) = tmp_path.glob("runs/*/report.html")
+    results = json.loads(report.with_name("results.json").read_text())
+    verdicts = {row["engine"]: row["verdict"] for row in results["engines"]}
+    expected = {name: "same" for name in engine.names()} | {"amp": "approximate", "dataparallel": "unavailable"}
+    missing = {name for name, verdict in verdicts.items() if verdict == "unavailable"} - {"dataparallel"}
+    assert not missing - {*ELSEWHERE} or "CI" not in os.environ
+    assert {**verdicts, **dict.fromkeys(missing, "same")} == expected
     assert "<html" in report.read_text() and lines[-2] == f"report: {report.relative_to(tmp_path)}"
     assert lines[-1].startswith("next:   samestep verify my_job.py")

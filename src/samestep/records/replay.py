@@ -1,4 +1,4 @@
-"""The record of a replay: a script that is played again in one process, fed with what its ranks have read.
+"""The record of a replay: a script that runs again in one process, fed with what its ranks have read.
 
 Each rank of the recording keeps `rankR.kept.pt`, and rank 0 the weights before the first and after the last step. The
 replay writes `rank0.json`, as any rank of a script, and `replay.json`, a Replayed, beside it.
@@ -20,7 +20,7 @@ Feed = Literal["whole", "by rank", "in turn"]
 
 @dataclass(frozen=True)
 class ReplayPlan:
-    """What a replay plays again. record: the folder of the recording, of so many ranks. work: the folder to run in.
+    """What to replay. record: the folder of the recording, of so many ranks. work: the folder to run in.
 
     in_turn: whether each micro-batch is one rank's, for a script that accumulates as many more on fewer ranks. rates,
     micro, calls: the recorded learning rates, and numbers of micro-batches and of calls of a closure, of each step.

@@ -36,7 +36,7 @@ class ScriptPlan:
     """What each rank of a launch runs. script: the path of a Python file. steps: of the optimizer, to record.
 
     A script of '' is what a command gives to each rank, of which it must start `ranks`; rank 0 completes the plan.
-    keep: whether to keep what a replay needs. replay: what this launch plays again, in one process. module: whether the
+    keep: whether to keep what a replay needs. replay: what this launch replays, in one process. module: whether the
     script is a module's name, as for python -m.
     """
 
@@ -179,7 +179,7 @@ class ScriptRecord:
     saves: list[SaveSeen] = field(default_factory=list)
 
 
-Answer = Literal["right", "differs", "unknown", "warning"]  # a warning is of a finding alone: it may be meant so
+Answer = Literal["right", "differs", "unknown", "warning"]  # a warning is of a finding alone: it may be intended
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ STYLE: Any = {
     "axes.axisbelow": True,
     "grid.color": "#e6e8eb",
 }
-# Okabe and Ito's palette, told apart by colour-blind eyes too: https://jfly.uni-koeln.de/color/
+# Okabe and Ito's palette, which colour-blind eyes distinguish, too: https://jfly.uni-koeln.de/color/
 # Its vermilion is kept for what differs, its yellow is too faint for a line, and the first, broadest line is grey.
 PALETTE = ["#aab1ba", "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#000000"]
 VERMILION, BLUE, PALE, INK, GREY = "#D55E00", "#0072B2", "#9CC7E2", "#1d2129", "#6a707a"

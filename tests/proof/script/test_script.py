@@ -163,7 +163,7 @@ def test_a_sum_of_losses_that_are_divided_by_the_ranks_is_right(tmp_path: Path) 
 
 
 def test_a_loss_of_another_weight_is_not_passed_as_right(tmp_path: Path) -> None:
-    """It may be meant so: the replay in one process tells."""
+    """It may be intended: the replay in one process tells."""
     results = judged(tmp_path, "mean", weight=0.7)
     (found,) = [each for each in results.findings if each.question == "loss weight"]
     assert found.answer == results.answer == "unknown"

@@ -1,0 +1,25 @@
+"""ResumeFault: a patch of a file of samestep, and what the proof of a resume must say of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+STATE, FILES, SAVING = "rank/checkpoint_state.py", "rank/checkpoint_files.py", "rank/saving.py"
+RUN, SCHEDULE = "training.py", "data/schedule.py"
+
+
+@dataclass(frozen=True)
+class ResumeFault:
+    name: str
+    file: str
+    old: str
+    new: str
+    named: tuple[str, ...]
+    cause: str
+    job: str = "alike"
+    settings: Mapping[str, str] = field(default_factory=dict)
+    engine_settings: Mapping[str, str] = field(default_factory=dict)
+    first: tuple[str, int] = ("ddp", 2)
+    then: tuple[str, int] = ("ddp", 2)
+    trainparity: str = ""

@@ -1,0 +1,44 @@
+"""Which checkpoint is loaded, what its file holds, and its position."""
+
+from __future__ import annotations
+
+from resume.faults.fault import FILES, SAVING, ResumeFault
+
+FAULTS = (
+    ResumeFault(
+        "weights rounded to float32 in the file",
+        FILES,
+        "    save_file({key: piece.block for key, piece in here.items()}, tensors)\n",
+        "    save_file({k: p.block.float() if k.startswith('model') else p.block for k, p in here.items()}, tensors)\n",
+        ("resumed state",),
+        "rounded",
+        trainparity="model",
+    ),
+    ResumeFault(
+        "the checkpoint before the last loaded",
+        FILES,
+        "    for step in steps_in(folder):\n        try:\n            checked(",
+        "    for step in steps_in(folder)[1:] or steps_in(folder):\n        try:\n            checked(",
+        ("resumed step",),
+        "an older checkpoint",
+        trainparity="model",
+    ),
+    ResumeFault(
+        "no checkpoint loaded",
+        SAVING,
+        "        if saved is None:\n",
+        "        if True:\n",
+        ("resumed step",),
+        "began anew",
+    ),
+    ResumeFault(
+        "the step count off by one",
+        SAVING,
+        '        position = Position(**saved.state["position"])\n',
+        '        position = Position(**saved.state["position"])\n'
+        "        position = Position(position.done - 1, position.skipped, position.last)\n",
+        ("resumed step",),
+        "off by 1",
+        trainparity="logical step",
+    ),
+)

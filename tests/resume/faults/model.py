@@ -1,0 +1,101 @@
+"""The weights, their averages, buffers and carried state, and what evaluations have found."""
+
+from __future__ import annotations
+
+from resume.faults.fault import SAVING, STATE, ResumeFault
+
+FAULTS = (
+    ResumeFault(
+        "best metric forgotten",
+        "rank/best_weights.py",
+        '        self.curve, self.best_at, self.ended = state["curve"], state["best_at"], state["ended"]\n',
+        '        self.curve, self.ended = state["curve"], state["ended"]\n',
+        ("resumed state",),
+        "the best one is forgotten",
+    ),
+    ResumeFault(
+        "patience counts anew",
+        "rank/best_weights.py",
+        '        self.curve, self.best_at, self.ended = state["curve"], state["best_at"], state["ended"]\n',
+        "        self.curve, self.best_at = [], -1\n",
+        ("resumed state",),
+        "patience counts anew",
+    ),
+    ResumeFault(
+        "EMA restarted from the weights",
+        SAVING,
+        "            self._state.load_ema(self._saved, ema)\n",
+        "            pass\n",
+        ("resumed state",),
+        "(EMA)",
+    ),
+    ResumeFault(
+        "EMA saved instead of the weights",
+        STATE,
+        '            "model": self._given(parameters),\n',
+        '            "model": {n: a.clone() for n, a, _ in ema.named(self.model)} | (\n'
+        "                {n: p for n, p in parameters.items() if not p.requires_grad})\n"
+        "            if ema else self._given(parameters),\n",
+        ("resumed state",),
+        "the weights of",
+        trainparity="model",
+    ),
+    ResumeFault(
+        "buffers lost",
+        STATE,
+        '            copy_block(saved, of_rank["buffers"][name], buffer)\n',
+        "            pass\n",
+        ("resumed state",),
+        "the buffer",
+        job="stateful",
+        trainparity="model",
+    ),
+    ResumeFault(
+        "rank 0's buffers given to all",
+        STATE,
+        '        of_rank = state["ranks"][rank if same_ranks else "0"]\n',
+        '        of_rank = state["ranks"]["0"]\n',
+        ("resumed state",),
+        "the rank's own",
+        job="stateful",
+        first=("fsdp", 2),
+        then=("fsdp", 2),
+    ),
+    ResumeFault(
+        "the state that rows carry lost",
+        STATE,
+        "        if self.carried and same_ranks:\n",
+        "        if False:\n",
+        ("resumed state",),
+        "carry from step to step",
+        job="lstm",
+        trainparity="hidden module state",
+    ),
+    ResumeFault(
+        "tied weights saved once and loaded apart",
+        STATE,
+        "        self._load_optimizer(saved)\n",
+        "        self._load_optimizer(saved)\n"
+        "        met = set()\n"
+        "        for module in self.model.modules():\n"
+        "            for name, parameter in list(module._parameters.items()):\n"
+        "                if id(parameter) in met:\n"
+        "                    module._parameters[name] = nn.Parameter(parameter.detach().clone())\n"
+        "                met.add(id(parameter))\n",
+        ("resumed state",),
+        "loaded apart",
+        job="drawn",
+        settings={"arch": "tied", "rows": "29"},
+    ),
+    ResumeFault(
+        "weights loaded on rank 0 only",
+        STATE,
+        '            copy_block(saved, state["model"][name], parameter)\n',
+        '            copy_block(saved, state["model"][name], parameter) if rank == "0" else None\n',
+        ("resumed state",),
+        "the weights of",
+        first=("fsdp", 2),
+        then=("fsdp", 2),
+        trainparity="model",
+    ),
+)

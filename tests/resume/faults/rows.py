@@ -1,0 +1,81 @@
+"""The rows, augmentations and random numbers of a continued training."""
+
+from __future__ import annotations
+
+from resume.faults.fault import RUN, SCHEDULE, ResumeFault
+
+PARTS = "            yield from self.step(rank, *divmod(step, self.steps_per_epoch))\n"
+
+
+def parts_of(rows: str, epoch: str = "epoch") -> str:
+    """The schedule's loop over steps, where a continued training reads the rows of other steps."""
+    return (
+        "            epoch, number = divmod(step, self.steps_per_epoch)\n"
+        f"            for part in self.step(rank, {rows}):\n"
+        f"                yield __import__('dataclasses').replace(part, epoch={epoch}, step=step)\n"
+    )
+
+
+FAULTS = (
+    ResumeFault(
+        "epoch 0's order replayed",
+        SCHEDULE,
+        PARTS,
+        parts_of("0 if first else epoch, number"),
+        ("rows", "indices"),
+        "order of an earlier epoch is replayed",
+    ),
+    ResumeFault(
+        "off by one batch: one left out",
+        SCHEDULE,
+        PARTS,
+        parts_of("*divmod(step + bool(first), self.steps_per_epoch)"),
+        ("rows", "indices"),
+        "off by one batch",
+        trainparity="data cursor",
+    ),
+    ResumeFault(
+        "off by one batch: one trained twice",
+        SCHEDULE,
+        PARTS,
+        parts_of("*divmod(step - bool(first), self.steps_per_epoch)"),
+        ("rows", "indices"),
+        "off by one batch",
+        trainparity="data cursor",
+    ),
+    ResumeFault(
+        "the position inside the epoch lost",
+        SCHEDULE,
+        PARTS,
+        parts_of("*divmod(step - first % self.steps_per_epoch, self.steps_per_epoch)"),
+        ("rows", "indices"),
+        "the epoch begins again after the interruption",
+    ),
+    ResumeFault(
+        "the workers' prefetched batches lost",
+        RUN,
+        "self.steps, first=self.first)",
+        "self.steps, first=self.first + 2 * bool(self.first))",
+        ("rows",),
+        "prefetched batches were lost",
+    ),
+    ResumeFault(
+        "augmentation of epoch 0 replayed",
+        SCHEDULE,
+        PARTS,
+        parts_of("epoch, number", "0 if first else epoch"),
+        ("tensors received",),
+        "augmentation of epoch 0 is replayed",
+        trainparity="Python and NumPy RNG",
+    ),
+    ResumeFault(
+        "random stream counted from the interruption",
+        RUN,
+        '"replica", part.step, part.micro',
+        '"replica", part.step - self.first, part.micro',
+        ("loss",),
+        "random numbers",
+        job="stateful",
+        trainparity="CPU and CUDA RNG",
+    ),
+)
