@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -57,5 +58,6 @@ def test_the_demo(tmp_path: Path) -> None:
     missing = {name for name, verdict in verdicts.items() if verdict == "unavailable"} - {"dataparallel"}
     assert not missing - {*ELSEWHERE} or "CI" not in os.environ
     assert {**verdicts, **dict.fromkeys(missing, "same")} == expected
+    assert results["command"] == shlex.join(["samestep", *typed[3:]])
     assert "<html" in report.read_text() and lines[-2] == f"report: {report.relative_to(tmp_path)}"
     assert lines[-1].startswith("next:   samestep verify my_job.py")

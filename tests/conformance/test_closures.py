@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 from conformance import jobs_carried, jobs_closures, jobs_phases
+from conformance.table import EXACT
 from lane_marks import in_turn, on_engines
 from mutations.faults import Fault
 from mutations.plant import patched
@@ -143,7 +144,7 @@ def test_it_is_the_loop_of_torchs_documentation(name: str, replicas: int) -> Non
     assert apart[0] < 1e-12 < 1e-5 < apart[1]
 
 
-REFUSING = ("zero", "fsdp", "amp", "lightning", "hf", "deepspeed")
+REFUSING = [name for name in (*EXACT, "amp") if name not in ENGINES]
 
 
 @pytest.mark.parametrize("engine", REFUSING)

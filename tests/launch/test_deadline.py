@@ -34,24 +34,28 @@ def test_without_seconds_it_is_never_over(clock: Clock, tmp_path: Path) -> None:
     assert not limit.is_over()
 
 
-@pytest.mark.parametrize("writes_at", [100.5, None])
+@pytest.mark.parametrize("writes_at", [(100.5,), (100.5, 101.5), (101.5, 100.5), (100.5, None), (None,)])
 def test_the_ranks_have_time_to_write_their_stacks(
-    writes_at: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    writes_at: tuple[float | None, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stack = tmp_path / "stack-rank0.txt"
-    stack.touch()
+    """None: a rank that does not answer, for which the others' stacks do not wait long."""
+    files = [tmp_path / f"stack-rank{rank}.txt" for rank in range(len(writes_at))]
+    for file in files:
+        file.touch()
 
-    class Rank(Clock):
+    class Ranks(Clock):
         def sleep(self, seconds: float) -> None:
             super().sleep(seconds)
-            if writes_at and self.now >= writes_at and not stack.stat().st_size:
-                stack.write_text("Stack (most recent call first)")
+            for file, at in zip(files, writes_at, strict=True):
+                if at and self.now >= at and not file.stat().st_size:
+                    file.write_text("Stack (most recent call first)")
 
-    clock, sent = Rank(), []
+    clock, sent = Ranks(), []
     monkeypatch.setattr(stacks, "time", clock)
     monkeypatch.setattr(deadline, "signal_ranks", lambda folder, number: sent.append((folder, number, clock.now)))
     with pytest.raises(TrainingFailed, match=f"did not end within 10 s; .* {tmp_path}/stack-rank"):
         Deadline(10.0, tmp_path).fail()
     assert sent == [(tmp_path, signal.SIGUSR1, 100.0)]
-    until = (writes_at or 100.0 + stacks.WAIT_S) + (stacks.SETTLE_S if writes_at else 0)
+    answered = [at + stacks.SETTLE_S for at in writes_at if at]
+    until = max(answered) if len(answered) == len(files) else 100.0 + stacks.WAIT_S
     assert until <= clock.now <= until + 0.05

@@ -16,8 +16,9 @@ import torch
 from torch.distributed import HashStore
 
 from budget import budget, wait_until
+from launch.clock import Clock
 from samestep.errors import UserError
-from samestep.rank import graceful_stop
+from samestep.rank import checkpoints, graceful_stop
 from samestep.rank.checkpoint_files import Saved
 from samestep.rank.checkpoint_state import TrainingState
 from samestep.rank.checkpoints import Checkpoints, StopAfter
@@ -27,6 +28,22 @@ from samestep.rank.packed import pack, unpack
 from samestep.records.checkpoint import Every
 from samestep.world import World
 from samestep.world.heartbeat import CHECKPOINT, FORWARD, Heartbeat, read
+
+
+def test_a_file_of_another_machine_is_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file, clock = tmp_path / "late", Clock()
+    monkeypatch.setattr(checkpoints, "time", clock)
+    assert not checkpoints.is_visible_soon(file)
+    assert clock.now == pytest.approx(100.0 + checkpoints.VISIBLE_S, abs=2 * checkpoints.POLL_S)
+
+    class Appears(Clock):
+        def sleep(self, seconds: float) -> None:
+            super().sleep(seconds)
+            if self.now > 101.0:
+                file.touch()
+
+    monkeypatch.setattr(checkpoints, "time", clock := Appears())
+    assert checkpoints.is_visible_soon(file) and clock.now < 101.0 + 2 * checkpoints.POLL_S
 
 
 def test_ranks_agree_on_the_step_of_a_timed_checkpoint(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

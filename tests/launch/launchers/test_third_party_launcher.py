@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
 
 from command import samestep
+from launch.test_endings import assert_gone, training
 from other_package import installed
 from samestep.launch import GROUP
 
@@ -31,6 +33,17 @@ def test_another_packages_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (row,) = [line.split() for line in done.stdout.splitlines() if line.startswith("ddp ")]
     assert row[1:4] == ["loud", "same", "step"]
     assert len(list((tmp_path / "out" / "launches" / "ddp-loud-0").glob("rank[01].json"))) == 2
+
+
+@pytest.mark.full
+def test_where_ranks_get_no_signals_one_interrupt_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    launcher = {"loud_launcher": LOUD + "GETS_NO_SIGNALS = True\n"}
+    monkeypatch.setenv("PYTHONPATH", installed(tmp_path, GROUP, launcher, {"loud": "loud_launcher"}))
+    with training("hangs_on_rank_1", tmp_path / "out", "loud") as run:
+        run.parent.send_signal(signal.SIGINT)
+        assert run.ends() == 130
+        assert "interrupt again" not in run.said()
+        assert_gone(run.pids)
 
 
 BROKEN = {
