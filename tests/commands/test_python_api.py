@@ -100,8 +100,9 @@ def test_mistakes_and_failures_are_raised(tmp_path: Path) -> None:
 def test_a_training_and_its_evaluation(tmp_path: Path) -> None:
     """Paths are texts here; the first training's folder is not trained into again."""
     job, out = f"{WATCHED}:job", str(tmp_path / "run")
-    trained = samestep.run(job, nproc=2, launcher="fork", best="loss", out=out)
+    trained = samestep.run(job, nproc=2, launcher="fork", best="loss", log="csv", out=out)
     assert trained and trained.evaluation and trained.weights_of_step
+    assert [*Path(out).glob("*.csv")]
     predictions = str(tmp_path / "out.npy")
     scored = samestep.evaluate(trained.weights, job, nproc=1, launcher="fork", out=out + "2", predictions=predictions)
     assert scored and scored.evaluation["loss"] == pytest.approx(trained.evaluation["loss"], rel=1e-6)
@@ -129,6 +130,10 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "engines": (lambda: samestep.verify(engines=[1]), "engines=[1]: give the name of an engine"),  # type: ignore[list-item]
     "engines without a name": (lambda: samestep.verify(engines=","), "--engines ',' names none"),
     "two engines": (lambda: samestep.run(engine="ddp,fsdp"), "a training has one engine"),
+    "a log": (lambda: samestep.run(log="csvv"), "--log csvv: did you mean 'csv'?"),
+    "logs": (lambda: samestep.run(log=3), "log=3: give the name of a log, or a list of names"),  # type: ignore[arg-type]
+    "a machine": (lambda: samestep.MachineOptions(hosts="-h"), "--hosts '-h': this is not a machine's name"),
+    "a folder of runs": (lambda: samestep.runs(3), "folder=3: give the path of a folder"),  # type: ignore[arg-type]
     "a folder that is a file": (lambda: samestep.verify(out=__file__), "test_python_api.py is a file; give a folder"),
 }
 

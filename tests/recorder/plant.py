@@ -111,71 +111,55 @@ def merged(rows: Sequence[Row], record: Path) -> list[Row]:
     return [of[key] for key in order if key in of]
 
 
+def tried(script: str, fault: Fault | None) -> Row:
+    """Checks a script, with the fault if there is one."""
+    with tempfile.TemporaryDirectory(prefix="samestep-check-") as folder:
+        try:
+            return row_of(script, checked(planted(fault) if fault else text_of(script), Path(folder)), fault)
+        except AssertionError as error:
+            failed = f"failed: {error}"
+            return Row(script, fault.name if fault else "", failed, "", None, None, None, "", False, False)
+
+
+def write(rows: Sequence[Row], out: Path) -> None:
+    """Writes the record, and the figures and the table of the docs in both languages."""
+    rows = merged(rows, out / "rows.json")
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "rows.json").write_text(json.dumps([dataclasses.asdict(row) for row in rows], indent=1) + "\n")
+    docs = re.sub(r"\*\*\d+ healthy scripts: .*?\*\*", f"**{summary(rows)}.**", DOCS.read_text())
+    table = r"\| script \| fault \| answer .*?\n(?=\n|$)"
+    DOCS.write_text(re.sub(table, lambda _: markdown(rows) + "\n", docs, flags=re.S))
+    total = iter(re.findall(r"\d+", summary(rows)))  # the page in Chinese has the same figures in the same order
+    CHINESE.write_text(
+        re.sub(
+            r"\*\*\d+ 个正确的脚本.*?\*\*",
+            lambda line: re.sub(r"\d+", lambda _: next(total), line[0]),
+            CHINESE.read_text(),
+        )
+    )
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, help="keep every row in this folder, and write the table of the docs")
     parser.add_argument("--only", default="", help="scripts and faults whose names match this expression")
     options = parser.parse_args()
-    rows = []
+    rows, all_right = [], True
     with fork_servers():
         for script, fault in [(script, None) for script in HEALTHY] + [(fault.script, fault) for fault in ALL]:
             if not re.search(options.only, f"{script} {fault.name if fault else ''}"):
                 continue
-            with tempfile.TemporaryDirectory(prefix="samestep-check-") as folder:
-                text = planted(fault) if fault else text_of(script)
-                try:
-                    rows.append(row_of(script, checked(text, Path(folder)), fault))
-                except AssertionError as error:
-                    rows.append(
-                        Row(
-                            script,
-                            fault.name if fault else "",
-                            f"failed: {error}",
-                            "",
-                            None,
-                            None,
-                            None,
-                            "",
-                            False,
-                            False,
-                        )
-                    )
-            row = rows[-1]
+            rows.append(row := tried(script, fault))
             right = row.named if fault else row.answer == "right"
-            print(
-                "  " if right else "! ",
-                row.script,
-                "|",
-                row.fault,
-                "|",
-                row.answer,
-                row.question,
-                row.step,
-                row.tensor,
-                row.rank,
-                "|",
-                row.cause,
-                flush=True,
-            )
+            all_right = all_right and right
+            found = (row.answer, row.question, row.step, row.tensor, row.rank)
+            print("  " if right else "! ", row.script, "|", row.fault, "|", *found, "|", row.cause, flush=True)
     if not rows:
         parser.error(f"--only {options.only}: no script or fault matches")
     print(summary(rows))
     if options.out:
-        rows = merged(rows, options.out / "rows.json")
-        options.out.mkdir(parents=True, exist_ok=True)
-        (options.out / "rows.json").write_text(json.dumps([dataclasses.asdict(row) for row in rows], indent=1) + "\n")
-        docs = re.sub(r"\*\*\d+ healthy scripts: .*?\*\*", f"**{summary(rows)}.**", DOCS.read_text())
-        table = r"\| script \| fault \| answer .*?\n(?=\n|$)"
-        DOCS.write_text(re.sub(table, lambda _: markdown(rows) + "\n", docs, flags=re.S))
-        total = iter(re.findall(r"\d+", summary(rows)))  # the page in Chinese has the same figures in the same order
-        CHINESE.write_text(
-            re.sub(
-                r"\*\*\d+ 个正确的脚本.*?\*\*",
-                lambda line: re.sub(r"\d+", lambda _: next(total), line[0]),
-                CHINESE.read_text(),
-            )
-        )
-    return int(not all(row.named if row.fault else row.answer == "right" for row in rows))
+        write(rows, options.out)
+    return int(not all_right)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -61,8 +62,8 @@ class MachineOptions(Options):
         Option("--port", "--master-port", help="The port of the rendezvous; 0: any free one.", min=0, max=65535),
     ] = 0
     hosts: Annotated[
-        tuple[str, ...],
-        Typed(str, "", names),
+        str | Sequence[str],
+        Typed(str, "", names, words="the name of a machine, or a list of names"),
         Option(help="Machines that mpirun starts on, separated by commas."),
     ] = ()
     interface: Annotated[
@@ -74,7 +75,7 @@ class MachineOptions(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "hosts", tuple(self.hosts))  # a list is taken too
+        object.__setattr__(self, "hosts", names(self.hosts, "--hosts"))
         object.__setattr__(self, "nnodes", machine_count(self.nnodes, "--nnodes"))
         for host in self.hosts:
             if not re.fullmatch(r"[\w\[][\w.:%\]-]*", host):  # ssh would take one that begins with - for an option

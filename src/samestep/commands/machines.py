@@ -76,7 +76,7 @@ def reading_launcher_variables() -> Iterator[None]:
 def machines_of(setup: Setup, env: Mapping[str, str]) -> Machines:
     """Returns the machines that the options name; for a scheduler's launcher such as srun, those of its job."""
     options = setup.machines
-    hosts, nnodes, node_rank = options.hosts, options.max_nnodes, options.node_rank
+    hosts, nnodes, node_rank = tuple(options.hosts), options.max_nnodes, options.node_rank
     master, port = options.master_addr, options.port
     with reading_launcher_variables():
         scheduler, nodes = _scheduler(setup, env)

@@ -39,6 +39,8 @@ def runs(folder: str | Path = "runs") -> list[PastRun]:
 
     Raises UserError where there is no such folder.
     """
+    if not isinstance(folder, str | Path):
+        raise UserError(f"folder={folder!r}: give the path of a folder")
     root = Path(folder)
     if not root.is_dir():
         raise UserError(f"there is no folder {root}; name the one that holds the results, as in samestep runs FOLDER")

@@ -162,7 +162,7 @@ def unlike(first: EngineFacts, then: EngineFacts) -> str | None:
         return f"{lossy.name} is inexact by design: the proof lets such an engine continue its own trainings alone"
     shapes = [(each.processes, each.replicas) for each in (first, then)]
     if shapes[0] != shapes[1] and any(processes != replicas for processes, replicas in shapes):
-        return "one process with several replicas, as of dataparallel, continues its own trainings alone in the proof"
+        return "one process with several replicas continues its own trainings alone in the proof"
     return None
 
 

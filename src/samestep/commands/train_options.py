@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import tempfile
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -57,8 +58,8 @@ class TrainOptions(Options):
         int | None, Option(help="Stop after this many evaluations without a better --best metric.", min=1)
     ] = None
     log: Annotated[
-        tuple[str, ...],
-        Typed(str, "", names),
+        str | Sequence[str],
+        Typed(str, "", words="the name of a log, or a list of names"),
         Option(help="Write losses, rates, speed and evaluations: csv, tensorboard, wandb (offline), or several."),
     ] = ()
     export: Annotated[
@@ -100,10 +101,6 @@ class TrainOptions(Options):
         ),
     ] = ""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        object.__setattr__(self, "log", (self.log,) if isinstance(self.log, str) else tuple(self.log))
-
     def plan(self, job: JobFacts) -> Train:
         """Returns the training to plan, without the file for its weights. Raises UserError for an unknown metric."""
         from samestep.records.plan import Train
@@ -126,7 +123,7 @@ class TrainOptions(Options):
             )
         if self.patience and not name:
             raise UserError("--patience needs a metric; name it with --best")
-        _check_logs(self.log)
+        _check_logs(logs := names(self.log, "--log"))
         if self.on_nan not in ("stop", "skip"):
             raise UserError(f"--on-nan {self.on_nan}: give stop or skip")
         export = Path(self.export).resolve() if self.export else None
@@ -141,7 +138,7 @@ class TrainOptions(Options):
             every_steps=self.evaluate_steps or 0,
             best=(name, direction or job.metrics[name]) if name else None,
             patience=self.patience,
-            log=self.log,
+            log=logs,
             export=str(export) if export else None,
             checkpoint_every=_every(self.checkpoint_every) if self.checkpoint_every else None,
             keep=self.keep,

@@ -64,7 +64,7 @@ def outer_launcher(env: Mapping[str, str]) -> str | None:
 
 def _launched_sizes(env: Mapping[str, str]) -> dict[str, int]:
     """Returns launcher -> number of ranks; the innermost launcher first, because torchrun runs inside of others."""
-    _check_numbers(env, ["SLURM_NTASKS", *(launch.load(name).VARIABLES.size for name in launch.names())])
+    _check_numbers(env, [launch.load(name).VARIABLES.size for name in launch.names()])
     sizes = {name: launched_size(env) for name, launched_size in launch.launchers_having("launched_size").items()}
     return {name: size for name, size in sizes.items() if size is not None}
 
