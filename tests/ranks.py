@@ -23,6 +23,7 @@ import fork_servers
 import ray_ranks
 import serve
 from budget import budget
+from samestep.launch import stacks
 from samestep.launch.fork_client import SOCKETS
 from samestep.launch.stale_locks import clear_stale_locks
 from samestep.proof.judge import judge
@@ -153,10 +154,12 @@ class Ranks:
 
     def _printed(self) -> str:
         """Asks each rank for its stack and kills it. Returns what all ranks have printed."""
+        logs = sorted(Path(self._folder.name).glob("log*"))
+        before = stacks.sizes(logs)
         self._send_all(signal.SIGUSR1)
-        time.sleep(0.2)
+        stacks.wait_until_written(before)
         self._kill()
-        return "\n".join(path.read_text() for path in sorted(Path(self._folder.name).glob("log*")))
+        return "\n".join(path.read_text() for path in logs)
 
     def _kill(self) -> None:
         for process, plans in self._ranks:

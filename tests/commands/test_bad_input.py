@@ -111,6 +111,14 @@ def test_job_file_that_does_not_import(content: str, says: str, tmp_path: Path) 
     assert "Traceback" not in done.stderr
 
 
+def test_a_job_that_never_gets_built_ends_at_the_deadline(tmp_path: Path) -> None:
+    file = tmp_path / "my_job.py"
+    file.write_text("import time\ndef job(): time.sleep(1e6)\n")
+    done = samestep("verify", str(file), "--engine", "ddp", "--deadline", "2", out=tmp_path / "out")
+    assert done.returncode == 1
+    assert f"the inspection of {file} did not end within 2 s; see what the job does when it is built" in done.stderr
+
+
 def test_folder_that_is_a_file(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("mine")
     done = samestep("verify", out=tmp_path / "out" / "here")

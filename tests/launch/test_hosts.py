@@ -161,7 +161,8 @@ def test_lines_that_differ_are_refused_and_what_differs_is_named(hosts: Hosts, t
 
 
 def test_proofs_that_differ_are_refused(hosts: Hosts, tmp_path: Path) -> None:
-    shape = ["--nnodes", "2", "--nproc", "1", "--master-addr", "h0", "--timeout", "5", "--out", str(tmp_path / "out")]
+    shape = ["--nnodes", "2", "--nproc", "1", "--master-addr", "h0", "--out", str(tmp_path / "out")]
+    shape += ["--timeout", f"{budget(5):.0f}"]
     ended = everywhere(hosts, lambda i: ["verify", "digits", "--engine", "ddp", "--set", f"lr=0.{i + 1}", *shape])
     assert "--set: lr=0.2 here, lr=0.1 there; run the same command" in ended[1][1], ended
     assert ended[1][0] == 2 and ended[0][0] == 1, ended

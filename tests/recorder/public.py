@@ -25,6 +25,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from budget import budget
 from command import samestep
 from fork_servers import WORKER, fork_servers
 from recorder.public_scripts import CASES
@@ -74,7 +75,17 @@ def checked(case: Case, folder: Path, env: Mapping[str, str]) -> CheckResults | 
     cwd = folder / case.cwd
     out = Path(tempfile.mkdtemp(prefix="samestep-public-"))
     script = os.path.relpath(folder / case.script, cwd)
-    words = ["check", "--nproc", "2", "--json", "--stall", "60", "--out", str(out / "out"), *case.options]
+    words = [
+        "check",
+        "--nproc",
+        "2",
+        "--json",
+        "--stall",
+        f"{budget(40):.0f}",
+        "--out",
+        str(out / "out"),
+        *case.options,
+    ]
     words += ["--", *map(_program, case.command)] if case.command else ["--launcher", "fork"]
     done = samestep(*words, script, *case.arguments, cwd=cwd, env=env)
     if not done.stdout.startswith("{"):

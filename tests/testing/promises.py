@@ -13,6 +13,8 @@ import torch.distributed as dist
 
 from samestep.testing import ranks
 
+SECONDS = round(float(os.environ["SAMESTEP_TESTS_IMPORT_S"]))  # in which both ranks reach their line
+
 
 @ranks(2)
 def test_sum():
@@ -90,7 +92,7 @@ def test_after_a_broken_group():
     dist.barrier()
 
 
-@ranks(2, timeout=1)
+@ranks(2, timeout=SECONDS)
 def test_sleeps():
     print("started", subprocess.Popen(["sleep", "1000"]).pid)
     if dist.get_rank() == 0:
@@ -98,14 +100,14 @@ def test_sleeps():
     dist.all_reduce(torch.ones(3))
 
 
-@ranks(2, timeout=1)
+@ranks(2, timeout=SECONDS)
 def test_holds_the_gil():
     if dist.get_rank() == 1:
         re.match("(a+)+$", "a" * 60 + "b")
 
 
 @ranks(2)
-@pytest.mark.timeout(1)
+@pytest.mark.timeout(SECONDS)
 def test_alarm_of_pytest_timeout():
     time.sleep(1000)
 
@@ -192,7 +194,7 @@ def test_a_thread_fails():
     dist.barrier()
 
 
-@ranks(threads=4, timeout=1)
+@ranks(threads=4, timeout=SECONDS)
 def test_a_thread_sleeps():
     if dist.get_rank() == 3:
         time.sleep(1000)

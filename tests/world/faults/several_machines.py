@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from budget import wait_until
+from budget import budget, wait_until
 from cluster.hosts import Hosts, ip, tc
 from world.faults.fault import DOCTOR, SOURCE, clean, grouped
 
@@ -47,8 +47,17 @@ def doctors(
 ) -> list[str]:
     """Types the same line on each host; returns what each printed. before: words that run the doctor."""
     started = []
-    shape = ["--nnodes", str(nnodes or len(on)), "--nproc", "1", "--master-addr", master, "--timeout", "12"]
-    shape = shape if quick else [*shape[:-1], "90"]
+    shape = [
+        "--nnodes",
+        str(nnodes or len(on)),
+        "--nproc",
+        "1",
+        "--master-addr",
+        master,
+        "--timeout",
+        f"{budget(10):.0f}",
+    ]
+    shape = shape if quick else [*shape[:-1], f"{budget(60):.0f}"]
     for host in on:
         line = [*before(host), *DOCTOR, *shape, *(["--quick"] if quick else []), *more(host)]
         own = clean() | dict((variables or {}).get(host, {}))
