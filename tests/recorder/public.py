@@ -75,17 +75,8 @@ def checked(case: Case, folder: Path, env: Mapping[str, str]) -> CheckResults | 
     cwd = folder / case.cwd
     out = Path(tempfile.mkdtemp(prefix="samestep-public-"))
     script = os.path.relpath(folder / case.script, cwd)
-    words = [
-        "check",
-        "--nproc",
-        "2",
-        "--json",
-        "--stall",
-        f"{budget(40):.0f}",
-        "--out",
-        str(out / "out"),
-        *case.options,
-    ]
+    words = ["check", "--nproc", "2", "--json", "--stall", f"{budget(40):.0f}"]
+    words += ["--out", str(out / "out"), *case.options]
     words += ["--", *map(_program, case.command)] if case.command else ["--launcher", "fork"]
     done = samestep(*words, script, *case.arguments, cwd=cwd, env=env)
     if not done.stdout.startswith("{"):

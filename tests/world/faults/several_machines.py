@@ -47,17 +47,8 @@ def doctors(
 ) -> list[str]:
     """Types the same line on each host; returns what each printed. before: words that run the doctor."""
     started = []
-    shape = [
-        "--nnodes",
-        str(nnodes or len(on)),
-        "--nproc",
-        "1",
-        "--master-addr",
-        master,
-        "--timeout",
-        f"{budget(10):.0f}",
-    ]
-    shape = shape if quick else [*shape[:-1], f"{budget(60):.0f}"]
+    shape = ["--nnodes", str(nnodes or len(on)), "--nproc", "1", "--master-addr", master]
+    shape += ["--timeout", f"{budget(10 if quick else 60):.0f}"]
     for host in on:
         line = [*before(host), *DOCTOR, *shape, *(["--quick"] if quick else []), *more(host)]
         own = clean() | dict((variables or {}).get(host, {}))
