@@ -201,7 +201,7 @@ def show_training(results: TrainResults) -> None:
     if results.export:
         print(f"export: {results.export}")
     if results.usage:
-        print(f"what it used: {results.usage}")
+        print(f"resource usage: {results.usage}")
     for trace in results.traces:
         print(f"trace: {trace}   (open it at https://ui.perfetto.dev)")
 

@@ -73,8 +73,8 @@ def _joined(leaves: Sequence[Any], counts: list[int], weights: list[float] | Non
     if all(leaf.dim() and len(leaf) == count for leaf, count in zip(leaves, counts)):
         if len({leaf.shape[1:] for leaf in leaves}) > 1:
             raise Refused(
-                f"gather_outputs finds tensors of {[list(leaf.shape) for leaf in leaves]} on the ranks: rows come "
-                "first, and all else must be of one size; pad to one length in collate"
+                f"gather_outputs finds tensors of {[list(leaf.shape) for leaf in leaves]} on the ranks: all dimensions "
+                "but the first must have the same size; pad to one length in collate"
             )
         return torch.cat(list(leaves))
     if weights is None or not leaves[0].is_floating_point():
