@@ -17,8 +17,11 @@ from samestep.reference.fetch import place, random_state, seed
 
 @dataclass(frozen=True)
 class AllRows:
-    """loss: over all rows. gradients: replica -> the loss's by each leaf of its output, None where it has none.
-    batches: replica -> its own rows, as its output was computed from them. draws: whether the criterion does."""
+    """The loss of all replicas' rows together, and its gradients.
+
+    loss: over all rows. gradients: replica -> the loss's by each leaf of its output, None where it has none. batches:
+    replica -> its own rows, as its output was computed from them. draws: whether the criterion draws random numbers.
+    """
 
     loss: float
     gradients: dict[int, list[Tensor | None]]

@@ -20,7 +20,10 @@ FREE_CASE = ("NCCL_DEBUG", "GLOO_LOG_LEVEL")  # read in either case
 
 @dataclass(frozen=True)
 class Facts:
-    """values: of the variables that are set. gpus, infiniband: whether this machine has any."""
+    """The variables of NCCL, gloo and torch, on one machine.
+
+    values: of the variables that are set. gpus, infiniband: whether this machine has any.
+    """
 
     values: Mapping[str, str] = field(default_factory=dict)
     gpus: bool = False
