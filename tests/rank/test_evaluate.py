@@ -159,7 +159,7 @@ def test_memory_that_evaluation_lacks_is_told_as_its_own() -> None:
     job = replace(jobs_drawn.job(rows=40, global_batch=8), forward=greedy)
     with pytest.raises(UserError, match="ran out of memory while evaluating 8 rows at once; --set micro_batch=4 "):
         evaluate(job, job.model(), World())
-    with pytest.raises(UserError, match="to evaluate 1 rows at once; evaluate its weights by themselves"):
+    with pytest.raises(UserError, match="while evaluating 1 rows at once; evaluate the weights with samestep evaluate"):
         evaluate(replace(job, micro_batch=1), job.model(), World())
 
 

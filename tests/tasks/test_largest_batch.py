@@ -44,4 +44,4 @@ def test_memory_that_is_not_for_rows(settings: str, says: str, tmp_path: Path) -
 def test_a_model_that_does_not_fit_with_one_row(tmp_path: Path) -> None:
     done = run(tmp_path / "out", "--set", "mib_a_row=1200")
     assert done.returncode == 2
-    assert "nor for 1 when it was tried with the whole model here" in done.stderr
+    assert "and with 1 as well when it was tried with the whole model here" in done.stderr
