@@ -634,7 +634,10 @@ CLOSURE = "an optimizer whose step needs a closure"
 
 @dataclass(frozen=True)
 class World:
-    """rank: this process among `size`; local_size: how many are on this machine. devices: what this process drives."""
+    """The place of this process in the training.
+
+    rank: this process among `size`; local_size: how many are on this machine. devices: what this process drives.
+    """
 
     rank: int = 0
     size: int = 1
@@ -751,7 +754,10 @@ class Fetched(Dataset[Any]):
         return (self.job.collate or default_collate)(samples)
 
     def sample(self, path: tuple[int, ...]) -> Any:
-        """path: the epoch, the row, and how often it has been read before in the epoch, if it has."""
+        """Reads a sample, with the random generators seeded for it.
+
+        path: the epoch, the row, and how often it has been read before in the epoch, if it has.
+        """
         self.keyed.seed(self.job.seed, "sample", *path)
         data, row = self.dataset, path[1]
         return data.__getitems__([row])[0] if hasattr(data, "__getitems__") else data[row]

@@ -86,7 +86,7 @@ def test_a_planted_fault_is_caught(
 
 
 def test_what_does_not_fit_together_is_refused() -> None:
-    with pytest.raises(UserError, match="all else must be of one size; pad to one length in collate"):
+    with pytest.raises(UserError, match="but the first must have the same size; pad to one length in collate"):
         reference.play(jobs_gathered.padded(), Layout(2), 1)
     with pytest.raises(UserError, match="verify it with one of them"):
         reference.play(replace(jobs_gathered.clip(), sync_batchnorm=True), Layout(2), 1)

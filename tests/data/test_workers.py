@@ -93,7 +93,7 @@ def test_a_users_mistake_stays_its_own_sentence(workers: int) -> None:
 @pytest.mark.parametrize(
     ("how", "sentence"),
     [
-        ("killed", r"a loader worker \(process \d+\) was ended by SIGKILL \(by hand, by a scheduler, or by the kernel"),
+        ("killed", r"a loader worker \(process \d+\) was ended by SIGKILL \(by a user, a scheduler, or the kernel"),
         ("aborts", r"a loader worker \(process \d+\) was ended by SIGABRT \(a library that the dataset calls"),
         ("exits", r"a loader worker \(process \d+\) exited with code 3 while it was loading"),
     ],

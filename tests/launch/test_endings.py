@@ -246,7 +246,7 @@ def test_a_rank_that_leaves_without_a_word(launcher: str, tmp_path: Path) -> Non
     job = f"{JOBS}:leaves_on_rank_1"
     done = run_to_its_end(job, "--launcher", launcher, *deadline(), "--out", str(tmp_path / "out"))
     assert done.returncode == 1
-    assert "rank 1 exited with code 7 before it was done" in done.stderr
+    assert "rank 1 exited with code 7 before it had finished" in done.stderr
 
 
 @pytest.mark.parametrize("command", ["run", "verify"])

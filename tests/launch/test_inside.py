@@ -70,14 +70,14 @@ def test_it_is_one_of_its_ranks(around: str, weights: bytes, tmp_path: Path) -> 
 
 def test_a_command_that_starts_ranks_itself_says_so(tmp_path: Path) -> None:
     done = typed([*AROUND["torchrun -m"], "verify", "digits", "--out", str(tmp_path / "out")])
-    assert "verify starts its ranks itself, and torchrun has started it several times" in done.stderr
+    assert "verify starts its ranks itself, and torchrun has started several copies" in done.stderr
     assert not (tmp_path / "out").exists()
 
 
 STARTED = "torchrun has started 2"
 REFUSED = [
-    ("mpirun", ["--nproc", "2"], "mpirun has started 2 of these commands, and --nproc"),
-    ("torchrun -m", ["--launcher", "spawn"], f"{STARTED} of these commands, and --nproc"),
+    ("mpirun", ["--nproc", "2"], "mpirun has started this command as 2 ranks; with --nproc"),
+    ("torchrun -m", ["--launcher", "spawn"], "torchrun has started this command as 2 ranks; with --nproc"),
 ]
 REFUSED_TOO = [
     ("torchrun -m", ["--engine", "horovod"], f"{STARTED} processes, and horovod starts with horovodrun"),

@@ -210,4 +210,4 @@ def test_contradictions_are_told_with_the_line_to_type(slurm: Slurm, tmp_path: P
     assert done.returncode == 2
     assert "WORLD_SIZE=8 contradicts srun's SLURM_NTASKS=2; type `unset RANK WORLD_SIZE LOCAL_RANK`" in done.stderr
     done = slurm.run("srun", "-N2", "-n2", *SAMESTEP, "verify", "digits", "--out", str(tmp_path / "o"))
-    assert "type it without srun, inside salloc or sbatch, with --launcher srun" in done.stderr
+    assert "run it without srun, inside salloc or sbatch, with --launcher srun" in done.stderr

@@ -118,7 +118,7 @@ def test_a_training_starts_from_weights(trained: tuple[Path, dict[str, Any]], tm
     ("words", "says"),
     [
         (["--init", "nowhere"], "--init nowhere: there is no such file"),
-        (["--init", "WEIGHTS", "--set", "width=9"], r"is not of this job's model: 0.weight is [4, 6] there and [9, 6]"),
+        (["--init", "WEIGHTS", "--set", "width=9"], "0.weight has shape [4, 6] in the file and [9, 6] in the model"),
         (["--init", "WEIGHTS", "--set", "bias=false"], "the model has no 0.bias"),
         (["--init", str(JOBS)], "cannot be read as safetensors"),
         (["--best", "acuracy"], "the job has no such metric; did you mean 'accuracy'?"),

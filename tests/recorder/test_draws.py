@@ -72,8 +72,12 @@ def test_inputs_that_come_of_a_models_output_are_known() -> None:
     outputs, model, rows = Outputs(), nn.Linear(3, 3), torch.ones(2, 3)
     fake = model(rows)
     outputs.add((fake, {"n": 1}))
-    assert outputs.among(((fake,), {})) and outputs.among(((fake.detach(),), {})) and outputs.among(((2 * fake,), {}))
-    assert not outputs.among(((rows,), {})) and not outputs.among(((2 * fake.detach(),), {}))
+    assert (
+        outputs.are_used_in(((fake,), {}))
+        and outputs.are_used_in(((fake.detach(),), {}))
+        and outputs.are_used_in(((2 * fake,), {}))
+    )
+    assert not outputs.are_used_in(((rows,), {})) and not outputs.are_used_in(((2 * fake.detach(),), {}))
     del fake
     outputs.add(rows.long())
     assert not outputs._known  # what is gone is forgotten

@@ -26,7 +26,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from ranks import ONE_PROCESS, KeptRanks, Ranks, RanksFailed, engine_facts, resumed, resumed_reference_plan
-from samestep.commands.study import unlike
+from samestep.commands.study import why_not_continued_by
 from samestep.records.inspection import EngineFacts
 from samestep.records.plan import Plan
 from samestep.records.record import Record
@@ -115,7 +115,7 @@ class Bench(ExitStack):
         absent = next((each.reason for each in (facts, then) if not each.available), None)
         if absent:
             return Seen(str(pair), job, "unavailable", said=absent)
-        if why := unlike(facts, then):
+        if why := why_not_continued_by(facts, then):
             return Seen(str(pair), job, "refused", said=why)
         plan = resumed_reference_plan(JOBS[job], facts, then)
         try:

@@ -19,7 +19,7 @@ def run(out: Path, *words: str) -> subprocess.CompletedProcess[str]:
 def test_it_names_a_micro_batch_that_fits(tmp_path: Path) -> None:
     done = run(tmp_path / "whole")
     assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
-    assert "has no memory for 8 rows at once; 4 fit: --set micro_batch=4 takes the same step" in done.stderr
+    assert "ran out of memory with 8 rows at once; 4 fit: --set micro_batch=4 takes the same step" in done.stderr
     parts = run(tmp_path / "parts", "--set", "micro_batch=4")
     assert parts.returncode == 0, parts.stderr
     roomy = run(tmp_path / "roomy", "--set", "spare_mib=4000")
@@ -30,9 +30,9 @@ def test_it_names_a_micro_batch_that_fits(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ("mib=600", "has no memory for the model with its gradients and the state of "),
-        ("mib=2000", "has no memory for the model with its gradients and the state of "),
-        ("mib=1 once_mib=2000", "step 3: rank 0 has run out of memory, and not for its 16 rows, which fit by"),
+        ("mib=600", "has too little memory for the model, its gradients and the state of "),
+        ("mib=2000", "has too little memory for the model, its gradients and the state of "),
+        ("mib=1 once_mib=2000", "step 3: rank 0 ran out of memory, though its 16 rows fit by"),
     ],
 )
 def test_memory_that_is_not_for_rows(settings: str, says: str, tmp_path: Path) -> None:
@@ -44,4 +44,4 @@ def test_memory_that_is_not_for_rows(settings: str, says: str, tmp_path: Path) -
 def test_a_model_that_does_not_fit_with_one_row(tmp_path: Path) -> None:
     done = run(tmp_path / "out", "--set", "mib_a_row=1200")
     assert done.returncode == 2
-    assert "nor for 1 when it was tried with the whole model here" in done.stderr
+    assert "and with 1 as well when it was tried with the whole model here" in done.stderr

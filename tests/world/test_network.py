@@ -13,7 +13,7 @@ from samestep.world import network
 
 
 def test_the_way_to_this_machine_is_its_loopback() -> None:
-    assert network.towards("127.0.0.1") == ("lo", "127.0.0.1")
+    assert network.route_to_host("127.0.0.1") == ("lo", "127.0.0.1")
     assert network.is_this_machine("localhost") and not network.is_this_machine("203.0.113.7")
 
 

@@ -168,7 +168,7 @@ class CompareOptions(ProofOptions):
     _: KW_ONLY
     rounds: Annotated[int, Option(help="Measured launches of each engine, interleaved.", min=1)] = 5
     measured_steps: Annotated[int, Option(help="Steps measured in each launch.", min=2)] = 100
-    warmup_steps: Annotated[int, Option(help="Steps run before those, and left out.", min=1)] = 20
+    warmup_steps: Annotated[int, Option(help="Warm-up steps before the measured ones.", min=1)] = 20
 
     def setup(self, job: str) -> Setup:
         """Returns the setup. job: as workers load it."""

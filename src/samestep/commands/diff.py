@@ -6,7 +6,7 @@ from pathlib import Path
 
 from samestep.errors import UserError
 from samestep.proof.script import first_divergence
-from samestep.proof.script.compare import Two, compare
+from samestep.proof.script.compare import RecordPair, compare
 from samestep.proof.script.updates import common_steps
 from samestep.records.files import read
 from samestep.records.record import Record
@@ -21,7 +21,7 @@ def diff(first: Path, second: Path, resumed_at: int = 0) -> DiffResults:
     resumed_at: steps of the first before the checkpoint with which the second began. Raises UserError for a folder that
     is none, and where the first has no step after the checkpoint.
     """
-    of = Two(_ranks(first), _ranks(second), Record(first), Record(second), resumed_at)
+    of = RecordPair(_ranks(first), _ranks(second), Record(first), Record(second), resumed_at)
     taken = len(common_steps(of.one))
     if resumed_at and taken <= resumed_at:
         raise UserError(

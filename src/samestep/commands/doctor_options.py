@@ -30,7 +30,8 @@ class DoctorOptions(Options):
     device: Device = "auto"
     launcher: Launcher = ""
     quick: Annotated[
-        bool, Option("--quick", help="Leave out what needs torch: its build, the engines' packages, ranks that meet.")
+        bool,
+        Option("--quick", help="Skip the checks that import torch: its build, engine packages, a trial process group."),
     ] = False
     machines: MachineOptions = MachineOptions()  # noqa: RUF009 - frozen
 

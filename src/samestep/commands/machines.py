@@ -14,7 +14,7 @@ from samestep.errors import UserError
 from samestep.launch import Machines, ports
 from samestep.launch.started_by import LaunchedRank, launched_rank, outer_launcher, refuse_to_start_more
 from samestep.world import RENDEZVOUS_PORT
-from samestep.world.network import check_master, is_this_machine, towards
+from samestep.world.network import check_master, is_this_machine, route_to_host
 
 LOCAL = Machines().master
 OF_THE_LAUNCHER = ("port", "hosts", "node_rank", "master_addr", "max_restarts")  # fields of MachineOptions
@@ -123,7 +123,7 @@ def machines_of(setup: Setup, env: Mapping[str, str]) -> Machines:
     check_master(machines.master, nnodes)
     if node_rank == 0 and not machines.single_launch and not is_this_machine(machines.master):
         raise SecondMaster(replace(machines, port=machines.port or RENDEZVOUS_PORT))
-    route = towards(machines.master)
+    route = route_to_host(machines.master)
     is_master, address = is_this_machine(machines.master), route[1] if route else ""
     return replace(machines, is_master=is_master, local_address=address, port=machines.port or RENDEZVOUS_PORT)
 
@@ -157,6 +157,6 @@ def refuse_under_launcher(command: str, env: Mapping[str, str], setup: Setup) ->
     launcher = None if {*setup.launchers} & {*inside} else outer_launcher(env)
     if launcher:
         raise UserError(
-            f"{command} starts its ranks itself, and {launcher} has started it several times; type it without "
+            f"{command} starts its ranks itself, and {launcher} has started several copies; run it without "
             f"{launcher}" + (f", {inside[launcher]}, with --launcher {launcher}" if launcher in inside else "")
         )

@@ -28,7 +28,7 @@ PLENTY = 2**30  # a proof that needs less memory gets no message
 
 @dataclass(frozen=True)
 class Need:
-    """memory, disk: bytes. seconds: of the reference and the engines' trainings."""
+    """What a proof takes of the machine. memory, disk: bytes. seconds: of the reference and the engines' trainings."""
 
     memory: float
     disk: float

@@ -88,8 +88,11 @@ class Training(_Live):
     COLORS = ("cyan", "magenta", "green", "yellow", "blue", "red")
 
     def __init__(self, title: str, folder: Path, launcher: str, *, first: bool = True) -> None:
-        """launcher: it restarts the ranks. first: whether this command prints the events: only rank 0's does where an
-        outer launcher has started it."""
+        """Begins an empty bar.
+
+        launcher: it restarts the ranks. first: whether this command prints the events: only rank 0's does where an
+        outer launcher has started it.
+        """
         super().__init__(MofNCompleteColumn(), TextColumn("steps  {task.fields[facts]}"))
         self.title, self.folder, self.launcher = title, folder, launcher
         self.lines = RankOutput(folder, self._line)
@@ -201,7 +204,7 @@ def show_training(results: TrainResults) -> None:
     if results.export:
         print(f"export: {results.export}")
     if results.usage:
-        print(f"what it used: {results.usage}")
+        print(f"resource usage: {results.usage}")
     for trace in results.traces:
         print(f"trace: {trace}   (open it at https://ui.perfetto.dev)")
 

@@ -150,11 +150,11 @@ def _add_continuation(study: Study, row: Row, forks: bool) -> None:
     row.then, row.then_launcher = then, row.launcher if row.launcher in possible else possible[0]
     if row.verdict is None:
         row.verdict = _verdict_without_launch(replace(study, inspection=study.continuing), then, row.then_launcher)
-    if row.verdict is None and (why := unlike(row.facts, then)):
+    if row.verdict is None and (why := why_not_continued_by(row.facts, then)):
         row.verdict = Verdict("refused", reason=why)
 
 
-def unlike(first: EngineFacts, then: EngineFacts) -> str | None:
+def why_not_continued_by(first: EngineFacts, then: EngineFacts) -> str | None:
     """Returns why the proof cannot judge a training that `first` begins and `then` continues; None where it can."""
     assert first.numerics and then.numerics
     if (first.numerics.lossy or then.numerics.lossy) and first.name != then.name:

@@ -129,7 +129,7 @@ def _what_is_lost(out: Path, folder: Path, why: str) -> str:
     """Returns the sentence about a launch that could not write how it ended."""
     weights = out / WEIGHTS
     kept = f"the latest weights that could be are in {weights}" if weights.exists() else "the weights are lost"
-    return f"the ranks cannot write into {folder} ({why}): {kept}; make room, or choose another --out"
+    return f"the ranks cannot write into {folder} ({why}): {kept}; free some disk space, or choose another --out"
 
 
 def _say_batch_size(study: Study, row: Row) -> None:
@@ -165,7 +165,7 @@ def prepare(
     if rank and rank.launcher not in possible:
         raise UserError(
             f"{rank.launcher} has started {rank.size} processes, and {row.engine} starts with {' or '.join(possible)}; "
-            f"type it without {rank.launcher}"
+            f"run it without {rank.launcher}"
         )
     about = (str(folder), time.time(), setup.job, setup.settings, row.engine, row.facts.settings, (training,))
     threads, request = (setup.machines.planned_threads, study.nproc), launch_request(study, training)
@@ -201,7 +201,8 @@ def check_fewer_machines(study: Study) -> None:
         ranks = count * study.nproc
         if why := job.refused[ranks]:
             raise Refused(
-                f"on {ranks} rank{'s' if ranks > 1 else ''}, as --nnodes {machines.min_nodes}:… allows, {why}"
+                f"--nnodes {machines.min_nodes}:{machines.nnodes} allows {ranks} rank{'s' if ranks > 1 else ''}, on "
+                f"which this job cannot train: {why}"
             )
 
 
@@ -213,7 +214,7 @@ def _check_unfinished(training: Train) -> None:
     if weights.exists() and (ended or training.resume == "never"):
         raise UserError(f"{weights} exists, and a new training would replace it; give another folder with --out")
     if training.resume == "never" and checkpoints.exists():
-        raise UserError(f"{checkpoints} holds those of another training; give another folder with --out")
+        raise UserError(f"{checkpoints} holds another training's checkpoints; give another folder with --out")
 
 
 def _supervise(

@@ -181,7 +181,10 @@ def _resume(text: str) -> str:
 
 
 def _check_export(folder: Path, modules: tuple[str, ...]) -> None:
-    """modules: the names of those that have save_pretrained."""
+    """Raises UserError where --export has not exactly one module to write.
+
+    modules: the names of those that have save_pretrained.
+    """
     if not modules:
         raise UserError(
             f"--export {folder}: neither the job's model nor a module of it has save_pretrained, as those of "

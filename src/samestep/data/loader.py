@@ -66,7 +66,7 @@ class Rows(Dataset[Any]):
         if len(self.dataset) != self.length:
             raise UserError(
                 f"the training's dataset has {len(self.dataset)} samples in epoch {epoch}, and had {self.length} when "
-                "the training began; let its length stay the same: every epoch is shared out by it"
+                "the training began; its length must not change between epochs, because the schedule is built from it"
             )
 
     def _collated(self, indices: list[int], again: list[tuple[int, ...]]) -> Any:

@@ -151,7 +151,7 @@ def _explained(error: BaseException, workers: list[Any]) -> Exception:
             "let the dataset raise an error instead of ending the process"
         )
     why = (
-        "by hand, by a scheduler, or by the kernel for want of memory: fewer workers, or a smaller prefetch, need less"
+        "by a user, a scheduler, or the kernel's out-of-memory killer; use fewer workers or a smaller prefetch"
         if -code == signal.SIGKILL
         else "a library that the dataset calls has crashed; workers=0 shows where"
     )

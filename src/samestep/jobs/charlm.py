@@ -75,7 +75,10 @@ def job(
     train = Windows(text[: len(text) * 9 // 10], length, limit)
     held_out = Windows(text[len(text) * 9 // 10 :], length, -(-limit // 4))
     if len(held_out) < 1:
-        raise UserError(f"{data} has {len(text)} characters; {20 * length} are the least, or --set length=…")
+        raise UserError(
+            f"{data} has {len(text)} characters, and at least {20 * length} are needed; give a longer text, or a "
+            "smaller --set length=…"
+        )
     if heads < 1 or width % heads:
         raise UserError(f"width is {width}, which {heads} heads cannot share evenly; give another width or heads")
     steps = epochs * -(-len(train) // global_batch)

@@ -50,7 +50,7 @@ class Machines:
 
     @property
     def endpoint(self) -> str:
-        """master:port, an IPv6 address in brackets."""
+        """The address of the rendezvous, master:port, with an IPv6 address in brackets."""
         return f"[{self.master}]:{self.port}" if ":" in self.master else f"{self.master}:{self.port}"
 
 
@@ -117,7 +117,9 @@ class Launcher(Protocol):
     EXITED: tuple[str, ...]
 
     def plan(self, program: Sequence[str], shape: Shape) -> Command:
-        """program: the arguments after `python`, as in ('-m', 'samestep.worker', 'plan.json').
+        """Returns the command that starts the ranks.
+
+        program: the arguments after `python`, as in ('-m', 'samestep.worker', 'plan.json').
 
         Raises UserError for a shape that this launcher cannot start.
         """

@@ -44,7 +44,7 @@ def raise_if_failed(
     if exited and not (record.folder / f"error-rank{exited[0]}.json").exists():
         rank, code = exited
         raise TrainingFailed(
-            f"rank {rank} exited with code {code} before it was done (os._exit in the job, or in a "
+            f"rank {rank} exited with code {code} before it had finished (os._exit in the job, or in a "
             f"library?); its last output is in {_rank_log(record, rank)}"
         )
     if error:

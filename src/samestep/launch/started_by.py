@@ -81,8 +81,8 @@ def refuse_to_start_more(env: Mapping[str, str], nnodes: int | None) -> None:
             continue
         if size > 1:
             raise UserError(
-                f"{launcher} has started {size} of these commands, and --nproc, --nnodes or --launcher would have each "
-                f"start ranks of its own; leave these out, and each becomes one rank, or type it without {launcher}"
+                f"{launcher} has started this command as {size} ranks; with --nproc, --nnodes or --launcher each would "
+                f"start more ranks; leave these out, or run it without {launcher}"
                 + (f", or with --nnodes {size} to start it once on each machine" if launcher in with_node_rank else "")
             )
 

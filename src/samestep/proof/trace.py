@@ -33,7 +33,9 @@ class Part:
 
 @dataclass(frozen=True)
 class Trace:
-    """parts: [process][micro-batch in order]. start: per process, a digest of its first weights.
+    """One training, of an engine or of the reference, as the judge reads it.
+
+    parts: [process][micro-batch in order]. start: per process, a digest of its first weights.
 
     rates: [process][optimizer step][parameter group], the learning rate that each real step used.
     state: rank 0's final weights and buffers. evaluation: [process], empty without one.

@@ -119,7 +119,9 @@ class BestWeights:
         try:
             save(state, self.weights, self.saved)
         except UserError as error:
-            raise UserError(f"{error}; the weights of step {done} are lost: make room, and train again") from error
+            raise UserError(
+                f"{error}; the weights of step {done} are lost: free some disk space, and train again"
+            ) from error
 
 
 def _better(new: Mapping[str, float], old: Mapping[str, float], name: str, direction: str) -> bool:

@@ -68,7 +68,7 @@ def plain_model(job: Job, state: dict[str, Tensor], world: World) -> nn.Module:
     Needs an open process group when world.size > 1. Raises UserError when there is no memory for the model.
     """
     heartbeat.begin(EVALUATION)
-    with _memory_errors("for the whole model, which evaluation builds beside the training", 0, world):
+    with _memory_errors("while building the whole model for an evaluation", 0, world):
         model = job.model().to(world.device)
     if world.rank == 0:
         model.load_state_dict(state)
@@ -86,10 +86,10 @@ def _memory_errors(what: str, rows: int, world: World) -> Iterator[None]:
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
-        smaller = f"--set micro_batch={rows // 2} takes fewer, in training too, whose steps stay the same"
-        elsewhere = "evaluate its weights by themselves, with samestep evaluate, where there is more"
+        smaller = f"--set micro_batch={rows // 2} evaluates fewer at once, and trains the same steps"
+        elsewhere = "evaluate the weights with samestep evaluate on a machine with more memory"
         error.__traceback__ = None  # its frames hold the tensors that fill the memory
-        raise UserError(f"rank {world.rank} has no memory {what}; {smaller if rows > 1 else elsewhere}") from None
+        raise UserError(f"rank {world.rank} ran out of memory {what}; {smaller if rows > 1 else elsewhere}") from None
 
 
 def evaluate(job: Job, model: nn.Module, world: World, *, predictions: bool = False) -> Evaluation:
@@ -115,7 +115,7 @@ def evaluate(job: Job, model: nn.Module, world: World, *, predictions: bool = Fa
     states: list[StateDict] = []
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
-    with torch.no_grad(), _memory_errors(f"to evaluate {chunk_rows} rows at once", chunk_rows, world):
+    with torch.no_grad(), _memory_errors(f"while evaluating {chunk_rows} rows at once", chunk_rows, world):
         for number, batch in zip(mine, _batches(job, [chunks[number] for number in mine], world.device)):
             heartbeat.begin(EVALUATION, number)
             output = job.output(model, batch)

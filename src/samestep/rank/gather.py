@@ -110,16 +110,16 @@ def _check(ranks: list[RankTensors], by_row: list[bool], averaged: list[bool], s
     for rank, other in enumerate(ranks):
         if other.structure != ranks[0].structure:
             raise Refused(
-                f"step {step}: rank {rank}'s output and batch hold other things than rank 0's, and gather_outputs puts "
-                "tensor to tensor; return the same on every rank, and of the samples tensors alone (no lists of texts)"
+                f"step {step}: rank {rank}'s output and batch have another structure than rank 0's; gather_outputs "
+                "needs the same structure of tensors on every rank (and no lists of texts)"
             )
         for number, together in enumerate(by_row):
             pair = [_shape(r, number)[1:] if together else r.shapes[number] for r in (ranks[0], other)]
             if (together or averaged[number]) and pair[0] != pair[1]:
                 raise Refused(
                     f"step {step}: gather_outputs finds a tensor of {list(_shape(ranks[0], number))} on rank 0 and of "
-                    f"{list(_shape(other, number))} on rank {rank}; rows come first, and all else must be of one "
-                    "size: pad to one length in collate"
+                    f"{list(_shape(other, number))} on rank {rank}; all dimensions but the first must have "
+                    "the same size on every rank: pad to one length in collate"
                 )
 
 

@@ -194,8 +194,8 @@ def _join_error(url: str, members: Membership | None, seconds: float, error: Exc
             )
         return UserError(
             f"{at}, the address where the ranks meet, cannot be reached within {seconds:.0f} s ({detail}); check that "
-            "rank 0 runs there, that the name is right and that the port is open between the machines; samestep "
-            "doctor, with the same options of the machines, finds out"
+            "rank 0 runs there, that the name is right and that the port is open between the machines; run "
+            "samestep doctor with the same --nnodes, --master-addr, … to find the cause"
         )
     try:
         absent = members.missing()
@@ -205,6 +205,6 @@ def _join_error(url: str, members: Membership | None, seconds: float, error: Exc
         return members.lost(error)
     return UserError(
         f"{names(absent)} of {members.world.size} did not join at {at} within {seconds:.0f} s; start every machine "
-        "with the same command, and check that the machines can reach one another; samestep doctor, with the same "
-        "options of the machines, finds out"
+        "with the same command, and check that the machines can reach one another; run samestep doctor with the same "
+        "--nnodes, --master-addr, … to find the cause"
     )

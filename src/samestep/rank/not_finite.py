@@ -64,8 +64,8 @@ class StopsAtNaN:
         name = _first(self._trained)
         if name:
             raise NotFinite(
-                f"{name} is not finite after the last step, {self.done - 1}, on rank {self.world.rank}: the loss of "
-                f"that step was, its gradient was not; {ADVICE}"
+                f"{name} is not finite after the last step, {self.done - 1}, on rank {self.world.rank}: "
+                f"that step's loss was finite, its gradient was not; {ADVICE}"
             )
 
     def _noticed(self, step: int, micro: int, loss: float) -> None:

@@ -92,7 +92,9 @@ def model_with_weights(model: Callable[[], nn.Module], file: Path) -> nn.Module:
         with safe_open(file, "pt") as opened:
             whole = (opened.metadata() or {}).get("samestep") != PART["samestep"]
     except (OSError, SafetensorError) as error:
-        raise UserError(f"{file} cannot be read as safetensors ({error}); give weights that a run left") from error
+        raise UserError(
+            f"{file} cannot be read as safetensors ({error}); give the weights.safetensors of a run"
+        ) from error
     built = model()
     expected = {name: value for name, value in built.state_dict().items() if isinstance(value, Tensor)}
     if not whole:
@@ -102,20 +104,20 @@ def model_with_weights(model: Callable[[], nn.Module], file: Path) -> nn.Module:
         reasons = [f"it has no {first_few(missing)}"] if missing else []
         reasons += [f"the model has no {first_few(unknown)}"] if unknown else []
         raise UserError(
-            f"{file} is not of this job's model: {' and '.join(reasons)}; give the settings it was made with"
+            f"{file} does not fit this job's model: {' and '.join(reasons)}; give the settings it was made with"
         )
     for name, value in expected.items():
         if value.shape != loaded[name].shape:
             there, here = list(loaded[name].shape), list(value.shape)
             raise UserError(
-                f"{file} is not of this job's model: {name} is {there} there and {here} here; give the settings it was "
-                "made with"
+                f"{file} does not fit this job's model: {name} has shape {there} in the file and {here} in the model; "
+                "give the settings it was made with"
             )
     for name, value in expected.items():
         if value.dtype != loaded[name].dtype:
             raise UserError(
-                f"{file} is not of this job's model: {name} is {loaded[name].dtype} there and {value.dtype} here; save "
-                "it as that"
+                f"{file} does not fit this job's model: {name} is {loaded[name].dtype} in the file and {value.dtype} "
+                "in the model; save it in that dtype"
             )
     built.load_state_dict({**built.state_dict(), **loaded})
     return built

@@ -44,8 +44,8 @@ class Outputs:
         new = {StorageWeakRef(leaf.untyped_storage()) for leaf in _tensors(output)}
         self._known = {each for each in self._known if not each.expired()} | new
 
-    def among(self, inputs: Any) -> bool:
-        """Whether a model's inputs are computed from another one's output."""
+    def are_used_in(self, inputs: Any) -> bool:
+        """Whether a model's inputs are computed from one of these outputs."""
         of = _tensors(inputs)
         return any(leaf.requires_grad or StorageWeakRef(leaf.untyped_storage()) in self._known for leaf in of)
 

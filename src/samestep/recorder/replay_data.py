@@ -176,7 +176,9 @@ class ReplaySaver:
             self._start |= self._weights({f"buffer {n}": b for n, b in buffers(module).items() if not is_shard(b)})
         given = (args, kwargs)
         inputs = None if fed else self._timed(copied)(given)
-        kept.forwards.append(Forward(rows_of(given), random_states(), inputs, computed=self._outputs.among(given)))
+        kept.forwards.append(
+            Forward(rows_of(given), random_states(), inputs, computed=self._outputs.are_used_in(given))
+        )
 
     def _draw(self, call: Callable[[], Tensor]) -> Tensor:
         """Keeps what the script draws outside of the model."""

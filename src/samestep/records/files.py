@@ -156,7 +156,9 @@ def naming_full_disks() -> Iterator[None]:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
             raise
         name = error.filename or "a file"
-        raise UserError(f"{name} cannot be written ({error.strerror}); make room, or choose another --out") from error
+        raise UserError(
+            f"{name} cannot be written ({error.strerror}); free some disk space, or choose another --out"
+        ) from error
 
 
 def why_not_writable(folder: Path) -> str | None:

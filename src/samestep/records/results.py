@@ -233,7 +233,7 @@ class TrainResults:
     was asked for. weights_of_step: the step after which they were
     saved. evaluation: of these weights. stopped: 'requested' or 'early'. wait_share: share of
     the time that it waited for data. loader_ceiling, demand: rows/s that loading and training could reach. traces: the
-    files of --profile. usage: the page of what it used.
+    files of --profile. usage: the page of its resource usage.
     """
 
     job: str

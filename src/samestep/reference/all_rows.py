@@ -17,8 +17,11 @@ from samestep.reference.fetch import place, random_state, seed
 
 @dataclass(frozen=True)
 class AllRows:
-    """loss: over all rows. gradients: replica -> the loss's by each leaf of its output, None where it has none.
-    batches: replica -> its own rows, as its output was computed from them. draws: whether the criterion does."""
+    """The loss of all replicas' rows together, and its gradients.
+
+    loss: over all rows. gradients: replica -> the loss's by each leaf of its output, None where it has none. batches:
+    replica -> its own rows, as its output was computed from them. draws: whether the criterion draws random numbers.
+    """
 
     loss: float
     gradients: dict[int, list[Tensor | None]]
@@ -73,8 +76,8 @@ def _joined(leaves: Sequence[Any], counts: list[int], weights: list[float] | Non
     if all(leaf.dim() and len(leaf) == count for leaf, count in zip(leaves, counts)):
         if len({leaf.shape[1:] for leaf in leaves}) > 1:
             raise Refused(
-                f"gather_outputs finds tensors of {[list(leaf.shape) for leaf in leaves]} on the ranks: rows come "
-                "first, and all else must be of one size; pad to one length in collate"
+                f"gather_outputs finds tensors of {[list(leaf.shape) for leaf in leaves]} on the ranks: all dimensions "
+                "but the first must have the same size; pad to one length in collate"
             )
         return torch.cat(list(leaves))
     if weights is None or not leaves[0].is_floating_point():

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from samestep.job import Job, Part
-from samestep.reference.schedule import Again, seeded
+from samestep.reference.schedule import RepeatedRow, seeded
 
 
 def fetch(job: Job, rows: list[int], epoch: int, device: str) -> Any:
@@ -46,7 +46,7 @@ def read(job: Job, dataset: Any, rows: list[int], epoch: int) -> list[Any]:
 
 def _place(row: int) -> tuple[int, ...]:
     """A row, and how often it has come before in the epoch where it has."""
-    return (int(row), row.times) if isinstance(row, Again) else (row,)
+    return (int(row), row.times) if isinstance(row, RepeatedRow) else (row,)
 
 
 @contextmanager

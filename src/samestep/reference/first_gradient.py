@@ -31,7 +31,10 @@ def present(names: Sequence[str], gradient: Sample) -> dict[str, Tensor]:
 
 @dataclass
 class FirstGradient:
-    """parts: (replica, micro-batch) -> its part of the sum that becomes the gradient. replicas: how many."""
+    """The gradient of the first step, part by part.
+
+    parts: (replica, micro-batch) -> its part of the sum that becomes the gradient. replicas: how many.
+    """
 
     replicas: int
     parts: dict[tuple[int, int], Sample]

@@ -30,7 +30,7 @@ class Neutral:
         self.unknown: set[str] = set()
         self._modes = _FixedStatistics(self), _ConstantNumbers(self)
 
-    def excuses(self, step: int) -> bool:
+    def explains_non_finite(self, step: int) -> bool:
         """Whether a loss at `step` that is not finite comes from the constants: no weights have moved at step 0, and
         with the numbers that the job draws it is finite."""
         self.not_finite |= step == 0 and self.draws

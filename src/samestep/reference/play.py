@@ -241,7 +241,7 @@ class ReplicatedTraining:
         if self.first and sampled:
             self.first.add(replica, micro, sampled, sample(self.parameters))
         mean_loss = all_rows.loss if all_rows else float(loss.detach())
-        if not isfinite(mean_loss) and not (isinstance(self.neutral, Neutral) and self.neutral.excuses(step)):
+        if not (isfinite(mean_loss) or (isinstance(self.neutral, Neutral) and self.neutral.explains_non_finite(step))):
             raise NotFinite(
                 f"the loss is not finite at step {step} of the proof: {mean_loss}; "
                 "look at the data and the criterion, or lower the learning rate"

@@ -17,8 +17,11 @@ from samestep.reference.schedule import step_rows, weight
 
 @dataclass(frozen=True)
 class Repeatability:
-    """moved: the names of the parameters that are not trained, and that a forward pass moves: an averaged teacher's.
-    losses: of each phase, the loss of a batch, and that of the same batch from the same state and random seed."""
+    """What two passes over the same batch, from the same state, have changed and returned.
+
+    moved: the names of the parameters that are not trained, and that a forward pass moves: an averaged teacher's.
+    losses: of each phase, the loss of a batch, and that of the same batch from the same state and random seed.
+    """
 
     moved: list[str]
     losses: list[tuple[float, float]]

@@ -26,9 +26,12 @@ class MicroBatch:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """rows: of the evaluation dataset; weight: theirs in the loss. sums: of the loss times the weight, and of each
-    metric. whole: the metrics of torchmetrics, whose 'sum' is their value. unsteady: the sums that depend on how many
-    rows are evaluated at once, or on random numbers."""
+    """The reference's evaluation.
+
+    rows: of the evaluation dataset; weight: theirs in the loss. sums: of the loss times the weight, and of each metric.
+    whole: the metrics of torchmetrics, whose 'sum' is their value. unsteady: the sums that depend on how many rows are
+    evaluated at once, or on random numbers.
+    """
 
     rows: int
     weight: float

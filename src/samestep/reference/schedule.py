@@ -43,7 +43,7 @@ def step_rows(job: Job, layout: Layout, step: int) -> list[list[list[int]]]:
     return chunks
 
 
-class Again(int):
+class RepeatedRow(int):
     """A row that has come before in its epoch, `times` times."""
 
     times: int
@@ -72,7 +72,7 @@ def order(job: Job, epoch: int) -> list[int]:
     met: Counter[int] = Counter()
     for place, row in enumerate(rows):
         if met[row]:
-            again = rows[place] = Again(row)
+            again = rows[place] = RepeatedRow(row)
             again.times = met[row]
         met[row] += 1
     return rows

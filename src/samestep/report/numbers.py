@@ -29,7 +29,7 @@ def factor(value: float) -> str:
 
 
 def size(value: int) -> str:
-    """Bytes: 1024 is '1 KiB'."""
+    """A number of bytes: 1024 is '1 KiB'."""
     for unit, of_one in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if value >= of_one:
             return f"{value / of_one:.3g} {unit}"
@@ -37,7 +37,7 @@ def size(value: int) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds: 0.00123 is '1.23 ms'."""
+    """A number of seconds: 0.00123 is '1.23 ms'."""
     for unit, of_one in (("s", 1.0), ("ms", 1e-3)):
         if seconds >= of_one:
             return f"{amount(seconds / of_one)} {unit}"

@@ -1,4 +1,4 @@
-"""The page "what it used" of `samestep monitor` and `samestep run`: no other file, no network, no script."""
+"""The page "resource usage" of `samestep monitor` and `samestep run`: no other file, no network, no script."""
 
 from __future__ import annotations
 

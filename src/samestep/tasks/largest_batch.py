@@ -19,10 +19,10 @@ def out_of_memory(job: Job, part: Part, world: World) -> UserError:
     The memory of the training must have been freed before.
     """
     rows = len(part.indices)
-    message = f"step {part.step}: rank {world.rank} has no memory for {rows} rows at once"
+    message = f"step {part.step}: rank {world.rank} ran out of memory with {rows} rows at once"
     if _fits(job, part, rows, world):
         return UserError(
-            f"step {part.step}: rank {world.rank} has run out of memory, and not for its {rows} rows, which fit by "
+            f"step {part.step}: rank {world.rank} ran out of memory, though its {rows} rows fit by "
             "themselves: see what the job keeps from step to step (losses or outputs with their graphs), or what the "
             "engine needs besides"
         )
@@ -33,7 +33,7 @@ def out_of_memory(job: Job, part: Part, world: World) -> UserError:
         return no_model(job, world)
     if not fits:
         return UserError(
-            f"{message}, nor for 1 when it was tried with the whole model here; smaller rows need less, and so does an "
+            f"{message}, and with 1 as well when it was tried with the whole model here; use smaller rows, or an "
             "engine that shards the model, such as --engine fsdp"
         )
     if job.gather_outputs:
@@ -50,9 +50,9 @@ def no_model(job: Job, world: World) -> UserError:
     """Returns the error for a model that does not fit into memory, whatever its rows."""
     optimizer = job.of_phases()[0].optimizer.cls.__name__
     return UserError(
-        f"rank {world.rank} has no memory for the model with its gradients and the state of {optimizer}, whatever the "
-        "rows; use fewer ranks on this machine, a smaller model or an optimizer with less state, or an engine that "
-        "shards them, such as --engine fsdp"
+        f"rank {world.rank} has too little memory for the model, its gradients and the state of {optimizer}, "
+        "whatever the number of rows; use fewer ranks on this machine, a smaller model or an optimizer with less "
+        "state, or an engine that shards them, such as --engine fsdp"
     )
 
 

@@ -15,8 +15,11 @@ Needs = Literal["", "gpu", "infiniband", "several"]
 
 @dataclass(frozen=True)
 class Known:
-    """meaning: what it does. needs: where it has an effect; '': everywhere. values: those that it takes; none: any.
-    slows: the values that cost speed, with why. instead: the name that has replaced it."""
+    """An environment variable that NCCL, gloo or torch reads.
+
+    meaning: what it does. needs: where it has an effect; '': everywhere. values: those that it takes; none: any. slows:
+    the values that cost speed, with why. instead: the name that has replaced it.
+    """
 
     meaning: str
     needs: Needs = ""

@@ -51,7 +51,7 @@ def is_this_machine(host: str) -> bool:
     return any(ipaddress.ip_address(a).is_loopback or a in mine for a in addresses(host))
 
 
-def towards(host: str) -> tuple[str, str] | None:
+def route_to_host(host: str) -> tuple[str, str] | None:
     """Returns (interface, its address) of the route to `host`; None where there is no route. Sends no packet."""
     for address in addresses(host):
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -68,9 +68,9 @@ def towards(host: str) -> tuple[str, str] | None:
 
 
 def route_to(host: str) -> tuple[str, str] | None:
-    """Returns as `towards`; None also for a name that is unknown here."""
+    """Returns as `route_to_host`; None also for a name that is unknown here."""
     try:
-        return towards(host)
+        return route_to_host(host)
     except UserError:
         return None
 
@@ -83,7 +83,7 @@ def choose(env: MutableMapping[str, str], master: str) -> str | None:
     """
     if NAMES[0] in env or (os.name != "posix"):
         return None
-    route = towards(master)
+    route = route_to_host(master)
     if route is None:
         return None
     name, address = route

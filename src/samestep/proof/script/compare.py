@@ -22,7 +22,7 @@ EXACT = "the same to the last bit"
 
 
 @dataclass(frozen=True)
-class Two:
+class RecordPair:
     """Two recordings, and their folders. since: the step of the first with which the second begins."""
 
     one: Ranks
@@ -51,7 +51,7 @@ class Two:
         return _taken(self.one, self.record, self.since + number), _taken(self.other, self.second, number)
 
 
-def compare(of: Two) -> list[Finding]:
+def compare(of: RecordPair) -> list[Finding]:
     """Answers what is the same in two recordings, in the order in which a step goes."""
     if not of.steps:
         return [Finding("steps", "unknown", "a record has no step")]
@@ -67,7 +67,7 @@ def compare(of: Two) -> list[Finding]:
     ]
 
 
-def _start(of: Two) -> Finding:
+def _start(of: RecordPair) -> Finding:
     question, one, other = "initial weights", of.one[0], of.other[0]
     if not one.start or not other.start:
         return Finding(question, "unknown", "a record has no whole weights (sharded parameters)")
@@ -78,7 +78,7 @@ def _start(of: Two) -> Finding:
     wanted = resumed.weights_before(one, of.since)
     wrong = [name for name in wanted if wanted[name] != other.start[name]]
     if wrong:
-        cause = f"{len(wrong)} of {len(one.start)} parameters are initialised otherwise: another seed, or other code"
+        cause = f"{len(wrong)} of {len(one.start)} parameters have other initial values: another seed, or other code"
         if of.since:
             cause = resumed.weights_cause(one, other, of.since, wrong)
         shown = {"expected": f"{wanted[wrong[0]]:x}"[:8], "found": f"{other.start[wrong[0]]:x}"[:8]}
@@ -91,7 +91,7 @@ def _other_names(first: Sequence[str] | object, second: Sequence[str] | object) 
     return sorted({*first} ^ {*second})  # type: ignore[misc]
 
 
-def _rows(of: Two) -> Finding:
+def _rows(of: RecordPair) -> Finding:
     """Whether all ranks together train with the same rows at each step."""
     moved = False
     for number in range(of.steps):
@@ -117,7 +117,7 @@ def _rows(of: Two) -> Finding:
     return Finding("rows", "right", f"the same at each step{how}")
 
 
-def _gradients(of: Two) -> Finding:
+def _gradients(of: RecordPair) -> Finding:
     question, worst, first = "gradient", 0.0, 0.0
     coarser, compared = coarser_of(of.one), 0
     for number in range(of.steps):
@@ -155,19 +155,19 @@ def _taken(ranks: Ranks, record: Record, step: int) -> dict[str, Array]:
     return whole(of_ranks(record, ranks if shards else ranks[:1], step), TAKEN, shards)[0]
 
 
-def _rates(of: Two) -> Finding:
+def _rates(of: RecordPair) -> Finding:
     for number in range(of.steps):
         step = of.since + number
         first, second = (each.rates for each in of.seen(number))
         if not resumed.same_rates(first, second):
-            cause = "the steps are taken at other rates: another schedule, or parameter groups"
+            cause = "the steps use other learning rates: another schedule, or parameter groups"
             if of.since:
                 cause = resumed.rate_cause(of.one[0], step, second)
             return differs("rate", "learning rate", cause, step=step, rank=0, expected=first, found=second)
     return Finding("rate", "right", "the same at each step")
 
 
-def _weights(of: Two) -> Finding:
+def _weights(of: RecordPair) -> Finding:
     question = "weights"
     pairs = [of.seen(number) for number in range(of.steps)]
     apart = next((i for i, (first, second) in enumerate(pairs) if first.weights != second.weights), None)
@@ -177,9 +177,8 @@ def _weights(of: Two) -> Finding:
         digests = {"expected": f"{pairs[0][0].weights[name]:x}"[:8], "found": f"{pairs[0][1].weights[name]:x}"[:8]}
         return differs(question, "weights after the step", resumed.OPTIMIZER, step=of.since, tensor=name, **digests)
     if not of.ends_together:
-        return Finding(
-            question, "unknown", f"no more the same bits after step {apart}; the last steps are not the same"
-        )
+        until = "no whole weights" if apart is None else f"not bitwise equal from step {of.since + apart} on"
+        return Finding(question, "unknown", f"{until}; the records end at different steps")
     try:
         start, ends = of.second.arrays(START), [each.arrays(END) for each in (of.record, of.second)]
     except TrainingFailed:
@@ -195,13 +194,13 @@ def _weights(of: Two) -> Finding:
     distance = math.sqrt(sum(each**2 for each in off.values())) / moved
     bound = WEIGHTS * coarser_of(of.one)
     if not distance <= bound:
-        cause = "the steps end elsewhere: the optimizer, its settings, or what changes the weights beside it"
+        cause = "the final weights differ: the optimizer, its settings, or code outside it that changes the weights"
         shown = {"expected": f"at most {bound:g} of the movement", "found": round(distance, 6)}
         return differs(question, "weights", cause, step=of.since + of.steps - 1, tensor=name, **shown)
     return Finding(question, "right", f"after {many(of.steps, 'step')} the same to {distance:.0e} of their movement")
 
 
-def _moved_otherwise(of: Two) -> str:
+def _moved_otherwise(of: RecordPair) -> str:
     """Returns a parameter that the first step moves otherwise, from the same bits of weights and gradients, and at the
     same rates; '' where there is none, or these are not the same."""
     wanted, start = resumed.weights_before(of.one[0], of.since), of.other[0].start

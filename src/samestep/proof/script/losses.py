@@ -127,10 +127,13 @@ class Scaling:
         if not self.is_mean:
             return ""
         if n > 1 and self.near_one(own / n):
-            return f"the losses of {n} accumulated micro-batches are not divided by {n}: the step is {n} times too long"
+            return (
+                f"the losses of {n} accumulated micro-batches are not divided by {n}: the step is {n} times too large"
+            )
         if n < self.most and self.near_one(own * self.most / n):
             return (
-                f"the last window has {n} micro-batches of {self.most}, and is divided by {self.most}: too short a step"
+                f"the last window has {n} micro-batches of {self.most}, and is divided by {self.most}: the step "
+                "is too small"
             )
         if n > 1 and self.near_one(own * n):
             return f"the losses are divided by the {n} micro-batches twice"

@@ -25,7 +25,7 @@ from samestep.tasks.eject.join import Joined, Place, settled
 from samestep.tasks.eject.runtime import whole_run
 from samestep.tasks.eject.runtime.run import CLOSURE, special_parts
 from samestep.tasks.eject.source import Source, origin
-from samestep.tasks.inspect.load import GENERAL, build_by, find, home, of_every_job, values_of
+from samestep.tasks.inspect.load import GENERAL, build_by, find, general_settings, home, values_of
 from samestep.world import World
 
 RUNTIME = runtime.__name__
@@ -142,7 +142,7 @@ def _given(function: Any, texts: Mapping[str, str], target: str) -> tuple[dict[s
     absent = [n for n, p in own.items() if p.default is inspect.Parameter.empty and n not in values]
     if absent:
         raise UserError(f"the job {target} needs a value for '{absent[0]}': give --set {absent[0]}=…")
-    return values, values_of(of_every_job, general, f"the job {target}", "--set")
+    return values, values_of(general_settings, general, f"the job {target}", "--set")
 
 
 def _unlike_the_defaults(engine: engines.Engine, settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -34,9 +34,12 @@ PLAIN = (Tensor, np.ndarray, np.generic, str, bytes, int, float, type(None))
 
 @dataclass(frozen=True)
 class DryStep:
-    """unused: the parameters without a gradient. forward_flop: the floating-point operations of a row's forward pass,
-    0 where they cannot be counted. row_bytes: of the outputs of the model's layers, a row. row_s: the seconds of its
-    forward and backward passes, roughly."""
+    """What one forward and backward pass over a small batch showed.
+
+    unused: the parameters without a gradient. forward_flop: the floating-point operations of a row's forward pass, 0
+    where they cannot be counted. row_bytes: of the outputs of the model's layers, a row. row_s: the seconds of its
+    forward and backward passes, roughly.
+    """
 
     unused: list[str]
     forward_flop: float

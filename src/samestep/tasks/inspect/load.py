@@ -210,10 +210,10 @@ def build_by(function: Callable[..., Any], target: str, settings: Mapping[str, s
         ) from error
     if not isinstance(job, Job):
         raise UserError(f"the job {target} returned {type(job).__name__}, not a samestep.Job")
-    return replace(job, **values_of(of_every_job, general, f"the job {target}", "--set"))
+    return replace(job, **values_of(general_settings, general, f"the job {target}", "--set"))
 
 
-def of_every_job(
+def general_settings(
     max_steps: int | None = None,
     micro_batch: int | None = None,
     workers: int = 0,
@@ -227,7 +227,7 @@ def of_every_job(
     """Declares the settings that every job has, even if its function does not declare them."""
 
 
-GENERAL = tuple(inspect.signature(of_every_job).parameters)
+GENERAL = tuple(inspect.signature(general_settings).parameters)
 
 
 def _summary(error: BaseException) -> str:

@@ -16,7 +16,10 @@ TRIES = 5
 
 @dataclass(frozen=True)
 class Offset:
-    """seconds: the machine's clock is ahead of the first one's. within_s: half of the fastest question and answer."""
+    """How far a machine's clock is from the first machine's.
+
+    seconds: the machine's clock is ahead of the first one's. within_s: half of the fastest question and answer.
+    """
 
     machine: str
     seconds: float

@@ -23,7 +23,10 @@ MOST_TRIES = 6
 
 @dataclass(frozen=True)
 class Try:
-    """variables: those that were set for it. ranks: what each saw."""
+    """One attempt of the ranks to connect and to all-reduce.
+
+    variables: those that were set for it. ranks: what each saw.
+    """
 
     variables: Mapping[str, str]
     ranks: tuple[RankTried, ...]
@@ -37,8 +40,11 @@ class Try:
 
 @dataclass(frozen=True)
 class Facts:
-    """tries: the environment as it is, then others until one has worked. places: rank -> its machine's name. set_here:
-    the variables of gloo and NCCL that are set."""
+    """The attempts of the ranks on all machines.
+
+    tries: the environment as it is, then others until one has worked. places: rank -> its machine's name. set_here: the
+    variables of gloo and NCCL that are set.
+    """
 
     tries: tuple[Try, ...]
     places: Mapping[int, str] = field(default_factory=dict)

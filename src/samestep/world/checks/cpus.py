@@ -14,8 +14,11 @@ GROUP = "host"
 
 @dataclass(frozen=True)
 class Facts:
-    """cores: of the machine. usable: by the affinity. quota: by the control group, in cores; None without a limit.
-    threads: the text of OMP_NUM_THREADS; '' where it is not set."""
+    """The cores and threads of one machine.
+
+    cores: of the machine. usable: by the affinity. quota: by the control group, in cores; None without a limit.
+    threads: the text of OMP_NUM_THREADS; '' where it is not set.
+    """
 
     cores: int
     usable: int

@@ -22,8 +22,11 @@ BIG = "ulimit -f unlimited   # where it is refused: 'fsize' in /etc/security/lim
 
 @dataclass(frozen=True)
 class Folder:
-    """path: the folder, or the nearest one that exists. free: bytes. nodes: how many files it can still take; None:
-    unknown. mib_s: of a file that is written and synced. error: why it takes no file; '' where it does."""
+    """The disk of one folder.
+
+    path: the folder, or the nearest one that exists. free: bytes. nodes: how many files it can still take; None:
+    unknown. mib_s: of a file that is written and synced. error: why it takes no file; '' where it does.
+    """
 
     path: str
     free: int
@@ -34,7 +37,10 @@ class Folder:
 
 @dataclass(frozen=True)
 class Facts:
-    """refused: TMPDIR, where Python's temporary files are elsewhere, as in it none can be made; '' otherwise."""
+    """The disks of --out and of temporary files, on one machine.
+
+    refused: TMPDIR, where Python can write nothing into it and uses another folder; '' otherwise.
+    """
 
     out: Folder
     temporary: Folder

@@ -20,8 +20,11 @@ ENGINES = Path(__file__).parents[2] / "engines"
 
 @dataclass(frozen=True)
 class Package:
-    """needed: the versions that samestep's extra asks for, as in '>=1.0'. fits: whether `version` is one. error: why it
-    does not import; '' where it does."""
+    """An installed package that an engine needs.
+
+    needed: the versions that samestep's extra asks for, as in '>=1.0'. fits: whether `version` is one. error: why it
+    does not import; '' where it does.
+    """
 
     name: str
     version: str
@@ -32,7 +35,7 @@ class Package:
 
 @dataclass(frozen=True)
 class Facts:
-    """packages: those that are installed."""
+    """The packages of the engines, on one machine. packages: those that are installed."""
 
     packages: tuple[Package, ...]
 

@@ -17,8 +17,11 @@ GROUP = "gpu"
 
 @dataclass(frozen=True)
 class Gpu:
-    """mode: of computing: 0: any process, 2: none, 3: one process. uncorrected: ECC errors since the driver was loaded.
-    processes: those that compute on it. slowed: whether heat or power lowers its clock."""
+    """The state of one GPU.
+
+    mode: the compute mode, 0: any process, 2: none, 3: one process. uncorrected: ECC errors since the driver was
+    loaded. processes: those that compute on it. slowed: whether heat or power lowers its clock.
+    """
 
     name: str
     mode: int = 0
@@ -31,8 +34,11 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Facts:
-    """missing: why there is nothing to say; '' where there is. links: pairs of GPUs without peer-to-peer access. xid:
-    lines of the kernel's log about errors of a GPU. wanted: --device."""
+    """The GPUs of one machine.
+
+    missing: why there is nothing to say; '' where there is. unlinked: pairs of GPUs without peer-to-peer access. xid:
+    lines of the kernel's log about errors of a GPU. wanted: --device.
+    """
 
     missing: str
     gpus: tuple[Gpu, ...] = ()

@@ -16,8 +16,11 @@ GROUP = "host"
 
 @dataclass(frozen=True)
 class Facts:
-    """addresses: of the name; empty: unknown. mine: all addresses of this machine. chosen: GLOO_SOCKET_IFNAME. route:
-    the interface towards the master; '' without one."""
+    """The name and the addresses of one machine.
+
+    addresses: of the name; empty: unknown. mine: all addresses of this machine. chosen: GLOO_SOCKET_IFNAME. route: the
+    interface towards the master; '' without one.
+    """
 
     name: str
     addresses: tuple[str, ...]

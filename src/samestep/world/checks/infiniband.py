@@ -15,8 +15,11 @@ CLASS = Path("/sys/class/infiniband")
 
 @dataclass(frozen=True)
 class Port:
-    """adapter: its name. number: of the port. state, physical: as in '4: ACTIVE', '5: LinkUp'. rate: as in '200
-    Gb/sec (4X HDR)'."""
+    """A port of an InfiniBand or RoCE adapter.
+
+    adapter: its name. number: of the port. state, physical: as in '4: ACTIVE', '5: LinkUp'. rate: as in '200 Gb/sec (4X
+    HDR)'.
+    """
 
     adapter: str
     number: str

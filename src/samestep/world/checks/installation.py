@@ -18,9 +18,12 @@ SHADOWED = ("torch", "numpy", "random", "queue", "logging", "typing", "types", "
 
 @dataclass(frozen=True)
 class Facts:
-    """prefix: of the Python that runs. active: VIRTUAL_ENV or CONDA_PREFIX; '' without. torchrun: the one in PATH, as
-    the prefix that it belongs to; '' where there is none. shadows: files of the working folder and of PYTHONPATH that
-    hide a module."""
+    """The Python environment of one machine.
+
+    prefix: of the Python that runs. active: VIRTUAL_ENV or CONDA_PREFIX; '' without. torchrun: the one in PATH, as the
+    prefix that it belongs to; '' where there is none. shadows: files of the working folder and of PYTHONPATH that hide
+    a module.
+    """
 
     prefix: str
     active: str

@@ -49,8 +49,11 @@ class Interface:
 
 @dataclass(frozen=True)
 class Facts:
-    """route: the interface towards the master; '' without a route. gloo, nccl: what GLOO_SOCKET_IFNAME and
-    NCCL_SOCKET_IFNAME say. gpus: whether NCCL is used."""
+    """The network interfaces of one machine.
+
+    route: the interface towards the master; '' without a route. gloo, nccl: what GLOO_SOCKET_IFNAME and
+    NCCL_SOCKET_IFNAME say. gpus: whether NCCL is used.
+    """
 
     interfaces: tuple[Interface, ...]
     route: str

@@ -17,9 +17,12 @@ RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT")
 
 @dataclass(frozen=True)
 class Facts:
-    """contradiction: the sentence of the error; '' for none. left: the variables of RANKS and RENDEZVOUS that are set
+    """The launchers' environment variables, on one machine.
+
+    contradiction: the sentence of the error; '' for none. left: the variables of RANKS and RENDEZVOUS that are set
     though no launcher has started this command. started_by: the launcher; '' without one. outer: the names of
-    launchers' variables that are set."""
+    launchers' variables that are set.
+    """
 
     contradiction: str
     left: Mapping[str, str] = field(default_factory=dict)

@@ -15,7 +15,10 @@ GROUP = "environment"
 
 @dataclass(frozen=True)
 class Facts:
-    """encoding: of open() without one. names: of files. variables: LC_ALL, LC_CTYPE and LANG, those that are set."""
+    """The text encodings of one machine.
+
+    encoding: of open() without one. names: of files. variables: LC_ALL, LC_CTYPE and LANG, those that are set.
+    """
 
     encoding: str
     names: str

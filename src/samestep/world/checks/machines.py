@@ -12,7 +12,10 @@ GROUP = "launch"
 
 @dataclass(frozen=True)
 class Facts:
-    """node: the --node-rank of this machine; None where none was given."""
+    """The options of the launch, as one machine was given them.
+
+    node: the --node-rank of this machine; None where none was given.
+    """
 
     node: int | None
     nnodes: int

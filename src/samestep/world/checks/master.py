@@ -17,8 +17,11 @@ GROUP = "launch"
 
 @dataclass(frozen=True)
 class Facts:
-    """addresses: of the master; empty: the name is unknown here. connect_error: how the last attempt to connect to the
-    rendezvous ended, where the machines have not met; None where they have, or where this machine is the master."""
+    """How one machine sees the master.
+
+    addresses: of the master; empty: the name is unknown here. connect_error: how the last attempt to connect to the
+    rendezvous ended, where the machines have not met; None where they have, or where this machine is the master.
+    """
 
     host: str
     master: str

@@ -19,7 +19,7 @@ FIX = (
 
 @dataclass(frozen=True)
 class Facts:
-    """soft: bytes; None: unlimited. adapters: of InfiniBand or RoCE."""
+    """The limit of locked memory, on one machine. soft: bytes; None: unlimited. adapters: of InfiniBand or RoCE."""
 
     soft: int | None
     adapters: tuple[str, ...]

@@ -16,8 +16,11 @@ RANK = 400 * MIB  # what a process with torch and a small model takes on a CPU
 
 @dataclass(frozen=True)
 class Facts:
-    """total, available: bytes of the machine. limit, left: bytes of the control group; None without a limit. swapped:
-    bytes."""
+    """The memory of one machine.
+
+    total, available: bytes of the machine. limit, left: bytes of the control group; None without a limit. swapped:
+    bytes.
+    """
 
     total: int
     available: int

@@ -16,7 +16,7 @@ SMALLEST = 1280  # IPv6's; an Ethernet has 1500
 
 @dataclass(frozen=True)
 class Facts:
-    """interface: towards the master; '' without a route. mtu: bytes; 0: unknown."""
+    """The largest packet of one machine. interface: towards the master; '' without a route. mtu: bytes; 0: unknown."""
 
     interface: str
     mtu: int

@@ -15,7 +15,10 @@ FEW = 1024
 
 @dataclass(frozen=True)
 class Facts:
-    """soft, hard: files of one process; None: unlimited. ranks: on all machines."""
+    """The limits of open files, on one machine.
+
+    soft, hard: files of one process; None: unlimited. ranks: on all machines.
+    """
 
     soft: int | None
     hard: int | None

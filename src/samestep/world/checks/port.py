@@ -14,8 +14,11 @@ GROUP = "launch"
 
 @dataclass(frozen=True)
 class Facts:
-    """port: 0 where none was given, or the port is another machine's. error: why it cannot be opened; '' where it can.
-    holder: the process that has it; '' where that is unknown."""
+    """The port of the rendezvous, on one machine.
+
+    port: 0 where none was given, or the port is another machine's. error: why it cannot be opened; '' where it can.
+    holder: the process that has it; '' where that is unknown.
+    """
 
     port: int
     error: str = ""

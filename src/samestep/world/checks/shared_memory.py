@@ -15,7 +15,7 @@ FIX = f"mount -o remount,size=8G {FOLDER}   # in a container instead: docker run
 
 @dataclass(frozen=True)
 class Facts:
-    """size, free: bytes; None where there is no such folder."""
+    """The size of /dev/shm, on one machine. size, free: bytes; None where there is no such folder."""
 
     size: int | None
     free: int | None

@@ -17,8 +17,11 @@ CPUS = Path("/sys/devices/system/cpu")
 
 @dataclass(frozen=True)
 class Facts:
-    """now_mhz, most_mhz: of the slowest core; 0: unknown. throttled: how often the hottest core was, since the machine
-    started; None: unknown. governors: of all cores."""
+    """The clocks of one machine's cores.
+
+    now_mhz, most_mhz: of the slowest core; 0: unknown. throttled: how often the hottest core was, since the machine
+    started; None: unknown. governors: of all cores.
+    """
 
     now_mhz: float
     most_mhz: float

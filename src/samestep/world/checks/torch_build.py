@@ -18,9 +18,12 @@ INSTALL = "https://pytorch.org/get-started/locally"
 
 @dataclass(frozen=True)
 class Facts:
-    """error: why torch does not import; '' where it does. cuda: the version that torch was built for; '' for a build
+    """torch's build and what it finds, on one machine.
+
+    error: why torch does not import; '' where it does. cuda: the version that torch was built for; '' for a build
     without. driver: NVIDIA's; '' without one. gpus: of the driver. seen: how many torch can use. hidden: the text of
-    CUDA_VISIBLE_DEVICES, None where it is not set. foreign: GPUs that this build has no code for. wanted: --device."""
+    CUDA_VISIBLE_DEVICES, None where it is not set. foreign: GPUs that this build has no code for. wanted: --device.
+    """
 
     error: str
     torch: str = ""

@@ -20,7 +20,10 @@ FREE_CASE = ("NCCL_DEBUG", "GLOO_LOG_LEVEL")  # read in either case
 
 @dataclass(frozen=True)
 class Facts:
-    """values: of the variables that are set. gpus, infiniband: whether this machine has any."""
+    """The variables of NCCL, gloo and torch, on one machine.
+
+    values: of the variables that are set. gpus, infiniband: whether this machine has any.
+    """
 
     values: Mapping[str, str] = field(default_factory=dict)
     gpus: bool = False
@@ -93,11 +96,12 @@ def _absent(known: Known, seen: Facts) -> str:
 def _unknown(name: str, value: str) -> Finding:
     if name.upper() in KNOWN:
         return Finding(
-            "WARN", f"{name} is read by nobody: its name is {name.upper()}", _renamed(name, name.upper(), value)
+            "WARN", f"{name} is not a known variable: its name is {name.upper()}", _renamed(name, name.upper(), value)
         )
     near = get_close_matches(name.upper(), list(KNOWN), n=1, cutoff=0.85)
     if near:
-        return Finding("WARN", f"{name} is read by nobody; did you mean {near[0]}?", _renamed(name, near[0], value))
+        said = f"{name} is not a known variable; did you mean {near[0]}?"
+        return Finding("WARN", said, _renamed(name, near[0], value))
     return Finding("UNKNOWN", f"{name}={value}: samestep knows no variable of this name")
 
 

@@ -18,8 +18,11 @@ MISSING = "missing"
 
 @dataclass(frozen=True)
 class Facts:
-    """samestep: version and digest of its files. job: digest of the job's file; '' for a built-in job, MISSING for a
-    file that is not there. nvidia: versions of the packages of CUDA and NCCL; '' without them."""
+    """The versions and the job's file, on one machine.
+
+    samestep: version and digest of its files. job: digest of the job's file; '' for a built-in job, MISSING for a file
+    that is not there. nvidia: versions of the packages of CUDA and NCCL; '' without them.
+    """
 
     python: str
     torch: str
