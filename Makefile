@@ -12,7 +12,7 @@ PYTEST = -n 2 --dist loadfile
 PYTEST_CHECK = -n 3 --dist loadfile --no-loadscope-reorder
 
 # What `make demo` runs; benchmarks/starts.py and tests/test_make.py read it here.
-DEMO = compare digits --launcher fork --rounds 3 --measured-steps 12 --warmup-steps 3
+DEMO = compare digits --launcher fork --rounds 3 --measured-steps 8 --warmup-steps 3
 
 .PHONY: demo test check full lint horovod mutations conformance resume overhead checks safety starts lanes input jobs ports
 .PHONY: proof-cost hangs watchdog kills checkpoint-faults museum museum-pins clean

@@ -22,7 +22,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import starts  # noqa: E402 - a script's folder is on the path when it runs
 
-SHORTER = ("--rounds", "1", "--measured-steps", "4", "--warmup-steps", "1")  # than the demo's 3, 12 and 3
+SHORTER = ("--rounds", "1", "--measured-steps", "4", "--warmup-steps", "1")  # than the demo's 3, 8 and 3
 
 
 def test_the_demos_command_stands_in_the_makefile_alone() -> None:
