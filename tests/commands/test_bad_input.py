@@ -19,6 +19,7 @@ CASES = {
     "unknown launcher": (["verify", "--launchers", "slurmm"], "there is no launcher 'slurmm'"),
     "no such job file": (["verify", "nowhere.py"], "there is no job file nowhere.py"),
     "no such function": (["verify", f"{JOBS}:quik"], "has no function 'quik'; did you mean 'quick'?"),
+    "a setting of every job": (["verify", "--set", "max_step=3"], "no setting 'max_step'; did you mean 'max_steps'?"),
     "no such setting": (["verify", "--set", "learning_rate=1"], "the job digits has no setting 'learning_rate'"),
     "setting of the wrong type": (["verify", "--set", "lr=fast"], "--set lr=fast: 'lr' takes float, not 'fast'"),
     "setting without a value": (["verify", "--set", "lr"], "--set lr: write it as key=value"),

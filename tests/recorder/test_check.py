@@ -72,6 +72,12 @@ def test_the_script_under_torchrun_prints_its_verdict_and_ends(tmp_path: Path) -
     assert not left
 
 
+def test_an_option_after_the_script_is_said(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("raise SystemExit('no training')")
+    done = samestep("check", "--launcher", "fork", "train.py", "--steps", "9", "--lr", "1", cwd=tmp_path)
+    assert "--steps comes after the script and goes to it" in done.stderr and "--lr comes" not in done.stderr
+
+
 CLOSURE = """
             def closure():
                 loss = F.cross_entropy(model(rows), targets)

@@ -92,9 +92,9 @@ def test_two_ranks(padding: str, answer: str, tmp_path: Path) -> None:
 def test_a_mistake_is_one_sentence() -> None:
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(samestep.UserError, match="the model is a SGD; give a torch Module"):
+    with pytest.raises(samestep.UserError, match="the model is of type SGD; give a torch Module"):
         samestep.watch(optimizer, model)  # type: ignore[arg-type]
-    with pytest.raises(samestep.UserError, match="the loader is a int"):
+    with pytest.raises(samestep.UserError, match="the loader is of type int"):
         samestep.watch(model, optimizer, 3)
     with pytest.raises(samestep.UserError, match="give at least 1"):
         samestep.watch(model, optimizer, steps=0)

@@ -7,15 +7,16 @@ import shlex
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 from samestep import launch
 from samestep.commands.check_command import is_command, recorded
 from samestep.commands.check_options import LAUNCHERS, CheckOptions
 from samestep.commands.check_replay import replay
+from samestep.commands.options import flag_of
 from samestep.commands.results_folder import prepare
-from samestep.errors import TrainingFailed, UserError
+from samestep.errors import TrainingFailed, UserError, say
 from samestep.launch import Command, Machines, fork_client, supervise
 from samestep.launch.command import command_for
 from samestep.proof.script import judge, with_replay
@@ -40,6 +41,9 @@ def check(options: CheckOptions, words: Sequence[str]) -> CheckResults:
     script, arguments = (words[0], [*words[1:]]) if command or options.module else _script_of(words)
     if options.launcher not in LAUNCHERS:
         raise UserError(f"--launcher {options.launcher!r}: a script is started by {' or '.join(LAUNCHERS)}")
+    own = {flag_of(CheckOptions, each.name) for each in fields(CheckOptions)}
+    if misplaced := next((each for each in arguments if command is None and each.partition("=")[0] in own), None):
+        say(f"{misplaced} comes after the script and goes to it; options of samestep check stand before the script")
     cores = os.cpu_count() or 1
     if options.nproc > 64 * cores:
         raise UserError(f"--nproc {options.nproc}: this machine has {cores} cores; give at most 64 ranks for each")

@@ -107,7 +107,7 @@ def arguments(options: Options, kind: type[Options], without: Collection[str] = 
     words: list[str] = []
     without = (*without, *kind.NOT_TYPED)
     for field in fields(kind):  # type: ignore[arg-type]
-        value, flag = getattr(options, field.name), _flag(kind, field.name)
+        value, flag = getattr(options, field.name), flag_of(kind, field.name)
         inner, info, typed = _hints(kind)[field.name]
         if _is_options(inner):
             words += arguments(value, inner, without)
@@ -172,11 +172,11 @@ def _packed(kind: type, given: Mapping[str, object]) -> Any:
         if _is_options(plain):
             values[name] = _packed(plain, given)
         elif name in given:
-            values[name] = typed.parse(given[name], _flag(kind, name)) if typed else given[name]
+            values[name] = typed.parse(given[name], flag_of(kind, name)) if typed else given[name]
     return kind(**values)
 
 
-def _flag(kind: type, name: str) -> str:
+def flag_of(kind: type, name: str) -> str:
     """Returns the flag of a field, as in --evaluate-every."""
     first = getattr(_hints(kind)[name][1], "default", ...)  # typer's Option keeps it there, inside Annotated
     return first if isinstance(first, str) else f"--{name.replace('_', '-')}"
@@ -200,11 +200,11 @@ def _fits(value: Any, kind: Any) -> bool:
     return isinstance(value, int | float if kind is float else kind)
 
 
-_WORDS = {int: "a whole number", float: "a number", bool: "True or False", str: "a text", NoneType: "None"}
+_WORDS = {int: "a whole number", float: "a number", bool: "True or False", str: "a string", NoneType: "None"}
 _WORDS |= {Path: "a path"}
 _ORIGINS: dict[Any, str] = {
-    tuple: "a list of texts",
-    Sequence: "a list of texts",
+    tuple: "a list of strings",
+    Sequence: "a list of strings",
     Mapping: "a mapping from names to values",
 }
 _ORIGINS |= {Callable: "a function"}

@@ -160,7 +160,7 @@ class Training(_Live):
 
 
 BUILT_IN = "digits"  # the default job, after which a user goes on with a job of their own
-PHASES = {"starting": "starting the ranks", "train": "training", "evaluate": "evaluation"}
+PHASES = {"starting": "starting the ranks", "train": "training", "evaluate": "evaluation", "score": "evaluation"}
 
 
 def _console(width: int) -> Console:

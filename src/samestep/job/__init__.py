@@ -16,6 +16,7 @@ from samestep.job.checks import (
     check_carried,
     check_dataset,
     check_functions,
+    check_metrics,
     check_optimizer,
     check_workers,
     nested,
@@ -48,8 +49,9 @@ class Job(JobFields):
             raise UserError("a Stream cannot be shuffled: it is read in its order; set Job(shuffle=False)")
         for name in ("global_batch", "epochs", "max_steps", "micro_batch", "clip_norm", "prefetch"):
             value = getattr(self, name)
-            if name != "clip_norm" and value is not None and not isinstance(value, int):
-                raise UserError(f"{name} is {value!r}, a {type(value).__name__}; it must be a whole number")
+            kind, words = (int | float, "a number") if name == "clip_norm" else (int, "a whole number")
+            if value is not None and not isinstance(value, kind):
+                raise UserError(f"{name} is {value!r}, a {type(value).__name__}; it must be {words}")
             if value is not None and not value > 0:
                 raise UserError(f"{name} is {value}; it must be above 0")
         if not isinstance(self.workers, int) or self.workers < 0:
@@ -60,6 +62,7 @@ class Job(JobFields):
                 f"micro_batch is {self.micro_batch}, and gather_outputs=True computes the loss over all rows of a step "
                 "at once; leave out one of them"
             )
+        check_metrics(self.metrics)
         for name in {"loss", "step"} & {*self.metrics}:
             raise UserError(
                 f"a metric is called '{name}', a name that the evaluation curve uses itself; give it another name"

@@ -85,6 +85,18 @@ def check_optimizer(optimizer: Any, recipe: bool) -> None:
     )
 
 
+def check_metrics(metrics: Any) -> None:
+    """Raises UserError where the metrics of a Job are no functions with names."""
+    wrong = None if isinstance(metrics, Mapping) else metrics
+    for name, metric in metrics.items() if isinstance(metrics, Mapping) else ():
+        wrong = wrong if isinstance(name, str) and callable(metric) else {name: metric}
+    if wrong is not None:
+        raise UserError(
+            f"metrics is {shown(wrong)}; give functions with names, as in "
+            "metrics={'accuracy': lambda output, batch: output.argmax(1) == batch.targets}"
+        )
+
+
 def check_functions(model: Any, criterion: Any) -> None:
     """Raises UserError with the line to write where a Job has a module, or one of torch's losses, for a function."""
     if is_a(model, "Module") or not callable(model):

@@ -155,7 +155,9 @@ class Checkpoints:
         if not (path / MANIFEST).exists():
             checkpoint = newest(path, say) or newest(path / FOLDER, say)
             if checkpoint is None:
-                raise UserError(f"--resume {path}: there is no checkpoint; give a folder step-… of a run, or a run's")
+                raise UserError(
+                    f"--resume {path} holds no checkpoint; give a run's folder, or one of its step-… folders"
+                )
             return checkpoint
         try:
             checked(path)

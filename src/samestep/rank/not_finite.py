@@ -201,6 +201,8 @@ def rows_of(schedule: Schedule, rank: int, step: int, micro: int) -> str:
     """Returns 'rows 12, 7, 3, 40 … (8 rows)', those of a micro-batch, in words."""
     part = schedule.step(rank, *divmod(step, schedule.steps_per_epoch))[micro]
     rows = [str(row) for row in part.indices[: part.rows]]
+    if not rows:
+        return "no rows of its own: it computes those of another rank with a weight of 0"
     return f"row {rows[0]}" if len(rows) == 1 else f"rows {first_few(rows)} ({len(rows)} rows)"
 
 

@@ -94,9 +94,11 @@ def watch(model: nn.Module, optimizer: Optimizer, loader: Any = None, steps: int
     optimizer = getattr(optimizer, "optimizer", optimizer)  # of Accelerate's or Fabric's wrapper
     for what, kind, name in ((model, nn.Module, "model"), (optimizer, Optimizer, "optimizer")):
         if not isinstance(what, kind):
-            raise UserError(f"samestep.watch: the {name} is a {type(what).__name__}; give a torch {kind.__name__}")
+            raise UserError(
+                f"samestep.watch: the {name} is of type {type(what).__name__}; give a torch {kind.__name__}"
+            )
     if loader is not None and not hasattr(loader, "__iter__"):
-        raise UserError(f"samestep.watch: the loader is a {type(loader).__name__}; give the DataLoader, or None")
+        raise UserError(f"samestep.watch: the loader is of type {type(loader).__name__}; give the DataLoader, or None")
     if steps < 1:
         raise UserError(f"samestep.watch: steps is {steps}; give at least 1")
     if _now:

@@ -171,6 +171,12 @@ CHANGES: dict[str, tuple[dict[str, Any] | Callable[[], dict[str, Any]], str]] = 
         {"evaluation": TensorDataset(X, Y), "evaluation_weight": lambda index: 0.0},
         "the evaluation's rows all weigh 0",
     ),
+    "clipping at a text": ({"clip_norm": "a"}, "clip_norm is 'a', a str; it must be a number"),
+    "metrics in a list": (
+        {"metrics": [1]},
+        "metrics is an instance of list; give functions with names, as in metrics=",
+    ),
+    "a metric that is no function": ({"metrics": {"right": 3}}, "give functions with names, as in metrics="),
     "clipping at no number": ({"clip_norm": float("nan")}, "clip_norm is nan; it must be above 0"),
     "a length that raises": (
         {"train": Unread()},

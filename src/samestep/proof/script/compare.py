@@ -136,7 +136,7 @@ def _gradients(of: RecordPair) -> Finding:
         first = first if number else worst
         if not off[name] <= (LATER if number else FIRST) * coarser * size:
             cause = (
-                "from the same weights and rows another gradient: the loss, its scale, clipping, dropout or precision"
+                "the same weights and rows gave another gradient: the loss, its scale, clipping, dropout or precision"
             )
             if number:
                 cause = "another gradient, after weights that were close: a step before, this step's loss, or dropout"

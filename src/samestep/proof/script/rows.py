@@ -170,7 +170,7 @@ def order(ranks: Ranks) -> Finding:
         hint = ""
         if passes and lists:
             per_step = max(1, sum(map(len, _read(passes[0]))) // max(1, len(ranks[0].steps)))
-            hint = f"; --steps {len(lists[0]) // per_step + 1} would see one"
+            hint = f"; samestep check --steps {len(lists[0]) // per_step + 1} SCRIPT would see one"
             if passes[0].sampler == "DistributedSampler" and not ranks[0].epochs_set:
                 hint += "; set_epoch has not been called, without which each epoch has the same order"
         return Finding(question, "unknown", f"no epoch turned in the recorded steps{hint}")

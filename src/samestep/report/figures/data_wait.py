@@ -76,7 +76,9 @@ class Waiting:
             gain = "would keep up" if best == needed else f"would make training {speedup:.1f} times as fast"
             return f"{facts}: {_count(best)} {gain}; --set workers={best}"
         if not self.most_workers:
-            return f"{facts}: rows are indexed in the training process; smaller ones, uint8 for pixels, take less time"
+            return (
+                f"{facts}: the training process reads the rows itself; smaller rows, uint8 for pixels, take less time"
+            )
         if needed > self.most_workers:
             return (
                 f"{facts}: a stream is read by one worker; make reading cheaper, or prepare samestep.data.arrays once"

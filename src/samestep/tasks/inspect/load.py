@@ -108,7 +108,8 @@ def _import(source: str, function: str) -> ModuleType:
             return importlib.import_module(source)
         path = Path(source).resolve()
         if not path.is_file():
-            raise UserError(f"there is no job file {source}; give the path of a Python file, as in my_job.py:job")
+            there = f"{source} is a folder" if path.is_dir() else f"there is no job file {source}"
+            raise UserError(f"{there}; give the path of a Python file, as in my_job.py:job")
         _check_has(function, source, path)
         sys.path.insert(0, str(path.parent))  # a job file may import modules beside it, as a script may
         spec = importlib.util.spec_from_file_location(path.stem, path)
@@ -167,7 +168,9 @@ def values_of(function: Callable[..., Any], texts: Mapping[str, str], what: str,
     for name, text in texts.items():
         if name not in parameters:
             known = (
-                nearest(name, list(parameters)) if parameters else "it has none: give its function keyword arguments"
+                nearest(name, [*parameters, *(set(GENERAL) if flag == "--set" else ())])
+                if parameters
+                else "it has none: give its function keyword arguments"
             )
             raise UserError(f"{what} has no setting '{name}'; {known}")
         default = parameters[name].default
