@@ -170,7 +170,7 @@ def test_the_command_line_reads_every_option_again(command: str) -> None:
     kind, without = COMMANDS[command], ("out", *COMMANDS[command].NOT_TYPED)
     given = other_than_default(kind, without)
     words = words_of(command, given, "" if command == "collectives" else "word")
-    flags = {options._flag(of, field.name) for field, of in options._leaves(kind) if field.name not in without}
+    flags = {options.flag_of(of, field.name) for field, of in options._leaves(kind) if field.name not in without}
     assert flags - {"--job"} == {word.replace("--no-", "--") for word in words if word.startswith("--")}
     parser = typer.main.get_command(cli.app).commands[command]  # type: ignore[attr-defined]
     parsed = parser.make_context(command, [*words[2:]]).params

@@ -114,6 +114,7 @@ def test_alarm_of_pytest_timeout():
 
 @ranks(2)
 def test_killed():
+    dist.barrier()  # else the other rank may still connect
     print("last words")
     if dist.get_rank() == 1:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -122,6 +123,7 @@ def test_killed():
 
 @ranks(2)
 def test_exits():
+    dist.barrier()
     if dist.get_rank() == 0:
         os._exit(3)
 
