@@ -22,6 +22,7 @@ from samestep.launch.hung_rank import HungProcess, HungRank
 from samestep.launch.stacks import Frame
 from samestep.launch.watchdog import FIRST_S, LEAST_S, _Rank
 from samestep.world.heartbeat import BACKWARD, BUILDING, EVALUATION, FORWARD, LOADING, NONE, Pulse
+from samestep.world.users_code import STANDARD
 
 sys.path.insert(0, str(TESTS.parent / "benchmarks"))
 import hangs
@@ -179,7 +180,7 @@ def test_a_row_is_named_with_the_loader_worker_that_reads_it() -> None:
 def test_stacks_are_read_with_the_main_thread_first() -> None:
     text = (
         "Thread 0x01 (most recent call first):\n"
-        f'  File "{stacks.STANDARD}/threading.py", line 3 in wait\n\n'
+        f'  File "{STANDARD}/threading.py", line 3 in wait\n\n'
         "Current thread 0x02 (most recent call first):\n"
         '  File "/x/site-packages/torch/nn/linear.py", line 4 in forward\n'
         '  File "/home/my job.py", line 5 in forward\n'

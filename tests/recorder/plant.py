@@ -111,6 +111,10 @@ def merged(rows: Sequence[Row], record: Path) -> list[Row]:
     return [of[key] for key in order if key in of]
 
 
+def is_right(row: Row) -> bool:
+    return row.named if row.fault else row.answer == "right"
+
+
 def tried(script: str, fault: Fault | None) -> Row:
     """Checks a script, with the fault if there is one."""
     with tempfile.TemporaryDirectory(prefix="samestep-check-") as folder:
@@ -123,7 +127,6 @@ def tried(script: str, fault: Fault | None) -> Row:
 
 def write(rows: Sequence[Row], out: Path) -> None:
     """Writes the record, and the figures and the table of the docs in both languages."""
-    rows = merged(rows, out / "rows.json")
     out.mkdir(parents=True, exist_ok=True)
     (out / "rows.json").write_text(json.dumps([dataclasses.asdict(row) for row in rows], indent=1) + "\n")
     docs = re.sub(r"\*\*\d+ healthy scripts: .*?\*\*", f"**{summary(rows)}.**", DOCS.read_text())
@@ -144,22 +147,21 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="keep every row in this folder, and write the table of the docs")
     parser.add_argument("--only", default="", help="scripts and faults whose names match this expression")
     options = parser.parse_args()
-    rows, all_right = [], True
+    rows = []
     with fork_servers():
         for script, fault in [(script, None) for script in HEALTHY] + [(fault.script, fault) for fault in ALL]:
             if not re.search(options.only, f"{script} {fault.name if fault else ''}"):
                 continue
             rows.append(row := tried(script, fault))
-            right = row.named if fault else row.answer == "right"
-            all_right = all_right and right
             found = (row.answer, row.question, row.step, row.tensor, row.rank)
-            print("  " if right else "! ", row.script, "|", row.fault, "|", *found, "|", row.cause, flush=True)
+            print("  " if is_right(row) else "! ", row.script, "|", row.fault, "|", *found, "|", row.cause, flush=True)
     if not rows:
         parser.error(f"--only {options.only}: no script or fault matches")
     print(summary(rows))
     if options.out:
+        rows = merged(rows, options.out / "rows.json")
         write(rows, options.out)
-    return int(not all_right)
+    return int(not all(map(is_right, rows)))
 
 
 if __name__ == "__main__":

@@ -41,9 +41,8 @@ def check(options: CheckOptions, words: Sequence[str]) -> CheckResults:
     script, arguments = (words[0], [*words[1:]]) if command or options.module else _script_of(words)
     if options.launcher not in LAUNCHERS:
         raise UserError(f"--launcher {options.launcher!r}: a script is started by {' or '.join(LAUNCHERS)}")
-    own = {flag_of(CheckOptions, each.name) for each in fields(CheckOptions)}
-    if misplaced := next((each for each in arguments if command is None and each.partition("=")[0] in own), None):
-        say(f"{misplaced} comes after the script and goes to it; options of samestep check stand before the script")
+    if not command:
+        _say_misplaced(arguments)
     cores = os.cpu_count() or 1
     if options.nproc > 64 * cores:
         raise UserError(f"--nproc {options.nproc}: this machine has {cores} cores; give at most 64 ranks for each")
@@ -107,6 +106,13 @@ def _run(options: CheckOptions, folder: Path, nproc: int, words: Sequence[str] |
     if options.launcher == launch.FORK:
         fork_client.start("ranks")
     return _supervise(command, options, folder, nproc)
+
+
+def _say_misplaced(arguments: Sequence[str]) -> None:
+    """Says that an option of check stands among the script's arguments."""
+    own = {flag_of(CheckOptions, each.name) for each in fields(CheckOptions)}
+    if first := next((each for each in arguments if each.partition("=")[0] in own), None):
+        say(f"{first} comes after the script and goes to it; options of samestep check stand before the script")
 
 
 def _supervise(command: Command, options: CheckOptions, folder: Path, nproc: int) -> Record:

@@ -8,8 +8,8 @@ from typing import Annotated
 
 from typer import Option
 
-from samestep.commands.command_options import Launcher, LaunchOptions, Names, one_launcher
-from samestep.commands.options import Typed, names
+from samestep.commands.command_options import Launcher, LaunchOptions, one_launcher
+from samestep.commands.options import Names, Typed, names
 from samestep.commands.setup import Setup
 from samestep.errors import UserError, nearest
 from samestep.records.collective_table import BACKENDS, COLLECTIVES, DTYPES, find

@@ -10,14 +10,13 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from samestep.commands.machine_options import MachineOptions, Threads
-from samestep.commands.options import Options, Typed, names, pairs
+from samestep.commands.options import Names, Options, Typed, names, pairs
 from samestep.commands.setup import Resume, Setup
 from samestep.commands.train_options import ScoreOptions, TrainOptions
 from samestep.engine import DEFAULT
 from samestep.errors import UserError
 from samestep.records.inspection import Values
 
-Names = str | Sequence[str]
 Target = str | Path | Callable[..., Any]
 
 Job = Annotated[

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
 from typer import Option
 
-from samestep.commands.options import Options, Typed, names
+from samestep.commands.options import Names, Options, Typed, names
 from samestep.errors import UserError
 
 Threads = Annotated[
@@ -62,7 +61,7 @@ class MachineOptions(Options):
         Option("--port", "--master-port", help="The port of the rendezvous; 0: any free one.", min=0, max=65535),
     ] = 0
     hosts: Annotated[
-        str | Sequence[str],
+        Names,
         Typed(str, "", names, words="the name of a machine, or a list of names"),
         Option(help="Machines that mpirun starts on, separated by commas."),
     ] = ()

@@ -21,6 +21,7 @@ from samestep.errors import UserError
 P = ParamSpec("P")
 R = TypeVar("R")
 AnyOptions = TypeVar("AnyOptions")
+Names = str | Sequence[str]  # one name, several with commas, or a list
 
 
 @dataclass(frozen=True)
@@ -222,7 +223,7 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 40 and "\n" not in text else f"<{type(value).__name__}>"
 
 
-def names(given: str | Sequence[str], flag: str) -> tuple[str, ...]:
+def names(given: Names, flag: str) -> tuple[str, ...]:
     """Parses 'a, b' into ('a', 'b'). Raises UserError for a text without a name."""
     if not isinstance(given, str):
         return tuple(given)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import re
 import tempfile
-from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Option
 
-from samestep.commands.options import Options, Typed, names
+from samestep.commands.options import Names, Options, Typed, names
 from samestep.errors import UserError, first_few, nearest
 
 if TYPE_CHECKING:
@@ -58,7 +57,7 @@ class TrainOptions(Options):
         int | None, Option(help="Stop after this many evaluations without a better --best metric.", min=1)
     ] = None
     log: Annotated[
-        str | Sequence[str],
+        Names,
         Typed(str, "", words="the name of a log, or a list of names"),
         Option(help="Write losses, rates, speed and evaluations: csv, tensorboard, wandb (offline), or several."),
     ] = ()

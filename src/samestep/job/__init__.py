@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from numbers import Real
+from typing import Any
 
 from samestep.errors import UserError, nearest
 from samestep.job.batch import Batch as Batch
@@ -49,8 +51,9 @@ class Job(JobFields):
             raise UserError("a Stream cannot be shuffled: it is read in its order; set Job(shuffle=False)")
         for name in ("global_batch", "epochs", "max_steps", "micro_batch", "clip_norm", "prefetch"):
             value = getattr(self, name)
-            kind, words = (int | float, "a number") if name == "clip_norm" else (int, "a whole number")
+            kind: Any = Real if name == "clip_norm" else int
             if value is not None and not isinstance(value, kind):
+                words = "a number" if kind is Real else "a whole number"
                 raise UserError(f"{name} is {value!r}, a {type(value).__name__}; it must be {words}")
             if value is not None and not value > 0:
                 raise UserError(f"{name} is {value}; it must be above 0")

@@ -87,12 +87,10 @@ def check_optimizer(optimizer: Any, recipe: bool) -> None:
 
 def check_metrics(metrics: Any) -> None:
     """Raises UserError where the metrics of a Job are no functions with names."""
-    wrong = None if isinstance(metrics, Mapping) else metrics
-    for name, metric in metrics.items() if isinstance(metrics, Mapping) else ():
-        wrong = wrong if isinstance(name, str) and callable(metric) else {name: metric}
-    if wrong is not None:
+    named = isinstance(metrics, Mapping) and all(isinstance(name, str) for name in metrics)
+    if not named or not all(map(callable, metrics.values())):
         raise UserError(
-            f"metrics is {shown(wrong)}; give functions with names, as in "
+            f"metrics is {shown(metrics)}; give functions with names, as in "
             "metrics={'accuracy': lambda output, batch: output.argmax(1) == batch.targets}"
         )
 

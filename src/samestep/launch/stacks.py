@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import sysconfig
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -19,14 +18,11 @@ from pathlib import Path
 import psutil
 
 from samestep.world.orphans import LIBC
+from samestep.world.users_code import is_users_code
 
 WAIT_S = 2.0  # for a stack, at most
 SETTLE_S = 0.1  # a stack is complete when nothing was written for so long
 FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
-PACKAGE = str(Path(__file__).parents[1])
-STANDARD = sysconfig.get_paths()["stdlib"]
-INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")
-FREEZER = re.compile(r"^<(frozen|string|__array_function__)")
 
 
 @dataclass(frozen=True)
@@ -42,10 +38,7 @@ class Frame:
 
     @property
     def is_users(self) -> bool:
-        """Whether it is code of the user: not of Python, of an installed package or of samestep's engines."""
-        of_jobs = self.file.startswith(f"{PACKAGE}{os.sep}jobs{os.sep}")
-        library = self.file.startswith((PACKAGE, STANDARD)) or INSTALLED.search(self.file) or FREEZER.match(self.file)
-        return of_jobs or not library
+        return is_users_code(self.file)
 
 
 Stack = tuple[Frame, ...]  # of one thread, the innermost line first

@@ -9,13 +9,19 @@ ALL = ("conv", "tied", "transformer")
 
 
 @dataclass(frozen=True)
-class Fault:
+class PlantedFault:
+    """`new` for `old` in a file of samestep. named: the quantities that rightly name it. cause: words of its cause."""
+
     name: str
     file: str
     old: str
     new: str
     named: tuple[str, ...]
     cause: str
+
+
+@dataclass(frozen=True)
+class Fault(PlantedFault):
     jobs: tuple[str, ...] = ALL
     needs: str = ""
     engine: str = "ddp"

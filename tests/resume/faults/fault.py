@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from mutations.faults.fault import RUN as RUN
+from mutations.faults.fault import SCHEDULE as SCHEDULE
+from mutations.faults.fault import PlantedFault
+
 STATE, FILES, SAVING = "rank/checkpoint_state.py", "rank/checkpoint_files.py", "rank/saving.py"
-RUN, SCHEDULE = "training.py", "data/schedule.py"
 
 
 @dataclass(frozen=True)
-class ResumeFault:
-    name: str
-    file: str
-    old: str
-    new: str
-    named: tuple[str, ...]
-    cause: str
+class ResumeFault(PlantedFault):
     job: str = "alike"
     settings: Mapping[str, str] = field(default_factory=dict)
     engine_settings: Mapping[str, str] = field(default_factory=dict)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import re
 import sys
 from collections import UserDict
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -249,6 +252,20 @@ def test_one_sentence(case: str) -> None:
         inspect_job(f"{__file__}:changed", {"case": case}, 2, 8, "cpu")
     assert CHANGES[case][1] in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+def test_a_number_of_numpy_is_a_number() -> None:
+    assert _job(clip_norm=np.float32(0.5)).clip_norm == 0.5
+
+
+def parses() -> Job:
+    return _job(forward=lambda model, batch: json.loads("{"))
+
+
+def test_the_line_is_the_users_own_where_a_library_raised() -> None:
+    line = parses.__code__.co_firstlineno + 1
+    with pytest.raises(UserError, match=rf"JSONDecodeError: .* \({re.escape(__file__)}, line {line}\)$"):
+        inspect_job(f"{__file__}:parses", {}, 2, 8, "cpu")
 
 
 def twofold() -> Job:

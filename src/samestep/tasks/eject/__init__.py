@@ -138,7 +138,7 @@ def _given(function: Any, texts: Mapping[str, str], target: str) -> tuple[dict[s
     own = inspect.signature(function).parameters
     general = {key: text for key, text in texts.items() if key not in own and key in GENERAL}
     mine = {key: text for key, text in texts.items() if key not in general}
-    values = values_of(function, mine, f"the job {target}", "--set")
+    values = values_of(function, mine, f"the job {target}", "--set", GENERAL)
     absent = [n for n, p in own.items() if p.default is inspect.Parameter.empty and n not in values]
     if absent:
         raise UserError(f"the job {target} needs a value for '{absent[0]}': give --set {absent[0]}=…")

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import inspect
-import os
 import re
 import time
 import traceback
 import warnings
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,9 +26,7 @@ from samestep.rank.evaluate import count_metric, evaluate
 from samestep.rank.one_row import is_one_row_error
 from samestep.rank.phases import ActivePhase
 from samestep.world import World
-
-PACKAGE = f"{Path(__file__).parents[2]}{os.sep}"
-JOBS = f"{PACKAGE}jobs{os.sep}"  # code of a job, as the user's own
+from samestep.world.users_code import is_users_code
 
 ROWS = 4
 EVALUATION_ROWS = 16
@@ -248,8 +244,7 @@ def _raising(what: str, do: Any, rows: int | None) -> Any:
         raise
     except (Exception, SystemExit) as error:
         text = str(error).strip().splitlines()
-        frames = [f for f in traceback.extract_tb(error.__traceback__) if "site-packages" not in f.filename]
-        job_frames = [f for f in frames if not f.filename.startswith(PACKAGE) or f.filename.startswith(JOBS)]
+        job_frames = [f for f in traceback.extract_tb(error.__traceback__) if is_users_code(f.filename)]
         at = f" ({job_frames[-1].filename}, line {job_frames[-1].lineno})" if job_frames else ""
         on = f" on {rows} rows" if rows else ""
         takes = "; it is called with (output, batch): the targets are batch.targets"

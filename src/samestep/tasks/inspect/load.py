@@ -11,7 +11,7 @@ import pkgutil
 import symtable
 import sys
 import tokenize
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -154,10 +154,13 @@ def settings_of(function: Callable[..., Any]) -> dict[str, str]:
     }
 
 
-def values_of(function: Callable[..., Any], texts: Mapping[str, str], what: str, flag: str) -> dict[str, Any]:
+def values_of(
+    function: Callable[..., Any], texts: Mapping[str, str], what: str, flag: str, others: Sequence[str] = ()
+) -> dict[str, Any]:
     """Converts `texts` to the types that `function` declares for its arguments of these names.
 
-    what, flag: the function and the option, for the errors. Raises UserError for an unknown name or a wrong value.
+    what, flag: the function and the option, for the errors. others: settings that the option takes besides. Raises
+    UserError for an unknown name or a wrong value.
     """
     try:
         hints = get_type_hints(innermost(function))
@@ -168,7 +171,7 @@ def values_of(function: Callable[..., Any], texts: Mapping[str, str], what: str,
     for name, text in texts.items():
         if name not in parameters:
             known = (
-                nearest(name, [*parameters, *(set(GENERAL) if flag == "--set" else ())])
+                nearest(name, [*dict.fromkeys([*parameters, *others])])
                 if parameters
                 else "it has none: give its function keyword arguments"
             )
@@ -199,7 +202,7 @@ def build_by(function: Callable[..., Any], target: str, settings: Mapping[str, s
     parameters = inspect.signature(function).parameters
     general = {name: text for name, text in settings.items() if name not in parameters and name in GENERAL}
     declared = {name: text for name, text in settings.items() if name not in general}
-    values = values_of(function, declared, f"the job {target}", "--set")
+    values = values_of(function, declared, f"the job {target}", "--set", GENERAL)
     absent = [n for n, p in parameters.items() if p.default is inspect.Parameter.empty and n not in values]
     if absent:
         raise UserError(f"the job {target} needs a value for '{absent[0]}': give --set {absent[0]}=…")
