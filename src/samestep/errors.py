@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import unicodedata
 from collections.abc import Sequence
 
 
@@ -77,6 +78,37 @@ def nearest(word: str, known: list[str]) -> str:
     return f"did you mean '{close[0]}'?" if close else f"known are: {', '.join(known)}"
 
 
+# Unicode's categories of what moves a cursor, turns the direction of text, or is no character: control characters,
+# formats, lone surrogates, unassigned ones, separators of lines and of paragraphs.
+ACTING = {"Cc", "Cf", "Cs", "Cn", "Zl", "Zp"}
+JOINERS = "\u200c\u200d"  # formats that words of some languages, and emoji, are written with
+LONGEST_LINE, LONGEST_MESSAGE = 2000, 50_000  # characters
+
+
+def printable(text: object, limit: int = LONGEST_LINE, *, lines: bool = False) -> str:
+    r"""Returns text from elsewhere as a line that is safe to print: '\x1b[31mred\nnext' for a colour and a new line.
+
+    What would act on a terminal or a page is written as its escape. Longer texts are cut at `limit`, and end in '…'.
+    lines: newlines and tabs stay, for text of several lines.
+    """
+    whole = text if isinstance(text, str) else str(text)
+    shown = whole if len(whole) <= limit else f"{whole[: limit - 1]}…"
+    if shown.isprintable():
+        return shown
+    return "".join(_visible(character) if _acts(character, lines) else character for character in shown)
+
+
+def _acts(character: str, lines: bool) -> bool:
+    if character in JOINERS or (lines and character in "\n\t"):
+        return False
+    return unicodedata.category(character) in ACTING
+
+
+def _visible(character: str) -> str:
+    return character.encode("unicode_escape").decode()
+
+
 def say(sentence: str) -> None:
-    """Prints a message of samestep on stderr."""
-    print(f"samestep: {sentence}", file=sys.stderr)
+    """Prints a message of samestep on stderr. Its later lines are indented: none looks like a message of its own."""
+    text = printable(sentence, LONGEST_MESSAGE, lines=True).replace("\n", "\n  ")
+    print(f"samestep: {text}", file=sys.stderr)
