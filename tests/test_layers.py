@@ -247,7 +247,7 @@ def too_large(texts: Mapping[str, str]) -> dict[str, int]:
 
 
 def test_the_house_is_of_a_readable_size(sources: Sources) -> None:
-    """And what is beside the package, but quickstarts, which are written by samestep."""
+    """And what is beside the package."""
     assert sum("/" not in file for file in sources) <= ROOT_MODULES
     root = Path(__file__).parents[1]
     beside = [path for folder in BESIDE for path in (root / folder).rglob("*.py")]

@@ -1,8 +1,7 @@
-"""Every built-in job as a script, on small data of its own format; and the scripts that are checked in."""
+"""Every built-in job as a script, on small data of its own format."""
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
@@ -22,8 +21,7 @@ sys.path.insert(0, str(HERE.parents[1] / "jobs"))
 from test_jobs import SMALL, data, settings
 
 __all__ = ["data"]  # the fixture
-QUICKSTARTS = HERE.parents[2] / "quickstarts"
-KEPT = [(job, engine) for job in ("digits", "imagefolder") for engine in engines.names()]
+PROJECT = HERE.parents[2] / "pyproject.toml"
 QUICK = [("imagefolder", "ddp")]  # the others take the longer lanes
 EACH = [
     pytest.param(job, engine, marks=() if (job, engine) in QUICK else in_turn(2 * len(SMALL), column, row))
@@ -47,7 +45,7 @@ def test_every_job_has_a_script_on_every_engine(job: str, tmp_path: Path) -> Non
         (tmp_path / f"{engine}.py").write_text(script)
     ruff = shutil.which("ruff", path=str(Path(sys.executable).parent))
     assert ruff
-    rules = ["--config", str(QUICKSTARTS.parent / "pyproject.toml")]
+    rules = ["--config", str(PROJECT)]
     for command in (["check", *rules], ["format", "--check", *rules]):
         checked = subprocess.run([ruff, *command, str(tmp_path)], capture_output=True, text=True)
         assert checked.returncode == 0, checked.stdout
@@ -64,15 +62,3 @@ def test_a_job_is_the_same_training(job: str, engine: str, data: dict[str, Path]
     own = {"dataparallel": "single", "ray": "ddp"}.get(engine, engine)
     imports = IMPORTS if job in ("charlm", "imdb") else ""
     run_script(script, engine, 2, imports).check_equal(run_own(job, own, tmp_path / "own", 2, chosen, imports))
-
-
-@pytest.mark.parametrize(("job", "engine"), KEPT)
-def test_the_checked_in_script_is_current(job: str, engine: str) -> None:
-    path, script = QUICKSTARTS / f"{job}_{engine}.py", _script(job, engine)
-    if "UPDATE" in os.environ:
-        path.write_text(script, encoding="utf-8")
-    assert path.read_text(encoding="utf-8") == script, "run this test once with UPDATE=1 in the environment"
-
-
-def test_no_other_script_is_checked_in() -> None:
-    assert {path.stem for path in QUICKSTARTS.iterdir()} == {"_".join(each) for each in KEPT}
