@@ -10,7 +10,6 @@ cores with 10,000 images.
 
 from __future__ import annotations
 
-import pickle
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,6 +22,7 @@ from torch.utils.data import Dataset
 
 from samestep import Job, LRSchedule, Recipe
 from samestep.data.images import ImageFolder, Pixels, flipped, padded_crop
+from samestep.data.pickled import read_pickled
 from samestep.errors import UserError
 from samestep.jobs.models.resnet import resnet18
 
@@ -45,16 +45,26 @@ class InMemory(Dataset[Any]):
 
 def official(folder: Path, names: list[str]) -> tuple[Pixels, list[int]]:
     """Reads the pickled batches of the python version. Returns images [rows, 32, 32, 3] and labels."""
-    parts = [pickle.loads((folder / name).read_bytes(), encoding="latin1") for name in names]
-    images = np.concatenate([part["data"] for part in parts]).reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
-    return np.ascontiguousarray(images), [label for part in parts for label in part["labels"]]
+    parts = [batch(folder / name) for name in names]
+    images = np.concatenate([pixels for pixels, _ in parts]).reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+    return np.ascontiguousarray(images), [label for _, labels in parts for label in labels]
+
+
+def batch(path: Path) -> tuple[Pixels, list[int]]:
+    """Reads one batch: pixels [rows, 3072] and labels. Nothing in the file is run, whoever has written it."""
+    content = read_pickled(path)
+    pixels, labels = (content.get(name) if isinstance(content, dict) else None for name in ("data", "labels"))
+    if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or pixels.shape[1:] != (3072,):
+        raise UserError(f"{path} has no 'data', uint8 [rows, 3072]; give CIFAR-10's python version")
+    if not isinstance(labels, list) or len(labels) != len(pixels) or any(label not in range(10) for label in labels):
+        raise UserError(f"{path} has no 'labels', 0 to 9 for each row; give CIFAR-10's python version")
+    return pixels, [*map(int, labels)]
 
 
 def datasets(data: Path, limit: int, bad: Bad) -> tuple[Any, Any]:
     """Returns the training dataset, at most `limit` images (0: all), and the test dataset. Pixels are in 0..255."""
     if (data / "data_batch_1").exists():
-        images, labels = official(data, [f"data_batch_{number}" for number in range(1, 6)])
-        train: Any = InMemory(images, labels)
+        train: Any = InMemory(*official(data, [f"data_batch_{number}" for number in range(1, 6)]))
         test: Any = InMemory(*official(data, ["test_batch"]))
     elif (data / "train").is_dir():
         train = ImageFolder(data / "train", bad=bad)
@@ -62,9 +72,7 @@ def datasets(data: Path, limit: int, bad: Bad) -> tuple[Any, Any]:
         if len(train.classes) != 10:
             raise UserError(f"{data / 'train'} has {len(train.classes)} classes, not 10; imagefolder takes any number")
     else:
-        raise UserError(
-            f"{data} holds neither data_batch_1 nor train/; name CIFAR-10's folder: --set data=cifar-10-batches-py"
-        )
+        raise UserError(f"{data} holds neither data_batch_1 nor train/; name CIFAR-10's folder: --set data=FOLDER")
     if limit < 0:
         raise UserError(f"limit is {limit}; give how many images to train on, 0 for all")
     if limit:
