@@ -96,6 +96,14 @@ def test_the_readmes_table_is_that_of_its_record() -> None:
     assert "\n".join(shown) in (ROOT / "README.md").read_text()
 
 
+@pytest.mark.parametrize("folder", ["docs", "docs/zh"])
+def test_every_page_is_in_the_list_of_pages(folder: str) -> None:
+    """And in Chinese the translated page, where there is one."""
+    listed = (ROOT / folder / "README.md").read_text()
+    pages = [path for path in (ROOT / folder).glob("*.md") if path.name != "README.md"]
+    assert [path.name for path in pages if f"({path.name})" not in listed] == []
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)", page.read_text()):
