@@ -10,6 +10,8 @@ export TORCH_EXTENSIONS_DIR = $(abspath $(VENV))/torch_extensions
 PYTEST = -n 2 --dist loadfile
 # Three for make check, whose tests wait more often, and the longest files first (tests/conftest.py).
 PYTEST_CHECK = -n 3 --dist loadfile --no-loadscope-reorder
+# More options for either: .ci/lanes.py has pytest write what became of each test.
+PYTEST_MORE =
 
 # What `make demo` runs; benchmarks/starts.py and tests/test_make.py read it here.
 DEMO = compare digits --launcher fork --rounds 3 --measured-steps 8 --warmup-steps 3
@@ -21,10 +23,10 @@ demo: $(VENV)/.demo
 	$(BIN)/samestep $(DEMO)
 
 test: $(VENV)/.tested lint
-	$(BIN)/python -m pytest -m 'not check and not full' $(PYTEST)
+	$(BIN)/python -m pytest -m 'not check and not full' $(PYTEST) $(PYTEST_MORE)
 
 check: $(VENV)/.tested
-	$(BIN)/python -m pytest -m 'check and not full' $(PYTEST_CHECK)
+	$(BIN)/python -m pytest -m 'check and not full' $(PYTEST_CHECK) $(PYTEST_MORE)
 
 # What make check leaves out of its products: each engine with each job, each fault in each script, …
 full: $(VENV)/.tested

@@ -8,7 +8,6 @@ import shutil
 import signal
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -19,7 +18,7 @@ import fork_servers
 from budget import budget
 from ranks import KeptRanks, Ranks
 
-pytest_plugins = ["pytester", "samestep.testing"]  # the second is loaded by itself where samestep is installed
+pytest_plugins = ["pytester", "outcomes", "samestep.testing"]  # the last is loaded by itself where it is installed
 
 # One thread a rank, unless a test says otherwise: equal on one rank and on several, and not more than the cores are.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -39,26 +38,13 @@ if "TMPDIR" not in os.environ and MEMORY.is_dir() and shutil.disk_usage(MEMORY).
 RECORDS = Path(__file__).parents[1] / "results"
 RANK = "samestep-rank"  # the plugin that a rank of a test has
 SLOWEST_TEST_IMPORTS = 400  # a test that takes longer hangs: the slowest takes about 100
-BEGAN_S = time.monotonic()
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # in a shell's background; the tests' commands would inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--minutes", type=float, help="tests that have not begun after so many minutes are skipped")
 
 
 def pytest_sessionfinish(exitstatus: int) -> None:
     if OWN_TEMPORARY and exitstatus == 0:  # else somebody reads what is in it; the next run removes it
         shutil.rmtree(OWN_TEMPORARY, ignore_errors=True)
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skips what has not begun in time, on a machine too slow for all of it: each is listed with this reason."""
-    minutes = item.config.getoption("--minutes")
-    if minutes is not None and time.monotonic() - BEGAN_S > 60 * minutes:
-        pytest.skip(f"NOT RUN: the {minutes:g} minutes of this run are over")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
