@@ -256,9 +256,8 @@ class Comparison:
             notes.append(f"proven in {facts.dtype}, because float64 failed: {facts.float64_failed}")
         if self.ill_conditioned:
             notes.append(f"ill-conditioned: {', '.join(dict.fromkeys(self.ill_conditioned))}")
-        unresolved = [
-            name for name in dict.fromkeys(self.unresolved) if f"{name} (" not in " ".join(self.ill_conditioned)
-        ]
+        ill_conditioned = {tensor.rpartition(" (")[0] for tensor in self.ill_conditioned}
+        unresolved = [name for name in dict.fromkeys(self.unresolved) if name not in ill_conditioned]
         if unresolved and not self.inexact:
             notes.append(f"moves too little for {self.expectation.rounded_to} to resolve: {first_few(unresolved)}")
         for training, step in self.reach.items():
@@ -272,7 +271,8 @@ class Comparison:
                 "once, or on random numbers: not compared, because no sum over ranks is exact (docs/job.md, Weights)"
             )
         if facts.sgd_lr != facts.sgd_lr_usual:
-            notes.append(f"SGD trains at a rate of {facts.sgd_lr:.3g}: the loss explodes at {facts.sgd_lr_usual}")
+            why = "the loss explodes" if facts.sgd_lr < facts.sgd_lr_usual else "the weights hardly move"
+            notes.append(f"SGD trains at a rate of {facts.sgd_lr:.3g}: {why} at {facts.sgd_lr_usual}")
         clip, largest = sgd.clip_norm, max(sgd.norms + user.norms)
         if clip is not None and largest <= clip:
             notes.append(f"clipping never acted in the proof: the largest gradient norm was {largest:.3g}, not {clip}")

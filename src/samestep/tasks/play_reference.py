@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from samestep.records.record import (
 from samestep.tasks.inspect.load import build
 from samestep.tasks.proof_job import SGD_LR, proof_job, steps_of
 from samestep.tasks.reference_progress import StepsPlayed, noise_runs
+from samestep.tasks.reference_rate import RATES, TooFast, end_at_explosion, rate_that_moves
 from samestep.tasks.reference_repeats import check_repeats, moved_parameters
 from samestep.tasks.reference_tensors import (
     State,
@@ -40,9 +42,7 @@ from samestep.tasks.reference_tensors import (
 )
 from samestep.world import World
 
-RATES = 12  # learning rates tried for 'sgd', each a quarter of the previous one
 ORDERED = 1e-6  # relative change of the first loss above which it depends on the order of the rows
-EXPLODES = 10  # a loss above this multiple of the first step's largest
 
 
 @dataclass(frozen=True)
@@ -53,18 +53,18 @@ class ModelFacts:
     parameters: list[str]
 
 
-class Exploded(RuntimeError):
-    """The losses of a training explode."""
-
-
 def play_reference(plan: ReferencePlan, world: World) -> list[PlayedLayout]:
     """Plays every training of every layout: once as it is, and twice with noise in the rounding."""
     player = ReferencePlayer(build(plan.job, plan.settings), plan, world)
-    return player.from_one([player.layout(number, layout) for number, layout in enumerate(plan.layouts)])
+    while True:
+        try:
+            return player.from_one([player.layout(number, layout) for number, layout in enumerate(plan.layouts)])
+        except TooFast:
+            player.slow_down()
 
 
 class ReferencePlayer:
-    """Plays one job's reference. All layouts use the dtype and the learning rate found with the first."""
+    """Plays one job's reference. All layouts use one dtype and one learning rate: those that all of them take."""
 
     def __init__(self, job: Job, plan: ReferencePlan, world: World) -> None:
         self.job, self.plan, self.world = job, plan, world
@@ -72,6 +72,7 @@ class ReferencePlayer:
         self.dtype = "float64"
         self.float64_failed: str | None = None
         self.sgd_lr: float | None = None
+        self.rates_left = RATES - 1
         self.reverses = True  # whether the noise may include reversing the rows
         self.shakes_data = True
         self.neutral: reference.Neutral | None = None
@@ -97,7 +98,7 @@ class ReferencePlayer:
         self.neutral = reference.Neutral() if planned.neutral else None
         try:
             trainings = self._trainings(number, planned, dtype)
-        except UserError:
+        except (UserError, TooFast):
             raise
         except Exception as error:
             if "Tried to step" in str(error):  # OneCycleLR's message
@@ -166,7 +167,8 @@ class ReferencePlayer:
                 training, base = self._at_stable_rate(training, planned)
                 self.sgd_lr = training.sgd_lr
             else:
-                base = self._play(training, planned)
+                with self._slower_where_it_explodes(training):
+                    base = self._play(training, planned)
             small = proof_job(self.job, training)
             if name == "gradient":
                 check_repeats(base, self._play(training, planned), self.world.device)
@@ -178,9 +180,10 @@ class ReferencePlayer:
                 near = f"{number}.gradient" if "gradient" in played else ""
                 write_training(self.folder, self.world.rank, key := f"{number}.{name}", base, near)
                 if name == "user":  # the job's optimizer may keep more than SGD does
-                    base = replace(base, state=Written(self.folder, self.world.rank, key, base.state))
+                    base = replace(base, state=Written(self.folder, self.world.rank, key))
             del start
-            played[name] = [plain, *self._with_noise(training, planned, base, small, facts)]
+            with self._slower_where_it_explodes(training):
+                played[name] = [plain, *self._with_noise(training, planned, base, small, facts)]
             del base  # it would stay in memory beside the next
         return played
 
@@ -222,18 +225,17 @@ class ReferencePlayer:
         return noisy
 
     def _play(
-        self,
-        training: Prove,
-        planned: LayoutPlan,
-        noise: reference.Noise | None = None,
-        after_step: Callable[[int, list[float]], None] = lambda step, losses: None,
+        self, training: Prove, planned: LayoutPlan, noise: reference.Noise | None = None
     ) -> reference.TrainingResult:
         small = proof_job(self.job, training)
         steps = steps_of(training, small)
+        sgd = training.training == "sgd"
+        explosion = end_at_explosion(max(1, len(self.job.phases))) if sgd and not noise else None
 
-        def count(step: int, losses: list[float]) -> None:
+        def after_step(step: int, losses: list[float]) -> None:
             self.progress.after_step(step, steps)
-            after_step(step, losses)
+            if explosion:
+                explosion(step, losses)
 
         return reference.play(
             small,
@@ -244,7 +246,7 @@ class ReferencePlayer:
             device=self.world.device,
             parts=training.training == "gradient" and not noise,
             evaluated=not planned.compared,
-            after_step=count,
+            after_step=after_step,
             then=_layout(planned.then) if planned.then else None,
             then_from=_interruption(small, training, planned, steps),
             moved=self.moved or (),
@@ -253,21 +255,44 @@ class ReferencePlayer:
     def _at_stable_rate(self, training: Prove, planned: LayoutPlan) -> tuple[Prove, reference.TrainingResult]:
         """Plays a training at the largest learning rate tried at which its losses do not explode.
 
-        Exploding losses would amplify rounding. Returns the training with that rate, and its result. An error counts
-        as an explosion: a criterion may refuse what an exploding model returns.
+        Exploding losses would amplify rounding. A rate that hardly moves the weights, whose loss is tiny, is raised
+        first. Returns the training with that rate, and its result.
         """
-        for _ in range(RATES - 1):
+        raised = False
+        while True:
             done = self.progress.done
             try:
-                return training, self._play(
-                    training, planned, after_step=_end_at_explosion(max(1, len(self.job.phases)))
-                )
-            except (NotFinite, RuntimeError, ValueError) as error:
-                if is_out_of_memory(error):
-                    raise
+                with self._slower_where_it_explodes(training):
+                    result = self._play(training, planned)
+            except TooFast:
+                self.rates_left -= 1
+                training = replace(training, sgd_lr=training.sgd_lr / 4)
+            else:
+                rate = rate_that_moves(training.sgd_lr, result.norms)
+                if raised or training.sgd_lr < SGD_LR or rate == training.sgd_lr:
+                    return training, result
+                raised, training = True, replace(training, sgd_lr=rate)
             self.progress.again(self.progress.done - done)
-            training = replace(training, sgd_lr=training.sgd_lr / 4)
-        return training, self._play(training, planned)
+
+    @contextmanager
+    def _slower_where_it_explodes(self, training: Prove) -> Iterator[None]:
+        """Raises TooFast where 'sgd' explodes in the block, as long as there is a lower rate to try. An error counts as
+        an explosion: a criterion may refuse what an exploding model returns."""
+        try:
+            yield
+        except (NotFinite, RuntimeError, ValueError) as error:
+            if training.training != "sgd" or not self.rates_left or is_out_of_memory(error):
+                raise
+            raise TooFast from error
+
+    def slow_down(self) -> None:
+        """Goes back to the beginning, with a quarter of the learning rate."""
+        assert self.sgd_lr
+        self.rates_left -= 1
+        self.sgd_lr /= 4
+        self.played.clear()
+        self.compared.clear()
+        self.progress.again(self.progress.done)
 
 
 def _layout(planned: LayoutPlan | ContinuedLayout) -> Layout:
@@ -280,19 +305,6 @@ def _interruption(small: Job, training: Prove, planned: LayoutPlan, steps: int) 
         return None
     only_at_end = small.carry_state and planned.then.replicas != planned.replicas
     return interruption(small.seed, training.training, steps, reference.per_epoch(small), only_at_end=only_at_end)
-
-
-def _end_at_explosion(phases: int) -> Callable[[int, list[float]], None]:
-    """Returns a function of each step and its losses that raises Exploded once one is far above the first steps', as
-    many as there are phases."""
-    largest: list[float] = []
-
-    def after_step(step: int, losses: list[float]) -> None:
-        largest.append(max(map(abs, losses)))
-        if step >= phases and largest[-1] > EXPLODES * max(largest[:phases]):
-            raise Exploded
-
-    return after_step
 
 
 def _record(

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from samestep import reference
-from samestep.records.arrays import write_packed, write_state
-from samestep.records.record import FromOne, Moved, Record
+from samestep.records.arrays import StateFile, write_packed, write_state
+from samestep.records.record import FromOne, Moved
 from samestep.reference import first_gradient
 
 State = Mapping[str, Tensor]
@@ -21,17 +21,17 @@ BLOCK = 1 << 20  # elements that are compared at once: copies of the largest ten
 class Written(Mapping[str, Tensor]):
     """A training's final state in its file. A tensor is read when it is asked for: the others take no memory."""
 
-    def __init__(self, folder: Path, rank: int, key: str, state: State) -> None:
-        self._record, self._rank, self._key, self._names = Record(folder), rank, key, list(state)
+    def __init__(self, folder: Path, rank: int, key: str) -> None:
+        self._file = StateFile(folder, rank, key)
 
     def __getitem__(self, name: str) -> Tensor:
-        return torch.from_numpy(self._record.array(self._key, name, self._rank))
+        return torch.from_numpy(self._file[name])
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
+        return iter(self._file)
 
     def __len__(self) -> int:
-        return len(self._names)
+        return len(self._file)
 
 
 def write_training(folder: Path, rank: int, key: str, result: reference.TrainingResult, near: str = "") -> None:
