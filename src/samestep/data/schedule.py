@@ -69,7 +69,7 @@ class Schedule:
         most = ceil(self.global_batch / self.world_size)
         return ceil(most / self.micro_batch) if self.micro_batch else 1
 
-    def order(self, epoch: int) -> NDArray[np.int64]:
+    def order(self, epoch: int) -> NDArray[np.integer[Any]]:
         """Returns the samples' indices in the order of this epoch, the same on every rank. shape [length]"""
         if self.ordered:
             return self.ordered.indices(self.length, self.global_batch, self.seed, epoch)
@@ -77,9 +77,9 @@ class Schedule:
 
     def _global_batch(self, epoch: int, number: int) -> NDArray[np.int64]:
         start, end = number * self.global_batch, min((number + 1) * self.global_batch, self.length)
-        return (
-            self.order(epoch)[start:end] if self.shuffle else np.arange(start, end)
-        )  # without an array of the whole epoch: a stream may be very long
+        # Without an array of the whole epoch where it is not shuffled: a stream may be very long.
+        rows = self.order(epoch)[start:end] if self.shuffle else np.arange(start, end)
+        return rows.astype(np.int64)
 
     def step(self, rank: int, epoch: int, number: int) -> list[Part]:
         """Returns the rank's micro-batches of step `number` of `epoch`, in order.
@@ -191,8 +191,10 @@ def _generator(seed: int, epoch: int) -> torch.Generator:
 
 
 @lru_cache(maxsize=2)
-def _order(length: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    order: NDArray[np.int64] = torch.randperm(length, generator=_generator(seed, epoch)).numpy()
+def _order(length: int, seed: int, epoch: int) -> NDArray[np.integer[Any]]:
+    # Every rank keeps the order of two epochs. torch draws the same one in either dtype.
+    dtype = torch.int32 if length <= torch.iinfo(torch.int32).max else torch.int64
+    order: NDArray[np.integer[Any]] = torch.randperm(length, dtype=dtype, generator=_generator(seed, epoch)).numpy()
     return order
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from samestep.errors import UserError
@@ -82,9 +83,13 @@ def _chosen(phase: Phase, model: nn.Module, names: dict[int, list[str]]) -> set[
     """Returns the ids of the parameters that a phase names."""
     if callable(phase.parameters):
         return {id(parameter) for parameter in phase.parameters(model)}
-    given = [phase.parameters] if isinstance(phase.parameters, str) else list(phase.parameters)
-    prefixes = tuple(f"{name}." for name in given)
-    return {number for number, of in names.items() if any(f"{name}.".startswith(prefixes) for name in of)}
+    given = {phase.parameters} if isinstance(phase.parameters, str) else set(phase.parameters)
+    return {number for number, of in names.items() if any(not given.isdisjoint(_paths(name)) for name in of)}
+
+
+def _paths(name: str) -> Iterable[str]:
+    """Returns a parameter's name, and the names of the modules that hold it."""
+    return accumulate(name.split("."), "{}.{}".format)
 
 
 def in_turn(phases: Sequence[Phase]) -> InTurn:

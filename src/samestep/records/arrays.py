@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from zipfile import BadZipFile
@@ -41,15 +41,14 @@ def write_packed(folder: Path, rank: int, name: str, state: Mapping[str, Tensor]
     from samestep.records.packed import pack
 
     arrays: dict[str, NDArray[Any]] = {}
-    known = set(names(folder, rank, near)) if near else set()
-    for key, array in _numpy(state):
-        if array.dtype.kind != "f":
-            arrays[PREFIX + key] = array
-            continue
-        close = read_array(folder, rank, near, key) if key in known else None
-        if close is not None and close.shape != array.shape:
-            close = None
-        arrays[PACKED + key] = pack(array, close, near if close is not None else "")
+    with StateFile(folder, rank, near) if near else nullcontext[Mapping[str, Any]]({}) as close:
+        for key, array in _numpy(state):
+            if array.dtype.kind != "f":
+                arrays[PREFIX + key] = array
+                continue
+            neighbour = close.get(key)
+            alike = neighbour is not None and neighbour.shape == array.shape
+            arrays[PACKED + key] = pack(array, neighbour if alike else None, near if alike else "")
     _write(_path(folder, rank, name), arrays)
 
 
@@ -68,47 +67,67 @@ def _numpy(state: Mapping[str, Tensor]) -> Iterator[tuple[str, NDArray[Any]]]:
         yield key, (tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor).numpy()
 
 
-def names(folder: Path, rank: int, name: str) -> list[str]:
-    """Returns the names of the tensors that `rank` wrote under `name`."""
-    with _reading(folder, rank, name) as file:
-        return [member.removeprefix(PREFIX).removeprefix(PACKED) for member in file.files]
-
-
 def read_arrays(folder: Path, rank: int, name: str) -> dict[str, NDArray[Any]]:
     """Returns the tensors that `rank` wrote under `name`. Raises TrainingFailed for a file that cannot be read."""
-    return dict(_read(folder, rank, name, names(folder, rank, name)))
+    with StateFile(folder, rank, name) as state:
+        return dict(state)
 
 
-def read_array(folder: Path, rank: int, name: str, tensor: str) -> NDArray[Any]:
-    """Returns one of these tensors, without reading the others."""
-    ((_, array),) = _read(folder, rank, name, [tensor])
-    return array
+class StateFile(Mapping[str, "NDArray[Any]"]):
+    """The tensors that a rank wrote under a name. One is read when it is asked for; the file is opened once for all.
 
+    Raises TrainingFailed for a file that is missing or cut short.
+    """
 
-def _read(folder: Path, rank: int, name: str, tensors: Iterable[str]) -> Iterator[tuple[str, NDArray[Any]]]:
-    from samestep.records.packed import near_name, unpack
+    def __init__(self, folder: Path, rank: int, name: str) -> None:
+        import numpy as np
 
-    with _reading(folder, rank, name) as file:
-        for tensor in tensors:
-            if PREFIX + tensor in file.files:
-                yield tensor, file[PREFIX + tensor]
-                continue
-            packed = file[PACKED + tensor]
-            near = near_name(packed)
-            yield tensor, unpack(packed, read_array(folder, rank, near, tensor) if near else None)
+        self._folder, self._rank, self._path = folder, rank, _path(folder, rank, name)
+        self._near: dict[str, StateFile] = {}  # the states that packed tensors are differences from
+        with self._readable():
+            self._file = np.load(self._path)
+        members = ((PREFIX, member) if member.startswith(PREFIX) else (PACKED, member) for member in self._file.files)
+        self._members = {member.removeprefix(prefix): member for prefix, member in members}
 
+    def __getitem__(self, tensor: str) -> NDArray[Any]:
+        from samestep.records.packed import near_name, unpack
 
-@contextmanager
-def _reading(folder: Path, rank: int, name: str) -> Iterator[Any]:
-    """Opens the file of a state. Turns the errors of one that is cut short or missing into TrainingFailed."""
-    import numpy as np
+        member = self._members[tensor]
+        with self._readable():
+            array: NDArray[Any] = self._file[member]
+            if member.startswith(PREFIX):
+                return array
+            near = near_name(array)
+            if near and near not in self._near:
+                self._near[near] = StateFile(self._folder, self._rank, near)
+            return unpack(array, self._near[near][tensor] if near else None)
 
-    path = _path(folder, rank, name)
-    try:
-        with np.load(path) as file:
-            yield file
-    except (OSError, ValueError, EOFError, BadZipFile, zlib.error) as error:
-        raise TrainingFailed(f"{path} is missing or incomplete ({error}); give another folder with --out") from None
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._members)
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def __enter__(self) -> StateFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the file, and those that it needed."""
+        for state in self._near.values():
+            state.close()
+        self._file.close()
+
+    @contextmanager
+    def _readable(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, ValueError, EOFError, BadZipFile, zlib.error) as error:
+            raise TrainingFailed(
+                f"{self._path} is missing or incomplete ({error}); give another folder with --out"
+            ) from None
 
 
 def _path(folder: Path, rank: int, name: str) -> Path:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from samestep.engine import Layout
-from samestep.records.arrays import read_array, read_arrays
+from samestep.records.arrays import read_arrays
 from samestep.records.collectives import CollectiveRank
 from samestep.records.files import is_current, read, write
 from samestep.records.inspection import MachineFacts
@@ -321,7 +321,3 @@ class Record:
     def arrays(self, name: str, rank: int = 0) -> dict[str, NDArray[Any]]:
         """Returns the tensors that `rank` wrote under `name`. Raises TrainingFailed for a file that cannot be read."""
         return read_arrays(self.folder, rank, name)
-
-    def array(self, name: str, tensor: str, rank: int = 0) -> NDArray[Any]:
-        """Returns one of these tensors, without reading the others."""
-        return read_array(self.folder, rank, name, tensor)

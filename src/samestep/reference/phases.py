@@ -56,10 +56,15 @@ def phases_of(job: Job, model: nn.Module) -> list[PlayedPhase]:
 def _ids(phase: Phase, model: nn.Module) -> set[int]:
     if callable(phase.parameters):
         return {id(p) for p in phase.parameters(model)}
-    names = [phase.parameters] if isinstance(phase.parameters, str) else phase.parameters
-    named = model.named_parameters(remove_duplicate=False)
-    every = {full.replace("_checkpoint_wrapped_module.", ""): p for full, p in named}  # of activation checkpointing
-    return {id(p) for name in names for full, p in every.items() if full == name or full.startswith(name + ".")}
+    names = {phase.parameters} if isinstance(phase.parameters, str) else set(phase.parameters)
+    ids = set()
+    for full, parameter in model.named_parameters(remove_duplicate=False):
+        path = full.replace("_checkpoint_wrapped_module.", "")  # of activation checkpointing
+        while path and path not in names:
+            path = path.rpartition(".")[0]
+        if path:
+            ids.add(id(parameter))
+    return ids
 
 
 def scheduled(phases: list[PlayedPhase]) -> torch.optim.Optimizer:

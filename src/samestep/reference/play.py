@@ -102,7 +102,7 @@ class ReplicatedTraining:
         neutral: Neutral | None,
         moved: Collection[str],
     ) -> None:
-        self.neutral, self.moved = neutral or nullcontext(), moved
+        self.neutral, self.moved = neutral or nullcontext(), frozenset(moved)
         self.job, self.layout, self.noise, self.device = job, layout, noise, device
         self.replicas = range(layout.replicas)
         self.model = job.model().to(device)
@@ -285,9 +285,9 @@ class ReplicatedTraining:
         if self.noise and self.noise.rounds_weights:
             self.noise.perturb(self.parameters)
         if self.job.ema:
-            moved = [p for p, own in zip(self.parameters, phase.owns) if own]
+            moved = {id(p) for p, own in zip(self.parameters, phase.owns) if own}
             for name, parameter in self.model.named_parameters():
-                if any(parameter is p for p in moved):
+                if id(parameter) in moved:
                     kept, new = self.job.ema * self.average[name], (1.0 - self.job.ema) * parameter.detach()
                     self.average[name] = kept + new
         ends_epoch = (step + 1) % per_epoch(self.job) == 0
