@@ -15,6 +15,8 @@ from samestep.job.batch import counts_by_itself as counts_by_itself
 from samestep.job.batch import output_and_state as output_and_state
 from samestep.job.batch import reads_batch as reads_batch
 from samestep.job.checks import (
+    CALLED,
+    check_calls,
     check_carried,
     check_dataset,
     check_functions,
@@ -32,12 +34,17 @@ from samestep.job.optimizer import Recipe as Recipe
 from samestep.job.orders import ByLength as ByLength
 from samestep.job.orders import Lanes as Lanes
 from samestep.job.orders import Weighted as Weighted
+from samestep.job.other_names import refuse_unknown
 from samestep.job.phases import check_phases, in_turn
 
 
 @dataclass(frozen=True)
 class Job(JobFields):
     __doc__ = JobFields.__doc__  # for help(Job)
+
+    def __new__(cls, *values: Any, **named: Any) -> Job:
+        refuse_unknown(cls, named)
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         if self.phases:
@@ -49,14 +56,18 @@ class Job(JobFields):
             check_dataset("evaluation", self.evaluation)
         if self.shuffle and any(getattr(each, "one_order", False) for each in nested(self.train)):
             raise UserError("a Stream cannot be shuffled: it is read in its order; set Job(shuffle=False)")
-        for name in ("global_batch", "epochs", "max_steps", "micro_batch", "clip_norm", "prefetch"):
+        check_calls({name: getattr(self, name) for name in CALLED})
+        for name in ("global_batch", "epochs", "max_steps", "micro_batch", "clip_norm", "prefetch", "seed"):
             value = getattr(self, name)
             kind: Any = Real if name == "clip_norm" else int
-            if value is not None and not isinstance(value, kind):
+            may_be_none = name in ("max_steps", "micro_batch", "clip_norm")
+            if not (value is None and may_be_none) and (not isinstance(value, kind) or isinstance(value, bool)):
                 words = "a number" if kind is Real else "a whole number"
-                raise UserError(f"{name} is {value!r}, a {type(value).__name__}; it must be {words}")
-            if value is not None and not value > 0:
-                raise UserError(f"{name} is {value}; it must be above 0")
+                given = repr(value) if isinstance(value, Real) else shown(value)
+                raise UserError(f"{name} is {given}, a {type(value).__name__}; it must be {words}")
+            if value is not None and not value > 0 and name != "seed":
+                rows = ": it is the rows of one step, over all ranks" if name == "global_batch" else ""
+                raise UserError(f"{name} is {value}; it must be above 0{rows}")
         if not isinstance(self.workers, int) or self.workers < 0:
             raise UserError(f"workers is {self.workers!r}; it must be a whole number, 0 or above")
         check_workers(self.workers)
@@ -74,8 +85,8 @@ class Job(JobFields):
             raise UserError(f"last is '{self.last}'; it must be 'keep' or 'drop'")
         if self.save not in ("all", "trainable"):
             raise UserError(f"save is '{self.save}'; it must be 'all' or 'trainable'")
-        if self.ema is not None and not 0 < self.ema < 1:
-            raise UserError(f"ema is {self.ema}; it is a decay between 0 and 1, such as 0.999")
+        if self.ema is not None and not (isinstance(self.ema, Real) and 0 < self.ema < 1):
+            raise UserError(f"ema is {shown(self.ema)}; it is a decay between 0 and 1, such as 0.999")
         self._check_scheduler()
         self._check_order()
 
@@ -126,6 +137,11 @@ class Job(JobFields):
             raise UserError(
                 f"scheduler is {shown(self.scheduler)}; it is built with the optimizer: write "
                 "scheduler=LRSchedule(lambda optimizer: CosineAnnealingLR(optimizer, 100))"
+            )
+        if not callable(self.scheduler.make):
+            raise UserError(
+                f"LRSchedule is given {shown(self.scheduler.make)}; give a function of the optimizer: "
+                "LRSchedule(lambda optimizer: CosineAnnealingLR(optimizer, 100))"
             )
         every, metric = self.scheduler.every, self.scheduler.metric
         if every not in ("step", "epoch", "evaluation"):

@@ -22,10 +22,12 @@ def nested(dataset: Any) -> Iterator[Any]:
 def check_dataset(name: str, dataset: Any) -> None:
     """Raises UserError for a dataset without a length or rows by index. name: 'train' or 'evaluation'."""
     kind = type(dataset).__name__
+    if instead := _dataset_inside(name, dataset):
+        raise UserError(f"{name} is {shown(dataset)}; {instead}")
     iterable = any(base.__name__ == "IterableDataset" for base in type(dataset).__mro__)
     if iterable or not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
         raise UserError(
-            f"{name} is a {kind}, which has no length or no rows by index; give a map-style "
+            f"{name} is {shown(dataset)}, which has no length or no rows by index; give a map-style "
             "dataset with __len__ and __getitem__, or wrap an iterable one: "
             "samestep.Stream(dataset, length=…), with Job(shuffle=False)"
         )
@@ -35,6 +37,51 @@ def check_dataset(name: str, dataset: Any) -> None:
         raise UserError(f"the length of {name}, a {kind}, cannot be read: {type(error).__name__}: {error}") from error
     if rows == 0:
         raise UserError(f"the {name} dataset has no rows" + ("; leave it out (None)" if name != "train" else ""))
+
+
+def _dataset_inside(name: str, dataset: Any) -> str:
+    """Returns what to give instead of something that holds, loads or names a dataset; '' for a dataset."""
+    if is_a(dataset, "DataLoader"):
+        return (
+            f"each rank makes its own batches: give {name}=loader.dataset, its batch_size as part of global_batch, and "
+            "its collate_fn, where it has one, as collate"
+        )
+    if isinstance(dataset, type):
+        return f"give one that is built: {name}={dataset.__name__}(…)"
+    if isinstance(dataset, str | bytes | os.PathLike):
+        return f"give the dataset that is read from there, such as {name}=torchvision.datasets.ImageFolder(path)"
+    if isinstance(dataset, Mapping):
+        keys = [key for key in dataset if isinstance(key, str)]
+        split = next((key for key in keys if key.startswith(name[:4])), keys[0] if keys else "train")
+        return (
+            f'give one of its datasets, {name}=data["{split}"], or columns as rows: '
+            f"{name}=TensorDataset(inputs, targets)"
+        )
+    if isinstance(dataset, tuple | list) and len(dataset) in (2, 3):
+        rows = [len(column) if getattr(column, "shape", ()) else 0 for column in dataset]
+        if len(set(rows)) == 1 and rows[0] > len(dataset):
+            return f"columns are no rows: write {name}=TensorDataset(inputs, targets)"
+    if hasattr(dataset, "iloc"):  # of pandas, whose [0] is a column
+        return f"write {name}=TensorDataset(torch.tensor(frame[columns].values), torch.tensor(frame[label].values))"
+    return ""
+
+
+CALLED = {
+    "forward": "forward=lambda model, batch: model(batch.inputs)",
+    "collate": "collate=lambda samples: torch.stack(samples)",
+    "augment": "augment=lambda sample, generator: sample",
+    "weight": "weight=lambda index: float(weights[index])",
+    "evaluation_weight": "evaluation_weight=lambda index: float(weights[index])",
+    "on_step": "on_step=lambda info: print(info)",
+    "on_evaluation": "on_evaluation=lambda step, metrics: print(step, metrics)",
+}
+
+
+def check_calls(values: Mapping[str, Any]) -> None:
+    """Raises UserError with the line to write where one of these fields of a Job is no function."""
+    for name, value in values.items():
+        if not (callable(value) or (value is None and name != "forward")):
+            raise UserError(f"{name} is {shown(value)}; it is a function: write {CALLED[name]}")
 
 
 def check_workers(workers: int) -> None:
@@ -87,10 +134,13 @@ def check_optimizer(optimizer: Any, recipe: bool) -> None:
 
 def check_metrics(metrics: Any) -> None:
     """Raises UserError where the metrics of a Job are no functions with names."""
+    if hasattr(metrics, "update") and hasattr(metrics, "compute"):
+        raise UserError(f"metrics is {shown(metrics)}; give it a name: metrics={{'{type(metrics).__name__}': metric}}")
     named = isinstance(metrics, Mapping) and all(isinstance(name, str) for name in metrics)
-    if not named or not all(map(callable, metrics.values())):
+    wrong = next((value for value in metrics.values() if not callable(value)), None) if named else metrics
+    if not named or wrong is not None:
         raise UserError(
-            f"metrics is {shown(metrics)}; give functions with names, as in "
+            f"{'a metric' if named else 'metrics'} is {shown(wrong)}; give functions with names, as in "
             "metrics={'accuracy': lambda output, batch: output.argmax(1) == batch.targets}"
         )
 

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from samestep.job.other_names import refuse_settings
+
 if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
@@ -27,6 +29,10 @@ class Recipe:
     cls: type[Optimizer]
     settings: Mapping[str, Any] = field(default_factory=dict)
     groups: Callable[[nn.Module], list[ParameterGroup]] | None = None
+
+    def __new__(cls, *values: Any, **named: Any) -> Recipe:
+        refuse_settings(cls, values, named, "{cls}, {{{quoted}}}")
+        return super().__new__(cls)
 
     def build(self, model: nn.Module) -> Optimizer:
         """Builds the optimizer of `model`: the plain module, not a wrapper that renames its parameters."""
@@ -52,6 +58,10 @@ class LRSchedule:
     make: Callable[[Optimizer], LRScheduler]
     every: Literal["step", "epoch", "evaluation"] = "step"
     metric: str = "loss"
+
+    def __new__(cls, *values: Any, **named: Any) -> LRSchedule:
+        refuse_settings(cls, values, named, "lambda optimizer: {cls}(optimizer, {named})")
+        return super().__new__(cls)
 
 
 @dataclass(frozen=True)

@@ -128,7 +128,7 @@ CHANGES: dict[str, tuple[dict[str, Any] | Callable[[], dict[str, Any]], str]] = 
         {"scheduler": LRSchedule(torch.optim.lr_scheduler.ReduceLROnPlateau)},
         "ReduceLROnPlateau needs a metric",
     ),
-    "no length": ({"train": Endless()}, "train is a Endless, which has no length or no rows by index"),
+    "no length": ({"train": Endless()}, "train is an instance of Endless, which has no length or no rows by index"),
     "a stream that is shuffled": (
         {"train": Stream(Endless(), 3)},
         "a Stream cannot be shuffled: it is read in its order; set Job(shuffle=False)",

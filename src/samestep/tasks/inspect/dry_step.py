@@ -30,6 +30,15 @@ from samestep.world.users_code import is_users_code
 
 ROWS = 4
 EVALUATION_ROWS = 16
+HINTS = {  # what an error of the job's functions says -> what to write
+    r"\bBatch\b": "; it is called with (output, batch): the targets are batch.targets",
+    r"must be Tensor, not (dict|BatchEncoding)|^'dict' object has no attribute": (
+        "; the rows are dicts: write forward=lambda model, batch: model(**batch.data), or model(batch.data['…'])"
+    ),
+    r"must be Tensor, not NoneType|^'NoneType' object has no attribute": (
+        "; batch.targets is None where a row is no (inputs, targets) pair: take them from batch.data"
+    ),
+}
 PLAIN = (Tensor, np.ndarray, np.generic, str, bytes, int, float, type(None))
 
 
@@ -225,6 +234,20 @@ def _check_optimizer(job: Job, model: nn.Module) -> None:
     optimizer = _raising("optimizer", lambda: job.optimizer.build(model), None)
     if inspect.unwrap(type(optimizer).step) is torch.optim.Optimizer.step:  # torch wraps that of each class
         raise UserError(f"the job's optimizer {type(optimizer).__name__} has no step; define step(self, closure=None)")
+    parameters = inspect.signature(optimizer.step).parameters
+    if (
+        not type(optimizer).__module__.startswith("torch.")
+        and "closure" in parameters
+        and not job.optimizer.needs_closure
+    ):
+        try:
+            optimizer.step()  # nothing has a gradient yet: it moves no weight
+        except Exception as error:
+            if re.search(r"closure|'NoneType' object is not callable", str(error)):
+                raise UserError(
+                    f"the job's optimizer {type(optimizer).__name__} needs a closure, and its step(closure=None) does "
+                    "not say so; write def step(self, closure), without the default, and it is given one"
+                ) from error
     if job.scheduler is None:
         return
     make = job.scheduler.make
@@ -247,8 +270,7 @@ def _raising(what: str, do: Any, rows: int | None) -> Any:
         job_frames = [f for f in traceback.extract_tb(error.__traceback__) if is_users_code(f.filename)]
         at = f" ({job_frames[-1].filename}, line {job_frames[-1].lineno})" if job_frames else ""
         on = f" on {rows} rows" if rows else ""
-        takes = "; it is called with (output, batch): the targets are batch.targets"
-        hint = takes if re.search(r"\bBatch\b", str(error)) else ""
+        hint = next((hint for pattern, hint in HINTS.items() if re.search(pattern, str(error))), "")
         raise UserError(
             f"the job's {what} raised{on}: {type(error).__name__}{': ' + text[0] if text else ''}{at}{hint}"
         ) from error
