@@ -27,9 +27,9 @@ from samestep.commands.command_options import (
 )
 from samestep.commands.compare import run_study
 from samestep.commands.options import takes
-from samestep.commands.results_folder import release_folders
+from samestep.commands.results_folder import release_folders, remove_unused_folders
 from samestep.commands.runs import runs as runs
-from samestep.errors import UserError
+from samestep.errors import TrainingFailed, UserError
 from samestep.records.collectives import CollectiveResults
 from samestep.records.files import naming_full_disks
 from samestep.records.results import ScoreResults, StudyResults, TrainResults
@@ -131,6 +131,9 @@ def _one_at_a_time() -> Iterator[None]:
     with _one_call, naming_full_disks():
         try:
             yield
+        except UserError:
+            remove_unused_folders()
+            raise
         finally:
             release_folders()
 
@@ -155,6 +158,7 @@ def _target(job: Target) -> Iterator[str]:
         return
     import cloudpickle
 
+    name = name or type(job).__name__
     with tempfile.TemporaryDirectory(prefix="samestep-job-") as folder:
         pickled = Path(folder) / "job.pkl"
         try:
@@ -164,4 +168,8 @@ def _target(job: Target) -> Iterator[str]:
                 f"the job cannot be pickled for other processes ({type(error).__name__}: {error}); write it into a "
                 "file, and give its path"
             ) from error
-        yield str(pickled)
+        try:
+            yield str(pickled)
+        except (UserError, TrainingFailed) as error:
+            error.args = (str(error).replace(str(pickled), name), *error.args[1:])  # the user knows no such file
+            raise

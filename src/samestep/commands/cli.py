@@ -28,7 +28,7 @@ from samestep.commands.doctor_options import DoctorOptions
 from samestep.commands.exit_codes import exit_code, with_exit_code
 from samestep.commands.lost_output import survive_lost_output
 from samestep.commands.monitor_options import MonitorOptions
-from samestep.commands.options import from_command_line, refuse
+from samestep.commands.options import LARGEST, from_command_line, path, refuse
 from samestep.errors import UserError, say
 
 app = typer.Typer(
@@ -39,6 +39,7 @@ app = typer.Typer(
     help="Write the training job once. Run it on every PyTorch distributed engine, prove that each takes the same "
     "step, and measure which is fastest here.",
 )
+USAGE_ERROR: Any = typer.BadParameter.__base__  # click's, or that of the typer that has a click of its own
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON value on stdout, and nothing else there.")]
 Strict = Annotated[
     bool,
@@ -193,8 +194,8 @@ def doctor(
 @with_exit_code
 def runs(
     folder: Annotated[
-        Path, typer.Argument(help="The folder that holds the folders of results, or one of these.")
-    ] = Path("runs"),
+        str, typer.Argument(help="The folder that holds the folders of results, or one of these.")
+    ] = "runs",
     json_: Json = False,
 ) -> int:
     """List past runs: how each ended, its steps and latest evaluation, and the line that continues or repeats it."""
@@ -202,7 +203,7 @@ def runs(
     from samestep.commands.runs import runs as listed
     from samestep.records.files import as_json, finite, list_with_schema
 
-    past = listed(folder)
+    past = listed(path(folder, "FOLDER"))
     if json_:
         print(json.dumps(list_with_schema("runs", (finite(as_json(run)) for run in past)), indent=1))
     else:
@@ -245,11 +246,11 @@ def monitor(
 @app.command()
 @with_exit_code
 def diff(
-    first: Annotated[Path, typer.Argument(metavar="RECORD", help="A folder that samestep check has written.")],
-    second: Annotated[Path, typer.Argument(metavar="RECORD", help="Another one.")],
+    first: Annotated[str, typer.Argument(metavar="RECORD", help="A folder that samestep check has written.")],
+    second: Annotated[str, typer.Argument(metavar="RECORD", help="Another one.")],
     resumed_at: Annotated[
         int,
-        typer.Option(help="The second was resumed from a checkpoint of the first, of this step.", min=0),
+        typer.Option(help="The second was resumed from a checkpoint of the first, of this step.", min=0, max=LARGEST),
     ] = 0,
     json_: Json = False,
 ) -> int:
@@ -258,7 +259,7 @@ def diff(
     from samestep.commands.diff import diff as compared
     from samestep.report.check import show_diff
 
-    results = compared(first, second, resumed_at)
+    results = compared(path(first, "RECORD"), path(second, "RECORD"), resumed_at)
     _print(results, json_, show_diff)
     return int(results.answer != "right")
 
@@ -309,8 +310,17 @@ def _print(results: Any, as_json: bool, show: Callable[[Any], None]) -> None:
 
 
 def main() -> None:
+    """Runs the command. What typer says of a wrong line in three lines is one sentence here."""
     survive_lost_output()
-    app()
+    try:
+        sys.exit(app(standalone_mode=False))
+    except USAGE_ERROR as error:
+        if not sys.argv[1:]:
+            error.show()  # the help
+        else:
+            line, message = error.ctx.command_path if error.ctx else "samestep", error.format_message().rstrip(".")
+            say(f"{message[:1].lower()}{message[1:]}; see `{line} --help`")
+        sys.exit(error.exit_code)
 
 
 if __name__ == "__main__":

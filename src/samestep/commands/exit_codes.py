@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import functools
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -30,6 +32,29 @@ def exit_code(results: StudyResults, *, strict: bool = False) -> int:
     return int(bad or answer in wrong or not any(row.proven for row in results.engines))
 
 
+def _check_current_folder() -> None:
+    """Raises UserError where the current folder has been removed."""
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise UserError(f"the current folder cannot be used ({error.strerror}); cd to one that exists") from None
+
+
+def _remedy(error: OSError) -> str:
+    """Returns what to do about an error that the machine's limits or permissions cause; '' for any other."""
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return "raise the number of open files (ulimit -n)"
+    if error.errno in (errno.EAGAIN, errno.ENOMEM):
+        return "raise the number of processes (ulimit -u) or the memory that it may use (ulimit -v)"
+    if error.errno == errno.EFBIG:
+        return "raise the size that a file may have (ulimit -f)"
+    if isinstance(error, FileNotFoundError) and "temporary directory" in str(error):
+        return "set TMPDIR to a folder that takes files"
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return "let this user read and write it, or name another"
+    return ""
+
+
 def with_exit_code(command: Callable[P, int]) -> Callable[P, NoReturn]:
     """Makes a command exit with the code that it returns, with 2 for a user's mistake, or with 1 for a failed training;
     prints the error's sentence."""
@@ -46,9 +71,13 @@ def with_exit_code(command: Callable[P, int]) -> Callable[P, NoReturn]:
         from samestep.records.files import naming_full_disks  # later: importing it takes longer than a help may
 
         try:
+            _check_current_folder()
             with naming_full_disks():
                 code = command(*args, **kwargs)
         except UserError as error:
+            from samestep.commands.results_folder import remove_unused_folders
+
+            remove_unused_folders()
             say(str(error))
             code = 2
         except TrainingFailed as error:
@@ -57,6 +86,13 @@ def with_exit_code(command: Callable[P, int]) -> Callable[P, NoReturn]:
         except KeyboardInterrupt:
             say("interrupted; everything that was started has ended")
             code = 130
+        except OSError as error:
+            remedy = _remedy(error)
+            if not remedy:
+                raise
+            name = f"{error.filename}: " if error.filename else ""
+            say(f"this machine does not do what is needed here ({name}{error.strerror}); {remedy}")
+            code = 2
         raise typer.Exit(code)
 
     return wrapper

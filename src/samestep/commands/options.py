@@ -6,8 +6,10 @@ typer a function of such dataclasses, `takes` gives one to Python; `Options` che
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
+import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import Field, dataclass, fields
 from pathlib import Path
@@ -38,9 +40,22 @@ class Typed:
     words: str = ""
 
 
+class WrongValue(UserError):
+    """A value that an option cannot have. why: what to give instead."""
+
+    def __init__(self, name: str, value: object, why: str) -> None:
+        self.name, self.value, self.why = name, value, why
+        super().__init__(f"{name}={_shown(value)}: {why}")
+
+    def typed_as(self, flag: str) -> UserError:
+        """Returns the error of the command line, which has flags."""
+        value = self.value if isinstance(self.value, str) and self.value else _shown(self.value)
+        return UserError(f"{flag} {_shortened(str(value))}: {self.why}")
+
+
 class Options:
-    """A base of frozen dataclasses of options. Raises UserError for a value of a wrong type, or outside the limits that
-    the field's typer metadata names."""
+    """A base of frozen dataclasses of options. Raises WrongValue for a value of a wrong type, a number outside the
+    limits that the field's typer metadata names, and a path that no file can have."""
 
     NOT_TYPED: ClassVar[tuple[str, ...]] = ()  # fields, nested ones too, that are no options of the command line
 
@@ -48,14 +63,17 @@ class Options:
         for name, (kind, info, typed) in _hints(type(self)).items():
             value = getattr(self, name)
             if not _fits(value, kind):
-                raise UserError(f"{name}={_shown(value)}: give {(typed and typed.words) or _described(kind)}")
-            low, high = getattr(info, "min", None), getattr(info, "max", None)
-            if value is not None and low is not None and not value >= low:
-                raise UserError(f"{name}={value}: give {low} or more")
-            if value is not None and high is not None and not value <= high:
-                raise UserError(f"{name}={value}: give {high} or less")
+                raise WrongValue(name, value, f"give {(typed and typed.words) or _described(kind)}")
+            low, high = getattr(info, "min", None), getattr(info, "max", None) or LARGEST
+            if isinstance(value, int | float) and low is not None and not value >= low:
+                raise WrongValue(name, value, f"give {low} or more")
+            if isinstance(value, int | float) and not value <= high:
+                raise WrongValue(name, value, f"give {high} or less")
+            if _is_path(kind) and isinstance(value, str | Path) and (why := why_no_path(value)):
+                raise WrongValue(name, value, why)
 
 
+LARGEST = 2**31 - 1  # of every number: more seconds than torch takes, and more of anything else than there is
 NO_SENTINEL = {"KW_ONLY": object}  # a line `_: KW_ONLY` is no field; Python 3.10 refuses it as a type
 
 
@@ -162,7 +180,12 @@ def _parameter(field: Field[Any], kind: type) -> inspect.Parameter:
     plain, info, typed = _hints(kind)[field.name]
     required = inspect.signature(kind).parameters[field.name].default is inspect.Parameter.empty
     default = inspect.Parameter.empty if required else typed.default if typed else field.default
-    hint: Any = Annotated[typed.kind if typed else plain, info]
+    shown: Any = typed.kind if typed else plain
+    if _is_path(shown):  # as a text: typer would take '' for the current folder
+        info = copy.copy(info)
+        info.metavar = info.metavar or "PATH"  # type: ignore[union-attr]
+        shown = str | None
+    hint: Any = Annotated[shown, info]
     return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
 
 
@@ -174,7 +197,17 @@ def _packed(kind: type, given: Mapping[str, object]) -> Any:
             values[name] = _packed(plain, given)
         elif name in given:
             values[name] = typed.parse(given[name], flag_of(kind, name)) if typed else given[name]
-    return kind(**values)
+            if _is_path(typed.kind if typed else plain) and values[name]:
+                values[name] = path(str(values[name]), _typed_name(kind, name))
+    try:
+        return kind(**values)
+    except WrongValue as error:
+        raise error.typed_as(_typed_name(kind, error.name)) from None
+
+
+def _typed_name(kind: type, name: str) -> str:
+    """Returns what the help calls a field: the flag, or JOB for the argument `job`."""
+    return name.upper() if isinstance(_hints(kind)[name][1], ArgumentInfo) else flag_of(kind, name)
 
 
 def flag_of(kind: type, name: str) -> str:
@@ -218,6 +251,14 @@ def _described(kind: Any) -> str:
     return _ORIGINS.get(get_origin(kind)) or _WORDS.get(kind) or f"a {kind.__name__}"
 
 
+def _is_path(kind: Any) -> bool:
+    return kind is Path or Path in get_args(kind)
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= 80 else f"{text[:80]}…"
+
+
 def _shown(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 40 and "\n" not in text else f"<{type(value).__name__}>"
@@ -244,6 +285,34 @@ def pairs(given: Sequence[str], flag: str) -> dict[str, str]:
             raise UserError(f"{flag} gives {name} twice, {values[name]} and {value}; leave out one of them")
         values[name] = value
     return values
+
+
+def path(text: str, name: str) -> Path:
+    """Parses a path of the command line, where ~ is the user's folder also in --out=~/x, which no shell expands.
+
+    name: the option's or the argument's. Raises UserError for a path that no file can have, and a user who is none.
+    """
+    if why := why_no_path(text):
+        raise UserError(f"{name} {_shortened(text) or repr(text)}: {why}")
+    try:
+        return Path(text).expanduser() if text.startswith("~") else Path(text)
+    except RuntimeError:
+        raise UserError(f"{name} {_shortened(text)}: there is no such user; write ./{_shortened(text)}") from None
+
+
+def why_no_path(given: str | Path) -> str | None:
+    """Returns what is wrong with a path that no file can have, and one that this user may not look for; else None."""
+    if not str(given):
+        return "the path is empty; name one"
+    try:
+        os.stat(given)
+    except (FileNotFoundError, NotADirectoryError):
+        return None  # as of a file to be made; who needs one says so
+    except OSError as error:
+        return f"this path cannot be used ({error.strerror}); name another"
+    except ValueError:
+        return "a path has no null byte; name another"
+    return None
 
 
 def refuse(given: Mapping[str, object], why: str) -> None:

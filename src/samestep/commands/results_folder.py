@@ -7,6 +7,7 @@ import os
 import re
 import socket
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields
 from datetime import datetime
 from pathlib import Path
@@ -18,6 +19,7 @@ from samestep.errors import UserError
 from samestep.launch.started_by import LaunchedRank
 from samestep.records.files import read, why_not_writable, write
 from samestep.records.record import ENVIRONMENT, PROGRESS
+from samestep.records.runs import COMMAND
 from samestep.records.study import STUDY, StudyRecord
 from samestep.version import __version__
 
@@ -33,15 +35,18 @@ NOT_COPIED = {
     *("out", "deadline_s", "stall_s"),  # they decide no result: where it is written, and when a launch is ended
     *("nproc", "steps", "resume", "machines"),  # the study's own values of these are recorded
 }
+BEFORE_A_LAUNCH = {LOCK, STUDY, COMMAND}  # what the folder holds before anything is started
 # The files that other ranks and machines may write before this command.
 OWN_FILES = re.compile(r"\.lock|slurm\.sh|slurm-.+\.out|rank-\d+|machine-.+|first-machine\.json")
 
 
-def results_folder(command: str, study: Study, rank: LaunchedRank | None = None, training: str = "") -> Path:
+def results_folder(
+    command: str, study: Study, rank: LaunchedRank | None = None, training: str = "", *, dry_run: bool = False
+) -> Path:
     """Creates or resumes the folder of a command's results, and locks it for the one command that writes the results.
 
     rank: of this command, where an outer launcher has started it. training: the options of a training or an evaluation,
-    in words.
+    in words. dry_run: write nothing.
     """
     setup, out = study.setup, study.setup.out
     if study.machines.min_nodes and command != "run":
@@ -64,18 +69,25 @@ def results_folder(command: str, study: Study, rank: LaunchedRank | None = None,
         resume=str(setup.resume) if setup.resume else "",
         **{field.name: getattr(setup, field.name) for field in fields(setup) if field.name not in NOT_COPIED},
     )
-    return prepare_on_each(out, record, study, rank, free=FREE if command == "run" else ())
+    return prepare_on_each(out, record, study, rank, free=FREE if command == "run" else (), dry_run=dry_run)
 
 
 def prepare_on_each(
-    out: Path | None, record: StudyRecord, study: Study, rank: LaunchedRank | None, free: Sequence[str] = ()
+    out: Path | None,
+    record: StudyRecord,
+    study: Study,
+    rank: LaunchedRank | None,
+    *,
+    free: Sequence[str] = (),
+    dry_run: bool = False,
 ) -> Path:
     """Prepares the folder that all commands of a launch find: this one, those of other machines, of other ranks."""
     name = f"{rank.launcher}-{rank.id}" if rank else ""
-    return prepare(out, record, name, writes=rank.rank == 0 if rank else is_first(study.machines), free=free)
+    writes = rank.rank == 0 if rank else is_first(study.machines)
+    return prepare(out, record, name, writes=writes, free=free, dry_run=dry_run)
 
 
-def launch_folder(out: Path, study: Study, rank: LaunchedRank | None) -> Path:
+def launch_folder(out: Path, study: Study, rank: LaunchedRank | None, *, dry_run: bool = False) -> Path:
     """Returns the folder of this machine's ranks: `out`, or a subfolder per machine or rank: `out` may be shared."""
     if rank:
         folder = out / f"rank-{rank.rank}"
@@ -83,7 +95,8 @@ def launch_folder(out: Path, study: Study, rank: LaunchedRank | None) -> Path:
         folder = out / f"machine-{socket.gethostname()}"
     else:
         return out
-    folder.mkdir(exist_ok=True)
+    if not dry_run:
+        folder.mkdir(exist_ok=True)
     return folder
 
 
@@ -108,17 +121,21 @@ def prepare(
     *,
     writes: bool = True,
     free: Sequence[str] = (),
+    dry_run: bool = False,
 ) -> Path:
     """Creates the folder for the results: `out`, or a dated one under runs/. A resumed one must be the same `study`.
 
     name: replaces the date where several processes must find the same folder. writes: whether this command writes the
-    results; only one may. free: the fields of the study that may be others.
+    results; only one may. free: the fields of the study that may be others. dry_run: write nothing.
 
     Raises UserError when the folder is not writable, or holds the results of another study or of another samestep.
     """
     if out and out.exists() and not out.is_dir():
         raise UserError(f"{out} is a file; give a folder for the results with --out")
     folder = out or (Path("runs") / f"{_stem(study.job)}-{name}" if name else dated_folder(study.job))
+    if dry_run and not folder.exists():
+        return folder.resolve()
+    absent = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         reason = why_not_writable(folder)
@@ -128,6 +145,7 @@ def prepare(
         raise UserError(f"the folder {folder} is not writable ({reason}); give another with --out")
     if not writes:
         return folder.resolve()
+    _created.extend(path.absolute() for path in absent)
     path = folder / STUDY
     if path.exists():
         existing = read(StudyRecord, path)
@@ -140,8 +158,9 @@ def prepare(
             )
     elif any(not OWN_FILES.fullmatch(entry.name) for entry in folder.iterdir()):
         raise UserError(f"the folder {folder} holds files that are not samestep's; give an empty or new one with --out")
-    _lock(folder)
-    write(path, study)
+    if not dry_run:
+        _lock(folder)
+        write(path, study)
     return folder.resolve()
 
 
@@ -185,12 +204,25 @@ def _lock(folder: Path) -> None:
 
 
 _held: list[IO[str]] = []
+_created: list[Path] = []  # folders, the deepest first
 
 
 def release_folders() -> None:
     """Unlocks the folders that this process has locked."""
+    _created.clear()
     while _held:
         _held.pop().close()
+
+
+def remove_unused_folders() -> None:
+    """Removes the folders that this process has created, where nothing was started in them: after a refusal."""
+    for folder in _created:
+        with suppress(OSError):
+            if {path.name for path in folder.iterdir()} <= BEFORE_A_LAUNCH:
+                for name in BEFORE_A_LAUNCH:
+                    (folder / name).unlink(missing_ok=True)
+                folder.rmdir()
+    _created.clear()
 
 
 def package_digest() -> str:

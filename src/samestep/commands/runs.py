@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
+from samestep.commands.options import why_no_path
 from samestep.commands.results_folder import LOCK
 from samestep.commands.train import WEIGHTS
 from samestep.errors import UserError
@@ -41,6 +42,8 @@ def runs(folder: str | Path = "runs") -> list[PastRun]:
     """
     if not isinstance(folder, str | Path):
         raise UserError(f"folder={folder!r}: give the path of a folder")
+    if why := why_no_path(folder):
+        raise UserError(f"folder={str(folder)[:80]!r}: {why}")
     root = Path(folder)
     if not root.is_dir():
         raise UserError(f"there is no folder {root}; name the one that holds the results, as in samestep runs FOLDER")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shlex
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -22,7 +24,7 @@ from samestep.launch import Command, ports, supervise
 from samestep.launch.command import command_for, rank_command, shell_line
 from samestep.launch.started_by import LaunchedRank
 from samestep.records.checkpoint import FOLDER
-from samestep.records.files import read, replace_text, why_not_writable, write
+from samestep.records.files import read, replace_text, why_not_writable, with_schema, write
 from samestep.records.inspection import JobFacts
 from samestep.records.plan import TRACES, Plan, Score, Train
 from samestep.records.record import Progress, Record
@@ -32,6 +34,7 @@ from samestep.report.figures import batch_size, data_wait
 from samestep.report.figures.step_parts import step_parts
 from samestep.world.network import check_master
 
+PLAN = "plan.json"  # in the folder of the ranks
 WEIGHTS = "weights.safetensors"
 Watch = Callable[[Progress], None]
 
@@ -90,14 +93,17 @@ def _launch(
     rank = detect_launched_rank(os.environ, setup)
     study = study_of(setup, rank)
     training = options.plan(study.job)
-    out = results_folder(command, study, rank, options_of(training))
+    out = results_folder(command, study, rank, options_of(training), dry_run=dry_run)
     if isinstance(training, Train):
         training = replace(training, weights=str(out / WEIGHTS))
-    folder = launch_folder(out, study, rank)
-    row, to_start = prepare(study, training, folder, rank)
+    folder = launch_folder(out, study, rank, dry_run=dry_run)
+    row, to_start, plan = prepare(study, training, folder, rank)
+    if study.setup.nproc and row.facts.replicas < study.size and (rank is None or rank.rank == 0):
+        say(f"{row.engine} trains on one rank: --nproc {study.setup.nproc} is not used; leave it out")
     if dry_run:
-        print(shell_line(to_start))
+        print(f"{_line_that_writes(folder / PLAN, plan)} && {shell_line(to_start)}")
         return None
+    write(folder / PLAN, plan)
     first = rank is None or rank.rank == 0
     with recorded(out, words_of(command, options, setup.job), writes=first and is_first(study.machines)):
         record = _supervised(command, study, row, to_start, folder, out, rank)
@@ -142,8 +148,9 @@ def _say_batch_size(study: Study, row: Row) -> None:
 
 def prepare(
     study: Study, training: Train | Score, folder: Path, rank: LaunchedRank | None = None
-) -> tuple[Row, Command]:
-    """Returns the row and the command of one training or evaluation that writes into `folder`; starts nothing.
+) -> tuple[Row, Command, Plan]:
+    """Returns the row, the command and the plan of one training or evaluation that writes into `folder`; starts and
+    writes nothing.
 
     rank: of this command, where an outer launcher has started it: the command then becomes that rank. Raises UserError
     when the engine cannot run, or when the folder has weights already.
@@ -169,13 +176,19 @@ def prepare(
         )
     about = (str(folder), time.time(), setup.job, setup.settings, row.engine, row.facts.settings, (training,))
     threads, request = (setup.machines.planned_threads, study.nproc), launch_request(study, training)
-    write(folder / "plan.json", Plan(*about, *threads, asked=request))
+    plan = Plan(*about, *threads, asked=request)
     machines = replace(machines, request_digest=digest_of(request))
     if rank:
         row.launcher = rank.launcher
-        return row, rank_command(folder / "plan.json", rank, row.facts.devices, machines)
+        return row, rank_command(folder / PLAN, rank, row.facts.devices, machines), plan
     nproc = row.facts.processes // machines.nnodes
-    return row, command_for(folder / "plan.json", row.launcher, nproc, row.facts.devices, machines)
+    return row, command_for(folder / PLAN, row.launcher, nproc, row.facts.devices, machines), plan
+
+
+def _line_that_writes(path: Path, plan: Plan) -> str:
+    """Returns a plan as a shell line that writes it to its file."""
+    folder, text = shlex.quote(str(path.parent)), shlex.quote(json.dumps(with_schema(plan)))
+    return f"mkdir -p {folder} && printf %s {text} > {shlex.quote(str(path))}"
 
 
 def check_options(machines: launch.Machines, launcher: str) -> None:

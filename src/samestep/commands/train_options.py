@@ -254,10 +254,20 @@ def _check_writable(path: Path, flag: str, instead: str) -> None:
 
 
 def file_of(path: str | Path | None, flag: str) -> str | None:
-    """Returns the absolute path of the file that a flag names. Raises UserError when it does not exist."""
-    if path and not Path(path).is_file():
+    """Returns the absolute path of the weights that a flag names. Raises UserError for a file that holds none."""
+    if not path:
+        return None
+    if not Path(path).is_file():
         raise UserError(f"{flag} {path}: there is no such file; give the weights.safetensors of a run")
-    return str(Path(path).resolve()) if path else None
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        safe_open(path, framework="numpy")  # reads the header
+    except (OSError, SafetensorError) as error:
+        raise UserError(
+            f"{flag} {path} cannot be read as safetensors ({error}); give the weights.safetensors of a run"
+        ) from None
+    return str(Path(path).resolve())
 
 
 def digest_of(file: Path) -> str:

@@ -22,6 +22,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 from torch.utils.data import TensorDataset
 
 from samestep import Job, LRSchedule, Recipe
+from samestep.errors import UserError
 
 TRAIN_ROWS = 1500
 
@@ -32,7 +33,8 @@ def read() -> torch.Tensor:
     From scikit-learn's file, as its load_digits() does: importing scikit-learn takes as long as importing torch.
     """
     package = find_spec("sklearn")
-    assert package and package.origin, "scikit-learn, which holds the scans, is not installed"
+    if package is None or package.origin is None:
+        raise UserError("scikit-learn, which holds the scans, is not installed: pip install scikit-learn")
     file = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
     return torch.from_numpy(np.loadtxt(file, delimiter=",", dtype=np.int64))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -43,6 +44,7 @@ def probe_main(path: str) -> None:
 
 
 def _answer(path: Path, kind: Any, answer: Callable[[Any], Inspection | Script | Probes]) -> None:
+    sys.dont_write_bytecode = True  # who only looks leaves no __pycache__ beside the job
     try:
         write(path.with_name(ANSWER), answer(read(kind, path)))
     except UserError as error:

@@ -1,0 +1,318 @@
+"""The odd environments of bad_inputs.py: in each, a command works, or is refused with one sentence."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+
+from bad_input_table import FAILED, QUICK, REFUSED, WORKS, Case
+
+VERIFY = "SAMESTEP verify quick.py --engine ddp --nproc 2"
+RUN = "SAMESTEP run quick.py --engine single --nproc 1"
+ENGINES = "SAMESTEP engines"
+HELP = "SAMESTEP --help"
+EITHER = (WORKS, REFUSED)
+LONG = "d" * 120
+# What samestep reads itself, also in a worker that is forked.
+OWN = ("RANK", "WORLD", "LOCAL", "MASTER", "SLURM", "OMPI", "PMI", "SAMESTEP", "OMP", "CUDA", "COLUMNS", "TERM", "NO_")
+OWN += ("FORCE", "LINES", "GLOO", "TORCHELASTIC", "PYTEST", "USER", "SOURCE", "http")
+
+
+def environments() -> Iterator[Case]:
+    yield from _variables()
+    yield from _streams()
+    yield from _limits()
+    if ROOT and shutil.which("unshare") and shutil.which("setpriv"):
+        yield from _namespaces()
+        yield from _users()
+    yield from _places()
+    yield from _dry_runs()
+
+
+def _case(name: str, shell: str, codes: tuple[int, ...] = (WORKS,), **more: object) -> Case:
+    return Case("environment", name, shell, codes, **{"forked": False, **more})  # type: ignore[arg-type]
+
+
+VARIABLES: dict[str, tuple[tuple[str, ...], str, tuple[int, ...]]] = {
+    "LC_ALL": (("C", "POSIX", "nonsense", "de_DE.ISO-8859-1"), RUN, (WORKS,)),
+    "COLUMNS": (("1", "1000000", "x", "-5", "0"), ENGINES, (WORKS,)),
+    "LINES": (("x",), ENGINES, (WORKS,)),
+    "NO_COLOR": (("1",), ENGINES, (WORKS,)),
+    "FORCE_COLOR": (("1",), ENGINES, (WORKS,)),
+    "TERM": (("dumb", "", "nonsense"), ENGINES, (WORKS,)),
+    "OMP_NUM_THREADS": (("x", "0", "-1", "", "4,2", "99999999999999999999", "1.5"), RUN, EITHER),
+    "MKL_NUM_THREADS": (("x",), RUN, (WORKS,)),
+    "CUDA_VISIBLE_DEVICES": (("x", "", "-1", "0,0", "GPU-nope", "99"), RUN, (WORKS,)),
+    "RANK": (("0", "x", "", "5"), RUN, EITHER),
+    "WORLD_SIZE": (("2", "x", "", "0", "-1", "1"), "SAMESTEP run quick.py --engine single", EITHER),
+    "LOCAL_RANK": (("0", "x"), RUN, EITHER),
+    "MASTER_ADDR": (("nonsense", "", "-x"), VERIFY, (WORKS,)),
+    "MASTER_PORT": (("x", "99999999", "", "-1"), VERIFY, EITHER),
+    "SLURM_JOB_ID": (("1", "x"), RUN, (WORKS,)),
+    "SLURM_NTASKS": (("2", "x", ""), RUN, EITHER),
+    "SLURM_PROCID": (("0", "x"), RUN, EITHER),
+    "SLURM_JOB_NUM_NODES": (("2", "x"), RUN, EITHER),
+    "OMPI_COMM_WORLD_SIZE": (("2", "x"), "SAMESTEP run quick.py --engine single", EITHER),
+    "OMPI_COMM_WORLD_RANK": (("0", "x"), RUN, EITHER),
+    "PMI_RANK": (("0", "x"), RUN, EITHER),
+    "PMI_SIZE": (("2", "x"), RUN, EITHER),
+    "PYTHONPATH": (("/nowhere:::x", "quick.py", ".", "\n"), RUN, (WORKS,)),
+    "PYTHONOPTIMIZE": (("2",), VERIFY, (WORKS,)),
+    "PYTHONWARNINGS": (("error", "nonsense", "error::DeprecationWarning"), VERIFY, (WORKS,)),
+    "PYTHONHASHSEED": (("0", "4294967295"), VERIFY, (WORKS,)),
+    "PYTHONDONTWRITEBYTECODE": (("1",), RUN, (WORKS,)),
+    "PYTHONUNBUFFERED": (("1",), RUN, (WORKS,)),
+    "PYTHONDEVMODE": (("1",), VERIFY, (WORKS,)),
+    "PYTHONSAFEPATH": (("1",), RUN, (WORKS,)),
+    "PYTHONNOUSERSITE": (("1",), RUN, (WORKS,)),
+    "PYTHONINSPECT": (("1",), ENGINES, (WORKS,)),
+    "PYTHONVERBOSE": (("1",), HELP, (WORKS,)),
+    "PYTHONIOENCODING": (("ascii", "utf-16"), RUN, (WORKS,)),
+    "PYTHONUTF8": (("0", "1"), RUN, (WORKS,)),
+    "PYTHONPYCACHEPREFIX": (("/nowhere",), RUN, (WORKS,)),
+    "PYTHONTRACEMALLOC": (("5",), RUN, (WORKS,)),
+    "PYTHONFAULTHANDLER": (("1",), RUN, (WORKS,)),
+    "PYTHONMALLOC": (("debug",), ENGINES, (WORKS,)),
+    "PYTHONBREAKPOINT": (("x",), ENGINES, (WORKS,)),
+    "TORCH_DISTRIBUTED_DEBUG": (("DETAIL", "INFO"), VERIFY, (WORKS,)),
+    "TORCH_SHOW_CPP_STACKTRACES": (("1",), VERIFY, (WORKS,)),
+    "TORCH_CPP_LOG_LEVEL": (("INFO", "x"), RUN, (WORKS,)),
+    "TORCH_LOGS": (("+dynamo",), RUN, (WORKS,)),
+    "TORCH_NCCL_BLOCKING_WAIT": (("x",), RUN, (WORKS,)),
+    "GLOO_SOCKET_IFNAME": (("nope0", ""), VERIFY, EITHER),
+    "NCCL_SOCKET_IFNAME": (("nope0",), VERIFY, (WORKS,)),
+    "TZ": (("Pacific/Kiritimati", "nonsense", ":/nowhere"), RUN, (WORKS,)),
+    "HOME": (("/nowhere", "", "/proc", "relative"), VERIFY, (WORKS,)),
+    "XDG_RUNTIME_DIR": (("/nowhere", "relative", ""), VERIFY, (WORKS,)),
+    "TMPDIR": (("/nowhere", "", "/dev/null", "/proc", "relative", "."), VERIFY, EITHER),
+    "PATH": (("", "/nowhere"), RUN, (WORKS,)),
+    "LD_PRELOAD": (("/nowhere.so",), RUN, (WORKS,)),
+    "USER": (("", "\x1b[31m"), RUN, (WORKS,)),
+    "http_proxy": (("http://127.0.0.1:9",), VERIFY, (WORKS,)),
+    "SOURCE_DATE_EPOCH": (("x",), RUN, (WORKS,)),
+    "PYTEST_XDIST_WORKER": (("gw0",), RUN, (WORKS,)),
+    "TORCHELASTIC_RESTART_COUNT": (("x", "3"), RUN, EITHER),
+    "TORCHELASTIC_RUN_ID": (("x",), RUN, EITHER),
+    "SAMESTEP_ATTEMPT": (("x", "-1"), RUN, EITHER),
+    "SAMESTEP_COMMAND": (("x", "1", "", "1 2 3"), RUN, EITHER),
+    "SAMESTEP_DEVICES": (("x", ""), RUN, EITHER),
+    "SAMESTEP_FORK_SERVERS": (("/nowhere", "", "quick.py", "."), RUN, EITHER),
+    "SAMESTEP_INIT_METHOD": (("x", "tcp://", "file://"), VERIFY, EITHER),
+    "SAMESTEP_RANK_VARIABLES": (("x", "", "a,b"), RUN, EITHER),
+    "SAMESTEP_RUN": (("x", "../x"), VERIFY, EITHER),
+    "SAMESTEP_SAVE_VARIABLES": (("NOPE", "", "HOME"), RUN, EITHER),
+    "SAMESTEP_TIMEOUT_S": (("x", "-1", "nan", "1e400"), VERIFY, EITHER),
+    "SAMESTEP_PLAN": (("x",), RUN, EITHER),
+    "SAMESTEP_CHECK_PLAN": (("x", "/nowhere"), RUN, EITHER),
+    "SAMESTEP_CHECK_SCRIPT": (("x",), "SAMESTEP check quick.py --deadline 60", (FAILED, REFUSED)),
+    "SAMESTEP_CHECK_LAUNCHERS": (("x",), "SAMESTEP check quick.py --deadline 60", (FAILED, REFUSED)),
+    "SAMESTEP_CHECK_PYTHONPATH": (("x",), "SAMESTEP check quick.py --deadline 60", (FAILED, REFUSED)),
+}
+
+
+def _variables() -> Iterator[Case]:
+    for name, (values, shell, codes) in VARIABLES.items():
+        for value in values:
+            # bash itself needs a PATH
+            line = f"export PATH={value!r}; {shell}" if name == "PATH" else shell
+            env = {} if name == "PATH" else {name: value}
+            quiet = name not in ("PYTHONVERBOSE", "LD_PRELOAD", "PYTHONWARNINGS", "PYTHONDEVMODE", "LC_ALL")
+            yield _case(f"{name}={value!r}", line, codes, env=env, judge_lines=quiet, forked=name.startswith(OWN))
+    together: dict[str, tuple[Mapping[str, str], tuple[int, ...]]] = {
+        "torchrun's left over": (
+            {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"},
+            EITHER,
+        ),
+        "rank above the world": (
+            {"RANK": "5", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"},
+            (REFUSED,),
+        ),
+        "a world of one": ({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}, (WORKS,)),
+        "slurm's batch script": ({"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "h1", "SLURM_NTASKS": "1"}, EITHER),
+        "slurm's in half": ({"SLURM_JOB_ID": "7", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_ID": "0"}, EITHER),
+        "mpi's in half": ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"}, EITHER),
+        "mpi against torchrun": (
+            {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1", "RANK": "0", "WORLD_SIZE": "4"},
+            EITHER,
+        ),
+        "all of SLURM_": ({f"SLURM_{name}": "x" for name in ("NTASKS", "PROCID", "NNODES", "LOCALID")}, EITHER),
+    }
+    for name, (env, codes) in together.items():
+        yield _case(name, "SAMESTEP run quick.py --engine single", codes, env=env, forked=True)
+    yield _case("PYTHONHASHSEED=x", RUN, (FAILED,), env={"PYTHONHASHSEED": "x"}, judge_lines=False)
+    yield _case("HOME unset", VERIFY, unset=("HOME",))
+    yield _case("an empty environment", f"env -i {RUN}")
+    yield _case("TMPDIR long", f"mkdir -p {LONG}; TMPDIR=$PWD/{LONG} {VERIFY}")
+    yield _case("TMPDIR very long", f"mkdir -p {LONG}/{LONG}; TMPDIR=$PWD/{LONG}/{LONG} {VERIFY}", EITHER)
+    yield _case("TMPDIR read-only", f"mkdir ro; chmod 555 ro; TMPDIR=$PWD/ro {AS_USER} {RUN}", EITHER, changes=True)
+    yield _case("TMPDIR with spaces", f"mkdir 'a b'; TMPDIR=\"$PWD/a b\" {VERIFY}")
+
+
+AS_USER = "setpriv --reuid 12345 --regid 12345 --clear-groups"
+ROOT = os.geteuid() == 0
+
+
+def _streams() -> Iterator[Case]:
+    yield _case("stdin closed", f"{RUN} <&-")
+    yield _case("stdout closed", f"{RUN} >&-")
+    yield _case("stderr closed", f"{RUN} 2>&-")
+    yield _case("all closed", f"{RUN} <&- >&- 2>&-")
+    yield _case("closed, verify", f"{VERIFY} <&- >&- 2>&-")
+    yield _case("json to nobody", f"{ENGINES} --json >&-")
+    yield _case("a pipe that closes", f"set -o pipefail; {ENGINES} | head -1")
+    yield _case("a pipe that closes, help", f"set -o pipefail; {HELP} | true")
+    yield _case("stdout full", f"{ENGINES} > /dev/full", EITHER)
+    yield _case("help to a full disk", f"{HELP} > /dev/full", EITHER)
+    yield _case("stderr full", f"{RUN} 2> /dev/full")
+    yield _case("stdin a terminal's noise", f"yes | {RUN}")
+
+
+def _limits() -> Iterator[Case]:
+    for limit, line in {
+        "n 64": VERIFY,
+        "n 20": VERIFY,
+        "n 8": RUN,
+        "f 100": RUN,
+        "f 1": RUN,
+        "v 200000": RUN,
+        "v 1000000": RUN,
+        "v 3000000": RUN,
+        "s 256": RUN,
+        "c 0": RUN,
+        "t 3": RUN,
+        "l 0": RUN,
+    }.items():
+        codes = (WORKS, FAILED, REFUSED) if limit[0] in "vtns" else EITHER
+        yield _case(
+            f"ulimit -{limit}", f"ulimit -{limit}; {line}", codes, changes=True, judge_lines=limit[0] not in "t"
+        )
+    yield _case("umask 077", f"umask 077; {VERIFY}")
+    yield _case("umask 777", f"umask 777; {RUN}", EITHER, changes=True)
+    yield _case("umask 000", f"umask 000; {RUN}")
+    yield _case("nice 19", f"nice -n 19 {RUN}")
+    yield _case("one core", f"taskset -c 0 {VERIFY}")
+    yield _case("nohup", f"nohup {RUN}")
+    yield _case("in the background", f"({RUN}) & wait $!")
+    yield _case("SIGCHLD ignored", f"trap '' CHLD; {RUN}")
+    yield _case("SIGPIPE ignored", f"trap '' PIPE; {RUN}")
+    yield _case("SIGINT ignored", f"trap '' INT; {RUN}")
+    yield _case("no git, no ps", f"export PATH=$PWD/bin; {RUN}", files={"quick.py": QUICK, "bin/x": ""})
+
+
+def _namespaces() -> Iterator[Case]:
+    full = "mkdir t; mount -t tmpfs -o size=16k none t; head -c 1M /dev/zero > t/full"
+    private = "unshare -m bash -c"
+    yield _case("loopback down", f"unshare -n {VERIFY}", EITHER)
+    yield _case(
+        "loopback down, run", "unshare -n SAMESTEP run quick.py --engine ddp --nproc 2 --launcher spawn", EITHER
+    )
+    yield _case("loopback down, doctor", "unshare -n SAMESTEP doctor --quick", (WORKS, FAILED))
+    yield _case("another host name", f"unshare -u bash -c 'hostname no-such-name.invalid; {VERIFY}'")
+    yield _case("no /dev/shm", f"{private} 'mount -t tmpfs -o size=1k none /dev/shm; {VERIFY}'")
+    yield _case("TMPDIR full", f"{private} '{full}; TMPDIR=$PWD/t {VERIFY}'", EITHER, changes=True)
+    yield _case("--out full", f"{private} '{full}; {RUN} --out t/out'", changes=True, codes=EITHER)
+    yield _case("read-only folder", f"{private} 'mount -o bind,ro . . && cd $PWD && {RUN}'", (REFUSED,))
+    yield _case("no /proc", f"{private} 'mount -t tmpfs none /proc; {RUN}'", EITHER, changes=True)
+    yield _case("no /sys", f"{private} 'mount -t tmpfs none /sys; {RUN}'")
+    yield _case("a pid namespace", f"unshare -p -f --mount-proc {VERIFY}")
+    yield _case("the clock of 1970", f"unshare -T --boottime 1 --monotonic 1 {RUN}")
+
+
+def _users() -> Iterator[Case]:
+    yield _case("no passwd entry", f"chmod 777 .; {AS_USER} {VERIFY}")
+    yield _case("no passwd entry, no HOME", f"chmod 777 .; unset HOME; {AS_USER} {VERIFY}")
+    yield _case("folder of another user", f"chmod 755 .; {AS_USER} {RUN}", (REFUSED,))
+    yield _case(
+        "--out of another user", f"mkdir -m 700 o; chmod 755 .; {AS_USER} {RUN} --out o", (REFUSED,), changes=True
+    )
+    yield _case(
+        "--out below another's", f"mkdir -m 700 o; chmod 755 .; {AS_USER} {RUN} --out o/p", (REFUSED,), changes=True
+    )
+    yield _case("job of another user", f"chmod 755 .; chmod 000 quick.py; {AS_USER} {RUN}", (REFUSED,), changes=True)
+    yield _case(
+        "job in a shut folder",
+        f"mkdir s; mv quick.py s; chmod 755 .; chmod 000 s; {AS_USER} SAMESTEP run s/quick.py",
+        (REFUSED,),
+        changes=True,
+    )
+    yield _case(
+        "weights of another user",
+        f"touch w; chmod 000 w; {AS_USER} SAMESTEP evaluate --weights w quick.py",
+        (REFUSED,),
+        changes=True,
+    )
+    yield _case(
+        "runs of another user", f"mkdir -m 700 o; chmod 755 .; {AS_USER} SAMESTEP runs o", (REFUSED,), changes=True
+    )
+    yield _case("no capabilities", f"setpriv --bounding-set=-all --inh-caps=-all {RUN}")
+    yield _case(
+        "ulimit -u 20",
+        f"chmod 777 .; {AS_USER} bash -c 'ulimit -u 20; {VERIFY}'",
+        (WORKS, FAILED, REFUSED),
+        changes=True,
+        judge_lines=False,
+    )
+
+
+def _places() -> Iterator[Case]:
+    yield _case("a folder with spaces", VERIFY, folder="a b  c")
+    yield _case("a folder with unicode", VERIFY, folder="größe 訓練")
+    yield _case("a folder with a newline", VERIFY, EITHER, folder="a\nb")
+    yield _case("a folder with quotes", VERIFY, folder="a'b\"c$HOME`x`")
+    yield _case("a folder with a percent", VERIFY, folder="a%20b:c")
+    yield _case(
+        "a folder of bytes", f"mkdir $'\\xff\\xfe'; cp quick.py $'\\xff\\xfe'; cd $'\\xff\\xfe'; {VERIFY}", EITHER
+    )
+    yield _case("a long folder", VERIFY, folder="f" * 200)
+    yield _case("a folder like an option", VERIFY, folder="--out")
+    for name, line in {
+        "run": RUN,
+        "engines": ENGINES,
+        "doctor": "SAMESTEP doctor --quick",
+        "runs": "SAMESTEP runs",
+    }.items():
+        codes = (WORKS, FAILED, REFUSED)
+        yield _case(
+            f"folder removed, {name}",
+            f"mkdir d; cd d; rmdir ../d; {line.replace('quick', '../quick')}",
+            codes,
+            changes=True,
+        )
+    yield _case("--out with a newline", f"{RUN} --out $'a\\nb'", EITHER)
+    yield _case("--out with unicode", f"{RUN} --out größe")
+    yield _case("--out with escapes", f"{RUN} --out $'a\\x1b[31mb'", EITHER)
+    yield _case("--out of bytes", f"{RUN} --out $'\\xff\\xfe'", EITHER)
+    yield _case("--out like an option", f"{RUN} --out=-x")
+    yield _case("a job with unicode", "mv quick.py größe.py; SAMESTEP verify größe.py --engine ddp --nproc 2")
+    yield _case("a job with spaces", "mv quick.py 'a b.py'; SAMESTEP verify 'a b.py' --engine ddp --nproc 2")
+    yield _case("a job with a dash", "mv quick.py my-job.py; SAMESTEP verify my-job.py --engine ddp --nproc 2")
+    yield _case("a job named torch", "mv quick.py torch.py; SAMESTEP run torch.py", EITHER, changes=True)
+    yield _case("a job named as a keyword", "mv quick.py class.py; SAMESTEP verify class.py --engine ddp --nproc 2")
+    yield _case("a job through a link", "mkdir d; mv quick.py d; ln -s d/quick.py q.py; SAMESTEP run q.py")
+    yield _case("a job that warns", f"sed -i '1i import warnings; warnings.warn(\"x\")' quick.py; {VERIFY}")
+
+
+def _dry_runs() -> Iterator[Case]:
+    """Commands that only look: the folder is as before."""
+    for line in (
+        "--help",
+        "run --help",
+        "engines",
+        "engines --json",
+        "runs",
+        "runs --json",
+        "run quick.py --dry-run",
+        "slurm quick.py --dry-run",
+        "slurm quick.py --dry-run --out out",
+        "run quick.py --to k8s --image i --claim c --out out",
+        "eject quick.py",
+        "collectives --show all_reduce",
+        "doctor --quick",
+        "doctor quick.py",
+    ):
+        look = f"ls -laR > $TMPDIR/before; SAMESTEP {line} > $TMPDIR/printed; code=$?; ls -laR > $TMPDIR/after; "
+        look += "diff $TMPDIR/before $TMPDIR/after >&2 || code=99; "
+        look += "rm $TMPDIR/before $TMPDIR/after $TMPDIR/printed; exit $code"
+        codes = (WORKS, FAILED) if line.startswith("doctor") else (WORKS,)
+        yield _case(f"looks only: {line}", look, codes)
