@@ -12,12 +12,14 @@ from typer import Option
 from samestep.commands.options import Names, Options, Typed, names
 from samestep.errors import UserError
 
+MOST_THREADS = 4096  # of a rank
 Threads = Annotated[
     int | None,
     Option(
         help="Threads of each rank; by default OMP_NUM_THREADS, or this machine's cores divided by its ranks; in a "
         "proof 1.",
         min=1,
+        max=MOST_THREADS,
     ),
 ]
 
@@ -94,4 +96,6 @@ class MachineOptions(Options):
     def planned_threads(self) -> int:
         """The threads of a rank that measures or trains; 0: the machine's cores divided by its ranks."""
         chosen = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()  # a list is for nested regions
-        return self.threads or (int(chosen) if chosen.isdecimal() else 0)
+        if self.threads or not (chosen.isdecimal() and int(chosen[:9]) <= MOST_THREADS):
+            return self.threads or 0
+        return int(chosen)
