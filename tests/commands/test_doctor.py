@@ -13,9 +13,7 @@ import pytest
 
 from budget import budget
 from samestep.commands.doctor import _report
-from samestep.commands.fleet import Connection, LocalMachine
-from samestep.records.doctor import Answer
-from samestep.records.files import SCHEMA
+from samestep.commands.fleet import LocalMachine
 from samestep.world.checks import LaunchInfo
 
 BEGINS = ("NCCL_", "GLOO_", "TORCH_")
@@ -92,33 +90,6 @@ def test_the_port_of_a_trial_is_held_until_a_rank_has_it() -> None:
     here.close()
     for port in (first, second):
         socket.create_server(("127.0.0.1", port)).close()
-
-
-@pytest.mark.parametrize(
-    ("line", "says"),
-    [
-        ("", "it has closed the connection"),
-        ('{"schema": 1}\n', "an older samestep .* install the same on each machine"),
-        ("[]\n", "an older samestep"),
-        ('{"schema": SCHEMA, "port": "x"}\n', "what it sends is not as samestep writes it: port"),
-    ],
-)
-def test_an_answer_that_cannot_be_used_is_a_lost_machine(line: str, says: str) -> None:
-    ours, theirs = socket.socketpair()
-    connection = Connection(ours, budget())
-    theirs.sendall(line.replace("SCHEMA", str(SCHEMA)).encode())
-    theirs.close()
-    with pytest.raises(ConnectionError, match=says):
-        connection.receive(Answer)
-    connection.close()
-
-
-def test_records_cross_a_connection() -> None:
-    ours, theirs = (Connection(end, budget()) for end in socket.socketpair())
-    ours.send(Answer(names=("eth0",)))
-    assert theirs.receive(Answer) == Answer(names=("eth0",))
-    ours.close()
-    theirs.close()
 
 
 @pytest.mark.check

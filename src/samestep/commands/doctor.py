@@ -8,7 +8,7 @@ not.
 from __future__ import annotations
 
 import os
-import re
+import shlex
 import socket
 import subprocess
 import tempfile
@@ -19,19 +19,24 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from samestep import launch
-from samestep.commands import fleet
+from samestep.commands import arrivals, fleet
 from samestep.commands.ask_worker import ask_probes
-from samestep.commands.doctor_options import DoctorOptions
+from samestep.commands.authenticated_connection import check_bounds
+from samestep.commands.doctor_options import DEVICE, DoctorOptions
 from samestep.commands.machines import detect_launched_rank, machines_of
+from samestep.commands.options import arguments
 from samestep.commands.setup import Setup
-from samestep.errors import TrainingFailed, UserError, say
+from samestep.errors import TrainingFailed, UserError, printable, say
 from samestep.launch import Machines, Shape
+from samestep.launch.init_method import rendezvous_of
 from samestep.launch.started_by import LaunchedRank
 from samestep.records.doctor import Judged, Probed, ProbeQuestion, Report
 from samestep.records.files import as_json, from_json
 from samestep.world import RENDEZVOUS_PORT, checks, network, nvidia
+from samestep.world import token as tokens
 from samestep.world.checks import Finding, LaunchInfo, torch_build
 from samestep.world.machine import Machine
+from samestep.world.token import TOKEN
 
 WORKER_S = 120.0  # in which torch and the engines' packages are imported
 APART = 53  # from an outer launcher's MASTER_PORT, which its own store holds, to the doctor's port
@@ -41,9 +46,10 @@ NOT_CONNECTED = ("machines", "master")  # judged again where the machines have n
 @dataclass(frozen=True)
 class Role:
     """What this command does in the doctor. first: it reports. idle: nothing, because another process checks this
-    machine. wait_s: how long machines wait for each other."""
+    machine. wait_s: how long machines wait for each other. token: that they share."""
 
     info: LaunchInfo
+    token: str = ""
     first: bool = True
     idle: bool = False
     wait_s: float = 120.0
@@ -54,7 +60,7 @@ def doctor(options: DoctorOptions, flags: Sequence[str] = ()) -> Report | int | 
 
     flags: how to print the report, for the command that a launcher starts on each machine.
     """
-    if not re.fullmatch(r"auto|cpu|cuda|cuda:\d+(,cuda:\d+)*", options.device):
+    if not DEVICE.fullmatch(options.device):
         raise UserError(f"--device {options.device}: give auto, cpu, cuda, or a list such as cuda:0,cuda:1")
     setup = options.setup()
     if setup.launchers:
@@ -62,6 +68,7 @@ def doctor(options: DoctorOptions, flags: Sequence[str] = ()) -> Report | int | 
     role = _role(replace(setup, nproc=None, launchers=()), setup.nproc, options.job)
     if role.idle:
         return None
+    role = replace(role, token=role.token or _token(options, role.info.nnodes, role.first, role.info.master))
     began = time.monotonic()
     wanted = [name for name in checks.names() if not (options.quick and checks.needs_torch(name))]
     with ThreadPoolExecutor(1) as pool:
@@ -91,7 +98,7 @@ def _role(setup: Setup, nproc: int | None, job: str) -> Role:
     except UserError as error:
         return Role(replace(info, nnodes=1, master=Machines().master, contradiction=str(error)))
     if rank:
-        return _role_of_rank(info, rank, options.timeout_s)
+        return _role_of_rank(info, rank, os.environ, options.timeout_s)
     nproc = nproc or nvidia.visible() or 2
     try:
         machines = machines_of(setup, os.environ)
@@ -105,16 +112,44 @@ def _role(setup: Setup, nproc: int | None, job: str) -> Role:
     return Role(replace(info, port=machines.port), first=first, wait_s=machines.timeout_s)
 
 
-def _role_of_rank(info: LaunchInfo, rank: LaunchedRank, wait_s: float) -> Role:
-    """Returns the role of a rank that an outer launcher has started: one rank on each machine checks it."""
+def _role_of_rank(info: LaunchInfo, rank: LaunchedRank, env: Mapping[str, str], wait_s: float) -> Role:
+    """Returns the role of a rank that an outer launcher has started: one rank on each machine checks it.
+
+    Its token is that of the environment. Without one it is the launch's name, which keeps launches apart and is no
+    secret.
+    """
     nnodes = -(-rank.size // rank.local_size)
     info = replace(info, nproc=rank.local_size, nnodes=nnodes, node=None, started_by=rank.launcher)
+    token = tokens.given(env)
     if nnodes > 1:
-        host, _, port = rank.init_method.removeprefix("tcp://").rpartition(":")
-        host, port = (host or os.environ["MASTER_ADDR"]), (port if host else os.environ["MASTER_PORT"])
-        near = int(port) + APART if int(port) + APART < 65536 else int(port) - APART
-        info = replace(info, master=host.strip("[]"), port=near)
-    return Role(info, first=rank.rank == 0, idle=rank.local_rank != 0, wait_s=wait_s)
+        host, port = rendezvous_of(rank.init_method, env)
+        near = port + APART if port + APART < 65536 else port - APART
+        info = replace(info, master=host, port=near)
+        if not token and rank.rank == 0:
+            say(
+                f"the machines of this {rank.launcher} do not prove to each other who they are; give all ranks the "
+                f"same random {TOKEN} in their environment where others reach port {near} of {host}"
+            )
+    token = token or f"the launch {rank.launcher} {rank.id}"
+    return Role(info, token, first=rank.rank == 0, idle=rank.local_rank != 0, wait_s=wait_s)
+
+
+def _token(options: DoctorOptions, nnodes: int, first: bool, master: str) -> str:
+    """Returns the token of this doctor. Without one in the environment the first machine makes one, and prints the line
+    for the others."""
+    token = tokens.given(os.environ)
+    if token or nnodes == 1:
+        return token or tokens.new()
+    if not first:
+        raise UserError(
+            f"this machine has no {TOKEN}; type here the line that samestep doctor prints on {master}, or set the same "
+            f"random {TOKEN} on each machine"
+        )
+    token = tokens.new()
+    words = arguments(options, DoctorOptions, ("node_rank",)) + [options.job] * bool(options.job)
+    number = " --node-rank N" if options.machines.node_rank is not None else ""
+    say(f"type on each other machine: {TOKEN}={token} samestep doctor {shlex.join(words)}{number}")
+    return token
 
 
 def _launched(setup: Setup, options: DoctorOptions, flags: Sequence[str]) -> int:
@@ -126,9 +161,12 @@ def _launched(setup: Setup, options: DoctorOptions, flags: Sequence[str]) -> int
         raise UserError(f"--launcher {name}: {why}")
     more = [options.job] * bool(options.job) + ["--device", setup.device, *flags] + ["--quick"] * options.quick
     more += ["--out", str(setup.out)] if setup.out else []
+    first = machines.nnodes == 1 or machines.single_launch or machines.is_master
+    token = _token(options, 1 if machines.single_launch else machines.nnodes, first, machines.master)
+    machines = replace(machines, exported=(TOKEN,))
     with tempfile.TemporaryDirectory(prefix="samestep-doctor-") as folder:
         command = module.plan(("-m", "samestep", "doctor", *more), Shape(setup.nproc or 2, folder, machines))
-        return subprocess.call(command.argv, env=os.environ | dict(command.env))
+        return subprocess.call(command.argv, env=os.environ | dict(command.env) | {TOKEN: token})
 
 
 def _is_unusable(master: str) -> bool:
@@ -158,9 +196,9 @@ def _probe_in_worker(info: LaunchInfo, wanted: Sequence[str]) -> list[Probed]:
 
 def _other(role: Role, began: float, probed: list[Probed]) -> Report | int:
     """Runs on each machine but the first. Where it cannot connect to the first one, judges this machine alone."""
-    connection, here, dialled = fleet.connect(role.info, probed, role.wait_s)
+    connection, here, dialled = arrivals.connect(role.info, probed, role.wait_s, role.token)
     try:
-        code = fleet.serve(connection, here) if connection else None
+        code = fleet.serve(connection, here, role.info) if connection else None
     finally:
         here.close()
     if code is not None:
@@ -175,17 +213,20 @@ def _first(role: Role, began: float, wanted: Sequence[str], gather: Callable[[],
     """Runs on the first machine: waits for the others, has them measure, judges, and stops them."""
     info, probed = role.info, [Probed.of("port", role.info)]
     listening = _listening(info) if info.nnodes > 1 and role.wait_s else None
+    arriving = arrivals.Arrivals(listening, role.token) if listening else None
     probed += gather()
-    connected = fleet.accept(listening, info.nnodes - 1, role.wait_s) if listening else []
+    connected = arriving.wait(info.nnodes - 1, role.wait_s) if arriving else []
+    if arriving and arriving.strangers:
+        say(f"{printable(arriving.strangers[-1])} has connected with another {TOKEN} than this machine's: not let in")
     route = network.route_to(info.master)
-    here = fleet.LocalMachine(socket.gethostname(), route[1] if route else "127.0.0.1", info)
+    here = fleet.LocalMachine(socket.gethostname(), route[1] if route else "127.0.0.1", info, role.token)
     others = fleet.remote_machines(here, connected)
     greetings = {id(connection): greeting for connection, greeting in connected}
     code = 1
     try:
         seen = [(here.name, probed)]
         seen += [(other.name, list(greetings[id(other.connection)].probed)) for other in others]
-        measured = _measure((here, *others), info, wanted)
+        measured = _measure(here, others, info, wanted)
         report = _report(seen, measured, began)
         code = int(report.failed)
         return report
@@ -193,8 +234,8 @@ def _first(role: Role, began: float, wanted: Sequence[str], gather: Callable[[],
         for other in others:
             other.stop(code)
         here.close()
-        if listening:
-            listening.close()
+        if arriving:
+            arriving.close()
 
 
 def _listening(info: LaunchInfo) -> socket.socket | None:
@@ -205,15 +246,24 @@ def _listening(info: LaunchInfo) -> socket.socket | None:
         return None
 
 
-def _measure(machines: tuple[Machine, ...], info: LaunchInfo, wanted: Sequence[str]) -> dict[str, object]:
+def _measure(
+    here: fleet.LocalMachine, others: Sequence[fleet.RemoteMachine], info: LaunchInfo, wanted: Sequence[str]
+) -> dict[str, object]:
     """Gathers the facts of the checks that measure all machines: check -> its facts, or the error."""
+    machines: tuple[Machine, ...] = (here, *others)
     measured: dict[str, object] = {}
-    for name in wanted:
-        if checks.is_measured(name):
-            try:
-                measured[name] = checks.measure(name, machines, info)
-            except Exception as error:
-                measured[name] = error
+    lost: ConnectionError | None = None
+    try:
+        ports = tuple((machine.address, machine.listen()) for machine in machines)
+        for other in others:
+            other.meet(ports)
+    except ConnectionError as error:
+        lost = error
+    for name in filter(checks.is_measured, wanted):
+        try:
+            measured[name] = lost or checks.measure(name, machines, info)
+        except Exception as error:
+            measured[name] = error
     return measured
 
 
@@ -230,7 +280,7 @@ def _report(seen: Sequence[tuple[str, list[Probed]]], measured: Mapping[str, obj
                 lost = isinstance(value, ConnectionError)
                 findings.append(Finding("FAIL" if lost else "UNKNOWN", f"not measured: {value}"))
             elif value is not None:
-                findings, facts[name] = checks.load(name).judge(value), as_json(value)
+                findings, facts[name] = _findings(name, value), as_json(value)
         else:
             findings, plain = _judge(name, seen)
             facts |= {name: plain} if plain else {}
@@ -247,6 +297,19 @@ def _judge(name: str, seen: Sequence[tuple[str, list[Probed]]]) -> tuple[list[Fi
                 continue
             if each.error:
                 findings.append(Finding("UNKNOWN", f"not probed: {each.error}", machine=machine))
-            else:
-                facts[machine], plain[machine] = from_json(kind, each.facts, f"what {machine} says"), each.facts
-    return findings + (checks.load(name).judge(facts) if facts else []), plain
+                continue
+            try:
+                read = from_json(kind, each.facts, f"what {machine} says")
+                check_bounds(as_json(read))
+                facts[machine], plain[machine] = read, each.facts
+            except (UserError, ValueError) as error:
+                findings.append(Finding("UNKNOWN", f"not probed: {error}", machine=machine))
+    return findings + (_findings(name, facts) if facts else []), plain
+
+
+def _findings(check: str, facts: object) -> list[Finding]:
+    """Has a check judge its facts; what another machine says of itself may be of the right types and make no sense."""
+    try:
+        return checks.load(check).judge(facts)
+    except Exception as error:
+        return [Finding("UNKNOWN", f"not judged: {type(error).__name__}: {error}")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Annotated
@@ -12,6 +13,8 @@ from samestep.commands.command_options import Device, Launcher, Out, one_launche
 from samestep.commands.machine_options import MachineOptions
 from samestep.commands.options import Options
 from samestep.commands.setup import Setup
+
+DEVICE = re.compile(r"auto|cpu|cuda|cuda:\d{1,3}(,cuda:\d{1,3}){0,63}")
 
 
 @dataclass(frozen=True)

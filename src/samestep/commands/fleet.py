@@ -2,38 +2,43 @@
 
 from __future__ import annotations
 
-import json
 import os
+import re
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any, TypeVar
 
 import psutil
 
-from samestep.errors import UserError
-from samestep.records.doctor import Answer, Greeting, Probed, Request, TrialRank
-from samestep.records.files import from_record, read, with_schema, write
+from samestep.commands.authenticated_connection import Connection
+from samestep.commands.doctor_options import DEVICE
+from samestep.errors import UserError, printable
+from samestep.records.doctor import Answer, Greeting, Request, TrialRank
+from samestep.records.files import read, write
 from samestep.world import RANK_VARIABLES, network, wire
-from samestep.world.checks import LaunchInfo
+from samestep.world.checks import LaunchInfo, collective
 from samestep.world.machine import Dialled, Flow, RankTried, Trial
 from samestep.world.orphans import COMMAND, die_with_parent, this_command
+from samestep.world.token import TOKEN
 
 ANSWER_S = 180.0  # how long the first machine waits for an answer
 START_S = 60.0  # in which a rank has imported torch
-T = TypeVar("T")
+MOST_RANKS = 4096  # of a machine
+FIRST_PORT = 1024  # below are those of the system
+LONGEST_SEND_S, LONGEST_WAIT_S = 5.0, 120.0
 
 
 class LocalMachine:
-    """This machine. address: by which the others reach it."""
+    """This machine. address: by which the others reach it. token: of this doctor."""
 
-    def __init__(self, name: str, address: str, info: LaunchInfo) -> None:
+    def __init__(self, name: str, address: str, info: LaunchInfo, token: str = "") -> None:
         self.name, self.address, self.nproc, self._master = name, address, info.nproc, info.master
+        self._token = token
         self._sink: wire.Sink | None = None
         self._rendezvous: socket.socket | None = None
         self._ranks: list[tuple[int, subprocess.Popen[bytes]]] = []
@@ -41,14 +46,14 @@ class LocalMachine:
         self._folder = tempfile.TemporaryDirectory(prefix="samestep-doctor-")
 
     def listen(self) -> int:
-        self._sink = self._sink or wire.Sink(self.address)
+        self._sink = self._sink or wire.Sink(self.address, self._token)
         return self._sink.port
 
     def dial(self, address: str, port: int) -> Dialled:
         return wire.dial(address, port)
 
     def send(self, address: str, port: int, seconds: float) -> Flow:
-        return wire.send(address, port, seconds)
+        return wire.send(address, port, seconds, self._token)
 
     def now(self) -> float:
         return time.time()
@@ -75,7 +80,7 @@ class LocalMachine:
         folder = Path(self._folder.name)
         for old in folder.iterdir():
             old.unlink()
-        environment = {name: value for name, value in os.environ.items() if name != RANK_VARIABLES}
+        environment = {name: value for name, value in os.environ.items() if name not in (RANK_VARIABLES, TOKEN)}
         environment |= {COMMAND: this_command(), "OMP_NUM_THREADS": "1", **trial.variables}
         environment |= {"TORCH_CPP_LOG_LEVEL": "ERROR"} if "TORCH_CPP_LOG_LEVEL" not in environment else {}
         for rank in range(trial.first, trial.first + trial.here):
@@ -125,42 +130,12 @@ class LocalMachine:
         self._folder.cleanup()
 
 
-class Connection:
-    """Sends and receives records as lines of JSON. Raises ConnectionError where the other side is lost."""
-
-    def __init__(self, stream: socket.socket, wait_s: float) -> None:
-        stream.settimeout(wait_s)
-        self._stream = stream
-        self._file: IO[str] = stream.makefile("rw", encoding="utf-8", newline="\n")
-
-    def send(self, record: Any) -> None:
-        try:
-            self._file.write(json.dumps(with_schema(record)) + "\n")
-            self._file.flush()
-        except OSError as error:
-            raise ConnectionError(str(error)) from None
-
-    def receive(self, kind: type[T]) -> T:
-        try:
-            line = self._file.readline()
-            if not line:
-                raise ConnectionError("it has closed the connection")
-            return from_record(kind, json.loads(line), "what it sends", "install the same on each machine")
-        except (OSError, ValueError, UserError) as error:
-            raise ConnectionError(str(error)) from None
-
-    def close(self) -> None:
-        with suppress(OSError):
-            self._file.close()
-        self._stream.close()
-
-
 class RemoteMachine:
     """Another machine, which answers the requests that it receives over a connection."""
 
     def __init__(self, connection: Connection, name: str, greeting: Greeting) -> None:
-        self.name, self.address, self.nproc = name, greeting.address, greeting.info.nproc
-        self.connection = connection
+        self.name, self.address, self.nproc = name, connection.addresses[1], greeting.nproc
+        self.connection, self._first = connection, 0
 
     def _ask(self, request: Request) -> Answer:
         try:
@@ -170,13 +145,22 @@ class RemoteMachine:
             raise ConnectionError(f"{self.name} is lost: {error}") from None
 
     def listen(self) -> int:
-        return self._ask(Request("listen")).port
+        port = self._ask(Request("listen")).port
+        if not FIRST_PORT <= port < 1 << 16:
+            raise ConnectionError(f"{self.name} is lost: it says that it listens at port {port}")
+        return port
+
+    def meet(self, ports: tuple[tuple[str, int], ...]) -> None:
+        """Tells the machine at which addresses and ports the machines of this doctor count: it connects to no other."""
+        self._ask(Request("meet", ports))
 
     def dial(self, address: str, port: int) -> Dialled:
-        return self._ask(Request("dial", address, port)).dialled or Dialled("error", 0.0, "no answer")
+        answer = self._ask(Request("dial", address=address, port=port))
+        return answer.dialled or Dialled("error", 0.0, "no answer")
 
     def send(self, address: str, port: int, seconds: float) -> Flow:
-        return self._ask(Request("send", address, port, seconds)).flow or Flow(0, 0.0, "no answer")
+        answer = self._ask(Request("send", address=address, port=port, seconds=seconds))
+        return answer.flow or Flow(0, 0.0, "no answer")
 
     def now(self) -> float:
         return self._ask(Request("now")).seconds
@@ -188,10 +172,14 @@ class RemoteMachine:
         raise NotImplementedError("ranks meet on the first machine")
 
     def start(self, trial: Trial) -> None:
+        self._first = trial.first
         self._ask(Request("start", trial=trial))
 
     def ended(self) -> tuple[RankTried, ...]:
-        return self._ask(Request("ended")).ranks
+        ranks = self._ask(Request("ended")).ranks
+        if [tried.rank for tried in ranks] != [*range(self._first, self._first + self.nproc)]:
+            raise ConnectionError(f"{self.name} is lost: it does not answer for its ranks")
+        return ranks
 
     def stop(self, code: int) -> None:
         with suppress(ConnectionError):
@@ -199,16 +187,56 @@ class RemoteMachine:
         self.connection.close()
 
 
-def serve(connection: Connection, machine: LocalMachine) -> int | None:
-    """Answers the first machine's requests until its 'stop'. Returns the exit code of it; None where it is lost."""
+def serve(connection: Connection, machine: LocalMachine, info: LaunchInfo) -> int | None:
+    """Answers the first machine's requests until its 'stop'. Returns the exit code of it; None where it is lost.
+
+    Raises UserError for a request that the doctor never makes.
+    """
+    ports: tuple[tuple[str, int], ...] = ()
     try:
         while True:
             request = connection.receive(Request)
             if request.do == "stop":
-                return request.code
+                return int(request.code != 0)
+            interfaces = machine.interfaces() if request.do == "start" else ()
+            if why := why_refused(request, info, ports, interfaces):
+                raise UserError(f"the machine at {info.master}:{info.port} asks for what the doctor never does: {why}")
+            ports = ports or request.ports
             connection.send(_answer(machine, request))
     except ConnectionError:
         return None
+
+
+def why_refused(
+    request: Request, info: LaunchInfo, ports: Collection[tuple[str, int]], interfaces: Sequence[str]
+) -> str:
+    """Returns why a machine does not do what another asks for; '' where it does. A pure function.
+
+    ports: what 'meet' has told before: each machine's address and the port at which it counts.
+    """
+    if request.do == "meet":
+        if ports or not 0 < len(request.ports) <= info.nnodes:
+            return f"to connect to {len(request.ports)} machines of {info.nnodes}"
+        odd = [port for _, port in request.ports if not FIRST_PORT <= port < 1 << 16]
+        return f"to connect to port {odd[0]}" if odd else ""
+    if request.do in ("dial", "send"):
+        if (request.address, request.port) not in ports:
+            return f"to connect to {printable(request.address, 60)}, port {request.port}"
+        return "" if 0 <= request.seconds <= LONGEST_SEND_S else f"to send for {request.seconds:g} s"
+    if request.do != "start":
+        return ""
+    trial = request.trial
+    if trial is None or trial.here != info.nproc or not 0 <= trial.first <= trial.size - trial.here:
+        return "to start other ranks than --nproc"
+    if trial.size > info.nnodes * MOST_RANKS or not 0 < trial.wait_s <= LONGEST_WAIT_S:
+        return f"to start {trial.size} ranks that wait for {trial.wait_s:g} s"
+    if trial.master not in [address for address, _ in ports] or not FIRST_PORT <= trial.port < 1 << 16:
+        return f"to start ranks that meet at {printable(trial.master, 60)}, port {trial.port}"
+    if not DEVICE.fullmatch(trial.device):
+        return "to start ranks on a device that is none"
+    if not collective.may_be_set(trial.variables, interfaces):
+        return f"to set {printable(' '.join(f'{name}={value}' for name, value in trial.variables.items()), 200)}"
+    return ""
 
 
 def _answer(machine: LocalMachine, request: Request) -> Answer:
@@ -224,58 +252,19 @@ def _answer(machine: LocalMachine, request: Request) -> Answer:
         case "start":
             assert request.trial is not None
             machine.start(request.trial)
-            return Answer()
         case "ended":
             return Answer(ranks=machine.ended())
     return Answer(seconds=machine.now())
 
 
-def accept(listening: socket.socket, count: int, wait_s: float) -> list[tuple[Connection, Greeting]]:
-    """Waits for `count` machines. Returns those that have connected within `wait_s` seconds."""
-    connected: list[tuple[Connection, Greeting]] = []
-    until = time.monotonic() + wait_s
-    while len(connected) < count and (left := until - time.monotonic()) > 0:
-        listening.settimeout(left)
-        try:
-            stream, _ = listening.accept()
-        except TimeoutError:
-            break
-        connection = Connection(stream, 10.0)
-        try:
-            connected.append((connection, connection.receive(Greeting)))
-            stream.settimeout(ANSWER_S)
-        except ConnectionError:  # another program, which only checked that the port is open
-            connection.close()
-    return connected
-
-
-def connect(
-    info: LaunchInfo, probed: Sequence[Probed], wait_s: float
-) -> tuple[Connection | None, LocalMachine, Dialled]:
-    """Connects to the first machine, which may not listen yet, and sends it the facts of this one.
-
-    Returns the connection, this machine, and how the last attempt ended; no connection where none opened within
-    `wait_s` seconds.
-    """
-    until = time.monotonic() + wait_s
-    route = network.route_to(info.master)
-    here = LocalMachine(socket.gethostname(), route[1] if route else "127.0.0.1", info)
-    while (dialled := wire.dial(info.master, info.port)).outcome != "open":
-        if time.monotonic() > until or dialled.outcome == "unknown name":
-            return None, here, dialled
-        time.sleep(0.2)
-    connection = Connection(socket.create_connection((info.master, info.port), timeout=ANSWER_S), ANSWER_S)
-    connection.send(Greeting(here.name, here.address, info, tuple(probed)))
-    return connection, here, dialled
-
-
 def remote_machines(here: LocalMachine, connected: Sequence[tuple[Connection, Greeting]]) -> list[RemoteMachine]:
     """Returns the other machines in the order of their numbers, each with a name of its own."""
     used, machines = {here.name}, []
-    for connection, greeting in sorted(connected, key=lambda each: (each[1].info.node is None, each[1].info.node or 0)):
-        name, number = greeting.name, 2
+    for connection, greeting in sorted(connected, key=lambda each: (each[1].node is None, each[1].node or 0)):
+        name = said = greeting.name if re.fullmatch(r"\w[\w.-]{0,252}", greeting.name) else connection.addresses[1]
+        number = 2
         while name in used:
-            name, number = f"{greeting.name} ({number})", number + 1
+            name, number = f"{said} ({number})", number + 1
         used.add(name)
         machines.append(RemoteMachine(connection, name, greeting))
     return machines

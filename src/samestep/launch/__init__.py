@@ -31,7 +31,8 @@ class Machines:
     long a rank waits for the others. max_restarts: as torchrun's. is_master: whether this machine is the master;
     local_address: this machine's address on the route to the master. torchrun would look both up by this machine's
     name, which may not resolve. min_nodes: the fewest machines that train on where others leave, and may come back; 0:
-    all must stay. request_digest: of what is trained, by which a machine that comes later is recognised.
+    all must stay. request_digest: of what is trained, by which a machine that comes later is recognised. exported: more
+    environment variables that the ranks need, for a launcher that does not hand on all of them.
     """
 
     nnodes: int = 1
@@ -47,6 +48,7 @@ class Machines:
     local_address: str = ""
     min_nodes: int = 0
     request_digest: str = ""
+    exported: tuple[str, ...] = ()
 
     @property
     def endpoint(self) -> str:

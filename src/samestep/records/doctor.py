@@ -55,20 +55,21 @@ class TrialRank:
 
 @dataclass(frozen=True)
 class Greeting:
-    """The message of a machine that connects to the first one. address: its own, on the route to the first one."""
+    """The message of a machine that connects to the first one. node: its --node-rank. nproc: its ranks."""
 
     name: str
-    address: str
-    info: LaunchInfo
+    node: int | None
+    nproc: int
     probed: tuple[Probed, ...]
 
 
 @dataclass(frozen=True)
 class Request:
     """What the first machine asks another to do. The fields are the arguments of Machine's methods. code: with 'stop',
-    the exit code."""
+    the exit code. ports: with 'meet', each machine's address and the port at which it counts."""
 
-    do: Literal["listen", "dial", "send", "now", "interfaces", "start", "ended", "stop"]
+    do: Literal["listen", "meet", "dial", "send", "now", "interfaces", "start", "ended", "stop"]
+    ports: tuple[tuple[str, int], ...] = ()
     address: str = ""
     port: int = 0
     seconds: float = 0.0

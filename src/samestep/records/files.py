@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-SCHEMA = 5  # of every record: add 1 when a field is added, renamed or removed. Records of another number are refused
+SCHEMA = 6  # of every record: add 1 when a field is added, renamed or removed. Records of another number are refused
 KEY = "schema"
 OTHER_FIELDS = ("unexpected_keyword_argument", "missing")  # pydantic's names of these errors
 

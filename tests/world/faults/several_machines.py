@@ -11,6 +11,7 @@ from pathlib import Path
 
 from budget import budget, wait_until
 from cluster.hosts import Hosts, ip, tc
+from samestep.world.token import TOKEN
 from world.faults.fault import DOCTOR, SOURCE, clean, grouped
 
 SKEW = """
@@ -51,7 +52,7 @@ def doctors(
     shape += ["--timeout", f"{budget(10 if quick else 60):.0f}"]
     for host in on:
         line = [*before(host), *DOCTOR, *shape, *(["--quick"] if quick else []), *more(host)]
-        own = clean() | dict((variables or {}).get(host, {}))
+        own = clean() | {TOKEN: "of the planted faults"} | dict((variables or {}).get(host, {}))
         where = (folders or {}).get(host)
         started.append(hosts.start(host, line, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=own, cwd=where))
     return [process.communicate()[0] for process in started]

@@ -42,7 +42,7 @@ def plan(program: Sequence[str], shape: Shape) -> Command:
         raise UserError("several machines must know the rendezvous port; give one with --port")
     init_method = f"tcp://{machines.endpoint}" if machines.port else f"file://{shape.folder}/rendezvous"
     env = {"SAMESTEP_INIT_METHOD": init_method} | VARIABLES.environment()
-    exported = [*env, "SAMESTEP_TIMEOUT_S", "SAMESTEP_DEVICES", "OMP_NUM_THREADS"]
+    exported = [*env, "SAMESTEP_TIMEOUT_S", "SAMESTEP_DEVICES", "OMP_NUM_THREADS", *machines.exported]
     if machines.interface:
         exported += ["GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"]
     env |= {

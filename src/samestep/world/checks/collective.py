@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from samestep.world.checks import Finding, LaunchInfo, ok
@@ -19,6 +19,7 @@ STARTS_RANKS = True
 SLOWER = 2.0  # than the median: a straggler
 FIRST_WAIT_S, WAIT_S = 20.0, 10.0
 MOST_TRIES = 6
+SWITCHES = ("NCCL_IB_DISABLE", "NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE")
 
 
 @dataclass(frozen=True)
@@ -76,9 +77,15 @@ def candidates(interfaces: Sequence[str], backend: str, machines: int) -> list[d
     if backend != "nccl":
         return by_interface
     settings = [{"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}"} for name in useful[:2]]
-    switches = ("NCCL_IB_DISABLE", "NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE")
-    settings += [{name: "1"} for name in switches]
-    return [*settings, {**dict.fromkeys(switches, "1"), **(settings[0] if useful else {})}]
+    settings += [{name: "1"} for name in SWITCHES]
+    return [*settings, {**dict.fromkeys(SWITCHES, "1"), **(settings[0] if useful else {})}]
+
+
+def may_be_set(variables: Mapping[str, str], interfaces: Collection[str]) -> bool:
+    """Whether another machine may ask for these variables: those that `candidates` has, with an interface of here."""
+    of_interfaces = {"GLOO_SOCKET_IFNAME": interfaces, "NCCL_SOCKET_IFNAME": [f"={name}" for name in interfaces]}
+    known = {**of_interfaces, **dict.fromkeys(SWITCHES, ("1",))}
+    return all(value in known.get(name, ()) for name, value in variables.items())
 
 
 def _tried(machines: Sequence[Machine], info: LaunchInfo, variables: Mapping[str, str], wait_s: float) -> Try:
