@@ -194,7 +194,12 @@ def write_into(folder: Path, name: str, text: str) -> Path:
 
 def _lock(folder: Path) -> None:
     """Locks `folder` until release_folders, or the end of this process. Raises UserError when it is locked already."""
-    lock = open(folder / LOCK, "w")  # noqa: SIM115 - held open
+    try:
+        # A link could lead to a file that is not the lock, and a named pipe would wait for its other end.
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+        lock = open(os.open(folder / LOCK, flags, 0o644), "r+b", buffering=0)  # noqa: SIM115 - held open
+    except OSError as error:
+        raise UserError(f"{folder / LOCK} is no lock ({error.strerror}); give another folder with --out") from None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -203,7 +208,7 @@ def _lock(folder: Path) -> None:
     _held.append(lock)
 
 
-_held: list[IO[str]] = []
+_held: list[IO[bytes]] = []
 _created: list[Path] = []  # folders, the deepest first
 
 

@@ -22,6 +22,7 @@ from samestep.records.results import RESULTS, Results, ScoreResults, StudyResult
 from samestep.records.runs import COMMAND, CommandRecord, Outcome, PastRun
 from samestep.records.script import CheckResults
 from samestep.records.study import STUDY, StudyRecord
+from samestep.world.regular_files import open_regular
 
 AnyResults = Results | CheckResults
 RESULTS_OF: dict[str, type[AnyResults]] = {
@@ -116,7 +117,7 @@ def _outcome(folder: Path, began: CommandRecord | None, results: AnyResults | No
 
 def _is_locked(folder: Path) -> bool:
     """Whether a command on this machine is writing into `folder`."""
-    with suppress(OSError), open(folder / LOCK) as lock:
+    with suppress(OSError), open_regular(folder / LOCK) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:

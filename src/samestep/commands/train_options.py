@@ -14,6 +14,7 @@ from typer import Option
 
 from samestep.commands.options import Names, Options, Typed, names
 from samestep.errors import UserError, first_few, nearest
+from samestep.world.regular_files import open_regular
 
 if TYPE_CHECKING:
     from samestep.records.checkpoint import Every
@@ -273,7 +274,7 @@ def file_of(path: str | Path | None, flag: str) -> str | None:
 def digest_of(file: Path) -> str:
     """Returns the SHA-256 of a file."""
     state = hashlib.sha256()
-    with open(file, "rb") as content:
+    with open_regular(file) as content:
         while block := content.read(1 << 20):
             state.update(block)
     return state.hexdigest()

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from samestep.errors import UserError
+from samestep.world.regular_files import check_regular
 
 Rows = NDArray[np.generic]
 
@@ -36,7 +37,7 @@ class Arrays(Dataset[Any]):
         self._open()
 
     def _open(self) -> None:
-        self.shards = [[_map_file(path) for path in files] for files in self.columns]
+        self.shards = [[map_file(path) for path in files] for files in self.columns]
         for files, arrays in zip(self.columns, self.shards):
             if not arrays:
                 raise UserError(
@@ -87,9 +88,11 @@ class Arrays(Dataset[Any]):
         return tensors
 
 
-def _map_file(path: Path) -> Rows:
+def map_file(path: Path) -> Rows:
+    """Returns the array of a .npy file without reading it. Raises UserError for a file that holds none, or objects."""
     try:
-        array: Rows = np.load(path, mmap_mode="r")
+        check_regular(path)
+        array: Rows = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise UserError(f"{path} cannot be mapped ({error}); write it with numpy.save, numbers alone") from error
     if array.ndim == 0:

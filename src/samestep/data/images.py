@@ -23,6 +23,7 @@ from PIL import Image
 from torch.utils.data import Dataset
 
 from samestep.errors import UserError
+from samestep.world.regular_files import check_regular, read_regular
 
 JPEG = {".jpg", ".jpeg"}
 SUFFIXES = {*JPEG, ".png", ".bmp", ".webp", ".ppm"}
@@ -110,16 +111,14 @@ def decode(path: Path, short_side: int | None = None) -> Pixels:
     """
     if short_side is None and path.suffix.lower() in JPEG:
         with contextlib.suppress(OSError, ValueError):  # if it fails, Pillow reads the file or says what is wrong
-            file = path.read_bytes()
-            _, _, colours, _ = simplejpeg.decode_jpeg_header(file)
-            if colours in (
-                "YCbCr",
-                "Gray",
-                "RGB",
-            ):  # for other colour spaces simplejpeg and Pillow return different pixels
+            file = read_regular(path)
+            height, width, colours, _ = simplejpeg.decode_jpeg_header(file)
+            # For other colour spaces simplejpeg and Pillow return different pixels; Pillow refuses what is too large.
+            if colours in ("YCbCr", "Gray", "RGB") and height * width < (Image.MAX_IMAGE_PIXELS or math.inf):
                 pixels: Pixels = simplejpeg.decode_jpeg(file, "RGB")
                 return pixels
     try:
+        check_regular(path)
         with Image.open(path) as image:
             if short_side is not None:
                 image.draft("RGB", (short_side, short_side))

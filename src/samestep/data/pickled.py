@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from samestep.errors import UserError, printable
+from samestep.world.regular_files import read_regular
 
 NUMBERS = re.compile("b1|[iu][1248]|f[248]")  # the dtypes that are read; one of objects holds others' classes
 
@@ -26,7 +27,7 @@ def read_pickled(path: Path) -> Any:
     Raises UserError for a file that is no pickle, or names anything besides arrays, numbers and texts.
     """
     try:
-        content = path.read_bytes()
+        content = read_regular(path)
         return _plain(_Arrays(io.BytesIO(content), encoding="latin1").load())
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}); give the folder of the pickled files") from None

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from samestep.data.arrays import map_file
 from samestep.errors import UserError
 
 
@@ -25,7 +26,7 @@ class Windows(Dataset[Any]):
 
     def __init__(self, array: Any, length: int, stride: int | None = None) -> None:
         if isinstance(array, str | Path):
-            array = np.load(array, mmap_mode="r")
+            array = map_file(Path(array))
         self.array, self.length, self.stride = array, length, length if stride is None else stride
         if getattr(array, "ndim", 0) != 1:
             raise UserError(f"Windows takes one long array, of shape [tokens], not {list(getattr(array, 'shape', []))}")

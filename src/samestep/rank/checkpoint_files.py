@@ -22,11 +22,12 @@ from typing import IO, Any
 import torch
 from torch import Tensor
 
-from samestep.errors import UserError
+from samestep.errors import UserError, printable
 from samestep.rank.packed import Piece, Stored, merged, unpack
-from samestep.records.checkpoint import MANIFEST, Manifest, Place, RankPart, steps_in
+from samestep.records.checkpoint import MANIFEST, Manifest, Place, RankPart, files_of, steps_in
 from samestep.records.files import read, replace_by, write
 from samestep.records.launch_request import LaunchRequest
+from samestep.world.regular_files import UNBOUNDED, check_regular, open_regular
 
 
 class Damaged(Exception):
@@ -43,7 +44,7 @@ def write_part(folder: Path, rank: int, tree: Any, pieces: Mapping[str, Piece], 
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = folder / f"rank{rank}.safetensors"
+    part, tensors = (folder / name for name in files_of(rank))
     here = {key: piece for key, piece in pieces.items() if piece.block.numel() or not math.prod(piece.shape)}
     save_file({key: piece.block for key, piece in here.items()}, tensors)
     sync(tensors)
@@ -52,7 +53,7 @@ def write_part(folder: Path, rank: int, tree: Any, pieces: Mapping[str, Piece], 
     places = {
         key: Place(piece.shape, piece.offset) for key, piece in here.items() if piece.shape != tuple(piece.block.shape)
     }
-    write(folder / f"rank{rank}.json", RankPart(tree, places))
+    write(part, RankPart(tree, places))
 
 
 def complete(folder: Path, step: int, engine: str, world_size: int, request: LaunchRequest | None) -> Path:
@@ -79,10 +80,10 @@ def sync(path: Path) -> None:
         os.close(opened)
 
 
-def digest(path: Path) -> str:
-    """Returns the BLAKE2b digest of a file."""
+def digest(path: Path, most: int = UNBOUNDED) -> str:
+    """Returns the BLAKE2b digest of a file, which has at most `most` bytes."""
     state = hashlib.blake2b(digest_size=16)
-    with open(path, "rb") as file:
+    with open_regular(path, most) as file:
         while block := file.read(1 << 20):
             state.update(block)
     return state.hexdigest()
@@ -92,10 +93,10 @@ def checked(checkpoint: Path) -> Manifest:
     """Returns the manifest of a checkpoint, after comparing every file's digest. Raises Damaged."""
     try:
         manifest = read(Manifest, checkpoint / MANIFEST)
-        if manifest.seal != manifest.sealed().seal:
-            raise Damaged(f"{checkpoint / MANIFEST} has changed since it was written")
+        if flaw := manifest.flaw(checkpoint):
+            raise Damaged(f"{checkpoint / MANIFEST} {flaw}")
         for name, expected in manifest.files.items():
-            if digest(checkpoint / name) != expected:
+            if digest(checkpoint / name, manifest.bytes) != expected:
                 raise Damaged(f"{checkpoint / name} has changed since it was written")
     except OSError as error:
         raise Damaged(f"{error.filename}: {error.strerror}") from error
@@ -141,22 +142,45 @@ class Saved:
     """A checkpoint that is read. state: its tree, with a Stored in place of each tensor."""
 
     def __init__(self, folder: Path) -> None:
-        from safetensors import safe_open
+        """Opens it. Raises UserError for one that is not as samestep writes it, whoever has sealed it."""
+        from safetensors import SafetensorError
 
         self.folder = folder
-        self.manifest = read(Manifest, folder / MANIFEST)
-        ranks = range(self.manifest.world_size)
-        parts = [read(RankPart, folder / f"rank{rank}.json") for rank in ranks]
+        try:
+            self._open()
+        except (SafetensorError, OSError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+            raise UserError(foreign(folder, printable(error, 300))) from None
+
+    def _open(self) -> None:
+        from safetensors import safe_open
+
+        self.manifest = read(Manifest, self.folder / MANIFEST)
+        if flaw := self.manifest.flaw(self.folder):
+            raise ValueError(f"{MANIFEST} {flaw}")
+        names = [files_of(rank) for rank in range(self.manifest.world_size)]
+        parts = [read(RankPart, self.folder / part) for part, _ in names]
         self.state: Any = unpack(merged([part.tree for part in parts]))
         self._pieces: dict[str, list[tuple[Any, Place | None]]] = {}
-        for rank, part in zip(ranks, parts):
-            opened: Any = safe_open(folder / f"rank{rank}.safetensors", "pt")
+        for (_, tensors), part in zip(names, parts):
+            check_regular(self.folder / tensors)
+            opened: Any = safe_open(self.folder / tensors, "pt")
             for key in opened.keys():  # noqa: SIM118 - it is no dict
                 self._pieces.setdefault(key, []).append((opened, part.places.get(key)))
 
+    def _pieces_of(self, stored: Stored) -> list[tuple[Any, Place | None]]:
+        if not isinstance(stored, Stored) or stored.key not in self._pieces:
+            raise UserError(foreign(self.folder, f"it has no tensor {printable(getattr(stored, 'key', stored), 80)}"))
+        return self._pieces[stored.key]
+
+    def open(self, name: str) -> IO[bytes]:
+        """Opens a file that was kept with the state. Raises UserError where the checkpoint has none of this name."""
+        if name not in self.manifest.files:
+            raise UserError(f"the checkpoint {self.folder} has no {name}, which the job needs; give another one")
+        return open_regular(self.folder / name)
+
     def shape(self, stored: Stored) -> tuple[int, ...]:
         """Returns the shape of a whole tensor."""
-        opened, place = self._pieces[stored.key][0]
+        opened, place = self._pieces_of(stored)[0]
         return place.shape if place else tuple(opened.get_slice(stored.key).get_shape())
 
     def numel(self, stored: Stored) -> int:
@@ -165,7 +189,7 @@ class Saved:
 
     def dtype(self, stored: Stored) -> torch.dtype:
         """Returns the dtype of a tensor."""
-        opened, _ = self._pieces[stored.key][0]
+        opened, _ = self._pieces_of(stored)[0]
         first = opened.get_slice(stored.key)
         dtype: torch.dtype = (first[:0] if first.get_shape() else opened.get_tensor(stored.key)).dtype
         return dtype
@@ -174,25 +198,28 @@ class Saved:
         self, stored: Stored, offset: tuple[int, ...] | None = None, shape: tuple[int, ...] | None = None
     ) -> Tensor:
         """Returns a tensor, or the block of it with this offset and shape, put together from all ranks' pieces."""
-        (opened, first), *_ = self._pieces[stored.key]
+        (opened, first), *_ = pieces = self._pieces_of(stored)
         whole = self.shape(stored) if shape is None or offset is None else tuple(shape)
         if first is None and whole == self.shape(stored):
             tensor: Tensor = opened.get_tensor(stored.key)
             return tensor
         offset = offset or (0,) * len(whole)
-        block, copied = torch.empty(whole, dtype=self.dtype(stored)), 0
-        for opened, place in self._pieces[stored.key]:
+        overlaps = []
+        for opened, place in pieces:
             piece = opened.get_slice(stored.key)
             at = place.offset if place else (0,) * len(whole)
             spans = list(_overlap(offset, whole, at, piece.get_shape()))
             if all(start < end for start, end in spans):
-                theirs = piece[tuple(slice(start - of, end - of) for (start, end), of in zip(spans, at))]
-                block[tuple(slice(start - of, end - of) for (start, end), of in zip(spans, offset))] = theirs
-                copied += theirs.numel()
-        if copied != block.numel():
+                overlaps.append((piece, at, spans))
+        found = sum(math.prod(end - start for start, end in spans) for _, _, spans in overlaps)
+        if found != math.prod(whole):  # before there is memory for it: the shape is what the file says
             raise UserError(
-                f"the checkpoint {self.folder} has only {copied} of the {block.numel()} values of {stored.key}"
+                f"the checkpoint {self.folder} has only {found} of the {math.prod(whole)} values of {stored.key}"
             )
+        block = torch.empty(whole, dtype=self.dtype(stored))
+        for piece, at, spans in overlaps:
+            values = piece[tuple(slice(start - first, end - first) for (start, end), first in zip(spans, at))]
+            block[tuple(slice(start - first, end - first) for (start, end), first in zip(spans, offset))] = values
         return block
 
     def plain(self, tree: Any) -> Any:
@@ -204,6 +231,11 @@ class Saved:
         if isinstance(tree, list | tuple):
             return type(tree)([self.plain(inner) for inner in tree])
         return tree
+
+
+def foreign(folder: Path, why: str) -> str:
+    """Returns the sentence for a checkpoint that is sealed, and yet not as samestep writes it."""
+    return f"the checkpoint {folder} is not as samestep writes it: {why}; give another one with --resume"
 
 
 def _overlap(

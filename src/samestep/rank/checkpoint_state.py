@@ -28,7 +28,7 @@ from torch.utils._pytree import tree_map_only
 from samestep.errors import UserError, first_few
 from samestep.job.phases import CHECKPOINTED
 from samestep.rank.carry import CarriedState
-from samestep.rank.checkpoint_files import Saved
+from samestep.rank.checkpoint_files import Saved, foreign
 from samestep.rank.ema import Ema
 from samestep.rank.fragments import Fragment, load, tree_of
 from samestep.rank.packed import Piece, Stored
@@ -37,6 +37,8 @@ from samestep.rank.weights import StateDict
 from samestep.world import World
 
 Tree = StateDict
+# Those that every checkpoint of a training has.
+PARTS = {"position": dict, "model": dict, "optimizer": dict, "groups": list, "ranks": dict, "extra": dict}
 
 
 @dataclass
@@ -203,6 +205,18 @@ class TrainingState:
                 f"the checkpoint {saved.folder} has {len(saved.state['groups'])} parameter groups, and the optimizer "
                 f"{len(self.optimizer.param_groups)}; give the job and the settings that it was made with"
             )
+
+
+def check_parts(saved: Saved) -> None:
+    """Raises UserError for a checkpoint that lacks a part of a training's state, or has one of another type."""
+    state = saved.state if isinstance(saved.state, dict) else {}
+    for name, kind in PARTS.items():
+        if not isinstance(state.get(name), kind):
+            raise UserError(foreign(saved.folder, f"its state has no {name}"))
+    ranks = [state["ranks"].get(str(rank)) for rank in range(saved.manifest.world_size)]
+    buffers = [rank.get("buffers") if isinstance(rank, dict) else None for rank in ranks]
+    if not all(isinstance(value, dict) for value in [*state["groups"], *state["optimizer"].values(), *buffers]):
+        raise UserError(foreign(saved.folder, "a part of its state is of another type"))
 
 
 def _lacks(saved: Saved, what: str) -> str:

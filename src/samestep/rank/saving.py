@@ -12,15 +12,16 @@ from torch import nn
 from torch.optim import Optimizer
 
 from samestep.data.schedule import Schedule
+from samestep.errors import UserError
 from samestep.job import Job
 from samestep.rank.carry import CarriedState
-from samestep.rank.checkpoint_files import Saved
-from samestep.rank.checkpoint_state import TrainingState
+from samestep.rank.checkpoint_files import Saved, foreign
+from samestep.rank.checkpoint_state import TrainingState, check_parts
 from samestep.rank.checkpoints import Checkpoints
 from samestep.rank.ema import Ema
 from samestep.rank.fragments import Fragment
 from samestep.rank.weights import StateDict
-from samestep.records.files import replace_by
+from samestep.records.files import from_json, replace_by
 from samestep.world import World
 
 
@@ -61,12 +62,15 @@ class Saving:
         saved = self.checkpoints.load()
         if saved is None:
             return Position()
-        position = Position(**saved.state["position"])
+        check_parts(saved)
+        position = from_json(Position, saved.state["position"], f"the position in {saved.folder}")
+        if position.done != saved.manifest.step:
+            raise UserError(foreign(saved.folder, f"its state is that of step {position.done}"))
         self._state.load(saved, in_epoch=position.done % schedule.steps_per_epoch != 0)
         if self.world.rank == 0 and self._evaluator is not None:
             for file in self._evaluator.files():
-                with open(saved.folder / file.name, "rb") as kept:
-                    replace_by(file, partial(shutil.copyfileobj, kept))
+                with saved.open(file.name) as content:
+                    replace_by(file, partial(shutil.copyfileobj, content))
         self._saved, self._taken = saved, position.done
         return position
 

@@ -11,8 +11,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from samestep.errors import UserError, first_few
+from samestep.errors import UserError, first_few, printable
 from samestep.world.heartbeat import CHECKPOINT, heartbeat
+from samestep.world.regular_files import check_regular
 
 StateDict = dict[str, Any]  # what a state_dict() returns: tensors and plain values by name
 PART = {"samestep": "trainable"}  # the metadata of a file that holds the trainable part of the weights
@@ -88,12 +89,13 @@ def model_with_weights(model: Callable[[], nn.Module], file: Path) -> nn.Module:
     from safetensors.torch import load_file
 
     try:
+        check_regular(file)
         loaded = load_file(file)
         with safe_open(file, "pt") as opened:
             whole = (opened.metadata() or {}).get("samestep") != PART["samestep"]
     except (OSError, SafetensorError) as error:
         raise UserError(
-            f"{file} cannot be read as safetensors ({error}); give the weights.safetensors of a run"
+            f"{file} cannot be read as safetensors ({printable(error, 300)}); give the weights.safetensors of a run"
         ) from error
     built = model()
     expected = {name: value for name, value in built.state_dict().items() if isinstance(value, Tensor)}

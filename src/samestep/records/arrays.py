@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
+import struct
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from zipfile import BadZipFile
+from zipfile import ZIP_STORED, BadZipFile
 
-from samestep.errors import TrainingFailed
+from samestep.errors import TrainingFailed, printable
 from samestep.records.files import replace_by
+from samestep.world.regular_files import check_regular
 
 if TYPE_CHECKING:
     import numpy as np
@@ -21,6 +24,10 @@ if TYPE_CHECKING:
 
 PREFIX = "tensor "  # so that no tensor's name is an argument of numpy.savez
 PACKED = "packed "  # of the names of tensors that packed.py has made smaller
+# What a damaged file raises, in numpy, zipfile and json: a record may be anybody's.
+DAMAGE: tuple[type[Exception], ...] = (OSError, EOFError, BadZipFile, zlib.error, struct.error, ValueError, TypeError)
+DAMAGE += (AttributeError, LookupError, NotImplementedError, MemoryError)
+NAME = re.compile(r"[\w.-]+")  # of a state, which is a part of a file's name
 
 
 def write_arrays(path: Path, arrays: Arrays) -> None:
@@ -79,14 +86,20 @@ class StateFile(Mapping[str, "NDArray[Any]"]):
     Raises TrainingFailed for a file that is missing or cut short.
     """
 
-    def __init__(self, folder: Path, rank: int, name: str) -> None:
+    def __init__(self, folder: Path, rank: int, name: str, within: tuple[str, ...] = ()) -> None:
+        """Opens the file. within: the states whose differences from this one are being read."""
         import numpy as np
 
         self._folder, self._rank, self._path = folder, rank, _path(folder, rank, name)
+        self._within = (*within, name)
         self._near: dict[str, StateFile] = {}  # the states that packed tensors are differences from
         with self._readable():
-            self._file = np.load(self._path)
-        members = ((PREFIX, member) if member.startswith(PREFIX) else (PACKED, member) for member in self._file.files)
+            if name in within or not NAME.fullmatch(name):
+                raise ValueError(f"{name} is no state beside it")
+            check_regular(self._path)
+            self._file = np.load(self._path, allow_pickle=False)
+            names = self._file.files
+        members = ((PREFIX, member) if member.startswith(PREFIX) else (PACKED, member) for member in names)
         self._members = {member.removeprefix(prefix): member for prefix, member in members}
 
     def __getitem__(self, tensor: str) -> NDArray[Any]:
@@ -94,13 +107,22 @@ class StateFile(Mapping[str, "NDArray[Any]"]):
 
         member = self._members[tensor]
         with self._readable():
-            array: NDArray[Any] = self._file[member]
+            array = self._array(member)
             if member.startswith(PREFIX):
                 return array
             near = near_name(array)
             if near and near not in self._near:
-                self._near[near] = StateFile(self._folder, self._rank, near)
+                self._near[near] = StateFile(self._folder, self._rank, near, self._within)
             return unpack(array, self._near[near][tensor] if near else None)
+
+    def _array(self, member: str) -> NDArray[Any]:
+        """Returns an array as it is stored: what is compressed could be larger than the memory."""
+        if self._file.zip.getinfo(f"{member}.npy").compress_type != ZIP_STORED:
+            raise ValueError(f"{member} is compressed, which samestep never writes")
+        array = self._file[member]
+        if not hasattr(array, "dtype"):  # numpy returns the bytes of what is no array
+            raise ValueError(f"{member} is no array")
+        return array  # type: ignore[no-any-return]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._members)
@@ -124,9 +146,10 @@ class StateFile(Mapping[str, "NDArray[Any]"]):
     def _readable(self) -> Iterator[None]:
         try:
             yield
-        except (OSError, ValueError, EOFError, BadZipFile, zlib.error) as error:
+        except DAMAGE as error:
+            why = printable(error, 300)
             raise TrainingFailed(
-                f"{self._path} is missing or incomplete ({error}); give another folder with --out"
+                f"{self._path} is missing or incomplete ({why}); give another folder with --out"
             ) from None
 
 

@@ -10,12 +10,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from samestep.errors import printable
 from samestep.records.files import as_json
 from samestep.records.launch_request import LaunchRequest
 
 MANIFEST = "manifest.json"
 FOLDER = "checkpoints"  # in a run's folder
-NAME = re.compile(r"step-(\d+)")
+NAME = re.compile(r"step-([0-9]+)")
+FILE = re.compile(r"\w[\w.-]*")  # a file of a checkpoint is in its folder
+
+
+def files_of(rank: int) -> tuple[str, str]:
+    """Returns the names of the files that each rank writes: its part of the state, and its tensors."""
+    return f"rank{rank}.json", f"rank{rank}.safetensors"
 
 
 def steps_in(folder: Path) -> list[int]:
@@ -54,6 +61,22 @@ class Manifest:
         """Returns it with its seal."""
         text = json.dumps(as_json(replace(self, seal="")), sort_keys=True)
         return replace(self, seal=hashlib.blake2b(text.encode(), digest_size=16).hexdigest())
+
+    def flaw(self, folder: Path) -> str | None:
+        """Returns why it is not the manifest of the checkpoint in `folder`; None: it is. Its files are not read."""
+        name = NAME.fullmatch(folder.name)
+        outside = [file for file in self.files if not FILE.fullmatch(file)]
+        ranks = range(min(self.world_size, len(self.files) + 1))
+        missing = [file for rank in ranks for file in files_of(rank) if file not in self.files]
+        if self.seal != self.sealed().seal:
+            return "has changed since it was written"
+        if name and int(name[1]) != self.step:
+            return f"is of step {self.step}, so that its folder was renamed; its name is step-{self.step}"
+        if outside:
+            return f"names a file outside of its folder: {printable(outside[0], 80)}"
+        if self.world_size < 1 or missing:
+            return f"does not list the files of its {self.world_size} ranks: {', '.join(missing[:2]) or 'none'}"
+        return None
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from samestep.errors import UserError
+from samestep.errors import UserError, printable
+from samestep.world.regular_files import NotRegular, open_regular
 
 if TYPE_CHECKING:
     import numpy as np
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 SCHEMA = 6  # of every record: add 1 when a field is added, renamed or removed. Records of another number are refused
 KEY = "schema"
+MOST_BYTES = 1 << 32  # of a record: a rank's grows by about 100 bytes a step
 OTHER_FIELDS = ("unexpected_keyword_argument", "missing")  # pydantic's names of these errors
 
 T = TypeVar("T")
@@ -43,11 +45,36 @@ def list_with_schema(name: str, rows: Iterable[object]) -> dict[str, object]:
 
 def read(kind: type[T], path: Path) -> T:
     """Reads the dataclass `kind` from a file. Raises UserError for one that is not JSON, or of another schema."""
+    return from_record(kind, read_json(path), str(path), "give another folder with --out")
+
+
+def read_json(path: Path) -> Any:
+    """Returns the values of a JSON file. Raises UserError for one that is none, is too large or is no regular file.
+
+    Refused is, too, what parsers read differently: NaN, which JSON does not have, and one name twice.
+    """
     try:
-        value = json.loads(path.read_text())
-    except ValueError:
+        with open_regular(path, MOST_BYTES) as file:
+            begin = file.read(64)
+            if not begin.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{"):  # a large file of zeros is not read whole
+                raise ValueError
+            text = (begin + file.read()).decode("utf-8-sig")
+        return json.loads(text, parse_constant=_not_json, object_pairs_hook=_once_each)
+    except NotRegular as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}; give another folder with --out") from None
+    except (ValueError, RecursionError, MemoryError):
         raise UserError(f"{path} cannot be read as JSON: it is incomplete; give another folder with --out") from None
-    return from_record(kind, value, str(path), "give another folder with --out")
+
+
+def _not_json(text: str) -> Any:
+    raise ValueError(text)
+
+
+def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) != len(pairs):
+        raise ValueError("a name stands twice")
+    return values
 
 
 def from_record(kind: type[T], value: Any, what: str, instead: str) -> T:
@@ -58,15 +85,16 @@ def from_record(kind: type[T], value: Any, what: str, instead: str) -> T:
     schema = value.get(KEY) if isinstance(value, dict) else None
     if schema != SCHEMA:
         version = "an older" if not isinstance(schema, int) or schema < SCHEMA else "a newer"
-        raise UserError(f"{what} was written by {version} samestep (schema {schema}, this one has {SCHEMA}); {instead}")
+        number = schema if schema is None or isinstance(schema, int) else "of another kind"
+        raise UserError(f"{what} was written by {version} samestep (schema {number}, this one has {SCHEMA}); {instead}")
     return from_json(kind, value, what)
 
 
 def is_current(path: Path) -> bool:
     """Whether a file is a record of this schema; False for one that is not JSON, as after a full disk."""
     try:
-        value = json.loads(path.read_text())
-    except ValueError:
+        value = read_json(path)
+    except UserError:
         return False
     return isinstance(value, dict) and value.get(KEY) == SCHEMA
 
@@ -82,7 +110,7 @@ def from_json(kind: type[T], value: Any, what: str = "a record") -> T:
         return record
     except ValidationError as error:
         first = error.errors()[0]
-        why = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        why = printable(f"{'.'.join(map(str, first['loc']))}: {first['msg']}", 300)
         if first["type"] in OTHER_FIELDS:
             raise UserError(f"{what} was written by another version of samestep: {why}") from None
         raise UserError(f"{what} is not as samestep writes it: {why}") from None

@@ -8,6 +8,7 @@ helps; the lowest ones look random, and stay as they are.
 from __future__ import annotations
 
 import json
+import math
 import struct
 import zlib
 from collections.abc import Iterator
@@ -53,13 +54,15 @@ def near_name(packed: Bytes) -> str:
 def unpack(packed: Bytes, near: NDArray[Any] | None = None) -> NDArray[Any]:
     """Returns the array that pack(array, near) was given."""
     about, at = _header(packed)
+    if np.dtype(about["dtype"]).kind != "f" or len(about["lengths"]) != -(-math.prod(about["shape"]) // AT_ONCE):
+        raise ValueError(f"an array of {about['dtype']} has {len(about['lengths'])} parts")
     array = np.empty(about["shape"], about["dtype"])
     for (values, close), lengths in zip(_blocks(array, near), about["lengths"], strict=True):
         columns, full = np.zeros((len(values), len(lengths) - 1), np.uint8), np.ones(len(values), bool)
         for number, length in enumerate(lengths):
             part, at = packed[at : at + length], at + length
             if length and number == 0:
-                bits = np.frombuffer(zlib.decompress(part.tobytes()), np.uint8)
+                bits = _inflated(part, -(-len(values) // 8))
                 full = ~np.unpackbits(bits, count=len(values)).view(bool)
             elif length and number <= LOW and lengths[0]:
                 columns[full, number - 1] = _expanded(part, int(full.sum()))
@@ -134,4 +137,9 @@ def _compressed(column: Bytes) -> bytes:
 
 
 def _expanded(packed: Bytes, length: int) -> Bytes:
-    return packed if len(packed) == length else np.frombuffer(zlib.decompress(packed.tobytes()), np.uint8)
+    return packed if len(packed) == length else _inflated(packed, length)
+
+
+def _inflated(packed: Bytes, length: int) -> Bytes:
+    """Returns compressed bytes, of which there are `length`: no more, whatever the file says."""
+    return np.frombuffer(zlib.decompressobj().decompress(packed.tobytes(), length), np.uint8)

@@ -1,0 +1,192 @@
+"""Checkpoints of others, sealed as samestep seals them: they hold what their names say, and nothing outside of them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from hostile_files import ANY, CANARY, JSON, SAFETENSORS
+from samestep.commands.runs import newest_checkpoint
+from samestep.errors import UserError
+from samestep.rank.checkpoint_files import Damaged, Saved, checked, digest, newest
+from samestep.rank.checkpoint_state import TrainingState, check_parts
+from samestep.rank.checkpoints import Checkpoints
+from samestep.records.checkpoint import FOLDER, MANIFEST, Manifest, Place, RankPart
+from samestep.records.files import read, write
+from samestep.world import World
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The checkpoints of steps 1 to 3."""
+    folder = tmp_path_factory.mktemp("written")
+    model = nn.Linear(2, 1)
+    state = TrainingState(World(), model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), {})
+    checkpoints = Checkpoints(folder, World(), None, keep=3)
+    for done in (1, 2, 3):
+        checkpoints.take(done, state.tree(None) | {"position": {"done": done}})
+        checkpoints.close()
+    return folder
+
+
+@pytest.fixture
+def folder(written: Path, tmp_path: Path) -> Path:
+    """The checkpoints in a run's folder."""
+    return Path(shutil.copytree(written, tmp_path / "run" / FOLDER))
+
+
+def resealed(checkpoint: Path, **changes: Any) -> None:
+    """Seals a checkpoint again after its files, or the fields of its manifest, were changed."""
+    manifest = read(Manifest, checkpoint / MANIFEST)
+    files = {path.name: digest(path) for path in checkpoint.iterdir() if path.is_file() and path.name != MANIFEST}
+    write(checkpoint / MANIFEST, replace(manifest, **{"files": files} | changes).sealed())
+
+
+def test_swapped_and_renamed_checkpoints_are_passed_over(folder: Path) -> None:
+    (folder / "step-3").rename(folder / "step-30")
+    (folder / "step-2").rename(folder / "held")
+    (folder / "step-1").rename(folder / "step-2")
+    (folder / "held").rename(folder / "step-1")
+    said: list[str] = []
+    assert newest(folder, said.append) is None
+    assert [word for sentence in said for word in sentence.split() if word.startswith("step-")] == [
+        "step-3",
+        "step-1",
+        "step-2",
+    ]
+
+
+@pytest.mark.parametrize("form", ["moved", "copied", "linked", "a link to its run", "renamed as what it is not"])
+def test_a_run_is_found_wherever_it_is(form: str, folder: Path, tmp_path: Path) -> None:
+    run = tmp_path / "elsewhere"
+    if form == "moved":
+        folder.parent.rename(run)
+    elif form == "copied":
+        shutil.copytree(folder.parent, run)
+    elif form == "linked":
+        run.symlink_to(folder.parent)
+    elif form == "a link to its run":
+        run.mkdir()
+        (run / FOLDER).symlink_to(folder)
+    else:
+        run.mkdir()
+        shutil.copytree(folder / "step-3", run / "best")  # a name of the user's own says nothing of a step
+        assert Checkpoints(run, World(), None, resume=str(run / "best")).load() is not None
+        return
+    assert newest(run / FOLDER, pytest.fail) == run / FOLDER / "step-3" == newest_checkpoint(run)
+    found = Checkpoints(run / FOLDER, World(), None).load()
+    assert found is not None and found.manifest.step == 3
+    check_parts(found)
+
+
+FORGED: dict[str, Callable[[Path], None]] = {
+    "no file": lambda path: resealed(path, files={}),
+    "no tensors": lambda path: resealed(path, files={"rank0.json": digest(path / "rank0.json")}),
+    "more ranks": lambda path: resealed(path, world_size=10**9),
+    "no rank": lambda path: resealed(path, world_size=0),
+    "another step": lambda path: resealed(path, step=7),
+    "a file above": lambda path: _outside(path, "../outside"),
+    "a file of the system": lambda path: _outside(path, "/etc/hostname"),
+    "a hidden file": lambda path: _outside(path, ".step-1.part"),
+}
+
+
+def _outside(path: Path, name: str) -> None:
+    (path.parent / "outside").write_text("a secret")
+    real = path / name
+    files = {file: digest(path / file) for file in ("rank0.json", "rank0.safetensors")}
+    resealed(path, files=files | {name: digest(real) if real.is_file() else ""})
+
+
+@pytest.mark.parametrize("forged", FORGED)
+def test_a_forged_manifest_is_refused(forged: str, folder: Path) -> None:
+    FORGED[forged](folder / "step-3")
+    with pytest.raises(Damaged, match=r"manifest\.json"):
+        checked(folder / "step-3")
+    with pytest.raises(UserError, match=r"step-3 is not as samestep writes it: manifest\.json"):
+        Saved(folder / "step-3")
+    assert newest(folder, lambda sentence: None) == folder / "step-2"
+
+
+@pytest.mark.parametrize("kind", [*ANY, *JSON, *SAFETENSORS])
+def test_a_file_that_is_no_part_of_a_checkpoint_is_passed_over(
+    kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    for checkpoint, place in zip(("step-3", "step-2", "step-1"), ("manifest.json", "rank0.json", "rank0.safetensors")):
+        path = folder / checkpoint / place
+        path.unlink()
+        (ANY | JSON | SAFETENSORS)[kind](path)
+        with pytest.raises(Damaged, match=checkpoint):
+            checked(folder / checkpoint)
+        if path.is_file() and path.stat().st_size < 1 << 30 and place != MANIFEST:
+            resealed(folder / checkpoint)
+        with pytest.raises(UserError, match=checkpoint):
+            Saved(folder / checkpoint)
+    assert not list(folder.parent.rglob(CANARY))
+
+
+STATES: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "a list": lambda tree: [tree],
+    "no position": lambda tree: {name: part for name, part in tree.items() if name != "position"},
+    "ranks of another type": lambda tree: tree | {"ranks": {"0": []}},
+    "no rank": lambda tree: tree | {"ranks": {}},
+    "an optimizer of numbers": lambda tree: tree | {"optimizer": {"weight": 1}},
+    "a key that is a list": lambda tree: tree | {"extra": {"$pairs": [[[], 1]]}},
+}
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_a_forged_state_is_one_sentence(state: str, folder: Path) -> None:
+    part = read(RankPart, folder / "step-3" / "rank0.json")
+    write(folder / "step-3" / "rank0.json", replace(part, tree=STATES[state](part.tree)))
+    resealed(folder / "step-3")
+    checked(folder / "step-3")
+    with pytest.raises(UserError, match="step-3 is not as samestep writes it"):
+        check_parts(Saved(folder / "step-3"))
+
+
+def test_a_tensor_is_as_large_as_its_pieces(folder: Path) -> None:
+    """A shape that the file claims takes no memory; a tensor that is not there is a sentence."""
+    checkpoint = folder / "step-3"
+    part = read(RankPart, checkpoint / "rank0.json")
+    (key,) = [key for key in part.tree["model"]["weight"].values()]
+    write(checkpoint / "rank0.json", RankPart(part.tree, {key: Place((10**6, 10**6), (0, 0))}))
+    resealed(checkpoint)
+    saved = Saved(checkpoint)
+    with pytest.raises(UserError, match="only 2 of the 1000000000000 values"):
+        saved.tensor(saved.state["model"]["weight"])
+    save_file({"other": torch.zeros(1)}, checkpoint / "rank0.safetensors")
+    resealed(checkpoint)
+    saved = Saved(checkpoint)
+    with pytest.raises(UserError, match="has no tensor model/weight"):
+        saved.tensor(saved.state["model"]["weight"])
+
+
+def test_only_files_of_the_manifest_are_kept_with_a_state(folder: Path) -> None:
+    (folder / "step-3" / "weights.safetensors").write_bytes(b"of another")
+    with pytest.raises(UserError, match=r"has no weights\.safetensors"):
+        Saved(folder / "step-3").open("weights.safetensors")
+
+
+def test_nothing_outside_of_a_run_is_removed(folder: Path, tmp_path: Path) -> None:
+    """Links in place of checkpoints, and of what a killed training has left."""
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious" / "file").write_text("kept")
+    for name in ("step-0", ".step-9.part", ".step-9.gone"):
+        (folder / name).symlink_to(tmp_path / "precious")
+    checkpoints = Checkpoints(folder, World(), None, keep=1)
+    assert checkpoints.load() is not None
+    checkpoints.take(4, {"position": {"done": 4}})
+    checkpoints.close()
+    assert (tmp_path / "precious" / "file").read_text() == "kept"
+    assert "step-4" in os.listdir(folder)
