@@ -107,8 +107,9 @@ def test_a_training_and_its_evaluation(tmp_path: Path) -> None:
     scored = samestep.evaluate(trained.weights, job, nproc=1, launcher="fork", out=out + "2", predictions=predictions)
     assert scored and scored.evaluation["loss"] == pytest.approx(trained.evaluation["loss"], rel=1e-6)
     assert scored.predictions == predictions and Path(predictions).exists()
+    assert samestep.run(job, nproc=2, launcher="fork", best="loss", out=out) == trained  # it has finished already
     with pytest.raises(samestep.UserError, match=r"weights\.safetensors exists, and a new training would replace it"):
-        samestep.run(job, nproc=2, launcher="fork", best="loss", out=out)
+        samestep.run(job, nproc=2, launcher="fork", best="loss", out=out, resume="never")
     again = samestep.run(job, nproc=1, launcher="fork", init=trained.weights, out=out + "3")
     assert again and again.init and again.init.file == trained.weights
 

@@ -48,6 +48,12 @@ class Command:
         return self.parent.wait(budget())
 
 
+def as_in_a_terminal() -> None:
+    """Takes what a job in the background, or under nohup, ignores."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
 @contextmanager
 def training(job: str, out: Path, launcher: str, *more: str) -> Iterator[Command]:
     """A real `samestep run` on two ranks that has begun to train."""
@@ -57,7 +63,7 @@ def training(job: str, out: Path, launcher: str, *more: str) -> Iterator[Command
         parent = subprocess.Popen(
             [*line, "--out", str(out), *more],
             stderr=said,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # ignored in a background job
+            preexec_fn=as_in_a_terminal,
         )
     run = Command(parent, log, [])
     try:
@@ -168,7 +174,7 @@ def test_asked_to_end(tmp_path: Path) -> None:
 
 @pytest.mark.check
 def test_asked_to_stop_it_leaves_a_checkpoint_that_continues(tmp_path: Path) -> None:
-    """By SIGTERM, as Kubernetes does."""
+    """By SIGTERM, as Kubernetes does; by SIGHUP, as a terminal that goes."""
     with training("slow", tmp_path / "out", "torchrun") as run:
         run.parent.send_signal(signal.SIGTERM)
         assert run.ends() == 130, run.said()
@@ -177,7 +183,7 @@ def test_asked_to_stop_it_leaves_a_checkpoint_that_continues(tmp_path: Path) -> 
     (checkpoint,) = (tmp_path / "out" / "checkpoints").iterdir()
     (tmp_path / "out" / "progress.json").unlink()  # by which the next launch's beginning is recognised
     with training("slow", tmp_path / "out", "fork") as run:
-        run.parent.send_signal(signal.SIGINT)
+        run.parent.send_signal(signal.SIGHUP)
         assert run.ends() == 130, run.said()
         assert f"continues from the checkpoint of {checkpoint.name.replace('-', ' ')}, of ddp on 2 ranks" in run.said()
 

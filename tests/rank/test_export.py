@@ -22,10 +22,10 @@ from samestep.world import World
 JOB = f"{TESTS}/rank/pretrained.py"
 
 
-def run(out: Path, *settings: str) -> Path:
+def run(out: Path, *settings: str, says: str = "") -> Path:
     """Trains two steps on two ranks and exports. Returns the folder."""
     done = samestep("run", JOB, "--nproc", "2", "--engine", "ddp", *settings, "--export", f"{out}/hub", out=out / "run")
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0 and says in done.stderr, done.stderr
     assert not list(out.glob(".*"))
     return out / "hub"
 
@@ -41,6 +41,9 @@ def equal(exported: nn.Module, out: Path, prefix: str) -> None:
 
 def test_the_part_that_can_is_exported(tmp_path: Path) -> None:
     equal(Encoder.from_pretrained(run(tmp_path)), tmp_path, "encoder.")
+    before = (tmp_path / "hub" / "config.json").stat().st_mtime_ns
+    run(tmp_path, says="already finished")
+    assert (tmp_path / "hub" / "config.json").stat().st_mtime_ns == before
 
 
 @pytest.mark.check
@@ -63,7 +66,7 @@ def test_the_outermost_modules_are_found() -> None:
     [
         ((), "new", "neither the job's model nor a module of it has save_pretrained"),
         (("student", "teacher"), "new", r"2 modules of the model have save_pretrained \(student, teacher\)"),
-        (("",), ".", "exists, and would be replaced; give another folder with --export"),
+        (("",), "something", "is a file, and would be replaced"),
         (("",), "none/new", "give a folder in an existing one"),
     ],
 )

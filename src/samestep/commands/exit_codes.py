@@ -61,13 +61,7 @@ def with_exit_code(command: Callable[P, int]) -> Callable[P, NoReturn]:
 
     @functools.wraps(command)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> NoReturn:
-        if hasattr(signal, "SIGUSR1"):
-            signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # a scheduler's request to stop; trainings handle it
-        signal.signal(
-            signal.SIGTERM, lambda *_: sys.exit(143)
-        )  # raises SystemExit, so that finally blocks end what was started
-        if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # not under nohup
-            signal.signal(signal.SIGHUP, lambda *_: sys.exit(129))
+        _handle_signals()
         from samestep.records.files import naming_full_disks  # later: importing it takes longer than a help may
 
         try:
@@ -96,3 +90,21 @@ def with_exit_code(command: Callable[P, int]) -> Callable[P, NoReturn]:
         raise typer.Exit(code)
 
     return wrapper
+
+
+def _handle_signals() -> None:
+    """Makes the signals that end a command raise SystemExit, so that finally blocks end what was started."""
+    ended: list[int] = []
+
+    def end(number: int, _: object) -> None:
+        if not ended:  # both shell and kernel may tell that a terminal has gone: the second must not end the ending
+            ended.append(number)
+            sys.exit(128 + number)
+
+    for name in ("SIGUSR1", "SIGUSR2"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)  # a scheduler's request to stop; trainings handle it
+    for name in ("SIGTERM", "SIGHUP", "SIGQUIT", "SIGXCPU"):
+        number = getattr(signal, name, None)
+        if number and (number == signal.SIGTERM or signal.getsignal(number) is not signal.SIG_IGN):  # as under nohup
+            signal.signal(number, end)

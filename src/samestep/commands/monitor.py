@@ -80,7 +80,7 @@ def _start(words: Sequence[str], mask: set[int | signal.Signals]) -> subprocess.
     """Starts the command as the shell would have: with this process's files, and the signals that it got."""
 
     def prepare() -> None:
-        for number in (signal.SIGTERM, signal.SIGUSR1):  # which each command of samestep handles
+        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):  # which each command of samestep handles
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 

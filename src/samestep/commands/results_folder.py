@@ -17,6 +17,7 @@ from samestep.commands.machines import is_first
 from samestep.commands.study import Study
 from samestep.errors import UserError
 from samestep.launch.started_by import LaunchedRank
+from samestep.records.checkpoint import FOLDER, steps_in
 from samestep.records.files import read, why_not_writable, write
 from samestep.records.record import ENVIRONMENT, PROGRESS
 from samestep.records.runs import COMMAND
@@ -154,7 +155,7 @@ def prepare(
             before, now = (_shown(getattr(each, differs[0])) for each in (existing, study))
             raise UserError(
                 f"{folder} holds other results: {differs[0]} was {before} there and is {now} now; "
-                "give another folder with --out"
+                f"give another folder with --out{_and_continue(folder, study.command)}"
             )
     elif any(not OWN_FILES.fullmatch(entry.name) for entry in folder.iterdir()):
         raise UserError(f"the folder {folder} holds files that are not samestep's; give an empty or new one with --out")
@@ -162,6 +163,11 @@ def prepare(
         _lock(folder)
         write(path, study)
     return folder.resolve()
+
+
+def _and_continue(folder: Path, command: str) -> str:
+    """Returns how `run` trains on from the checkpoints of a folder, as with more epochs; '' where there is none."""
+    return f", and --resume {folder} to continue its training" if command == "run" and steps_in(folder / FOLDER) else ""
 
 
 def _shown(value: object) -> str:

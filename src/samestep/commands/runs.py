@@ -10,9 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
+from samestep.commands.finished import WEIGHTS
 from samestep.commands.options import why_no_path
 from samestep.commands.results_folder import LOCK
-from samestep.commands.train import WEIGHTS
 from samestep.errors import UserError
 from samestep.records.checkpoint import FOLDER, MANIFEST, steps_in
 from samestep.records.collectives import CollectiveResults

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import signal
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -14,6 +15,7 @@ from samestep import launch
 from samestep.commands.agreement import digest_of, launch_request, options_of
 from samestep.commands.command_options import EvaluateOptions, RunOptions
 from samestep.commands.command_record import recorded, words_of
+from samestep.commands.finished import WEIGHTS, finished_results
 from samestep.commands.machines import detect_launched_rank, is_first
 from samestep.commands.progress import Training
 from samestep.commands.results_folder import launch_folder, remove_stale, results_folder
@@ -23,28 +25,29 @@ from samestep.errors import Refused, TrainingFailed, UserError, say
 from samestep.launch import Command, ports, supervise
 from samestep.launch.command import command_for, rank_command, shell_line
 from samestep.launch.started_by import LaunchedRank
-from samestep.records.checkpoint import FOLDER
 from samestep.records.files import read, replace_text, why_not_writable, with_schema, write
 from samestep.records.inspection import JobFacts
 from samestep.records.plan import TRACES, Plan, Score, Train
 from samestep.records.record import Progress, Record
-from samestep.records.results import RESULTS, InitialWeights, ScoreResults, TrainResults, read_results, write_results
+from samestep.records.results import InitialWeights, ScoreResults, TrainResults, write_results
 from samestep.records.usage import CSV, PAGE, SUMMARY, UsageSummary, read_samples, thinned
 from samestep.report.figures import batch_size, data_wait
 from samestep.report.figures.step_parts import step_parts
 from samestep.world.network import check_master
 
 PLAN = "plan.json"  # in the folder of the ranks
-WEIGHTS = "weights.safetensors"
 Watch = Callable[[Progress], None]
 
 
 def run(setup: Setup, options: RunOptions, *, dry_run: bool = False) -> TrainResults | None:
     """Trains the whole job. Returns the results; None on a machine without rank 0, on other ranks of an outer launcher,
-    and after a dry run, which prints the shell line that would start it."""
+    and after a dry run, which prints the shell line that would start it.
+
+    Where `out` holds the results of this training, they are returned, and nothing is trained.
+    """
     launched = _launch("run", setup, options, dry_run)
-    if launched is None:
-        return None
+    if launched is None or isinstance(launched, TrainResults):
+        return launched
     study, row, record, out, training = launched
     assert isinstance(training, Train)
     results = _train_results(study, row, record, out, training)
@@ -71,7 +74,7 @@ def _write_usage(record: Record, out: Path, results: TrainResults) -> str | None
 def evaluate(setup: Setup, options: EvaluateOptions) -> ScoreResults | None:
     """Evaluates weights. Returns the results; None on a machine without rank 0, as `run`."""
     launched = _launch("evaluate", setup, options, False)
-    if launched is None:
+    if launched is None or isinstance(launched, TrainResults):
         return None
     study, row, record, _, training = launched
     assert isinstance(training, Score)
@@ -87,15 +90,19 @@ def _write_results(out: Path, results: TrainResults | ScoreResults) -> None:
 
 def _launch(
     command: str, setup: Setup, options: RunOptions | EvaluateOptions, dry_run: bool
-) -> tuple[Study, Row, Record, Path, Train | Score] | None:
+) -> tuple[Study, Row, Record, Path, Train | Score] | TrainResults | None:
     """Launches a training or an evaluation. Returns its record, the folder of its results and what was planned; None as
-    `run`."""
+    `run`; the results of a training that has finished before."""
     rank = detect_launched_rank(os.environ, setup)
     study = study_of(setup, rank)
     training = options.plan(study.job)
     out = results_folder(command, study, rank, options_of(training), dry_run=dry_run)
+    words = words_of(command, options, setup.job)
+    first = (rank is None or rank.rank == 0) and is_first(study.machines)
     if isinstance(training, Train):
         training = replace(training, weights=str(out / WEIGHTS))
+        if finished := finished_results(out, training, words):
+            return finished if first else None
     folder = launch_folder(out, study, rank, dry_run=dry_run)
     row, to_start, plan = prepare(study, training, folder, rank)
     if study.setup.nproc and row.facts.replicas < study.size and (rank is None or rank.rank == 0):
@@ -104,8 +111,7 @@ def _launch(
         print(f"{_line_that_writes(folder / PLAN, plan)} && {shell_line(to_start)}")
         return None
     write(folder / PLAN, plan)
-    first = rank is None or rank.rank == 0
-    with recorded(out, words_of(command, options, setup.job), writes=first and is_first(study.machines)):
+    with recorded(out, words, writes=first):
         record = _supervised(command, study, row, to_start, folder, out, rank)
     if record.ranks[0].rank == 0:
         return study, row, record, out, training
@@ -153,10 +159,8 @@ def prepare(
     writes nothing.
 
     rank: of this command, where an outer launcher has started it: the command then becomes that rank. Raises UserError
-    when the engine cannot run, or when the folder has weights already.
+    when the engine cannot run.
     """
-    if isinstance(training, Train):
-        _check_unfinished(training)
     setup, machines = study.setup, study.machines
     check_devices(study.nproc, study.inspection, setup.engines)
     check_master(machines.master, machines.nnodes)
@@ -219,17 +223,6 @@ def check_fewer_machines(study: Study) -> None:
             )
 
 
-def _check_unfinished(training: Train) -> None:
-    """Raises UserError where the training's folder holds one that has ended, or one that it is not to continue."""
-    weights = Path(training.weights)
-    results, checkpoints = weights.with_name(RESULTS), weights.with_name(FOLDER)
-    ended = results.exists() and read_results(TrainResults, weights.parent).stopped != "requested"
-    if weights.exists() and (ended or training.resume == "never"):
-        raise UserError(f"{weights} exists, and a new training would replace it; give another folder with --out")
-    if training.resume == "never" and checkpoints.exists():
-        raise UserError(f"{checkpoints} holds another training's checkpoints; give another folder with --out")
-
-
 def _supervise(
     study: Study, row: Row, command: Command, folder: Path, watch: Watch, *, one_rank: bool, samples: bool
 ) -> Record:
@@ -247,9 +240,16 @@ def _supervise(
         watch=watch,
         machines=machines,
         graceful=not getattr(launch.load(row.launcher), "GETS_NO_SIGNALS", False),
-        terminates=not one_rank and not machines.min_nodes,  # a machine that is asked to end leaves the others
+        ends_by=_ends_by(machines, one_rank=one_rank),
         samples_usage=samples,
     )
+
+
+def _ends_by(machines: launch.Machines, *, one_rank: bool) -> tuple[signal.Signals, ...]:
+    """Returns the signals that end this command's part of a training at once."""
+    if machines.min_nodes:
+        return signal.SIGTERM, signal.SIGHUP  # a machine that is asked to end leaves the others, which train on
+    return (signal.SIGTERM,) if one_rank else ()
 
 
 def ranks_in_folder(study: Study, processes: int) -> int:

@@ -196,8 +196,8 @@ def _check_export(folder: Path, modules: tuple[str, ...]) -> None:
             f"({first_few(list(modules))}), and a folder holds one; leave it out, and call save_pretrained on the one "
             "that you need, with the weights of weights.safetensors"
         )
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"{folder} exists, and would be replaced; give another folder with --export")
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder} is a file, and would be replaced; give a folder with --export")
     _check_writable(folder, "--export", "give a folder in an existing one")
 
 

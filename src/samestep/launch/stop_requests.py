@@ -1,9 +1,11 @@
-"""Handles requests to stop a training after a step: Ctrl-C, SIGTERM, or the SIGUSR1 that a scheduler sends before its
-limit."""
+"""Handles requests to stop a training after a step: Ctrl-C, SIGTERM, a terminal that has gone (SIGHUP), or what a
+scheduler sends before its limit (SIGUSR1, SIGUSR2, SIGXCPU)."""
 
 from __future__ import annotations
 
+import os
 import signal
+from collections.abc import Collection
 from pathlib import Path
 from threading import current_thread, main_thread
 from typing import Any
@@ -12,41 +14,58 @@ from samestep.errors import say
 from samestep.launch.end import signal_ranks
 from samestep.records.record import Progress, read_progress
 
+SCHEDULERS = ("SIGUSR1", "SIGUSR2", "SIGXCPU")  # before the training they wait until it has begun
+REPEATED = (*SCHEDULERS, "SIGHUP")  # a second one asks for nothing more: both shell and kernel tell of a lost terminal
+REQUESTS = ("SIGINT", "SIGTERM", *REPEATED)
+
 
 class StopRequests:
     """Forwards a request to the ranks of `folder`, once they train.
 
-    accepted: False: an interrupt ends the launch. terminates: whether SIGTERM is a request too. An outer launcher sends
-    it to its ranks when one of them has failed, and none of them can train on.
+    accepted: False: an interrupt ends the launch. ends_by: the signals that end it too. An outer launcher sends SIGTERM
+    to its ranks when one of them has failed, and none of them can train on.
     """
 
-    def __init__(self, folder: Path, *, accepted: bool, terminates: bool = False) -> None:
+    def __init__(self, folder: Path, *, accepted: bool, ends_by: Collection[signal.Signals] = ()) -> None:
         self._folder = folder
         self._signals: list[int] = []
         self._stopping = False
         self._notified_attempt: int | None = None
         self._before: dict[int, Any] = {}
         # Python allows signal handlers in the main thread only; without one, a signal does what it did before.
-        if not accepted or not hasattr(signal, "SIGUSR1") or current_thread() is not main_thread():
+        if not accepted or current_thread() is not main_thread():
             return
-        self._before[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, lambda number, _: self._signals.append(number))
-        for number in (signal.SIGINT, signal.SIGTERM) if terminates else (signal.SIGINT,):
-            if callable(signal.getsignal(number)):
-                self._before[number] = signal.signal(number, self._on_end)
+        for number in (getattr(signal, name) for name in REQUESTS if hasattr(signal, name)):
+            ignored = signal.getsignal(number) in (signal.SIG_IGN, None) and number.name not in SCHEDULERS
+            if number not in ends_by and not ignored:  # as under nohup, and Ctrl-C in a shell's background
+                self._before[number] = signal.signal(number, self._on_signal)
 
     def close(self) -> None:
         """Puts the signal handlers back that were there before."""
         for number, before in self._before.items():
             signal.signal(number, before)
 
-    def _on_end(self, number: int, frame: Any) -> None:
-        """Takes the first SIGINT or SIGTERM during the training as a request; another one ends the launch.
+    def _on_signal(self, number: int, frame: Any) -> None:
+        """Takes a signal during the training as a request; Ctrl-C or SIGTERM once more ends the launch.
 
-        In the handler: a KeyboardInterrupt can be raised anywhere, also where no one is ready to catch it.
+        Once more: after the sentence that says so, because `timeout` sends its signal twice at once. In the handler: a
+        KeyboardInterrupt can be raised anywhere, also where no one is ready to catch it.
         """
-        if self._stopping or self._signals or read_progress(self._folder).done is None:
-            self._before[number](number, frame)
+        name = signal.Signals(number).name
+        ending = [each for each in self._signals if signal.Signals(each).name not in REPEATED]
+        once_more = name not in REPEATED and ending and (self._stopping or len(ending) > 1)
+        if once_more or (name not in SCHEDULERS and read_progress(self._folder).done is None):
+            self._end(number, frame)
         self._signals.append(number)
+
+    def _end(self, number: int, frame: Any) -> None:
+        """Does what the signal did before."""
+        before = self._before[number]
+        if callable(before):
+            before(number, frame)
+        elif before == signal.SIG_DFL:
+            signal.signal(number, before)
+            os.kill(os.getpid(), number)
 
     def forward(self, progress: Progress) -> None:
         """Signals the ranks once, and again after their launcher has restarted them."""

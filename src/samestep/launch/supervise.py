@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import closing, nullcontext
 from functools import partial
 from pathlib import Path
@@ -38,14 +38,14 @@ def run(
     machines: Machines = Machines(),  # noqa: B008 - frozen
     graceful: bool = False,
     stall_s: float | None = None,
-    terminates: bool = False,
+    ends_by: Collection[signal.Signals] = (),
     samples_usage: bool = False,
 ) -> Record:
     """Starts `command`, waits until it has ended, and returns the record of the `size` ranks that write into `folder`.
 
     watch: called with the progress about ten times a second. deadline_s: seconds after which each rank's stack goes to
     stack-rankR.txt in `folder` and the tree is killed. graceful: the first interrupt stops the ranks after a step, the
-    second ends them. terminates: so does SIGTERM. stall_s: as --stall, after which a hang is named and ended.
+    second ends them. ends_by: signals that end them at once. stall_s: as --stall, after which a hang is named.
     samples_usage: writes usage.csv and usage.json into `folder`. Raises UserError or TrainingFailed with the error of
     the first rank that failed. The process tree has always ended when this function returns or raises.
     """
@@ -56,7 +56,7 @@ def run(
     watchdog = Watchdog(folder, size, machines, stall_s)
     progress, logs = Progress(), LogRotation(folder)
     sampled = closing(UsageSampler(folder)) if samples_usage else nullcontext()
-    with closing(StopRequests(folder, accepted=graceful, terminates=terminates)) as requests, sampled as sampler:
+    with closing(StopRequests(folder, accepted=graceful, ends_by=ends_by)) as requests, sampled as sampler:
         tree = start(command, folder, machines)
         try:
             while tree.poll() is None and not idle.is_stuck():
@@ -105,9 +105,8 @@ def start(command: Command, folder: Path, machines: Machines) -> subprocess.Pope
 
 def _prepare_child(ends_by: signal.Signals) -> None:
     """Runs in the new process, before it executes the launcher."""
-    signal.signal(
-        signal.SIGUSR1, signal.SIG_IGN
-    )  # Slurm sends it to every process of a step, and would end the launcher
+    for number in (signal.SIGUSR1, signal.SIGUSR2):  # Slurm sends one to every process, and would end the launcher
+        signal.signal(number, signal.SIG_IGN)
     die_with_parent(by=ends_by)
 
 

@@ -44,6 +44,7 @@ def export(model: Callable[[], nn.Module], weights: Path, folder: Path) -> None:
     try:
         shutil.rmtree(part, ignore_errors=True)
         save_pretrained(str(part))
+        shutil.rmtree(folder, ignore_errors=True)  # empty, or of this training before it was continued
         os.replace(part, folder)
     except Exception as error:
         shutil.rmtree(part, ignore_errors=True)

@@ -79,13 +79,14 @@ class Stop(Protocol):
 
 
 class GracefulStop(AgreedStep):
-    """Ends a training after the same step on every rank when one of them gets SIGUSR2."""
+    """Ends a training after the same step on every rank when one of them gets SIGUSR2 or SIGXCPU."""
 
     def __init__(self, world: World, store: Store | None) -> None:
         self.last: int | None = None  # the step after which all ranks end; None: not agreed yet
         super().__init__(world, store)
-        if hasattr(signal, "SIGUSR2") and threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGUSR2, self._on_signal)
+        for name in ("SIGUSR2", "SIGXCPU"):  # the command's request; a limit of CPU time, which each process has
+            if hasattr(signal, name) and threading.current_thread() is threading.main_thread():
+                signal.signal(getattr(signal, name), self._on_signal)
 
     def _on_signal(self, *_: Any) -> None:
         self.request()
