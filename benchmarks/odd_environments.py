@@ -10,6 +10,7 @@ from bad_input_table import FAILED, QUICK, REFUSED, WORKS, Case
 
 VERIFY = "SAMESTEP verify quick.py --engine ddp --nproc 2"
 RUN = "SAMESTEP run quick.py --engine single --nproc 1"
+LOOK = "SAMESTEP eject quick.py"  # one worker, which loads the job
 ENGINES = "SAMESTEP engines"
 HELP = "SAMESTEP --help"
 EITHER = (WORKS, REFUSED)
@@ -35,14 +36,14 @@ def _case(name: str, shell: str, codes: tuple[int, ...] = (WORKS,), **more: obje
 
 
 VARIABLES: dict[str, tuple[tuple[str, ...], str, tuple[int, ...]]] = {
-    "LC_ALL": (("C", "POSIX", "nonsense", "de_DE.ISO-8859-1"), RUN, (WORKS,)),
+    "LC_ALL": (("C", "nonsense"), LOOK, (WORKS,)),
     "COLUMNS": (("1", "1000000", "x", "-5", "0"), ENGINES, (WORKS,)),
     "LINES": (("x",), ENGINES, (WORKS,)),
     "NO_COLOR": (("1",), ENGINES, (WORKS,)),
     "FORCE_COLOR": (("1",), ENGINES, (WORKS,)),
     "TERM": (("dumb", "", "nonsense"), ENGINES, (WORKS,)),
     "OMP_NUM_THREADS": (("x", "0", "-1", "", "4,2", "99999999999999999999", "1.5"), RUN, EITHER),
-    "MKL_NUM_THREADS": (("x",), RUN, (WORKS,)),
+    "MKL_NUM_THREADS": (("x",), LOOK, (WORKS,)),
     "CUDA_VISIBLE_DEVICES": (("x", "", "-1", "0,0", "GPU-nope", "99"), RUN, (WORKS,)),
     "RANK": (("0", "x", "", "5"), RUN, EITHER),
     "WORLD_SIZE": (("2", "x", "", "0", "-1", "1"), "SAMESTEP run quick.py --engine single", EITHER),
@@ -57,37 +58,37 @@ VARIABLES: dict[str, tuple[tuple[str, ...], str, tuple[int, ...]]] = {
     "OMPI_COMM_WORLD_RANK": (("0", "x"), RUN, EITHER),
     "PMI_RANK": (("0", "x"), RUN, EITHER),
     "PMI_SIZE": (("2", "x"), RUN, EITHER),
-    "PYTHONPATH": (("/nowhere:::x", "quick.py", ".", "\n"), RUN, (WORKS,)),
+    "PYTHONPATH": (("/nowhere:::x", "quick.py", ".", "\n"), LOOK, (WORKS,)),
     "PYTHONOPTIMIZE": (("2",), VERIFY, (WORKS,)),
-    "PYTHONWARNINGS": (("error", "nonsense", "error::DeprecationWarning"), VERIFY, (WORKS,)),
-    "PYTHONHASHSEED": (("0", "4294967295"), VERIFY, (WORKS,)),
-    "PYTHONDONTWRITEBYTECODE": (("1",), RUN, (WORKS,)),
-    "PYTHONUNBUFFERED": (("1",), RUN, (WORKS,)),
-    "PYTHONDEVMODE": (("1",), VERIFY, (WORKS,)),
-    "PYTHONSAFEPATH": (("1",), RUN, (WORKS,)),
-    "PYTHONNOUSERSITE": (("1",), RUN, (WORKS,)),
+    "PYTHONWARNINGS": (("error",), VERIFY, (WORKS,)),
+    "PYTHONHASHSEED": (("0",), LOOK, (WORKS,)),
+    "PYTHONDONTWRITEBYTECODE": (("1",), LOOK, (WORKS,)),
+    "PYTHONUNBUFFERED": (("1",), LOOK, (WORKS,)),
+    "PYTHONDEVMODE": (("1",), LOOK, (WORKS,)),
+    "PYTHONSAFEPATH": (("1",), LOOK, (WORKS,)),
+    "PYTHONNOUSERSITE": (("1",), LOOK, (WORKS,)),
     "PYTHONINSPECT": (("1",), ENGINES, (WORKS,)),
     "PYTHONVERBOSE": (("1",), HELP, (WORKS,)),
-    "PYTHONIOENCODING": (("ascii", "utf-16"), RUN, (WORKS,)),
-    "PYTHONUTF8": (("0", "1"), RUN, (WORKS,)),
-    "PYTHONPYCACHEPREFIX": (("/nowhere",), RUN, (WORKS,)),
-    "PYTHONTRACEMALLOC": (("5",), RUN, (WORKS,)),
-    "PYTHONFAULTHANDLER": (("1",), RUN, (WORKS,)),
+    "PYTHONIOENCODING": (("ascii", "utf-16"), LOOK, (WORKS,)),
+    "PYTHONUTF8": (("0",), LOOK, (WORKS,)),
+    "PYTHONPYCACHEPREFIX": (("/nowhere",), LOOK, (WORKS,)),
+    "PYTHONTRACEMALLOC": (("5",), LOOK, (WORKS,)),
+    "PYTHONFAULTHANDLER": (("1",), LOOK, (WORKS,)),
     "PYTHONMALLOC": (("debug",), ENGINES, (WORKS,)),
     "PYTHONBREAKPOINT": (("x",), ENGINES, (WORKS,)),
-    "TORCH_DISTRIBUTED_DEBUG": (("DETAIL", "INFO"), VERIFY, (WORKS,)),
-    "TORCH_SHOW_CPP_STACKTRACES": (("1",), VERIFY, (WORKS,)),
-    "TORCH_CPP_LOG_LEVEL": (("INFO", "x"), RUN, (WORKS,)),
-    "TORCH_LOGS": (("+dynamo",), RUN, (WORKS,)),
-    "TORCH_NCCL_BLOCKING_WAIT": (("x",), RUN, (WORKS,)),
+    "TORCH_DISTRIBUTED_DEBUG": (("DETAIL",), VERIFY, (WORKS,)),
+    "TORCH_SHOW_CPP_STACKTRACES": (("1",), LOOK, (WORKS,)),
+    "TORCH_CPP_LOG_LEVEL": (("x",), LOOK, (WORKS,)),
+    "TORCH_LOGS": (("+dynamo",), LOOK, (WORKS,)),
+    "TORCH_NCCL_BLOCKING_WAIT": (("x",), LOOK, (WORKS,)),
     "GLOO_SOCKET_IFNAME": (("nope0", ""), VERIFY, EITHER),
-    "NCCL_SOCKET_IFNAME": (("nope0",), VERIFY, (WORKS,)),
-    "TZ": (("Pacific/Kiritimati", "nonsense", ":/nowhere"), RUN, (WORKS,)),
-    "HOME": (("/nowhere", "", "/proc", "relative"), VERIFY, (WORKS,)),
-    "XDG_RUNTIME_DIR": (("/nowhere", "relative", ""), VERIFY, (WORKS,)),
-    "TMPDIR": (("/nowhere", "", "/dev/null", "/proc", "relative", "."), VERIFY, EITHER),
-    "PATH": (("", "/nowhere"), RUN, (WORKS,)),
-    "LD_PRELOAD": (("/nowhere.so",), RUN, (WORKS,)),
+    "NCCL_SOCKET_IFNAME": (("nope0",), LOOK, (WORKS,)),
+    "TZ": (("nonsense",), LOOK, (WORKS,)),
+    "HOME": (("/nowhere",), VERIFY, (WORKS,)),
+    "XDG_RUNTIME_DIR": (("/nowhere",), LOOK, (WORKS,)),
+    "TMPDIR": (("/nowhere", "relative"), VERIFY, EITHER),
+    "PATH": (("/nowhere",), LOOK, (WORKS,)),
+    "LD_PRELOAD": (("/nowhere.so",), LOOK, (WORKS,)),
     "USER": (("", "\x1b[31m"), RUN, (WORKS,)),
     "http_proxy": (("http://127.0.0.1:9",), VERIFY, (WORKS,)),
     "SOURCE_DATE_EPOCH": (("x",), RUN, (WORKS,)),
@@ -154,34 +155,33 @@ ROOT = os.geteuid() == 0
 
 
 def _streams() -> Iterator[Case]:
-    yield _case("stdin closed", f"{RUN} <&-")
-    yield _case("stdout closed", f"{RUN} >&-")
-    yield _case("stderr closed", f"{RUN} 2>&-")
-    yield _case("all closed", f"{RUN} <&- >&- 2>&-")
+    yield _case("stdin closed", f"{LOOK} <&-")
+    yield _case("stdout closed", f"{LOOK} >&-")
+    yield _case("stderr closed", f"{LOOK} 2>&-")
+    yield _case("all closed", f"{LOOK} <&- >&- 2>&-")
     yield _case("closed, verify", f"{VERIFY} <&- >&- 2>&-")
     yield _case("json to nobody", f"{ENGINES} --json >&-")
     yield _case("a pipe that closes", f"set -o pipefail; {ENGINES} | head -1")
     yield _case("a pipe that closes, help", f"set -o pipefail; {HELP} | true")
     yield _case("stdout full", f"{ENGINES} > /dev/full", EITHER)
     yield _case("help to a full disk", f"{HELP} > /dev/full", EITHER)
-    yield _case("stderr full", f"{RUN} 2> /dev/full")
-    yield _case("stdin a terminal's noise", f"yes | {RUN}")
+    yield _case("stderr full", f"{LOOK} 2> /dev/full")
+    yield _case("stdin a terminal's noise", f"yes | {LOOK}")
 
 
 def _limits() -> Iterator[Case]:
     for limit, line in {
         "n 64": VERIFY,
-        "n 20": VERIFY,
-        "n 8": RUN,
+        "n 20": LOOK,
+        "n 8": LOOK,
         "f 100": RUN,
-        "f 1": RUN,
-        "v 200000": RUN,
-        "v 1000000": RUN,
-        "v 3000000": RUN,
-        "s 256": RUN,
-        "c 0": RUN,
-        "t 3": RUN,
-        "l 0": RUN,
+        "f 1": LOOK,
+        "v 200000": LOOK,
+        "v 1000000": LOOK,
+        "s 256": LOOK,
+        "c 0": LOOK,
+        "t 3": LOOK,
+        "l 0": LOOK,
     }.items():
         codes = (WORKS, FAILED, REFUSED) if limit[0] in "vtns" else EITHER
         yield _case(
@@ -190,13 +190,13 @@ def _limits() -> Iterator[Case]:
     yield _case("umask 077", f"umask 077; {VERIFY}")
     yield _case("umask 777", f"umask 777; {RUN}", EITHER, changes=True)
     yield _case("umask 000", f"umask 000; {RUN}")
-    yield _case("nice 19", f"nice -n 19 {RUN}")
+    yield _case("nice 19", f"nice -n 19 {LOOK}")
     yield _case("one core", f"taskset -c 0 {VERIFY}")
-    yield _case("nohup", f"nohup {RUN}")
-    yield _case("in the background", f"({RUN}) & wait $!")
-    yield _case("SIGCHLD ignored", f"trap '' CHLD; {RUN}")
-    yield _case("SIGPIPE ignored", f"trap '' PIPE; {RUN}")
-    yield _case("SIGINT ignored", f"trap '' INT; {RUN}")
+    yield _case("nohup", f"nohup {LOOK}")
+    yield _case("in the background", f"({LOOK}) & wait $!")
+    yield _case("SIGCHLD ignored", f"trap '' CHLD; {LOOK}")
+    yield _case("SIGPIPE ignored", f"trap '' PIPE; {LOOK}")
+    yield _case("SIGINT ignored", f"trap '' INT; {LOOK}")
     yield _case("no git, no ps", f"export PATH=$PWD/bin; {RUN}", files={"quick.py": QUICK, "bin/x": ""})
 
 
@@ -213,15 +213,15 @@ def _namespaces() -> Iterator[Case]:
     yield _case("TMPDIR full", f"{private} '{full}; TMPDIR=$PWD/t {VERIFY}'", EITHER, changes=True)
     yield _case("--out full", f"{private} '{full}; {RUN} --out t/out'", changes=True, codes=EITHER)
     yield _case("read-only folder", f"{private} 'mount -o bind,ro . . && cd $PWD && {RUN}'", (REFUSED,))
-    yield _case("no /proc", f"{private} 'mount -t tmpfs none /proc; {RUN}'", EITHER, changes=True)
-    yield _case("no /sys", f"{private} 'mount -t tmpfs none /sys; {RUN}'")
+    yield _case("no /proc", f"{private} 'mount -t tmpfs none /proc; {LOOK}'", EITHER, changes=True)
+    yield _case("no /sys", f"{private} 'mount -t tmpfs none /sys; {LOOK}'")
     yield _case("a pid namespace", f"unshare -p -f --mount-proc {VERIFY}")
-    yield _case("the clock of 1970", f"unshare -T --boottime 1 --monotonic 1 {RUN}")
+    yield _case("the clock of 1970", f"unshare -T --boottime 1 --monotonic 1 {LOOK}")
 
 
 def _users() -> Iterator[Case]:
     yield _case("no passwd entry", f"chmod 777 .; {AS_USER} {VERIFY}")
-    yield _case("no passwd entry, no HOME", f"chmod 777 .; unset HOME; {AS_USER} {VERIFY}")
+    yield _case("no passwd entry, no HOME", f"chmod 777 .; unset HOME; {AS_USER} {LOOK}")
     yield _case("folder of another user", f"chmod 755 .; {AS_USER} {RUN}", (REFUSED,))
     yield _case(
         "--out of another user", f"mkdir -m 700 o; chmod 755 .; {AS_USER} {RUN} --out o", (REFUSED,), changes=True
@@ -245,7 +245,7 @@ def _users() -> Iterator[Case]:
     yield _case(
         "runs of another user", f"mkdir -m 700 o; chmod 755 .; {AS_USER} SAMESTEP runs o", (REFUSED,), changes=True
     )
-    yield _case("no capabilities", f"setpriv --bounding-set=-all --inh-caps=-all {RUN}")
+    yield _case("no capabilities", f"setpriv --bounding-set=-all --inh-caps=-all {LOOK}")
     yield _case(
         "ulimit -u 20",
         f"chmod 777 .; {AS_USER} bash -c 'ulimit -u 20; {VERIFY}'",
@@ -256,16 +256,16 @@ def _users() -> Iterator[Case]:
 
 
 def _places() -> Iterator[Case]:
-    yield _case("a folder with spaces", VERIFY, folder="a b  c")
-    yield _case("a folder with unicode", VERIFY, folder="größe 訓練")
+    yield _case("a folder with spaces", LOOK, folder="a b  c")
+    yield _case("a folder with unicode", LOOK, folder="größe 訓練")
     yield _case("a folder with a newline", VERIFY, EITHER, folder="a\nb")
     yield _case("a folder with quotes", VERIFY, folder="a'b\"c$HOME`x`")
-    yield _case("a folder with a percent", VERIFY, folder="a%20b:c")
+    yield _case("a folder with a percent", LOOK, folder="a%20b:c")
     yield _case(
         "a folder of bytes", f"mkdir $'\\xff\\xfe'; cp quick.py $'\\xff\\xfe'; cd $'\\xff\\xfe'; {VERIFY}", EITHER
     )
-    yield _case("a long folder", VERIFY, folder="f" * 200)
-    yield _case("a folder like an option", VERIFY, folder="--out")
+    yield _case("a long folder", LOOK, folder="f" * 200)
+    yield _case("a folder like an option", LOOK, folder="--out")
     for name, line in {
         "run": RUN,
         "engines": ENGINES,
@@ -280,15 +280,15 @@ def _places() -> Iterator[Case]:
             changes=True,
         )
     yield _case("--out with a newline", f"{RUN} --out $'a\\nb'", EITHER)
-    yield _case("--out with unicode", f"{RUN} --out größe")
+    yield _case("--out with unicode", f"{RUN} --out größe", forked=True)
     yield _case("--out with escapes", f"{RUN} --out $'a\\x1b[31mb'", EITHER)
     yield _case("--out of bytes", f"{RUN} --out $'\\xff\\xfe'", EITHER)
     yield _case("--out like an option", f"{RUN} --out=-x")
-    yield _case("a job with unicode", "mv quick.py größe.py; SAMESTEP verify größe.py --engine ddp --nproc 2")
+    yield _case("a job with unicode", "mv quick.py größe.py; SAMESTEP eject größe.py")
     yield _case("a job with spaces", "mv quick.py 'a b.py'; SAMESTEP verify 'a b.py' --engine ddp --nproc 2")
-    yield _case("a job with a dash", "mv quick.py my-job.py; SAMESTEP verify my-job.py --engine ddp --nproc 2")
+    yield _case("a job with a dash", "mv quick.py my-job.py; SAMESTEP eject my-job.py")
     yield _case("a job named torch", "mv quick.py torch.py; SAMESTEP run torch.py", EITHER, changes=True)
-    yield _case("a job named as a keyword", "mv quick.py class.py; SAMESTEP verify class.py --engine ddp --nproc 2")
+    yield _case("a job named as a keyword", "mv quick.py class.py; SAMESTEP eject class.py")
     yield _case("a job through a link", "mkdir d; mv quick.py d; ln -s d/quick.py q.py; SAMESTEP run q.py")
     yield _case("a job that warns", f"sed -i '1i import warnings; warnings.warn(\"x\")' quick.py; {VERIFY}")
 

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator
 from typing import Any
 
-from bad_input_table import FAILED, QUICK, REFUSED, Case
+from bad_input_table import FAILED, QUICK, REFUSED, WORKS, Case
 from samestep.commands.cli import app
 
 POSITIONAL = {
@@ -217,14 +217,12 @@ diff a
 diff a b c
 eject
 eject quick.py nope
-eject quick.py --engine all
 eject quick.py --to quick.py
 eject quick.py --to .
 evaluate
 evaluate quick.py --weights quick.py
 slurm quick.py --nodes 0
 slurm quick.py --sbatch=--nope
-run quick.py --engine single --nproc 3
 run quick.py --patience 2
 run quick.py --best accuracy --evaluate-every 0
 run quick.py --best accuracy --evaluate-every 0 --patience 1
@@ -263,7 +261,6 @@ compare quick.py --measured-steps 1
 collectives --backend nccl --device cpu
 collectives --backend gloo --device cuda:0
 collectives --show all_reduce --op broadcast
-collectives --nproc 1
 collectives --seconds 0 --sizes 1TB
 engines extra
 engines --device nope
@@ -281,8 +278,9 @@ runs quick.py
 def _lines() -> Iterator[Case]:
     """Lines that are wrong as a whole: unknown words, options that contradict each other."""
     files = {"quick.py": QUICK, "script.py": "print(1)\n"}
-    works = {"collectives --nproc 1", "eject quick.py --engine all"}
     for line in filter(None, map(str.strip, LINES.splitlines())):
-        if line not in works:
-            codes = (FAILED, REFUSED) if line.startswith("doctor") else (REFUSED,)
-            yield Case("input", line, f"SAMESTEP {line}", codes, files=files)
+        codes = (FAILED, REFUSED) if line.startswith("doctor") else (REFUSED,)
+        keeps = "--sbatch" in line  # the script that Slurm has refused, which the sentence names
+        yield Case("input", line, f"SAMESTEP {line}", codes, files=files, changes=keeps)
+    line = "SAMESTEP run quick.py --engine single --nproc 3"
+    yield Case("input", "ranks that are not used", line, (WORKS,), "--nproc 3 is not used")

@@ -92,7 +92,10 @@ def study_of(setup: Setup, rank: LaunchedRank | None = None) -> Study:
         continuing = inspection if other == question else ask(other, setup.deadline_s)
     local_size = rank.local_size if rank else inspection.replicas // machines.nnodes
     cores = os.cpu_count() or 1
-    if inspection.devices[0] == "cpu" and local_size > cores and (rank is None or rank.local_rank == 0):
+    chosen = [facts for facts in inspection.engines if facts.name in setup.engines or not setup.engines]
+    on_cpu = inspection.devices[0] == "cpu"
+    several = any(facts.processes > 1 for facts in chosen)
+    if on_cpu and several and local_size > cores and (rank is None or rank.local_rank == 0):
         say(f"{local_size} ranks share {cores} cores: the results are the same, the speed is not representative")
     return Study(setup, local_size, machines, inspection, continuing)
 

@@ -177,7 +177,12 @@ def _resume(text: str) -> str:
         return text
     if not Path(text).is_dir():
         raise UserError(f"--resume {text}: there is no such folder; give auto, never, or the folder of a checkpoint")
-    return str(Path(text).resolve())
+    from samestep.records.checkpoint import FOLDER, MANIFEST, steps_in
+
+    folder = Path(text).resolve()
+    if not ((folder / MANIFEST).exists() or steps_in(folder) or steps_in(folder / FOLDER)):
+        raise UserError(f"--resume {folder} holds no checkpoint; give a run's folder, or one of its step-… folders")
+    return str(folder)
 
 
 def _check_export(folder: Path, modules: tuple[str, ...]) -> None:
