@@ -234,7 +234,6 @@ run quick.py --init nowhere.safetensors
 run quick.py --resume nowhere
 run quick.py --resume quick.py
 run quick.py --resume .
-run quick.py --node-rank 0
 run quick.py --node-rank 3 --nnodes 2 --master-addr 127.0.0.1
 run quick.py --nnodes 2
 run quick.py --nnodes 2 --master-addr 127.0.0.1 --hosts a,b

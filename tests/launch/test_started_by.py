@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from samestep.commands.machines import detect_launched_rank, refuse_under_launcher
+from samestep.commands.setup import Setup
 from samestep.errors import UserError
 from samestep.launch.started_by import launched_rank, outer_launcher
 from samestep.world.slurm import port_of
@@ -101,3 +103,15 @@ def test_contradictions(env: dict[str, str], sentence: str) -> None:
 
 def test_torchrun_in_srun_on_as_many_machines_is_right() -> None:
     assert outer_launcher(SRUN | TORCHRUN | {"GROUP_WORLD_SIZE": "3"}) == "torchrun"
+
+
+@pytest.mark.parametrize("name", ["OMPI_COMM_WORLD_RANK", "HOROVOD_RANK"])
+@pytest.mark.parametrize("nproc", [None, 2])
+def test_half_of_a_launchers_variables_is_a_sentence_for_every_command(name: str, nproc: int | None) -> None:
+    setup = Setup("digits", nproc=nproc)
+    with pytest.raises(UserError, match="incomplete"):
+        detect_launched_rank({name: "0"}, setup)
+    with pytest.raises(UserError, match="incomplete"):
+        refuse_under_launcher("verify", {name: "0"}, setup)
+    assert detect_launched_rank({"HOME": "/"}, setup) is None
+    refuse_under_launcher("verify", {"HOME": "/"}, setup)

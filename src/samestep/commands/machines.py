@@ -38,7 +38,8 @@ def detect_launched_rank(env: Mapping[str, str], setup: Setup) -> LaunchedRank |
     Raises UserError when the launcher's variables contradict each other or the options, or when the other machines
     cannot reach rank 0's."""
     if setup.nproc or setup.machines.nnodes or setup.launchers:
-        refuse_to_start_more(env, setup.machines.max_nnodes)
+        with reading_launcher_variables():
+            refuse_to_start_more(env, setup.machines.max_nnodes)
         return None
     with reading_launcher_variables():
         launcher = outer_launcher(env)
@@ -104,7 +105,8 @@ def machines_of(setup: Setup, env: Mapping[str, str]) -> Machines:
         raise UserError(f"--node-rank {node_rank} is not below --nnodes {nnodes}; machines count from 0")
     # A launcher may have started this command once on each machine.
     if node_rank is None and nnodes > 1 and not min_nodes:
-        numbers = [number(env, nnodes) for number in launch.launchers_having("node_rank").values()]
+        with reading_launcher_variables():
+            numbers = [number(env, nnodes) for number in launch.launchers_having("node_rank").values()]
         node_rank = next((number for number in numbers if number is not None), None)
     machines = Machines(
         nnodes=nnodes,
@@ -154,7 +156,8 @@ def is_first(machines: Machines) -> bool:
 def refuse_under_launcher(command: str, env: Mapping[str, str], setup: Setup) -> None:
     """Raises UserError when an outer launcher has started several of a command that starts its ranks itself."""
     inside = launch.launchers_having("WHERE")
-    launcher = None if {*setup.launchers} & {*inside} else outer_launcher(env)
+    with reading_launcher_variables():
+        launcher = None if {*setup.launchers} & {*inside} else outer_launcher(env)
     if launcher:
         raise UserError(
             f"{command} starts its ranks itself, and {launcher} has started several copies; run it without "
