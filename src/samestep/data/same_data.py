@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch.distributed as dist
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from samestep.data.loader import fetch, workers_of
 from samestep.data.schedule import schedule_of
@@ -18,6 +17,7 @@ from samestep.data.stream import is_stream
 from samestep.data.workers import fetched
 from samestep.errors import UserError
 from samestep.job import Job
+from samestep.job.walk import leaves_of
 from samestep.world import World
 
 
@@ -113,7 +113,7 @@ def _fingerprint_of(dataset: Any) -> tuple[int, dict[int, str]]:
 def _digest(sample: Any) -> str:
     """Returns a digest of a sample's tensors, arrays, numbers and texts. repr() of other objects may hold addresses."""
     state = hashlib.blake2b(digest_size=8)
-    for leaf in tree_leaves(sample):
+    for leaf in leaves_of(sample):
         if isinstance(leaf, Tensor):
             leaf = leaf.detach().cpu().float().numpy() if leaf.is_floating_point() else leaf.detach().cpu().numpy()
         if isinstance(leaf, np.ndarray | np.generic):

@@ -7,14 +7,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only  # walks tuples, lists and dicts of tensors
+
+from samestep.job.walk import mapped_tensors
 
 
 def to_device(data: Any, device: str) -> Any:
     """Returns `data` with every tensor on `device`; unchanged if that is the CPU."""
     if device == "cpu":
         return data
-    return tree_map_only(Tensor, lambda tensor: tensor.to(device, non_blocking=True), data)
+    return mapped_tensors(lambda tensor: tensor.to(device, non_blocking=True), data)
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class PendingCopy:
         if self.copied is not None:
             training = torch.cuda.current_stream()
             training.wait_event(self.copied)
-            tree_map_only(Tensor, lambda tensor: tensor.record_stream(training), self.data)
+            mapped_tensors(lambda tensor: tensor.record_stream(training), self.data)
         return self.data
 
 
@@ -52,7 +53,7 @@ class Gather:
             return PendingCopy(data)
         # The device too: without it, pinning in a thread would open a context on GPU 0 from every rank.
         with torch.cuda.device(self.device), torch.cuda.stream(self.stream):
-            on_gpu = tree_map_only(Tensor, self._copied, data)
+            on_gpu = mapped_tensors(self._copied, data)
             copied = torch.cuda.Event()
             copied.record(self.stream)
         return PendingCopy(on_gpu, copied)

@@ -23,6 +23,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from samestep.engine import Layout, Numerics, State
 from samestep.job import Job
+from samestep.rank.fsdp_reads import FSDPReads
 from samestep.rank.fsdp_units import units_of
 from samestep.rank.group import process_group
 from samestep.training import Run
@@ -36,6 +37,11 @@ NOT_ON_SHARDS = {
     "Muon": "it needs whole matrices, and gets shards",
     "Rprop": "torch's fails on shards",
 }
+
+WHOLE = (
+    "--set-engine fsdp.wrap=root --set-engine fsdp.reshard=false keep it whole from the forward to the backward pass"
+)
+INSIDE = "compute what needs it, derivatives too, in the model's forward, or take another engine"
 
 
 def missing(devices: tuple[str, ...]) -> str | None:
@@ -57,16 +63,6 @@ def check(model: nn.Module, *, wrap: str = "auto", **settings: Any) -> None:
     units_of(model, wrap)
 
 
-def explain(error: BaseException, job: Job) -> str | None:
-    """Returns a sentence about a call into a sharded unit that bypasses its forward; None for other errors."""
-    if "got mixed torch.Tensor and DTensor" not in str(error):
-        return None
-    return (
-        "the model uses parameters of a sharded unit outside of the unit's forward, where they are not gathered; "
-        "name a class that holds both with --set-engine fsdp.wrap=…, or shard the model as one with fsdp.wrap=root"
-    )
-
-
 def train(
     job: Job,
     world: World,
@@ -83,6 +79,7 @@ def train(
         if checkpoint:  # but no unit with BatchNorm: computed twice, it would count every batch twice
             again = units or units_of(model, "auto")
             apply_activation_checkpointing(model, check_fn=lambda unit: unit in again and not batch_norms(unit))
+        reads = FSDPReads(model, [*units, model], WHOLE if reshard or wrap != "root" else INSIDE)
         mesh, lower = init_device_mesh(world.device.partition(":")[0], (world.size,)), MixedPrecisionPolicy()
         if precision != "full":
             lower = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
@@ -98,8 +95,9 @@ def train(
         run.register(model, optimizer, scheduler=scheduler)
         for batch in run.batches():
             model.set_requires_gradient_sync(batch.completes_step)
-            loss = run.loss(model, batch)
-            loss.backward()
+            with reads.first(batch.part):
+                loss = run.loss(model, batch)
+                loss.backward()
             if batch.completes_step:
                 if job.clip_norm is not None:
                     clip_grad_norm_(model.parameters(), job.clip_norm)

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
-from torch.utils._pytree import tree_map_only
 
 from samestep.engine import Layout, Numerics, State
 from samestep.errors import UserError, first_few, nearest
 from samestep.job import Batch, Job
+from samestep.job.walk import mapped_tensors
 from samestep.rank.default_generator import default_generator
 from samestep.training import Run
 from samestep.world import World
@@ -144,7 +144,7 @@ class Split:
 
 def moved(data: Any, device: torch.device) -> Any:
     """Returns nested data with its tensors on a device."""
-    return tree_map_only(Tensor, lambda tensor: tensor.to(device, non_blocking=True), data)
+    return mapped_tensors(lambda tensor: tensor.to(device, non_blocking=True), data)
 
 
 def starts_of(model: nn.Module, stages: int, at: str) -> list[str]:

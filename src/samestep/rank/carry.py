@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
 
 from samestep.job import Batch, output_and_state
+from samestep.job.walk import mapped_tensors
 from samestep.rank.weights import StateDict
 
 
@@ -27,7 +27,7 @@ class CarriedState:
     def load_state_dict(self, state: Mapping[str, Any], device: str) -> None:
         """Takes the state of a checkpoint."""
         self._epoch = state["epoch"]
-        self._of_micro = tree_map_only(Tensor, lambda tensor: tensor.to(device), dict(state["of_micro"]))
+        self._of_micro = mapped_tensors(lambda tensor: tensor.to(device), dict(state["of_micro"]))
 
     def attach(self, batch: Batch) -> Batch:
         """Returns the batch with the state of its rows; None in the first step of an epoch, where no row continues."""
@@ -48,4 +48,4 @@ class CarriedState:
 
 def detached(state: Any) -> Any:
     """Returns a state whose tensors have no graph."""
-    return tree_map_only(Tensor, Tensor.detach, state)
+    return mapped_tensors(Tensor.detach, state)

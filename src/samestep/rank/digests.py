@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
+from samestep.job.walk import leaves_of
 from samestep.rank.weights import StateDict
 
 
@@ -18,7 +18,7 @@ def digest_rows(data: Any, rows: int) -> list[str]:
     A tensor whose first dimension is not `rows` is part of every row's digest, and so is every value that is no tensor.
     """
     hashes = [hashlib.blake2b(digest_size=6) for _ in range(rows)]
-    for leaf in tree_leaves(data):
+    for leaf in leaves_of(data):
         tensor = leaf.detach().cpu().contiguous() if isinstance(leaf, Tensor) else None
         if tensor is not None and tensor.dim() and len(tensor) == rows:
             pieces = [_bytes(row) for row in tensor]

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import textwrap
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
-from operator import attrgetter
 from typing import Any
 
 from torch import nn
 
 from samestep.errors import UserError
+
+INDEX = re.compile(r"\[['\"]?(\w+)['\"]?\]")  # of a module in a list or a dict of modules, in an expression
 
 
 def units_of(model: nn.Module, wrap: str) -> list[nn.Module]:
@@ -90,17 +92,24 @@ def _of_class(model: nn.Module, name: str) -> list[nn.Module]:
 
 def _reads(model: nn.Module) -> Iterator[tuple[nn.Module, nn.Parameter]]:
     """Yields (module, parameter) where a module's forward reads a parameter of another module, as in
-    F.linear(x, self.wte.weight). Found in the source of forward and of the methods that it names; not through a list's
-    index, nor where there is no source: there the training fails, and the engine explains its error."""
+    F.linear(x, self.wte.weight). Found in the source of forward and of the methods and properties that it names; not
+    through a local name, nor where there is no source: there rank/fsdp_reads.py refuses the first step."""
     for module in model.modules():
         cls: Any = type(module)  # which mypy does not take for hashable
         for path in _paths(cls):
-            try:
-                value: Any = attrgetter(path)(module)
-            except Exception:  # a property that fails, or an attribute that is set later
-                continue
-            if isinstance(value, nn.Parameter):
-                yield module, value
+            yield from ((module, parameter) for parameter in _parameters_at(module, path.split(".")))
+
+
+def _parameters_at(value: Any, path: list[str]) -> list[nn.Parameter]:
+    """Returns the parameters that an attribute is made of. Runs no code of the model's: a parametrization may move its
+    buffers when it is read, as spectral_norm does."""
+    if isinstance(value, nn.Parameter) or not path:
+        return [value] if isinstance(value, nn.Parameter) else []
+    held = {**vars(value), **value._parameters, **value._modules} if isinstance(value, nn.Module) else {}
+    parametrized = held.get("parametrizations", {})
+    if path[0] in parametrized:
+        return list(parametrized[path[0]].parameters())
+    return _parameters_at(held.get(path[0]), path[1:])
 
 
 @cache
@@ -111,6 +120,7 @@ def _paths(cls: Any) -> frozenset[str]:
     while waiting:
         name = waiting.pop()
         method = inspect.getattr_static(cls, name, None)
+        method = getattr(method, "fget", None) or getattr(method, "func", method)  # of a property, or a cached one
         if name in seen or not inspect.isfunction(method):
             continue
         seen.add(name)
@@ -121,8 +131,8 @@ def _paths(cls: Any) -> frozenset[str]:
         myself = next(iter(inspect.signature(method).parameters), "")
         for node in ast.walk(tree):
             if isinstance(node, ast.Attribute):
-                of, _, path = ast.unparse(node).partition(".")
-                if of == myself and all(part.isidentifier() for part in path.split(".")):
+                of, _, path = INDEX.sub(r".\1", ast.unparse(node)).partition(".")
+                if of == myself and all(part.isidentifier() or part.isdigit() for part in path.split(".")):
                     found.add(path)
         waiting += [path for path in found if "." not in path]
     return frozenset(found)

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from samestep.data.same_data import gather_from_ranks
 from samestep.data.schedule import Schedule, key
 from samestep.errors import Refused
 from samestep.job import Batch, Job, Part
+from samestep.job.walk import flattened, leaves_of
 from samestep.world import World
 
 
@@ -55,13 +55,13 @@ def gather_rows(output: Any, batch: Batch, whole: Part, world: World) -> tuple[A
     left out. Raises Refused, on all ranks, where their tensors do not fit together.
     """
     part = batch.part
-    leaves, tree = tree_flatten((output, batch.data))
-    of_output = len(tree_leaves(output))
+    leaves, rebuilt = flattened((output, batch.data))
+    of_output = len(leaves_of(output))
     tensors = [leaf if isinstance(leaf, Tensor) else None for leaf in leaves]
     mine = RankTensors(
         rows=part.rows,
         weight=part.weight,
-        structure=f"{tree} {[None if t is None else t.dtype for t in tensors]}",
+        structure=f"{rebuilt(range(len(leaves)))} {[None if t is None else t.dtype for t in tensors]}",
         shapes=[None if t is None else tuple(t.shape) for t in tensors],
         by_row=[t is not None and t.dim() > 0 and len(t) == len(part.indices) for t in tensors],
     )
@@ -82,7 +82,7 @@ def gather_rows(output: Any, batch: Batch, whole: Part, world: World) -> tuple[A
         else:
             shares = [rank.weight / total for rank in ranks]
             leaves[n] = sum((p * share for p, share in zip(parts[1:], shares[1:])), parts[0] * shares[0])
-    output, data = tree_unflatten(leaves, tree)
+    output, data = rebuilt(leaves)
     return output, Batch(data, whole)
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._pytree import tree_leaves
 
+from samestep.job.walk import leaves_of
 from samestep.recorder.patches import Around, patch_forwards, trains
 
 
@@ -52,7 +52,7 @@ class Outputs:
 
 def _tensors(data: Any) -> list[Tensor]:
     """Returns the tensors of floating point that a tree holds."""
-    return [leaf for leaf in tree_leaves(data) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+    return [leaf for leaf in leaves_of(data) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
 
 
 def random_states() -> list[Tensor]:

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 from torch.utils.data import dataloader
 from torch.utils.data.distributed import DistributedSampler
 
+from samestep.job.walk import leaves_of
 from samestep.rank.digests import digest_rows
 from samestep.records.script import PassSeen
 
@@ -157,7 +157,7 @@ class Loaders:
     def _digest(seen: Pass, data: Any) -> None:
         indices = seen.requested[seen.read] if seen.read < len(seen.requested) else None
         rows = len(indices) if indices else 0
-        leaves = [leaf for leaf in tree_leaves(_plain(data)) if isinstance(leaf, Tensor) and leaf.dim()]
+        leaves = [leaf for leaf in leaves_of(data) if isinstance(leaf, Tensor) and leaf.dim()]
         each = [digest_rows(leaf, rows) for leaf in leaves if len(leaf) == rows]
         seen.digests += [list(row) for row in zip(*each)] if each else [[] for _ in range(rows)]
 
@@ -172,20 +172,13 @@ def identity(dataset: Any) -> str:
     known = [of for of in held if isinstance(of, SEQUENCES) and getattr(of, "ndim", None) != 0 and len(of) == rows]
     ends = [of[index] for of in known for index in (0, rows // 2, rows - 1)] if rows else []
     inner = getattr(dataset, "dataset", None)
-    leaves = [each for each in tree_leaves(ends) if isinstance(each, PLAIN)]
+    leaves = [each for each in leaves_of(ends) if isinstance(each, PLAIN)]
     leaves += [of] if inner is not None and (of := identity(inner)) else []
     return digest_rows(leaves, 1)[0] if leaves else ""
 
 
-def _plain(data: Any) -> Any:
-    """Returns a batch with the mappings that pytree does not know (as of transformers) as dicts."""
-    if hasattr(data, "keys") and not isinstance(data, dict):
-        return {key: data[key] for key in data.keys()}  # noqa: SIM118 - not every mapping iterates over its keys
-    return data
-
-
 def rows_of(data: Any) -> list[str]:
     """Returns digests of the rows of a model's inputs: of all tensors whose first dimension is the first one's."""
-    leaves = [leaf for leaf in tree_leaves(_plain(data)) if isinstance(leaf, Tensor) and leaf.dim()]
+    leaves = [leaf for leaf in leaves_of(data) if isinstance(leaf, Tensor) and leaf.dim()]
     rows = len(leaves[0]) if leaves else 0
     return digest_rows([leaf for leaf in leaves if len(leaf) == rows], rows) if rows else []

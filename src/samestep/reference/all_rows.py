@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
 
 from samestep.errors import Refused, not_a_scalar
 from samestep.job import Batch, Job
+from samestep.job.walk import leaves_of, mapped
 from samestep.reference.fetch import place, random_state, seed
 
 
@@ -32,7 +32,7 @@ class AllRows:
         """A scalar with the loss's gradient by this replica's `output`, which was computed again."""
         terms = [
             (leaf * gradient).sum()
-            for leaf, gradient in zip(tree_leaves(output), self.gradients[replica], strict=True)
+            for leaf, gradient in zip(leaves_of(output), self.gradients[replica], strict=True)
             if gradient is not None
         ]
         return torch.stack(terms).sum() if terms else torch.zeros(())
@@ -44,19 +44,19 @@ def over_all_rows(job: Job, outputs: dict[int, Any], batches: dict[int, Batch], 
     rows = [int(row) for batch in batches.values() for row in batch.part.indices]
     weights = [batch.part.weight for batch in batches.values()]
     counts = [batch.part.rows for batch in batches.values()]
-    tracked = {replica: tree_map(_tracked, output) for replica, output in outputs.items()}
+    tracked = {replica: mapped(_tracked, output) for replica, output in outputs.items()}
     part = place(first.part.step, first.part.micro, rows, first.part.epoch, sum(weights), first.part.phase)
-    data = tree_map(lambda *leaves: _joined(leaves, counts, None), *(batch.data for batch in batches.values()))
+    data = mapped(lambda *leaves: _joined(leaves, counts, None), *(batch.data for batch in batches.values()))
     seed(device, job.seed, "all rows", first.part.step)
     before = random_state(device)
-    output = tree_map(lambda *leaves: _joined(leaves, counts, weights), *tracked.values())
+    output = mapped(lambda *leaves: _joined(leaves, counts, weights), *tracked.values())
     loss = job.criterion(output, Batch(data, part))
     draws = not torch.equal(before, random_state(device))
     if loss.dim() != 0:
         raise not_a_scalar(list(loss.shape))
     loss.backward()
     gradients = {
-        replica: [leaf.grad if isinstance(leaf, Tensor) else None for leaf in tree_leaves(output)]
+        replica: [leaf.grad if isinstance(leaf, Tensor) else None for leaf in leaves_of(output)]
         for replica, output in tracked.items()
     }
     return AllRows(float(loss.detach()), gradients, batches, draws)

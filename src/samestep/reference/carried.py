@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor
-from torch.utils._pytree import tree_map
-
 from samestep.job import Batch, Job, output_and_state
+from samestep.job.walk import mapped_tensors
 
 
 class Carried:
@@ -30,7 +28,7 @@ class Carried:
         if not self.carries:
             return returned
         output, state = output_and_state(returned)
-        self.states[replica, micro] = tree_map(_without_graph, state)
+        self.states[replica, micro] = mapped_tensors(lambda tensor: tensor.detach().clone(), state)
         return output
 
 
@@ -38,7 +36,3 @@ def output_of(job: Job, model: Any, batch: Batch) -> Any:
     """What forward returns for a batch that continues nothing, without a state."""
     returned = job.forward(model, batch)
     return output_and_state(returned)[0] if job.carry_state else returned
-
-
-def _without_graph(leaf: Any) -> Any:
-    return leaf.detach().clone() if isinstance(leaf, Tensor) else leaf

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 from samestep.job import Job, Part
+from samestep.job.walk import leaves_of, mapped_tensors
 from samestep.reference.schedule import RepeatedRow, seeded
 
 
@@ -83,7 +83,7 @@ def collate(job: Job, samples: list[Any], device: str, epoch: int, first: int) -
     stay seeded."""
     seed_all(job.seed, "collate", epoch, *_place(first))
     data = (job.collate or torch.utils.data.default_collate)(samples)
-    return tree_map_only(torch.Tensor, lambda t: t.to(device), data)
+    return mapped_tensors(lambda t: t.to(device), data)
 
 
 def collate_draws(job: Job, dataset: Any) -> bool:
@@ -125,7 +125,7 @@ def digests(data: Any, rows: int) -> list[str]:
     out = []
     for row in range(rows):
         state = hashlib.blake2b(digest_size=6)
-        for leaf in tree_leaves(data):
+        for leaf in leaves_of(data):
             if isinstance(leaf, Tensor):
                 tensor = leaf[row] if leaf.dim() and len(leaf) == rows else leaf
                 state.update(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())

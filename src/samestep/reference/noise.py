@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
+
+from samestep.job.walk import mapped_tensors
 
 AT_ONCE = 1 << 20  # elements; the threads meet after each operation on them, which takes long on a busy machine
 
@@ -58,4 +59,4 @@ class Noise:
             inside = tensor[finite]
             return torch.where(finite, (tensor * self._factors(tensor)).clamp(inside.min(), inside.max()), tensor)
 
-        return tree_map_only(torch.Tensor, moved, data)
+        return mapped_tensors(moved, data)

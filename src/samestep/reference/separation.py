@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from samestep.engine import Layout
 from samestep.job import Batch, Job
+from samestep.job.walk import leaves_of
 from samestep.reference.carried import output_of
 from samestep.reference.fetch import collate_draws, fetch, place
 from samestep.reference.neutral import Neutral
@@ -102,7 +102,7 @@ def _output_gap(whole: Any, alone: list[Any]) -> float | None:
     count = len(alone)
     gap: float | None = None
     for number, output in enumerate(alone):
-        for among, single in zip(tree_leaves(whole), tree_leaves(output)):
+        for among, single in zip(leaves_of(whole), leaves_of(output)):
             if not (isinstance(among, Tensor) and isinstance(single, Tensor) and among.is_floating_point()):
                 continue
             if among.dim() == 0 or len(among) != count or among[number : number + 1].shape != single.shape:

@@ -6,11 +6,11 @@ from itertools import accumulate
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
+from torch import nn
 
 from samestep.errors import UserError
 from samestep.job import Batch, Job
+from samestep.job.walk import mapped_tensors
 from samestep.reference.fetch import fetch, place, random_state
 from samestep.reference.noise import Noise
 from samestep.reference.schedule import weight
@@ -46,4 +46,4 @@ def synced_outputs(
 
 
 def _rows(output: Any, first: int, last: int, rows: int) -> Any:
-    return tree_map_only(Tensor, lambda t: t[first:last] if t.dim() and len(t) == rows else t, output)
+    return mapped_tensors(lambda t: t[first:last] if t.dim() and len(t) == rows else t, output)

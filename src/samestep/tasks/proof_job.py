@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 from torch.utils.data import Subset, TensorDataset
 
 from samestep.data.schedule import schedule_of
 from samestep.data.stream import is_stream
 from samestep.job import ByLength, Job, Lanes, Recipe, Weighted
+from samestep.job.walk import mapped
 from samestep.records.plan import Prove
 
 EMA = 0.8  # the highest decay in a proof, whose few steps would hardly move a slower average
@@ -178,7 +178,7 @@ def _cast(data: Any, dtype: torch.dtype) -> Any:
             return torch.tensor(leaf, dtype=dtype)
         return leaf.to(dtype) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
 
-    return tree_map(cast, data)
+    return mapped(cast, data)
 
 
 def _with_cast(function: Callable[..., Any] | None, dtype: torch.dtype) -> Callable[..., Any] | None:

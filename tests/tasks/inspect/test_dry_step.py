@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections import UserDict
 from collections.abc import Callable
 from typing import Any
 
@@ -17,8 +16,10 @@ from torch.nn import functional as F
 from torch.utils.data import IterableDataset, Subset, TensorDataset
 
 from samestep import Job, Lanes, LRSchedule, Recipe
+from samestep.data.schedule import schedule_of
 from samestep.data.stream import Stream
 from samestep.errors import UserError
+from samestep.tasks.inspect.dry_step import dry_step
 from samestep.tasks.inspect.job import inspect_job
 
 X, Y = torch.ones(12, 3), torch.zeros(12, dtype=torch.int64)
@@ -47,6 +48,16 @@ class Half(nn.Linear):
     def __init__(self) -> None:
         super().__init__(3, 2)
         self.spare = nn.Linear(1, 1)
+
+
+class Opaque:
+    """A batch whose tensors nobody can find."""
+
+
+def penalty(model: nn.Module, batch: Any) -> Any:
+    inputs = batch.inputs.detach().requires_grad_()
+    output = model(inputs)
+    return output + torch.autograd.grad(output.sum(), inputs, create_graph=True)[0].norm(dim=1, keepdim=True)
 
 
 NET = nn.Linear(3, 2)
@@ -138,7 +149,7 @@ CHANGES: dict[str, tuple[dict[str, Any] | Callable[[], dict[str, Any]], str]] = 
         "a Stream cannot be shuffled: it is read in its order; set Job(shuffle=False)",
     ),
     "no rows to evaluate": ({"evaluation": TensorDataset(X[:0], Y[:0])}, "the evaluation dataset has no rows"),
-    "batch of another kind": ({"collate": lambda samples: UserDict(x=samples)}, "a batch holds a UserDict"),
+    "batch of another kind": ({"collate": lambda samples: Opaque()}, "a batch holds a Opaque"),
     "batch that is no number": ({"global_batch": 4.0}, "global_batch is 4.0, a float; it must be a whole number"),
     "weights of zero": ({"weight": lambda index: 0.0}, "the weights of the rows of step 0 add up to 0.0"),
     "forward that raises": ({"forward": _raise}, "the job's forward raised on 4 rows: KeyError: 'no such column'"),
@@ -281,3 +292,29 @@ def test_metrics_are_tried_on_the_evaluation_alone() -> None:
 def test_a_parameter_without_gradient_is_named() -> None:
     found = inspect_job(f"{__file__}:changed", {}, 2, 8, "cpu")
     assert found.unused == ("spare.weight", "spare.bias")
+
+
+def jacobian(model: nn.Module, batch: Any) -> Any:
+    return model(batch.inputs) + torch.func.vmap(torch.func.jacrev(model))(batch.inputs).sum(2)
+
+
+@pytest.mark.parametrize("forward", [penalty, jacobian])
+def test_a_forward_may_compute_derivatives(forward: Any) -> None:
+    job = _job(forward=forward)
+    plain = _job()
+    flop = [dry_step(each, schedule_of(each, 1), Half(), "cpu").forward_flop for each in (job, plain)]
+    assert flop[0] > flop[1] > 0
+
+
+def test_operations_that_cannot_be_counted_are_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a forward that fails while they are counted, and of one that fails always."""
+    from samestep.tasks.inspect import dry_step as module
+
+    def fails(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("the counter's own")
+
+    monkeypatch.setattr(module.FlopCounterMode, "_count_flops", fails)
+    job = _job()
+    assert dry_step(job, schedule_of(job, 1), Half(), "cpu").forward_flop == 0
+    with pytest.raises(UserError, match="KeyError"):
+        dry_step(_job(forward=_raise), schedule_of(job, 1), Half(), "cpu")

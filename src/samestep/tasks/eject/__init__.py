@@ -34,6 +34,7 @@ STANDS_FOR: dict[Place, Place] = {
     ("samestep.training", "Run"): (f"{RUNTIME}.run", "Run"),
     ("samestep.world", "World"): (f"{RUNTIME}.run", "World"),
     ("samestep.rank.group", "process_group"): (f"{RUNTIME}.group", "process_group"),
+    ("samestep.rank.fsdp_reads", "FSDPReads"): (f"{RUNTIME}.fsdp_reads", "FSDPReads"),
 }
 HEAD = '''"""{title}: one script that does not need samestep, which wrote it. Start it with
 

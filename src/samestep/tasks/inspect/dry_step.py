@@ -7,20 +7,22 @@ import re
 import time
 import traceback
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 from torch.utils.data import Subset
 from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.module_tracker import ModuleTracker
 
 from samestep.data.loader import Rows, to_device
 from samestep.data.schedule import Schedule, schedule_of
 from samestep.errors import UserError, not_a_scalar, not_per_row
 from samestep.job import Batch, Job, counts_by_itself, output_and_state, reads_batch
+from samestep.job.walk import leaves_of
 from samestep.rank.carry import detached
 from samestep.rank.evaluate import count_metric, evaluate
 from samestep.rank.one_row import is_one_row_error
@@ -40,6 +42,17 @@ HINTS = {  # what an error of the job's functions says -> what to write
     ),
 }
 PLAIN = (Tensor, np.ndarray, np.generic, str, bytes, int, float, type(None))
+
+
+class NoModules(ModuleTracker):
+    """Counts operations without their modules: torch tracks these by hooks, which fail where a forward computes a
+    gradient itself, as of a gradient penalty."""
+
+    def __enter__(self) -> NoModules:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        pass
 
 
 @dataclass(frozen=True)
@@ -74,7 +87,7 @@ def dry_step(job: Job, schedule: Schedule, model: nn.Module, device: str) -> Dry
     part = replace(part, indices=part.indices[:rows], rows=rows)
     model = model.to(device)
     data: Any = _raising("reading", lambda: Rows(job)[part][1], part.rows)
-    for leaf in tree_leaves(data):
+    for leaf in leaves_of(data):
         if not isinstance(leaf, PLAIN):
             raise UserError(
                 f"a batch holds a {type(leaf).__name__}, whose tensors samestep cannot find; let collate return "
@@ -106,9 +119,8 @@ def _forward_backward(job: Job, model: nn.Module, batch: Batch) -> float:
     """Computes the gradients of one batch. Returns the floating-point operations of the forward pass."""
     part, called = batch.part, list[bool]()
     model.register_forward_hook(lambda *_: called.append(True))
-    counter = FlopCounterMode(display=False)
-    with counter:
-        returned = _raising("forward", lambda: job.forward(model, batch), part.rows)
+    flop: float
+    returned, flop = _raising("forward", lambda: _counted(lambda: job.forward(model, batch)), part.rows)
     if not called:
         raise UserError(
             "the job's forward does not call the model itself, but a part or a method of it; engines wrap the model, "
@@ -131,7 +143,20 @@ def _forward_backward(job: Job, model: nn.Module, batch: Batch) -> float:
     _raising("backward", loss.backward, part.rows)
     if job.carry_state:
         _check_carried(job, model, batch, state)
-    return float(counter.get_total_flops())
+    return flop
+
+
+def _counted(call: Callable[[], Any]) -> tuple[Any, float]:
+    """Returns what `call` returns, and its floating-point operations; 0 where it cannot be called while they are
+    counted."""
+    counter = FlopCounterMode(display=False)
+    counter.mod_tracker = NoModules()
+    try:
+        with counter:
+            returned = call()
+    except Exception:  # the counter's, or one that the call raises again without it
+        return call(), 0.0
+    return returned, float(counter.get_total_flops())
 
 
 def dry_evaluation(job: Job, model: nn.Module, device: str) -> None:
@@ -183,7 +208,7 @@ def _output_sizes(model: nn.Module) -> list[int]:
     sizes: list[int] = []
 
     def add(layer: nn.Module, inputs: Any, output: Any) -> None:
-        sizes.extend(leaf.nbytes for leaf in tree_leaves(output) if isinstance(leaf, Tensor))
+        sizes.extend(leaf.nbytes for leaf in leaves_of(output) if isinstance(leaf, Tensor))
 
     for layer in model.modules():
         if next(layer.children(), None) is None:
@@ -193,7 +218,7 @@ def _output_sizes(model: nn.Module) -> list[int]:
 
 def _check_carried(job: Job, model: nn.Module, batch: Batch, state: Any) -> None:
     """Raises UserError for a state without tensors, and where forward does not take the state that it has returned."""
-    if not any(isinstance(leaf, Tensor) for leaf in tree_leaves(state)):
+    if not any(isinstance(leaf, Tensor) for leaf in leaves_of(state)):
         raise UserError(
             "carry_state=True: the state that forward returned holds no tensor, so nothing is carried on; return the "
             "state as the second of the pair, or leave carry_state out"
@@ -205,13 +230,13 @@ def _check_carried(job: Job, model: nn.Module, batch: Batch, state: Any) -> None
 
 def _check_gathered(output: Any, data: Any, rows: int) -> None:
     """Raises UserError for an output without rows, and for what Job(gather_outputs=True) cannot gather."""
-    for leaf in tree_leaves((output, data)):
+    for leaf in leaves_of((output, data)):
         if not isinstance(leaf, Tensor | int | float | type(None)):
             raise UserError(
                 f"gather_outputs gathers tensors, and the output or the batch holds a {type(leaf).__name__}; let "
                 "forward and collate return tensors, in tuples, lists or dicts"
             )
-    if not any(isinstance(leaf, Tensor) and leaf.dim() and len(leaf) == rows for leaf in tree_leaves(output)):
+    if not any(isinstance(leaf, Tensor) and leaf.dim() and len(leaf) == rows for leaf in leaves_of(output)):
         raise UserError(
             "gather_outputs puts the rows of all ranks together, and forward returns no tensor whose first dimension "
             "is the rows; return what each row gives, such as its features, and compute the rest in the criterion"

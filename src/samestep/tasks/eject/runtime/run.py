@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from typing import Any
 
 import torch
 from torch import Generator, Tensor, nn
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from samestep.data.keyed_random import KeyedRandom
@@ -175,4 +177,18 @@ def loaded(job: Job, parts: Iterable[Part], device: str) -> Iterator[Batch]:
         generator=Generator(),  # its own: starting workers must not draw from the training's stream
     )
     for part, data in loader:
-        yield Batch(tree_map_only(Tensor, lambda tensor: tensor.to(device, non_blocking=True), data), part)
+        yield Batch(on_device(data, device), part)
+
+
+def on_device(data: Any, device: str) -> Any:
+    """Nested data with its tensors on a device."""
+
+    def moved(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
+            return leaf.to(device, non_blocking=True)
+        if isinstance(leaf, UserDict) or is_dataclass(leaf):  # as Hugging Face's BatchEncoding
+            leaf = copy.copy(leaf)
+            vars(leaf).update(on_device({**vars(leaf)}, device))
+        return leaf
+
+    return data if device == "cpu" else tree_map(moved, data)

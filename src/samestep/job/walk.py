@@ -1,0 +1,82 @@
+"""Walks nested data: tuples, lists, dicts, what is registered with torch's pytree, and what that takes for one leaf:
+other mappings, such as Hugging Face's BatchEncoding, dataclasses, and subclasses of tuple, list and dict."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields, is_dataclass
+from itertools import islice
+from typing import Any
+
+
+def flattened(data: Any) -> tuple[list[Any], Callable[[Iterable[Any]], Any]]:
+    """Returns the leaves of nested data, and a function that makes data of the same types from as many others."""
+    from torch.utils._pytree import tree_flatten, tree_unflatten
+
+    nodes, tree = tree_flatten(data)
+    inner = [_flattened_node(node) for node in nodes]
+
+    def rebuilt(leaves: Iterable[Any]) -> Any:
+        rest = iter(leaves)
+        return tree_unflatten([rebuild([*islice(rest, len(found))]) for found, rebuild in inner], tree)
+
+    return [leaf for found, _ in inner for leaf in found], rebuilt
+
+
+def leaves_of(data: Any) -> list[Any]:
+    """Returns the leaves of nested data: tensors, numbers, texts, and objects that are no containers."""
+    return flattened(data)[0]
+
+
+def mapped(change: Callable[..., Any], data: Any, *others: Any) -> Any:
+    """Returns nested data like `data`, whose leaves are change(leaf, *leaves of `others` in its place)."""
+    leaves, rebuilt = flattened(data)
+    return rebuilt(change(*values) for values in zip(leaves, *map(leaves_of, others), strict=True))
+
+
+def mapped_tensors(change: Callable[[Any], Any], data: Any) -> Any:
+    """Returns nested data with `change` applied to its tensors."""
+    from torch import Tensor
+
+    return mapped(lambda leaf: change(leaf) if isinstance(leaf, Tensor) else leaf, data)
+
+
+def items_of(value: Any) -> dict[Any, Any] | None:
+    """Returns what a container holds, by its keys, fields or places; None of a value that is no container."""
+    if _is_mapping(value):
+        return {key: value[key] for key in value.keys()}  # noqa: SIM118 - not all iterate over their keys
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in fields(value)}
+    return dict(enumerate(value)) if isinstance(value, list | tuple) else None
+
+
+def with_items(value: Any, items: Mapping[Any, Any]) -> Any:
+    """Returns a container of the same type that holds `items` instead."""
+    if isinstance(value, list | tuple):
+        return type(value)(*items.values()) if hasattr(value, "_fields") else type(value)(items.values())
+    if not _is_mapping(value):
+        changed = copy.copy(value)
+        for name, item in items.items():
+            object.__setattr__(changed, name, item)  # of a frozen dataclass too
+        return changed
+    try:
+        changed = copy.copy(value)
+        for name, item in items.items():
+            changed[name] = item
+    except TypeError:  # of a mapping that cannot be copied, or changed
+        return type(value)(items)
+    return changed
+
+
+def _is_mapping(value: Any) -> bool:
+    """Returns whether a value has keys and their items; torch_geometric's Data is no Mapping, and does."""
+    return callable(getattr(type(value), "keys", None)) and hasattr(type(value), "__getitem__")
+
+
+def _flattened_node(node: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
+    items = items_of(node)
+    if items is None:
+        return [node], lambda leaves: leaves[0]
+    found, rebuilt = flattened([*items.values()])
+    return found, lambda leaves: with_items(node, dict(zip(items, rebuilt(leaves))))
