@@ -24,7 +24,7 @@ ARROWS = {
     "launch": {"records", "world"},
     "proof": {"engine", "records"},
     "report": {"records"},
-    "testing": {"launch", "records"},  # the pytest plugin: pytest's process is the parent
+    "testing": {"launch", "records", "world"},  # the pytest plugin: pytest's process is the parent
     # both sides
     "__init__": {"commands", "data", "records", "recorder"},  # recorder: samestep.watch, imported when it is asked for
     "engine": {"world"},

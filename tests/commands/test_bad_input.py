@@ -117,7 +117,7 @@ def test_a_job_that_never_gets_built_ends_at_the_deadline(tmp_path: Path) -> Non
     file.write_text("import time\ndef job(): time.sleep(1e6)\n")
     done = samestep("verify", str(file), "--engine", "ddp", "--deadline", "2", out=tmp_path / "out")
     assert done.returncode == 1
-    assert f"the inspection of {file} did not end within 2 s; see what the job does when it is built" in done.stderr
+    assert f"the job {file} is still being built after 2 s: it is at my_job.py:2, job (asleep); see" in done.stderr
 
 
 def test_folder_that_is_a_file(tmp_path: Path) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
+import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -15,13 +18,14 @@ from budget import budget, deadline, wait_until
 from cluster import hosts, skip_where
 from command import TESTS, samestep
 from lane_marks import CHECK, FULL, in_turn
-from samestep.launch import stacks
+from launch.clock import Clock
+from samestep.launch import Machines, stacks, watchdog
 from samestep.launch.flight_recorder import Collective, Recorded, recorded
 from samestep.launch.hang import Hang, explain
 from samestep.launch.hung_rank import HungProcess, HungRank
 from samestep.launch.stacks import Frame
 from samestep.launch.watchdog import FIRST_S, LEAST_S, _Rank
-from samestep.world.heartbeat import BACKWARD, BUILDING, EVALUATION, FORWARD, LOADING, NONE, Pulse
+from samestep.world.heartbeat import BACKWARD, BUILDING, EVALUATION, FORWARD, LOADING, NONE, Heartbeat, Pulse, file_of
 from samestep.world.users_code import STANDARD
 
 sys.path.insert(0, str(TESTS.parent / "benchmarks"))
@@ -227,10 +231,26 @@ def test_a_trace_of_the_recorder_is_read() -> None:
     assert recorded("{}") == Recorded({}, ())
 
 
+def test_a_job_that_is_built_for_long_is_told_of_and_not_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(watchdog, "time", clock := Clock())
+    own = Heartbeat()
+    own.open(file_of(tmp_path, 0))
+    own.build()
+    (tmp_path / "pid-rank0").write_text(f"{os.getpid()}@{socket.gethostname()}")
+    watching = watchdog.Watchdog(tmp_path, 1, Machines(), None)
+    for _ in range(600):
+        clock.now += 2.0
+        watching.check()
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 5 and all("rank 0 is still building the job" in line for line in said)
+
+
 def test_the_limit_follows_the_pace_of_the_training() -> None:
     each = _Rank()
     each.update(Pulse(1, BUILDING, NONE, 0, {}), 0.2)
-    assert each.limit_s(None) == FIRST_S
+    assert each.limit_s(None) == math.inf  # it may read a large file
     assert (each.limit_s(5.0), each.limit_s(100.0)) == (120.0, 500.0)
     for taken in range(40):
         each.update(Pulse(2 + taken, LOADING, taken, taken, {}), 20.0)

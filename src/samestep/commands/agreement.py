@@ -19,7 +19,7 @@ from samestep.version import __version__
 MAY_DIFFER = {
     *("weights", "init", "export", "predictions"),  # paths; init_sha256 compares the weights that init names
     *("log", "profile", "checkpoint_every", "keep"),  # what is written beside the weights
-    *("resume", "stop_after"),  # where this launch begins and ends
+    *("resume", "resume_changed_data", "stop_after"),  # where this launch begins and ends
     *("name", "kind"),  # of the plan
 }
 

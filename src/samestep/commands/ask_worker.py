@@ -6,12 +6,14 @@ import os
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from samestep.errors import TrainingFailed, UserError
 from samestep.launch import fork_client
 from samestep.launch.fork_client import ForkedWorker
+from samestep.launch.stacks import place_of
 from samestep.records.doctor import ProbeQuestion, Probes
 from samestep.records.files import read, write
 from samestep.records.inspection import (
@@ -24,24 +26,30 @@ from samestep.records.inspection import (
     Script,
 )
 from samestep.world.orphans import COMMAND, die_with_parent, this_command
+from samestep.world.waiting import wait_for
 
 Answer = TypeVar("Answer", Inspection, Script, Probes)
 
 
-def ask(question: Question, deadline_s: float | None = None) -> Inspection:
+def ask(question: Question, deadline_s: float | None = None, tell_s: float | None = None) -> Inspection:
     """Inspects a job and the engines. Raises UserError with the worker's sentence about a mistake, TrainingFailed where
-    the worker does not end within `deadline_s`."""
-    return _answer("--inspect", question, Inspection, question.job or "the engines", deadline_s)
+    the worker does not end within `deadline_s`. tell_s: after so long, it is said at which line the job is."""
+    subject, what = "the engines", "the engines are still being looked at"
+    if question.job:
+        subject, what = question.job, f"the job {question.job} is still being built"
+    return _answer("--inspect", question, Inspection, subject, what, deadline_s=deadline_s, tell_s=tell_s)
 
 
 def ask_script(question: EjectQuestion) -> str:
     """Returns the stand-alone script of a job on an engine. Raises UserError as `ask`."""
-    return _answer("--eject", question, Script, question.job, None).text
+    what = f"the job {question.job} is still being built"
+    return _answer("--eject", question, Script, question.job, what).text
 
 
 def ask_probes(question: ProbeQuestion, deadline_s: float) -> Probes:
     """Returns the facts of the doctor's checks that need torch. Raises TrainingFailed as `ask`."""
-    return _answer("--probe", question, Probes, "this machine's torch", deadline_s)
+    what = "torch and the job are still being looked at"
+    return _answer("--probe", question, Probes, "this machine's torch", what, deadline_s=deadline_s)
 
 
 def _answer(
@@ -49,25 +57,18 @@ def _answer(
     question: Question | EjectQuestion | ProbeQuestion,
     kind: type[Answer],
     subject: str,
-    deadline_s: float | None,
+    what: str,
+    *,
+    deadline_s: float | None = None,
+    tell_s: float | None = None,
 ) -> Answer:
     with tempfile.TemporaryDirectory(prefix="samestep-") as folder:
         question_file, answer, mistake, log = (
             Path(folder) / name for name in ("question.json", ANSWER, MISTAKE, "log.txt")
         )
         write(question_file, question)
-        worker = _start_worker([flag, str(question_file)], log)
-        try:
-            worker.wait(deadline_s)
-        except subprocess.TimeoutExpired:
-            raise TrainingFailed(
-                f"the inspection of {subject} did not end within {deadline_s:.0f} s; "
-                "see what the job does when it is built, or raise --deadline"
-            ) from None
-        finally:
-            if worker.poll() is None:
-                worker.kill()
-                worker.wait()
+        worker = _start_worker([flag, str(question_file)], log, deadline_s)
+        wait_for(worker, what, partial(place_of, worker.pid, log), deadline_s=deadline_s, tell_s=tell_s)
         if mistake.exists():
             raise UserError(read(Mistake, mistake).error)
         if not answer.exists():
@@ -76,11 +77,11 @@ def _answer(
         return read(kind, answer)
 
 
-def _start_worker(arguments: list[str], log: Path) -> subprocess.Popen[bytes] | ForkedWorker:
+def _start_worker(arguments: list[str], log: Path, deadline_s: float | None) -> subprocess.Popen[bytes] | ForkedWorker:
     """Starts a worker with its output in `log`: forked where a fork server runs, else in a new interpreter."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", COMMAND: this_command()}
     for purpose in ("ranks", "reference"):
-        if worker := fork_client.fork(purpose, arguments, environment, log):
+        if worker := fork_client.fork(purpose, arguments, environment, log, deadline_s):
             return worker
     with open(log, "wb") as output:  # no pipe: processes that the job started would keep it open
         return subprocess.Popen(

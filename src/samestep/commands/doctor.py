@@ -37,6 +37,7 @@ from samestep.world import token as tokens
 from samestep.world.checks import Finding, LaunchInfo, torch_build
 from samestep.world.machine import Machine
 from samestep.world.token import TOKEN
+from samestep.world.waiting import wait_for
 
 WORKER_S = 120.0  # in which torch and the engines' packages are imported
 APART = 53  # from an outer launcher's MASTER_PORT, which its own store holds, to the doctor's port
@@ -166,7 +167,8 @@ def _launched(setup: Setup, options: DoctorOptions, flags: Sequence[str]) -> int
     machines = replace(machines, exported=(TOKEN,))
     with tempfile.TemporaryDirectory(prefix="samestep-doctor-") as folder:
         command = module.plan(("-m", "samestep", "doctor", *more), Shape(setup.nproc or 2, folder, machines))
-        return subprocess.call(command.argv, env=os.environ | dict(command.env) | {TOKEN: token})
+        started = subprocess.Popen(command.argv, env=os.environ | dict(command.env) | {TOKEN: token})
+        return wait_for(started, f"the doctors that {name} has started are still running")
 
 
 def _is_unusable(master: str) -> bool:

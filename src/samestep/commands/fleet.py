@@ -25,6 +25,7 @@ from samestep.world.checks import LaunchInfo, collective
 from samestep.world.machine import Dialled, Flow, RankTried, Trial
 from samestep.world.orphans import COMMAND, die_with_parent, this_command
 from samestep.world.token import TOKEN
+from samestep.world.waiting import kill
 
 ANSWER_S = 180.0  # how long the first machine waits for an answer
 START_S = 60.0  # in which a rank has imported torch
@@ -107,8 +108,7 @@ class LocalMachine:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, self._until - time.monotonic()))
             if process.poll() is None:
-                process.kill()
-                process.wait()
+                kill(process)
             with suppress(OSError, UserError):
                 tried.append(read(RankTried, folder / f"tried-{rank}.json"))
                 continue
@@ -122,8 +122,7 @@ class LocalMachine:
 
     def close(self) -> None:
         for _, process in self._ranks:
-            process.kill()
-            process.wait()
+            kill(process)
         self._forget_port()
         if self._sink:
             self._sink.close()

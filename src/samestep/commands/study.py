@@ -86,10 +86,10 @@ def study_of(setup: Setup, rank: LaunchedRank | None = None) -> Study:
     )
     if setup.resume and setup.engines and setup.resume.engine:
         question = replace(question, engines=(*setup.engines, setup.resume.engine))
-    inspection, continuing = ask(question, setup.deadline_s), None
+    inspection, continuing = ask(question, setup.deadline_s, setup.stall_s), None
     if setup.resume:
         other = replace(question, replicas=setup.resume.nproc or question.replicas)
-        continuing = inspection if other == question else ask(other, setup.deadline_s)
+        continuing = inspection if other == question else ask(other, setup.deadline_s, setup.stall_s)
     local_size = rank.local_size if rank else inspection.replicas // machines.nnodes
     cores = os.cpu_count() or 1
     chosen = [facts for facts in inspection.engines if facts.name in setup.engines or not setup.engines]

@@ -102,7 +102,7 @@ def _launch(
     if isinstance(training, Train):
         training = replace(training, weights=str(out / WEIGHTS))
         if finished := finished_results(out, training, words):
-            return finished if first else None
+            return finished if first and not dry_run else None
     folder = launch_folder(out, study, rank, dry_run=dry_run)
     row, to_start, plan = prepare(study, training, folder, rank)
     if study.setup.nproc and row.facts.replicas < study.size and (rank is None or rank.rank == 0):
@@ -291,6 +291,7 @@ def _train_results(study: Study, row: Row, record: Record, out: Path, step: Trai
         demand=wait.demand if wait else None,
         advice=wait.advice() if wait else None,
         traces=_traces(out, record, step) if step.profile else (),
+        changes=seen.changes,
     )
 
 

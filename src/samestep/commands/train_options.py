@@ -35,6 +35,7 @@ class TrainOptions(Options):
 
     checkpoint_every: '500s', '1000steps' or '1epoch'; '': only when the training is stopped before its end. keep: how
     many checkpoints stay. resume: 'auto' continues what `out` holds, 'never' does not; or a checkpoint's path.
+    resume_changed_data: continue also where the data are others than the checkpoint's.
 
     best: the metric, as 'accuracy' or 'error:min', whose best weights are kept; '' keeps the last. patience:
     evaluations without a better one after which the training ends. profile: 'steps=10..20': those that torch.profiler
@@ -92,6 +93,9 @@ class TrainOptions(Options):
         Typed(str, "auto"),
         Option(help="auto: continue what --out holds; never; or the path of a checkpoint, or of a run."),
     ] = "auto"
+    resume_changed_data: Annotated[
+        bool, Option("--resume-changed-data", help="Continue also where the data are others than the checkpoint's.")
+    ] = False
 
     profile: Annotated[
         str,
@@ -143,6 +147,7 @@ class TrainOptions(Options):
             checkpoint_every=_every(self.checkpoint_every) if self.checkpoint_every else None,
             keep=self.keep,
             resume=_resume(str(self.resume)),
+            resume_changed_data=self.resume_changed_data,
             on_nan="skip" if self.on_nan == "skip" else "stop",
             check_replicas=self.check_replicas,
             profile=_profile(self.profile) if self.profile else None,

@@ -3,43 +3,42 @@
 from __future__ import annotations
 
 import hashlib
-from contextlib import closing
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch.distributed as dist
-from torch import Tensor
 
-from samestep.data.loader import fetch, workers_of
+from samestep.data.fingerprint import Fingerprint, fingerprint
 from samestep.data.schedule import schedule_of
-from samestep.data.stream import is_stream
-from samestep.data.workers import fetched
 from samestep.errors import UserError
 from samestep.job import Job
-from samestep.job.walk import leaves_of
 from samestep.world import World
 
 
-def check_same_data(job: Job, world: World, *, training: bool = True) -> None:
+def check_same_data(job: Job, world: World, *, training: bool = True) -> Mapping[str, Fingerprint]:
     """Compares the datasets' lengths, some samples, and an order of the job's own, between the ranks.
 
-    Does nothing with one rank or without an open process group. Samples that change each time they are read are not
-    compared, nor are a stream's, which would have to be read up to them. training: also check the training's dataset.
-    Raises UserError where a rank differs from rank 0.
+    Compares nothing with one rank or without an open process group, nor samples that change each time they are read.
+    training: also look at the training's dataset. Returns this rank's fingerprints: 'training', 'evaluation'. Raises
+    UserError where a rank differs from rank 0.
     """
-    if world.size == 1 or not dist.is_initialized():
-        return
-    if training:
-        _check("training", job, world)
-        _check_order(job, world)
+    jobs = {"training": job} if training else {}
     if job.evaluation is not None:
-        _check("evaluation", replace(job, train=job.evaluation, order=None, carry_state=False, last="keep"), world)
+        in_order = replace(job, train=job.evaluation, order=None, carry_state=False, last="keep")
+        jobs["evaluation"] = replace(in_order, collate=None, augment=None)
+    fingerprints = {name: fingerprint(of_dataset) for name, of_dataset in jobs.items()}
+    if world.size > 1 and dist.is_initialized():
+        for name, here in fingerprints.items():
+            _check(name, here, world)
+        if training:
+            _check_order(job, world)
+    return fingerprints
 
 
-def _check(name: str, job: Job, world: World) -> None:
-    """Compares `job.train` between the ranks. name: of the dataset, for the error."""
-    of_rank = gather_from_ranks(_fingerprint(job), world)
+def _check(name: str, here: Fingerprint, world: World) -> None:
+    """Compares a dataset between the ranks. name: of the dataset, for the error."""
+    of_rank = gather_from_ranks((here.length, here.rows), world)
     for rank, (length, digests) in enumerate(of_rank):
         first_length, first = of_rank[0]
         difference = None
@@ -75,49 +74,3 @@ def gather_from_ranks(mine: Any, world: World) -> list[Any]:
     if world.size > 1:
         dist.all_gather_object(of_rank, mine)
     return of_rank
-
-
-class _Fingerprinter:
-    """Computes a dataset's fingerprint in a loader worker, which indexes this object as if it were Rows."""
-
-    def __init__(self, dataset: Any) -> None:
-        self.dataset = dataset
-
-    def __getitem__(self, part: Any) -> tuple[Any, Any]:
-        return part, _fingerprint_of(self.dataset)
-
-
-def _fingerprint(job: Job) -> Any:
-    """Computes the fingerprint of `job.train`, in a loader worker if the job has any.
-
-    Many datasets open their files at the first read. If that happened here, the loader workers that are forked later
-    would share the files' positions.
-    """
-    if not workers_of(job):
-        return _fingerprint_of(job.train)
-    with closing(fetched(_Fingerprinter(job.train), [0], 1, 1)) as answers:  # type: ignore[list-item]
-        return next(answers).data
-
-
-def _fingerprint_of(dataset: Any) -> tuple[int, dict[int, str]]:
-    """Returns the length, and index -> digest of some samples, without those that change when read again."""
-    length = len(dataset)
-    rows = [] if is_stream(dataset) else sorted({0, length // 3, 2 * length // 3, length - 1})
-    try:
-        first, again = ([_digest(sample) for sample in fetch(dataset, rows)] for _ in range(2))
-    except Exception:  # the training will raise it again, with the sample and the traceback
-        return length, {}
-    return length, {index: one for index, one, other in zip(rows, first, again) if one == other}
-
-
-def _digest(sample: Any) -> str:
-    """Returns a digest of a sample's tensors, arrays, numbers and texts. repr() of other objects may hold addresses."""
-    state = hashlib.blake2b(digest_size=8)
-    for leaf in leaves_of(sample):
-        if isinstance(leaf, Tensor):
-            leaf = leaf.detach().cpu().float().numpy() if leaf.is_floating_point() else leaf.detach().cpu().numpy()
-        if isinstance(leaf, np.ndarray | np.generic):
-            state.update(np.ascontiguousarray(leaf).tobytes())
-        elif isinstance(leaf, str | bytes | int | float):
-            state.update(repr(leaf).encode())
-    return state.hexdigest()

@@ -15,6 +15,7 @@ from samestep import launch
 from samestep.launch import fork_client
 from samestep.launch.fork_client import ForkedWorker
 from samestep.world.orphans import COMMAND, this_command
+from samestep.world.waiting import KILLED_S
 
 GRACE_S = 3.0  # between SIGTERM and SIGKILL
 NO_RANKS_GRACE_S = 0.5  # the same, where no rank is alive that could have something to save
@@ -26,7 +27,8 @@ def end_tree(tree: subprocess.Popen[bytes] | ForkedWorker, folder: Path) -> None
         root = psutil.Process(tree.pid)
         no_rank_lives = bool(local_pids(folder)) and not live_local_ranks(folder)  # the launcher waits for none
         _end([*root.children(recursive=True), root], NO_RANKS_GRACE_S if no_rank_lives else GRACE_S)
-        tree.wait()
+        with suppress(subprocess.TimeoutExpired):  # a disk that does not answer holds a killed process
+            tree.wait(KILLED_S)
     # A killed launcher may leave ranks that are not its children (Slurm's daemon starts them), and a killed rank may
     # leave processes that it started.
     others = (process for process in psutil.process_iter() if process.pid != os.getpid())

@@ -15,6 +15,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,8 +23,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
+from samestep.launch.stacks import place_of
 from samestep.records.fork import ForkAnswer, ForkRequest, answer_of, line_of
 from samestep.world.orphans import COMMAND, die_with_parent, this_command
+from samestep.world.waiting import Patience, kill
 
 Purpose = Literal["ranks", "reference", "tests"]
 SOCKETS = "SAMESTEP_FORK_SERVERS"  # environment variable: the folder with the sockets of running servers
@@ -43,12 +46,13 @@ class ForkServer:
             self._socket.connect(str(Path(folder) / purpose))
             self._in = self._out = self._socket.fileno()
             return
+        self._log = tempfile.NamedTemporaryFile(prefix="samestep-fork-server-")  # noqa: SIM115 - as long as it runs
         self._process = subprocess.Popen(
             [sys.executable, "-m", "samestep.worker", "--fork-server", purpose],
             env={"TORCH_CPP_LOG_LEVEL": "ERROR"} | os.environ | {"OMP_NUM_THREADS": "1", COMMAND: this_command()},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=self._log,
             start_new_session=True,  # the terminal sends Ctrl-C to the parent only
             preexec_fn=die_with_parent,
         )
@@ -60,10 +64,13 @@ class ForkServer:
         """The server's pid; None where another process started it."""
         return self._process.pid if self._process else None
 
-    def is_ready(self) -> bool:
-        """Whether the server can fork, once it has imported torch. False where it has failed or has threads."""
+    def is_ready(self, deadline_s: float | None = None) -> bool:
+        """Whether the server can fork, once it has imported torch. False where it has failed or has threads.
+
+        Raises TrainingFailed where it has not imported torch within `deadline_s`.
+        """
         if not hasattr(self, "_threads"):
-            answer = self._next_answer()
+            answer = self._next_answer(deadline_s)
             self._threads = answer.threads if answer else None
         return self._threads == 1
 
@@ -90,11 +97,15 @@ class ForkServer:
                 self._answers.append(answer)
         return bool(read)
 
-    def _next_answer(self) -> ForkAnswer | None:
-        alive = True
+    def _next_answer(self, deadline_s: float | None = None) -> ForkAnswer | None:
+        alive, patience = True, Patience("torch is still being imported", self._place, deadline_s=deadline_s)
         while not self._answers and alive:
-            alive = self.read_answers(timeout_s=None)
+            alive = self.read_answers(timeout_s=0.5)
+            patience.check()
         return self._answers.popleft() if self._answers else None
+
+    def _place(self) -> str:
+        return place_of(self._process.pid, Path(self._log.name)) if self._process else ""
 
     def close(self) -> None:
         """Ends the server and the workers that it has forked."""
@@ -105,8 +116,8 @@ class ForkServer:
             for stream in (self._process.stdin, self._process.stdout):
                 if stream:
                     stream.close()
-        self._process.kill()  # the kernel then kills its workers
-        self._process.wait()
+        kill(self._process)  # the kernel then kills its workers
+        self._log.close()
 
 
 class ForkedWorker:
@@ -156,16 +167,20 @@ def is_possible() -> bool:
 
 
 def fork(
-    purpose: Purpose, arguments: Sequence[str], environment: Mapping[str, str], output: Path
+    purpose: Purpose,
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    output: Path,
+    deadline_s: float | None = None,
 ) -> ForkedWorker | None:
     """Forks a worker from the server for this purpose; returns None where workers need new interpreters.
 
-    See ForkServer.fork.
+    See ForkServer.fork. deadline_s: for the server to import torch.
     """
     if SOCKETS in os.environ:
         start(purpose)
     server = _servers.get(purpose)
-    if server is None or not server.is_ready():
+    if server is None or not server.is_ready(deadline_s):
         return None
     try:
         return server.fork(arguments, environment, output)

@@ -12,11 +12,10 @@ import psutil
 from samestep.launch import flight_recorder, stacks
 from samestep.launch.end import is_local_pid_file
 from samestep.launch.flight_recorder import Recorded
-from samestep.launch.stacks import Frame, Stack, users_frame
+from samestep.launch.stacks import STATES, Frame, Stack, users_frame
 from samestep.world import heartbeat
 from samestep.world.heartbeat import Pulse
 
-STATES = {"R": "running", "S": "asleep", "D": "waiting for a disk", "T": "stopped", "t": "stopped by a debugger"}
 WAITS_IN = ("/torch/distributed/", "/horovod/", "/deepspeed/comm/")  # where a rank waits for others
 
 

@@ -7,7 +7,9 @@ import subprocess
 import sys
 import time
 
+from samestep.errors import TrainingFailed
 from samestep.world.orphans import die_with_parent
+from samestep.world.waiting import wait_for
 from samestep.world.wire import dial
 
 MOST_S = 30.0  # that machine's command may have been typed a moment later, and imports torch first
@@ -25,7 +27,7 @@ def report(master: str, port: int, nnodes: int, timeout_s: float) -> bool:
         if time.monotonic() > until:
             return False
         time.sleep(POLL_S)
-    done = subprocess.run(
+    joining = subprocess.Popen(
         [sys.executable, "-m", "samestep.rank.second_master", master, str(port), str(nnodes)],
         env={"TORCH_CPP_LOG_LEVEL": "ERROR"} | os.environ,
         stdin=subprocess.DEVNULL,
@@ -33,4 +35,7 @@ def report(master: str, port: int, nnodes: int, timeout_s: float) -> bool:
         stderr=subprocess.DEVNULL,
         preexec_fn=die_with_parent,
     )
-    return done.returncode == 0
+    try:
+        return wait_for(joining, f"{master} still does not take this mistake", deadline_s=timeout_s + MOST_S) == 0
+    except TrainingFailed:
+        return False

@@ -20,6 +20,7 @@ import psutil
 from samestep.world.orphans import LIBC
 from samestep.world.users_code import is_users_code
 
+STATES = {"R": "running", "S": "asleep", "D": "waiting for a disk", "T": "stopped", "t": "stopped by a debugger"}
 WAIT_S = 2.0  # for a stack, at most
 SETTLE_S = 0.1  # a stack is complete when nothing was written for so long
 FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
@@ -58,6 +59,14 @@ def parse(text: str) -> tuple[Stack, ...]:
 def users_frame(stack: Sequence[Frame]) -> Frame | None:
     """Returns the innermost line of the user's code; None where there is none."""
     return next((frame for frame in stack if frame.is_users), None)
+
+
+def place_of(pid: int, file: Path) -> str:
+    """Returns where a process is, 'at my_job.py:12, load (asleep)'. file: where it writes its stacks."""
+    state = STATES.get(state_of(pid), "in an unknown state")
+    threads = parse(ask([pid], file))
+    frame = next(filter(None, map(users_frame, threads)), None) or next((stack[0] for stack in threads if stack), None)
+    return f"at {frame} ({state})" if frame else f"process {pid} ({state})"
 
 
 def ask(pids: Sequence[int], file: Path) -> str:

@@ -57,7 +57,7 @@ def run(
     progress, logs = Progress(), LogRotation(folder)
     sampled = closing(UsageSampler(folder)) if samples_usage else nullcontext()
     with closing(StopRequests(folder, accepted=graceful, ends_by=ends_by)) as requests, sampled as sampler:
-        tree = start(command, folder, machines)
+        tree = start(command, folder, machines, deadline_s)
         try:
             while tree.poll() is None and not idle.is_stuck():
                 progress = read_progress(folder, progress) if watch or graceful else progress
@@ -81,7 +81,9 @@ def run(
     return record
 
 
-def start(command: Command, folder: Path, machines: Machines) -> subprocess.Popen[bytes] | ForkedWorker:
+def start(
+    command: Command, folder: Path, machines: Machines, deadline_s: float | None = None
+) -> subprocess.Popen[bytes] | ForkedWorker:
     """Starts a launch's command, and appends its output to log.txt in `folder`."""
     # torch warns about addresses without host names; its profiler says when it starts
     quiet = {"TORCH_CPP_LOG_LEVEL": "ERROR", "KINETO_LOG_LEVEL": "6"}
@@ -89,7 +91,7 @@ def start(command: Command, folder: Path, machines: Machines) -> subprocess.Pope
     host = f"-{socket.gethostname()}" if machines.nnodes > 1 else ""  # the folder may be shared
     log = folder / f"log{host}.txt"
     arguments = command.argv[3:]  # after python -m samestep.worker
-    if command.fork and (worker := fork_client.fork(command.fork, arguments, environment, log)):
+    if command.fork and (worker := fork_client.fork(command.fork, arguments, environment, log, deadline_s)):
         return worker
     with open(log, "ab") as output:
         return subprocess.Popen(

@@ -6,18 +6,21 @@ ask for collectives and stacks.
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 
-from samestep.errors import TrainingFailed
+from samestep.errors import TrainingFailed, say
 from samestep.launch import Machines, flight_recorder
 from samestep.launch.hang import explain
 from samestep.launch.hung_rank import HungRank, collect, pids
+from samestep.launch.stacks import place_of
 from samestep.world import heartbeat
 from samestep.world.heartbeat import BUILDING, ENDING, STARTING, Pulse
+from samestep.world.waiting import TELL_S
 
 POLL_S = 0.5
 MOST_S = 2.0  # that count of the time between two polls: a suspended machine is no hang
@@ -64,6 +67,8 @@ class _Rank:
     def limit_s(self, stall_s: float | None) -> float:
         """Returns how long it may do nothing. stall_s: --stall; None: chosen by the training's own pace."""
         phase = self.pulse.phase
+        if phase == BUILDING and stall_s is None:
+            return math.inf  # it may read a large file: it is told of, and ended at the deadline
         if phase in (BUILDING, ENDING) or (is_step(phase) and not self.pulse.taken):
             return FIRST_S if stall_s is None else max(FIRST_LEAST_S, FIRST_FACTOR * stall_s)
         if stall_s is not None:
@@ -85,6 +90,7 @@ class Watchdog:
         self._folder, self._size, self._machines, self._stall_s = folder, size, machines, stall_s
         self._ranks: dict[int, _Rank] = {}
         self._polled_at = self._asked_at = time.monotonic()
+        self._tell_s = TELL_S  # of silence, until it is told what is still being built
 
     def check(self) -> None:
         """Raises TrainingFailed, with the sentence that names the rank at fault, when the training hangs.
@@ -99,6 +105,7 @@ class Watchdog:
         # A rank that still starts has another limit: --timeout.
         if not ranks or any(rank.pulse.phase == STARTING for rank in ranks.values()):
             return
+        self._tell(ranks)
         if all(rank.silent_s > rank.limit_s(self._stall_s) for rank in ranks.values()):
             self._fail(ranks, surely=True)
         elif self._is_near_timeout(ranks, now):
@@ -113,6 +120,15 @@ class Watchdog:
             running[rank] = self._ranks.setdefault(rank, _Rank())
             running[rank].update(heartbeat.read(heartbeat.file_of(self._folder, rank)), passed_s)
         return running
+
+    def _tell(self, ranks: Mapping[int, _Rank]) -> None:
+        """Says at which line a rank is that builds the job for long."""
+        for number, rank in ranks.items():
+            if rank.pulse.phase == BUILDING and rank.silent_s > self._tell_s:
+                self._tell_s *= 2
+                place = place_of(pids(self._folder)[number], self._folder / f"stack-rank{number}.txt")
+                say(f"rank {number} is still building the job after {rank.silent_s:.0f} s: it is {place}")
+                return
 
     def _is_near_timeout(self, ranks: Mapping[int, _Rank], now: float) -> bool:
         """Whether a collective is about to raise because a rank has not come: it would name the wrong one."""

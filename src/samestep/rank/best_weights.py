@@ -72,6 +72,10 @@ class BestWeights:
         """Takes the evaluations of a checkpoint."""
         self.curve, self.best_at, self.ended = state["curve"], state["best_at"], state["ended"]
 
+    def forget_best(self) -> None:
+        """Lets the next evaluation be the best one: those so far are of other data."""
+        self.best_at = -1
+
     def files(self) -> list[Path]:
         """Returns the file of the best weights, where there is one."""
         return [self.weights] if self.best is not None and self.curve else []
@@ -91,7 +95,7 @@ class BestWeights:
             self.evaluated = evaluation.record()
             if self.watch:
                 self.watch.evaluation(done, evaluation.means())
-        better = not self.curve or self.best is None or _better(entry, self.curve[self.best_at], *self.best)
+        better = self.best_at < 0 or self.best is None or _better(entry, self.curve[self.best_at], *self.best)
         self.curve.append(entry)
         if better:
             self.best_at = len(self.curve) - 1

@@ -22,6 +22,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -42,7 +43,9 @@ from samestep.rank.checkpoint_files import (
 )
 from samestep.rank.graceful_stop import AgreedStep
 from samestep.rank.packed import Piece, pack
+from samestep.rank.training_identity import TrainingIdentity, other_data, other_training
 from samestep.records.checkpoint import FOLDER, MANIFEST, Every, Manifest
+from samestep.records.files import from_json
 from samestep.records.launch_request import JOB, LaunchRequest
 from samestep.world import World
 from samestep.world.heartbeat import CHECKPOINT, heartbeat
@@ -73,6 +76,7 @@ class Checkpoints:
     keep: how many of the newest stay. resume: 'auto', 'never', or the path of a checkpoint, or of a folder of them.
     engine: its name, for the manifest. request: what is trained, by which the checkpoint of another job is recognised.
     attempt: how often these ranks have been restarted; then they continue from the newest one, whatever `resume` is.
+    identity: of what is trained; None: nothing is compared. changed_data: continue on other data.
     """
 
     def __init__(
@@ -87,9 +91,13 @@ class Checkpoints:
         engine: str = "",
         request: LaunchRequest | None = None,
         attempt: int = 0,
+        identity: TrainingIdentity | None = None,
+        changed_data: bool = False,
     ) -> None:
         self.folder, self.world, self.every, self.keep, self.resume = folder, world, every, keep, resume
         self.engine, self.request, self.attempt, self._store = engine, request, attempt, store
+        self.identity, self._changed_data = identity, changed_data
+        self.other_evaluation = False  # whether the evaluations so far are of other data: none of them can be the best
         self._thread: threading.Thread | None = None
         self._timer: AgreedStep | None = None
         self._timers, self._due_at = 0, 0.0
@@ -105,15 +113,17 @@ class Checkpoints:
         if self.world.rank == 0:
             try:
                 chosen, error = self._choose(), ""
+                if chosen is not None:
+                    self.other_evaluation = self._compare_identity(chosen)
             except UserError as raised:
                 chosen, error = None, str(raised)
             if self._store is not None:
-                self._store.set("resume", json.dumps([str(chosen) if chosen else "", error]))
+                self._store.set("resume", json.dumps([str(chosen) if chosen else "", error, self.other_evaluation]))
         else:
             assert self._store is not None
             while not self._store.check(["resume"]):
                 time.sleep(POLL_S)
-            name, error = json.loads(self._store.get("resume"))
+            name, error, self.other_evaluation = json.loads(self._store.get("resume"))
             chosen = Path(name) if name else None
         if error:
             raise UserError(error)
@@ -142,6 +152,30 @@ class Checkpoints:
         if self.world.rank == 0:
             other = f"; {different[0]}: {different[2]} there, {different[1]} here" if different else ""
             say(f"continues from the checkpoint of {which}{other}")
+
+    def _compare_identity(self, path: Path) -> bool:
+        """Compares what is trained with what the checkpoint in `path` was trained on. Returns whether the evaluation's
+        data differ.
+
+        Raises UserError where the data differ, or, unless the checkpoint was named, values of the job.
+        """
+        saved = Saved(path)
+        there_tree = saved.state.get("identity")
+        if self.identity is None or there_tree is None:
+            return False
+        there = from_json(TrainingIdentity, there_tree, f"the identity in {path}")
+        data, values = self.identity.other_data(there), self.identity.other_values(there)
+        if values and self.resume in ("auto", "never"):
+            raise UserError(other_training(path, values[0]))
+        if data and not self._changed_data:
+            raise UserError(other_data(path, data))
+        for difference in [*data, *values, *self.identity.other_versions(there)]:
+            say(f"the checkpoint differs: {difference}")
+        for name, count in self.identity.changing.items():
+            say(f"{count} of the {name} rows that were looked at change each time they are read, and were not compared")
+        changes = tuple(f"since step {saved.manifest.step}: {difference}" for difference in data)
+        self.identity = replace(self.identity, changes=(*there.changes, *changes))
+        return any(difference.what.startswith("evaluation") for difference in data)
 
     def _choose(self) -> Path | None:
         remove_remains(self.folder)

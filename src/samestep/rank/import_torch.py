@@ -1,11 +1,18 @@
 """Imports torch without collections of garbage, and keeps later ones from looking through its million objects.
 
-To be imported before any other module that imports torch.
+To be imported before any other module that imports torch. A worker writes its stacks to its log on SIGUSR1 from here
+on: importing torch is the first thing that may hang, as on a disk that does not answer.
 """
 
+import faulthandler
 import gc
+import signal
+import sys
 
 from samestep.world.imports import without_collections
+
+if "samestep.worker" in sys.orig_argv and hasattr(signal, "SIGUSR1"):  # in no process of the user's
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
 
 with without_collections():
     import torch  # noqa: F401

@@ -71,6 +71,8 @@ class Saving:
             for file in self._evaluator.files():
                 with saved.open(file.name) as content:
                     replace_by(file, partial(shutil.copyfileobj, content))
+        if self.checkpoints.other_evaluation and self._evaluator is not None:
+            self._evaluator.forget_best()
         self._saved, self._taken = saved, position.done
         return position
 
@@ -91,6 +93,8 @@ class Saving:
         tree = self._state.tree(ema)
         if self.world.rank == 0:
             tree["position"] = asdict(position)
+            if self.checkpoints.identity:
+                tree["identity"] = self.checkpoints.identity.tree()
         self.checkpoints.take(position.done, tree, self._evaluator.files() if self._evaluator is not None else ())
 
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from samestep.records.files import read, write
 from samestep.records.results import RESULTS
 from samestep.records.script import PLAN, CheckResults, ScriptPlan, ScriptRecord
 from samestep.world import World
+from samestep.world.waiting import wait_for
 
 WAIT_S = 60.0  # for the records of the other ranks, which end the same step
 _now: list[Watch] = []
@@ -63,10 +65,17 @@ class Watch:
         if self._world.rank == 0:
             self._wait([folder / f"rank{rank}.json" for rank in range(self._world.size)])
             # The judge is the parent's side, which a child does not import.
-            said = subprocess.run(
-                [sys.executable, "-m", "samestep.commands.judge_records", str(folder)], capture_output=True, text=True
-            )
-            print(said.stdout if not said.returncode else said.stderr, flush=True)
+            with tempfile.TemporaryFile("w+") as printed:
+                judge = subprocess.Popen(
+                    [sys.executable, "-m", "samestep.commands.judge_records", str(folder)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=printed,
+                    stderr=printed,
+                )
+                with suppress(TrainingFailed):  # the training goes on without the answers
+                    wait_for(judge, "the records are still being judged", deadline_s=WAIT_S)
+                printed.seek(0)
+                print(printed.read(), flush=True)
 
     def _judged(self) -> CheckResults:
         path = Path(self._plan.out) / RESULTS

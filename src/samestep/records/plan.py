@@ -69,6 +69,7 @@ class Train:
     and 'min' or 'max', by which the best weights are saved; None saves the last. patience: how many evaluations without
     an improvement end the training. log: where steps and evaluations are written: of 'csv', 'tensorboard', 'wandb'.
     export: the folder for from_pretrained; None: none. checkpoint_every, keep, resume: as of rank.checkpoints.
+    resume_changed_data: continue also where the data are others than the checkpoint's.
     stop_after: steps after which it is stopped, as by a graceful stop; None: it runs to its end. on_nan: what happens
     at a loss or gradient that is not finite. check_replicas: steps between two comparisons of the ranks' weights; 0:
     none. profile: the first and the last optimizer step, counted from 1, that torch.profiler traces.
@@ -86,6 +87,7 @@ class Train:
     checkpoint_every: Every | None = None
     keep: int = 3
     resume: str = "auto"
+    resume_changed_data: bool = False
     stop_after: int | None = None
     on_nan: Literal["stop", "skip"] = "stop"
     check_replicas: int = 1000

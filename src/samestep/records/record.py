@@ -89,6 +89,7 @@ class Observations:
     step; state: of an interrupted one, at the interruption or after loading.
     curve: the evaluations, each {step, loss, …}. best_at: the index of the best one, -1: none. stopped: 'early' by
     patience, or 'requested' by a graceful stop. resumed_from: the steps that were done before, in an earlier launch.
+    changes: what differed when it was continued on other data (--resume-changed-data).
     """
 
     losses: list[float] = field(default_factory=list)
@@ -115,6 +116,7 @@ class Observations:
     best_at: int = -1
     resumed_from: int = 0
     state: Mapping[str, TensorSeen] = field(default_factory=dict)
+    changes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

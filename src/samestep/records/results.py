@@ -233,7 +233,8 @@ class TrainResults:
     was asked for. weights_of_step: the step after which they were
     saved. evaluation: of these weights. stopped: 'requested' or 'early'. wait_share: share of
     the time that it waited for data. loader_ceiling, demand: rows/s that loading and training could reach. traces: the
-    files of --profile. usage: the page of its resource usage.
+    files of --profile. usage: the page of its resource usage. changes: what differed when it was continued on other
+    data (--resume-changed-data), with the step.
     """
 
     job: str
@@ -264,6 +265,7 @@ class TrainResults:
     advice: str | None
     traces: tuple[str, ...] = ()
     usage: str | None = None
+    changes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

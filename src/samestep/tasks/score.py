@@ -17,7 +17,8 @@ from samestep.world import World
 
 def score(plan: Plan, training: Score, job: Job, engine: Engine, world: World) -> Observations:
     """Evaluates the weights in training.init on the job's evaluation, and writes the model's outputs if requested."""
-    check_same_data(job, world, training=False)
+    if world.size > 1:
+        check_same_data(job, world, training=False)
     model = model_with_weights(job.model, Path(training.init)).to(world.device)
     evaluated = evaluate(job, model, world, predictions=bool(training.predictions))
     if training.predictions and evaluated.predictions is not None:

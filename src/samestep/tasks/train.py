@@ -20,6 +20,7 @@ from samestep.rank.group import checkpoint_store, export_store, stop_store
 from samestep.rank.not_finite import Checks, check_can_skip
 from samestep.rank.step_logs import listeners_of
 from samestep.rank.step_profile import StepProfile
+from samestep.rank.training_identity import TrainingIdentity, identity_of
 from samestep.rank.watch import Watch
 from samestep.rank.weights import model_with_weights, trainable
 from samestep.records.checkpoint import FOLDER
@@ -35,8 +36,8 @@ def train(plan: Plan, training: Train, job: Job, engine: Engine, world: World) -
 
     A graceful stop ends the training early; the weights are written and evaluated all the same.
     """
-    check_same_data(job, world)
     schedule = schedule_of(job, 1)
+    identity = identity_of(job, schedule, check_same_data(job, world))
     steps = job.steps(schedule.steps_per_epoch)
     folder = Path(plan.out)
     if training.on_nan == "skip":
@@ -52,7 +53,7 @@ def train(plan: Plan, training: Train, job: Job, engine: Engine, world: World) -
         now = Progress("train", attempt(), done, steps, samples, loss, best.curve, run.first, world.size)
         write_progress(world.rank, folder, now)
 
-    checkpoints = _checkpoints(plan, training, world)
+    checkpoints = _checkpoints(plan, training, world, identity)
     stop = StopAfter(training.stop_after) if training.stop_after else GracefulStop(world, stop_store())
     profile = _profile(training, world, folder, steps)
     run = Run(
@@ -79,8 +80,7 @@ def train(plan: Plan, training: Train, job: Job, engine: Engine, world: World) -
     if watch:
         watch.close()
     if training.export:
-        write = partial(export, job.model, Path(training.weights), Path(training.export))
-        on_first(write, world, export_store())
+        on_first(partial(export, job.model, Path(training.weights), Path(training.export)), world, export_store())
     return replace(
         observed,
         peak_memory_bytes=hardware.peak_memory_bytes(world.device),
@@ -89,6 +89,7 @@ def train(plan: Plan, training: Train, job: Job, engine: Engine, world: World) -
         evaluation=best.evaluated,
         curve=best.curve,
         best_at=best.best_at,
+        changes=checkpoints.identity.changes if checkpoints.identity else (),
     )
 
 
@@ -118,7 +119,7 @@ def _evaluations(training: Train, job: Job, world: World, steps: int, watch: Wat
     )
 
 
-def _checkpoints(plan: Plan, training: Train, world: World) -> Checkpoints:
+def _checkpoints(plan: Plan, training: Train, world: World, identity: TrainingIdentity | None) -> Checkpoints:
     """Returns the checkpoints of a training, beside its weights."""
     return Checkpoints(
         Path(training.weights).parent / FOLDER,
@@ -130,4 +131,6 @@ def _checkpoints(plan: Plan, training: Train, world: World) -> Checkpoints:
         engine=plan.engine,
         request=plan.asked,
         attempt=attempt(),
+        identity=identity,
+        changed_data=training.resume_changed_data,
     )

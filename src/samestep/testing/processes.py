@@ -22,6 +22,7 @@ from samestep.launch import fork_client
 from samestep.launch.fork_client import ForkedWorker
 from samestep.records.rank_tests import DUMP_STACKS, AskState, ProcessState, PytestSession, RankState
 from samestep.testing.output import Output
+from samestep.world.waiting import kill
 
 START_S = 300.0  # for a process to import torch and connect
 STATE_S = 3.0  # for a rank to say what it is doing
@@ -83,11 +84,10 @@ class RankProcess:
         with suppress(psutil.Error):
             started = psutil.Process(self.process.pid).children(recursive=True) if descendants else []
         self.connection.close()
-        self.process.kill()
         for each in started:
             with suppress(psutil.Error):
                 each.kill()
-        self.process.wait()
+        kill(self.process)
 
 
 class Processes:

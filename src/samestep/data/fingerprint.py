@@ -1,0 +1,178 @@
+"""A dataset's fingerprint, by which other data are recognised: its length, its labels, and digests of some rows.
+
+    fingerprint(job.train)      -> Fingerprint(length=1600, rows={0: '8d1f…', 106: …, 1599: …}, …)
+
+Each row is read twice, with the same random numbers: a random crop is then the same one, and a row that still changes
+is left out. Reading must not change the training: a dataset may draw from a generator of its own, or open its files at
+the first read. So it happens in a process that is forked for it, and ended after a moment; in this one only where the
+dataset is known to do nothing but index tensors.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import multiprocessing
+import random
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Subset, TensorDataset, default_collate
+
+from samestep.data.arrays import Arrays
+from samestep.data.loader import fetch
+from samestep.data.stream import is_stream
+from samestep.job import Job
+from samestep.job.checks import nested
+from samestep.job.walk import leaves_of
+from samestep.world.orphans import die_with_parent
+
+ROWS = 16  # that are looked at, the first and the last among them
+FIRST_ROWS = 4  # of a stream, which would have to be read up to the others
+LIMIT_S = 2.0  # for reading them all: of a slow dataset there are fewer
+COLLATED = -1  # in the place of a row: the first two, augmented and collated
+PLAIN = (TensorDataset, Arrays, Subset)  # reading them changes nothing
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """What a dataset holds. rows: index -> digest. changing: how many of the rows that were read are others when they
+    are read again. labels: a digest of the classes' names and all labels. collated: of two rows; '': it changes."""
+
+    length: int
+    rows: dict[int, str]
+    changing: int = 0
+    labels: str = ""
+    collated: str = ""
+
+
+def fingerprint(job: Job) -> Fingerprint:
+    """Returns the fingerprint of `job.train`. An error of the dataset leaves out its rows: the training raises it."""
+    dataset = job.train
+    length = len(dataset)
+    plain = all(type(each) in PLAIN for each in nested(dataset)) and not (job.collate or job.augment)
+    if plain or sys.platform != "linux":
+        with _generators_kept():
+            pairs = list(_digests(job, length))
+    else:
+        pairs = _digests_of_fork(job, length)
+    rows = {index: digest for index, digest in pairs if digest and index != COLLATED}
+    changing = sum(not digest for index, digest in pairs if index != COLLATED)
+    return Fingerprint(length, rows, changing, _labels(dataset), dict(pairs).get(COLLATED, ""))
+
+
+def sampled_rows(length: int) -> list[int]:
+    """Returns the rows that are looked at, spread evenly: the first, the last, then those between by halves."""
+    spread = sorted({index * (length - 1) // (ROWS - 1) for index in range(ROWS)})
+    order = [0, len(spread) - 1]
+    step = len(spread)
+    while step > 1:
+        step = (step + 1) // 2
+        order += range(step, len(spread), step)
+    return [spread[at] for at in dict.fromkeys(order)]
+
+
+def _digests(job: Job, length: int) -> Iterator[tuple[int, str]]:
+    """Yields (row, digest) in the order in which they are read; '': the row changes. An error ends it."""
+    until = time.monotonic() + LIMIT_S
+    indices = list(range(min(length, FIRST_ROWS))) if is_stream(job.train) else sampled_rows(length)
+    with suppress(Exception):
+        for index in indices:
+            yield index, _twice(partial(fetch, job.train, [index]), index)
+            if time.monotonic() > until:
+                return
+        if job.collate or job.augment:
+            yield COLLATED, _twice(partial(_collated, job, min(2, length)), 0)
+
+
+def _twice(read: Any, seed: int) -> str:
+    """Returns the digest of what `read()` returns; '' where it returns something else the second time."""
+    digests = []
+    for _ in range(2):
+        random.seed(seed)
+        np.random.seed(seed & 0xFFFFFFFF)
+        torch.default_generator.manual_seed(seed)  # this one alone: a GPU's would be initialised
+        digests.append(digest_of(read()))
+    return digests[0] if digests[0] == digests[1] else ""
+
+
+def _collated(job: Job, count: int) -> Any:
+    samples = fetch(job.train, list(range(count)))
+    if job.augment:
+        samples = [job.augment(sample, torch.Generator().manual_seed(0)) for sample in samples]
+    return (job.collate or default_collate)(samples)
+
+
+def _digests_of_fork(job: Job, length: int) -> list[tuple[int, str]]:
+    """Returns what a forked process yields of _digests, until it has ended or the time is over."""
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_send_digests, args=(sender, job, length))
+    process.start()
+    sender.close()
+    until, pairs = time.monotonic() + LIMIT_S, []
+    with suppress(EOFError, OSError):
+        while receiver.poll(max(0.0, until - time.monotonic())):
+            index, digest = json.loads(receiver.recv_bytes(1 << 10))
+            pairs.append((index, digest))
+    process.kill()
+    process.join()
+    receiver.close()
+    return pairs
+
+
+def _send_digests(sender: Any, job: Job, length: int) -> None:
+    die_with_parent()
+    for pair in _digests(job, length):
+        sender.send_bytes(json.dumps(pair).encode())
+
+
+@contextmanager
+def _generators_kept() -> Iterator[None]:
+    """Restores the states of Python's, numpy's and torch's global generators after the block."""
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.set_rng_state(states[2])
+
+
+def digest_of(sample: Any) -> str:
+    """Returns a digest of a sample's tensors, arrays, images, numbers and texts. repr() of other objects may hold
+    addresses."""
+    state = hashlib.blake2b(digest_size=8)
+    for leaf in leaves_of(sample):
+        if isinstance(leaf, Tensor):
+            leaf = leaf.detach().cpu().float().numpy() if leaf.is_floating_point() else leaf.detach().cpu().numpy()
+        elif hasattr(leaf, "__array_interface__"):  # a PIL image
+            leaf = np.asarray(leaf)
+        if isinstance(leaf, np.ndarray | np.generic):
+            state.update(np.ascontiguousarray(leaf).tobytes())
+        elif isinstance(leaf, str | bytes | int | float):
+            state.update(repr(leaf).encode())
+    return state.hexdigest()
+
+
+def _labels(dataset: Any) -> str:
+    """Returns a digest of the names of an image folder's classes, and of every row's label; '' where there are none."""
+    state, found = hashlib.blake2b(digest_size=8), False
+    for each in nested(dataset):
+        values = getattr(each, "__dict__", {})
+        labels = values.get("targets", [pair[-1] for pair in values.get("paths", []) if isinstance(pair, tuple)])
+        with suppress(Exception):
+            numbers = np.asarray(labels)
+            if numbers.dtype.kind in "iu" and len(numbers) == len(each):
+                state.update(np.ascontiguousarray(numbers, dtype=np.int64).tobytes())
+                state.update(repr(list(values.get("classes", []))).encode())
+                found = True
+    return state.hexdigest() if found else ""

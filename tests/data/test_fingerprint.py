@@ -1,0 +1,134 @@
+"""A dataset's fingerprint: what it notices, and that looking changes nothing."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+from torch.utils.data import Dataset, Subset, TensorDataset
+
+from budget import budget
+from samestep import ImageFolder, Job, Recipe, Stream
+from samestep.data import fingerprint as module
+from samestep.data.fingerprint import fingerprint, sampled_rows
+
+
+def job(train: Any, **more: Any) -> Job:
+    return Job(
+        model=lambda: nn.Linear(3, 2),
+        criterion=lambda output, batch: output.mean(),
+        optimizer=Recipe(torch.optim.SGD, {"lr": 1.0}),
+        train=train,
+        global_batch=4,
+        shuffle=not isinstance(train, Stream),
+        **more,
+    )
+
+
+class Rows(Dataset[Any]):
+    """Rows that are made in one of several ways, and a count of the reads in this process."""
+
+    def __init__(self, how: str = "", count: int = 100, added: float = 0.0) -> None:
+        self.how, self.count, self.added = how, count, added
+        self.own, self.reads = np.random.default_rng(0), 0
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> Any:
+        self.reads += 1
+        row = torch.full((3,), index + self.added)
+        if self.how == "random":
+            row = row + torch.rand(3) + random.random() + float(np.random.rand())
+        if self.how == "own generator":
+            row = row + self.own.random()
+        if self.how == "image":
+            return Image.fromarray(np.full((2, 2, 3), index + int(self.added), np.uint8))
+        if self.how == "slow":
+            time.sleep(budget())
+        if self.how == "broken":
+            raise ValueError("a bad shard")
+        return row, index
+
+
+@pytest.mark.parametrize("how", ["", "random", "image"])
+def test_other_values_are_noticed_and_the_same_are_not(how: str) -> None:
+    """Random numbers are the same in each look."""
+    here = fingerprint(job(Rows(how)))
+    assert len(here.rows) == 16 and here.changing == 0
+    assert fingerprint(job(Rows(how))) == here
+    other = fingerprint(job(Rows(how, added=1.0))).rows
+    assert not {*other.values()} & {*here.rows.values()} or how == ""
+    assert all(other[row] != here.rows[row] for row in other)
+
+
+def test_rows_that_change_are_left_out_and_looking_draws_nothing() -> None:
+    dataset, states = Rows("own generator"), (random.getstate(), torch.get_rng_state().tolist())
+    seen = fingerprint(job(dataset))
+    assert (seen.rows, seen.changing) == ({}, 16)
+    assert dataset.reads == 0 and dataset.own.random() == np.random.default_rng(0).random()
+    assert (random.getstate(), torch.get_rng_state().tolist()) == states
+
+
+def test_a_slow_dataset_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LIMIT_S", 0.1)
+    began = time.monotonic()
+    assert fingerprint(job(Rows("slow"))).rows == {}
+    assert time.monotonic() - began < budget()
+
+
+def test_an_error_is_the_trainings_own() -> None:
+    assert fingerprint(job(Rows("broken"))).rows == {}
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 16, 17, 1600, 10**9])
+def test_the_first_and_the_last_row_come_first(count: int) -> None:
+    rows = sampled_rows(count)
+    assert {rows[0], rows[:2][-1]} == {0, count - 1}
+    assert len({*rows}) == len(rows) == min(count, 16) and max(rows) < count
+
+
+def test_tensors_are_read_here_and_their_order_counts() -> None:
+    tensors = TensorDataset(torch.randn(40, 3), torch.arange(40))
+    here, shuffled = (fingerprint(job(Subset(tensors, rows))) for rows in (range(40), torch.randperm(40).tolist()))
+    assert len(here.rows) == 16 and here.rows != shuffled.rows
+
+
+def test_a_stream_is_read_at_its_beginning() -> None:
+    class Numbers:
+        def __iter__(self) -> Iterator[Any]:
+            yield from (torch.tensor([float(number)]) for number in range(1000))
+
+    assert [*fingerprint(job(Stream(Numbers(), length=1000))).rows] == [0, 1, 2, 3]
+
+
+def test_what_collate_and_augment_make_of_rows_counts() -> None:
+    plain, doubled = (
+        fingerprint(job(Rows(), collate=lambda rows, by=by: torch.stack([row[0] * by for row in rows])))
+        for by in (1, 2)
+    )
+    assert plain.rows == doubled.rows and plain.collated != doubled.collated
+    drawn = [
+        fingerprint(job(Rows(), augment=lambda row, generator: (row[0] + torch.rand(3, generator=generator), row[1])))
+        for _ in range(2)
+    ]
+    assert drawn[0].collated == drawn[1].collated != ""
+
+
+def test_labels_of_an_image_folder_wherever_it_is(tmp_path: Path) -> None:
+    for place, names in {"a": ("cat", "dog"), "b": ("cat", "dog"), "c": ("cat", "eel"), "d": ("cat", "dog")}.items():
+        for number, name in enumerate(names):
+            (tmp_path / place / name).mkdir(parents=True)
+            for image in range(2 + (place == "d" and not number)):
+                Image.new("RGB", (4, 4), (40 * image, 0, 0)).save(tmp_path / place / name / f"{image}.png")
+    a, b, c, d = (fingerprint(job(ImageFolder(tmp_path / place))) for place in "abcd")
+    assert a == b and a.labels
+    assert len({a.labels, c.labels, d.labels}) == 3
