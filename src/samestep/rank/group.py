@@ -19,6 +19,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from samestep.errors import LostPeer, UserError
 from samestep.rank.membership import Membership, in_time, names, says_lost
+from samestep.rank.store_readers import leave_together
 from samestep.records.plan import LaunchRequest
 from samestep.records.record import attempt
 from samestep.world import World, network
@@ -53,7 +54,7 @@ def process_group(world: World, request: LaunchRequest | None = None, backend: s
         print(f"samestep: {chosen}", flush=True)
     if world.local_size < world.size:
         network.check_chosen(os.environ, host)
-    timeout = timedelta(seconds=float(os.environ.get("SAMESTEP_TIMEOUT_S", TIMEOUT_S)))
+    timeout = timedelta(seconds=_timeout_s())
     members: Membership | None = None
     began = time.monotonic()
     try:
@@ -77,14 +78,21 @@ def process_group(world: World, request: LaunchRequest | None = None, backend: s
     with _naming_the_lost(members, world):
         yield
     _open_store.clear()
+    _leave(store, members, timeout)
     file = url.removeprefix("file://")
-    if file != url and world.size > 1:
-        dist.barrier()  # until all have read the file: a launcher's next command may use the same name
-        if world.rank == 0:
-            Path(file).unlink(missing_ok=True)
-        dist.barrier()
+    if file != url and world.rank == 0:
+        Path(file).unlink(missing_ok=True)  # a launcher's next command may use the same name
     # No `finally`: after an error the other ranks may not answer, and destroying the group could wait for them.
     dist.destroy_process_group()
+
+
+def _leave(store: Store, members: Membership, timeout: timedelta) -> None:
+    """Waits for the other ranks' last collective, before this rank closes its connections."""
+    world, ending = members.world, PrefixStore("ending", store)
+    heartbeat.begin(ENDING)  # another rank may write its weights for longer than the watchdog waits
+    leave_together(
+        ending, world.size, holds_store=world.rank == 0, wait_s=timeout.total_seconds(), failed=members.any_failed
+    )
 
 
 @contextmanager
@@ -98,6 +106,7 @@ def _adopted(world: World, request: LaunchRequest | None) -> Iterator[None]:
     try:
         with _naming_the_lost(members, world):
             yield
+        _leave(store, members, timedelta(seconds=_timeout_s()))
     finally:
         _open_store.clear()
 
@@ -109,13 +118,19 @@ def _naming_the_lost(members: Membership, world: World) -> Iterator[None]:
     try:
         yield
     except LostPeer:
+        members.give_up()
         raise
-    except Exception as error:
+    except BaseException as error:
         heartbeat.begin(ENDING)  # asking the others takes seconds, in which the watchdog must not blame this rank
         if world.size > 1 and says_lost(error):
             raise members.lost(error) from error
         members.failed(f"{type(error).__name__}: {error}".splitlines()[0])
         raise
+
+
+def _timeout_s() -> float:
+    """Returns the timeout of collectives, in seconds."""
+    return float(os.environ.get("SAMESTEP_TIMEOUT_S", TIMEOUT_S))
 
 
 def _own_gpu(world: World) -> torch.device | None:

@@ -16,13 +16,13 @@ from typing import TypeVar
 from torch._C._distributed_c10d import Store
 
 from samestep.errors import LostPeer, Refused
-from samestep.rank.store_readers import count_reader
+from samestep.rank.store_readers import READ_S, count_reader
 from samestep.records.files import as_json, from_json
 from samestep.records.plan import LaunchRequest
 from samestep.world import World
 
 T = TypeVar("T")
-READ_S = 10.0  # how long rank 0 waits at most until every rank has read where the others are
+GIVEN_UP = "samestep/given up"  # a key of the store: set by a rank that fails
 ANSWER_S = 1.5  # how long the other ranks have to answer that they are alive
 # gloo's messages, in a plain RuntimeError, when another rank has exited or no longer answers. Each must name one of
 # gloo's source files: a job's own "timeout" must not match.
@@ -138,10 +138,20 @@ class Membership:
     def failed(self, message: str) -> None:
         """Tells the other ranks that this one has failed with `message`, so that they do not wait for it."""
         within(1.0, lambda: self._store.set(self._key("sign", self.world.rank), message or "an error"))
+        self.give_up()
+
+    def give_up(self) -> None:
+        """Tells the other ranks that this one will not reach the end."""
+        within(1.0, lambda: self._store.set(GIVEN_UP, ""))
+
+    def any_failed(self) -> bool:
+        """Returns whether a rank has said that it will not reach the end."""
+        return bool(self._store.check([GIVEN_UP]))
 
     def _answers(self) -> dict[int, str | None]:
         """Returns for each other rank: '' if it is alive, its error if it has failed, None if it does not answer."""
         self._store.set_timeout(timedelta(seconds=ANSWER_S))
+        self._store.set(GIVEN_UP, "")
         self._store.set(self._key("sign", self.world.rank), "")
         waiting = [rank for rank in range(self.world.size) if rank != self.world.rank]
         answers: dict[int, str | None] = dict.fromkeys(waiting)

@@ -30,8 +30,8 @@ from samestep.world.orphans import end_children
 LEAVE_S, LEAVE_STEPS = 10.0, 5  # how long a rank waits for the others' last step: seconds, or so many of its steps
 
 
-def run_script(plan: ScriptPlan, record: RankRecord) -> ScriptRecord:
-    """Runs the script until it ends by itself; returns the record of its steps.
+def run_script(plan: ScriptPlan, record: RankRecord) -> NoReturn:
+    """Runs the script until it ends by itself, writes the record of its steps, and ends this process.
 
     After the last step that was asked the process ends, inside that step: no line of the script runs after it.
     """
@@ -84,7 +84,7 @@ def run_script(plan: ScriptPlan, record: RankRecord) -> ScriptRecord:
         saver.write()
     if played:
         write(folder / REPLAYED, played.result())
-    return recorder.record("itself")
+    leave(recorder.record("itself"))
 
 
 def _run(plan: ScriptPlan) -> None:

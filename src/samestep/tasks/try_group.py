@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from samestep.rank.membership import in_time
+from samestep.rank.store_readers import leave_together
 from samestep.records.doctor import TrialRank
 from samestep.records.files import read, write
 from samestep.world.machine import RankTried, Trial
@@ -63,10 +64,7 @@ def _run(trial: Trial, seen: RankTried, listening: int | None) -> RankTried:
     met = time.monotonic() - began
     matmul_s = _matmul_s(device)
     reduce_s = _all_reduce_s(device)
-    store.add("done", 1)
-    until = time.monotonic() + trial.wait_s  # rank 0 holds the store: it stays until all have succeeded
-    while seen.rank == 0 and store.add("done", 0) < trial.size and time.monotonic() < until:
-        time.sleep(0.01)
+    leave_together(store, trial.size, holds_store=seen.rank == 0, wait_s=trial.wait_s)
     return replace(seen, meet_s=met, matmul_s=matmul_s, all_reduce_s=reduce_s)
 
 

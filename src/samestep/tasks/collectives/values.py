@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
@@ -25,12 +24,12 @@ Groups = dict[str, tuple[ProcessGroup, tuple[int, ...]]]  # name -> the group th
 
 def held_values(plan: CollectivePlan, world: World, store: Store) -> list[RankValues]:
     """Calls every case of the plan once. Returns what this rank held."""
-    with _groups(plan, world) as groups:
-        values = []
-        for number, (name, collective, dtype, reduction) in enumerate(_cases(plan, groups)):
-            group, members = groups[name]
-            case = Case(collective, dtype, reduction, name, members, members[1 % len(members)])
-            values.append(_call(case, plan, world, group, store, f"case {number} {members[0]}"))
+    groups = _groups(plan, world)
+    values = []
+    for number, (name, collective, dtype, reduction) in enumerate(_cases(plan, groups)):
+        group, members = groups[name]
+        case = Case(collective, dtype, reduction, name, members, members[1 % len(members)])
+        values.append(_call(case, plan, world, group, store, f"case {number} {members[0]}"))
     return values
 
 
@@ -46,9 +45,11 @@ def _cases(plan: CollectivePlan, groups: Groups) -> Iterator[tuple[str, str, str
             yield from ((group, name, dtype, reduction) for dtype in dtypes for reduction in reductions)
 
 
-@contextmanager
-def _groups(plan: CollectivePlan, world: World) -> Iterator[Groups]:
-    """The world; the ranks with even numbers and those with odd ones; and each dimension of a mesh of two columns."""
+def _groups(plan: CollectivePlan, world: World) -> Groups:
+    """Returns the world; the ranks with even numbers and those with odd ones; each dimension of a mesh of two columns.
+
+    They end with the world: a rank that closed one earlier would take it from those that are still in its last call.
+    """
     whole = dist.group.WORLD
     assert whole is not None
     groups: Groups = {WORLD: (whole, tuple(range(world.size)))}
@@ -60,9 +61,7 @@ def _groups(plan: CollectivePlan, world: World) -> Iterator[Groups]:
                 assert isinstance(group, ProcessGroup)
                 groups["sub-group"] = (group, ranks)
         groups |= _mesh(world)
-    yield groups
-    for group in {id(group): group for group, _ in groups.values() if group is not whole}.values():
-        dist.destroy_process_group(group)  # a mesh's dimension of all ranks is the world itself
+    return groups
 
 
 def _mesh(world: World) -> Groups:

@@ -1,0 +1,121 @@
+"""Launches healthy trainings, proofs, collectives and scripts on a busy machine: each must end well.
+
+    python benchmarks/endings.py [--launches 200] [--at-once 3] [--ranks 2] [--out FOLDER]
+
+A launch ends well when its command exits with 0: no rank may leave while another still reads from it. Meanwhile a
+process turns idle on each core, and --at-once launches run side by side, so that ranks end far apart. Every launcher
+that is installed has its turn; forked ranks, which start fastest, every other one. --out keeps a line of trials.jsonl
+for each launch, and table.txt. Launches that are kept there count, too, so that a record can be made in pieces. Exit
+code 1 where one does not end well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from shutil import which
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from budget import budget
+from fork_servers import fork_servers
+
+TESTS = Path(__file__).parents[1] / "tests"
+QUICK = f"{TESTS}/launch/jobs.py:quick"
+SMALL = ("--op", "all_reduce,all_gather_object,send_recv,monitored_barrier", "--dtype", "float32", "--sizes", "1KiB")
+FORKED = (
+    ("run", "digits", "--set", "epochs=1", "--launcher", "fork"),
+    ("collectives", *SMALL, "--seconds", "0.01", "--launcher", "fork"),
+    ("check", f"{TESTS}/recorder/scripts/ddp.py"),
+    ("run", QUICK, "--engine", "fsdp", "--launcher", "fork"),
+    ("verify", QUICK, "--engine", "ddp", "--launcher", "fork"),
+)
+OTHERS = (
+    ("run", QUICK, "--launcher", "torchrun"),
+    ("collectives", *SMALL, "--seconds", "0.01", "--launcher", "mpirun"),
+    ("run", QUICK, "--launcher", "spawn"),
+    ("run", QUICK, "--launcher", "mpirun"),
+    ("run", QUICK, "--engine", "horovod", "--launcher", "horovodrun"),
+)
+
+
+def commands(ranks: int) -> list[tuple[str, ...]]:
+    """Returns one command after another, a forked one in every second place."""
+    os.environ["PATH"] += f"{os.pathsep}{Path(sys.executable).parent}"  # horovodrun lies there
+    here = [command for command in OTHERS if which(command[-1]) or command[-1] == "spawn"]
+    count = len(FORKED) * len(here)
+    both = [pair for n in range(count) for pair in (FORKED[n % len(FORKED)], here[n % len(here)])]
+    return [(*command, "--nproc", str(ranks)) for command in both]
+
+
+@contextmanager
+def busy() -> Iterator[None]:
+    """While it runs, a process turns idle on each core."""
+    spinning = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count() or 1)]
+    try:
+        yield
+    finally:
+        for process in spinning:
+            process.kill()
+            process.wait()
+
+
+def launched(number: int, line: tuple[str, ...], folder: Path) -> dict[str, object]:
+    """Runs one command to its end. Returns its line of trials.jsonl."""
+    began = time.monotonic()
+    command = [sys.executable, "-m", "samestep", *line, "--out", str(folder / str(number))]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=budget(300))
+        code, said = done.returncode, done.stderr.strip().splitlines()[-3:]
+    except subprocess.TimeoutExpired:
+        code, said = None, ["it did not end"]
+    shown = " ".join(line).replace(f"{TESTS}/", "tests/")
+    trial = {"number": number, "command": shown, "code": code, "seconds": round(time.monotonic() - began, 1)}
+    return trial | {"load": round(os.getloadavg()[0], 1), "said": [] if code == 0 else said}
+
+
+def table(trials: list[dict[str, object]]) -> str:
+    """Returns the table: how many launches of each command there were, and how many ended well."""
+    total, well = Counter(t["command"] for t in trials), Counter(t["command"] for t in trials if t["code"] == 0)
+    lines = [f"{well[command]:4} of {total[command]:4}   {command}" for command in sorted(total, key=str)]
+    return "\n".join([*lines, f"{sum(well.values()):4} of {len(trials):4}   ended well"])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--launches", type=int, default=200)
+    parser.add_argument("--at-once", type=int, default=3)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    kept = options.out / "trials.jsonl" if options.out else None
+    trials = [json.loads(line) for line in kept.read_text().splitlines()] if kept and kept.exists() else []
+    if options.out:
+        options.out.mkdir(parents=True, exist_ok=True)
+    budget()  # measures an import before the machine is busy
+    lines = commands(options.ranks)
+    with tempfile.TemporaryDirectory() as folder, fork_servers(), busy(), ThreadPoolExecutor(options.at_once) as pool:
+        numbers = range(len(trials), options.launches)
+        for trial in pool.map(lambda n: launched(n, lines[n % len(lines)], Path(folder)), numbers):
+            trials.append(trial)
+            print(json.dumps(trial), flush=True)
+            if kept:
+                with open(kept, "a") as file:
+                    file.write(f"{json.dumps(trial)}\n")
+    print(table(trials))
+    if options.out:
+        (options.out / "table.txt").write_text(f"{table(trials)}\n")
+    return any(trial["code"] != 0 for trial in trials)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
