@@ -139,7 +139,7 @@ def judged(case: Case, code: int | None, texts: list[str]) -> list[str]:
             wrong.append(f"a traceback: {text[-300:]}")
     said = [line for line in texts[1].splitlines() if line.strip()]
     if code == REFUSED and case.judge_lines:
-        sentences = [line for line in said if not PROGRESS.search(line)]
+        sentences = [line for line in said if not PROGRESS.search(line) and not line.startswith("  ")]
         if len(sentences) != 1 or not sentences[0].startswith("samestep: "):
             wrong.append(f"{len(sentences)} lines, not one sentence: {sentences[:3]}")
     if case.says and not any(case.says in text for text in texts):
@@ -147,7 +147,7 @@ def judged(case: Case, code: int | None, texts: list[str]) -> list[str]:
     return wrong
 
 
-PROGRESS = re.compile(r"^samestep: (\S.* on \S+: |.* samples a step$|--stall|.* ranks share )")
+PROGRESS = re.compile(r"^samestep: (\S.* on \S+: |.* samples a step$|.* ranks share )")
 
 
 def listing(folder: Path) -> Mapping[str, str]:
@@ -195,13 +195,15 @@ def main() -> None:
     parser.add_argument("--only", default="", help="cases whose name has this in it")
     parser.add_argument("--kind", default="", help="input, or environment")
     parser.add_argument("--jobs", type=int, default=2, help="cases at a time")
+    parser.add_argument("--again", type=Path, help="an earlier record: run what failed there, or is not in it")
     parser.add_argument("--out", type=Path, help="keep bad_inputs.json in this folder")
     options = parser.parse_args()
-    chosen = [
-        case
-        for case in (*wrong_words(), *wrong_files(), *environments())
-        if options.only in case.name and options.kind in ("", case.kind)
-    ]
+    everything = (*wrong_words(), *wrong_files(), *environments())
+    chosen = [case for case in everything if options.only in case.name and options.kind in ("", case.kind)]
+    known = json.loads(options.again.read_text())["cases"] if options.again else []
+    passed = {(row["name"], row["command"]): Outcome(**row) for row in known if not row["wrong"]}
+    earlier = [passed[case.name, case.shell] for case in chosen if (case.name, case.shell) in passed]
+    chosen = [case for case in chosen if (case.name, case.shell) not in passed]
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # also of the fork servers: who writes beside a job is found
     began, measured, load = time.monotonic(), import_s(), os.getloadavg()
     with fork_servers.fork_servers(), ProcessPoolExecutor(options.jobs, initializer=adopt_orphans) as pool:
@@ -210,6 +212,7 @@ def main() -> None:
             outcomes.append(future.result())
             if outcomes[-1].wrong:
                 print(json.dumps(asdict(outcomes[-1]), indent=1), flush=True)
+    outcomes = [*earlier, *outcomes]
     failed = [outcome for outcome in outcomes if outcome.wrong]
     summary = {
         "cases": len(outcomes),
@@ -218,6 +221,7 @@ def main() -> None:
         "refused": sum(outcome.code == REFUSED for outcome in outcomes),
         "worked": sum(outcome.code == WORKS for outcome in outcomes),
         "failed": len(failed),
+        "of_an_earlier_run": len(earlier),
         "seconds": round(time.monotonic() - began),
     }
     print(json.dumps(summary))

@@ -15,7 +15,7 @@ POSITIONAL = {
     "verify": "quick.py",
     "run": "quick.py",
     "evaluate": "--weights weights.safetensors quick.py",
-    "slurm": "quick.py",
+    "slurm": "--dry-run quick.py",
     "eject": "quick.py",
     "check": "script.py",
     "monitor": "true",
@@ -52,8 +52,8 @@ def _line(command: str, *words: str) -> str:
 
 
 def _numbers() -> Iterator[Case]:
-    whole = ("abc", "1.5", "", "-1", "nan", "99999999999999999999999", "0x10", "١٢x")
-    real = ("abc", "", "-1", "nan", "inf", "-inf", "1e400", "1,5")
+    whole = ("abc", "1.5", "", "-1", "99999999999999999999999")
+    real = ("abc", "", "-1", "nan", "inf")
     tried = set()
     for command, flag, kind in _options():
         values = whole if kind in (int, int | None) else real if kind in (float, float | None) else ()
@@ -62,38 +62,44 @@ def _numbers() -> Iterator[Case]:
         tried.add(flag)
 
 
+JOBS = (
+    "",
+    " ",
+    LONG,
+    VERY_LONG,
+    f"{LONG}.py",
+    f"{VERY_LONG}.py:job",
+    ".",
+    "..",
+    "/",
+    "/dev/null",
+    "~",
+    ":",
+    "a:b:c",
+    "quick.py:",
+    ":job",
+    "-",
+    "a\nb",
+    "\x1b[31mred",
+    "quick.py:job()",
+    "http://example.com/job.py",
+)
+
+
 def _paths() -> Iterator[Case]:
     values = ("", LONG, VERY_LONG, "/proc/nowhere/out", "/dev/null", "/dev/null/out", "taken", "taken/out")
+    values = (*values, "~no_such_user/out")
     files = {"quick.py": QUICK, "script.py": "print(1)\n", "weights.safetensors": b"no weights", "taken": "mine"}
+    tried = set()
     for command, flag, _ in _options():
-        if flag not in PATHS:
+        if flag not in PATHS or (command, flag) == ("run", "--to"):
             continue
-        for value in (*values, "~no_such_user/out"):
+        for value in values[: 2 if flag in tried else None]:
             name = f"{command} {flag}={value[:30]}"
             yield Case("input", name, _line(command, f"{flag}={value}"), files=files)
-    for command in ("run", "verify", "eject", "slurm", "evaluate"):
-        for value in (
-            "",
-            " ",
-            LONG,
-            VERY_LONG,
-            f"{LONG}.py",
-            f"{VERY_LONG}.py:job",
-            ".",
-            "..",
-            "/",
-            "/dev/null",
-            "~",
-            ":",
-            "a:b:c",
-            "quick.py:",
-            ":job",
-            "-",
-            "a\nb",
-            "\x1b[31mred",
-            "quick.py:job()",
-            "http://example.com/job.py",
-        ):
+        tried.add(flag)
+    for command in ("run", "evaluate", "verify", "eject", "slurm"):
+        for value in JOBS[: None if command == "run" else 7 if command == "evaluate" else 3]:
             words = ["--weights=weights.safetensors", value] if command == "evaluate" else [value]
             line = " ".join(["SAMESTEP", command, *map(shlex.quote, words)])
             yield Case("input", f"{command} {value[:30]!r}", line, files=files)

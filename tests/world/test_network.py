@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import shutil
+import subprocess
+import sys
 
 import pytest
 
+from budget import budget
 from samestep.errors import UserError
 from samestep.launch import Machines, ports
 from samestep.world import network
@@ -15,6 +19,19 @@ from samestep.world import network
 def test_the_way_to_this_machine_is_its_loopback() -> None:
     assert network.route_to_host("127.0.0.1") == ("lo", "127.0.0.1")
     assert network.is_this_machine("localhost") and not network.is_this_machine("203.0.113.7")
+
+
+def test_a_loopback_that_is_down_is_named_with_the_line_that_sets_it_up() -> None:
+    network.check_loopback()
+    check = f"{sys.executable} -c 'from samestep.world import network; network.check_loopback()'"
+    if subprocess.run(["unshare", "-n", "true"], capture_output=True).returncode or shutil.which("ip") is None:
+        pytest.skip("no network namespace without root, or no command ip")
+    down = subprocess.run(["unshare", "-n", "sh", "-c", check], capture_output=True, text=True, timeout=budget())
+    assert down.returncode == 1
+    line = down.stderr.strip().rpartition("type: ")[2]
+    assert line == "ip link set lo up"
+    up = subprocess.run(["unshare", "-n", "sh", "-c", f"{line}; {check}"], capture_output=True, timeout=budget())
+    assert up.returncode == 0, up.stderr
 
 
 def test_gloo_is_told_and_what_the_user_set_stays() -> None:

@@ -17,7 +17,7 @@ from samestep.records.inspection import EngineFacts, Inspection, JobFacts, Quest
 from samestep.records.plan import LayoutPlan
 from samestep.records.record import Record
 from samestep.records.results import ContinuedBy, EngineResult, Verdict
-from samestep.world.network import check_interface
+from samestep.world.network import check_interface, check_loopback
 
 
 @dataclass(frozen=True)
@@ -91,12 +91,13 @@ def study_of(setup: Setup, rank: LaunchedRank | None = None) -> Study:
         other = replace(question, replicas=setup.resume.nproc or question.replicas)
         continuing = inspection if other == question else ask(other, setup.deadline_s, setup.stall_s)
     local_size = rank.local_size if rank else inspection.replicas // machines.nnodes
-    cores = os.cpu_count() or 1
     chosen = [facts for facts in inspection.engines if facts.name in setup.engines or not setup.engines]
-    on_cpu = inspection.devices[0] == "cpu"
-    several = any(facts.processes > 1 for facts in chosen)
-    if on_cpu and several and local_size > cores and (rank is None or rank.local_rank == 0):
-        say(f"{local_size} ranks share {cores} cores: the results are the same, the speed is not representative")
+    if any(facts.processes > 1 for facts in chosen):
+        if rank is None:
+            check_loopback()
+        cores = os.cpu_count() or 1
+        if inspection.devices[0] == "cpu" and local_size > cores and (rank is None or rank.local_rank == 0):
+            say(f"{local_size} ranks share {cores} cores: the results are the same, the speed is not representative")
     return Study(setup, local_size, machines, inspection, continuing)
 
 

@@ -125,6 +125,19 @@ def holder_of(port: int) -> str:
     return ""
 
 
+def check_loopback() -> None:
+    """Raises UserError where the processes of this machine cannot reach each other. Sends no packet."""
+    address = "127.0.0.1"
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((address, 9))
+        except OSError as error:
+            raise UserError(
+                f"the ranks of this machine cannot reach each other ({address}: {error.strerror}), because its "
+                "loopback interface is down; type: ip link set lo up"
+            ) from None
+
+
 def check_interface(name: str, *, several: bool = False) -> Mapping[str, str]:
     """Returns the variables that make gloo and NCCL use interface `name`. several: whether there are other machines.
 
