@@ -40,7 +40,15 @@ from samestep.rank import import_torch  # noqa: F401  (before what imports torch
 import torch
 from torch.multiprocessing.spawn import ProcessException, start_processes
 
-from samestep.errors import LoadingFailed, LostPeer, Refused, ReplicasDiffer, UserError
+from samestep.errors import (
+    LONGEST_MESSAGE,
+    LoadingFailed,
+    LostPeer,
+    Refused,
+    ReplicasDiffer,
+    UserError,
+    printable,
+)
 from samestep.rank import hardware
 from samestep.rank.log_output import log_to
 from samestep.rank.membership import hostname, says_lost
@@ -113,11 +121,11 @@ def run_rank(path: str, kind: type[AnyPlan], do: Callable[[AnyPlan, RankRecord],
 def rank_error(error: BaseException, plan: Plan | ReferencePlan | CollectivePlan | ScriptPlan, rank: int) -> RankError:
     """Returns the record of an error that ended a rank. Call it while the error is handled, for its traceback."""
     kind = "refused" if isinstance(error, Refused) else "user" if isinstance(error, UserError) else "crash"
-    text = str(error).strip()
+    text = printable(str(error).strip(), LONGEST_MESSAGE, lines=True)
     is_sentence = isinstance(error, (UserError, LostPeer, LoadingFailed, ReplicasDiffer))
     message = text if is_sentence else f"{type(error).__name__}: {text.splitlines()[0] if text else ''}"
     lost = is_lost_peer(plan, error) if isinstance(plan, Plan) else says_lost(error)
-    return RankError(rank, kind, message, time.time(), traceback.format_exc(), lost)
+    return RankError(rank, kind, message, time.time(), traceback.format_exc()[-LONGEST_MESSAGE:], lost)
 
 
 def run_trainings(plan: Plan, record: RankRecord) -> RankRecord:

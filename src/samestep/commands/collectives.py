@@ -26,7 +26,7 @@ from samestep.launch.started_by import LaunchedRank
 from samestep.proof.collective_values import judge_values
 from samestep.records.collective_table import REDUCTIONS
 from samestep.records.collectives import PLAN, CollectivePlan, CollectiveRank, CollectiveResults
-from samestep.records.files import write
+from samestep.records.files import replace_text, write
 from samestep.records.record import Record
 from samestep.records.results import write_results
 from samestep.records.study import StudyRecord
@@ -49,7 +49,7 @@ def collectives(options: CollectivesOptions) -> CollectiveResults | None:
     study, launcher, plan, record, out = launched
     results = _results(options, study, launcher, plan, record)
     write_results(results, out)
-    (out / "report.html").write_text(collective_page(results), encoding="utf-8")
+    replace_text(out / "report.html", collective_page(results))
     say(f"report: {out / 'report.html'}")
     return results
 

@@ -12,7 +12,7 @@ from typing import Literal
 
 from samestep.commands.command_options import LaunchOptions
 from samestep.commands.options import arguments
-from samestep.errors import TrainingFailed, UserError
+from samestep.errors import TrainingFailed, UserError, printable
 from samestep.records.files import write
 from samestep.records.runs import COMMAND, CommandRecord
 
@@ -32,6 +32,7 @@ def recorded(folder: Path, words: tuple[str, ...], *, writes: bool = True) -> It
     record = CommandRecord(words, os.getcwd(), time.time())
 
     def keep(outcome: Literal["finished", "failed", "interrupted"] | None, reason: str | None = None) -> None:
+        reason = reason and printable(reason, lines=True)
         if writes:
             with suppress(OSError):  # a note: no disk that is full may end a command for it
                 write(folder / COMMAND, replace(record, outcome=outcome, reason=reason))

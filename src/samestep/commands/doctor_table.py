@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 
-from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from samestep.records.doctor import Judged, Report
+from samestep.report.console import Terminal, cell
 from samestep.world.checks import Status
 
 COLOURS = {"FAIL": "red", "WARN": "yellow", "UNKNOWN": "dim", "OK": "green"}
@@ -17,7 +16,7 @@ ORDER: tuple[Status, ...] = ("FAIL", "WARN", "UNKNOWN", "OK")
 
 def show_report(report: Report, *, all_: bool = False) -> None:
     """Prints the table. all_: also what is well."""
-    console = Console(soft_wrap=False)
+    console = Terminal(soft_wrap=False)
     shown = [each for each in report.findings if all_ or each.status != "OK"]
     several = len(report.machines) > 1
     if shown:
@@ -27,9 +26,10 @@ def show_report(report: Report, *, all_: bool = False) -> None:
         console.print("\nto fix:", style="bold")
         for each in {each.fix: each for each in reversed(fixes)}.values():
             where = f" on {each.machine}" if several and each.machine else ""
-            console.print(Text(f"  # {each.check}{where}", style="dim"), soft_wrap=True)
-            console.print(Text(f"  {each.fix}"), soft_wrap=True)
-    console.print(Text(f"\n{summary(report)}", style="bold"), soft_wrap=True)
+            console.show_line(f"  # {each.check}{where}", "dim")
+            console.show_line(f"  {each.fix}")
+    console.show_line("")
+    console.show_line(summary(report), "bold")
 
 
 def _table(findings: list[Judged], several: bool) -> Table:
@@ -37,8 +37,8 @@ def _table(findings: list[Judged], several: bool) -> Table:
     for column in ("", "check", *(["machine"] if several else []), "what"):
         table.add_column(column)
     for each in sorted(findings, key=lambda each: ORDER.index(each.status)):
-        cells = [Text(each.status, style=COLOURS[each.status]), Text(each.check)]
-        table.add_row(*cells, *([Text(each.machine)] if several else []), Text(each.why))
+        cells = [cell(each.status, style=COLOURS[each.status]), cell(each.check)]
+        table.add_row(*cells, *([cell(each.machine)] if several else []), cell(each.why))
     return table
 
 

@@ -7,8 +7,9 @@ import sys
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.text import Text
+
+from samestep.report.console import Terminal
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -25,7 +26,7 @@ class LiveLine:
     """
 
     def __init__(self) -> None:
-        self._console = Console(stderr=True)
+        self._console = Terminal(stderr=True)
         self._rows = 0  # of the terminal, where the region is set
 
     def __enter__(self) -> Self:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
+from io import TextIOWrapper
 from typing import Any, TextIO, cast
 
 GONE = (errno.EPIPE, errno.EIO)  # the reader of a pipe has ended; a terminal has been closed
@@ -51,5 +52,10 @@ def survive_lost_output() -> None:
 
 
 def _opened(stream: TextIO | None) -> TextIO:
-    """Returns the stream; one that goes nowhere for one that the shell has closed (2>&-), which Python has as None."""
+    """Returns the stream; one that goes nowhere for one that the shell has closed (2>&-), which Python has as None.
+
+    A character that the terminal's encoding does not have, or that is none, is printed as its escape.
+    """
+    if isinstance(stream, TextIOWrapper):
+        stream.reconfigure(errors="backslashreplace")
     return stream or open(os.devnull, "w")

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -23,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from samestep.commands.time_left import TimeLeft
-from samestep.errors import say
+from samestep.errors import LONGEST_LINE, printable, say
 from samestep.launch.rank_output import RankOutput, name
 from samestep.records.collectives import CollectiveResults
 from samestep.records.files import why_not_writable
@@ -31,6 +29,7 @@ from samestep.records.inspection import EngineFacts
 from samestep.records.record import Progress as RankProgress
 from samestep.records.results import ScoreResults, StudyResults, TrainResults
 from samestep.records.runs import PastRun
+from samestep.report.console import Terminal, cell, terminal
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -42,10 +41,10 @@ class _Live:
     PRINT_EVERY_S = 30.0  # where there is no terminal, and so no bar
 
     def __init__(self, *columns: ProgressColumn) -> None:
-        console = Console(stderr=True)
+        console = self.console = Terminal(stderr=True)
         self.progress = Progress(
             SpinnerColumn(),
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
             *columns,
             TimeElapsedColumn(),
@@ -93,7 +92,7 @@ class Training(_Live):
         launcher: it restarts the ranks. first: whether this command prints the events: only rank 0's does where an
         outer launcher has started it.
         """
-        super().__init__(MofNCompleteColumn(), TextColumn("steps  {task.fields[facts]}"))
+        super().__init__(MofNCompleteColumn(), TextColumn("steps  {task.fields[facts]}", markup=False))
         self.title, self.folder, self.launcher = title, folder, launcher
         self.lines = RankOutput(folder, self._line)
         self.phase: str | None = "" if first else None
@@ -149,71 +148,67 @@ class Training(_Live):
                 self._event(f"progress cannot be written: {self.folder}: {why}; the training goes on")
 
     def _event(self, sentence: str) -> None:
-        line = f"samestep: {self.title}: {sentence}"
-        self.progress.console.print(line, highlight=False, markup=False, soft_wrap=True)
+        self.console.show_line(f"samestep: {self.title}: {sentence}")
 
     def _line(self, ranks: list[int], text: str) -> None:
         prefix = Text(f"[{name(ranks)}] ", style=self.COLORS[ranks[0] % len(self.COLORS)])
-        self.progress.console.print(
-            prefix + Text.from_ansi(text), soft_wrap=True
-        )  # keeps colours, drops cursor movements
+        text = text if len(text) <= LONGEST_LINE else f"{text[:LONGEST_LINE]}…"
+        self.console.print(prefix + Text.from_ansi(text), soft_wrap=True)  # keeps colours, drops cursor movements
 
 
 BUILT_IN = "digits"  # the default job, after which a user goes on with a job of their own
 PHASES = {"starting": "starting the ranks", "train": "training", "evaluate": "evaluation", "score": "evaluation"}
 
 
-def _console(width: int) -> Console:
-    """Returns a console on stdout; of this width where that is no terminal (a file, a log)."""
-    console = Console()
-    return console if console.is_terminal or "COLUMNS" in os.environ else Console(width=width)
-
-
 def show_study(results: StudyResults) -> None:
     """Prints the table of a study, its notes and the report's path."""
     from samestep import report
 
-    console = _console(100)
+    console = terminal(100)
     console.print(report.table(results))
     for line in report.footer(results):
-        console.print(line, markup=False, highlight=False)
+        console.print(cell(line))
     last = [f"report: {results.report}"]
     if results.job == BUILT_IN:
         last.append("next:   samestep verify my_job.py    (your own job: docs/job.md; from a script: docs/porting.md)")
     for line in last:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        console.show_line(line)
 
 
 def show_training(results: TrainResults) -> None:
     """Prints the results of a training."""
     if results.stopped:
         why = "on request" if results.stopped == "requested" else "because the evaluations did not improve"
-        print(f"stopped after step {results.steps} of {results.asked_steps}, {why}")
+        _line(f"stopped after step {results.steps} of {results.asked_steps}, {why}")
     taken = results.steps - results.resumed_from
     ranks, steps = (f"{n} {what}{'' if n == 1 else 's'}" for n, what in ((results.world_size, "rank"), (taken, "step")))
     loss = "none" if results.final_loss is None else f"{results.final_loss:.4f}"
     before = f", after {results.resumed_from} of an earlier launch" if results.resumed_from else ""
-    print(f"{results.engine} on {ranks}: {steps} in {results.seconds:.1f} s{before}, final loss {loss}")
+    _line(f"{results.engine} on {ranks}: {steps} in {results.seconds:.1f} s{before}, final loss {loss}")
     if results.evaluation:
-        print(f"evaluation over {results.evaluation_rows} rows, each once: {_means(results.evaluation)}")
+        _line(f"evaluation over {results.evaluation_rows} rows, each once: {_means(results.evaluation)}")
     if results.skipped_steps:
-        print(f"skipped steps, whose gradients were not finite: {results.skipped_steps}")
+        _line(f"skipped steps, whose gradients were not finite: {results.skipped_steps}")
     if results.advice:
-        print(f"waited for data in {results.wait_share:.0%} of the time: {results.advice}")
-    print(f"weights: {results.weights}, of step {results.weights_of_step}")
+        _line(f"waited for data in {results.wait_share:.0%} of the time: {results.advice}")
+    _line(f"weights: {results.weights}, of step {results.weights_of_step}")
     if results.export:
-        print(f"export: {results.export}")
+        _line(f"export: {results.export}")
     if results.usage:
-        print(f"resource usage: {results.usage}")
+        _line(f"resource usage: {results.usage}")
     for trace in results.traces:
-        print(f"trace: {trace}   (open it at https://ui.perfetto.dev)")
+        _line(f"trace: {trace}   (open it at https://ui.perfetto.dev)")
 
 
 def show_scores(results: ScoreResults) -> None:
     """Prints the results of an evaluation."""
-    print(f"evaluation over {results.evaluation_rows} rows, each once: {_means(results.evaluation)}")
+    _line(f"evaluation over {results.evaluation_rows} rows, each once: {_means(results.evaluation)}")
     if results.predictions:
-        print(f"predictions: {results.predictions}")
+        _line(f"predictions: {results.predictions}")
+
+
+def _line(text: str) -> None:
+    print(printable(text))
 
 
 def _means(values: Mapping[str, float]) -> str:
@@ -233,15 +228,15 @@ def show_runs(runs: Sequence[PastRun]) -> None:
         )
         steps = "" if run.steps is None else f"{run.steps}/{run.asked_steps or '?'}"
         cells = (Path(run.folder).name, f"{run.command} {Path(run.job).name}", on, run.outcome, steps)
-        table.add_row(*map(Text, cells), Text(_means(run.evaluation) if run.evaluation else ""))
-    console = _console(100)
+        table.add_row(*map(cell, cells), cell(_means(run.evaluation) if run.evaluation else ""))
+    console = terminal(100)
     console.print(table)
     for run in runs:
         lines = [run.reason] if run.reason else []
         lines += [f"checkpoint: {run.checkpoint}"] if run.checkpoint else []
         lines += [f"{'continue' if run.continues else 'repeat'}: {run.line}"] if run.line else []
-        for line in [f"\n{Path(run.folder).name}", *(f"  {line}" for line in lines)] if lines else []:
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
+        for line in ["", Path(run.folder).name, *(f"  {line}" for line in lines)] if lines else []:
+            console.show_line(line)
 
 
 def show_engines(engines: Sequence[EngineFacts]) -> None:
@@ -252,17 +247,17 @@ def show_engines(engines: Sequence[EngineFacts]) -> None:
     for facts in engines:
         state = "yes" if facts.available else f"no: {facts.reason}"
         cells = (facts.name, state, facts.version or "", facts.purpose, facts.install or "")
-        table.add_row(*map(Text, cells))  # Text, because rich would parse [accelerate] as markup
-    _console(120).print(table)
+        table.add_row(*map(cell, cells))  # Text, because rich would parse [accelerate] as markup
+    terminal(120).print(table)
 
 
 def show_collectives(results: CollectiveResults) -> None:
     """Prints what was checked, and the table of times."""
     from samestep.report import collective_text
 
-    console = _console(collective_text.WIDTH)
+    console = terminal(collective_text.WIDTH)
     for sentence in collective_text.sentences(results):
-        console.print(Text(sentence))
+        console.print(cell(sentence))
     if results.curves:
         console.print()
         console.print(collective_text.table(results))

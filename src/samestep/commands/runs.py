@@ -13,7 +13,7 @@ from typing import TypeVar
 from samestep.commands.finished import WEIGHTS
 from samestep.commands.options import why_no_path
 from samestep.commands.results_folder import LOCK
-from samestep.errors import UserError
+from samestep.errors import UserError, printable
 from samestep.records.checkpoint import FOLDER, MANIFEST, steps_in
 from samestep.records.collectives import CollectiveResults
 from samestep.records.files import read
@@ -137,7 +137,10 @@ def _verdicts(results: AnyResults | None) -> str | None:
 
 
 def _line(folder: Path, began: CommandRecord | None, *, same_folder: bool) -> str:
-    if began is None:
+    """Returns the line that repeats a command, for a shell. A folder from elsewhere names no other program."""
+    words = began.words if began else ()
+    texts = [*words, began.cwd if began else "", str(folder)]
+    if began is None or words[:1] != ("samestep",) or any(printable(text) != text for text in texts):
         return ""
     here = os.path.realpath(began.cwd) == os.path.realpath(os.getcwd())
     out = ["--out", str(folder if here else folder.resolve())] if same_folder else []

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
+from samestep.errors import LONGEST_MESSAGE
 from samestep.launch.log_rotation import cuts_of
 
 TRACEBACK = "Traceback (most recent call last):"
@@ -61,7 +62,7 @@ class RankOutput:
             text = self._partial.pop(rank, "") + self._decoders[rank].decode(log.read())
             *whole, rest = text.split("\n")
             if rest and not last:
-                self._partial[rank] = rest
+                self._partial[rank] = rest[-LONGEST_MESSAGE:]
             elif rest:
                 whole.append(rest)
             if TRACEBACK in whole and rank not in self._held:
@@ -74,7 +75,9 @@ class RankOutput:
                 if last or now - since > HOLD_S:
                     whole = kept + self._held.pop(rank)[1]
             # Of a progress bar, which rewrites its line, only the last state counts.
-            self._waiting[rank] += [(now, line.rstrip("\r").rsplit("\r", 1)[-1]) for line in whole[-MAX_LINES:]]
+            self._waiting[rank] += [
+                (now, line.rstrip("\r").rsplit("\r", 1)[-1][:LONGEST_MESSAGE]) for line in whole[-MAX_LINES:]
+            ]
             if len(whole) > MAX_LINES:  # printing all could take longer than the training
                 self._waiting[rank].append(
                     (now, f"… {len(whole) - MAX_LINES} lines more in {self._folder}/rank{rank}.log")

@@ -173,5 +173,5 @@ class Watchdog:
 
     def _write(self, sentence: str, hung: list[HungRank]) -> Path:
         path = self._folder / FILE
-        path.write_text("\n".join([f"{sentence}\n", *(rank.report() for rank in hung)]))
+        path.write_text("\n".join([f"{sentence}\n", *(rank.report() for rank in hung)]), "utf-8", "backslashreplace")
         return path

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-from samestep.errors import UserError
+from samestep.errors import UserError, printable
 from samestep.job import Job, StepInfo
 from samestep.rank.watch import Listener
 from samestep.records.files import replace_text
@@ -87,12 +87,17 @@ class Csv:
     def _write(self, name: str, line: Mapping[str, float]) -> None:
         if name not in self.files:
             self.files[name] = open(self.folder / name, "w", buffering=1, newline="")  # noqa: SIM115 - closed in close()
-            csv.writer(self.files[name]).writerow(line)
+            csv.writer(self.files[name]).writerow(map(heading, line))
         csv.writer(self.files[name]).writerow(line.values())
 
     def close(self) -> None:
         for file in self.files.values():
             file.close()
+
+
+def heading(name: str) -> str:
+    """Returns a metric's name as a cell that no spreadsheet takes for a formula."""
+    return f"'{printable(name)}" if name.startswith(("=", "+", "-", "@")) else printable(name)
 
 
 class TensorBoard:

@@ -160,7 +160,7 @@ def write_json(path: Path, value: Any) -> None:
 
 def replace_text(path: Path, text: str) -> None:
     """Writes `text` to `path`, atomically."""
-    replace(path, text.encode())
+    replace(path, text.encode(errors="backslashreplace"))  # a name of a file may be no text
 
 
 def write_array(path: Path, array: NDArray[np.generic]) -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from samestep.records.results import Divergence
 from samestep.records.script import CheckResults, DiffResults, Finding
+from samestep.report.console import cell, terminal
 from samestep.report.sentences import sentence, value, where
 
 STYLES = {"right": "green", "differs": "bold red", "unknown": "yellow", "warning": "bold yellow"}
@@ -36,14 +35,13 @@ def show_diff(results: DiffResults) -> None:
 
 
 def _show(findings: Sequence[Finding], texts: Sequence[str]) -> None:
-    console = Console()
-    console = console if console.is_terminal else Console(width=100)
+    console = terminal(100)
     table = Table(box=None, pad_edge=False, show_header=False)
     for finding in findings:
-        table.add_row(finding.question, Text(finding.answer, style=STYLES[finding.answer]), Text(finding.sentence))
+        table.add_row(cell(finding.question), cell(finding.answer, STYLES[finding.answer]), cell(finding.sentence))
     console.print(table)
     for line in texts:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        console.show_line(line)
 
 
 def _divergence(what: str, first: Divergence) -> list[str]:

@@ -16,6 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
+from samestep.errors import printable
 from samestep.records.results import EngineResult, StudyResults
 from samestep.report import sentences
 from samestep.report.numbers import amount, interval_and_n
@@ -139,11 +140,6 @@ def _lanes(rows: list[EngineResult]) -> tuple[Figure, Axes]:
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
     return figure, axes
-
-
-def printable(text: str) -> str:
-    """`text` with spaces for control characters, which XML forbids: a reason may hold a terminal's colour codes."""
-    return "".join(character if character.isprintable() else " " for character in text)
 
 
 def svg(figure: Figure, name: str, title: str) -> str:

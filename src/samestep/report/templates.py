@@ -3,6 +3,15 @@
 from __future__ import annotations
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+from markupsafe import Markup
+
+from samestep.errors import LONGEST_MESSAGE, printable
+
+
+def _shown(value: object) -> object:
+    """Returns a value as the page shows it: of a text, what acts is an escape. Markup is our own."""
+    is_text = isinstance(value, str) and not isinstance(value, Markup)
+    return printable(value, LONGEST_MESSAGE, lines=True) if is_text else value
 
 
 def template(name: str) -> Template:
@@ -10,6 +19,7 @@ def template(name: str) -> Template:
     environment = Environment(
         loader=PackageLoader("samestep.report", ""),
         autoescape=True,
+        finalize=_shown,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

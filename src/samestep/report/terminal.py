@@ -16,6 +16,7 @@ from rich.text import Text
 from samestep.records.results import EngineResult, StudyResults
 from samestep.report import columns, numbers
 from samestep.report.columns import Column
+from samestep.report.console import cell
 from samestep.report.sentences import comparable_rows, label, short_verdict, title
 
 STYLES = {
@@ -82,7 +83,7 @@ class TerminalTable:
     def _cell(self, column: Column, row: EngineResult) -> Text:
         """Text, not str: rich would read '[…]' in a name as its markup."""
         if column is VERDICT:
-            return Text(column.cell(row), style=STYLES[row.verdict])
+            return cell(column.cell(row), STYLES[row.verdict])
         if column in columns.IN_TERMINAL and row not in self.compared:
             return Text(numbers.MISSING, style="dim")
-        return Text(column.cell(row), style="dim" if column in (LAUNCHER, DIFFERENCE) else "")
+        return cell(column.cell(row), "dim" if column in (LAUNCHER, DIFFERENCE) else "")
