@@ -35,7 +35,7 @@ def show_report(report: Report, *, all_: bool = False) -> None:
 def _table(findings: list[Judged], several: bool) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("", "check", *(["machine"] if several else []), "what"):
-        table.add_column(column)
+        table.add_column(column, overflow="fold")
     for each in sorted(findings, key=lambda each: ORDER.index(each.status)):
         cells = [cell(each.status, style=COLOURS[each.status]), cell(each.check)]
         table.add_row(*cells, *([cell(each.machine)] if several else []), cell(each.why))

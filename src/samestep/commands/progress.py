@@ -167,7 +167,8 @@ def show_study(results: StudyResults) -> None:
     console = terminal(100)
     console.print(report.table(results))
     for line in report.footer(results):
-        console.print(cell(line))
+        # A line with a command is pasted: the terminal may wrap it, a line's end in it may not.
+        console.print(cell(line), soft_wrap="install" in line)
     last = [f"report: {results.report}"]
     if results.job == BUILT_IN:
         last.append("next:   samestep verify my_job.py    (your own job: docs/job.md; from a script: docs/porting.md)")
@@ -240,15 +241,24 @@ def show_runs(runs: Sequence[PastRun]) -> None:
 
 
 def show_engines(engines: Sequence[EngineFacts]) -> None:
-    """Prints the table of engines: which run on this machine, and how to install the others."""
+    """Prints the table of engines: which run on this machine; and below it the lines that install them, each whole."""
+    console = terminal(100)
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("engine", "runs here", "version", "what for", "to install"):
-        table.add_column(column)
+    wide = console.width >= 60
+    for column in ("engine", "runs here", *(["version"] if wide else []), "what for"):
+        table.add_column(column, overflow="fold", no_wrap=column in ("engine", "version"))
+    commands: dict[str, list[str]] = {}
     for facts in engines:
         state = "yes" if facts.available else f"no: {facts.reason}"
-        cells = (facts.name, state, facts.version or "", facts.purpose, facts.install or "")
-        table.add_row(*map(cell, cells))  # Text, because rich would parse [accelerate] as markup
-    terminal(120).print(table)
+        cells = (facts.name, state, *([facts.version or ""] if wide else []), facts.purpose)
+        table.add_row(*map(cell, cells))
+        if facts.install:
+            commands.setdefault(facts.install, []).append(facts.name)
+    console.print(table)
+    console.print("\nto install:", style="bold")
+    for command, names in commands.items():
+        console.print(cell(f"  # {', '.join(names)}"), style="dim", soft_wrap=True)
+        console.print(cell(f"  {command}"), soft_wrap=True)
 
 
 def show_collectives(results: CollectiveResults) -> None:

@@ -37,6 +37,8 @@ def show_diff(results: DiffResults) -> None:
 def _show(findings: Sequence[Finding], texts: Sequence[str]) -> None:
     console = terminal(100)
     table = Table(box=None, pad_edge=False, show_header=False)
+    for _ in ("question", "answer", "sentence"):
+        table.add_column(overflow="fold")
     for finding in findings:
         table.add_row(cell(finding.question), cell(finding.answer, STYLES[finding.answer]), cell(finding.sentence))
     console.print(table)

@@ -82,7 +82,7 @@ def inspect_job(
         gather_outputs=job.gather_outputs,
         carry_state=job.carry_state,
         batch_layers=_layers(model, nn.modules.batchnorm._BatchNorm),
-        random_layers=_layers(model, nn.modules.dropout._DropoutNd),
+        random_layers=_layers(model, nn.modules.dropout._DropoutNd, lambda layer: layer.p > 0),
         unused=tuple(dry.unused),
         scalars=tuple(name for name, parameter in model.named_parameters() if parameter.dim() == 0),
         pretrained=tuple(pretrained(model)),
@@ -119,9 +119,12 @@ def _better(metric: Any) -> Literal["min", "max"]:
     return "min" if getattr(metric, "higher_is_better", True) is False else "max"
 
 
-def _layers(model: nn.Module, kind: type[nn.Module]) -> tuple[str, ...]:
+def _layers(
+    model: nn.Module, kind: type[nn.Module], acts: Callable[[Any], bool] = lambda layer: True
+) -> tuple[str, ...]:
+    """Returns the names of a model's layers of a kind that act: dropout at p=0 draws nothing."""
     modules = model.named_modules()
-    return tuple(name or type(module).__name__ for name, module in modules if isinstance(module, kind))
+    return tuple(name or type(layer).__name__ for name, layer in modules if isinstance(layer, kind) and acts(layer))
 
 
 def _source_digest(target: str, function: Callable[..., Any]) -> str:
