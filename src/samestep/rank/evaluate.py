@@ -92,6 +92,11 @@ def _memory_errors(what: str, rows: int, world: World) -> Iterator[None]:
         raise UserError(f"rank {world.rank} ran out of memory {what}; {smaller if rows > 1 else elsewhere}") from None
 
 
+def chunk_rows(job: Job) -> int:
+    """Returns how many rows an evaluation takes at once."""
+    return min(job.micro_batch or job.global_batch, MAX_CHUNK_ROWS)
+
+
 def evaluate(job: Job, model: nn.Module, world: World, *, predictions: bool = False) -> Evaluation:
     """Evaluates the plain `model` on job.evaluation, with the rows divided among the ranks and none padded.
 
@@ -102,8 +107,8 @@ def evaluate(job: Job, model: nn.Module, world: World, *, predictions: bool = Fa
     assert job.evaluation is not None
     heartbeat.begin(EVALUATION)
     length = len(job.evaluation)
-    chunk_rows = min(job.micro_batch or job.global_batch, MAX_CHUNK_ROWS)
-    chunks = [range(first, min(first + chunk_rows, length)) for first in range(0, length, chunk_rows)]
+    at_once = chunk_rows(job)
+    chunks = [range(first, min(first + at_once, length)) for first in range(0, length, at_once)]
     per_rank = cut(len(chunks), world.size)
     first = sum(per_rank[: world.rank])
     mine = range(first, first + per_rank[world.rank])
@@ -115,7 +120,7 @@ def evaluate(job: Job, model: nn.Module, world: World, *, predictions: bool = Fa
     states: list[StateDict] = []
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
-    with torch.no_grad(), _memory_errors(f"while evaluating {chunk_rows} rows at once", chunk_rows, world):
+    with torch.no_grad(), _memory_errors(f"while evaluating {at_once} rows at once", at_once, world):
         for number, batch in zip(mine, _batches(job, [chunks[number] for number in mine], world.device)):
             heartbeat.begin(EVALUATION, number)
             output = job.output(model, batch)

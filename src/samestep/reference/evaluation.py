@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import ceil
 from typing import Any
 
@@ -31,23 +32,30 @@ def evaluate(job: Job, state: State, device: str, *, twice: bool) -> Evaluation 
     length = len(job.evaluation)
     weighs = [float(job.evaluation_weight(i)) if job.evaluation_weight else 1.0 for i in range(length)]
     before = random_state(device)
-    sums = _sums(job, model, device, weighs, ceil(length / ROWS_AT_ONCE))
+    index, many = torch.arange(length), ceil(length / ROWS_AT_ONCE)
+    try:
+        sums = _sums(job, model, device, weighs, index.tensor_split(many))
+    except (RuntimeError, ValueError, IndexError):  # a job that takes no other number of rows than its own
+        twice = False
+        sums = _sums(job, model, device, weighs, torch.split(index, min(job.micro_batch or job.global_batch, 128)))
     draws = not torch.equal(before, random_state(device)) or collate_draws(job, job.evaluation)
-    other = _sums(job, model, device, weighs, ceil(length / ROWS_AT_ONCE) + 1) if twice and length > 1 else sums
+    other = _sums(job, model, device, weighs, index.tensor_split(many + 1)) if twice and length > 1 else sums
     precision = 1e-9 if next(model.parameters()).dtype == torch.float64 else 1e-3
     unsteady = tuple(n for n in sums if draws or not abs(sums[n] - other[n]) <= precision * max(1, abs(sums[n])))
     whole = tuple(name for name, metric in job.metrics.items() if hasattr(metric, "compute"))
     return Evaluation(length, sum(weighs), sums, unsteady, whole)
 
 
-def _sums(job: Job, model: torch.nn.Module, device: str, weighs: list[float], batches: int) -> dict[str, float]:
-    """The sums over all rows, in so many batches."""
+def _sums(
+    job: Job, model: torch.nn.Module, device: str, weighs: list[float], batches: Sequence[Tensor]
+) -> dict[str, float]:
+    """The sums over all rows. batches: the rows of each."""
     sums = dict.fromkeys(["loss", *job.metrics], 0.0)
     whole: dict[str, Any] = {name: metric for name, metric in job.metrics.items() if hasattr(metric, "compute")}
     for metric in whole.values():
         metric.to(device).reset()
     with torch.no_grad():
-        for rows in (some.tolist() for some in torch.arange(len(weighs)).tensor_split(batches)):
+        for rows in (some.tolist() for some in batches):
             weight = sum(weighs[i] for i in rows)
             with generators_kept():
                 data = collate(job, read(job, job.evaluation, rows, 0), device, 0, rows[0])

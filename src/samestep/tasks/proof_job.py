@@ -21,6 +21,7 @@ from samestep.data.schedule import schedule_of
 from samestep.data.stream import is_stream
 from samestep.job import ByLength, Job, Lanes, Recipe, Weighted
 from samestep.job.walk import mapped
+from samestep.rank.evaluate import chunk_rows
 from samestep.records.plan import Prove
 
 EMA = 0.8  # the highest decay in a proof, whose few steps would hardly move a slower average
@@ -30,13 +31,17 @@ SGD_LR = 0.05  # tried first; divided by 4 while the loss explodes
 def proof_job(job: Job, training: Prove) -> Job:
     """Returns `job` with the training's dtype and optimizer, on a subset with an uneven last batch.
 
-    The steps of the training reach the subset's second epoch.
+    The steps of the training reach the subset's second epoch. Where the training's rows are the job's global batch, the
+    job refuses other sizes: every batch then has one that the job really has.
     """
+    own_sizes = training.rows == job.global_batch
     job = with_fewer_rows(job, training.rows, training.replicas)
     dtype = getattr(torch, training.dtype)
     sample_dtype = None if job.collate else dtype  # a job's collate creates the tensors; its result is cast
-    rows = _rows_of_subset(job, training)
-    evaluated = [] if job.evaluation is None else _spread(job.evaluation, evaluated_rows(job, training.replicas))
+    rows = _rows_of_subset(job, training, own_sizes)
+    evaluated = (
+        [] if job.evaluation is None else _spread(job.evaluation, evaluated_rows(job, training.replicas, own_sizes))
+    )
     small = replace(
         job,
         model=lambda: job.model().to(dtype),
@@ -57,8 +62,8 @@ def proof_job(job: Job, training: Prove) -> Job:
 
 
 def with_fewer_rows(job: Job, rows: int, replicas: int) -> Job:
-    """Returns `job` with `rows` rows a step, in as many micro-batches as before; unchanged for 0."""
-    if not rows:
+    """Returns `job` with `rows` rows a step, in as many micro-batches as before; unchanged for 0 and for its own."""
+    if rows in (0, job.global_batch):
         return job
     micro_batch = None
     if job.micro_batch:
@@ -73,10 +78,10 @@ def _with_optimizer(job: Job, instead: Callable[[Recipe], Recipe]) -> Job:
     return replace(job, phases=[replace(phase, optimizer=instead(phase.optimizer)) for phase in job.phases])
 
 
-def _rows_of_subset(job: Job, training: Prove) -> list[int]:
+def _rows_of_subset(job: Job, training: Prove, own_sizes: bool) -> list[int]:
     """Returns the rows that the proof trains: with Lanes, as many lanes as its steps have rows, each contiguous."""
     whole, batch = len(job.train), job.global_batch
-    rows = subset_length(whole, batch, training, max(1, len(job.phases)))
+    rows = subset_length(whole, batch, training, max(1, len(job.phases)), own_sizes=own_sizes)
     if job.carry_state:
         rows = min(whole, max(rows, 2 * batch))  # two steps in an epoch: the second one continues the first
     if not isinstance(job.order, Lanes):
@@ -91,31 +96,39 @@ def steps_of(training: Prove, job: Job) -> int:
     return max(1, len(job.phases)) if training.training == "gradient" else training.steps
 
 
-def subset_length(length: int, global_batch: int, training: Prove, phases: int = 1) -> int:
+def subset_length(length: int, global_batch: int, training: Prove, phases: int = 1, *, own_sizes: bool = False) -> int:
     """Returns how many rows the proof's subset has: full batches, then one that does not divide among the replicas.
 
     That one is as large as the job's last batch if it does not divide (replicas may then get no rows), else about half
     a batch, as where the proof takes fewer rows than the job. The steps reach the second epoch. A smaller dataset is
-    taken whole.
+    taken whole. own_sizes: it is always as large as the job's; there may be none.
     """
     replicas = training.replicas
     last = length % global_batch
     uneven = max(global_batch // 2, min(2 * replicas, global_batch - 1))
     while replicas > 1 and uneven < global_batch - 1 and uneven % replicas == 0:
         uneven += 1
-    if last % replicas and not training.rows:
+    if own_sizes or (last % replicas and not training.rows):
         uneven = last
     batches = training.steps // phases
     whole = max(1, batches * 5 // 8 - 1)  # of 8 batches: 4 whole, 1 uneven, then 3 of the next epoch
     return min(length, whole * global_batch + uneven)
 
 
-def evaluated_rows(job: Job, replicas: int) -> int:
-    """Returns how many rows the proof evaluates: just over two batches, not divisible among the replicas."""
-    rows = 2 * job.global_batch + 1
+def evaluated_rows(job: Job, replicas: int, own_sizes: bool = False) -> int:
+    """Returns how many rows the proof evaluates: just over two batches, not divisible among the replicas.
+
+    own_sizes: two of the batches that an evaluation of the job has, and its incomplete last one.
+    """
+    if job.evaluation is None:
+        return 0
+    rows, length = 2 * job.global_batch + 1, len(job.evaluation)
+    if own_sizes:
+        at_once = chunk_rows(job)
+        return min(length, 2 * at_once + length % at_once)
     while replicas > 1 and rows % replicas == 0:
         rows += 1
-    return min(len(job.evaluation), rows) if job.evaluation is not None else 0
+    return min(length, rows)
 
 
 def _spread(dataset: Any, rows: int) -> list[int]:

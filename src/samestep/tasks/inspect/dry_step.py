@@ -70,11 +70,13 @@ class DryStep:
     row_s: float = 0.0
 
 
-def dry_step(job: Job, schedule: Schedule, model: nn.Module, device: str) -> DryStep:
-    """Trains `model` on one small batch, up to the gradients.
+def dry_step(
+    job: Job, schedule: Schedule, model: nn.Module, device: str, most: int = ROWS, *, at: tuple[int, int] = (0, 0)
+) -> DryStep:
+    """Trains `model` on one small batch, of at most `most` rows, up to the gradients.
 
-    The model's gradients and buffers change. Raises UserError where the job's functions raise, with the line in the
-    job's code, or return what cannot be trained.
+    at: the rank and the step in its epoch whose rows they are. The model's gradients and buffers change. Raises
+    UserError where the job's functions raise, with the line in the job's code, or return what cannot be trained.
     """
     _check_optimizer(job, model)
     for name, parameter in model.named_parameters():
@@ -82,8 +84,8 @@ def dry_step(job: Job, schedule: Schedule, model: nn.Module, device: str) -> Dry
             raise UserError(
                 f"{name} is complex, which the proof's float64 would make real; store it as two real numbers"
             )
-    part = schedule.step(0, 0, 0)[0]
-    rows = min(part.rows, ROWS)
+    part = schedule.step(at[0], 0, at[1])[0]
+    rows = min(part.rows, most)
     part = replace(part, indices=part.indices[:rows], rows=rows)
     model = model.to(device)
     data: Any = _raising("reading", lambda: Rows(job)[part][1], part.rows)
@@ -159,22 +161,25 @@ def _counted(call: Callable[[], Any]) -> tuple[Any, float]:
     return returned, float(counter.get_total_flops())
 
 
-def dry_evaluation(job: Job, model: nn.Module, device: str) -> None:
-    """Evaluates `model` on two small batches of the job's evaluation. Raises UserError as dry_step does."""
+def dry_evaluation(job: Job, model: nn.Module, device: str, few: int = ROWS, at_once: int = EVALUATION_ROWS) -> None:
+    """Evaluates `model` on two small batches of the job's evaluation. Raises UserError as dry_step does.
+
+    few: the rows that metrics are called with. at_once: those of a batch.
+    """
     if job.evaluation is None:
         return
-    subset: Any = Subset(job.evaluation, range(min(2 * EVALUATION_ROWS, len(job.evaluation))))  # type: ignore[arg-type]
-    small = replace(job, evaluation=subset, micro_batch=EVALUATION_ROWS, gather_outputs=False, workers=0)
+    subset: Any = Subset(job.evaluation, range(min(2 * at_once, len(job.evaluation))))  # type: ignore[arg-type]
+    small = replace(job, evaluation=subset, micro_batch=at_once, gather_outputs=False, workers=0)
     rows = replace(small, train=subset, global_batch=1, augment=None, order=None, weight=None, shuffle=False)
-    _check_metrics(rows, model, device)
+    _check_metrics(rows, model, device, few)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of metrics that expect more rows
-        _raising("evaluation", lambda: evaluate(small, model.to(device), World(devices=(device,))), EVALUATION_ROWS)
+        _raising("evaluation", lambda: evaluate(small, model.to(device), World(devices=(device,))), at_once)
 
 
-def _check_metrics(job: Job, model: nn.Module, device: str) -> None:
+def _check_metrics(job: Job, model: nn.Module, device: str, few: int) -> None:
     """Calls each metric on some rows of `job.train`, which the caller has set to the evaluation's."""
-    part = replace(schedule_of(job, 1), global_batch=min(ROWS, len(job.train))).step(0, 0, 0)[0]
+    part = replace(schedule_of(job, 1), global_batch=min(few, len(job.train))).step(0, 0, 0)[0]
     model = model.to(device).eval()
     batch = Batch(to_device(_raising("reading", lambda: Rows(job)[part][1], part.rows), device), part)
     with torch.no_grad():

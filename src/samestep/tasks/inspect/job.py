@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import inspect
 import os
+import re
 import sys
 import sysconfig
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from torch import nn
 from torch.nn.parameter import is_lazy
@@ -20,14 +22,18 @@ from samestep.data.schedule import schedule_of
 from samestep.errors import UserError
 from samestep.job import Batch, Job
 from samestep.rank.digests import digest_state
+from samestep.rank.evaluate import chunk_rows
 from samestep.rank.export import pretrained
 from samestep.rank.one_row import is_one_row_error, one_row_message
 from samestep.records.inspection import JobFacts
 from samestep.records.plan import Prove
-from samestep.tasks.inspect.dry_step import check_dense, dry_evaluation, dry_step
+from samestep.tasks.inspect.dry_step import DryStep, check_dense, dry_evaluation, dry_step
 from samestep.tasks.inspect.load import build, find, innermost, settings_of
 from samestep.tasks.inspect.proof_size import rows_of_proof
 from samestep.tasks.proof_job import SGD_LR, proof_job
+
+RAISED = r"raised on \d+ rows"  # in the sentence of a function of the job's that fails on some rows
+Result = TypeVar("Result")
 
 
 def inspect_job(
@@ -50,9 +56,8 @@ def inspect_job(
     check(model)
     _check_model(job, model, target)
     parameters = list(model.parameters())
-    dry = dry_step(job, schedule_of(job, 1), _model(job), device)
-    proof_rows, costly = rows_of_proof(job, replicas, dry.forward_flop, sum(p.numel() for p in parameters))
-    dry_evaluation(job, _model(job), device)
+    count = sum(p.numel() for p in parameters)
+    dry, proof_rows, costly = _tried(job, replicas, device, count)
     training = Prove("sgd", steps or _proof_steps(job, costly), "float32", replicas, SGD_LR, rows=proof_rows)
     sizes = sorted({1, replicas, *fewer})
     return JobFacts(
@@ -71,7 +76,7 @@ def inspect_job(
         row_s=dry.row_s,
         steps_per_epoch=schedule_of(job, 1).steps_per_epoch,
         epochs=job.epochs,
-        parameters=sum(p.numel() for p in parameters),
+        parameters=count,
         dtype=str(next(p.dtype for p in parameters)).removeprefix("torch."),
         optimizer=job.of_phases()[0].optimizer.cls.__name__,
         workers=workers_of(job),
@@ -88,8 +93,62 @@ def inspect_job(
         pretrained=tuple(pretrained(model)),
         phases={phase.name: phase.optimizer.cls.__name__ for phase in job.phases},
         needs_closure=job.optimizer.needs_closure,
-        refused={n: _refusal(job, n) or _refusal(proof_job(job, replace(training, replicas=n)), n) for n in sizes},
+        refused={n: _refusal_of(job, replace(training, replicas=n), device) for n in sizes},
     )
+
+
+def _tried(job: Job, replicas: int, device: str, parameters: int) -> tuple[DryStep, int, bool]:
+    """Trains and evaluates a few rows. Returns what that showed, the rows of a step of the proof, and whether it is
+    costly. These rows are the job's global batch where no batch may have a size that the job never has."""
+    dry, own_sizes = _dry_step(job, replicas, device)
+    rows, costly = rows_of_proof(job, replicas, dry.forward_flop, parameters)
+    return dry, job.global_batch if _dry_evaluation(job, device) or own_sizes else rows, costly
+
+
+def _dry_step(job: Job, replicas: int, device: str) -> tuple[DryStep, bool]:
+    """Returns what a few rows show, and whether the job refuses these and takes the rows that a rank really gets, as
+    one does that cuts a batch into equal parts."""
+    return _at_own_size(
+        lambda: dry_step(job, schedule_of(job, 1), _model(job), device),
+        lambda: dry_step(job, schedule_of(job, replicas), _model(job), device, job.global_batch),
+    )
+
+
+def _dry_evaluation(job: Job, device: str) -> bool:
+    """Evaluates a few rows. Returns whether the job refuses these and takes as many as an evaluation has at once."""
+    rows = chunk_rows(job)
+    few, own = partial(dry_evaluation, job, _model(job), device), (rows, rows)
+    helps = "; an evaluation takes micro_batch rows at once, or global_batch where there is none"
+    return _at_own_size(few, lambda: dry_evaluation(job, _model(job), device, *own), helps)[1]
+
+
+def _at_own_size(few: Callable[[], Result], own: Callable[[], Result], helps: str = "") -> tuple[Result, bool]:
+    """Returns what `few` returns, or what `own` does where a function of the job's fails on a few rows alone; and
+    whether it did. Raises the UserError of both, or with `helps` that of `own`, where they fail in two ways."""
+    try:
+        return few(), False
+    except UserError as error:
+        if not re.search(RAISED, str(error)):
+            raise
+        first = error
+    try:
+        return own(), True
+    except UserError as error:
+        alike = {re.sub(RAISED, "", str(each)) for each in (first, error)}
+        raise first if len(alike) == 1 else UserError(f"{error}{helps}") from error
+
+
+def _refused_size(job: Job, replicas: int, device: str) -> str | None:
+    """Returns which rank's number of rows is refused by a job that takes only some; None where it takes all."""
+    schedule = schedule_of(job, replicas)
+    last = schedule.steps_per_epoch - 1
+    for rank, step in ((0, 0), (replicas - 1, 0), (0, last), (replicas - 1, last)):
+        try:
+            dry_step(job, schedule, _model(job), device, job.global_batch, at=(rank, step))
+        except UserError as error:
+            helps = "last=drop, or a " if step and job.last == "keep" else "a "
+            return f"step {step}, rank {rank}: {error}; set {helps}global_batch whose shares the job takes"
+    return None
 
 
 def _proof_steps(job: Job, costly: bool) -> int:
@@ -180,6 +239,13 @@ def _check_evaluation_weights(job: Job) -> None:
     weigh, evaluation = job.evaluation_weight, job.evaluation
     if weigh and evaluation is not None and not any(weigh(index) > 0 for index in range(len(evaluation))):
         raise UserError("the evaluation's rows all weigh 0; its loss is a mean, which needs a weight above 0")
+
+
+def _refusal_of(job: Job, training: Prove, device: str) -> str | None:
+    """Returns why the job, or the job of the proof, cannot be trained on so many replicas; None where it can."""
+    replicas = training.replicas
+    why = _refused_size(job, replicas, device) if training.rows == job.global_batch else None
+    return why or _refusal(job, replicas) or _refusal(proof_job(job, training), replicas)
 
 
 def _refusal(job: Job, replicas: int) -> str | None:
