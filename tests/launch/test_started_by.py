@@ -7,7 +7,8 @@ import pytest
 from samestep.commands.machines import detect_launched_rank, refuse_under_launcher
 from samestep.commands.setup import Setup
 from samestep.errors import UserError
-from samestep.launch.started_by import launched_rank, outer_launcher
+from samestep.launch.launchers import srun
+from samestep.launch.started_by import launched_rank, outer_launcher, refuse_to_start_more
 from samestep.world.slurm import port_of
 
 TORCHRUN = {
@@ -99,6 +100,49 @@ def test_contradictions(env: dict[str, str], sentence: str) -> None:
     with pytest.raises(UserError) as raised:
         launched_rank(env, outer_launcher(env) or "", "n1", 20000)
     assert sentence in str(raised.value)
+
+
+TWO_EACH = SRUN | {"SLURM_NTASKS": "4", "SLURM_STEP_TASKS_PER_NODE": "2(x2)"}
+ONE_EACH = SRUN | {"SLURM_NTASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}
+HALF = {"OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}
+OF_ONE = TORCHRUN | {"GROUP_WORLD_SIZE": "1"}
+
+
+@pytest.mark.parametrize(
+    ("env", "line", "after"),
+    [
+        (
+            ONE_EACH | OF_ONE,
+            "give torchrun --nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=HOST:29500",
+            ONE_EACH | TORCHRUN,
+        ),
+        (
+            TWO_EACH | OF_ONE,
+            "srun --nodes=2 --ntasks=2 --ntasks-per-node=1 torchrun --nproc-per-node=2 --nnodes=2 --rdzv",
+            ONE_EACH | TORCHRUN,
+        ),
+        (MPIRUN | OF_ONE, "mpirun -np 1 --map-by ppr:1:node torchrun --nproc-per-node=2, or", MPIRUN | HALF | OF_ONE),
+    ],
+)
+def test_a_torchrun_in_each_task_and_the_line_that_starts_one_on_each_machine(
+    env: dict[str, str], line: str, after: dict[str, str]
+) -> None:
+    with pytest.raises(UserError) as raised:
+        outer_launcher(env)
+    assert line in str(raised.value)
+    assert outer_launcher(after) == "torchrun"  # as that line starts it
+
+
+def test_once_on_each_machine_is_not_once_in_each_task() -> None:
+    for nnodes in (None, 2, 4):
+        with pytest.raises(UserError, match=r"--ntasks=2 --ntasks-per-node=1 and with --nnodes 2"):
+            refuse_to_start_more(TWO_EACH, nnodes)
+    with pytest.raises(UserError, match="once on each machine, with --nnodes 2"):
+        refuse_to_start_more(ONE_EACH, None)
+    refuse_to_start_more(ONE_EACH, 2)  # as that line starts it
+    assert (srun.node_rank(ONE_EACH, 2), srun.node_rank(TWO_EACH, 4)) == (1, None)
+    with pytest.raises(UserError, match=r"run it without mpirun$"):
+        refuse_to_start_more(MPIRUN, 2)
 
 
 def test_torchrun_in_srun_on_as_many_machines_is_right() -> None:

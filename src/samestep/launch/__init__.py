@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import pkgutil
 import signal
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, cast
 
 from samestep.errors import UserError, nearest
-from samestep.world import RankVariables
+from samestep.world import RankVariables, places
 
 GROUP = "samestep.launchers"  # the entry-point group in which other packages register launchers
 DEFAULT = "torchrun"
@@ -110,6 +111,8 @@ class Launcher(Protocol):
     and SAVED_VARIABLES, the environment variables that identify a launch, by which `end` finds it: rank 0 saves their
     values in `folder`.
     A launcher that also starts a torchrun on each machine, which starts the ranks, has STARTS_TORCHRUN = True.
+    A launcher inside of which others are started, or this command once on each machine, has ONE_ON_EACH, its options
+    for one task on each of {machines} machines, or {hosts}.
     A launcher whose ranks get no signals has GETS_NO_SIGNALS = True: an interrupt ends its training at once.
     """
 
@@ -171,6 +174,20 @@ def launchers_having(function: str) -> dict[str, Any]:
     """Returns the launchers that have an optional function or constant of Launcher: name -> its value."""
     modules = {name: load(name) for name in names()}
     return {name: getattr(module, function) for name, module in modules.items() if hasattr(module, function)}
+
+
+def tasks_of(name: str, env: Mapping[str, str]) -> tuple[int, int]:
+    """Returns on how many machines a launcher has started tasks, and how many on the first one."""
+    variables = load(name).VARIABLES
+    _, size, _, local_size, _ = places({**env, variables.node: "0", **variables.environment()})
+    return math.ceil(size / local_size), local_size
+
+
+def one_task_on_each(name: str, machines: int) -> str:
+    """Returns a launcher's options that start one task on each of `machines`."""
+    hosts = ",".join(f"h{number}:1" for number in range(1, machines + 1))
+    options: str = load(name).ONE_ON_EACH  # type: ignore[attr-defined]  # of those that start others
+    return f"{name} {options.format(machines=machines, hosts=hosts)}"
 
 
 @cache

@@ -77,14 +77,19 @@ def refuse_to_start_more(env: Mapping[str, str], nnodes: int | None) -> None:
         return
     with_node_rank = launch.launchers_having("node_rank")
     for launcher, size in _launched_sizes(env).items():
-        if launcher in with_node_rank and size == nnodes:
+        if size == 1:
             continue
-        if size > 1:
-            raise UserError(
-                f"{launcher} has started this command as {size} ranks; with --nproc, --nnodes or --launcher each would "
-                f"start more ranks; leave these out, or run it without {launcher}"
-                + (f", or with --nnodes {size} to start it once on each machine" if launcher in with_node_rank else "")
-            )
+        machines, on_each = launch.tasks_of(launcher, env)
+        if launcher in with_node_rank and size == nnodes and on_each == 1:
+            continue
+        once = ""
+        if launcher in with_node_rank and machines > 1:
+            first = f" with {launch.one_task_on_each(launcher, machines)} and" if on_each > 1 else ""
+            once = f", or start it once on each machine,{first} with --nnodes {machines}"
+        raise UserError(
+            f"{launcher} has started this command as {size} ranks; with --nproc, --nnodes or --launcher each would "
+            f"start more ranks; leave these out, or run it without {launcher}{once}"
+        )
 
 
 def _check_numbers(env: Mapping[str, str], names: list[str]) -> None:

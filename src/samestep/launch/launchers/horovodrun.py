@@ -17,6 +17,7 @@ from samestep.world import RENDEZVOUS_PORT, RankVariables
 ONE_MACHINE = True
 STARTS = ("horovod",)
 PREFIX = "HOROVOD_"
+ONE_ON_EACH = "-np {machines} -H {hosts}"
 VARIABLES = RankVariables(
     "HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE", "HOROVOD_CROSS_RANK"
 )

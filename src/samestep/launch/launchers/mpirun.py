@@ -16,6 +16,7 @@ from samestep.world import RENDEZVOUS_PORT, RankVariables
 
 STARTS = ("group",)
 PREFIX = "OMPI_"
+ONE_ON_EACH = "-np {machines} --map-by ppr:1:node"
 OPTIONS = ("hosts",)
 STARTS_TORCHRUN = True
 VARIABLES = RankVariables(

@@ -15,13 +15,14 @@ from pathlib import Path
 from shutil import which
 
 from samestep.errors import UserError
-from samestep.launch import Command, Machines, Shape
+from samestep.launch import Command, Machines, Shape, tasks_of
 from samestep.launch.init_method import tcp_init_method
 from samestep.records.record import ENVIRONMENT
 from samestep.world import RankVariables, slurm, tasks_per_node
 
 STARTS = ("group",)
 PREFIX = "SLURM_"
+ONE_ON_EACH = "--nodes={machines} --ntasks={machines} --ntasks-per-node=1"
 WHERE = "inside salloc or sbatch"
 STARTS_TORCHRUN = True
 VARIABLES = RankVariables("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE", "SLURM_NODEID")
@@ -72,6 +73,8 @@ def launched_size(env: Mapping[str, str]) -> int | None:
 def node_rank(env: Mapping[str, str], nnodes: int | None) -> int | None:
     """The number of this machine, where one task runs on each of `nnodes` machines."""
     one_each = env.get("SLURM_NTASKS") == str(nnodes) and "SLURM_STEP_ID" in env
+    if one_each and tasks_of("srun", env)[1] > 1:
+        return None
     return int(env["SLURM_NODEID"]) if one_each else None
 
 

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from samestep.errors import UserError
-from samestep.launch import Command, Machines, Shape
+from samestep.launch import Command, Machines, Shape, one_task_on_each, tasks_of
 from samestep.world import RENDEZVOUS_PORT, RankVariables
 
 STARTS = ("group",)
@@ -80,12 +80,18 @@ def check_launched(env: Mapping[str, str], sizes: Mapping[str, int]) -> None:
     """Raises UserError when another launcher has started a torchrun for each of its tasks, each of too few machines."""
     groups = env.get("GROUP_WORLD_SIZE", "1")
     for launcher, tasks in sizes.items():
-        if launcher != "torchrun" and tasks > 1 and groups != str(tasks):
-            raise UserError(
-                f"{launcher} started {tasks} tasks and each its own torchrun of {groups} "
-                f"machine{'s' * (groups != '1')}, which would train separately; give torchrun --nnodes={tasks} "
-                f"--rdzv-backend=c10d --rdzv-endpoint=HOST:{RENDEZVOUS_PORT}, or let {launcher} start samestep itself"
-            )
+        if launcher == "torchrun" or tasks == 1 or groups == str(tasks):
+            continue
+        machines, on_each = tasks_of(launcher, env)
+        several = f"--nnodes={machines} --rdzv-backend=c10d --rdzv-endpoint=HOST:{RENDEZVOUS_PORT}" * (machines > 1)
+        how, ranks = f"give torchrun {several}", max(on_each, int(env.get("LOCAL_WORLD_SIZE", "1")))
+        if on_each > 1:  # two agents on a machine would each give their ranks its first GPUs
+            one_each = one_task_on_each(launcher, machines)
+            how = f"start one on each machine, {one_each} torchrun --nproc-per-node={ranks} {several}".rstrip()
+        raise UserError(
+            f"{launcher} started {tasks} tasks and each its own torchrun of {groups} machine{'s' * (groups != '1')}, "
+            f"which would train separately; {how}, or let {launcher} start samestep itself"
+        )
 
 
 def identity(env: Mapping[str, str]) -> str:
