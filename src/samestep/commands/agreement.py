@@ -13,6 +13,7 @@ from samestep.commands.study import Study
 from samestep.errors import UserError
 from samestep.records.files import as_json
 from samestep.records.plan import LaunchRequest, Score, Train
+from samestep.records.redaction import redacted_values
 from samestep.version import __version__
 
 # The fields of a planned training or evaluation that may differ between machines and when a training is continued:
@@ -30,9 +31,9 @@ def launch_request(study: Study, training: Train | Score | None = None) -> Launc
     return LaunchRequest(
         job=setup.job.rpartition("/")[2],
         source=study.job.source,
-        settings=_words(setup.settings),
+        settings=_words(redacted_values(setup.settings)),
         engine=",".join(setup.engines),
-        engine_settings=_words(setup.engine_settings),
+        engine_settings=_words(redacted_values(setup.engine_settings)),
         training=f"continued {setup.resume}" if setup.resume else options_of(training),
         samestep=f"{__version__} {package_digest()}",
         torch=study.inspection.machine.torch,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import fields, replace
@@ -24,6 +23,7 @@ from samestep.proof.script.closures import cause_of, left_behind, unequal_calls
 from samestep.proof.script.replay import not_replayed
 from samestep.records.files import read, write
 from samestep.records.record import Record
+from samestep.records.redaction import redacted, typed_command
 from samestep.records.results import RESULTS
 from samestep.records.script import CLOSURES, PLAN, STEP, CheckResults, ClosuresSeen, ScriptPlan, ScriptRecord
 from samestep.records.study import StudyRecord
@@ -49,7 +49,7 @@ def check(options: CheckOptions, words: Sequence[str]) -> CheckResults:
     _refuse_ranks()
     if options.out and (options.out / PLAN).exists():
         raise UserError(f"{options.out} holds the record of another check; give another folder with --out")
-    training = shlex.join([*arguments, f"at {time.time()}"])  # each has a folder of its own
+    training = shlex.join([*redacted(arguments), f"at {time.time()}"])  # each has a folder of its own
     folder = prepare(
         options.out, StudyRecord("check", script, __version__, options.nproc, steps=options.steps, training=training)
     )
@@ -60,7 +60,7 @@ def check(options: CheckOptions, words: Sequence[str]) -> CheckResults:
         record = _run(options, folder, options.nproc, command)
         plan = read(ScriptPlan, folder / PLAN)  # which a command's ranks complete
         ranks = [read(ScriptRecord, folder / f"rank{rank}.json") for rank in range(options.nproc)]
-        results = judge(plan, ranks, record, shlex.join(["samestep", *sys.argv[1:]]))
+        results = judge(plan, ranks, record, typed_command())
         if keep and results.answer == "differs":
             results = with_replay(results, [not_replayed("the ranks by themselves differ")])
         elif keep:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -30,6 +29,7 @@ from samestep.commands.lost_output import survive_lost_output
 from samestep.commands.monitor_options import MonitorOptions
 from samestep.commands.options import LARGEST, from_command_line, path, refuse
 from samestep.errors import UserError, say
+from samestep.records.redaction import typed_command
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -293,7 +293,7 @@ def _study(command: str, options: ProofOptions, json_: bool, strict: bool) -> in
     from samestep.commands import api
     from samestep.commands.progress import show_study
 
-    results = api.study(command, options, typed=shlex.join(["samestep", *sys.argv[1:]]))
+    results = api.study(command, options, typed=typed_command())
     if results is None:
         return 0
     _print(results, json_, show_study)

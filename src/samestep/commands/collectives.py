@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
-import sys
 import tempfile
 import time
 from dataclasses import replace
@@ -28,6 +26,7 @@ from samestep.records.collective_table import REDUCTIONS
 from samestep.records.collectives import PLAN, CollectivePlan, CollectiveRank, CollectiveResults
 from samestep.records.files import replace_text, write
 from samestep.records.record import Record
+from samestep.records.redaction import typed_command
 from samestep.records.results import write_results
 from samestep.records.study import StudyRecord
 from samestep.report.collective_page import collective_page
@@ -170,7 +169,7 @@ def _results(
     checked, wrong, unsupported = judge_values(ranks, plan.backend)
     return CollectiveResults(
         samestep=__version__,
-        command=shlex.join(["samestep", *sys.argv[1:]]),
+        command=typed_command(),
         started=datetime.fromtimestamp(plan.started_at).isoformat(timespec="seconds"),
         backend=plan.backend,
         device=first.world.device,

@@ -14,6 +14,7 @@ from samestep.commands.command_options import LaunchOptions
 from samestep.commands.options import arguments
 from samestep.errors import TrainingFailed, UserError, printable
 from samestep.records.files import write
+from samestep.records.redaction import redacted
 from samestep.records.runs import COMMAND, CommandRecord
 
 
@@ -29,7 +30,7 @@ def words_of(command: str, options: LaunchOptions, job: str = "") -> tuple[str, 
 @contextmanager
 def recorded(folder: Path, words: tuple[str, ...], *, writes: bool = True) -> Iterator[None]:
     """Keeps command.json in `folder` while the block runs, and how it ends. writes: whether this command does."""
-    record = CommandRecord(words, os.getcwd(), time.time())
+    record = CommandRecord(tuple(redacted(words)), os.getcwd(), time.time())
 
     def keep(outcome: Literal["finished", "failed", "interrupted"] | None, reason: str | None = None) -> None:
         reason = reason and printable(reason, lines=True)

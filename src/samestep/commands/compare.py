@@ -36,6 +36,7 @@ from samestep.proof.trace import Expectation
 from samestep.records.files import read, replace_text, write
 from samestep.records.plan import Interrupted, LayoutPlan, Measure, Plan, ReferencePlan, Training
 from samestep.records.record import Progress, Record
+from samestep.records.redaction import redacted_values
 from samestep.records.results import EngineResult, OneProcess, Proof, StudyResults, Verdict, write_results
 from samestep.records.usage import SUMMARY, UsageSummary
 from samestep.report.figures.speed import Measured, measurement
@@ -296,7 +297,7 @@ def _results(study: Study, rows: list[Row], reference: Record | None, started: s
         samestep=__version__,
         package=package_digest(),
         job=setup.job,
-        settings=setup.settings,
+        settings=redacted_values(setup.settings),
         world_size=study.size,
         global_batch=job.global_batch,
         rows=job.rows,

@@ -15,6 +15,7 @@ from samestep.commands.monitor_options import MonitorOptions
 from samestep.commands.results_folder import dated_folder
 from samestep.errors import UserError, say
 from samestep.launch.usage import UsageSampler
+from samestep.records.redaction import redacted
 from samestep.records.usage import CSV, PAGE
 from samestep.report import usage_text
 from samestep.world.orphans import COMMAND, dismiss, end_children, guard, this_command
@@ -115,7 +116,7 @@ def _report(folder: Path, sampler: UsageSampler, words: Sequence[str], code: int
     from samestep.report.usage_page import usage_page
 
     words = [os.fsencode(word).decode(errors="replace") for word in words]  # files of text take no other bytes
-    summary = sampler.close(words, code)
+    summary = sampler.close(redacted(words), code)
     for sentence in usage_text.sentences(summary):
         say(sentence)
     try:

@@ -8,7 +8,7 @@ import re
 import socket
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import fields
+from dataclasses import fields, replace
 from datetime import datetime
 from pathlib import Path
 from typing import IO
@@ -20,6 +20,7 @@ from samestep.launch.started_by import LaunchedRank
 from samestep.records.checkpoint import FOLDER, steps_in
 from samestep.records.files import read, why_not_writable, write
 from samestep.records.record import ENVIRONMENT, PROGRESS
+from samestep.records.redaction import redacted_values
 from samestep.records.runs import COMMAND
 from samestep.records.study import STUDY, StudyRecord
 from samestep.version import __version__
@@ -69,6 +70,11 @@ def results_folder(
         training=training,
         resume=str(setup.resume) if setup.resume else "",
         **{field.name: getattr(setup, field.name) for field in fields(setup) if field.name not in NOT_COPIED},
+    )
+    record = replace(
+        record,
+        settings=redacted_values(record.settings),
+        engine_settings=redacted_values(record.engine_settings),
     )
     return prepare_on_each(out, record, study, rank, free=FREE if command == "run" else (), dry_run=dry_run)
 

@@ -29,6 +29,7 @@ from samestep.records.files import read, replace_text, why_not_writable, with_sc
 from samestep.records.inspection import JobFacts
 from samestep.records.plan import TRACES, Plan, Score, Train
 from samestep.records.record import Progress, Record
+from samestep.records.redaction import redacted_values
 from samestep.records.results import InitialWeights, ScoreResults, TrainResults, write_results
 from samestep.records.usage import CSV, PAGE, SUMMARY, UsageSummary, read_samples, thinned
 from samestep.report.figures import batch_size, data_wait
@@ -265,7 +266,7 @@ def _train_results(study: Study, row: Row, record: Record, out: Path, step: Trai
     at_step = best.get("step")
     return TrainResults(
         job=study.setup.job,
-        settings=study.setup.settings,
+        settings=redacted_values(study.setup.settings),
         launcher=row.launcher,
         world_size=record.ranks[0].world.size if study.machines.min_nodes else row.facts.replicas,
         threads_per_rank=record.ranks[0].threads,
@@ -310,7 +311,7 @@ def _score_results(study: Study, row: Row, record: Record, step: Score) -> Score
     assert evaluation is not None
     return ScoreResults(
         job=study.setup.job,
-        settings=study.setup.settings,
+        settings=redacted_values(study.setup.settings),
         launcher=row.launcher,
         world_size=row.facts.replicas,
         weights=step.init,

@@ -8,6 +8,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
@@ -29,8 +30,9 @@ T = TypeVar("T")
 
 
 def write(path: Path, record: Any) -> None:
-    """Writes a dataclass of records/ to `path` as JSON, with the schema number."""
-    write_json(path, with_schema(record))
+    """Writes a dataclass of records/ to `path` as JSON, with the schema number. One whose IS_PRIVATE is true, because
+    it holds settings or arguments as they were given, becomes a file for this user alone."""
+    write_json(path, with_schema(record), private=getattr(record, "IS_PRIVATE", False))
 
 
 def with_schema(record: Any) -> dict[str, object]:
@@ -149,13 +151,13 @@ def finite(value: Any) -> Any:
     return value
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: Any, *, private: bool = False) -> None:
     """Writes `value` to `path` as JSON, atomically. NaN and infinities are written as `finite` does."""
     try:
         text = json.dumps(value, allow_nan=False)
     except ValueError:
         text = json.dumps(finite(value), allow_nan=False)
-    replace(path, text.encode())
+    replace_by(path, lambda file: file.write(text.encode()), mode=0o600 if private else 0o666)
 
 
 def replace_text(path: Path, text: str) -> None:
@@ -202,14 +204,15 @@ def why_not_writable(folder: Path) -> str | None:
             probe.unlink()
 
 
-def replace_by(path: Path, write_to: Callable[[IO[bytes]], object], *, sync: bool = True) -> None:
+def replace_by(path: Path, write_to: Callable[[IO[bytes]], object], *, sync: bool = True, mode: int = 0o666) -> None:
     """Writes `path`, atomically: `write_to` fills a temporary file, which is synced to the disk and renamed.
 
     sync: False for what only other processes read: they see the whole file, but it may be lost when the machine fails.
+    mode: of the file, less the umask.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with open(temporary, "wb") as file:
+        with open(temporary, "wb", opener=partial(os.open, mode=mode)) as file:
             write_to(file)
             if sync:
                 file.flush()

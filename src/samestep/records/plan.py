@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -118,6 +118,8 @@ class Plan:
     ranks on each machine. proof_threads: of a rank that proves. asked: the request, which ranks compare when they meet.
     """
 
+    IS_PRIVATE: ClassVar = True  # it holds settings or arguments as they were given
+
     out: str
     started_at: float
     job: str
@@ -171,6 +173,8 @@ class ReferencePlan:
     rows: as in Prove. noise_runs: how often each training is played again with noise in the rounding. threads: of the
     reference; 0: all cores.
     """
+
+    IS_PRIVATE: ClassVar = True  # it holds settings or arguments as they were given
 
     out: str
     started_at: float

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, TypeVar
+from typing import ClassVar, Literal, TypeVar
 
 from samestep.records.beside_steps import EvaluationSeen, GroupSeen, RandomSeen, SaveSeen
 from samestep.records.replay import ReplayPlan
@@ -39,6 +39,8 @@ class ScriptPlan:
     keep: whether to keep what a replay needs. replay: what this launch replays, in one process. module: whether the
     script is a module's name, as for python -m.
     """
+
+    IS_PRIVATE: ClassVar = True  # it holds settings or arguments as they were given
 
     out: str
     started_at: float

@@ -14,6 +14,7 @@ from samestep.proof.script.saves import saves
 from samestep.proof.script.stages import of_stages, stages
 from samestep.proof.script.updates import initial_weights, rates, schedule, step_counts, updates, weights
 from samestep.records.record import Record
+from samestep.records.redaction import redacted
 from samestep.records.results import Divergence
 from samestep.records.script import Answer, CheckResults, Finding, ScriptPlan, ScriptRecord
 
@@ -42,7 +43,7 @@ def judge(plan: ScriptPlan, ranks: Sequence[ScriptRecord], record: Record, comma
     share = sum(rank.record_s for rank in ranks) / step_s if step_s else 0.0
     return CheckResults(
         plan.script,
-        [*plan.arguments],
+        redacted(plan.arguments),
         len(ranks),
         steps,
         _answer(findings),
