@@ -5,8 +5,10 @@ from __future__ import annotations
 import ipaddress
 import os
 import shutil
+import socket
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -74,7 +76,6 @@ def test_bad_names_are_one_sentence() -> None:
 
 
 def test_a_taken_port_names_its_holder() -> None:
-    import socket
 
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
@@ -83,3 +84,39 @@ def test_a_taken_port_names_its_holder() -> None:
         ):
             ports.check(Machines(port=port))
     ports.check(Machines(port=ports.any_free("127.0.0.1")))
+
+
+@pytest.mark.parametrize(
+    ("variable", "late", "wait_s", "host", "known"),
+    [
+        ("KUBERNETES_SERVICE_HOST", 2, 30, "pod-0.training", True),
+        ("SLURM_JOB_ID", 2, 30, "n1", True),
+        ("SLURM_JOB_ID", 10**6, 0.3, "n1", False),  # until --timeout
+        ("SLURM_JOB_ID", 10**6, 10**6, "a..b", False),  # no name
+        ("", 2, 10**6, "mistyped", False),  # outside of clusters at once
+    ],
+)
+def test_a_masters_name_may_come_late_in_a_cluster(
+    variable: str, late: int, wait_s: float, host: str, known: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """late: how often the name is not known yet."""
+    asked = []
+
+    def resolve(name: str, *given: Any, **named: Any) -> list[Any]:
+        asked.append(name)
+        if name == "a..b" or len(asked) <= late:
+            return list(real(f"no-such-host.{'.' * (name == 'a..b')}invalid", *given, **named))
+        return list(real("127.0.0.1", *given, **named))
+
+    real = socket.getaddrinfo
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    for name in network.CLUSTERS:
+        monkeypatch.delenv(name, raising=False)
+    if variable:
+        monkeypatch.setenv(variable, "7")
+    if known:
+        assert network.addresses(host, wait_s) == ["127.0.0.1"] and len(asked) == 3
+    else:
+        with pytest.raises(UserError, match=f"the name {host} is unknown"):
+            network.addresses(host, wait_s)
+        assert len(asked) == 1 or (variable and wait_s < 1)

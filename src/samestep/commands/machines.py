@@ -56,7 +56,7 @@ def detect_launched_rank(env: Mapping[str, str], setup: Setup) -> LaunchedRank |
             )
     by_hand = "LOCAL_WORLD_SIZE" not in env  # then the number of machines is unknown
     if rank.local_size < rank.size and not (launcher == launch.DEFAULT and by_hand):
-        check_master(host or LOCAL, 2)
+        check_master(host or LOCAL, 2, setup.machines.timeout_s)
     return rank
 
 
@@ -87,7 +87,8 @@ def machines_of(setup: Setup, env: Mapping[str, str]) -> Machines:
     in_job = scheduler is not None
     if hosts:
         nnodes, master = len(hosts), master or hosts[0]
-        port = port or (ports.any_free(master) if len(hosts) > 1 and is_this_machine(master) else 0)
+        is_here = len(hosts) > 1 and not port and is_this_machine(master, options.timeout_s)
+        port = port or (ports.any_free(master) if is_here else 0)
     if nnodes is None and master and not hosts:
         raise UserError(f"--master-addr {master} is for several machines; give their number with --nnodes")
     nnodes = nnodes or 1
@@ -122,7 +123,7 @@ def machines_of(setup: Setup, env: Mapping[str, str]) -> Machines:
     )
     if nnodes == 1:
         return machines
-    check_master(machines.master, nnodes)
+    check_master(machines.master, nnodes, machines.timeout_s)
     if node_rank == 0 and not machines.single_launch and not is_this_machine(machines.master):
         raise SecondMaster(replace(machines, port=machines.port or RENDEZVOUS_PORT))
     route = route_to_host(machines.master)

@@ -49,12 +49,14 @@ def process_group(world: World, request: LaunchRequest | None = None, backend: s
     name, device = backend or world.backend, _own_gpu(world)
     url = os.environ.get(INIT_METHOD, "env://")
     host = urlsplit(url).hostname or os.environ.get("MASTER_ADDR", "127.0.0.1")
+    timeout = timedelta(seconds=_timeout_s())
+    if world.local_size < world.size:
+        network.addresses(host, timeout.total_seconds())  # of the master, whose name may not be known yet
     chosen = network.choose(os.environ, host if world.local_size < world.size else "127.0.0.1")
     if chosen:
         print(f"samestep: {chosen}", flush=True)
     if world.local_size < world.size:
         network.check_chosen(os.environ, host)
-    timeout = timedelta(seconds=_timeout_s())
     members: Membership | None = None
     began = time.monotonic()
     try:

@@ -11,29 +11,41 @@ from contextlib import suppress
 
 import psutil
 
-from samestep.errors import UserError
+from samestep.errors import UserError, say
 
-POD_NAMES_S = 120.0
+NAMES_S = 120.0
+SAY_S = 5.0  # after so long it says what it waits for
+# Environment variables of places where a machine's name may become known only some time after the machine has started.
+CLUSTERS = ("KUBERNETES_SERVICE_HOST", "SLURM_JOB_ID")
 NAMES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
-def addresses(host: str) -> list[str]:
+def addresses(host: str, wait_s: float = NAMES_S) -> list[str]:
     """Resolves `host` to its addresses. Raises UserError when it has none.
 
-    In Kubernetes it waits, because a pod's name resolves only some seconds after the pod has started.
+    In Kubernetes and Slurm it waits for at most `wait_s`: the name of a pod, or of a machine that is switched on for a
+    job, resolves only some seconds after that has started. Elsewhere a name that is unknown is mistyped.
     """
-    until = time.monotonic() + (POD_NAMES_S if "KUBERNETES_SERVICE_HOST" in os.environ else 0)
+    began, said = time.monotonic(), False
+    waits_s = wait_s if any(name in os.environ for name in CLUSTERS) else 0.0
     while True:
         try:
             entries = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
             return list(dict.fromkeys(str(entry[4][0]) for entry in entries))
-        except (OSError, UnicodeError):  # an invalid name is a UnicodeError
-            if time.monotonic() >= until:
+        except (OSError, UnicodeError) as error:
+            waited_s = time.monotonic() - began
+            if waited_s >= waits_s or isinstance(error, UnicodeError):  # which no name can be
+                waited = (
+                    f" after {waited_s:.0f} s (--timeout)" if waits_s and not isinstance(error, UnicodeError) else ""
+                )
                 raise UserError(
-                    f"the name {host} is unknown on {socket.gethostname()}; give an address, as in "
+                    f"the name {host} is unknown on {socket.gethostname()}{waited}; give an address, as in "
                     "--master-addr 10.0.0.1"
                 ) from None
-        time.sleep(1.0)
+            if waited_s >= SAY_S and not said:
+                said = True
+                say(f"the name {host} is not known here yet; waiting for it, for at most {waits_s:.0f} s (--timeout)")
+        time.sleep(min(1.0, max(0.05, waits_s - waited_s)))
 
 
 def interfaces() -> dict[str, list[str]]:
@@ -45,10 +57,10 @@ def interfaces() -> dict[str, list[str]]:
     }
 
 
-def is_this_machine(host: str) -> bool:
-    """Whether `host` is this machine."""
+def is_this_machine(host: str, wait_s: float = NAMES_S) -> bool:
+    """Whether `host` is this machine. wait_s: as for `addresses`."""
     mine = {address for entries in interfaces().values() for address in entries}
-    return any(ipaddress.ip_address(a).is_loopback or a in mine for a in addresses(host))
+    return any(ipaddress.ip_address(a).is_loopback or a in mine for a in addresses(host, wait_s))
 
 
 def route_to_host(host: str) -> tuple[str, str] | None:
@@ -170,11 +182,14 @@ def check_chosen(env: Mapping[str, str], master: str) -> None:
         )
 
 
-def check_master(master: str, machines: int) -> None:
-    """Raises UserError when `master` resolves on this machine to an address that the other machines cannot reach."""
+def check_master(master: str, machines: int, wait_s: float = NAMES_S) -> None:
+    """Raises UserError when `master` resolves on this machine to an address that the other machines cannot reach.
+
+    wait_s: as for `addresses`.
+    """
     if machines < 2:
         return
-    resolved = addresses(master)
+    resolved = addresses(master, wait_s)
     if any(ipaddress.ip_address(a).is_unspecified for a in resolved):
         raise UserError(f"--master-addr {master} names no machine; give the address by which the others reach it")
     loops = [a for a in resolved if ipaddress.ip_address(a).is_loopback]

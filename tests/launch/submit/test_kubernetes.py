@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from budget import budget
+from launch.submit.hostile import HOSTILE, HOSTILE_JOB
 from samestep.errors import UserError
 from samestep.launch.submit import Training
 from samestep.launch.submit.kubernetes import manifests
@@ -96,10 +104,39 @@ def test_no_value_adds_a_line(image: str, claim: str) -> None:
         manifests("k8s", TRAININGS[0], image, claim)
 
 
-def test_kubernetes_replaces_nothing_in_the_command() -> None:
-    """It would put the value of $(NAME) into the shell's line."""
-    _, job = read(manifests("k8s", Training("digits", 1, 1, 0, "ddp", settings=["note=$(NAME)"]), "x"))
-    assert "'note=$$(NAME)'" in job["spec"]["template"]["spec"]["containers"][0]["args"][0]
+def expanded(text: str, variables: Mapping[str, str]) -> str:
+    """As Kubernetes expands the arguments of a container: $(NAME) where there is such a variable, and $$ to $."""
+    return re.sub(
+        r"\$(\$|\(([^)]*)\))", lambda found: "$" if found[1] == "$" else variables.get(found[2], found[0]), text
+    )
+
+
+def started(args: str, folder: Path, **variables: str) -> list[str]:
+    """Runs a pod's line in a shell; returns the words that `samestep` is started with."""
+    (folder / "samestep").write_text(f"#!{sys.executable}\nimport json, sys\nprint(json.dumps(sys.argv[1:]))\n")
+    (folder / "samestep").chmod(0o755)
+    environment = {"PATH": f"{folder}:{os.environ['PATH']}", "HOME": "/h", "LANG": "C.UTF-8", **variables}
+    line = ["/bin/sh", "-c", expanded(args, {"NAME": "planted"})]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=budget(20), env=environment, cwd=folder)
+    assert done.returncode == 0 and [*folder.iterdir()] == [folder / "samestep"], done.stderr
+    return list(json.loads(done.stdout))
+
+
+@pytest.mark.parametrize("kind", ["k8s", "kubeflow"])
+def test_no_value_means_something_to_kubernetes_or_the_shell(kind: str, tmp_path: Path) -> None:
+    settings = [f"v{number}={value}" for number, value in enumerate(HOSTILE)]
+    training = Training(HOSTILE_JOB, 2, 1, 0, "ddp", settings, options=["--note", *HOSTILE])
+    *_, manifest = read(manifests(kind, training, 'x"$(NAME)\\', "claim-\u200b"))
+    specs = [manifest["spec"]["template"]] if kind == "k8s" else manifest["spec"]["pytorchReplicaSpecs"].values()
+    template = next(iter(specs)) if kind == "k8s" else next(iter(specs))["template"]
+    (container,) = template["spec"]["containers"]
+    assert container["image"] == 'x"$(NAME)\\'
+    assert template["spec"]["volumes"][0]["persistentVolumeClaim"]["claimName"] == "claim-\u200b"
+    words = started(container["args"][0], tmp_path, RANK="1", JOB_COMPLETION_INDEX="1")
+    given = [word for pair in settings for word in ("--set", pair)]
+    assert words[:4] == ["run", f"./{HOSTILE_JOB}", "--engine", "ddp"]
+    assert words[4 : 4 + len(given) + 1 + len(HOSTILE)] == [*given, "--note", *HOSTILE]
+    assert words[words.index("--node-rank") + 1] == "1"
 
 
 def test_a_schema_rejects_a_fault() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +13,7 @@ import pytest
 
 from budget import budget
 from command import JOBS
+from launch.submit.hostile import HOSTILE, HOSTILE_JOB
 from samestep.errors import UserError
 from samestep.launch.submit import Training
 from samestep.launch.submit.slurm import script, submit
@@ -66,3 +69,27 @@ def test_without_slurm_a_sentence_says_what_to_type(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UserError, match=r"sbatch is not installed here; type `sbatch x\.sh` where Slurm is"):
         submit(Path("x.sh"))
+
+
+def test_no_value_means_something_to_the_shell_or_sbatch(tmp_path: Path) -> None:
+    (tmp_path / "srun").write_text(f"#!{sys.executable}\nimport json, sys\nprint(json.dumps(sys.argv[1:]))\n")
+    (tmp_path / "srun").chmod(0o755)
+    settings = [f"v{number}={value}" for number, value in enumerate(HOSTILE)]
+    folder = Path('/out/it\'s "$(touch ran)" `touch ran` \\ 50%j é')
+    text = script(Training(HOSTILE_JOB, 1, 1, 0, "ddp", settings), folder, "30:00", ["--partition=gpu"])
+    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
+    line = ["bash", "-c", text]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=budget(20), env=environment, cwd=tmp_path)
+    assert done.returncode == 0 and [*tmp_path.iterdir()] == [tmp_path / "srun"], done.stderr
+    words = json.loads(done.stdout)
+    words = words[words.index("run") :]
+    given = [word for pair in settings for word in ("--set", pair)]
+    assert words[: 4 + len(given)] == ["run", f"./{HOSTILE_JOB}", "--engine", "ddp", *given]
+    assert words[words.index("--out") + 1] == str(folder)
+    directives = [
+        shlex.split(each.removeprefix("#SBATCH ")) for each in text.splitlines() if each.startswith("#SBATCH")
+    ]
+    (output,) = [words[0] for words in directives if words[0].startswith("--output")]
+    assert output.replace("%%", "%") == f"--output={folder}/slurm-%j.out" and [*map(len, directives)] == [1] * len(
+        directives
+    )

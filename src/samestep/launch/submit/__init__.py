@@ -52,7 +52,8 @@ class Training:
 
     def command(self) -> str:
         """Returns the arguments of `samestep run`, quoted for a shell."""
-        words = [self.job, "--engine", self.engine]
+        job = f"./{self.job}" if self.job.startswith("-") else self.job  # which would be an option
+        words = [job, "--engine", self.engine]
         words += [word for pair in self.settings for word in ("--set", pair)]
         words += [word for pair in self.engine_settings for word in ("--set-engine", pair)]
         words += self.options
@@ -74,6 +75,16 @@ def check_line(what: str, text: str) -> None:
         )
 
 
+def in_quotes(text: str) -> str:
+    """Returns a text in double quotes, as sbatch and YAML read it."""
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def in_yaml(text: str) -> str:
+    """Returns a text as a string of YAML, which takes no character that is not printable."""
+    return "".join(each if each.isprintable() else f"\\U{ord(each):08x}" for each in in_quotes(text))
+
+
 def render(template: str, **facts: object) -> str:
     """Fills in a template of this folder."""
     environment = jinja2.Environment(
@@ -81,5 +92,5 @@ def render(template: str, **facts: object) -> str:
         keep_trailing_newline=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.filters["quoted"] = lambda text: '"' + str(text).replace("\\", "\\\\").replace('"', '\\"') + '"'
+    environment.filters |= {"in_quotes": in_quotes, "in_yaml": in_yaml}
     return environment.get_template(template).render(**facts)

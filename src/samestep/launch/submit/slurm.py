@@ -14,6 +14,7 @@ from pathlib import Path
 
 from samestep.errors import UserError
 from samestep.launch.submit import Training, check_line, render
+from samestep.world.search_path import module_arguments
 from samestep.world.slurm import FIRST_PORT, PORTS
 
 
@@ -33,7 +34,7 @@ def script(training: Training, out: Path, time: str, options: Sequence[str] = ()
         log=f"{out}/slurm-".replace("%", "%%") + "%j.out",  # sbatch replaces %j and the like, also in the folder
         time=time,
         options=options,
-        python=shlex.quote(sys.executable),
+        samestep=shlex.join([sys.executable, *module_arguments("samestep")]),
         quoted_out=shlex.quote(str(out)),
         first_port=FIRST_PORT,
         ports=PORTS,

@@ -18,7 +18,7 @@ trap : TERM  # the ranks get it too, where the job is requeued by hand or cancel
 
 # One samestep on each machine starts the ranks of that machine.
 # When one machine fails, the others end by themselves; after a minute srun ends those that have not.
-srun --kill-on-bad-exit=0 --wait=60 PYTHON -m samestep run 'my jobs/x y.py:job' --engine ddp --threads 3 --device cpu --nnodes 1 --nproc 2 \
+srun --kill-on-bad-exit=0 --wait=60 PYTHON -P -m samestep run 'my jobs/x y.py:job' --engine ddp --threads 3 --device cpu --nnodes 1 --nproc 2 \
     --out '/out/a b' &
 step=$!
 wait "$step"

@@ -23,7 +23,7 @@ trap : TERM  # the ranks get it too, where the job is requeued by hand or cancel
 
 # One samestep on each machine starts the ranks of that machine.
 # When one machine fails, the others end by themselves; after a minute srun ends those that have not.
-srun --kill-on-bad-exit=0 --wait=60 PYTHON -m samestep run digits --engine fsdp --set epochs=2 --set-engine wrap=root --nnodes 2 --nproc 4 \
+srun --kill-on-bad-exit=0 --wait=60 PYTHON -P -m samestep run digits --engine fsdp --set epochs=2 --set-engine wrap=root --nnodes 2 --nproc 4 \
     --master-addr "$master" --port "$port" --out '/out/a b' &
 step=$!
 wait "$step"
