@@ -23,7 +23,7 @@ from pathlib import Path
 
 from samestep import __main__ as command
 from samestep import commands, launch, proof, records, report
-from samestep.world.connections import fork_for_connections
+from samestep.world.connections import connect, fork_for_connections
 from samestep.world.imports import without_collections
 from samestep.world.orphans import die_with_parent
 
@@ -38,11 +38,10 @@ def run(
     """Has a server run `samestep ARGUMENTS` to its end, as subprocess.run does. Raises subprocess.TimeoutExpired."""
     request = {"arguments": list(arguments), "environment": dict(env), "folder": str(cwd)}
     with (
-        socket.socket(socket.AF_UNIX) as connection,
+        connect(server) as connection,
         tempfile.TemporaryFile("w+") as stdout,
         tempfile.TemporaryFile("w+") as stderr,
     ):
-        connection.connect(str(server))
         socket.send_fds(connection, [f"{json.dumps(request)}\n".encode()], [stdout.fileno(), stderr.fileno()])
         answers = connection.makefile()
         pid = int(answers.readline())
@@ -67,7 +66,7 @@ def serve(path: str) -> None:
             for module in pkgutil.walk_packages(room.__path__, f"{room.__name__}."):
                 importlib.import_module(module.name)
         gc.freeze()
-    fork_for_connections(path, _answer)
+    fork_for_connections(Path(path), _answer)
 
 
 def _answer(connection: socket.socket) -> None:
@@ -94,7 +93,7 @@ def _run(arguments: list[str], environment: dict[str, str], folder: str, outputs
     os.environ.clear()
     os.environ |= environment
     os.chdir(folder)
-    sys.path[0] = folder  # as python -m has it
+    del sys.path[0]  # as __main__ does, where python -m has put the current folder
     sys.argv = [str(command.__file__), *arguments]
     sys.modules["__main__"] = command  # its help says how it was started
     command.main()

@@ -19,7 +19,7 @@ from samestep.launch.fork_client import SOCKETS
 from samestep.world.orphans import die_with_parent
 
 TESTS = Path(__file__).parent
-WORKER = "import sys; from samestep.worker import main; main(sys.argv[1:])"
+WORKER = "import sys; del sys.path[0]; from samestep.worker import main; main(sys.argv[1:])"
 # For a whole lane, libraries are imported once: lightning, with torchmetrics and scipy, takes longer than torch.
 LIBRARIES = "lightning, accelerate, transformers.trainer, deepspeed.runtime.zero.muon.muon_optimizer"
 OF_A_LANE = f"import gc; gc.disable(); import {LIBRARIES}; {WORKER}"

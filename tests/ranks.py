@@ -6,7 +6,6 @@ import atexit
 import json
 import os
 import signal
-import socket
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -36,6 +35,7 @@ from samestep.records.inspection import EngineFacts
 from samestep.records.plan import Interrupted, Plan, ReferencePlan
 from samestep.records.record import Record
 from samestep.records.results import Verdict
+from samestep.world.connections import connect
 
 HERE = Path(__file__).parent
 SOURCE = HERE.parent / "src"
@@ -208,9 +208,7 @@ def _fork_server() -> Path:
 
 def _forked(library: str, rank: Mapping[str, Any]) -> int:
     """Has a new rank forked. Returns its pid."""
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(budget())
-        connection.connect(str(_fork_server()))
+    with connect(_fork_server(), budget()) as connection:
         connection.sendall(f"{json.dumps({'libraries': library, **rank})}\n".encode())
         pid = int(connection.makefile().readline() or 0)
     if not pid:

@@ -28,7 +28,7 @@ from contextlib import suppress
 from pathlib import Path
 
 # For the servers; the ranks import samestep from the folder that a request names.
-from samestep.world.connections import listen
+from samestep.world.connections import accept, listen
 from samestep.world.orphans import die_with_parent
 
 PRELOADED = (
@@ -60,10 +60,10 @@ def serve_connections(path: str) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == "samestep"]:
         del sys.modules[name]  # that of this interpreter, which torch has loaded for its rendezvous, too
     with_libraries: dict[str, socket.socket] = {}
-    listening = listen(path)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # what is forked leaves no zombies
+    listening = listen(Path(path))
     while True:
-        connection, _ = listening.accept()
-        with connection:
+        with accept(listening) as connection:
             line = connection.makefile("rb").readline()
             if line.endswith(b"\n"):  # else the client has gone
                 key = json.loads(line)["libraries"]

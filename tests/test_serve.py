@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 import fork_servers
 from budget import budget, wait_until
 from ranks import SOURCE
+from samestep.world.connections import connect
 
 pytestmark = pytest.mark.check
 
@@ -26,9 +26,7 @@ def server() -> Iterator[Path]:
 def ask(server: Path, libraries: str = "json", source: Path = SOURCE, waits: bool = True) -> int | None:
     """Has a rank forked, which ends at once. Returns what the server answers; None where nobody waits for it."""
     rank = {"environment": {}, "path": [str(source)], "plans": "/dev/null", "log": "/dev/null"}
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(budget())
-        connection.connect(str(server))
+    with connect(server, budget()) as connection:
         connection.sendall(f"{json.dumps({'libraries': libraries, **rank})}\n".encode())
         return int(connection.makefile().readline() or 0) if waits else None
 

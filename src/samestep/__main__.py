@@ -1,6 +1,14 @@
 """The command `samestep`, also as python -m samestep, and so torchrun -m samestep."""
 
+import os
 import sys
+
+if __name__ == "__main__" and not getattr(sys.flags, "safe_path", False):
+    # `python -m` has put the current folder first: a file there would run in place of a module imported from here on.
+    try:  # noqa: SIM105 - contextlib is not imported before
+        sys.path[:1] = [] if sys.path[0] == os.getcwd() else sys.path[:1]
+    except OSError:
+        pass  # the current folder is gone, and Python has put none
 
 
 def main() -> None:

@@ -19,6 +19,7 @@ import pytest
 
 from budget import budget, deadline, wait_until
 from command import JOBS, has_begun, samestep
+from foreign_folder import assert_none_ran, foreign_folder
 from lane_marks import CHECK, FULL
 from launch.jobs import NORMAL_EXIT
 
@@ -56,12 +57,13 @@ def as_in_a_terminal() -> None:
 
 @contextmanager
 def training(job: str, out: Path, launcher: str, *more: str) -> Iterator[Command]:
-    """A real `samestep run` on two ranks that has begun to train."""
+    """A real `samestep run` on two ranks that has begun to train, in a foreign folder."""
     line = [sys.executable, "-m", "samestep", "run", f"{JOBS}:{job}", "--nproc", "2", "--launcher", launcher]
     log = out.with_name("said.txt")
     with open(log, "wb") as said:
         parent = subprocess.Popen(
             [*line, "--out", str(out), *more],
+            cwd=foreign_folder(out.parent),
             stderr=said,
             preexec_fn=as_in_a_terminal,
         )
@@ -69,6 +71,7 @@ def training(job: str, out: Path, launcher: str, *more: str) -> Iterator[Command
     try:
         wait_until(lambda: has_begun(out) or parent.poll() is not None, "it did not begin to train", run.said)
         assert parent.poll() is None, run.said()
+        assert_none_ran(out.parent / "foreign")
         children = [child.pid for child in psutil.Process(parent.pid).children(recursive=True)]
         run.pids += {*children, *map(pid_of, out.glob("pid-rank*"))}  # forked ranks are another process's children
         yield run

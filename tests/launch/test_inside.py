@@ -13,22 +13,15 @@ import pytest
 from budget import budget
 from cluster import skip_where
 from command import JOBS, samestep
+from foreign_folder import assert_none_ran, foreign_folder
 from lane_marks import CHECK, FULL
 
 BIN = Path(sys.executable).parent
 ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 AROUND = {
-    "torchrun -m": [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node=2",
-        "-m",
-        "samestep",
-    ],
+    "torchrun -m": [str(BIN / "torchrun"), "--standalone", "--nproc-per-node=2", "-m", "samestep"],
     "torchrun --no-python": [
-        *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--rdzv-backend=c10d"),
+        *(str(BIN / "torchrun"), "--nproc-per-node=2", "--rdzv-backend=c10d"),
         *("--rdzv-endpoint=127.0.0.1:0", "--no-python", sys.executable, "-m", "samestep"),
     ],
     "mpirun": ["mpirun", "-np", "2", "--oversubscribe", sys.executable, "-m", "samestep"],
@@ -36,8 +29,9 @@ AROUND = {
 }
 
 
-def typed(command: list[str], **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, capture_output=True, text=True, timeout=budget(250), env=os.environ | ROOT | env)
+def typed(command: list[str], cwd: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | ROOT | env
+    return subprocess.run(command, capture_output=True, text=True, timeout=budget(250), env=environment, cwd=cwd)
 
 
 @pytest.fixture(scope="module")
@@ -61,8 +55,11 @@ def test_it_is_one_of_its_ranks(around: str, weights: bytes, tmp_path: Path) -> 
     skip_where(None if shutil.which(AROUND[around][0]) else f"{AROUND[around][0]} is not installed")
     out = tmp_path / "out"
     engine = "horovod" if around == "horovodrun" else "ddp"
-    done = typed([*AROUND[around], "run", f"{JOBS}:quick", "--engine", engine, "--out", str(out)])
+    folder = foreign_folder(tmp_path)
+    cwd = None if around == "horovodrun" else folder  # it starts Python itself, as its user
+    done = typed([*AROUND[around], "run", f"{JOBS}:quick", "--engine", engine, "--out", str(out)], cwd)
     assert done.returncode == 0, done.stderr
+    assert_none_ran(folder)
     assert done.stdout.count(f"{engine} on 2 ranks: 8 steps") == 1
     assert (out / "weights.safetensors").read_bytes() == weights
     assert {path.name for path in out.glob("rank-*/rank*.log")} == {"rank0.log", "rank1.log"}

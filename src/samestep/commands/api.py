@@ -162,7 +162,7 @@ def _target(job: Target) -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="samestep-job-") as folder:
         pickled = Path(folder) / "job.pkl"
         try:
-            pickled.write_bytes(cloudpickle.dumps((sys.path, job)))
+            pickled.write_bytes(cloudpickle.dumps((sys.path, cloudpickle.dumps(job))))
         except Exception as error:
             raise UserError(
                 f"the job cannot be pickled for other processes ({type(error).__name__}: {error}); write it into a "

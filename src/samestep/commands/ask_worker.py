@@ -26,6 +26,7 @@ from samestep.records.inspection import (
     Script,
 )
 from samestep.world.orphans import COMMAND, die_with_parent, this_command
+from samestep.world.search_path import module_arguments
 from samestep.world.waiting import wait_for
 
 Answer = TypeVar("Answer", Inspection, Script, Probes)
@@ -85,7 +86,7 @@ def _start_worker(arguments: list[str], log: Path, deadline_s: float | None) -> 
             return worker
     with open(log, "wb") as output:  # no pipe: processes that the job started would keep it open
         return subprocess.Popen(
-            [sys.executable, "-m", "samestep.worker", *arguments],
+            [sys.executable, *module_arguments("samestep.worker"), *arguments],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,

@@ -36,6 +36,7 @@ from samestep.world import RENDEZVOUS_PORT, checks, network, nvidia
 from samestep.world import token as tokens
 from samestep.world.checks import Finding, LaunchInfo, torch_build
 from samestep.world.machine import Machine
+from samestep.world.search_path import module_arguments
 from samestep.world.token import TOKEN
 from samestep.world.waiting import wait_for
 
@@ -166,7 +167,8 @@ def _launched(setup: Setup, options: DoctorOptions, flags: Sequence[str]) -> int
     token = _token(options, 1 if machines.single_launch else machines.nnodes, first, machines.master)
     machines = replace(machines, exported=(TOKEN,))
     with tempfile.TemporaryDirectory(prefix="samestep-doctor-") as folder:
-        command = module.plan(("-m", "samestep", "doctor", *more), Shape(setup.nproc or 2, folder, machines))
+        program = (*module_arguments("samestep"), "doctor", *more)
+        command = module.plan(program, Shape(setup.nproc or 2, folder, machines))
         started = subprocess.Popen(command.argv, env=os.environ | dict(command.env) | {TOKEN: token})
         return wait_for(started, f"the doctors that {name} has started are still running")
 

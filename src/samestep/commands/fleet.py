@@ -24,6 +24,7 @@ from samestep.world import RANK_VARIABLES, network, wire
 from samestep.world.checks import LaunchInfo, collective
 from samestep.world.machine import Dialled, Flow, RankTried, Trial
 from samestep.world.orphans import COMMAND, die_with_parent, this_command
+from samestep.world.search_path import module_arguments
 from samestep.world.token import TOKEN
 from samestep.world.waiting import kill
 
@@ -90,7 +91,7 @@ class LocalMachine:
             write(file, TrialRank(trial, rank, listening))
             with open(folder / f"log-{rank}.txt", "wb") as log:
                 process = subprocess.Popen(
-                    [sys.executable, "-m", "samestep.worker", "--try", str(file)],
+                    [sys.executable, *module_arguments("samestep.worker"), "--try", str(file)],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,

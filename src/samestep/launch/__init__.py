@@ -124,7 +124,7 @@ class Launcher(Protocol):
     def plan(self, program: Sequence[str], shape: Shape) -> Command:
         """Returns the command that starts the ranks.
 
-        program: the arguments after `python`, as in ('-m', 'samestep.worker', 'plan.json').
+        program: the arguments after `python`, as in ('-P', '-m', 'samestep.worker', 'plan.json'); the plan is the last.
 
         Raises UserError for a shape that this launcher cannot start.
         """

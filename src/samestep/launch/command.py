@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import os
 import shlex
-import stat
 import sys
 import tempfile
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from samestep import launch
-from samestep.errors import UserError
 from samestep.launch import Command, Machines
 from samestep.launch.started_by import LaunchedRank
 from samestep.records.record import SAVE_VARIABLES
 from samestep.world import network
+from samestep.world.connections import make_private
+from samestep.world.search_path import module_arguments
 
 
 def command_for(
@@ -26,7 +25,7 @@ def command_for(
     """Builds the command that starts `nproc` workers on this machine with the plan in the file `path`."""
     shape = launch.Shape(nproc, str(path.parent), machines)
     module = launch.load(launcher)
-    command = module.plan(("-m", "samestep.worker", *flags, str(path)), shape)
+    command = module.plan((*module_arguments("samestep.worker"), *flags, str(path)), shape)
     env = {**_environment(devices, machines), **_saved_variables(module), **command.env}
     return replace(command, env=env, launchers=(launcher,))
 
@@ -56,21 +55,13 @@ def rank_command(path: Path, rank: LaunchedRank, devices: Sequence[str], machine
     # A file is named after the launch: all ranks on this machine derive the same name.
     init_method = rank.init_method or f"file://{private_folder()}/{rank.launcher}-{rank.id}"
     env |= {"SAMESTEP_RUN": rank.id, "SAMESTEP_INIT_METHOD": init_method}
-    return Command((sys.executable, "-m", "samestep.worker", str(path)), env)
+    return Command((sys.executable, *module_arguments("samestep.worker"), str(path)), env)
 
 
 def private_folder() -> Path:
-    """Creates this user's folder for temporary files whose names several processes must know.
-
-    Raises UserError for a folder that another user made, or may write to: its files could be links to others.
-    """
-    folder = Path(tempfile.gettempdir()).resolve() / f"samestep-{os.getuid()}"
-    with suppress(FileExistsError):
-        folder.mkdir(mode=0o700)
-    status = folder.lstat()
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
-        raise UserError(f"{folder} is not a folder for this user alone; remove it, or set TMPDIR to another folder")
-    return folder
+    """Creates this user's folder for temporary files whose names several processes must know. Raises UserError as
+    make_private."""
+    return make_private(Path(tempfile.gettempdir()).resolve() / f"samestep-{os.getuid()}")
 
 
 def shell_line(command: Command) -> str:

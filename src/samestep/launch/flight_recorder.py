@@ -7,12 +7,11 @@ Gloo never marks a collective as started or completed, only as retired: until th
 from __future__ import annotations
 
 import http.client
-import os
-import socket
 from dataclasses import dataclass
 from pathlib import Path
 
-from samestep.records.flight_recorder import entries_of
+from samestep.records.flight_recorder import entries_of, socket_of
+from samestep.world.connections import connect
 
 ANSWER_S = 2.0
 DEFAULT_GROUP = "0"
@@ -61,7 +60,7 @@ class Recorded:
 def ask(folder: Path, rank: int) -> Recorded | None:
     """Asks the recorder of a rank of this machine. None where it does not answer: it has none, or is stopped."""
     try:
-        text = _post(folder, f"collectives-rank{rank}")
+        text = _post(socket_of(folder, rank))
         return recorded(text)
     except (OSError, http.client.HTTPException, ValueError):
         return None
@@ -87,15 +86,9 @@ def recorded(text: str) -> Recorded:
     return Recorded(last, tuple(each for each in seen if not each.retired))
 
 
-def _post(folder: Path, name: str) -> str:
-    directory = os.open(folder, os.O_RDONLY)
-    try:
-        with socket.socket(socket.AF_UNIX) as connection:
-            connection.settimeout(ANSWER_S)
-            connection.connect(f"/proc/self/fd/{directory}/{name}")
-            client = http.client.HTTPConnection("localhost", timeout=ANSWER_S)
-            client.sock = connection
-            client.request("POST", "/handler/fr_trace_json")
-            return client.getresponse().read().decode()
-    finally:
-        os.close(directory)
+def _post(path: Path) -> str:
+    with connect(path, ANSWER_S) as connection:
+        client = http.client.HTTPConnection("localhost", timeout=ANSWER_S)
+        client.sock = connection
+        client.request("POST", "/handler/fr_trace_json")
+        return client.getresponse().read().decode()

@@ -12,7 +12,6 @@ import atexit
 import os
 import select
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -25,7 +24,9 @@ from typing import Literal
 
 from samestep.launch.stacks import place_of
 from samestep.records.fork import ForkAnswer, ForkRequest, answer_of, line_of
+from samestep.world import connections
 from samestep.world.orphans import COMMAND, die_with_parent, this_command
+from samestep.world.search_path import module_arguments
 from samestep.world.waiting import Patience, kill
 
 Purpose = Literal["ranks", "reference", "tests"]
@@ -42,13 +43,12 @@ class ForkServer:
         folder = os.environ.get(SOCKETS)
         self._process: subprocess.Popen[bytes] | None = None
         if folder and (Path(folder) / purpose).exists():
-            self._socket = socket.socket(socket.AF_UNIX)
-            self._socket.connect(str(Path(folder) / purpose))
+            self._socket = connections.connect(Path(folder) / purpose)
             self._in = self._out = self._socket.fileno()
             return
         self._log = tempfile.NamedTemporaryFile(prefix="samestep-fork-server-")  # noqa: SIM115 - as long as it runs
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "samestep.worker", "--fork-server", purpose],
+            [sys.executable, *module_arguments("samestep.worker"), "--fork-server", purpose],
             env={"TORCH_CPP_LOG_LEVEL": "ERROR"} | os.environ | {"OMP_NUM_THREADS": "1", COMMAND: this_command()},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -9,6 +9,7 @@ import time
 
 from samestep.errors import TrainingFailed
 from samestep.world.orphans import die_with_parent
+from samestep.world.search_path import module_arguments
 from samestep.world.waiting import wait_for
 from samestep.world.wire import dial
 
@@ -28,7 +29,7 @@ def report(master: str, port: int, nnodes: int, timeout_s: float) -> bool:
             return False
         time.sleep(POLL_S)
     joining = subprocess.Popen(
-        [sys.executable, "-m", "samestep.rank.second_master", master, str(port), str(nnodes)],
+        [sys.executable, *module_arguments("samestep.rank.second_master"), master, str(port), str(nnodes)],
         env={"TORCH_CPP_LOG_LEVEL": "ERROR"} | os.environ,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,

@@ -90,9 +90,10 @@ def start(
     environment = quiet | os.environ | {"PYTHONUNBUFFERED": "1", COMMAND: this_command()} | dict(command.env)
     host = f"-{socket.gethostname()}" if machines.nnodes > 1 else ""  # the folder may be shared
     log = folder / f"log{host}.txt"
-    arguments = command.argv[3:]  # after python -m samestep.worker
-    if command.fork and (worker := fork_client.fork(command.fork, arguments, environment, log, deadline_s)):
-        return worker
+    if command.fork:
+        arguments = command.argv[command.argv.index("samestep.worker") + 1 :]
+        if worker := fork_client.fork(command.fork, arguments, environment, log, deadline_s):
+            return worker
     with open(log, "ab") as output:
         return subprocess.Popen(
             command.argv,

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import torch._C._distributed_c10d as c10d
 
-from samestep.records.flight_recorder import Entry, entries_of
+from samestep.errors import UserError
+from samestep.records.flight_recorder import Entry, entries_of, socket_of
+from samestep.world.connections import make_private, short_path
 
 ENTRIES = 256  # of the ring: more than the collectives of any step that are in flight
 _servers: list[object] = []  # they end with the process
@@ -33,16 +35,13 @@ def read() -> tuple[Entry, ...]:
 
 
 def serve(folder: Path, rank: int) -> None:
-    """Answers at the Unix socket collectives-rankR in `folder`, which must be on this machine's disk."""
+    """Answers at a Unix socket below `folder`, which must be on this machine's disk."""
     server = getattr(c10d, "_WorkerServer", None)
     if server is None or _servers:  # one a process: its threads end with it alone
         return
-    path = folder / f"collectives-rank{rank}"
-    with suppress(OSError, RuntimeError):  # some file systems hold no sockets
+    path = socket_of(folder, rank)
+    with suppress(OSError, RuntimeError, UserError):  # some file systems hold no sockets, or none for one user alone
+        make_private(path.parent)
         path.unlink(missing_ok=True)
-        directory = os.open(folder, os.O_RDONLY)
-        try:
-            # Through the folder's descriptor: a socket's path may have 107 characters at most.
-            _servers.append(server(f"/proc/self/fd/{directory}/{path.name}"))
-        finally:
-            os.close(directory)
+        with short_path(path) as name:
+            _servers.append(server(name))

@@ -22,6 +22,7 @@ from samestep.records.files import read, write
 from samestep.records.results import RESULTS
 from samestep.records.script import PLAN, CheckResults, ScriptPlan, ScriptRecord
 from samestep.world import World
+from samestep.world.search_path import module_arguments
 from samestep.world.waiting import wait_for
 
 WAIT_S = 60.0  # for the records of the other ranks, which end the same step
@@ -67,7 +68,7 @@ class Watch:
             # The judge is the parent's side, which a child does not import.
             with tempfile.TemporaryFile("w+") as printed:
                 judge = subprocess.Popen(
-                    [sys.executable, "-m", "samestep.commands.judge_records", str(folder)],
+                    [sys.executable, *module_arguments("samestep.commands.judge_records"), str(folder)],
                     stdin=subprocess.DEVNULL,
                     stdout=printed,
                     stderr=printed,

@@ -7,8 +7,16 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from pathlib import Path
 
 from pydantic import TypeAdapter
+
+SOCKETS = "sockets"  # in the folder of a launch, for this user alone
+
+
+def socket_of(folder: Path, rank: int) -> Path:
+    """Returns the path of the Unix socket at which a rank of the launch in `folder` tells its collectives."""
+    return folder / SOCKETS / f"collectives-rank{rank}"
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 
 from samestep import engine
 from samestep.records.files import prepare
@@ -60,7 +61,7 @@ def listen(of: str, path: str, main: Main) -> None:
         _answer(connection.fileno(), ForkAnswer(threads=threads()))
         _serve(connection.fileno(), connection.fileno(), main)
 
-    fork_for_connections(path, serve_connection)
+    fork_for_connections(Path(path), serve_connection)
 
 
 def threads() -> int:

@@ -10,7 +10,6 @@ import faulthandler
 import os
 import queue
 import signal
-import socket
 import sys
 import threading
 import traceback
@@ -18,6 +17,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 import pytest
 import torch
@@ -40,6 +40,7 @@ from samestep.records.rank_tests import (
 )
 from samestep.tasks import rank_state, thread_ranks
 from samestep.world import network
+from samestep.world.connections import connect
 from samestep.world.orphans import die_with_parent
 
 PLUGIN = "samestep-rank"
@@ -67,9 +68,7 @@ OPTIONS = {
 def run(address: str) -> None:
     """Connects to the socket at `address`, and runs tests until the connection is closed."""
     die_with_parent()
-    with socket.socket(socket.AF_UNIX) as opened:
-        opened.connect(address)
-        connection = Connection(opened.detach())
+    connection = Connection(connect(Path(address)).detach())
     settings = connection.recv()
     assert isinstance(settings, PytestSession)
     _print_into(settings)

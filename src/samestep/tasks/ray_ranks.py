@@ -6,6 +6,8 @@ import os
 import tempfile
 from collections.abc import Callable
 
+LONGEST = 24  # characters of the folder of temporary files, to which Ray adds up to 80 of a socket's 107
+
 
 def start(size: int, rank: Callable[[], int], storage: str) -> None:
     """Runs `rank` in each of `size` workers of a TorchTrainer, and waits for them.
@@ -21,7 +23,8 @@ def start(size: int, rank: Callable[[], int], storage: str) -> None:
     timeout_s = round(float(os.environ.get("SAMESTEP_TIMEOUT_S", "120")))
     # Its sockets' paths must be short, so its files are not in the results' folder. Not somebody's cluster: it would
     # outlive this process, and a rank of it could be anywhere.
-    with tempfile.TemporaryDirectory(prefix="samestep-ray-", ignore_cleanup_errors=True) as folder:
+    short = tempfile.gettempdir() if len(tempfile.gettempdir()) <= LONGEST else "/tmp"
+    with tempfile.TemporaryDirectory(prefix="samestep-ray-", dir=short, ignore_cleanup_errors=True) as folder:
         ray.init(address="local", num_cpus=size, include_dashboard=False, log_to_driver=True, _temp_dir=folder)
         trainer = TorchTrainer(
             _of_worker,

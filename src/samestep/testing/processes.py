@@ -22,6 +22,8 @@ from samestep.launch import fork_client
 from samestep.launch.fork_client import ForkedWorker
 from samestep.records.rank_tests import DUMP_STACKS, AskState, ProcessState, PytestSession, RankState
 from samestep.testing.output import Output
+from samestep.world import connections
+from samestep.world.search_path import module_arguments
 from samestep.world.waiting import kill
 
 START_S = 300.0  # for a process to import torch and connect
@@ -122,19 +124,16 @@ class Processes:
         """Starts a process. Returns it with its folder and the socket to which it will connect."""
         self._started += 1
         folder = self.folder / f"p{self._started}"
-        folder.mkdir()
-        listening = socket.socket(socket.AF_UNIX)
-        listening.bind(str(folder / "s"))
-        listening.listen(1)
+        folder.mkdir(mode=0o700)
+        listening = connections.listen(folder / "s")
         arguments = ["--test-rank", str(folder / "s")]
         if not debug:
             fork_client.start("tests")
             forked = fork_client.fork("tests", arguments, os.environ, folder / "log")
             if forked is not None:
                 return forked, folder, listening
-        command = [sys.executable, "-m", "samestep.worker", *arguments]
-        paths = os.pathsep.join([path for path in sys.path if path])
-        environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, *module_arguments("samestep.worker"), *arguments]
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
         if debug:  # it has the terminal
             return subprocess.Popen(command, env=environment), folder, listening
         with open(folder / "log", "wb") as log:
@@ -184,7 +183,7 @@ def _connected(process: AnyProcess, folder: Path, listening: socket.socket) -> C
         until = time.monotonic() + START_S
         while True:
             with suppress(TimeoutError):
-                accepted, _ = listening.accept()
+                accepted = connections.accept(listening)
                 accepted.setblocking(True)
                 return Connection(accepted.detach())
             if process.poll() is not None or time.monotonic() > until:

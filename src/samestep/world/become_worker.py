@@ -2,7 +2,8 @@
 
 `samestep check -- COMMAND` copies this file as sitecustomize.py into a folder on PYTHONPATH, so that it runs first in
 each Python that the command starts. One that a launcher has started as a rank, and that runs a script, goes on as a
-worker. The copy runs in the user's Python: it imports only the standard library.
+worker. The copy runs in the user's Python: until it starts the worker, it imports
+only the standard library.
 """
 
 import importlib.util
@@ -29,7 +30,9 @@ def become_worker() -> None:
     names, words = rank_variables(os.environ), script_of(sys.orig_argv[1:])
     if names and words and importlib.util.find_spec("samestep"):
         os.environ |= {SCRIPT: json.dumps(words), RANK_VARIABLES: ",".join(names)}
-        os.execv(sys.executable, [sys.executable, "-m", "samestep.worker", os.environ[PLAN]])
+        from samestep.world.search_path import module_arguments  # of the samestep that runs the worker
+
+        os.execv(sys.executable, [sys.executable, *module_arguments("samestep.worker"), os.environ[PLAN]])
 
 
 def rank_variables(environment: Mapping[str, str]) -> list[str]:

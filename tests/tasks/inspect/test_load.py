@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -115,3 +116,43 @@ def test_what_is_no_function_is_said(tmp_path: Path) -> None:
     file.write_text("job = 3")
     with pytest.raises(UserError, match=r"no_function.py has no function 'job', but int; .* docs/porting.md"):
         find(str(file))
+
+
+@pytest.fixture
+def in_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A folder whose name is a package's, with a job and what it imports, as the current folder's neighbour."""
+    name = f"package_{tmp_path.name.replace('-', '_')}"
+    folder = tmp_path / name
+    folder.mkdir()
+    (folder / "__init__.py").touch()
+    (folder / f"model_{name}.py").write_text("WIDTH = 3\n")
+    for job, line in {"beside": f"import model_{name} as m", "inside": f"from {name} import model_{name} as m"}.items():
+        (folder / f"{job}_{name}.py").write_text(f"{line}\n{TEXT}\ndef width(): return m.WIDTH\n")
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path not in ("", str(Path.cwd()))])
+    monkeypatch.chdir(tmp_path)
+    return name
+
+
+def test_a_job_finds_its_neighbours_as_a_script_or_a_module_does(
+    in_package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert find(f"{in_package}.inside_{in_package}:width")() == 3
+    monkeypatch.chdir("/")
+    assert find(f"{tmp_path / in_package / f'beside_{in_package}.py'}:width")() == 3
+
+
+def test_a_job_that_looks_in_the_current_folder_is_told_how(in_package: str) -> None:
+    with pytest.raises(UserError, match=r"current folder.*PYTHONPATH=\.") as refused:
+        find(f"{in_package}/inside_{in_package}.py:width")
+    assert in_package in str(refused.value)
+
+
+def test_a_file_that_hides_a_module_of_pythons_own_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "turtle", raising=False)
+    (tmp_path / "turtle.py").touch()
+    (tmp_path / "hiding.py").write_text("from turtle import Turtle\ndef job(): pass\n")
+    with pytest.raises(UserError, match="rename it") as refused:
+        find(f"{tmp_path}/hiding.py:job")
+    assert f"{tmp_path}/turtle.py" in str(refused.value)
+    del sys.modules["turtle"]

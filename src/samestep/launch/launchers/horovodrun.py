@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from samestep.errors import UserError
 from samestep.launch import Command, Machines, Shape, only_one_machine
 from samestep.launch.init_method import user_init_method
 from samestep.world import RENDEZVOUS_PORT, RankVariables
+from samestep.world.search_path import module_arguments
 
 ONE_MACHINE = True
 STARTS = ("horovod",)
@@ -33,7 +33,8 @@ def plan(program: Sequence[str], shape: Shape) -> Command:
     if shape.machines.port:
         raise UserError("horovodrun chooses its ports itself; leave --port out, or use another launcher")
     command = (
-        str(Path(sys.executable).with_name("horovodrun")),
+        sys.executable,
+        *module_arguments("horovod.runner.launch"),  # as its script horovodrun does; it starts Python itself
         "-np",
         str(shape.nproc),
         "-H",

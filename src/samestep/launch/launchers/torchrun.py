@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from samestep.errors import UserError
 from samestep.launch import Command, Machines, Shape, one_task_on_each, tasks_of
 from samestep.world import RENDEZVOUS_PORT, RankVariables
+from samestep.world.search_path import module_arguments
 
 STARTS = ("group",)
 PREFIX = "TORCHELASTIC_"
@@ -49,8 +50,7 @@ def plan(program: Sequence[str], shape: Shape) -> Command:
     return Command(
         (
             sys.executable,
-            "-m",
-            "torch.distributed.run",
+            *module_arguments("torch.distributed.run"),
             f"--nnodes={machines.min_nodes}:{machines.nnodes}" if elastic else f"--nnodes={machines.nnodes}",
             f"--nproc-per-node={shape.nproc}",
             *rendezvous,

@@ -22,6 +22,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from samestep.errors import UserError, nearest
 from samestep.job import Job
+from samestep.world.search_path import hiding_files
 
 
 def builtin_names() -> list[str]:
@@ -58,8 +59,9 @@ def _unpickled(target: str) -> Callable[..., Any]:
     import cloudpickle
 
     try:
-        path, function = cloudpickle.loads(Path(target).read_bytes())
-        sys.path += [folder for folder in path if folder not in sys.path]
+        path, pickled = cloudpickle.loads(Path(target).read_bytes())
+        sys.path += [folder for folder in path if folder not in sys.path]  # the function may need modules from there
+        function = cloudpickle.loads(pickled)
     except Exception as error:
         raise UserError(f"the job does not load in another process: {_summary(error)}") from error
     return cast(Callable[..., Any], function)
@@ -121,7 +123,23 @@ def _import(source: str, function: str) -> ModuleType:
     except UserError:
         raise
     except BaseException as error:
-        raise UserError(f"the job {source} does not import: {_where(error, source)}{_summary(error)}") from error
+        raise UserError(
+            f"the job {source} does not import: {_where(error, source)}{_summary(error)}{_import_hint(error, source)}"
+        ) from error
+
+
+def _import_hint(error: BaseException, source: str) -> str:
+    """Returns what to do about a job that does not import, where its folder or the current one explains it; else ''."""
+    folder = Path(source).resolve().parent if source.endswith(".py") else Path.cwd()
+    if hiding := hiding_files(folder):
+        return f"; {hiding[0]} is imported in place of Python's own module of that name: rename it"
+    name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    if name and source.endswith(".py") and (Path(name).is_dir() or Path(f"{name}.py").is_file()):
+        return (
+            f"; {name} is in the current folder, where only a job given as package.module:function finds it: give the "
+            "job so, or set PYTHONPATH=."
+        )
+    return ""
 
 
 def _check_has(function: str, source: str, path: Path) -> None:
