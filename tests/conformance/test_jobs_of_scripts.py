@@ -128,7 +128,7 @@ ENGINES: dict[str, tuple[str, dict[str, str]]] = {
 PROVEN = [name for name in ENGINES if name != "deepspeed stage=2"]  # its loop is that of stage 1
 
 
-@pytest.mark.parametrize(("name", "jobs"), shared_out(PROVEN, JOBS, of=4))
+@pytest.mark.parametrize(("name", "jobs"), shared_out(PROVEN, JOBS, of=6))
 def test_the_same_on_every_engine(name: str, jobs: list[str], bench: Bench) -> None:
     verdicts = {job: bench.prove(job, *ENGINES[name], 2) for job in jobs}
     assert {job: verdict for job, verdict in verdicts.items() if verdict.verdict != "same"} == {}

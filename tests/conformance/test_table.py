@@ -14,7 +14,7 @@ from ranks import ELSEWHERE, engine_facts
 # All behaviours of each engine, and every fifth one of what differs from an engine by a setting.
 PLAIN = [name for name, (_, given) in ENGINES.items() if not given]
 CELLS = [pytest.param(name, [*BEHAVIOURS], marks=CHECK, id=name) for name in PLAIN]
-CELLS += shared_out([name for name in ENGINES if name not in PLAIN], [*BEHAVIOURS], of=5)
+CELLS += shared_out([name for name in ENGINES if name not in PLAIN], [*BEHAVIOURS], of=8)
 
 
 @pytest.fixture(scope="module")

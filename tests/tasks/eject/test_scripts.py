@@ -110,7 +110,7 @@ CHOSEN = [
 
 @pytest.mark.parametrize(
     ("engine", "chosen"),
-    [pytest.param(*each, marks=in_turn(3, number)) for number, each in enumerate(CHOSEN)],
+    [pytest.param(*each, marks=in_turn(4, number)) for number, each in enumerate(CHOSEN)],
     ids=lambda value: str(value),
 )
 def test_an_engines_settings(engine: str, chosen: dict[str, str], tmp_path: Path) -> None:
