@@ -297,7 +297,7 @@ def _dry_runs() -> Iterator[Case]:
         "run quick.py --dry-run",
         "slurm quick.py --dry-run",
         "slurm quick.py --dry-run --out out",
-        "run quick.py --to k8s --image i --claim c --out out",
+        "run quick.py --to k8s --image i --claim c",
         "eject quick.py",
         "collectives --show all_reduce",
         "doctor --quick",
@@ -306,5 +306,5 @@ def _dry_runs() -> Iterator[Case]:
         look = f"ls -laR > $TMPDIR/before; SAMESTEP {line} > $TMPDIR/printed; code=$?; ls -laR > $TMPDIR/after; "
         look += "diff $TMPDIR/before $TMPDIR/after >&2 || code=99; "
         look += "rm $TMPDIR/before $TMPDIR/after $TMPDIR/printed; exit $code"
-        codes = (WORKS, FAILED) if line.startswith("doctor") else (WORKS,)
+        codes = (WORKS, FAILED) if line.startswith("doctor") else (REFUSED,) if line.startswith("runs") else (WORKS,)
         yield _case(f"looks only: {line}", look, codes)

@@ -78,7 +78,7 @@ def test_every_path_that_no_file_can_have_is_refused_in_one_sentence(
             code, error = said([command, f"{flag}={value}", *WORDS.get(command, [])], monkeypatch, capfd)
             assert (code, error.count("\n"), flag in error) == (2, 1, True), (command, flag, value, error)
             assert len(error) < 300
-    for words in (["run", ""], ["runs", ""], ["runs", "x" * 300], ["diff", "", "a"], ["eject", "y" * 5000]):
+    for words in (["run", ""], ["runs", ""], ["runs", "x" * 300], ["diff", "", "a"], ["check", "y" * 5000]):
         code, error = said(words, monkeypatch, capfd)
         assert (code, error.count("\n")) == (2, 1), (words, error)
     assert list(tmp_path.iterdir()) == []

@@ -65,6 +65,8 @@ def test_a_state_is_kept_as_its_differences_from_another(tmp_path: Path) -> None
         assert np.array_equal(found[name], exact.numpy()) and found[name].dtype == exact.numpy().dtype
     with StateFile(tmp_path, 0, "end") as file:
         assert np.array_equal(file["w"], found["w"]) and len(file) == len(end)
+    write_state(tmp_path, 0, "numerics of sgd", start)  # as an inexact engine's training is named
+    assert np.array_equal(read_arrays(tmp_path, 0, "numerics of sgd")["w"], start["w"].numpy())
     (tmp_path / "rank0.start.npz").unlink()
     with pytest.raises(TrainingFailed, match=r"rank0\.start\.npz is missing"):
         read_arrays(tmp_path, 0, "end")

@@ -13,7 +13,7 @@ from samestep import launch
 from samestep.commands.check_command import is_command, recorded
 from samestep.commands.check_options import LAUNCHERS, CheckOptions
 from samestep.commands.check_replay import replay
-from samestep.commands.options import flag_of
+from samestep.commands.options import flag_of, why_no_path
 from samestep.commands.results_folder import prepare
 from samestep.errors import TrainingFailed, UserError, say
 from samestep.launch import Command, Machines, fork_client, supervise
@@ -37,6 +37,8 @@ def check(options: CheckOptions, words: Sequence[str]) -> CheckResults:
 
     Raises UserError for a script that is not there, and TrainingFailed for one that fails.
     """
+    if why := why_no_path(words[0]):
+        raise UserError(f"SCRIPT {words[0][:80] or repr('')}: {why}")
     command = words if not options.module and is_command(words) else None
     script, arguments = (words[0], [*words[1:]]) if command or options.module else _script_of(words)
     if options.launcher not in LAUNCHERS:

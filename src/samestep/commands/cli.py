@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
 from collections.abc import Callable
@@ -321,6 +322,11 @@ def main() -> None:
             line, message = error.ctx.command_path if error.ctx else "samestep", error.format_message().rstrip(".")
             say(f"{message[:1].lower()}{message[1:]}; see `{line} --help`")
         sys.exit(error.exit_code)
+    except OSError as error:  # of a help's text; what commands raise, they name themselves
+        if error.errno != errno.ENOSPC:
+            raise
+        say(f"the output cannot be written ({error.strerror}); free some disk space")
+        sys.exit(2)
 
 
 if __name__ == "__main__":
