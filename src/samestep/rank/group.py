@@ -169,19 +169,34 @@ def _store(url: str, world: World, timeout: timedelta) -> Store:
     file = url.removeprefix("file://")  # not parsed: a folder's name may hold characters that a URL must not
     if file != url:
         return FileStore(file, world.size)
-    at = urlsplit(url)
     store: Store
-    if at.scheme == "tcp" and world.rank == 0 and at.hostname and at.port:
-        listening = network.bound(at.hostname, at.port)  # torch's own socket would listen on every interface
-        store = TCPStore(
-            at.hostname, at.port, world.size, True, timeout, wait_for_workers=False, master_listen_fd=listening.detach()
-        )
+    if at := _served_at(url, world):
+        listening = network.bound(*at)  # torch's own socket would listen on every interface
+        store = TCPStore(*at, world.size, True, timeout, wait_for_workers=False, master_listen_fd=listening.detach())
     else:
         store = next(iter(rendezvous(url, world.rank, world.size, timeout=timeout)))[0]
     _check_run(store, url)
     # torchrun's store outlives a restart: restarted ranks must not read the addresses of the dead ones. And a rank
     # that connects to another run's store must not find that run's ranks.
     return PrefixStore(f"{os.environ.get(RUN, '')} attempt {attempt()}", store)
+
+
+def _served_at(url: str, world: World) -> tuple[str, int] | None:
+    """Returns (host, port) where this rank serves the store for all; None where another rank, or torchrun, does.
+
+    None, too, for a host that leads to this machine alone here, as by a line in /etc/hosts, where other machines reach
+    it by another address: torch listens on every interface.
+    """
+    if world.rank:
+        return None
+    at = urlsplit(url)
+    if at.scheme == "tcp":
+        return (at.hostname, at.port) if at.hostname and at.port else None
+    host, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" or not host or not port.isdecimal():
+        return None
+    outside = world.local_size < world.size and all(map(network.is_loopback, network.addresses(host)))
+    return None if outside else (host, int(port))
 
 
 def _check_run(store: Store, url: str) -> None:

@@ -9,13 +9,13 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TypeVar
 
 from torch._C._distributed_c10d import Store
 
-from samestep.errors import LostPeer, Refused
+from samestep.errors import LostPeer, Refused, UserError, printable
 from samestep.rank.store_readers import READ_S, count_reader
 from samestep.records.files import as_json, from_json
 from samestep.records.plan import LaunchRequest
@@ -52,6 +52,17 @@ class Member:
     asked: LaunchRequest | None = None
 
 
+def member_of(text: bytes, rank: int) -> Member:
+    """Returns what a rank has written. Raises UserError for what no rank writes: the store takes it from anybody."""
+    try:
+        member = from_json(Member, json.loads(text), f"what rank {rank} says")
+    except (ValueError, RecursionError):
+        member = None
+    if member is None or member.rank != rank:
+        raise UserError(f"what rank {rank} says is not as samestep writes it; choose another port for the rendezvous")
+    return replace(member, host=printable(member.host, 255), device=printable(member.device, 255))
+
+
 class Membership:
     """The ranks of one process group: which rank runs where, and which are lost."""
 
@@ -72,7 +83,7 @@ class Membership:
         """
         ranks = range(self.world.size)
         texts = [self._store.get(self._key("here", rank)) for rank in ranks]
-        self.others = [from_json(Member, json.loads(text), f"what rank {rank} says") for rank, text in enumerate(texts)]
+        self.others = [member_of(text, rank) for rank, text in enumerate(texts)]
         try:
             self._check_local_ranks()
             self._check_requests()

@@ -1,9 +1,10 @@
 """torchrun's rendezvous of machines, which refuses at once a machine that does not belong to it.
 
-With --node-rank it is torch's static one, with a store that listens on the master's address only: torch's TCPStore
-listens on every interface, and this handler gives it a socket that is bound to one. Port 0 in the endpoint means any
-free port. Without --node-rank it is torch's c10d, which numbers the machines, and with --nnodes MIN:MAX lets them leave
-and join. torchrun finds the handler by its entry point in the group `torchrun.handlers`.
+With --node-rank it is torch's static one. Without, it is torch's dynamic one, which numbers the machines, and with
+--nnodes MIN:MAX lets them leave and join; torch keeps its state pickled in the store, where anybody could put a pickle
+of his own, so here it is JSON (rank/rendezvous_state.py). The store listens on the master's address only: torch's
+TCPStore listens on every interface, and this handler gives it a socket that is bound to one. Port 0 in the endpoint
+means any free port. torchrun finds the handler by its entry point in the group `torchrun.handlers`.
 Source: https://docs.pytorch.org/docs/stable/elastic/rendezvous.html
 """
 
@@ -18,18 +19,20 @@ from datetime import timedelta
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousParameters
 from torch.distributed.elastic.rendezvous.api import RendezvousStoreInfo
-from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_backend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
-from samestep.errors import UserError
+from samestep.errors import UserError, printable
+from samestep.rank.rendezvous_state import StateInJson
 from samestep.rank.store_readers import count_reader
 from samestep.records.record import ATTEMPT
+from samestep.world import RENDEZVOUS_PORT
 from samestep.world.network import bound
 
 POLL_S = 0.1
 READ_S = 5.0  # how long the machine that holds the store waits for those that read why it ends
+LONGEST_TEXT = 500  # characters of what another program has written into the store
 JOIN_S = 600  # how long a machine waits for the master, as torch's own handler does
 
 
@@ -48,14 +51,14 @@ class JoinedMachines:
         digest: of what it is to train, where machines may join later. Raises UserError where another machine has
         this number, or where the machines of another training have joined.
         """
-        first = self._store.compare_set("machines", "", self._machines).decode()
+        first = _text(self._store.compare_set("machines", "", self._machines))
         if first != self._machines:
             raise UserError(
                 f"--nnodes {self._machines} here, and --nnodes {first} on the machine that joined {self._endpoint} "
                 "first; run the same command on every machine, or give another training another --port"
             )
         if digest:
-            if self._store.compare_set("request", "", digest).decode() != digest:
+            if _text(self._store.compare_set("request", "", digest)) != digest:
                 raise UserError(
                     f"this machine's command differs from that of the machines that train at {self._endpoint}; run the "
                     "same command, with the same files, or give another training another --port"
@@ -67,7 +70,7 @@ class JoinedMachines:
             )
         if number is not None:
             me = f"{socket.gethostname()}, process {os.getpid()}"
-            holder = self._store.compare_set(f"machine {number}", "", me).decode()
+            holder = _text(self._store.compare_set(f"machine {number}", "", me))
             if holder != me:
                 self._store.set(
                     "refused",
@@ -88,7 +91,7 @@ class JoinedMachines:
         numbers = range(int(self._machines))
         while missing := [number for number in numbers if not self._store.check([f"machine {number}"])]:
             if self._store.check(["refused"]):
-                why = self._store.get("refused").decode()
+                why = _text(self._store.get("refused"))
                 joined = len(numbers) - len(missing)
                 count_reader(self._store, "read", joined, holds_store=holds_store, wait_s=READ_S)
                 raise UserError(why)
@@ -100,7 +103,10 @@ class JoinedMachines:
         """Returns how often the machines have joined before, the same number on each."""
         if info.rank == 0:
             info.store.set("samestep/round", str(self._store.add("rounds", 1) - 1))
-        return int(info.store.get("samestep/round"))
+        number = _text(info.store.get("samestep/round"))
+        if not number.isdecimal() or len(number) > 9:
+            raise UserError(f"another program writes into the rendezvous at {self._endpoint}; choose another --port")
+        return int(number)
 
     def set_complete(self, complete: bool) -> None:
         """Notes whether all machines have joined. After a restart they join again."""
@@ -108,6 +114,29 @@ class JoinedMachines:
             self._store.set("complete", "")
         else:
             self._store.delete_key("complete")
+
+
+def _text(value: bytes) -> str:
+    """Returns a text of the store, which any program that reaches its port can write."""
+    return printable(value.decode(errors="replace"), LONGEST_TEXT)
+
+
+def store_at(host: str, port: int, timeout: timedelta, *, holds: bool) -> TCPStore:
+    """Opens the store at an address. holds: this process serves it, at this address alone; port 0: any free one."""
+    if not holds:
+        return TCPStore(host, port, None, False, timeout, wait_for_workers=False)
+    listening = bound(host, port)
+    port = listening.getsockname()[1]
+    return TCPStore(
+        host,
+        port,
+        None,
+        True,
+        timeout,
+        wait_for_workers=False,
+        multi_tenant=True,
+        master_listen_fd=listening.detach(),
+    )
 
 
 class StaticRendezvous(StaticTCPRendezvous):
@@ -118,45 +147,34 @@ class StaticRendezvous(StaticTCPRendezvous):
 
     def next_rendezvous(self) -> RendezvousInfo:
         if not self._store:
-            if self.rank == 0:
-                listening = bound(self.master_addr, self.master_port)
-                self.master_port = listening.getsockname()[1]
-                self._store = TCPStore(
-                    self.master_addr,
-                    self.master_port,
-                    None,
-                    True,
-                    self.timeout,
-                    wait_for_workers=False,
-                    multi_tenant=True,
-                    master_listen_fd=listening.detach(),
-                )
-            else:
-                self._store = TCPStore(
-                    self.master_addr, self.master_port, None, False, self.timeout, wait_for_workers=False
-                )
+            store = store_at(self.master_addr, self.master_port, self.timeout, holds=self.rank == 0)
+            self._store, self.master_port = store, store.port
             machines = JoinedMachines(self._store, f"{self.master_addr}:{self.master_port}", str(self.world_size))
             machines.join(self.rank)
             machines.await_all(self.timeout, holds_store=self.rank == 0)
-        store = PrefixStore(self.run_id, self._store)
         store_info = RendezvousStoreInfo(self.master_addr, self.master_port)
-        return RendezvousInfo(store, self.rank, self.world_size, store_info)
+        return RendezvousInfo(PrefixStore(self.run_id, self._store), self.rank, self.world_size, store_info)
 
 
 class DynamicRendezvous(RendezvousHandler):
-    """torch's c10d rendezvous, which numbers the machines; a machine of another training is refused.
+    """torch's dynamic rendezvous, which numbers the machines; a machine of another training is refused.
 
     Where machines may leave and join, the ranks get the number of their rendezvous: torch's own count of restarts is
     another one on each machine.
     """
 
     def __init__(self, params: RendezvousParameters) -> None:
-        backend, store = create_backend(params)
+        host, port = parse_rendezvous_endpoint(params.endpoint, RENDEZVOUS_PORT)
+        timeout = timedelta(seconds=params.get_as_int("read_timeout", JOIN_S) or JOIN_S)
+        store = store_at(host, port, timeout, holds=bool(params.get_as_bool("is_host", False)))
         machines = f"{params.min_nodes}:{params.max_nodes}"
         self._digest = str(params.config.get("request", ""))
         self._machines = JoinedMachines(store, params.endpoint, machines if self._digest else str(params.max_nodes))
         self._machines.join(None, self._digest)
-        self._inner = create_handler(store, backend, params)
+        self._inner = create_handler(store, StateInJson(store, params.run_id), params)
+        if address := params.local_addr:  # torch's own store for the ranks would listen on every interface
+            open_store = lambda _, port: store_at(address, port, timeout, holds=True)  # noqa: E731
+            self._inner._create_tcp_store_server = open_store  # type: ignore[method-assign]
         self._joined = False
 
     def get_backend(self) -> str:

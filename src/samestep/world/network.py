@@ -166,6 +166,11 @@ def check_interface(name: str, *, several: bool = False) -> Mapping[str, str]:
     return dict.fromkeys(NAMES, name)
 
 
+def is_loopback(address: str) -> bool:
+    """Whether an address leads to this machine alone."""
+    return ipaddress.ip_address(address).is_loopback
+
+
 def is_loop(interface: str) -> bool:
     """Whether an interface has addresses, and leads to this machine alone."""
     entries = interfaces().get(interface, [])

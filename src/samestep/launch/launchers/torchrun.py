@@ -27,8 +27,8 @@ EXITED = (r"rank +: (?P<rank>\d+) \(local_rank: \d+\)\s+exitcode +: (?P<code>[1-
 def plan(program: Sequence[str], shape: Shape) -> Command:
     """Starts the ranks of this machine, the only one or one of several.
 
-    With a node rank, or on one machine, the rendezvous is static and listens on the master's address only
-    (samestep.rank.rendezvous). Otherwise it is torch's c10d, which numbers the machines and listens on all interfaces.
+    With a node rank, or on one machine, the rendezvous is static; otherwise it is torch's dynamic one, which numbers
+    the machines. Both listen on the master's address only (samestep.rank.rendezvous).
     Where machines may leave and join, each round of it gets a store of its own: torch gives a machine that joins no
     address of an older one. Raises UserError when there are several machines and no port for the rendezvous.
     """
