@@ -216,7 +216,7 @@ def why_refused(
     """
     if request.do == "meet":
         if ports or not 0 < len(request.ports) <= info.nnodes:
-            return f"to connect to {len(request.ports)} machines of {info.nnodes}"
+            return f"to connect to {len(request.ports)} {'other ' * bool(ports)}machines of {info.nnodes}"
         odd = [port for _, port in request.ports if not FIRST_PORT <= port < 1 << 16]
         return f"to connect to port {odd[0]}" if odd else ""
     if request.do in ("dial", "send"):
