@@ -13,15 +13,19 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
+from torch.utils.data import TensorDataset
 
 from hostile_files import ANY, CANARY, JSON, SAFETENSORS
+from samestep import Job, Recipe
 from samestep.commands.runs import newest_checkpoint
+from samestep.engines import single
 from samestep.errors import UserError
 from samestep.rank.checkpoint_files import Damaged, Saved, checked, digest, newest
 from samestep.rank.checkpoint_state import TrainingState, check_parts
-from samestep.rank.checkpoints import Checkpoints
-from samestep.records.checkpoint import FOLDER, MANIFEST, Manifest, Place, RankPart
+from samestep.rank.checkpoints import Checkpoints, StopAfter
+from samestep.records.checkpoint import FOLDER, MANIFEST, Every, Manifest, Place, RankPart
 from samestep.records.files import read, write
+from samestep.training import Run
 from samestep.world import World
 
 
@@ -190,3 +194,44 @@ def test_nothing_outside_of_a_run_is_removed(folder: Path, tmp_path: Path) -> No
     checkpoints.close()
     assert (tmp_path / "precious" / "file").read_text() == "kept"
     assert "step-4" in os.listdir(folder)
+
+
+def _linear() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Linear(2, 1)
+
+
+def _trained(folder: Path, *, stop: int | None) -> dict[str, torch.Tensor]:
+    """The weights of six steps, or of fewer, that continue from what is in a folder."""
+    rows = TensorDataset(torch.randn(24, 2, generator=torch.Generator().manual_seed(1)), torch.ones(24, 1))
+    job = Job(
+        model=_linear,
+        criterion=lambda output, batch: nn.functional.mse_loss(output, batch.targets),
+        optimizer=Recipe(torch.optim.AdamW, {"lr": 0.1}),
+        train=rows,
+        global_batch=4,
+        epochs=1,
+    )
+    checkpoints = Checkpoints(folder, World(), None, every=Every(2, "steps"))
+    run = Run(job, World(), 6, checkpoints=checkpoints, stop=StopAfter(stop) if stop else None)
+    state = single.train(job, World(), run)
+    checkpoints.close()
+    return {name: tensor.clone() for name, tensor in state.items()}
+
+
+def test_a_training_continues_past_what_was_swapped_and_refuses_what_was_forged(tmp_path: Path) -> None:
+    whole = _trained(tmp_path / "whole", stop=None)
+    _trained(tmp_path / "cut", stop=4)
+    shutil.copytree(tmp_path / "cut" / "step-2", tmp_path / "cut" / "step-5")
+    continued = _trained(tmp_path / "cut", stop=None)
+    assert all(torch.equal(whole[name], continued[name]) for name in whole)
+
+    for step in ("step-6", "step-5"):
+        shutil.rmtree(tmp_path / "cut" / step)
+    checkpoint = tmp_path / "cut" / "step-4"
+    part = read(RankPart, checkpoint / "rank0.json")
+    position = {"done": 2, "skipped": 0, "last": None}
+    write(checkpoint / "rank0.json", replace(part, tree=part.tree | {"position": position}))
+    resealed(checkpoint)
+    with pytest.raises(UserError, match="its state is that of step 2"):
+        _trained(tmp_path / "cut", stop=None)
