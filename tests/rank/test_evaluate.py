@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,18 +11,23 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.data import Subset
+from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 
 from command import WATCHED
 from conformance import jobs_drawn
 from mutations import jobs as mutated
 from ranks import Ranks
+from samestep import Job, Recipe
 from samestep.errors import UserError
 from samestep.job import Batch
 from samestep.rank.evaluate import evaluate
-from samestep.records.plan import Plan, Train
+from samestep.records.plan import Plan, Prove, Train
+from samestep.reference import evaluation as reference
+from samestep.tasks.inspect.dry_step import dry_evaluation
 from samestep.tasks.inspect.job import inspect_job
+from samestep.tasks.proof_job import proof_job
 from samestep.training import Run
 from samestep.world import World
 
@@ -175,3 +181,77 @@ def test_predictions_that_are_no_rows_are_refused() -> None:
     assert evaluate(pairs, pairs.model(), World()).predictions is None
     with pytest.raises(UserError, match=r"forward returns a tuple; leave --predictions out"):
         evaluate(pairs, pairs.model(), World(), predictions=True)
+
+
+def mixed(samples: list[Any]) -> Any:
+    inputs, targets = default_collate(samples)
+    return inputs.lerp(inputs.flip(0), torch.rand(())), targets
+
+
+def sloped(model: nn.Module, batch: Batch) -> Tensor:
+    """As a model of forces: its output, and its derivative by the inputs."""
+    inputs = batch.inputs.detach().requires_grad_()
+    output = model(inputs)
+    return output + torch.autograd.grad(output.sum(), inputs, create_graph=True)[0].sum(1, keepdim=True)
+
+
+def _learning(**changed: Any) -> Job:
+    def model() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
+
+    inputs = torch.randn(12, 4, generator=torch.Generator().manual_seed(0))
+    rows = TensorDataset(inputs, inputs[:, :1])
+    usual: dict[str, Any] = {
+        "model": model,
+        "criterion": lambda output, batch: (output - batch.targets).pow(2).mean(),
+        "optimizer": Recipe(torch.optim.SGD, {"lr": 0.1}),
+        "train": rows,
+        "evaluation": rows,
+        "global_batch": 4,
+    }
+    return Job(**{**usual, **changed})
+
+
+def test_the_evaluation_has_a_collate_of_its_own() -> None:
+    """The training's mixes rows; and the reference, and the proof's job, know which is which."""
+    plain, own = _learning(), _learning(collate=mixed, evaluation_collate=default_collate)
+    expected = evaluate(plain, plain.model(), World()).sums["loss"]
+    assert evaluate(own, own.model(), World()).sums["loss"] == expected
+    assert evaluate(_learning(collate=mixed), own.model(), World()).sums["loss"] != expected
+    small = proof_job(own, Prove("sgd", 4, "float64", 1, 0.1))
+    played = reference.evaluate(small, small.model().state_dict(), "cpu", twice=True)
+    found = evaluate(small, small.model(), World())
+    assert played is not None and not played.unsteady
+    assert played.sums["loss"] == pytest.approx(found.sums["loss"], rel=1e-12)
+
+
+def test_an_evaluation_that_draws_is_seen() -> None:
+    noisy = _learning(forward=lambda model, batch: model(batch.inputs + torch.rand(())))
+    cases = {
+        (): _learning(collate=mixed, evaluation_collate=default_collate),
+        ("collate",): _learning(collate=mixed),
+        ("model",): noisy,
+        ("dataset",): _learning(evaluation=Drawn()),
+    }
+    for draws, job in cases.items():
+        assert dry_evaluation(job, job.model(), "cpu") == draws
+
+
+class Drawn(Dataset[Any]):
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.full((4,), random.random()), torch.ones(1)
+
+
+def test_a_model_that_computes_a_derivative_is_evaluated() -> None:
+    job = _learning(forward=sloped)
+    found = evaluate(job, job.model(), World())
+    played = reference.evaluate(job, job.model().state_dict(), "cpu", twice=True)
+    with torch.enable_grad():
+        output = sloped(job.model(), Batch(job.evaluation[:], None))  # type: ignore[index, arg-type]
+    expected = float((output - job.evaluation[:][1]).pow(2).sum())  # type: ignore[index]
+    assert played is not None
+    assert found.sums["loss"] == pytest.approx(expected) == pytest.approx(played.sums["loss"])

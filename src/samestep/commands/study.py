@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from samestep import engine, launch
@@ -98,7 +99,21 @@ def study_of(setup: Setup, rank: LaunchedRank | None = None) -> Study:
         cores = os.cpu_count() or 1
         if inspection.devices[0] == "cpu" and local_size > cores and (rank is None or rank.local_rank == 0):
             say(f"{local_size} ranks share {cores} cores: the results are the same, the speed is not representative")
+    if inspection.job and inspection.job.evaluation_draws and (rank is None or rank.rank == 0):
+        say(random_evaluation(inspection.job.evaluation_draws))
     return Study(setup, local_size, machines, inspection, continuing)
+
+
+def random_evaluation(draws: Sequence[str]) -> str:
+    """Returns the warning about an evaluation that draws random numbers. draws: what does."""
+    remedies = {
+        "dataset": "give it a dataset without random transforms",
+        "collate": "if collate is the training's, as for MixUp, give another: "
+        "Job(evaluation_collate=torch.utils.data.default_collate)",
+        "model": "let it draw only if self.training",
+    }
+    what = f"the evaluation draws random numbers, in its {draws[0]}"
+    return f"{what}, so that its figures are of changed rows or outputs; {remedies[draws[0]]}"
 
 
 def _machines_to_train_on(setup: Setup) -> Machines:

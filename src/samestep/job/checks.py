@@ -69,6 +69,7 @@ def _dataset_inside(name: str, dataset: Any) -> str:
 CALLED = {
     "forward": "forward=lambda model, batch: model(batch.inputs)",
     "collate": "collate=lambda samples: torch.stack(samples)",
+    "evaluation_collate": "evaluation_collate=torch.utils.data.default_collate",
     "augment": "augment=lambda sample, generator: sample",
     "weight": "weight=lambda index: float(weights[index])",
     "evaluation_weight": "evaluation_weight=lambda index: float(weights[index])",

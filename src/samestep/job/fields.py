@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from samestep.job.batch import Batch, StepInfo, apply_to_inputs, output_and_state
 from samestep.job.optimizer import LRSchedule, Phase, Recipe
@@ -14,6 +14,9 @@ if TYPE_CHECKING:  # a job is plain values: importing samestep must not import t
     from torch import Generator, Tensor, nn
     from torch.optim import Optimizer
     from torch.optim.lr_scheduler import LRScheduler
+
+
+AnyJob = TypeVar("AnyJob", bound="JobFields")
 
 
 class Dataset(Protocol):
@@ -45,6 +48,7 @@ class JobFields:
     clip_norm: the global norm that gradients are clipped to before the optimizer steps.
     weight: (index) -> the weight of a training sample in the criterion's mean (for instance its tokens); None: every
         row weighs 1. evaluation_weight: the same for the evaluation's samples.
+    collate: as DataLoader's. evaluation_collate: the same for the evaluation's samples; None: `collate`, too.
     augment: (sample, generator) -> sample; the generator is seeded by (seed, epoch, index), never by rank or worker.
     max_steps: optimizer steps, of all phases together, after which the training ends, whatever `epochs` is; None:
         after `epochs`.
@@ -91,11 +95,20 @@ class JobFields:
     # Younger fields come last: jobs that give theirs by place stay as they are.
     phases: Sequence[Phase] = ()
     carry_state: bool = False
+    evaluation_collate: Callable[[list[Any]], Any] | None = None
 
     def output(self, model: nn.Module, batch: Batch) -> Any:
         """Calls `forward`. Returns its output, without the state where it carries one."""
         returned = self.forward(model, batch)
         return output_and_state(returned)[0] if self.carry_state else returned
+
+    def evaluated(self: AnyJob) -> AnyJob:
+        """Returns the job whose training data are the evaluation's, in their order, collated for it."""
+        assert self.evaluation is not None
+        collate = self.evaluation_collate or self.collate
+        return replace(
+            self, train=self.evaluation, collate=collate, augment=None, order=None, last="keep", carry_state=False
+        )
 
     def steps(self, steps_per_epoch: int) -> int:
         """Returns the optimizer steps of the whole training."""

@@ -42,6 +42,24 @@ def mapped_tensors(change: Callable[[Any], Any], data: Any) -> Any:
     return mapped(lambda leaf: change(leaf) if isinstance(leaf, Tensor) else leaf, data)
 
 
+def without_graph(call: Callable[..., Any], *arguments: Any) -> Any:
+    """Returns what `call` returns for the arguments, with tensors that have no graph.
+
+    It is called under torch.no_grad(), and again with gradients where it computes a derivative itself, as a model of
+    forces does.
+    """
+    import torch
+
+    try:
+        with torch.no_grad():
+            return call(*arguments)
+    except RuntimeError as error:
+        if "does not require grad" not in str(error):
+            raise
+    with torch.enable_grad():
+        return mapped_tensors(torch.Tensor.detach, call(*arguments))
+
+
 def items_of(value: Any) -> dict[Any, Any] | None:
     """Returns what a container holds, by its keys, fields or places; None of a value that is no container."""
     if _is_mapping(value):

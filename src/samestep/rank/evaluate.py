@@ -10,7 +10,7 @@ import math
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -26,6 +26,7 @@ from samestep.data.same_data import gather_from_ranks
 from samestep.data.schedule import cut
 from samestep.errors import LoadingFailed, UserError, not_per_row
 from samestep.job import Batch, Job, Part, counts_by_itself, reads_batch
+from samestep.job.walk import without_graph
 from samestep.rank.hardware import is_out_of_memory
 from samestep.rank.weights import StateDict
 from samestep.records.record import EvaluationSeen
@@ -123,8 +124,7 @@ def evaluate(job: Job, model: nn.Module, world: World, *, predictions: bool = Fa
     with torch.no_grad(), _memory_errors(f"while evaluating {at_once} rows at once", at_once, world):
         for number, batch in zip(mine, _batches(job, [chunks[number] for number in mine], world.device)):
             heartbeat.begin(EVALUATION, number)
-            output = job.output(model, batch)
-            table[number] = _sums(job, by_row, output, batch)
+            output, table[number] = without_graph(_output_and_sums, job, model, by_row, batch)
             states.append({name: count_metric(job.metrics[name], output, batch) for name in whole})
             if predictions:
                 outputs.append(_as_array(output, batch.part.rows))
@@ -163,11 +163,15 @@ def _batches(job: Job, chunks: list[range], device: str) -> Iterator[Batch]:
         for chunk in chunks
     ]
     assert job.evaluation is not None
-    rows = replace(job, train=job.evaluation, augment=None, order=None, last="keep", carry_state=False)
     try:
-        yield from loaded(rows, parts, device)
+        yield from loaded(job.evaluated(), parts, device)
     except LoadingFailed as error:
         raise LoadingFailed(str(error).replace("the rows of step 0", "the evaluation's rows")) from error
+
+
+def _output_and_sums(job: Job, model: nn.Module, by_row: list[str], batch: Batch) -> tuple[Any, Tensor]:
+    output = job.output(model, batch)
+    return output, _sums(job, by_row, output, batch)
 
 
 def _sums(job: Job, by_row: list[str], output: Any, batch: Batch) -> Tensor:

@@ -90,7 +90,8 @@ class JobFacts:
     its BatchNorm and dropout layers. pretrained: of its outermost modules with save_pretrained, '' for
     the model itself. refused: replicas -> why they cannot train it.
     phases: those of a job with several optimizers, in their turn -> the optimizer's class. needs_closure: whether the
-    optimizer's step demands one, as LBFGS's does.
+    optimizer's step demands one, as LBFGS's does. evaluation_draws: what draws random numbers in an evaluation:
+    'dataset', 'collate', 'model'.
     """
 
     settings: Mapping[str, str]
@@ -126,6 +127,7 @@ class JobFacts:
     refused: Mapping[int, str | None]
     phases: Mapping[str, str] = field(default_factory=dict)
     needs_closure: bool = False
+    evaluation_draws: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

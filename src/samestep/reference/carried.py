@@ -36,3 +36,9 @@ def output_of(job: Job, model: Any, batch: Batch) -> Any:
     """What forward returns for a batch that continues nothing, without a state."""
     returned = job.forward(model, batch)
     return output_and_state(returned)[0] if job.carry_state else returned
+
+
+def output_and_loss(job: Job, model: Any, batch: Batch) -> tuple[Any, Any]:
+    """The same, and the criterion of it."""
+    output = output_of(job, model, batch)
+    return output, job.criterion(output, batch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import ceil
 from typing import Any
 
@@ -11,7 +12,8 @@ from torch import Tensor
 
 from samestep.errors import not_per_row
 from samestep.job import Batch, Job, reads_batch
-from samestep.reference.carried import output_of
+from samestep.job.walk import without_graph
+from samestep.reference.carried import output_and_loss
 from samestep.reference.fetch import collate, collate_draws, generators_kept, place, random_state, read
 from samestep.reference.results import Evaluation, State
 
@@ -25,10 +27,12 @@ def evaluate(job: Job, state: State, device: str, *, twice: bool) -> Evaluation 
     """
     if job.evaluation is None:
         return None
+    job = replace(job, collate=job.evaluation_collate or job.collate)
     model = job.model().to(device)
     extra = {name: value for name, value in model.state_dict().items() if not isinstance(value, Tensor)}
     model.load_state_dict({**extra, **state})
     model.eval()
+    assert job.evaluation is not None
     length = len(job.evaluation)
     weighs = [float(job.evaluation_weight(i)) if job.evaluation_weight else 1.0 for i in range(length)]
     before = random_state(device)
@@ -60,8 +64,8 @@ def _sums(
             with generators_kept():
                 data = collate(job, read(job, job.evaluation, rows, 0), device, 0, rows[0])
             batch = Batch(data, place(0, 0, rows, weight=weight))
-            output = output_of(job, model, batch)
-            sums["loss"] += float(job.criterion(output, batch)) * weight
+            output, loss = without_graph(output_and_loss, job, model, batch)
+            sums["loss"] += float(loss) * weight
             for metric in whole.values():
                 metric.update(output, batch if reads_batch(metric) else batch.targets)
             for name, metric in job.metrics.items():

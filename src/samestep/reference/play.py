@@ -17,6 +17,7 @@ from torch import Tensor
 from samestep.engine import Layout
 from samestep.errors import NotFinite, UserError, not_a_scalar
 from samestep.job import Batch, Job
+from samestep.job.walk import without_graph
 from samestep.reference.all_rows import AllRows, over_all_rows
 from samestep.reference.carried import Carried, output_of
 from samestep.reference.closure import Closure, Seen, mean_loss
@@ -268,8 +269,8 @@ class ReplicatedTraining:
             batches[replica] = self._batch(forward, replica, data)
             self.states[replica].restore(self.model)
             seed(self.device, job.seed, "replica", forward.step, forward.micro, replica)
-            with torch.no_grad(), self.neutral:
-                outputs[replica] = output_of(job, self.model, batches[replica])
+            with self.neutral:
+                outputs[replica] = without_graph(output_of, job, self.model, batches[replica])
         with self.neutral:
             all_rows = over_all_rows(job, outputs, batches, self.device)
         self.draws = self.draws or all_rows.draws

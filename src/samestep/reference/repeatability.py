@@ -8,7 +8,8 @@ import torch
 
 from samestep.engine import Layout
 from samestep.job import Batch, Job
-from samestep.reference.carried import output_of
+from samestep.job.walk import without_graph
+from samestep.reference.carried import output_and_loss
 from samestep.reference.fetch import fetch, place
 from samestep.reference.phases import phases_of
 from samestep.reference.replica_state import ReplicaState, sums_of_frozen
@@ -39,7 +40,7 @@ def repeatability(job: Job, device: str) -> Repeatability:
             torch.manual_seed(0)
             data = fetch(job, rows, 0, device)
             batch = Batch(data, place(0, 0, rows, 0, weight(job, rows), number))
-            values.append(float(phase.criterion(output_of(phase, model, batch), batch)))
+            values.append(float(without_graph(output_and_loss, phase, model, batch)[1]))
         return values
 
     with torch.no_grad():

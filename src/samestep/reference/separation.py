@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from samestep.engine import Layout
 from samestep.job import Batch, Job
-from samestep.job.walk import leaves_of
-from samestep.reference.carried import output_of
+from samestep.job.walk import leaves_of, without_graph
+from samestep.reference.carried import output_and_loss
 from samestep.reference.fetch import collate_draws, fetch, place
 from samestep.reference.neutral import Neutral
 from samestep.reference.phases import phases_of
@@ -83,8 +83,8 @@ class _Losses:
         batch = Batch(fetch(self.job, rows, 0, self.device), place(0, 0, rows, 0, weight(self.job, rows)))
         try:
             with self.neutral:
-                output = output_of(self.job, self.model, batch)
-                return float(self.job.criterion(output, batch)), output
+                output, loss = without_graph(output_and_loss, self.job, self.model, batch)
+                return float(loss), output
         except (RuntimeError, ValueError, IndexError):  # of one row alone, for instance
             return float("nan"), None
 

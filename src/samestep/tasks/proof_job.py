@@ -38,6 +38,7 @@ def proof_job(job: Job, training: Prove) -> Job:
     job = with_fewer_rows(job, training.rows, training.replicas)
     dtype = getattr(torch, training.dtype)
     sample_dtype = None if job.collate else dtype  # a job's collate creates the tensors; its result is cast
+    evaluated_dtype = None if job.evaluation_collate else sample_dtype
     rows = _rows_of_subset(job, training, own_sizes)
     evaluated = (
         [] if job.evaluation is None else _spread(job.evaluation, evaluated_rows(job, training.replicas, own_sizes))
@@ -46,11 +47,12 @@ def proof_job(job: Job, training: Prove) -> Job:
         job,
         model=lambda: job.model().to(dtype),
         collate=_with_cast(job.collate, dtype),
+        evaluation_collate=_with_cast(job.evaluation_collate, dtype),
         augment=_with_cast(job.augment, dtype),
         train=_subset(job.train, rows, None if job.augment else sample_dtype),
         weight=_renumbered(job.weight, rows),
         order=_subset_order(job.order, rows),
-        evaluation=None if job.evaluation is None else _subset(job.evaluation, evaluated, sample_dtype),
+        evaluation=None if job.evaluation is None else _subset(job.evaluation, evaluated, evaluated_dtype),
         evaluation_weight=_renumbered(job.evaluation_weight, evaluated),
     )
     if training.training == "gradient":  # nothing is evaluated: 'sgd' and 'user' are

@@ -18,12 +18,14 @@ from torch.utils.data import Subset
 from torch.utils.flop_counter import FlopCounterMode
 from torch.utils.module_tracker import ModuleTracker
 
-from samestep.data.loader import Rows, to_device
+from samestep.data.keyed_random import KeyedRandom
+from samestep.data.loader import Rows, fetch, to_device
 from samestep.data.schedule import Schedule, schedule_of
 from samestep.errors import UserError, not_a_scalar, not_per_row
 from samestep.job import Batch, Job, counts_by_itself, output_and_state, reads_batch
-from samestep.job.walk import leaves_of
+from samestep.job.walk import leaves_of, without_graph
 from samestep.rank.carry import detached
+from samestep.rank.default_generator import default_generator
 from samestep.rank.evaluate import count_metric, evaluate
 from samestep.rank.one_row import is_one_row_error
 from samestep.rank.phases import ActivePhase
@@ -61,13 +63,14 @@ class DryStep:
 
     unused: the parameters without a gradient. forward_flop: the floating-point operations of a row's forward pass, 0
     where they cannot be counted. row_bytes: of the outputs of the model's layers, a row. row_s: the seconds of its
-    forward and backward passes, roughly.
+    forward and backward passes, roughly. evaluation_draws: what draws random numbers in an evaluation.
     """
 
     unused: list[str]
     forward_flop: float
     row_bytes: float = 0.0
     row_s: float = 0.0
+    evaluation_draws: tuple[str, ...] = ()
 
 
 def dry_step(
@@ -161,20 +164,40 @@ def _counted(call: Callable[[], Any]) -> tuple[Any, float]:
     return returned, float(counter.get_total_flops())
 
 
-def dry_evaluation(job: Job, model: nn.Module, device: str, few: int = ROWS, at_once: int = EVALUATION_ROWS) -> None:
+def dry_evaluation(
+    job: Job, model: nn.Module, device: str, few: int = ROWS, at_once: int = EVALUATION_ROWS
+) -> tuple[str, ...]:
     """Evaluates `model` on two small batches of the job's evaluation. Raises UserError as dry_step does.
 
-    few: the rows that metrics are called with. at_once: those of a batch.
+    few: the rows that metrics are called with. at_once: those of a batch. Returns what draws random numbers:
+    'dataset', 'collate', 'model'.
     """
     if job.evaluation is None:
-        return
+        return ()
     subset: Any = Subset(job.evaluation, range(min(2 * at_once, len(job.evaluation))))  # type: ignore[arg-type]
     small = replace(job, evaluation=subset, micro_batch=at_once, gather_outputs=False, workers=0)
-    rows = replace(small, train=subset, global_batch=1, augment=None, order=None, weight=None, shuffle=False)
+    rows = replace(small.evaluated(), global_batch=1, weight=None, shuffle=False)
+    draws = _draws(rows, model, device, few)
     _check_metrics(rows, model, device, few)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of metrics that expect more rows
         _raising("evaluation", lambda: evaluate(small, model.to(device), World(devices=(device,))), at_once)
+    return draws
+
+
+def _draws(job: Job, model: nn.Module, device: str, few: int) -> tuple[str, ...]:
+    """Returns what draws random numbers. job: its training data are the evaluation's."""
+    rows = list(range(min(few, len(job.train))))
+    part = replace(schedule_of(job, 1).step(0, 0, 0)[0], indices=np.array(rows), rows=len(rows))
+    model, stream = model.to(device).eval(), default_generator(device)
+    read, before = Rows(job), stream.get_state()
+    keyed = {what: KeyedRandom() for what in ("dataset", "collate", "model")}
+    samples = _raising("reading", lambda: keyed["dataset"](lambda: fetch(read.dataset, rows)), len(rows))
+    data = _raising("reading", lambda: keyed["collate"](lambda: read.collate(samples)), len(rows))
+    batch = Batch(to_device(data, device), part)
+    _raising("forward", lambda: keyed["model"](lambda: without_graph(job.output, model, batch)), len(rows))
+    on_gpu = not torch.equal(before, stream.get_state())
+    return tuple(what for what in keyed if keyed[what].drawn or (on_gpu and what == "model"))
 
 
 def _check_metrics(job: Job, model: nn.Module, device: str, few: int) -> None:
@@ -183,7 +206,7 @@ def _check_metrics(job: Job, model: nn.Module, device: str, few: int) -> None:
     model = model.to(device).eval()
     batch = Batch(to_device(_raising("reading", lambda: Rows(job)[part][1], part.rows), device), part)
     with torch.no_grad():
-        output = _raising("forward", lambda: job.output(model, batch), part.rows)
+        output = _raising("forward", lambda: without_graph(job.output, model, batch), part.rows)
         for name, metric in job.metrics.items():
             if counts_by_itself(metric):
                 if batch.targets is None and not reads_batch(metric):
@@ -229,8 +252,7 @@ def _check_carried(job: Job, model: nn.Module, batch: Batch, state: Any) -> None
             "state as the second of the pair, or leave carry_state out"
         )
     continued = replace(batch, state=detached(state))
-    with torch.no_grad():
-        _raising("forward with batch.state", lambda: job.forward(model, continued), batch.part.rows)
+    _raising("forward with batch.state", lambda: without_graph(job.forward, model, continued), batch.part.rows)
 
 
 def _check_gathered(output: Any, data: Any, rows: int) -> None:

@@ -93,6 +93,7 @@ def inspect_job(
         pretrained=tuple(pretrained(model)),
         phases={phase.name: phase.optimizer.cls.__name__ for phase in job.phases},
         needs_closure=job.optimizer.needs_closure,
+        evaluation_draws=dry.evaluation_draws,
         refused={n: _refusal_of(job, replace(training, replicas=n), device) for n in sizes},
     )
 
@@ -102,7 +103,9 @@ def _tried(job: Job, replicas: int, device: str, parameters: int) -> tuple[DrySt
     costly. These rows are the job's global batch where no batch may have a size that the job never has."""
     dry, own_sizes = _dry_step(job, replicas, device)
     rows, costly = rows_of_proof(job, replicas, dry.forward_flop, parameters)
-    return dry, job.global_batch if _dry_evaluation(job, device) or own_sizes else rows, costly
+    draws, own_chunks = _dry_evaluation(job, device)
+    dry = replace(dry, evaluation_draws=draws)
+    return dry, job.global_batch if own_chunks or own_sizes else rows, costly
 
 
 def _dry_step(job: Job, replicas: int, device: str) -> tuple[DryStep, bool]:
@@ -114,12 +117,13 @@ def _dry_step(job: Job, replicas: int, device: str) -> tuple[DryStep, bool]:
     )
 
 
-def _dry_evaluation(job: Job, device: str) -> bool:
-    """Evaluates a few rows. Returns whether the job refuses these and takes as many as an evaluation has at once."""
+def _dry_evaluation(job: Job, device: str) -> tuple[tuple[str, ...], bool]:
+    """Evaluates a few rows. Returns what of it draws random numbers, and whether the job refuses these rows and takes as
+    many as an evaluation has at once."""
     rows = chunk_rows(job)
     few, own = partial(dry_evaluation, job, _model(job), device), (rows, rows)
     helps = "; an evaluation takes micro_batch rows at once, or global_batch where there is none"
-    return _at_own_size(few, lambda: dry_evaluation(job, _model(job), device, *own), helps)[1]
+    return _at_own_size(few, lambda: dry_evaluation(job, _model(job), device, *own), helps)
 
 
 def _at_own_size(few: Callable[[], Result], own: Callable[[], Result], helps: str = "") -> tuple[Result, bool]:

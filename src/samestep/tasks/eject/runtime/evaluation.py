@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -49,16 +48,28 @@ def evaluate(job: Job, state: dict[str, Any], world: World) -> dict[str, float]:
     by_row = [name for name in job.metrics if name not in whole]
     mine: list[tuple[list[float], dict[str, Any]]] = []  # of each chunk: its sums, and what torchmetrics counted
     with torch.no_grad():
-        evaluated = replace(job, train=job.evaluation, augment=None, order=None)
-        for batch in loaded(evaluated, chunks(job, world), world.device):
-            output = job.output(model, batch)
-            states = {name: counted(job.metrics[name], output, batch) for name in whole}
-            mine.append((sums(job, by_row, output, batch), states))
+        for batch in loaded(job.evaluated(), chunks(job, world), world.device):
+            try:
+                mine.append(figures(job, model, batch, by_row, whole))
+            except RuntimeError as error:
+                if "does not require grad" not in str(error):
+                    raise
+                with torch.enable_grad():  # the model computes a derivative itself
+                    mine.append(figures(job, model, batch, by_row, whole))
     of_chunk = [chunk for of_rank in world.gather(mine) for chunk in of_rank]
     rows, weight, loss, *totals = (math.fsum(column) for column in zip(*(numbers for numbers, _ in of_chunk)))
     means = {"loss": loss / weight} | {name: total / rows for name, total in zip(by_row, totals)}
     means |= {name: merged(job.metrics[name], [states[name] for _, states in of_chunk]) for name in whole}
     return {name: means[name] for name in ("loss", *job.metrics)}
+
+
+def figures(
+    job: Job, model: Any, batch: Batch, by_row: list[str], whole: list[str]
+) -> tuple[list[float], dict[str, Any]]:
+    """The sums of one chunk, and what torchmetrics count."""
+    output = job.output(model, batch)
+    states = {name: counted(job.metrics[name], output, batch) for name in whole}
+    return sums(job, by_row, output, batch), states
 
 
 def chunks(job: Job, world: World) -> list[Part]:
