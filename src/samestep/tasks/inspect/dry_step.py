@@ -116,8 +116,8 @@ def dry_step(
         raise UserError(f"phase '{job.phases[number].name}': {error}") from error
     active.end()
     seconds = (time.perf_counter() - began) / len(job.of_phases())
-    of_row = (total / max(1, rows) for total in (flop, kept, seconds))
-    return DryStep(_without_gradient(model), *of_row)
+    rows = max(1, rows)
+    return DryStep(_without_gradient(model), flop / rows, kept / rows, seconds / rows)
 
 
 def _forward_backward(job: Job, model: nn.Module, batch: Batch) -> float:

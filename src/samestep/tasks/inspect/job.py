@@ -118,8 +118,8 @@ def _dry_step(job: Job, replicas: int, device: str) -> tuple[DryStep, bool]:
 
 
 def _dry_evaluation(job: Job, device: str) -> tuple[tuple[str, ...], bool]:
-    """Evaluates a few rows. Returns what of it draws random numbers, and whether the job refuses these rows and takes as
-    many as an evaluation has at once."""
+    """Evaluates a few rows. Returns what draws random numbers, and whether the job refuses these rows and takes as many
+    as an evaluation has at once."""
     rows = chunk_rows(job)
     few, own = partial(dry_evaluation, job, _model(job), device), (rows, rows)
     helps = "; an evaluation takes micro_batch rows at once, or global_batch where there is none"
