@@ -258,7 +258,7 @@ class ReplicatedTraining:
         return Batch(self.noise.perturbed(data) if self.noise else data, part, state=state)
 
     def _over_all_rows(self, forward: Forward) -> AllRows:
-        """The loss over all replicas' rows, whose outputs are computed without a graph, and in each replica's turn again."""
+        """The loss over all replicas' rows. Outputs are computed without a graph, and in each replica's turn again."""
         job = forward.phase.job
         if job.sync_batchnorm:
             raise UserError("the proof takes sync_batchnorm or gather_outputs, not both; verify it with one of them")
