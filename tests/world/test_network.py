@@ -36,6 +36,14 @@ def test_a_loopback_that_is_down_is_named_with_the_line_that_sets_it_up() -> Non
     assert up.returncode == 0, up.stderr
 
 
+def test_an_interface_that_the_environment_names_must_be_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    network.check_loopback()
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo,nope0")
+    with pytest.raises(UserError, match="nope0"):
+        network.check_loopback()
+
+
 def test_gloo_is_told_and_what_the_user_set_stays() -> None:
     env: dict[str, str] = {}
     assert network.choose(env, "127.0.0.1") is None

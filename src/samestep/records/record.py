@@ -274,7 +274,8 @@ def write_progress(rank: int, folder: Path, progress: Progress) -> None:
 
 def attempt() -> int:
     """Returns how often the launcher has restarted these ranks."""
-    return int(os.environ.get(ATTEMPT) or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    text = os.environ.get(ATTEMPT) or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return int(text) if text.isdecimal() else 0  # what is left over in a shell may be anything
 
 
 def read_progress(folder: Path, before: Progress = Progress()) -> Progress:

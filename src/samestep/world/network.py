@@ -139,6 +139,9 @@ def holder_of(port: int) -> str:
 
 def check_loopback() -> None:
     """Raises UserError where the processes of this machine cannot reach each other. Sends no packet."""
+    for name in filter(None, os.environ.get(NAMES[0], "").split(",")):
+        if name not in (known := interfaces()):
+            raise UserError(f"{NAMES[0]}={name}: this machine has {', '.join(known)}; name one of them, or unset it")
     address = "127.0.0.1"
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
