@@ -15,7 +15,7 @@ from example_results import unmeasured, with_divergence, with_row
 
 from budget import budget
 from samestep import report
-from samestep.records.results import OneProcess, Proof, StudyResults, results_json
+from samestep.records.results import Inexactness, OneProcess, Proof, StudyResults, results_json
 from samestep.records.usage import GpuSummary, UsageSummary
 
 VOID = {"meta", "br", "link", "img", "hr", "input"}
@@ -160,6 +160,15 @@ def test_values_that_are_missing(results: StudyResults) -> None:
 def test_an_engine_is_named_with_its_changed_settings(results: StudyResults) -> None:
     html = report.html(with_row(results, 3, settings={"reshard": False}))
     assert "<b>fsdp reshard=False</b>" in html and "<b>ddp</b>" in html
+
+
+def test_what_the_terminal_says_is_in_the_report_is_there(proof: StudyResults) -> None:
+    inexact = with_row(
+        proof, 1, numerics=Inexactness(distance=0.125, bound=None, loss_gap=0.5, skipped_steps=0), notes=()
+    )
+    assert "in the report" in "\n".join(report.footer(inexact))
+    assert report.html(inexact).count("in float32, its final weights") == 1
+    assert "in float32, its final weights" not in report.html(proof)
 
 
 def test_a_gpu_is_named_where_there_is_one(results: StudyResults) -> None:

@@ -13,6 +13,7 @@ Sentence = tuple[str, str]  # (the reason, what helps)
 
 ROWS_TOGETHER = "docs/job.md, Losses over all rows"
 WEIGHTS = "docs/job.md, Weights"
+SHARED = "docs/proof.md, What it cannot detect"
 CARRIED = "docs/job.md, State carried from step to step"
 PADDED = (
     "the model's output for a row depends on the rows beside it, for instance by padding to the longest row",
@@ -129,7 +130,7 @@ def _keeps_state(separation: SeparationSeen) -> Sentence:
     return (
         f"the model or the criterion keeps something from batch to batch{where}, and each rank keeps its own",
         "compute it from the batch alone, keep it out of what is trained, or return it from forward, which carries it "
-        f"on with its rows: Job(carry_state=True), {CARRIED}",
+        f"on with its rows: Job(carry_state=True), {CARRIED}; a state that all ranks share is not proven: {SHARED}",
     )
 
 

@@ -35,10 +35,10 @@ def judge(loop: Expectation, record: Record, numerics: Expectation | None = None
             return _verdict(comparison, "differs", first_divergence=divergence)
     if not comparison.compared:
         return _verdict(
-            comparison, "refused", reason=f"ill-conditioned in every tensor: {comparison.ill_conditioned[0]}"
+            comparison, "refused", reason=_ill_conditioned(f"every tensor, {comparison.ill_conditioned[0]}")
         )
     if comparison.reach.get("sgd", 2) < 2:
-        return _verdict(comparison, "refused", reason="ill-conditioned: rounding alone moves the first losses visibly")
+        return _verdict(comparison, "refused", reason=_ill_conditioned("the first losses"))
     if numerics is None:
         return _verdict(comparison, "same")
     divergence, inexactness = compare_numerics(numerics, record)
@@ -48,6 +48,14 @@ def judge(loop: Expectation, record: Record, numerics: Expectation | None = None
     if inexactness.skipped_steps >= len(loop.of("sgd").rates):
         return _verdict(comparison, "refused", reason="every step was skipped after an overflow: nothing was trained")
     return _verdict(comparison, "approximate", numerics=inexactness)
+
+
+def _ill_conditioned(what: str) -> str:
+    """Says that rounding hides what would be compared."""
+    return (
+        f"ill-conditioned: rounding alone moves {what}, by more than 0.1 %, which would hide a fault; what amplifies "
+        "rounding so, and what helps: docs/proof.md, How close is close enough"
+    )
 
 
 def compare_numerics(numerics: Expectation, record: Record) -> tuple[Divergence | None, Inexactness]:

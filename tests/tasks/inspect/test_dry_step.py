@@ -318,3 +318,15 @@ def test_operations_that_cannot_be_counted_are_no_error(monkeypatch: pytest.Monk
     assert dry_step(job, schedule_of(job, 1), Half(), "cpu").forward_flop == 0
     with pytest.raises(UserError, match="KeyError"):
         dry_step(_job(forward=_raise), schedule_of(job, 1), Half(), "cpu")
+
+
+def dropping() -> Job:
+    def model() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Dropout(0.0), nn.Linear(3, 2), nn.Dropout(0.5))
+
+    return _job(model=model)
+
+
+def test_dropout_that_drops_nothing_is_not_named() -> None:
+    assert inspect_job(f"{__file__}:dropping", {}, 2, 8, "cpu").random_layers == ("2",)
