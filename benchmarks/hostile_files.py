@@ -1,6 +1,6 @@
 """Damaged and hostile files, each in the place of a file that a command reads: what the command does.
 
-    python benchmarks/hostile_files.py [--out FOLDER]
+    python benchmarks/hostile_files.py [--places record,weights] [--out FOLDER]
 
 Trains once, and puts each kind of tests/hostile_files.py in the place of a record, a checkpoint, weights, data or a
 pickle; then types the command that reads it. Counts what must not happen: code that was run, commands that hang,
@@ -84,7 +84,7 @@ def cases() -> Iterator[tuple[str, str, str, tuple[str, ...]]]:
         for place in ("manifest.json", "rank0.json"):
             yield "checkpoint", kind, f"past/checkpoints/step-4/{place}", (*RUN, "--out", "past", "--resume", "auto")
     for kind in ("fifo", "link to /dev/zero", "deep names", "NaN"):
-        yield "plan of check", kind, "first/plan.json", ("diff", "first", "first")
+        yield "plan of check", kind, "first/script-plan.json", ("diff", "first", "first")
 
 
 def fingerprint(folder: Path, but: Path) -> dict[str, str]:
@@ -98,7 +98,7 @@ def prepare(folder: Path) -> None:
     (folder / "job.py").write_text(JOB)
     stopped = (*RUN, "--out", "past", "--checkpoint-every", "2 steps", "--keep", "2")
     code, printed, _ = samestep(*stopped, folder=folder)
-    if code:
+    if code != 0:
         raise SystemExit(printed)
     shutil.copy(folder / "past" / "weights.safetensors", folder / "w.safetensors")
     (folder / "past" / "weights.safetensors").unlink()
@@ -113,14 +113,18 @@ def prepare(folder: Path) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path)
-    out = parser.parse_args().out
+    parser.add_argument("--places", default="", help="those of cases() to try, separated by commas; all if empty")
+    options = parser.parse_args()
+    out, places = options.out, [name for name in options.places.split(",") if name]
     rows = []
     kinds = ANY | JSON | SAFETENSORS
     with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as scratch:
         start = Path(scratch) / "start"
         start.mkdir()
         prepare(start)
-        for number, (place, kind, file, words) in enumerate(cases()):
+        for number, (place, kind, file, words) in enumerate(
+            case for case in cases() if not places or case[0] in places
+        ):
             folder = Path(scratch) / str(number)
             shutil.copytree(start, folder)
             path = folder / file

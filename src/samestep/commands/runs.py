@@ -33,6 +33,7 @@ RESULTS_OF: dict[str, type[AnyResults]] = {
     "collectives": CollectiveResults,
     "check": CheckResults,
 }
+MOST_BYTES = 1 << 26  # of a file that is listed: a folder may be anybody's
 T = TypeVar("T")
 
 
@@ -56,7 +57,7 @@ def past_run(folder: Path) -> PastRun:
     """Reads the files in a folder of results. Damaged ones, and those of another samestep, count as absent."""
     began, written_at = _read(CommandRecord, folder / COMMAND), (folder / STUDY).stat().st_mtime
     try:
-        study = read(StudyRecord, folder / STUDY)
+        study = read(StudyRecord, folder / STUDY, MOST_BYTES)
     except (UserError, OSError) as error:
         why, line = str(error).partition("; ")[0], _line(folder, began, same_folder=False)
         return PastRun(str(folder), "?", "?", (), None, "unknown", why, written_at, line=line)
@@ -154,5 +155,5 @@ def _results(study: StudyRecord, folder: Path) -> AnyResults | None:
 
 def _read(kind: type[T], path: Path) -> T | None:
     with suppress(OSError, UserError):
-        return read(kind, path)
+        return read(kind, path, MOST_BYTES)
     return None

@@ -45,18 +45,19 @@ def list_with_schema(name: str, rows: Iterable[object]) -> dict[str, object]:
     return {KEY: SCHEMA, name: [*rows]}
 
 
-def read(kind: type[T], path: Path) -> T:
-    """Reads the dataclass `kind` from a file. Raises UserError for one that is not JSON, or of another schema."""
-    return from_record(kind, read_json(path), str(path), "give another folder with --out")
+def read(kind: type[T], path: Path, most: int = MOST_BYTES) -> T:
+    """Reads the dataclass `kind` from a file of at most `most` bytes. Raises UserError for one that is not JSON, or of
+    another schema."""
+    return from_record(kind, read_json(path, most), str(path), "give another folder with --out")
 
 
-def read_json(path: Path) -> Any:
+def read_json(path: Path, most: int = MOST_BYTES) -> Any:
     """Returns the values of a JSON file. Raises UserError for one that is none, is too large or is no regular file.
 
     Refused is, too, what parsers read differently: NaN, which JSON does not have, and one name twice.
     """
     try:
-        with open_regular(path, MOST_BYTES) as file:
+        with open_regular(path, most) as file:
             begin = file.read(64)
             if not begin.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{"):  # a large file of zeros is not read whole
                 raise ValueError
