@@ -270,6 +270,7 @@ def scribble(folder: str) -> None:
     """Writes into the store of each rendezvous that it is told of by a line, 'PORT PEER', for a while."""
     from torch._C._distributed_c10d import TCPStore
 
+    print("ready", flush=True)
     for line in sys.stdin:
         port, _, peer = line.strip().partition(" ")
         written = writes(folder)[RENDEZVOUS[0] if peer == CONTROL else peer]

@@ -156,8 +156,9 @@ def against_run(scene: Scene) -> Iterator[Met]:
         began = time.monotonic()
         writer = scene.play(1, "scribble")
         assert writer.stdin
+        next(ready for ready in lines_of(writer) if ready == "ready\n")
         print(PORT, RENDEZVOUS[0], file=writer.stdin, flush=True)
-        shape = ["--nnodes", machines, "--nproc", "1", "--master-addr", "h0", "--timeout", "8"]
+        shape = ["--nnodes", machines, "--nproc", "1", "--master-addr", "h0", "--timeout", "20"]
         said, hung = scene.ends(scene.command(0, ["run", "digits", *shape, "--out", f"{scene.folder}/{machines}"]))
         writer.kill()
         wrote = "written" in writer.communicate()[0]
