@@ -11,7 +11,7 @@ import sys
 
 from samestep.world.imports import without_collections
 
-if "samestep.worker" in sys.orig_argv and hasattr(signal, "SIGUSR1"):  # in no process of the user's
+if any("samestep.worker" in word for word in sys.orig_argv[1:4]) and hasattr(signal, "SIGUSR1"):  # in no process of the user's
     faulthandler.register(signal.SIGUSR1, all_threads=True)
 
 with without_collections():
