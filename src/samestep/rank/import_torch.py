@@ -11,7 +11,8 @@ import sys
 
 from samestep.world.imports import without_collections
 
-if any("samestep.worker" in word for word in sys.orig_argv[1:4]) and hasattr(signal, "SIGUSR1"):  # in no process of the user's
+# In no process of the user's. The words are python's own: `-m samestep.worker`, or a `-c` that imports it.
+if any("samestep.worker" in word for word in sys.orig_argv[1:4]) and hasattr(signal, "SIGUSR1"):
     faulthandler.register(signal.SIGUSR1, all_threads=True)
 
 with without_collections():

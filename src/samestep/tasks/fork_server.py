@@ -16,7 +16,6 @@ import importlib.metadata
 import os
 import random
 import select
-import signal
 import socket
 import sys
 import traceback
@@ -84,8 +83,6 @@ def _preload(of: str) -> None:
         prepare(*RECORDS)
         # A collection in a worker, as libraries ask for, skips a million objects that are imported already.
         gc.freeze()
-    # A scheduler sends SIGUSR1 to every process; the workers set their own handlers.
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
 
 def _answer(to: int, answer: ForkAnswer) -> None:
