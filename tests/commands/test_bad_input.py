@@ -115,7 +115,7 @@ def test_job_file_that_does_not_import(content: str, says: str, tmp_path: Path) 
 def test_a_job_that_never_gets_built_ends_at_the_deadline(tmp_path: Path) -> None:
     file = tmp_path / "my_job.py"
     file.write_text("import time\ndef job(): time.sleep(1e6)\n")
-    done = samestep("verify", str(file), "--engine", "ddp", "--deadline", "9", out=tmp_path / "out")
+    done = samestep("verify", str(file), "--engine", "ddp", "--deadline", "2", out=tmp_path / "out")
     assert done.returncode == 1
     assert f"the job {file} is still being built after 2 s: it is at my_job.py:2, job (asleep); see" in done.stderr
 
