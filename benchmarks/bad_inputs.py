@@ -206,31 +206,37 @@ def main() -> None:
     chosen = [case for case in chosen if (case.name, case.shell) not in passed]
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # also of the fork servers: who writes beside a job is found
     began, measured, load = time.monotonic(), import_s(), os.getloadavg()
+    about = {"cores": os.cpu_count(), "load_average_before": load, "import_s": measured, "python": sys.version}
+    outcomes = [*earlier]
     with fork_servers.fork_servers(), ProcessPoolExecutor(options.jobs, initializer=adopt_orphans) as pool:
-        outcomes = []
         for future in [pool.submit(tried, case, IMPORTS * max(1.0, measured)) for case in chosen]:
             outcomes.append(future.result())
             if outcomes[-1].wrong:
                 print(json.dumps(asdict(outcomes[-1]), indent=1), flush=True)
-    outcomes = [*earlier, *outcomes]
-    failed = [outcome for outcome in outcomes if outcome.wrong]
-    summary = {
+            if options.out:  # each time: a run that is ended keeps what it has
+                keep(options.out, about, outcomes, len(earlier), round(time.monotonic() - began))
+    print(json.dumps(summary_of(outcomes, len(earlier), round(time.monotonic() - began))))
+    sys.exit(any(outcome.wrong for outcome in outcomes))
+
+
+def summary_of(outcomes: list[Outcome], earlier: int, seconds: int) -> dict[str, int]:
+    return {
         "cases": len(outcomes),
         "inputs": sum(outcome.kind == "input" for outcome in outcomes),
         "environments": sum(outcome.kind == "environment" for outcome in outcomes),
         "refused": sum(outcome.code == REFUSED for outcome in outcomes),
         "worked": sum(outcome.code == WORKS for outcome in outcomes),
-        "failed": len(failed),
-        "of_an_earlier_run": len(earlier),
-        "seconds": round(time.monotonic() - began),
+        "failed": sum(bool(outcome.wrong) for outcome in outcomes),
+        "of_an_earlier_run": earlier,
+        "seconds": seconds,
     }
-    print(json.dumps(summary))
-    if options.out:
-        options.out.mkdir(parents=True, exist_ok=True)
-        about = {"cores": os.cpu_count(), "load_average_before": load, "import_s": measured, "python": sys.version}
-        raw = {"about": about, "summary": summary, "cases": [asdict(outcome) for outcome in outcomes]}
-        (options.out / "bad_inputs.json").write_text(json.dumps(raw, indent=1))
-    sys.exit(bool(failed))
+
+
+def keep(folder: Path, about: Mapping[str, object], outcomes: list[Outcome], earlier: int, seconds: int) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    summary = summary_of(outcomes, earlier, seconds)
+    raw = {"about": about, "summary": summary, "cases": [asdict(outcome) for outcome in outcomes]}
+    (folder / "bad_inputs.json").write_text(json.dumps(raw, indent=1))
 
 
 if __name__ == "__main__":

@@ -95,9 +95,9 @@ VARIABLES: dict[str, tuple[tuple[str, ...], str, tuple[int, ...]]] = {
     "SAMESTEP_SAVE_VARIABLES": (("NOPE", "", "HOME"), FORKED_RUN, EITHER),
     "SAMESTEP_TIMEOUT_S": (("x", "-1", "nan", "1e400"), VERIFY, EITHER),
     "SAMESTEP_CHECK_PLAN": (("x", "/nowhere"), FORKED_RUN, EITHER),
-    "SAMESTEP_CHECK_SCRIPT": (("x",), "SAMESTEP check quick.py --deadline 60", (FAILED, REFUSED)),
-    "SAMESTEP_CHECK_LAUNCHERS": (("x",), "SAMESTEP check quick.py --deadline 60", (FAILED, REFUSED)),
-    "SAMESTEP_CHECK_PYTHONPATH": (("x",), "SAMESTEP check quick.py --deadline 60", (FAILED, REFUSED)),
+    "SAMESTEP_CHECK_SCRIPT": (("x",), "SAMESTEP check --deadline 60 quick.py", (FAILED, REFUSED)),
+    "SAMESTEP_CHECK_LAUNCHERS": (("x",), "SAMESTEP check --deadline 60 quick.py", (FAILED, REFUSED)),
+    "SAMESTEP_CHECK_PYTHONPATH": (("x",), "SAMESTEP check --deadline 60 quick.py", (FAILED, REFUSED)),
 }
 
 

@@ -169,7 +169,7 @@ def _prepare_files(folder: Path, rank: int) -> None:
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # a request to stop that comes before the training
     log_to(folder / f"rank{rank}.log")
     if rank == 0 and SAVE_VARIABLES in os.environ:
-        saved = {name: os.environ[name] for name in os.environ[SAVE_VARIABLES].split(",")}
+        saved = {name: os.environ[name] for name in os.environ[SAVE_VARIABLES].split(",") if name in os.environ}
         write_json(folder / ENVIRONMENT, saved, private=True)
     heartbeat.open(file_of(folder, rank))
     replace_text(folder / f"pid-rank{rank}", f"{os.getpid()}@{socket.gethostname()}")
