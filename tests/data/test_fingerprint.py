@@ -18,7 +18,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 from budget import budget
 from samestep import ImageFolder, Job, Recipe, Stream
 from samestep.data import fingerprint as module
-from samestep.data.fingerprint import fingerprint, sampled_rows
+from samestep.data.fingerprint import digest_of, fingerprint, is_same_row, sampled_rows
 
 
 def job(train: Any, **more: Any) -> Job:
@@ -68,6 +68,16 @@ def test_other_values_are_noticed_and_the_same_are_not(how: str) -> None:
     other = fingerprint(job(Rows(how, added=1.0))).rows
     assert not {*other.values()} & {*here.rows.values()} or how == ""
     assert all(other[row] != here.rows[row] for row in other)
+
+
+def test_rounding_is_no_other_row_and_a_changed_number_is() -> None:
+    row = torch.randn(3, 32, 32, generator=torch.Generator().manual_seed(0))
+    rounded, changed, moved = row.round(decimals=1), row.clone(), row.roll(1)
+    changed[1, 5, 7] += 0.1
+    digest = digest_of((row, 3))
+    assert is_same_row(digest, digest_of((row * (1 + 1e-7), 3)))
+    others = [(rounded, 3), (changed, 3), (moved, 3), (row, 4), (row.flatten(), 3), (row * torch.nan, 3)]
+    assert not any(is_same_row(digest, digest_of(other)) for other in others)
 
 
 def test_rows_that_change_are_left_out_and_looking_draws_nothing() -> None:

@@ -166,7 +166,7 @@ VALUES: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("changes", "words"), VALUES, ids=str)
+@pytest.mark.parametrize(("changes", "words"), VALUES, ids=[words for _, words in VALUES])
 def test_a_value_of_another_kind_is_answered_by_the_line_to_write(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError) as raised:
         job(**changes)

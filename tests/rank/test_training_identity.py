@@ -17,14 +17,17 @@ from samestep.world import World
 
 IDENTITY = TrainingIdentity(
     data={"training rows": "1600", "evaluation rows": "200", "steps an epoch": "25"},
-    rows={"training": {"0": "aa", "1599": "bb"}, "evaluation": {"0": "cc"}},
+    rows={"training": {"0": "aa 1 1", "1599": "bb 1 1"}, "evaluation": {"0": "cc 1 1"}},
     values={"global_batch": "64", "optimizer": "SGD(lr=0.1)"},
     versions={"torch": "2.13"},
 )
 OTHER_DATA: dict[str, tuple[dict[str, Any], str]] = {
     "rows": ({"data": IDENTITY.data | {"training rows": "1664"}}, "training rows: 1600 there, 1664 here"),
     "evaluation rows": ({"data": IDENTITY.data | {"evaluation rows": "9"}}, "evaluation rows: 200 there, 9 here"),
-    "values of a row": ({"rows": {"training": {"0": "aa", "1599": "b2"}}}, "training row 1599: bb there, b2 here"),
+    "values of a row": (
+        {"rows": {"training": {"0": "aa 1 1", "1599": "b2 1 1"}}},
+        "training row 1599: bb 1 1 there, b2 1 1 here",
+    ),
 }
 
 
@@ -69,7 +72,7 @@ def test_other_values_are_another_training_unless_it_is_named(folder: Path) -> N
 def test_the_same_data_go_on_also_with_fewer_rows_read_and_other_versions(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fewer = {"training": {"0": "aa"}, "evaluation": {"7": "dd"}}
+    fewer = {"training": {"0": "aa 1.0000001 1"}, "evaluation": {"7": "dd 1 1"}}  # and rounded otherwise
     here = replace(IDENTITY, rows=fewer, versions={"torch": "2.14"}, changing={"training": 3})
     assert checkpoints(folder, here).load()
     said = capsys.readouterr().err

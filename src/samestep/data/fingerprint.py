@@ -37,6 +37,7 @@ from samestep.world.orphans import die_with_parent
 
 ROWS = 16  # that are looked at, the first and the last among them
 FIRST_ROWS = 4  # of a stream, which would have to be read up to the others
+ROUNDING = 1e-6  # of a row's floating-point numbers, relative to their magnitude
 LIMIT_S = 2.0  # for reading them all: of a slow dataset there are fewer
 COLLATED = -1  # in the place of a row: the first two, augmented and collated
 PLAIN = (TensorDataset, Arrays, Subset)  # reading them changes nothing
@@ -148,19 +149,36 @@ def _generators_kept() -> Iterator[None]:
 
 
 def digest_of(sample: Any) -> str:
-    """Returns a digest of a sample's tensors, arrays, images, numbers and texts. repr() of other objects may hold
-    addresses."""
-    state = hashlib.blake2b(digest_size=8)
+    """Returns a digest of a sample's tensors, arrays, images, numbers and texts, as 'hash sum magnitude'.
+
+    Other objects are left out: their repr() may hold addresses. Of floating-point numbers it holds a sum with weights,
+    not bits: another kind of processor rounds otherwise. See `is_same_row`.
+    """
+    state, total, magnitude = hashlib.blake2b(digest_size=8), 0.0, 0.0
     for leaf in leaves_of(sample):
         if isinstance(leaf, Tensor):
             leaf = leaf.detach().cpu().float().numpy() if leaf.is_floating_point() else leaf.detach().cpu().numpy()
         elif hasattr(leaf, "__array_interface__"):  # a PIL image
             leaf = np.asarray(leaf)
-        if isinstance(leaf, np.ndarray | np.generic):
+        elif isinstance(leaf, float):
+            leaf = np.float64(leaf)
+        if isinstance(leaf, np.ndarray | np.generic) and leaf.dtype.kind == "f":
+            state.update(repr(leaf.shape).encode())
+            values = np.nan_to_num(np.ravel(leaf).astype(np.float64), nan=1e30, posinf=2e30, neginf=-2e30)
+            total += float(values @ np.cos(np.arange(len(values), dtype=np.float64)))
+            magnitude += float(np.abs(values).sum())
+        elif isinstance(leaf, np.ndarray | np.generic):
             state.update(np.ascontiguousarray(leaf).tobytes())
-        elif isinstance(leaf, str | bytes | int | float):
+        elif isinstance(leaf, str | bytes | int):
             state.update(repr(leaf).encode())
-    return state.hexdigest()
+    return f"{state.hexdigest()} {total:.9g} {magnitude:.9g}"
+
+
+def is_same_row(digest: str, other: str) -> bool:
+    """Returns whether two digests are of the same row, within the rounding of another kind of processor."""
+    (bits, total, magnitude), (other_bits, other_total, other_magnitude) = digest.split(), other.split()
+    bound = ROUNDING * max(float(magnitude), float(other_magnitude))
+    return bits == other_bits and abs(float(total) - float(other_total)) <= bound
 
 
 def _labels(dataset: Any) -> str:

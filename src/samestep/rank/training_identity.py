@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from samestep.data.fingerprint import Fingerprint
+from samestep.data.fingerprint import Fingerprint, is_same_row
 from samestep.data.schedule import Schedule
 from samestep.job import Job
 from samestep.version import __version__
@@ -77,7 +77,7 @@ class TrainingIdentity:
         differences = _differences(self.data, there.data)
         for name, rows in self.rows.items():
             rows_there = there.rows.get(name, {})
-            other = [row for row in rows if rows_there.get(row, rows[row]) != rows[row]]
+            other = [row for row in rows if not is_same_row(rows[row], rows_there.get(row, rows[row]))]
             if other and not any(each.what.startswith(name) for each in differences):
                 rows_too = f" (and {len(other) - 1} more of the {len(rows)} that were looked at)" if other[1:] else ""
                 differences.append(Difference(f"{name} row {other[0]}{rows_too}", rows[other[0]], rows_there[other[0]]))
@@ -109,7 +109,7 @@ def identity_of(job: Job, schedule: Schedule, fingerprints: Mapping[str, Fingerp
     versions = {"samestep": __version__, "torch": torch.__version__, "numpy": np.__version__}
     return TrainingIdentity(
         data=data,
-        rows={name: {str(row): digest for row, digest in seen.rows.items()} for name, seen in fingerprints.items()},
+        rows={name: _rows_of(seen) for name, seen in fingerprints.items()},
         values=_values_of(job),
         versions=versions | {"Python": platform.python_version()},
         changing={name: seen.changing for name, seen in fingerprints.items() if seen.changing},
@@ -117,10 +117,13 @@ def identity_of(job: Job, schedule: Schedule, fingerprints: Mapping[str, Fingerp
 
 
 def _data_of(name: str, seen: Fingerprint) -> dict[str, str]:
-    digests = {"labels": seen.labels, "rows 0 and 1, augmented and collated": seen.collated}
-    return {f"{name} rows": str(seen.length)} | {
-        f"{name} {what} (a digest)": digest for what, digest in digests.items() if digest
-    }
+    labels = {f"{name} labels (a digest)": seen.labels} if seen.labels else {}
+    return {f"{name} rows": str(seen.length)} | labels
+
+
+def _rows_of(seen: Fingerprint) -> dict[str, str]:
+    collated = {"0 and 1, augmented and collated": seen.collated} if seen.collated else {}
+    return {str(row): digest for row, digest in seen.rows.items()} | collated
 
 
 def _values_of(job: Job) -> dict[str, str]:
