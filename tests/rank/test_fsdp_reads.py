@@ -6,13 +6,12 @@ One process, whose gloo group has one rank: FSDP gathers and frees as it does on
 from __future__ import annotations
 
 from collections import UserDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
@@ -21,7 +20,6 @@ from samestep import Job, Recipe
 from samestep.engine import load
 from samestep.errors import Refused
 from samestep.job.walk import leaves_of
-from samestep.rank import group
 from samestep.rank.fsdp_units import units_of
 from samestep.tasks.run_engine import run_engine
 from samestep.training import Run
@@ -93,16 +91,6 @@ def trained(engine: str, reads: Callable[..., Any], loss: Callable[..., Tensor],
     )
     state = run_engine(load(engine), job, World(), Run(job, World(), 2), settings)
     return {name: value for name, value in state.items() if name != "kept"}
-
-
-@pytest.fixture
-def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    monkeypatch.setenv("MASTER_PORT", "0")
-    yield
-    if dist.is_initialized():  # after an error a group stays open
-        group._open_store.clear()
-        dist.destroy_process_group()
 
 
 RETURNED: dict[str, Callable[..., Any]] = {

@@ -63,6 +63,13 @@ def check(model: nn.Module, *, wrap: str = "auto", **settings: Any) -> None:
     units_of(model, wrap)
 
 
+def explain(error: BaseException, job: Job) -> str | None:
+    """Returns a sentence about FSDP's hooks in what torch.compile must take whole; None for other errors."""
+    if "_fully_shard" not in str(error):
+        return None
+    return "torch.compile(fullgraph=True) takes FSDP's hooks along, which cannot be compiled; leave fullgraph out"
+
+
 def train(
     job: Job,
     world: World,

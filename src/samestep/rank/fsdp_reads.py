@@ -38,7 +38,7 @@ class FSDPReads(TorchDispatchMode):
         self._sharded: dict[int, str] = {}  # the id of a sharded one -> its name
         self._latest = "a parameter", ""  # the sharded one that was read last, and the line that read it
         for unit in units:
-            unit.register_forward_hook(self._return)
+            unit.register_forward_hook(torch.compiler.disable(self._return))
 
     def _return(self, unit: nn.Module, inputs: Any, output: Any) -> Any:
         own = {_memory(parameter) for parameter in unit.parameters() if not isinstance(parameter, DTensor)} - {0}
@@ -52,6 +52,9 @@ class FSDPReads(TorchDispatchMode):
     def __enter__(self) -> Any:
         self._sharded = {id(parameter): name for name, parameter in self._model.named_parameters()}
         self._handles = [module.register_forward_pre_hook(self._note) for module in self._model.modules()]
+        # torch.compile would never compile what it meets first under such a mode.
+        self._eager = torch.compiler.set_stance("force_eager")
+        self._eager.__enter__()
         return super().__enter__()  # type: ignore[no-untyped-call]
 
     def _note(self, module: nn.Module, inputs: Any) -> None:
@@ -78,6 +81,7 @@ class FSDPReads(TorchDispatchMode):
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self._eager.__exit__(*error)
         for handle in self._handles:
             handle.remove()
         if error[0] is None and self._new_names():

@@ -55,7 +55,7 @@ class ModelFacts:
 
 def play_reference(plan: ReferencePlan, world: World) -> list[PlayedLayout]:
     """Plays every training of every layout: once as it is, and twice with noise in the rounding."""
-    player = ReferencePlayer(build(plan.job, plan.settings), plan, world)
+    player = ReferencePlayer(build(plan.job, plan.settings, compiled=False), plan, world)
     while True:
         try:
             return player.from_one([player.layout(number, layout) for number, layout in enumerate(plan.layouts)])

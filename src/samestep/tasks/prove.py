@@ -60,6 +60,9 @@ def prove(plan: Plan, training: Prove, job: Job, engine: Engine, world: World) -
 
     Of an interrupted one, runs one part; the first part ends with a checkpoint, and nothing of it is evaluated.
     """
+    from torch._inductor import config as inductor
+
+    inductor.fallback_random = True  # dropout that is compiled draws what the reference's draws
     small = proof_job(job, training)
     by_evaluation = small.scheduler is not None and small.scheduler.every == "evaluation"
     steps = steps_of(training, job)

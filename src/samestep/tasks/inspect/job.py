@@ -50,7 +50,7 @@ def inspect_job(
     fewer: other numbers of replicas, with which it may go on. steps: of the proof; None: 8, or 4 where a step takes
     long. check: called with the model. Raises UserError for a job that cannot be trained, or that cannot be proven.
     """
-    function, job = find(target), build(target, settings)
+    function, job = find(target), build(target, settings, compiled=False)
     _check_evaluation_weights(job)
     model = _model(job)
     check(model)

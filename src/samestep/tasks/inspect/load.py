@@ -22,6 +22,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from samestep.errors import UserError, nearest
 from samestep.job import Job
+from samestep.job.compiled import uncompiled, without_wrappers
 from samestep.world.search_path import hiding_files
 
 
@@ -210,9 +211,19 @@ def values_of(
     return values
 
 
-def build(target: str, settings: Mapping[str, str]) -> Job:
-    """Calls the job function with `settings` (texts of --set) and returns its Job. Raises UserError when that fails."""
-    return build_by(find(target), target, settings)
+def build(target: str, settings: Mapping[str, str], compiled: bool = True) -> Job:
+    """Calls the job function with `settings` (texts of --set) and returns its Job. Raises UserError when that fails.
+
+    Its model has the names that it has uncompiled. compiled: whether it compiles what the job compiles.
+    """
+    job = build_by(find(target), target, settings)
+    return replace(job, model=partial(_built, job.model, without_wrappers if compiled else uncompiled))
+
+
+def _built(model: Callable[[], Any], change: Callable[[Any], Any]) -> Any:
+    """Calls the job's model, and changes the module that it returns. The inspection names what is none."""
+    built = model()
+    return change(built) if hasattr(built, "_modules") else built
 
 
 def build_by(function: Callable[..., Any], target: str, settings: Mapping[str, str]) -> Job:
