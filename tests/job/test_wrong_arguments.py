@@ -128,6 +128,7 @@ VALUES: list[tuple[dict[str, Any], str]] = [
     ({"metrics": [Counting()]}, "metrics={'accuracy'"),
     ({"metrics": "accuracy"}, "metrics={'accuracy'"),
     ({"metrics": {"accuracy": "accuracy"}}, "a metric is 'accuracy'"),
+    ({"metrics": {"counting": Counting()}}, "reset()"),
     ({"metrics": {"loss": lambda output, batch: 0}}, "another name"),
     ({"metrics": lambda output, batch: 0}, "metrics={'accuracy'"),
     ({"weight": torch.ones(12)}, "weight=lambda index"),

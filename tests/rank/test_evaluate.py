@@ -25,7 +25,7 @@ from samestep.job import Batch
 from samestep.rank.evaluate import evaluate
 from samestep.records.plan import Plan, Prove, Train
 from samestep.reference import evaluation as reference
-from samestep.tasks.inspect.dry_step import dry_evaluation
+from samestep.tasks.inspect.dry_evaluation import dry_evaluation
 from samestep.tasks.inspect.job import inspect_job
 from samestep.tasks.proof_job import proof_job
 from samestep.training import Run
@@ -235,7 +235,7 @@ def test_an_evaluation_that_draws_is_seen() -> None:
         ("dataset",): _learning(evaluation=Drawn()),
     }
     for draws, job in cases.items():
-        assert dry_evaluation(job, job.model(), "cpu") == draws
+        assert dry_evaluation(job, job.model(), "cpu").draws == draws
 
 
 class Drawn(Dataset[Any]):

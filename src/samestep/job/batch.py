@@ -83,12 +83,12 @@ def _is_pair(data: Any) -> bool:
 
 
 def counts_by_itself(metric: Any) -> bool:
-    """Whether a metric is a torchmetrics one, with a state over many batches, not a function of each row."""
-    return hasattr(metric, "merge_state")
+    """Whether a metric is an object with a state over many batches, as torchmetrics', not a function of each row."""
+    return hasattr(metric, "update") and hasattr(metric, "compute")
 
 
 def reads_batch(metric: Any) -> bool:
-    """Whether a torchmetrics metric is updated with (output, batch), because its update's second argument is `batch`;
+    """Whether such a metric is updated with (output, batch), because its update's second argument is `batch`;
     others are with (output, batch.targets)."""
     return "batch" in inspect.signature(metric.update).parameters
 

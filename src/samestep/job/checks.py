@@ -138,12 +138,22 @@ def check_metrics(metrics: Any) -> None:
     if hasattr(metrics, "update") and hasattr(metrics, "compute"):
         raise UserError(f"metrics is {shown(metrics)}; give it a name: metrics={{'{type(metrics).__name__}': metric}}")
     named = isinstance(metrics, Mapping) and all(isinstance(name, str) for name in metrics)
-    wrong = next((value for value in metrics.values() if not callable(value)), None) if named else metrics
+    for name, metric in metrics.items() if named else ():
+        if hasattr(metric, "update") and hasattr(metric, "compute") and not hasattr(metric, "reset"):
+            raise UserError(
+                f"the metric '{name}' is {shown(metric)}, which is updated in one evaluation after another and has no "
+                "reset(); write one, which forgets all rows"
+            )
+    wrong = next((value for value in metrics.values() if not _is_metric(value)), None) if named else metrics
     if not named or wrong is not None:
         raise UserError(
             f"{'a metric' if named else 'metrics'} is {shown(wrong)}; give functions with names, as in "
             "metrics={'accuracy': lambda output, batch: output.argmax(1) == batch.targets}"
         )
+
+
+def _is_metric(value: Any) -> bool:
+    return callable(value) or (hasattr(value, "update") and hasattr(value, "compute"))
 
 
 def check_functions(model: Any, criterion: Any) -> None:

@@ -32,12 +32,13 @@ class JobFields:
     """A training job. See docs/job.md for each field with an example. Job(…) raises UserError for invalid values.
 
     model: builds the network, with identical weights at every call.
-    criterion: (output, batch) -> scalar, the mean over the rows of the batch.
+    criterion: (output, batch) -> scalar, the mean over the rows of the batch; in an evaluation None where the model's
+        output has no loss, as a detection model's.
     phases: several optimizers, which take steps in turn on the same rows, each with its own parameters, criterion and
         forward; `optimizer` is then left out. Without a `criterion` the first phase's is evaluated, on its forward.
-    metrics: name -> (output, batch) -> one value per row (shape [rows]), or a torchmetrics metric, which is called with
-        (output, batch.targets), or with (output, batch) where its update's second argument is named batch; evaluation
-        sums them exactly.
+    metrics: name -> (output, batch) -> one value per row (shape [rows]), which evaluation sums exactly, or an object
+        with reset, update and compute, such as a torchmetrics metric. It is updated with (output, batch.targets), or
+        with (output, batch) where its update's second argument is named batch, over all rows in their order.
     global_batch: rows of one optimizer step, over all ranks.
     micro_batch: the most rows that a rank processes at once; None: all of its rows.
     gather_outputs: the criterion sees the outputs and the batches of all ranks, and so all rows of a step at once.

@@ -242,8 +242,8 @@ class Comparison:
                     continue
                 spread = max(abs(total - trace.evaluation[0].sums[name]) for trace in noisy)
                 bound = max(BOUND * spread, 64 * self.eps * abs(total))
-                pair = (total / over, got.means[name])
-                if not (abs(got.sums[name] - total) <= bound and abs(pair[0] - pair[1]) * over <= bound):
+                pair = (total / over, got.means.get(name, math.nan))
+                if not (abs(got.sums.get(name, math.nan) - total) <= bound and abs(pair[0] - pair[1]) * over <= bound):
                     yield case.divergence("evaluation", *pair, tensor=name, rank=rank)
         if times_seen != Counter(range(want.rows)):
             yield case.divergence("evaluation rows", want.rows, sum(times_seen.values()))

@@ -129,6 +129,7 @@ class BestWeights:
 
 
 def _better(new: Mapping[str, float], old: Mapping[str, float], name: str, direction: str) -> bool:
-    if math.isnan(old[name]):
-        return not math.isnan(new[name])
-    return bool(new[name] > old[name] if direction == "max" else new[name] < old[name])
+    after, before = new.get(name, math.nan), old.get(name, math.nan)
+    if math.isnan(before):
+        return not math.isnan(after)
+    return after > before if direction == "max" else after < before

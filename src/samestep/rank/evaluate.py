@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -24,9 +25,9 @@ from torch.utils._pytree import tree_map_only
 from samestep.data.loader import loaded
 from samestep.data.same_data import gather_from_ranks
 from samestep.data.schedule import cut
-from samestep.errors import LoadingFailed, UserError, not_per_row
+from samestep.errors import LoadingFailed, UserError, first_few, not_per_row
 from samestep.job import Batch, Job, Part, counts_by_itself, reads_batch
-from samestep.job.walk import without_graph
+from samestep.job.walk import mapped_tensors, without_graph
 from samestep.rank.hardware import is_out_of_memory
 from samestep.rank.weights import StateDict
 from samestep.records.record import EvaluationSeen
@@ -41,8 +42,9 @@ class Evaluation:
     """The result of an evaluation over all ranks.
 
     rows: how many samples all ranks evaluated. weight: the sum of their weights in the loss.
-    sums: over all rows, the loss times the weight, and each metric; for the metrics named in `whole`, which are
-    torchmetrics', the value itself. indices: the samples that this rank evaluated, for the record.
+    sums: over all rows, the loss times the weight, unless the criterion returns None, and each metric; for the metrics
+    named in `whole`, which have update and compute, the value itself. indices: the samples that this rank evaluated,
+    for the record.
     predictions: on rank 0, if requested, the outputs in the dataset's order, shape [rows, ...].
     """
 
@@ -116,7 +118,7 @@ def evaluate(job: Job, model: nn.Module, world: World, *, predictions: bool = Fa
     indices = [index for number in mine for index in chunks[number]]
     whole = [name for name, metric in job.metrics.items() if counts_by_itself(metric)]
     by_row = [name for name in job.metrics if name not in whole]
-    table = torch.zeros(len(chunks), 3 + len(by_row), dtype=torch.float64, device=world.device)
+    table = torch.zeros(len(chunks), 4 + len(by_row), dtype=torch.float64, device=world.device)
     outputs: list[Any] = []
     states: list[StateDict] = []
     modes = [(module, module.training) for module in model.modules()]
@@ -133,8 +135,10 @@ def evaluate(job: Job, model: nn.Module, world: World, *, predictions: bool = Fa
         module.training = training
     if world.size > 1:
         dist.all_reduce(table)  # a chunk's sums plus the other ranks' zeros: exact
-    rows, weight, *totals = (math.fsum(column) for column in table.T.tolist())
+    rows, weight, without_loss, *totals = (math.fsum(column) for column in table.T.tolist())
     sums = dict(zip(["loss", *by_row], totals))
+    if without_loss:
+        del sums["loss"]
     if whole:
         all_states = [state for of_rank in gather_from_ranks(states, world) for state in of_rank]
         values = _metric_values(job, whole, all_states)
@@ -142,7 +146,7 @@ def evaluate(job: Job, model: nn.Module, world: World, *, predictions: bool = Fa
         # ranks must decide alike about the best weights.
         sums |= gather_from_ranks(values, world)[0]
     gathered = _gather_arrays(outputs, world) if predictions else None
-    sums = {name: sums[name] for name in ("loss", *job.metrics)}
+    sums = {name: sums[name] for name in ("loss", *job.metrics) if name in sums}
     return Evaluation(int(rows), weight, sums, indices, whole, gathered)
 
 
@@ -175,50 +179,80 @@ def _output_and_sums(job: Job, model: nn.Module, by_row: list[str], batch: Batch
 
 
 def _sums(job: Job, by_row: list[str], output: Any, batch: Batch) -> Tensor:
-    """Returns [rows, weight, loss, each metric by row] summed over the rows of a batch. shape [3 + metrics], float64"""
+    """Returns the sums over the rows of a batch, shape [4 + metrics], float64.
+
+    They are [rows, weight, 1 where the criterion returns None, loss, each metric by row].
+    """
     rows, weight = batch.part.rows, batch.part.weight
     # The criterion's mean over rows that all weigh 0 may be 0 / 0.
-    loss = job.criterion(output, batch) * weight if weight else torch.zeros((), dtype=torch.float64)
-    values = [*torch.tensor([rows, weight], dtype=torch.float64), loss]
+    loss: Tensor | None = job.criterion(output, batch) if weight else torch.zeros((), dtype=torch.float64)
+    total = torch.zeros((), dtype=torch.float64) if loss is None else loss * weight
+    values = [*torch.tensor([rows, weight, loss is None], dtype=torch.float64), total]
     for name in by_row:
         per_row = job.metrics[name](output, batch)
         if list(per_row.shape) != [rows]:
             raise not_per_row(name, list(per_row.shape), rows)
         values.append(per_row.double().sum())
-    return torch.stack([value.double().to(loss.device) for value in values])
+    return torch.stack([value.double().to(total.device) for value in values])
 
 
 def count_metric(metric: Any, output: Any, batch: Batch) -> StateDict:
-    """Returns the state of a torchmetrics metric after one batch, on the CPU. Resets the metric before and after."""
+    """Returns the state of a torchmetrics metric after one batch, on the CPU. Resets the metric before and after.
+
+    Of another metric, whose states cannot be merged, returns what it is to be updated with.
+    """
+    given = (output, batch if reads_batch(metric) else batch.targets)
+    if not hasattr(metric, "merge_state"):
+        return {"given": mapped_tensors(partial(Tensor.to, device="cpu"), given)}
     metric.reset()
     metric.to(output.device if isinstance(output, Tensor) else "cpu")
-    metric.update(output, batch if reads_batch(metric) else batch.targets)
+    metric.update(*given)
     state: StateDict = tree_map_only(Tensor, partial(Tensor.to, device="cpu"), metric.metric_state)
     metric.reset()
     return state
 
 
 def _metric_values(job: Job, names: list[str], states: list[StateDict]) -> dict[str, float]:
-    """Merges the chunks' states of each torchmetrics metric in the chunks' order. Returns name -> value."""
+    """Merges the chunks' states of each metric that counts by itself, in the chunks' order. Returns name -> value."""
     values = {}
     for name in names:
         metric: Any = job.metrics[name]
         metric.reset()
-        metric.to("cpu")
-        try:
-            for state in reversed(states):  # merge_state puts the merged state first
-                metric.merge_state(state[name])
-        except RuntimeError as error:
-            raise UserError(f"the metric '{name}' cannot be counted in parts ({error}); choose another") from error
-        metric.distributed_available_fn = _alone
+        if hasattr(metric, "merge_state"):
+            _merge_states(name, metric, [state[name] for state in states])
+        else:
+            for state in states:
+                metric.update(*state[name]["given"])
         with warnings.catch_warnings():  # it warns that update() was never called
             warnings.simplefilter("ignore")
             value = metric.compute()
-        if not isinstance(value, Tensor) or value.numel() != 1:
-            raise UserError(f"the metric '{name}' is not a single number; give it an average, as in average='macro'")
+        if not (isinstance(value, Real) or (isinstance(value, Tensor) and value.numel() == 1)):
+            raise _not_a_number(name, metric, value)
         values[name] = float(value)
         metric.reset()
     return values
+
+
+def _merge_states(name: str, metric: Any, states: list[Any]) -> None:
+    """Puts the states of the chunks together in a torchmetrics metric."""
+    metric.to("cpu")
+    try:
+        for state in reversed(states):  # merge_state puts the merged state first
+            metric.merge_state(state)
+    except RuntimeError as error:
+        raise UserError(f"the metric '{name}' cannot be counted in parts ({error}); choose another") from error
+    metric.distributed_available_fn = _alone
+
+
+def _not_a_number(name: str, metric: Any, value: Any) -> UserError:
+    """Returns the error of a metric whose compute returns several values, with the line that chooses one."""
+    if isinstance(value, Mapping) and value:
+        return UserError(
+            f"the metric '{name}' computes {first_few([str(key) for key in value])}; write a subclass of "
+            f"{type(metric).__name__} that returns one of them: def compute(self): return "
+            f"super().compute()[{next(iter(value))!r}]"
+        )
+    return UserError(f"the metric '{name}' is not a single number; give it an average, as in average='macro'")
 
 
 def _alone() -> bool:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from samestep.errors import not_per_row
-from samestep.job import Batch, Job, reads_batch
+from samestep.job import Batch, Job, counts_by_itself, reads_batch
 from samestep.job.walk import without_graph
 from samestep.reference.carried import output_and_loss
 from samestep.reference.fetch import collate, collate_draws, generators_kept, place, random_state, read
@@ -46,7 +46,7 @@ def evaluate(job: Job, state: State, device: str, *, twice: bool) -> Evaluation 
     other = _sums(job, model, device, weighs, index.tensor_split(many + 1)) if twice and length > 1 else sums
     precision = 1e-9 if next(model.parameters()).dtype == torch.float64 else 1e-3
     unsteady = tuple(n for n in sums if draws or not abs(sums[n] - other[n]) <= precision * max(1, abs(sums[n])))
-    whole = tuple(name for name, metric in job.metrics.items() if hasattr(metric, "compute"))
+    whole = tuple(name for name, metric in job.metrics.items() if counts_by_itself(metric))
     return Evaluation(length, sum(weighs), sums, unsteady, whole)
 
 
@@ -55,9 +55,11 @@ def _sums(
 ) -> dict[str, float]:
     """The sums over all rows. batches: the rows of each."""
     sums = dict.fromkeys(["loss", *job.metrics], 0.0)
-    whole: dict[str, Any] = {name: metric for name, metric in job.metrics.items() if hasattr(metric, "compute")}
+    whole: dict[str, Any] = {name: metric for name, metric in job.metrics.items() if counts_by_itself(metric)}
     for metric in whole.values():
-        metric.to(device).reset()
+        if hasattr(metric, "to"):
+            metric.to(device)
+        metric.reset()
     with torch.no_grad():
         for rows in (some.tolist() for some in batches):
             weight = sum(weighs[i] for i in rows)
@@ -65,7 +67,10 @@ def _sums(
                 data = collate(job, read(job, job.evaluation, rows, 0), device, 0, rows[0])
             batch = Batch(data, place(0, 0, rows, weight=weight))
             output, loss = without_graph(output_and_loss, job, model, batch)
-            sums["loss"] += float(loss) * weight
+            if loss is None:  # the output of an evaluation has no loss
+                sums.pop("loss", None)
+            elif "loss" in sums:
+                sums["loss"] += float(loss) * weight
             for metric in whole.values():
                 metric.update(output, batch if reads_batch(metric) else batch.targets)
             for name, metric in job.metrics.items():

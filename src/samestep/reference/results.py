@@ -29,8 +29,8 @@ class Evaluation:
     """The reference's evaluation.
 
     rows: of the evaluation dataset; weight: theirs in the loss. sums: of the loss times the weight, and of each metric.
-    whole: the metrics of torchmetrics, whose 'sum' is their value. unsteady: the sums that depend on how many rows are
-    evaluated at once, or on random numbers.
+    whole: the metrics with update and compute, whose 'sum' is their value. unsteady: the sums that depend on how many
+    rows are evaluated at once, or on random numbers.
     """
 
     rows: int

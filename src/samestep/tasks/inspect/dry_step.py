@@ -6,7 +6,6 @@ import inspect
 import re
 import time
 import traceback
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,26 +13,20 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Subset
 from torch.utils.flop_counter import FlopCounterMode
 from torch.utils.module_tracker import ModuleTracker
 
-from samestep.data.keyed_random import KeyedRandom
-from samestep.data.loader import Rows, fetch, to_device
-from samestep.data.schedule import Schedule, schedule_of
-from samestep.errors import UserError, not_a_scalar, not_per_row
-from samestep.job import Batch, Job, counts_by_itself, output_and_state, reads_batch
+from samestep.data.loader import Rows, to_device
+from samestep.data.schedule import Schedule
+from samestep.errors import UserError, not_a_scalar
+from samestep.job import Batch, Job, output_and_state
 from samestep.job.walk import leaves_of, without_graph
 from samestep.rank.carry import detached
-from samestep.rank.default_generator import default_generator
-from samestep.rank.evaluate import count_metric, evaluate
 from samestep.rank.one_row import is_one_row_error
 from samestep.rank.phases import ActivePhase
-from samestep.world import World
 from samestep.world.users_code import is_users_code
 
 ROWS = 4
-EVALUATION_ROWS = 16
 HINTS = {  # what an error of the job's functions says -> what to write
     r"\bBatch\b": "; it is called with (output, batch): the targets are batch.targets",
     r"must be Tensor, not (dict|BatchEncoding)|^'dict' object has no attribute": (
@@ -63,14 +56,13 @@ class DryStep:
 
     unused: the parameters without a gradient. forward_flop: the floating-point operations of a row's forward pass, 0
     where they cannot be counted. row_bytes: of the outputs of the model's layers, a row. row_s: the seconds of its
-    forward and backward passes, roughly. evaluation_draws: what draws random numbers in an evaluation.
+    forward and backward passes, roughly.
     """
 
     unused: list[str]
     forward_flop: float
     row_bytes: float = 0.0
     row_s: float = 0.0
-    evaluation_draws: tuple[str, ...] = ()
 
 
 def dry_step(
@@ -91,7 +83,7 @@ def dry_step(
     rows = min(part.rows, most)
     part = replace(part, indices=part.indices[:rows], rows=rows)
     model = model.to(device)
-    data: Any = _raising("reading", lambda: Rows(job)[part][1], part.rows)
+    data: Any = raising("reading", lambda: Rows(job)[part][1], part.rows)
     for leaf in leaves_of(data):
         if not isinstance(leaf, PLAIN):
             raise UserError(
@@ -125,7 +117,7 @@ def _forward_backward(job: Job, model: nn.Module, batch: Batch) -> float:
     part, called = batch.part, list[bool]()
     model.register_forward_hook(lambda *_: called.append(True))
     flop: float
-    returned, flop = _raising("forward", lambda: _counted(lambda: job.forward(model, batch)), part.rows)
+    returned, flop = raising("forward", lambda: _counted(lambda: job.forward(model, batch)), part.rows)
     if not called:
         raise UserError(
             "the job's forward does not call the model itself, but a part or a method of it; engines wrap the model, "
@@ -134,7 +126,7 @@ def _forward_backward(job: Job, model: nn.Module, batch: Batch) -> float:
     output, state = output_and_state(returned) if job.carry_state else (returned, None)
     if job.gather_outputs:
         _check_gathered(output, batch.data, part.rows)
-    loss = _raising("criterion", lambda: job.criterion(output, batch), part.rows)
+    loss = raising("criterion", lambda: job.criterion(output, batch), part.rows)
     if not isinstance(loss, Tensor):
         raise UserError(
             f"the criterion returned {type(loss).__name__}, not a scalar tensor that backward() can start from"
@@ -145,7 +137,7 @@ def _forward_backward(job: Job, model: nn.Module, batch: Batch) -> float:
         raise UserError(
             "the criterion's loss does not depend on any parameter that it trains; compute it from the model's output"
         )
-    _raising("backward", loss.backward, part.rows)
+    raising("backward", loss.backward, part.rows)
     if job.carry_state:
         _check_carried(job, model, batch, state)
     return flop
@@ -162,63 +154,6 @@ def _counted(call: Callable[[], Any]) -> tuple[Any, float]:
     except Exception:  # the counter's, or one that the call raises again without it
         return call(), 0.0
     return returned, float(counter.get_total_flops())
-
-
-def dry_evaluation(
-    job: Job, model: nn.Module, device: str, few: int = ROWS, at_once: int = EVALUATION_ROWS
-) -> tuple[str, ...]:
-    """Evaluates `model` on two small batches of the job's evaluation. Raises UserError as dry_step does.
-
-    few: the rows that metrics are called with. at_once: those of a batch. Returns what draws random numbers:
-    'dataset', 'collate', 'model'.
-    """
-    if job.evaluation is None:
-        return ()
-    subset: Any = Subset(job.evaluation, range(min(2 * at_once, len(job.evaluation))))  # type: ignore[arg-type]
-    small = replace(job, evaluation=subset, micro_batch=at_once, gather_outputs=False, workers=0)
-    rows = replace(small.evaluated(), global_batch=1, weight=None, shuffle=False)
-    draws = _draws(rows, model, device, few)
-    _check_metrics(rows, model, device, few)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of metrics that expect more rows
-        _raising("evaluation", lambda: evaluate(small, model.to(device), World(devices=(device,))), at_once)
-    return draws
-
-
-def _draws(job: Job, model: nn.Module, device: str, few: int) -> tuple[str, ...]:
-    """Returns what draws random numbers. job: its training data are the evaluation's."""
-    rows = list(range(min(few, len(job.train))))
-    part = replace(schedule_of(job, 1).step(0, 0, 0)[0], indices=np.array(rows), rows=len(rows))
-    model, stream = model.to(device).eval(), default_generator(device)
-    read, before = Rows(job), stream.get_state()
-    keyed = {what: KeyedRandom() for what in ("dataset", "collate", "model")}
-    samples = _raising("reading", lambda: keyed["dataset"](lambda: fetch(read.dataset, rows)), len(rows))
-    data = _raising("reading", lambda: keyed["collate"](lambda: read.collate(samples)), len(rows))
-    batch = Batch(to_device(data, device), part)
-    _raising("forward", lambda: keyed["model"](lambda: without_graph(job.output, model, batch)), len(rows))
-    on_gpu = not torch.equal(before, stream.get_state())
-    return tuple(what for what in keyed if keyed[what].drawn or (on_gpu and what == "model"))
-
-
-def _check_metrics(job: Job, model: nn.Module, device: str, few: int) -> None:
-    """Calls each metric on some rows of `job.train`, which the caller has set to the evaluation's."""
-    part = replace(schedule_of(job, 1), global_batch=min(few, len(job.train))).step(0, 0, 0)[0]
-    model = model.to(device).eval()
-    batch = Batch(to_device(_raising("reading", lambda: Rows(job)[part][1], part.rows), device), part)
-    with torch.no_grad():
-        output = _raising("forward", lambda: without_graph(job.output, model, batch), part.rows)
-        for name, metric in job.metrics.items():
-            if counts_by_itself(metric):
-                if batch.targets is None and not reads_batch(metric):
-                    raise UserError(
-                        f"the metric '{name}' is given (output, batch.targets), and a batch that is a dict has none; "
-                        "give (inputs, targets), or a subclass of it with def update(self, output, batch)"
-                    )
-                _raising(f"metric '{name}'", lambda metric=metric: count_metric(metric, output, batch), part.rows)
-                continue
-            values = _raising(f"metric '{name}'", lambda metric=metric: metric(output, batch), part.rows)
-            if not isinstance(values, Tensor) or list(values.shape) != [part.rows]:
-                raise not_per_row(name, list(getattr(values, "shape", [])), part.rows)
 
 
 def check_dense(what: str, tensor: Tensor, instead: str) -> None:
@@ -252,7 +187,7 @@ def _check_carried(job: Job, model: nn.Module, batch: Batch, state: Any) -> None
             "state as the second of the pair, or leave carry_state out"
         )
     continued = replace(batch, state=detached(state))
-    _raising("forward with batch.state", lambda: without_graph(job.forward, model, continued), batch.part.rows)
+    raising("forward with batch.state", lambda: without_graph(job.forward, model, continued), batch.part.rows)
 
 
 def _check_gathered(output: Any, data: Any, rows: int) -> None:
@@ -283,7 +218,7 @@ def _without_gradient(model: nn.Module) -> list[str]:
 
 def _check_optimizer(job: Job, model: nn.Module) -> None:
     """Raises UserError for an optimizer that cannot be built, and for a scheduler that needs a metric."""
-    optimizer = _raising("optimizer", lambda: job.optimizer.build(model), None)
+    optimizer = raising("optimizer", lambda: job.optimizer.build(model), None)
     if inspect.unwrap(type(optimizer).step) is torch.optim.Optimizer.step:  # torch wraps that of each class
         raise UserError(f"the job's optimizer {type(optimizer).__name__} has no step; define step(self, closure=None)")
     parameters = inspect.signature(optimizer.step).parameters
@@ -303,7 +238,7 @@ def _check_optimizer(job: Job, model: nn.Module) -> None:
     if job.scheduler is None:
         return
     make = job.scheduler.make
-    scheduler = _raising("scheduler", lambda: make(optimizer), None)
+    scheduler = raising("scheduler", lambda: make(optimizer), None)
     if "metrics" in inspect.signature(scheduler.step).parameters and job.scheduler.every != "evaluation":
         raise UserError(
             f"{type(scheduler).__name__} needs a metric, which an evaluation gives: "
@@ -311,7 +246,7 @@ def _check_optimizer(job: Job, model: nn.Module) -> None:
         )
 
 
-def _raising(what: str, do: Any, rows: int | None) -> Any:
+def raising(what: str, do: Any, rows: int | None) -> Any:
     """Calls `do`. Turns its exception into a UserError with the line in the job's code that raised it."""
     try:
         return do()

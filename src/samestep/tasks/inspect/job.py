@@ -27,7 +27,8 @@ from samestep.rank.export import pretrained
 from samestep.rank.one_row import is_one_row_error, one_row_message
 from samestep.records.inspection import JobFacts
 from samestep.records.plan import Prove
-from samestep.tasks.inspect.dry_step import DryStep, check_dense, dry_evaluation, dry_step
+from samestep.tasks.inspect.dry_evaluation import DryEvaluation, dry_evaluation
+from samestep.tasks.inspect.dry_step import DryStep, check_dense, dry_step
 from samestep.tasks.inspect.load import build, find, innermost, settings_of
 from samestep.tasks.inspect.proof_size import rows_of_proof
 from samestep.tasks.proof_job import SGD_LR, proof_job
@@ -57,7 +58,7 @@ def inspect_job(
     _check_model(job, model, target)
     parameters = list(model.parameters())
     count = sum(p.numel() for p in parameters)
-    dry, proof_rows, costly = _tried(job, replicas, device, count)
+    dry, evaluation, proof_rows, costly = _tried(job, replicas, device, count)
     training = Prove("sgd", steps or _proof_steps(job, costly), "float32", replicas, SGD_LR, rows=proof_rows)
     sizes = sorted({1, replicas, *fewer})
     return JobFacts(
@@ -66,7 +67,7 @@ def inspect_job(
         source=_source_digest(target, function),
         rows=len(job.train),
         evaluation_rows=0 if job.evaluation is None else len(job.evaluation),
-        metrics={} if job.evaluation is None else _metrics(job),
+        metrics={} if job.evaluation is None else _metrics(job, evaluation.has_loss),
         global_batch=job.global_batch,
         micro_batches={n: schedule_of(job, n).micro_batches for n in sizes},
         proof_steps=training.steps,
@@ -93,19 +94,18 @@ def inspect_job(
         pretrained=tuple(pretrained(model)),
         phases={phase.name: phase.optimizer.cls.__name__ for phase in job.phases},
         needs_closure=job.optimizer.needs_closure,
-        evaluation_draws=dry.evaluation_draws,
+        evaluation_draws=evaluation.draws,
         refused={n: _refusal_of(job, replace(training, replicas=n), device) for n in sizes},
     )
 
 
-def _tried(job: Job, replicas: int, device: str, parameters: int) -> tuple[DryStep, int, bool]:
+def _tried(job: Job, replicas: int, device: str, parameters: int) -> tuple[DryStep, DryEvaluation, int, bool]:
     """Trains and evaluates a few rows. Returns what that showed, the rows of a step of the proof, and whether it is
     costly. These rows are the job's global batch where no batch may have a size that the job never has."""
     dry, own_sizes = _dry_step(job, replicas, device)
     rows, costly = rows_of_proof(job, replicas, dry.forward_flop, parameters)
-    draws, own_chunks = _dry_evaluation(job, device)
-    dry = replace(dry, evaluation_draws=draws)
-    return dry, job.global_batch if own_chunks or own_sizes else rows, costly
+    evaluation, own_chunks = _dry_evaluation(job, device)
+    return dry, evaluation, job.global_batch if own_chunks or own_sizes else rows, costly
 
 
 def _dry_step(job: Job, replicas: int, device: str) -> tuple[DryStep, bool]:
@@ -117,9 +117,9 @@ def _dry_step(job: Job, replicas: int, device: str) -> tuple[DryStep, bool]:
     )
 
 
-def _dry_evaluation(job: Job, device: str) -> tuple[tuple[str, ...], bool]:
-    """Evaluates a few rows. Returns what draws random numbers, and whether the job refuses these rows and takes as many
-    as an evaluation has at once."""
+def _dry_evaluation(job: Job, device: str) -> tuple[DryEvaluation, bool]:
+    """Evaluates a few rows. Returns what they showed, and whether the job refuses these rows and takes as many as an
+    evaluation has at once."""
     rows = chunk_rows(job)
     few, own = partial(dry_evaluation, job, _model(job), device), (rows, rows)
     helps = "; an evaluation takes micro_batch rows at once, or global_batch where there is none"
@@ -161,9 +161,10 @@ def _proof_steps(job: Job, costly: bool) -> int:
     return 4 * max(1, len(job.phases)) if long or job.phases else 8  # 4 rounds of all phases
 
 
-def _metrics(job: Job) -> dict[str, Literal["min", "max"]]:
-    """Returns the job's metrics, the loss among them -> whether a lower or a higher value is better."""
-    return {"loss": "min", **{name: _better(metric) for name, metric in job.metrics.items()}}
+def _metrics(job: Job, has_loss: bool) -> dict[str, Literal["min", "max"]]:
+    """Returns the job's metrics, and the loss where it has one -> whether a lower or a higher value is better."""
+    better = {name: _better(metric) for name, metric in job.metrics.items()}
+    return {"loss": "min", **better} if has_loss else better
 
 
 def _check_model(job: Job, model: nn.Module, target: str) -> None:

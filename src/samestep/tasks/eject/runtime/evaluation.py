@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_map_only
 
 from samestep.data.schedule import cut
 from samestep.job import Batch, Job, Part, counts_by_itself, reads_batch
+from samestep.job.walk import mapped_tensors
 from samestep.tasks.eject.runtime.run import World, loaded
 
 ROWS_AT_ONCE = 128  # at most; fewer where the job's micro-batch or global batch is smaller
@@ -57,10 +58,11 @@ def evaluate(job: Job, state: dict[str, Any], world: World) -> dict[str, float]:
                 with torch.enable_grad():  # the model computes a derivative itself
                     mine.append(figures(job, model, batch, by_row, whole))
     of_chunk = [chunk for of_rank in world.gather(mine) for chunk in of_rank]
-    rows, weight, loss, *totals = (math.fsum(column) for column in zip(*(numbers for numbers, _ in of_chunk)))
-    means = {"loss": loss / weight} | {name: total / rows for name, total in zip(by_row, totals)}
+    rows, weight, without_loss, loss, *totals = map(math.fsum, zip(*(numbers for numbers, _ in of_chunk)))
+    means = {} if without_loss else {"loss": loss / weight}
+    means |= {name: total / rows for name, total in zip(by_row, totals)}
     means |= {name: merged(job.metrics[name], [states[name] for _, states in of_chunk]) for name in whole}
-    return {name: means[name] for name in ("loss", *job.metrics)}
+    return {name: means[name] for name in ("loss", *job.metrics) if name in means}
 
 
 def figures(
@@ -87,18 +89,23 @@ def chunks(job: Job, world: World) -> list[Part]:
 
 
 def sums(job: Job, by_row: list[str], output: Any, batch: Batch) -> list[float]:
-    """[rows, weight, loss times weight, each metric by row] of one chunk."""
+    """[rows, weight, 1 where the criterion returns None, loss times weight, each metric by row] of one chunk."""
     rows, weight = batch.part.rows, batch.part.weight
-    loss = (job.criterion(output, batch) * weight).item() if weight else 0.0  # rows that all weigh 0 have no mean
+    loss = job.criterion(output, batch) if weight else torch.zeros(())  # rows that all weigh 0 have no mean
     found = [job.metrics[name](output, batch) for name in by_row]
     for name, values in zip(by_row, found):
         if list(values.shape) != [rows]:
             raise ValueError(f"the metric {name} gave shape {list(values.shape)} for {rows} rows; return one for each")
-    return [float(rows), weight, loss, *(values.double().sum().item() for values in found)]
+    total = 0.0 if loss is None else (loss * weight).item()
+    return [float(rows), weight, float(loss is None), total, *(values.double().sum().item() for values in found)]
 
 
 def counted(metric: Any, output: Any, batch: Batch) -> dict[str, Any]:
-    """What a metric of torchmetrics counts in one chunk, on the CPU."""
+    """What a metric of torchmetrics counts in one chunk, on the CPU; of another, what it is updated with."""
+    if not hasattr(metric, "merge_state"):
+        return {
+            "given": mapped_tensors(lambda t: t.to("cpu"), (output, batch if reads_batch(metric) else batch.targets))
+        }
     metric.reset()
     metric.to(output.device if isinstance(output, Tensor) else "cpu")
     metric.update(output, batch if reads_batch(metric) else batch.targets)
@@ -110,6 +117,10 @@ def counted(metric: Any, output: Any, batch: Batch) -> dict[str, Any]:
 def merged(metric: Any, states: list[dict[str, Any]]) -> float:
     """The metric of all chunks, in their order."""
     metric.reset()
+    if not hasattr(metric, "merge_state"):
+        for state in states:
+            metric.update(*state["given"])
+        return float(metric.compute())
     metric.to("cpu")
     for state in reversed(states):  # a state that is merged goes before what is there
         metric.merge_state(state)

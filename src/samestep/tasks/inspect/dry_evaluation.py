@@ -1,0 +1,116 @@
+"""Evaluates a job's model on a few rows, before any engine does: each metric, the criterion, and what draws random
+numbers."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Subset
+
+from samestep.data.keyed_random import KeyedRandom
+from samestep.data.loader import Rows, fetch, to_device
+from samestep.data.schedule import schedule_of
+from samestep.errors import UserError, not_per_row
+from samestep.job import Batch, Job, counts_by_itself, reads_batch
+from samestep.job.walk import without_graph
+from samestep.rank.default_generator import default_generator
+from samestep.rank.evaluate import count_metric, evaluate
+from samestep.tasks.inspect.dry_step import ROWS, raising
+from samestep.world import World
+
+EVALUATION_ROWS = 16
+
+
+@dataclass(frozen=True)
+class DryEvaluation:
+    """What an evaluation of a few rows showed. draws: what draws random numbers: 'dataset', 'collate', 'model'.
+    has_loss: whether the criterion returns a loss there."""
+
+    draws: tuple[str, ...] = ()
+    has_loss: bool = True
+
+
+def dry_evaluation(
+    job: Job, model: nn.Module, device: str, few: int = ROWS, at_once: int = EVALUATION_ROWS
+) -> DryEvaluation:
+    """Evaluates `model` on two small batches of the job's evaluation. Raises UserError as dry_step does.
+
+    few: the rows that metrics are called with. at_once: those of a batch.
+    """
+    if job.evaluation is None:
+        return DryEvaluation()
+    subset: Any = Subset(job.evaluation, range(min(2 * at_once, len(job.evaluation))))  # type: ignore[arg-type]
+    small = replace(job, evaluation=subset, micro_batch=at_once, gather_outputs=False, workers=0)
+    rows = replace(small.evaluated(), global_batch=1, weight=None, shuffle=False)
+    draws = _draws(rows, model, device, few)
+    _check_metrics(rows, model, device, few)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of metrics that expect more rows
+        found = raising("evaluation", lambda: evaluate(small, model.to(device), World(devices=(device,))), at_once)
+    if not found.sums:
+        raise UserError(
+            "the criterion returns None in the evaluation, and the job has no metrics: nothing would be measured; give "
+            "Job(metrics=…), or leave evaluation out"
+        )
+    has_loss = "loss" in found.sums
+    if not has_loss and job.scheduler and job.scheduler.every == "evaluation" and job.scheduler.metric == "loss":
+        raise UserError(
+            "the scheduler steps by the evaluation's loss, and the criterion returns None there; give it one of the "
+            f"job's metrics: LRSchedule(…, every='evaluation', metric='{next(iter(job.metrics))}')"
+        )
+    return DryEvaluation(draws, has_loss)
+
+
+def _draws(job: Job, model: nn.Module, device: str, few: int) -> tuple[str, ...]:
+    """Returns what draws random numbers. job: its training data are the evaluation's."""
+    rows = list(range(min(few, len(job.train))))
+    part = replace(schedule_of(job, 1).step(0, 0, 0)[0], indices=np.array(rows), rows=len(rows))
+    model, stream = model.to(device).eval(), default_generator(device)
+    read, before = Rows(job), stream.get_state()
+    keyed = {what: KeyedRandom() for what in ("dataset", "collate", "model")}
+    samples = raising("reading", lambda: keyed["dataset"](lambda: fetch(read.dataset, rows)), len(rows))
+    data = raising("reading", lambda: keyed["collate"](lambda: read.collate(samples)), len(rows))
+    batch = Batch(to_device(data, device), part)
+    raising("forward", lambda: keyed["model"](lambda: without_graph(job.output, model, batch)), len(rows))
+    on_gpu = not torch.equal(before, stream.get_state())
+    return tuple(what for what in keyed if keyed[what].drawn or (on_gpu and what == "model"))
+
+
+def _check_metrics(job: Job, model: nn.Module, device: str, few: int) -> None:
+    """Calls each metric on some rows of `job.train`, which the caller has set to the evaluation's."""
+    part = replace(schedule_of(job, 1), global_batch=min(few, len(job.train))).step(0, 0, 0)[0]
+    model = model.to(device).eval()
+    batch = Batch(to_device(raising("reading", lambda: Rows(job)[part][1], part.rows), device), part)
+    with torch.no_grad():
+        output = raising("forward", lambda: without_graph(job.output, model, batch), part.rows)
+        try:
+            raising("criterion", lambda: without_graph(job.criterion, output, batch), part.rows)
+        except UserError as error:
+            raise UserError(
+                f"in the evaluation, on what forward returns there ({_kind_of(output)}), {error}; where that has no "
+                "loss, let the criterion return None, and the job's metrics measure it: "
+                f"if isinstance(output, {type(output).__name__}): return None"
+            ) from error
+        for name, metric in job.metrics.items():
+            if counts_by_itself(metric):
+                if batch.targets is None and not reads_batch(metric):
+                    raise UserError(
+                        f"the metric '{name}' is given (output, batch.targets), and a batch that is a dict has none; "
+                        "give (inputs, targets), or a subclass of it with def update(self, output, batch)"
+                    )
+                raising(f"metric '{name}'", lambda metric=metric: count_metric(metric, output, batch), part.rows)
+                continue
+            values = raising(f"metric '{name}'", lambda metric=metric: metric(output, batch), part.rows)
+            if not isinstance(values, Tensor) or list(values.shape) != [part.rows]:
+                raise not_per_row(name, list(getattr(values, "shape", [])), part.rows)
+
+
+def _kind_of(output: Any) -> str:
+    """Names what forward returns, for a sentence: 'a list of dict'."""
+    inner = f" of {type(output[0]).__name__}" if isinstance(output, list | tuple) and output else ""
+    return f"a {type(output).__name__}{inner}"
