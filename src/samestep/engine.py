@@ -88,6 +88,7 @@ class Engine(Protocol):
     INSTALL: the command that installs it, where it is not pip install.
     close(): called by each rank after its last training.
     check(model, **settings): raises UserError for a setting that does not fit the model.
+    units(model, **settings): the modules that its ranks gather together, at each of their calls.
     explain(error, job): a sentence about an error of its library that the user can fix, or None.
     fragments(model, world): the samestep.rank.fragments.Fragment of its optimizer's flat parameters, where it has those
         instead of the model's. model: what the engine gives to run.loss.

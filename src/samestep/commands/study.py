@@ -230,6 +230,8 @@ def refusal(facts: EngineFacts, job: JobFacts, instead: str = "another engine") 
     if layout.no_scalars and job.scalars:
         names = first_few(job.scalars)
         return f"{facts.name} takes no scalar parameter: {names}; make it of shape [1], as in torch.ones(1)"
+    if why := _varying_calls(facts.name, job, layout.replicas):
+        return why
     for optimizer in job.phases.values() or [job.optimizer]:
         if why := layout.no_optimizers.get(optimizer):
             return f"{facts.name} cannot take {optimizer}: {why}; use AdamW, or {instead}"
@@ -246,6 +248,19 @@ def refusal(facts: EngineFacts, job: JobFacts, instead: str = "another engine") 
         if facts.devices[0] == "cpu":
             return "torch's SyncBatchNorm runs on GPUs only; leave sync_batchnorm out on a CPU"
     return job.refused[layout.replicas]
+
+
+def _varying_calls(engine: str, job: JobFacts, replicas: int) -> str | None:
+    """Returns why ranks would gather a module different numbers of times, and so wait for each other; else None."""
+    varying = job.varying_calls.get(engine)
+    alike = job.global_batch % replicas == 0
+    if varying is None or replicas == 1 or (varying.by == "rows" and alike and job.last == "drop"):
+        return None
+    drop = ", or --set last=drop gives all as many rows" if varying.by == "rows" and alike else ""
+    return (
+        f"forward calls {varying.unit} a number of times that depends on the {varying.by}, and {engine} gathers it at "
+        f"each call, on all ranks at once; --set-engine {engine}.wrap=root gathers it once{drop}"
+    )
 
 
 def check_devices(nproc: int, inspection: Inspection, engines: tuple[str, ...] = ()) -> None:

@@ -63,6 +63,10 @@ def check(model: nn.Module, *, wrap: str = "auto", **settings: Any) -> None:
     units_of(model, wrap)
 
 
+def units(model: nn.Module, *, wrap: str = "auto", precision: str = "full", **settings: Any) -> list[nn.Module]:
+    return [*units_of(model, wrap), *(batch_norms(model) if precision != "full" else [])]
+
+
 def explain(error: BaseException, job: Job) -> str | None:
     """Returns a sentence about FSDP's hooks in what torch.compile must take whole; None for other errors."""
     if "_fully_shard" not in str(error):
@@ -82,18 +86,18 @@ def train(
 ) -> State:
     with process_group(world):
         model: Any = job.model().to(world.device)
-        units = units_of(model, wrap)
+        blocks = units_of(model, wrap)
         if checkpoint:  # but no unit with BatchNorm: computed twice, it would count every batch twice
-            again = units or units_of(model, "auto")
+            again = blocks or units_of(model, "auto")
             apply_activation_checkpointing(model, check_fn=lambda unit: unit in again and not batch_norms(unit))
-        reads = FSDPReads(model, [*units, model], WHOLE if reshard or wrap != "root" else INSIDE)
+        reads = FSDPReads(model, [*blocks, model], WHOLE if reshard or wrap != "root" else INSIDE)
         mesh, lower = init_device_mesh(world.device.partition(":")[0], (world.size,)), MixedPrecisionPolicy()
         if precision != "full":
             lower = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
             for norm in batch_norms(model):  # their statistics stay float32, and so must their weights
                 fully_shard(norm, mesh=mesh)
         options: dict[str, Any] = {"mesh": mesh, "mp_policy": lower, "reshard_after_forward": reshard}
-        for unit in units:
+        for unit in blocks:
             if precision == "full" or unit not in batch_norms(model):
                 fully_shard(unit, **options)
         fully_shard(model, **options)

@@ -78,6 +78,14 @@ class EngineFacts:
 
 
 @dataclass(frozen=True)
+class VaryingCalls:
+    """A module of the model that forward passes call a number of times that depends on their `by`."""
+
+    unit: str
+    by: Literal["rows", "data"]
+
+
+@dataclass(frozen=True)
 class JobFacts:
     """A job's sizes, and what its layers refuse.
 
@@ -91,7 +99,8 @@ class JobFacts:
     the model itself. refused: replicas -> why they cannot train it.
     phases: those of a job with several optimizers, in their turn -> the optimizer's class. needs_closure: whether the
     optimizer's step demands one, as LBFGS's does. evaluation_draws: what draws random numbers in an evaluation:
-    'dataset', 'collate', 'model'.
+    'dataset', 'collate', 'model'. varying_calls: engine -> a module that its ranks gather at each of its calls, whose
+    number differs from batch to batch.
     """
 
     settings: Mapping[str, str]
@@ -128,6 +137,7 @@ class JobFacts:
     phases: Mapping[str, str] = field(default_factory=dict)
     needs_closure: bool = False
     evaluation_draws: tuple[str, ...] = ()
+    varying_calls: Mapping[str, VaryingCalls] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

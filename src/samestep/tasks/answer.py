@@ -23,7 +23,7 @@ from samestep.records.inspection import (
     Script,
 )
 from samestep.tasks.eject import eject
-from samestep.tasks.inspect.engines import check_settings, inspect_engines
+from samestep.tasks.inspect.engines import check_settings, inspect_engines, units_of_engines
 from samestep.tasks.inspect.job import inspect_job
 from samestep.tasks.probe import probes_of
 
@@ -60,7 +60,8 @@ def _inspection(question: Question) -> Inspection:
     job = None
     if question.job:
         check = partial(check_settings, rows, question.engines)
-        job = inspect_job(question.job, question.settings, replicas, question.steps, devices[0], check, fewer)
+        units = units_of_engines(rows, question.engines)
+        job = inspect_job(question.job, question.settings, replicas, question.steps, devices[0], check, fewer, units)
     return Inspection(devices, hardware.facts(devices[0]), replicas, tuple(rows), job)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib.metadata import PackageNotFoundError, requires, version
 from typing import Any
 
@@ -70,6 +71,13 @@ def check_settings(rows: Sequence[EngineFacts], names: Sequence[str], model: nn.
             check: Any = getattr(engines.load(row.name), "check", None)
             if check:
                 check(model, **row.settings)
+
+
+def units_of_engines(rows: Sequence[EngineFacts], names: Sequence[str]) -> dict[str, Callable[[Any], list[nn.Module]]]:
+    """Returns the engines of this command that gather parts of a model -> the modules of a model that they gather."""
+    chosen = {row.name: row.settings for row in rows if row.available and (row.name in names or not names)}
+    with_units = {name: getattr(engines.load(name), "units", None) for name in chosen}
+    return {name: partial(units, **chosen[name]) for name, units in with_units.items() if units}
 
 
 def _settings(engine: engines.Engine) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, TypeVar
 
 from torch import nn
@@ -31,6 +32,7 @@ from samestep.tasks.inspect.dry_evaluation import DryEvaluation, dry_evaluation
 from samestep.tasks.inspect.dry_step import DryStep, check_dense, dry_step
 from samestep.tasks.inspect.load import build, find, innermost, settings_of
 from samestep.tasks.inspect.proof_size import rows_of_proof
+from samestep.tasks.inspect.unit_calls import Units, varying_calls
 from samestep.tasks.proof_job import SGD_LR, proof_job
 
 RAISED = r"raised on \d+ rows"  # in the sentence of a function of the job's that fails on some rows
@@ -45,19 +47,18 @@ def inspect_job(
     device: str,
     check: Callable[[nn.Module], None] = lambda model: None,
     fewer: Sequence[int] = (),
+    units: Mapping[str, Units] = MappingProxyType({}),
 ) -> JobFacts:
     """Returns a job's settings and sizes, and what its layers refuse, with 1 and with `replicas` replicas.
 
-    fewer: other numbers of replicas, with which it may go on. steps: of the proof; None: 8, or 4 where a step takes
-    long. check: called with the model. Raises UserError for a job that cannot be trained, or that cannot be proven.
+    fewer: other numbers of replicas. steps: of the proof; None: 8, or 4 where a step takes long. check: called with the
+    model. units: engine -> what its ranks gather. Raises UserError for a job that cannot be trained or proven.
     """
     function, job = find(target), build(target, settings, compiled=False)
-    _check_evaluation_weights(job)
     model = _model(job)
     check(model)
     _check_model(job, model, target)
-    parameters = list(model.parameters())
-    count = sum(p.numel() for p in parameters)
+    count = sum(p.numel() for p in model.parameters())
     dry, evaluation, proof_rows, costly = _tried(job, replicas, device, count)
     training = Prove("sgd", steps or _proof_steps(job, costly), "float32", replicas, SGD_LR, rows=proof_rows)
     sizes = sorted({1, replicas, *fewer})
@@ -78,7 +79,7 @@ def inspect_job(
         steps_per_epoch=schedule_of(job, 1).steps_per_epoch,
         epochs=job.epochs,
         parameters=count,
-        dtype=str(next(p.dtype for p in parameters)).removeprefix("torch."),
+        dtype=str(next(model.parameters()).dtype).removeprefix("torch."),
         optimizer=job.of_phases()[0].optimizer.cls.__name__,
         workers=workers_of(job),
         most_workers=most_workers(job),
@@ -95,6 +96,7 @@ def inspect_job(
         phases={phase.name: phase.optimizer.cls.__name__ for phase in job.phases},
         needs_closure=job.optimizer.needs_closure,
         evaluation_draws=evaluation.draws,
+        varying_calls=varying_calls(job, partial(_model, job), units, replicas, device),
         refused={n: _refusal_of(job, replace(training, replicas=n), device) for n in sizes},
     )
 
@@ -168,10 +170,19 @@ def _metrics(job: Job, has_loss: bool) -> dict[str, Literal["min", "max"]]:
 
 
 def _check_model(job: Job, model: nn.Module, target: str) -> None:
-    """Raises UserError for a model without parameters to train, or one that differs from call to call."""
+    """Raises UserError for a model without parameters to train, one that differs from call to call, or one that is
+    not built anew; and for an evaluation whose rows weigh nothing."""
+    _check_evaluation_weights(job)
     if not any(p.requires_grad for p in model.parameters()):
         raise UserError(f"the model of the job {target} has no parameters to train; return a module that has some")
-    if digest_state(model) != digest_state(_model(job)):
+    again = _model(job)
+    held = {id(parameter) for parameter in again.parameters()}
+    if names := [name for name, p in model.named_parameters() if p.requires_grad and id(p) in held]:
+        raise UserError(
+            f"the model of the job {target} has the same {names[0]} at every call, which one training would change for "
+            "the next and for its evaluation; build it inside of model(), or return copy.deepcopy of it"
+        )
+    if digest_state(model) != digest_state(again):
         raise UserError(
             f"the model of the job {target} differs from call to call, so no two trainings of it could be compared; "
             "seed it inside: def model(): torch.manual_seed(seed); return Net()"
