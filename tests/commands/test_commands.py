@@ -188,8 +188,9 @@ def test_run_trains_evaluates_and_leaves_weights(tmp_path: Path) -> None:
     assert load_file(out / "weights.safetensors")["0.weight"].shape == (16, 1, 3, 3)
 
     again = samestep(*arguments, out=out)
-    assert again.returncode == 2
-    assert "weights.safetensors exists" in again.stderr
+    assert again.returncode == 0 and "96 steps" in again.stderr
+    other = samestep(*arguments[:-3], "epochs=5", *arguments[-2:], out=out)
+    assert other.returncode == 2 and "holds other results" in other.stderr
 
 
 @pytest.mark.parametrize("job", ["tied"])

@@ -19,7 +19,7 @@ ASKED = ["--set", "lr=0.1", "--set-engine", "wrap=root", "--evaluate-every", "3"
 
 def words(line: str) -> list[str]:
     """Of the `samestep run` in a line of shell."""
-    return shlex.split(line.partition("-m samestep run ")[2])
+    return shlex.split(line.partition("samestep run ")[2])
 
 
 def test_a_batch_script(tmp_path: Path) -> None:
@@ -42,7 +42,7 @@ def test_manifests(kind: str, pods: list[str]) -> None:
     assert done.returncode == 0, done.stderr
     assert [line.strip() for line in done.stdout.splitlines() if line.strip() in pods] == pods
     asked = ["digits", "--engine", "fsdp", *ASKED[:4], "--init", "/data/w.safetensors", *ASKED[4:]]
-    lines = [json.loads(line.strip(" -")) for line in done.stdout.splitlines() if "-m samestep run" in line]
+    lines = [json.loads(line.strip(" -")) for line in done.stdout.splitlines() if "exec samestep run" in line]
     assert [words(line)[: len(asked) + 4] for line in lines] == [[*asked, "--nnodes", "3", "--nproc", "4"]] * len(pods)
     assert done.stdout.count("nvidia.com/gpu: 4\n") == len(pods)
 

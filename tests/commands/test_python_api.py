@@ -158,7 +158,8 @@ def test_calls_of_several_threads_take_turns(tmp_path: Path) -> None:
 
     class Seen(str):
         def __str__(self) -> str:
-            began.set()
+            if sys._getframe(1).f_code is api._target.__wrapped__.__code__:  # in the call, not while it is checked
+                began.set()
             return f"{JOBS}:quick"
 
     def train(name: str) -> None:

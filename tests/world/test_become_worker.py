@@ -66,6 +66,6 @@ def test_a_script_is_what_follows_the_options_of_python(arguments: list[str], wo
 
 def test_the_copy_runs_where_samestep_is_not_installed() -> None:
     tree = ast.parse(Path(become_worker.__file__).read_text())
-    imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    imported |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    imported = {node.module for node in tree.body if isinstance(node, ast.ImportFrom)}
+    imported |= {alias.name for node in tree.body if isinstance(node, ast.Import) for alias in node.names}
     assert {str(name).partition(".")[0] for name in imported} <= sys.stdlib_module_names

@@ -30,7 +30,7 @@ class Recipe:
     settings: Mapping[str, Any] = field(default_factory=dict)
     groups: Callable[[nn.Module], list[ParameterGroup]] | None = None
 
-    def __new__(cls, *values: Any, **named: Any) -> Recipe:
+    def __new__(cls, /, *values: Any, **named: Any) -> Recipe:
         refuse_settings(cls, values, named, "{cls}, {{{quoted}}}")
         return super().__new__(cls)
 
@@ -59,7 +59,7 @@ class LRSchedule:
     every: Literal["step", "epoch", "evaluation"] = "step"
     metric: str = "loss"
 
-    def __new__(cls, *values: Any, **named: Any) -> LRSchedule:
+    def __new__(cls, /, *values: Any, **named: Any) -> LRSchedule:
         refuse_settings(cls, values, named, "lambda optimizer: {cls}(optimizer, {named})")
         return super().__new__(cls)
 

@@ -13,6 +13,7 @@ from torch import nn
 
 from samestep.errors import UserError
 from samestep.rank.weights import model_with_weights
+from samestep.records.results import TrainResults, read_results
 from samestep.world import World
 from samestep.world.heartbeat import CHECKPOINT, heartbeat
 
@@ -44,14 +45,23 @@ def export(model: Callable[[], nn.Module], weights: Path, folder: Path) -> None:
     try:
         shutil.rmtree(part, ignore_errors=True)
         save_pretrained(str(part))
-        shutil.rmtree(folder, ignore_errors=True)  # empty, or of this training before it was continued
-        os.replace(part, folder)
+        if _is_of_this_training(folder, weights.parent):
+            shutil.rmtree(folder, ignore_errors=True)
+        os.replace(part, folder)  # an error where somebody has put files there
     except Exception as error:
         shutil.rmtree(part, ignore_errors=True)
         raise UserError(
             f"--export {folder}: {type(module).__name__}.save_pretrained failed: {type(error).__name__}: {error}; the "
             f"trained weights are in {weights}"
         ) from error
+
+
+def _is_of_this_training(folder: Path, out: Path) -> bool:
+    """Whether the training in `out` has exported to this folder before it was continued."""
+    try:
+        return read_results(TrainResults, out).export == str(folder)
+    except (OSError, UserError):
+        return False
 
 
 def on_first(do: Callable[[], None], world: World, store: Store | None) -> None:

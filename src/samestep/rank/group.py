@@ -77,15 +77,27 @@ def process_group(world: World, request: LaunchRequest | None = None, backend: s
     except (dist.DistError, RuntimeError, OSError) as error:
         raise _join_error(url, members, time.monotonic() - began, error) from error
     _open_store.append(store)
+    file = url.removeprefix("file://")
+    opened = _inode(file)
     with _naming_the_lost(members, world):
         yield
     _open_store.clear()
-    _leave(store, members, timeout)
-    file = url.removeprefix("file://")
+    if _inode(file) == opened:
+        _leave(store, members, timeout)
+    else:  # somebody has removed its folder: the ranks no longer find each other in a file
+        dist.barrier()
     if file != url and world.rank == 0:
         Path(file).unlink(missing_ok=True)  # a launcher's next command may use the same name
     # No `finally`: after an error the other ranks may not answer, and destroying the group could wait for them.
     dist.destroy_process_group()
+
+
+def _inode(file: str) -> int | None:
+    """Returns a file's number in its file system; None where there is no such file."""
+    try:
+        return os.stat(file).st_ino
+    except OSError:
+        return None
 
 
 def _leave(store: Store, members: Membership, timeout: timedelta) -> None:

@@ -34,9 +34,8 @@ FAULTS = (
     ResumeFault(
         "the step count off by one",
         SAVING,
-        '        position = Position(**saved.state["position"])\n',
-        '        position = Position(**saved.state["position"])\n'
-        "        position = Position(position.done - 1, position.skipped, position.last)\n",
+        "        return position\n",
+        "        return Position(position.done - 1, position.skipped, position.last)\n",
         ("resumed step",),
         "off by 1",
         trainparity="logical step",

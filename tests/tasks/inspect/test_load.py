@@ -128,7 +128,9 @@ def in_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     (folder / f"model_{name}.py").write_text("WIDTH = 3\n")
     for job, line in {"beside": f"import model_{name} as m", "inside": f"from {name} import model_{name} as m"}.items():
         (folder / f"{job}_{name}.py").write_text(f"{line}\n{TEXT}\ndef width(): return m.WIDTH\n")
-    monkeypatch.setattr(sys, "path", [path for path in sys.path if path not in ("", str(Path.cwd()))])
+    monkeypatch.setattr(
+        sys, "path", [path for path in sys.path if Path(path).is_absolute() and path != str(Path.cwd())]
+    )
     monkeypatch.chdir(tmp_path)
     return name
 
