@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -14,8 +15,11 @@ import pytest
 from budget import budget
 from samestep.commands.doctor import _report
 from samestep.commands.fleet import LocalMachine
+from samestep.errors import UserError
+from samestep.launch import Machines, ports
 from samestep.world.checks import LaunchInfo
 
+MPI = {"RANK": "0", "SIZE": "2", "LOCAL_RANK": "0", "LOCAL_SIZE": "2"}  # of two ranks on one machine
 BEGINS = ("NCCL_", "GLOO_", "TORCH_")
 
 
@@ -54,6 +58,23 @@ def test_what_another_launcher_has_left_is_unset() -> None:
     """By the prefixes of all launchers' variables, which the check is given."""
     left = found(doctor("--quick", "--json", OMPI_COMM_WORLD_RANK="0"), "launch_variables")
     assert left["status"] == "FAIL" and left["fix"] == "unset OMPI_COMM_WORLD_RANK", left
+
+
+def test_a_held_port_is_found_where_the_ranks_of_a_launcher_would_open_it() -> None:
+    """The doctor's own port is another one there. Once it is free, all is well."""
+    by_hand = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
+    by_mpirun = {f"OMPI_COMM_WORLD_{name}": number for name, number in MPI.items()}
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        port = str(held.getsockname()[1])
+        at = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        for started in (by_hand, by_mpirun):
+            taken = found(doctor("--quick", "--json", **at, **started), "port")
+            assert taken["status"] == "FAIL" and f"process {os.getpid()}" in taken["why"], taken
+            assert re.fullmatch(r"export MASTER_PORT=(?!" + port + r" )\d+ .*", taken["fix"])
+        with pytest.raises(UserError, match=f"process {os.getpid()}"):
+            ports.check(Machines(port=int(port)))  # as every command that starts ranks does
+        assert found(doctor("--quick", "--json", "--port", port), "port")["status"] == "FAIL"
+    assert found(doctor("--quick", "--json", **at, **by_mpirun), "port")["status"] == "OK"
 
 
 def test_contradictory_options_are_a_sentence() -> None:

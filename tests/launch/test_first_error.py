@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
+import typer
 
 from samestep import launch
+from samestep.commands.cli import app
 from samestep.launch import Machines
 from samestep.launch.command import command_for
 from samestep.launch.first_error import doctor_line, exited_rank, killed_rank
@@ -78,8 +82,18 @@ def test_every_launcher_that_reports_is_recorded() -> None:
             1,
             "type on each machine: samestep doctor --nnodes 2 --nproc 1 --master-addr h0 --port 29500 --node-rank N",
         ),
-        (Machines(nnodes=2, single_launch=True), 8, "type: samestep doctor"),
+        (Machines(port=29500), 2, "type: samestep doctor --nproc 2 --port 29500"),
+        (Machines(nnodes=2, single_launch=True), 8, "type: samestep doctor --launcher srun --nproc 4"),
+        (
+            Machines(nnodes=2, single_launch=True, hosts=("h1", "h2"), port=29500),
+            8,
+            "type: samestep doctor --launcher srun --nproc 4 --hosts h1,h2 --port 29500",
+        ),
     ],
 )
 def test_the_doctor_is_named_with_the_options(machines: Machines, size: int, line: str) -> None:
-    assert doctor_line(size, machines).endswith(line)
+    printed = doctor_line(size, machines, ("srun",))
+    assert printed.endswith(line)
+    words = shlex.split(line.partition("samestep doctor")[2].replace("--node-rank N", "--node-rank 1"))
+    command = cast(Any, typer.main.get_command(app)).commands["doctor"]
+    assert command.make_context("doctor", words).params["nproc"] in (None, size, size // machines.nnodes)

@@ -122,6 +122,11 @@ def _role_of_rank(info: LaunchInfo, rank: LaunchedRank, env: Mapping[str, str], 
     """
     nnodes = -(-rank.size // rank.local_size)
     info = replace(info, nproc=rank.local_size, nnodes=nnodes, node=None, started_by=rank.launcher)
+    if env.get("TORCHELASTIC_USE_AGENT_STORE") != "True" and (
+        rank.init_method.startswith("tcp:") or "MASTER_PORT" in env
+    ):
+        ranks_host, ranks_port = rendezvous_of(rank.init_method, env)
+        info = replace(info, ranks_host=ranks_host, ranks_port=ranks_port)
     token = tokens.given(env)
     if nnodes > 1:
         host, port = rendezvous_of(rank.init_method, env)

@@ -48,7 +48,7 @@ def raise_if_failed(
             f"library?); its last output is in {_rank_log(record, rank)}"
         )
     if error:
-        raise TrainingFailed(f"{error.message}; {doctor_line(size, machines)}")
+        raise TrainingFailed(f"{error.message}; {doctor_line(size, machines, launchers)}")
     if refused := re.search(r"^samestep\.errors\.UserError: (.+)$", log, re.MULTILINE):  # by rank/rendezvous.py
         raise UserError(refused[1])
     if machines.nnodes > 1 and not list(record.folder.glob("pid-rank*")):
@@ -57,7 +57,7 @@ def raise_if_failed(
             f"the {machines.nnodes} machines did not all reach the rendezvous at {where}"
             f"{_last_line(record)}; "
             f"run the same command on each, and check that they can reach {machines.master}; "
-            f"{doctor_line(size, machines)}"
+            f"{doctor_line(size, machines, launchers)}"
         )
     how = f"was ended by {signal_name(-code)}" if code < 0 else f"exited with {code}"
     why = _kill_reason("SIGKILL", memory_kills) if memory_kills else ""
@@ -67,15 +67,20 @@ def raise_if_failed(
     )
 
 
-def doctor_line(size: int, machines: Machines) -> str:
+def doctor_line(size: int, machines: Machines, launchers: Sequence[str] = ()) -> str:
     """Returns the words that name the command that finds out why ranks do not meet, or lose each other."""
     words = ["samestep doctor"]
     if machines.nnodes > 1 and not machines.single_launch:
         words += [f"--nnodes {machines.nnodes} --nproc {size} --master-addr {machines.master} --port {machines.port}"]
         words += ["--node-rank N"] if machines.node_rank is not None else []
-    elif machines.nnodes == 1 and size > 1:
-        words += [f"--nproc {size}"]
-    where = " on each machine" if len(words) > 1 and machines.nnodes > 1 else ""
+    elif machines.nnodes > 1:
+        words += [f"--launcher {launchers[0]}"] if launchers else []
+        words += [f"--nproc {size // machines.nnodes}"]
+        words += [f"--hosts {','.join(machines.hosts)} --port {machines.port}"] if machines.hosts else []
+    else:
+        words += [f"--nproc {size}"] if size > 1 else []
+        words += [f"--port {machines.port}"] if machines.port else []
+    where = " on each machine" if machines.nnodes > 1 and not machines.single_launch else ""
     return f"to find out why, type{where}: {' '.join(words)}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 
 from samestep.errors import UserError
@@ -13,10 +14,13 @@ def check(machines: Machines) -> None:
     """Raises UserError when the rendezvous port is on this machine and is in use."""
     if not machines.port or not network.is_this_machine(machines.master):
         return
-    if network.bind_error(machines.master, machines.port):
-        holder = network.holder_of(machines.port)
-        by = f" by {holder}" if holder else ""
-        raise UserError(f"port {machines.port} is taken{by}; choose another, or --port 0 for any")
+    if error := network.bind_error(machines.master, machines.port):
+        taken = error.errno == errno.EADDRINUSE
+        why = (
+            network.port_taken(machines.port) if taken else f"port {machines.port} cannot be opened ({error.strerror})"
+        )
+        other = "the same other one on each machine" if machines.nnodes > 1 else "another, or --port 0 for any"
+        raise UserError(f"{why}; choose {other}")
 
 
 def any_free(host: str) -> int:

@@ -28,6 +28,7 @@ from samestep.world.heartbeat import ENDING, heartbeat
 TIMEOUT_S = 120.0  # of a collective; --timeout sets another
 INIT_METHOD = "SAMESTEP_INIT_METHOD"  # environment variable: the rendezvous URL; unset: MASTER_ADDR and MASTER_PORT
 RUN = "SAMESTEP_RUN"  # environment variable: an id that separates this run from others in the same store
+DOCTOR = "to find the cause, start samestep doctor in the place of this command, with the same launcher or its options"
 SETTLE_S = 2.0  # after the timeout, for torch to raise its own error
 
 _open_store: list[Store] = []  # the open group's rendezvous store; a graceful stop uses it too
@@ -232,14 +233,13 @@ def _join_error(url: str, members: Membership | None, seconds: float, error: Exc
     if members is None:
         detail = str(error).splitlines()[0][:200]
         if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+            port = urlsplit(url).port or int(os.environ.get("MASTER_PORT", "0"))
             return UserError(
-                f"{at}, the address where the ranks meet, is in use by another process of this machine; end that "
-                "process, or choose another port"
+                f"{at}, the address where the ranks meet: {network.port_taken(port)}; end it, or choose another port"
             )
         return UserError(
             f"{at}, the address where the ranks meet, cannot be reached within {seconds:.0f} s ({detail}); check that "
-            "rank 0 runs there, that the name is right and that the port is open between the machines; run "
-            "samestep doctor with the same --nnodes, --master-addr, … to find the cause"
+            f"rank 0 runs there, that the name is right and that the port is open between the machines; {DOCTOR}"
         )
     try:
         absent = members.missing()
@@ -249,6 +249,5 @@ def _join_error(url: str, members: Membership | None, seconds: float, error: Exc
         return members.lost(error)
     return UserError(
         f"{names(absent)} of {members.world.size} did not join at {at} within {seconds:.0f} s; start every machine "
-        "with the same command, and check that the machines can reach one another; run samestep doctor with the same "
-        "--nnodes, --master-addr, … to find the cause"
+        f"with the same command, and check that the machines can reach one another; {DOCTOR}"
     )

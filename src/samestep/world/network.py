@@ -137,6 +137,11 @@ def holder_of(port: int) -> str:
     return ""
 
 
+def port_taken(port: int) -> str:
+    """Returns the words 'port N is taken by process PID (NAME)', for an error."""
+    return f"port {port} is taken by {holder_of(port) or 'a process of another user'}"
+
+
 def check_loopback() -> None:
     """Raises UserError where the processes of this machine cannot reach each other. Sends no packet."""
     for name in filter(None, os.environ.get(NAMES[0], "").split(",")):

@@ -34,7 +34,8 @@ class LaunchInfo:
     """The launch that the doctor checks, as one machine's options and environment describe it. The fields are those of
     launch.Machines and of the options.
 
-    node: this machine's number; None: the rendezvous gives it one. started_by: the outer launcher; '' without one.
+    node: this machine's number; None: the rendezvous gives it one. started_by: the outer launcher; '' without one, and
+    ranks_host, ranks_port: where rank 0 of a training that it starts listens; 0: the launcher itself does, or nobody.
     contradiction: what is wrong with the launcher's variables or the options; '' for nothing. connect_error: how the
     last attempt to connect to the rendezvous ended, where the machines have not met. prefixes: with which the names of
     launchers' variables begin.
@@ -49,6 +50,8 @@ class LaunchInfo:
     job: str = ""
     device: str = "auto"
     started_by: str = ""
+    ranks_host: str = ""
+    ranks_port: int = 0
     contradiction: str = ""
     connect_error: Dialled | None = None
     prefixes: tuple[str, ...] = ()

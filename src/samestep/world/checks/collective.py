@@ -109,7 +109,8 @@ def judge(seen: Facts) -> list[Finding]:
             " ".join(f"{name}={value}" for name, value in each.variables.items()) for each in seen.tries[1:]
         )
         also = f"; nor can they with {tried}" if tried else ""
-        fix = "TORCH_DISTRIBUTED_DEBUG=DETAIL TORCH_CPP_LOG_LEVEL=INFO samestep doctor   # shows more"
+        more = "# the same samestep doctor then shows more"
+        fix = f"export TORCH_DISTRIBUTED_DEBUG=DETAIL TORCH_CPP_LOG_LEVEL=INFO   {more}"
         return [Finding("FAIL", f"the ranks cannot connect and all-reduce: {first.error}{also}", fix)]
     findings = _settings(first, last, seen.set_here) if first.error else []
     return findings + _stragglers(last, seen.places) or ok(_shown(last))

@@ -20,6 +20,7 @@ SEEN: list[tuple[str, Any, str, str, str]] = [
     ("launch_variables", launch_variables.Facts("", {"MASTER_PORT": "x"}), "FAIL", "MASTER_PORT=x", "29500"),
     ("port", port.Facts(0), "OK", "no port", ""),
     ("port", port.Facts(29500, "Address already in use", "process 7 (python)"), "FAIL", "process 7", "--port 0"),
+    ("port", port.Facts(29500, "Address already in use", "", "mpirun", 29501), "FAIL", "29500", "MASTER_PORT=29501"),
     ("port", port.Facts(80, "Permission denied"), "FAIL", "Permission denied", "--port 0"),
     ("machines", {f"h{n}": machines.Facts(n, 2, 2, "h0", "") for n in range(2)}, "OK", "2 of 2 machines", ""),
     ("machines", {f"h{n}": machines.Facts(1, 2, 2, "h0", "") for n in range(2)}, "FAIL", "h0 and h1 both", "rank 0"),
