@@ -164,7 +164,7 @@ def import_s() -> float:
 def pytest_options(file: str) -> list[str]:
     """Returns pytest's options with which it writes its outcomes to a file of WRITTEN."""
     (ROOT / WRITTEN / file).unlink(missing_ok=True)
-    return ["--outcomes", str(WRITTEN / file)]
+    return [f"--outcomes={WRITTEN / file}"]  # one word: a second would be a file of tests to pytest's workers
 
 
 def run(command: Sequence[str]) -> int:
@@ -216,7 +216,7 @@ def main() -> int:
         skips = (r"",)  # what was not here is told and run by `rest`
     elif arguments.minutes is not None and newest is not None and import_s() > SLOW_IMPORT_S:
         leaves_out = True
-        options += ["--minutes", str(arguments.minutes), *(f"--always={file}" for file in sorted(newest))]
+        options += [f"--minutes={arguments.minutes}", *(f"--always={file}" for file in sorted(newest))]
     made = run(["make", lane, f"PYTEST_MORE={shlex.join([*options, *pytest_options(f'{lane}.jsonl')])}"])
     outcomes = read_outcomes(ROOT / WRITTEN / f"{lane}.jsonl")
     verdict = judge(outcomes, skips=skips, leaves_out=leaves_out, newest=newest or ())

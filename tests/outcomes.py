@@ -1,6 +1,6 @@
 """A pytest plugin: writes which tests a run has collected, begun and ended, and how, as lines of JSON.
 
-    python -m pytest --outcomes FILE [--minutes 40 --always tests/test_new.py]
+    python -m pytest --outcomes=FILE [--minutes=40 --always=tests/test_new.py]
 
 With xdist it writes what the controller hears of its workers, so that a worker's crash does not take the lines with it.
 `.ci/lanes.py` reads the lines.
