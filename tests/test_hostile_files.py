@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,15 +13,21 @@ import numpy as np
 import pytest
 from torch import nn
 
-from hostile_files import ANY, CANARY, JSON, NPY, NPZ, SAFETENSORS
+from budget import budget
+from hostile_files import ANY, CANARY, CODE, JSON, NPY, NPZ, SAFETENSORS
+from samestep.commands.results_folder import write_into
 from samestep.commands.runs import runs
 from samestep.data.arrays import Arrays
 from samestep.data.windows import Windows
 from samestep.errors import TrainingFailed, UserError
+from samestep.launch.log_rotation import cut
+from samestep.launch.usage import UsageSampler
+from samestep.rank.step_logs import Csv
 from samestep.rank.weights import model_with_weights, save
 from samestep.records.arrays import read_arrays, write_arrays
-from samestep.records.files import SCHEMA, read
+from samestep.records.files import SCHEMA, read, replace_text, why_not_writable
 from samestep.records.record import Progress
+from samestep.tasks.inspect.load import find
 from samestep.world.regular_files import NotRegular, open_regular, read_regular
 
 SOURCES = Path(__file__).parents[1] / "src" / "samestep"
@@ -88,6 +96,66 @@ def test_weights_are_loaded_or_are_one_sentence(kind: str) -> None:
     assert isinstance(model_with_weights(lambda: nn.Linear(2, 1), Path("whole.safetensors")), nn.Linear)
 
 
+def _sampled(folder: Path) -> None:
+    UsageSampler(folder).close()
+
+
+def _logged(folder: Path) -> None:
+    log = Csv(folder)
+    log.evaluation(1, {"loss": 1.0})
+    log.close()
+
+
+def _cut(folder: Path) -> None:
+    (folder / "rank0.log").write_text("long")
+    cut(folder / "rank0.log")
+
+
+PID = os.getpid()
+# the file that is written, the link that is in its place or in that of its temporary file, and what writes it
+WRITERS: dict[str, tuple[str, Callable[[Path], object]]] = {
+    "results.json": (f".results.json.{PID}", lambda folder: replace_text(folder / "results.json", "{}")),
+    "slurm.sh": ("slurm.sh", lambda folder: write_into(folder, "slurm.sh", "")),
+    "weights": (".weights", lambda folder: save(nn.Linear(2, 1).state_dict(), folder / "weights")),
+    "rank0.log.1": (".rank0.log.part", _cut),
+    "usage.csv": ("usage.csv", _sampled),
+    "evaluations.csv": ("evaluations.csv", _logged),
+    "": (f".writable-{PID}", why_not_writable),
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_link_in_place_of_a_file_that_is_written_changes_no_other(name: str) -> None:
+    place, write = WRITERS[name]
+    Path("precious").write_text("kept")
+    Path("out").mkdir()
+    Path("out", place).symlink_to(Path("precious").absolute())
+    write(Path("out"))
+    assert Path("precious").read_text() == "kept" and not Path("out", name).is_symlink()
+
+
+def test_a_page_of_a_monitored_command_replaces_a_link() -> None:
+    Path("precious").write_text("kept")
+    Path("out").mkdir()
+    Path("out", "usage.html").symlink_to(Path("precious").absolute())
+    command = [sys.executable, "-m", "samestep", "monitor", "--out", "out", "--", "true"]
+    os.mkfifo("matplotlibrc")  # which matplotlib would read as its settings, without an end
+    assert subprocess.run(command, timeout=budget()).returncode == 0
+    assert Path("precious").read_text() == "kept" and "<svg" in Path("out", "usage.html").read_text()
+    Path("elsewhere").mkdir()
+    Path("elsewhere", "usage.csv").symlink_to(Path("new").absolute())
+    done = subprocess.run([*command[:5], "elsewhere", *command[6:]], capture_output=True, text=True, timeout=budget())
+    assert done.returncode == 2 and "usage.csv exists" in done.stderr and not Path("new").exists()
+
+
+def test_a_pickle_of_another_is_no_job() -> None:
+    Path("job.pkl").write_bytes(CODE)
+    os.chmod(".", 0o755)
+    for target in ("job.pkl", "absent/job.pkl"):
+        with pytest.raises(UserError, match="is a pickle"):
+            find(target)
+
+
 def test_only_regular_files_of_bounded_size_are_opened() -> None:
     Path("small").write_bytes(b"12345")
     assert read_regular(Path("small"), 5) == b"12345"
@@ -115,8 +183,8 @@ AS_THEY_ARE = {
     "rank/checkpoint_files.py": "a folder or a file that was just written, to sync it",
     "rank/checkpoints.py": "the best weights that this training has just written",
     "rank/weights.py": "the file that was just written, to sync it; one that check_regular has looked at",
-    "rank/step_logs.py": "the run's own log, which a continued run appends to",
     "launch/": "the launch's own, and /proc",
+    "report/matplotlib_settings.py": "the current folder, to return to it",
     "testing/": "the plugin's own",
     "tasks/fork_server.py": "/dev/null",
     "tasks/eject/": "samestep's own sources, and the job's file",
@@ -146,7 +214,7 @@ def readers(text: str) -> Iterator[str]:
             continue
         name = ast.unparse(node.func)
         modes = [*node.args[1:2], *(word.value for word in node.keywords if word.arg == "mode")]
-        writes = any(isinstance(mode, ast.Constant) and str(mode.value).startswith(("w", "a")) for mode in modes)
+        writes = any(isinstance(mode, ast.Constant) and str(mode.value).startswith(("w", "a", "x")) for mode in modes)
         writes = writes or (name == "os.open" and "O_RDONLY" not in ast.unparse(node))
         if name.rpartition(".")[2] in ALWAYS or (name in OPENS and not writes):
             yield name

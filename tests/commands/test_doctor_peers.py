@@ -108,6 +108,7 @@ def test_strangers_keep_no_machine_waiting() -> None:
     silent = [socket.create_connection(("127.0.0.1", info.port)) for _ in range(MOST_GREETING + 20)]
     connection, here, _ = connect(info, [Probed("clock")], budget(), TOKEN)
     assert connection
+    wait_until(lambda: greeting_threads() <= MOST_GREETING, "threads of those that were turned away go on")
     ((found, greeting),) = arriving.wait(1, budget())
     assert (greeting.nproc, greeting.probed, found.addresses) == (2, (Probed("clock"),), ("127.0.0.1", "127.0.0.1"))
     with pytest.raises(UserError, match="SAMESTEP_TOKEN"):
@@ -116,6 +117,10 @@ def test_strangers_keep_no_machine_waiting() -> None:
     assert not arriving.wait(1, 0.0)
     for end in (connection, found, here, arriving, *silent):
         end.close()
+
+
+def greeting_threads() -> int:
+    return sum("_greet" in thread.name for thread in threading.enumerate())
 
 
 def test_names_and_numbers_of_another_machine_are_checked() -> None:

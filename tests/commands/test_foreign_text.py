@@ -140,6 +140,7 @@ def test_an_error_s_record_is_bounded(tmp_path: Path) -> None:
         (("samestep", "run", "Zürich.py"), "/tmp", True),
         (("rm", "-rf", "/"), "/tmp", False),
         (("samestep; rm", "run"), "/tmp", False),
+        (("samestep", "monitor", "--", "rm", "-rf", "/"), "/tmp", False),
         (("samestep", "run", "a\nrm -rf ~"), "/tmp", False),
         (("samestep", "run", "a"), "/tmp\nrm -rf ~", False),
         (("samestep", "run", "\u202eyp.a"), "/tmp", False),

@@ -51,6 +51,16 @@ def test_the_same_study_is_resumed(tmp_path: Path) -> None:
     open_again(tmp_path / "out", replace(SETUP, deadline_s=5.0))  # which decides no result
 
 
+def test_no_folder_of_a_rank_leads_elsewhere(tmp_path: Path) -> None:
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "rank-0").symlink_to(tmp_path / "precious")
+    rank: Any = SimpleNamespace(rank=0)
+    with pytest.raises(UserError, match="rank-0 is a link"):
+        results_folder.launch_folder(tmp_path, study(SETUP), rank)
+    (tmp_path / "rank-0").unlink()
+    assert results_folder.launch_folder(tmp_path, study(SETUP), rank).is_dir()
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     {

@@ -9,6 +9,7 @@ import pytest
 
 from budget import deadline
 from command import JOBS, samestep
+from samestep.commands.results_folder import write_into
 from samestep.records.files import write_json
 
 SECRET = "s3cr3t-Value"
@@ -46,5 +47,6 @@ def test_what_holds_values_as_given_is_of_this_user_alone(tmp_path: Path) -> Non
     (tmp_path / "e.json").touch(mode=0o644)  # of an older launch
     write_json(tmp_path / "e.json", {"HF_TOKEN": SECRET}, private=True)
     write_json(tmp_path / "results.json", {"HF_TOKEN": "***"})
-    assert told(tmp_path) == {"e.json": 0o600}
+    write_into(tmp_path, "slurm.sh", f"srun samestep run --set api_key={SECRET}\n")
+    assert told(tmp_path) == {"e.json": 0o600, "slurm.sh": 0o600}
     assert (tmp_path / "results.json").stat().st_mode & 0o444 == 0o444

@@ -49,6 +49,13 @@ def test_records_are_compared_as_far_as_every_rank_has_come(tmp_path: Path) -> N
     assert "2 steps are compared (as many as both have)" in results.findings[0].sentence
 
 
+def test_other_files_beside_the_records_are_none(tmp_path: Path) -> None:
+    one, other = recorded(tmp_path / "one"), recorded(tmp_path / "other")
+    for name in ("rank0x.json", "rank1\u00b2.json", "rank01.json"):
+        (other / name).write_text("{}")
+    assert diff(one, other).answer == "right"
+
+
 def test_gradients_that_are_not_finite_are_not_the_same(tmp_path: Path) -> None:
     results = diff(recorded(tmp_path / "one", "not finite"), recorded(tmp_path / "other", "not finite"))
     assert results.answer == "unknown"

@@ -68,6 +68,7 @@ def test_the_outermost_modules_are_found() -> None:
         (("student", "teacher"), "new", r"2 modules of the model have save_pretrained \(student, teacher\)"),
         (("",), "something", "is a file, and would be replaced"),
         (("",), "none/new", "give a folder in an existing one"),
+        (("",), "", "something in it is of no export"),
     ],
 )
 def test_what_cannot_be_is_refused(modules: tuple[str, ...], folder: str, says: str, tmp_path: Path) -> None:
@@ -80,6 +81,18 @@ def test_it_is_refused_before_the_training(tmp_path: Path) -> None:
     done = samestep("run", "digits", "--export", f"{tmp_path}/hub", out=tmp_path / "run")
     assert done.returncode == 2 and "has save_pretrained" in done.stderr
     assert not list(tmp_path.rglob("*.safetensors"))
+
+
+def test_what_a_user_has_put_beside_an_export_is_not_removed(tmp_path: Path) -> None:
+    """An export may be replaced by the same training's, continued; not what is in it besides, as a tokenizer."""
+    weights, hub = tmp_path / "weights.safetensors", tmp_path / "hub"
+    save(Encoder(2).state_dict(), weights)
+    export(lambda: Encoder(2), weights, hub)
+    _check_export(hub, ("",))
+    (hub / "tokenizer").mkdir()
+    (hub / "tokenizer" / "vocab.txt").write_text("a")
+    with pytest.raises(UserError, match=r"tokenizer/vocab\.txt"):
+        _check_export(hub, ("",))
 
 
 def test_a_failure_names_the_weights(tmp_path: Path) -> None:

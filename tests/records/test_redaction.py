@@ -28,6 +28,11 @@ HIDES = [
     """train.py --config '{{"api_key": "{}", "lr": 0.1}}'""",
     "train.py --password 'with space {}'",
     "train.py --password -{}",
+    "env PGPASSWORD={} psql",
+    "train.py --set api_key_2={} --bearer {}",
+    "curl -H 'X-Auth: Bearer {}' https://host",
+    "curl 'https://host/x?X-Amz-Signature={}&page=1'",
+    "curl 'https://host/x?sv=1&sig={}'",
 ]
 KEEPS = [
     "samestep run my_job.py:job --set tokenizer=gpt2 --set max_tokens=512 --nproc 2",
@@ -53,6 +58,11 @@ def test_a_secret_is_hidden(line: str) -> None:
 @pytest.mark.parametrize("line", KEEPS)
 def test_what_is_no_secret_stays(line: str) -> None:
     assert redacted(shlex.split(line)) == shlex.split(line)
+
+
+@pytest.mark.parametrize("begin", ["ghr_", "npm_", "hvs.", "AIza", "xoxe.", "eyJhbGci.eyJzdWIi."])
+def test_tokens_of_services_and_of_the_web_are_hidden(begin: str) -> None:
+    assert redacted(["x", f"--note={begin}{'a' * 34}"]) == ["x", "--note=***"]
 
 
 def test_a_known_services_token_is_hidden_under_any_name() -> None:

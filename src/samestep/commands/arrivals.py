@@ -42,7 +42,10 @@ class Arrivals:
                 stream, (address, *_) = self._listening.accept()
                 self._greeting.append(stream)
                 if len(self._greeting) > MOST_GREETING:
-                    self._greeting.popleft().close()
+                    oldest = self._greeting.popleft()
+                    with suppress(OSError):
+                        oldest.shutdown(socket.SHUT_RDWR)  # ends its thread at once: a flood would need thousands
+                    oldest.close()
                 threading.Thread(target=self._greet, args=(stream, str(address)), daemon=True).start()
 
     def _greet(self, stream: socket.socket, address: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from samestep.errors import UserError
@@ -45,8 +46,9 @@ def _ranks(folder: Path) -> list[ScriptRecord]:
         kind = "holds no record of samestep check" if folder.is_dir() else "is not a folder"
         raise UserError(f"{folder} {kind}; give two folders that samestep check has written (--out)")
     read(ScriptPlan, folder / PLAN)
-    files = sorted(folder.glob("rank[0-9]*.json"), key=lambda path: int(path.stem.removeprefix("rank")))
-    ranks = [read(ScriptRecord, file) for file in files]
+    named = [re.fullmatch(r"rank(0|[1-9][0-9]{0,8})\.json", path.name) for path in folder.iterdir()]
+    numbers = sorted(int(name[1]) for name in named if name)
+    ranks = [read(ScriptRecord, folder / f"rank{number}.json") for number in numbers]
     if not ranks or len(ranks) != ranks[0].size:
         size = ranks[0].size if ranks else "its"
         raise UserError(f"{folder} has the records of {len(ranks)} of {size} ranks; run samestep check again")

@@ -15,6 +15,7 @@ from samestep.commands.monitor_options import MonitorOptions
 from samestep.commands.results_folder import dated_folder
 from samestep.errors import UserError, say
 from samestep.launch.usage import UsageSampler
+from samestep.records.files import replace_text
 from samestep.records.redaction import redacted
 from samestep.records.usage import CSV, PAGE
 from samestep.report import usage_text
@@ -67,11 +68,11 @@ def _folder(out: Path | None, words: Sequence[str]) -> Path:
     folder = out or dated_folder(Path(words[0]).name)
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file; give a folder with --out")
-    if (folder / CSV).exists():
+    if os.path.lexists(folder / CSV):
         raise UserError(f"{folder / CSV} exists, and would be replaced; give another folder with --out")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / CSV).touch()
+        (folder / CSV).touch(exist_ok=False)
     except OSError as error:
         raise UserError(f"the folder {folder} is not writable ({error.strerror}); give another with --out") from None
     return folder
@@ -120,7 +121,7 @@ def _report(folder: Path, sampler: UsageSampler, words: Sequence[str], code: int
     for sentence in usage_text.sentences(summary):
         say(sentence)
     try:
-        (folder / PAGE).write_text(usage_page(summary, sampler.samples), encoding="utf-8")
+        replace_text(folder / PAGE, usage_page(summary, sampler.samples))
     except OSError as error:
         say(f"{folder / PAGE} cannot be written ({error.strerror})")
         return

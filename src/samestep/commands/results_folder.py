@@ -18,7 +18,7 @@ from samestep.commands.study import Study
 from samestep.errors import UserError
 from samestep.launch.started_by import LaunchedRank
 from samestep.records.checkpoint import FOLDER, steps_in
-from samestep.records.files import read, why_not_writable, write
+from samestep.records.files import read, replace_by, why_not_writable, write
 from samestep.records.record import ENVIRONMENT, PROGRESS
 from samestep.records.redaction import redacted_values
 from samestep.records.runs import COMMAND
@@ -102,6 +102,8 @@ def launch_folder(out: Path, study: Study, rank: LaunchedRank | None, *, dry_run
         folder = out / f"machine-{socket.gethostname()}"
     else:
         return out
+    if folder.is_symlink():
+        raise UserError(f"{folder} is a link, and what it leads to would be changed; give another folder with --out")
     if not dry_run:
         folder.mkdir(exist_ok=True)
     return folder
@@ -193,10 +195,11 @@ def dated_folder(job: str) -> Path:
 
 
 def write_into(folder: Path, name: str, text: str) -> Path:
-    """Writes a file into the folder of future results. Raises UserError when that is not possible."""
+    """Writes a file for this user alone into the folder of future results: it holds settings as they were given. Raises
+    UserError when that is not possible."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
+        replace_by(folder / name, lambda file: file.write(text.encode()), mode=0o600)
     except OSError as error:
         raise UserError(
             f"{folder / name} cannot be written ({error.strerror}); give another folder with --out"

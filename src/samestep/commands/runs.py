@@ -141,7 +141,8 @@ def _line(folder: Path, began: CommandRecord | None, *, same_folder: bool) -> st
     """Returns the line that repeats a command, for a shell. A folder from elsewhere names no other program."""
     words = began.words if began else ()
     texts = [*words, began.cwd if began else "", str(folder)]
-    if began is None or words[:1] != ("samestep",) or any(printable(text) != text for text in texts):
+    is_samestep = words[:1] == ("samestep",) and RESULTS_OF.keys() >= {*words[1:2]}  # not monitor, of any program
+    if began is None or not is_samestep or any(printable(text) != text for text in texts):
         return ""
     here = os.path.realpath(began.cwd) == os.path.realpath(os.getcwd())
     out = ["--out", str(folder if here else folder.resolve())] if same_folder else []

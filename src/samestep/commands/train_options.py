@@ -14,6 +14,7 @@ from typer import Option
 
 from samestep.commands.options import Names, Options, Typed, names
 from samestep.errors import UserError, first_few, nearest
+from samestep.records.exported import other_file
 from samestep.world.regular_files import open_regular
 
 if TYPE_CHECKING:
@@ -208,6 +209,10 @@ def _check_export(folder: Path, modules: tuple[str, ...]) -> None:
         )
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file, and would be replaced; give a folder with --export")
+    if other := other_file(folder):
+        raise UserError(
+            f"--export {folder}: {other} in it is of no export of samestep, and would be removed; give a new folder"
+        )
     _check_writable(folder, "--export", "give a folder in an existing one")
 
 

@@ -49,7 +49,8 @@ def cut(log: Path) -> None:
     """Moves what a log holds to a second file of its name and '.1', and leaves it empty."""
     part = log.with_name(f".{log.name}.part")
     try:
-        with open(log, "rb") as old, open(part, "wb") as new:
+        part.unlink(missing_ok=True)
+        with open(log, "rb") as old, open(part, "xb") as new:
             shutil.copyfileobj(old, new)
         os.replace(part, log.with_name(f"{log.name}.1"))
     except OSError:  # the disk is full: the log has filled it

@@ -38,7 +38,8 @@ class UsageSampler:
         self._file: IO[str] | None = None
         self._rows: Any = None
         with suppress(OSError):  # a full disk
-            self._file = open(folder / CSV, "w", buffering=1, newline="")  # noqa: SIM115 - see close
+            (folder / CSV).unlink(missing_ok=True)  # which may be a link to another file
+            self._file = open(folder / CSV, "x", buffering=1, newline="")  # noqa: SIM115 - see close
             self._rows = csv.writer(self._file)
         self._write(header(len(self._gpus)))
         self.sample()

@@ -18,6 +18,7 @@ from samestep.launch import Machines, flight_recorder
 from samestep.launch.hang import explain
 from samestep.launch.hung_rank import HungRank, collect, pids
 from samestep.launch.stacks import place_of
+from samestep.records.files import replace_text
 from samestep.world import heartbeat
 from samestep.world.heartbeat import BUILDING, ENDING, STARTING, Pulse
 from samestep.world.waiting import TELL_S
@@ -173,5 +174,5 @@ class Watchdog:
 
     def _write(self, sentence: str, hung: list[HungRank]) -> Path:
         path = self._folder / FILE
-        path.write_text("\n".join([f"{sentence}\n", *(rank.report() for rank in hung)]), "utf-8", "backslashreplace")
+        replace_text(path, "\n".join([f"{sentence}\n", *(rank.report() for rank in hung)]))
         return path

@@ -135,6 +135,8 @@ def prune(folder: Path, keep: int, newest: int) -> None:
 def remove_remains(folder: Path) -> None:
     """Removes what a training that was killed has left: half-written and half-removed checkpoints."""
     for path in [*folder.glob(".step-*.part"), *folder.glob(".step-*.gone")]:
+        if path.is_symlink():
+            path.unlink()  # a checkpoint would be written where it leads
         shutil.rmtree(path, ignore_errors=True)
 
 

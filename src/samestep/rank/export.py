@@ -13,6 +13,7 @@ from torch import nn
 
 from samestep.errors import UserError
 from samestep.rank.weights import model_with_weights
+from samestep.records.exported import other_file, write_list
 from samestep.records.results import TrainResults, read_results
 from samestep.world import World
 from samestep.world.heartbeat import CHECKPOINT, heartbeat
@@ -45,7 +46,8 @@ def export(model: Callable[[], nn.Module], weights: Path, folder: Path) -> None:
     try:
         shutil.rmtree(part, ignore_errors=True)
         save_pretrained(str(part))
-        if _is_of_this_training(folder, weights.parent):
+        write_list(part)
+        if _is_of_this_training(folder, weights.parent) and not other_file(folder):
             shutil.rmtree(folder, ignore_errors=True)
         os.replace(part, folder)  # an error where somebody has put files there
     except Exception as error:

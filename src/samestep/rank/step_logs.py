@@ -12,6 +12,7 @@ from samestep.errors import UserError, printable
 from samestep.job import Job, StepInfo
 from samestep.rank.watch import Listener
 from samestep.records.files import replace_text
+from samestep.world.regular_files import read_regular
 
 
 def listeners_of(job: Job, logs: Iterable[str], folder: Path) -> list[Listener]:
@@ -72,7 +73,7 @@ class Csv:
     def resume(self, step: int) -> None:
         """Continues the files: keeps their lines until `step`."""
         for path in [each for name in ("steps.csv", "evaluations.csv") if (each := self.folder / name).exists()]:
-            header, *lines = path.read_bytes().decode().splitlines(keepends=True) or [""]
+            header, *lines = read_regular(path).decode().splitlines(keepends=True) or [""]
             kept = [line for line in lines if line.endswith("\n") and int(line.partition(",")[0]) <= step]
             if kept:  # else the first line that is written brings a header
                 replace_text(path, header + "".join(kept))
@@ -86,7 +87,8 @@ class Csv:
 
     def _write(self, name: str, line: Mapping[str, float]) -> None:
         if name not in self.files:
-            self.files[name] = open(self.folder / name, "w", buffering=1, newline="")  # noqa: SIM115 - closed in close()
+            (self.folder / name).unlink(missing_ok=True)  # which may be a link to another file
+            self.files[name] = open(self.folder / name, "x", buffering=1, newline="")  # noqa: SIM115 - closed in close()
             csv.writer(self.files[name]).writerow(map(heading, line))
         csv.writer(self.files[name]).writerow(line.values())
 

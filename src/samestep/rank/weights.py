@@ -69,7 +69,8 @@ def _write(state: Mapping[str, Any], temporary: Path, names: frozenset[str] | No
 
     # Cloned, because the format does not allow two names for one tensor (tied weights).
     tensors = {n: t.detach().cpu().contiguous().clone() for n, t in state.items() if isinstance(t, Tensor)}
-    with open(temporary, "wb") as empty:
+    temporary.unlink(missing_ok=True)
+    with open(temporary, "xb") as empty:  # x: through no link to another file
         mode = os.stat(empty.fileno()).st_mode  # as the umask says; save_file's is for the owner alone
     if names is None:
         save_file(tensors, temporary)

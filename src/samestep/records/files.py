@@ -6,6 +6,7 @@ import errno
 import json
 import math
 import os
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -194,15 +195,12 @@ def naming_full_disks() -> Iterator[None]:
 
 def why_not_writable(folder: Path) -> str | None:
     """Returns why `folder` takes no file ('No space left on device'), or None. It tries one of 4 KiB."""
-    probe = folder / f".writable-{os.getpid()}"
     try:
-        probe.write_bytes(bytes(4096))
-        return None
+        with tempfile.TemporaryFile(dir=folder, buffering=0) as probe:  # of a name that nobody can have put there
+            probe.write(bytes(4096))
     except OSError as error:
         return error.strerror
-    finally:
-        with suppress(OSError):
-            probe.unlink()
+    return None
 
 
 def replace_by(path: Path, write_to: Callable[[IO[bytes]], object], *, sync: bool = True, mode: int = 0o666) -> None:
@@ -213,7 +211,8 @@ def replace_by(path: Path, write_to: Callable[[IO[bytes]], object], *, sync: boo
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with open(temporary, "wb", opener=partial(os.open, mode=mode)) as file:
+        temporary.unlink(missing_ok=True)
+        with open(temporary, "xb", opener=partial(os.open, mode=mode)) as file:  # x: through no link to another file
             write_to(file)
             if sync:
                 file.flush()

@@ -6,6 +6,7 @@ from markupsafe import Markup
 
 from samestep.records.collectives import CollectiveResults
 from samestep.report import collective_text, numbers
+from samestep.report.matplotlib_settings import import_matplotlib
 from samestep.report.templates import template
 
 FACTORS = "https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md"
@@ -29,6 +30,7 @@ def _figures(results: CollectiveResults) -> list[tuple[Markup, str]]:
     """(SVG, caption) of each figure. The SVG is markup: matplotlib has escaped its text."""
     if not any(curve.points[-1].size for curve in results.curves):
         return []
+    import_matplotlib()
     from samestep.report import collective_plots
 
     return [

@@ -7,6 +7,7 @@ from markupsafe import Markup
 from samestep.records.results import StudyResults
 from samestep.report import columns, numbers, sentences, usage_text
 from samestep.report.headline import headline
+from samestep.report.matplotlib_settings import import_matplotlib
 from samestep.report.notes import folded
 from samestep.report.sentences import TRAININGS, comparable_rows, label, speed
 from samestep.report.templates import template
@@ -39,6 +40,7 @@ def _figures(results: StudyResults) -> list[tuple[Markup, str]]:
     """(SVG, caption) of each figure that has something to show. The SVG is markup: matplotlib has escaped its text."""
     if not results.measured:
         return []
+    import_matplotlib()
     from samestep.report import plots
 
     compared = comparable_rows(results)

@@ -23,6 +23,7 @@ from pydantic import TypeAdapter, ValidationError
 from samestep.errors import UserError, nearest
 from samestep.job import Job
 from samestep.job.compiled import uncompiled, without_wrappers
+from samestep.world.connections import check_private
 from samestep.world.search_path import hiding_files
 
 
@@ -56,9 +57,16 @@ def find(target: str) -> Callable[..., Any]:
 
 
 def _unpickled(target: str) -> Callable[..., Any]:
-    """Loads a function that samestep.commands.api has pickled because no file holds it."""
+    """Loads a function that samestep.commands.api has pickled, in a folder of this user alone, because no file holds
+    it. Raises UserError for another file."""
     import cloudpickle
 
+    try:
+        check_private(Path(target).parent)
+    except (UserError, OSError):
+        raise UserError(
+            f"{target} is a pickle, which could run anything; write the job into a file, and give file.py:function"
+        ) from None
     try:
         path, pickled = cloudpickle.loads(Path(target).read_bytes())
         sys.path += [folder for folder in path if folder not in sys.path]  # the function may need modules from there
