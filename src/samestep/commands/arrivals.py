@@ -33,6 +33,7 @@ class Arrivals:
         self._listening, self._token = listening, token
         self._arrived: queue.Queue[tuple[Connection, Greeting]] = queue.Queue()
         self._greeting: deque[socket.socket] = deque()
+        self._threads = threading.Semaphore(2 * MOST_GREETING)  # those that are turned away have theirs until it ends
         self.strangers: list[str] = []  # addresses of those that had another token
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -44,8 +45,9 @@ class Arrivals:
                 if len(self._greeting) > MOST_GREETING:
                     oldest = self._greeting.popleft()
                     with suppress(OSError):
-                        oldest.shutdown(socket.SHUT_RDWR)  # ends its thread at once: a flood would need thousands
+                        oldest.shutdown(socket.SHUT_RDWR)  # ends its thread at once
                     oldest.close()
+                self._threads.acquire()
                 threading.Thread(target=self._greet, args=(stream, str(address)), daemon=True).start()
 
     def _greet(self, stream: socket.socket, address: str) -> None:
@@ -57,6 +59,7 @@ class Arrivals:
         except ConnectionError:  # another program, which only checked that the port is open
             return
         finally:
+            self._threads.release()
             with suppress(ValueError):
                 self._greeting.remove(stream)
         try:
