@@ -142,3 +142,12 @@ def test_labels_of_an_image_folder_wherever_it_is(tmp_path: Path) -> None:
     a, b, c, d = (fingerprint(job(ImageFolder(tmp_path / place))) for place in "abcd")
     assert a == b and a.labels
     assert len({a.labels, c.labels, d.labels}) == 3
+
+
+def test_a_value_without_end_hides_no_other_value() -> None:
+    row = torch.tensor([float("nan"), 1.0, float("inf"), 2.0])
+    assert is_same_row(digest_of(row), digest_of(row.clone()))
+    for place, value in ((1, 1.5), (0, 0.0), (2, -float("inf")), (2, float("nan"))):
+        changed = row.clone()
+        changed[place] = value
+        assert not is_same_row(digest_of(row), digest_of(changed)), (place, value)

@@ -195,6 +195,17 @@ def sloped(model: nn.Module, batch: Batch) -> Tensor:
     return output + torch.autograd.grad(output.sum(), inputs, create_graph=True)[0].sum(1, keepdim=True)
 
 
+def followed(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+    """The output, and the inputs that it follows from, whose derivative the criterion takes."""
+    inputs = batch.inputs.detach().requires_grad_()
+    return model(inputs), inputs
+
+
+def slope(output: tuple[Tensor, Tensor], batch: Batch) -> Tensor:
+    """As a gradient penalty."""
+    return torch.autograd.grad(output[0].sum(), output[1], create_graph=True)[0].norm(dim=1).mean()
+
+
 def _learning(**changed: Any) -> Job:
     def model() -> nn.Module:
         torch.manual_seed(0)
@@ -255,3 +266,9 @@ def test_a_model_that_computes_a_derivative_is_evaluated() -> None:
     expected = float((output - job.evaluation[:][1]).pow(2).sum())  # type: ignore[index]
     assert played is not None
     assert found.sums["loss"] == pytest.approx(expected) == pytest.approx(played.sums["loss"])
+
+
+def test_a_criterion_that_computes_a_derivative_is_evaluated() -> None:
+    job = _learning(forward=followed, criterion=slope)
+    assert dry_evaluation(job, job.model(), "cpu").has_loss
+    assert evaluate(job, job.model(), World()).means()["loss"] > 0

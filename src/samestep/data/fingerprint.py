@@ -164,7 +164,11 @@ def digest_of(sample: Any) -> str:
             leaf = np.float64(leaf)
         if isinstance(leaf, np.ndarray | np.generic) and leaf.dtype.kind == "f":
             state.update(repr(leaf.shape).encode())
-            values = np.nan_to_num(np.ravel(leaf).astype(np.float64), nan=1e30, posinf=2e30, neginf=-2e30)
+            values = np.ravel(leaf).astype(np.float64)
+            if not (finite := np.isfinite(values)).all():  # in the hash: in a sum they would hide all other values
+                kinds = np.nan_to_num(np.where(finite, 0, values), nan=1, posinf=2, neginf=3)
+                state.update(kinds.astype(np.uint8).tobytes())
+                values = np.where(finite, values, 0)
             total += float(values @ np.cos(np.arange(len(values), dtype=np.float64)))
             magnitude += float(np.abs(values).sum())
         elif isinstance(leaf, np.ndarray | np.generic):

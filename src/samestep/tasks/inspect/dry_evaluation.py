@@ -20,6 +20,7 @@ from samestep.job import Batch, Job, counts_by_itself, reads_batch
 from samestep.job.walk import without_graph
 from samestep.rank.default_generator import default_generator
 from samestep.rank.evaluate import count_metric, evaluate
+from samestep.reference.carried import output_and_loss
 from samestep.tasks.inspect.dry_step import ROWS, raising
 from samestep.world import World
 
@@ -89,7 +90,7 @@ def _check_metrics(job: Job, model: nn.Module, device: str, few: int) -> None:
     with torch.no_grad():
         output = raising("forward", lambda: without_graph(job.output, model, batch), part.rows)
         try:
-            raising("criterion", lambda: without_graph(job.criterion, output, batch), part.rows)
+            raising("criterion", lambda: without_graph(output_and_loss, job, model, batch), part.rows)
         except UserError as error:
             raise UserError(
                 f"in the evaluation, on what forward returns there ({_kind_of(output)}), {error}; where that has no "
