@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from unittest.mock import patch
 
 import pytest
 import torch.distributed as dist
@@ -9,11 +11,11 @@ from samestep.rank import group
 
 
 @pytest.fixture
-def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def alone() -> Iterator[None]:
     """A gloo group of one rank can be opened, and is closed where an error leaves it open."""
-    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    monkeypatch.setenv("MASTER_PORT", "0")
-    yield
+    # Lightning and Accelerate leave RANK and others in the environment of the process that trains.
+    with patch.dict(os.environ, {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}):
+        yield
     if dist.is_initialized():
         group._open_store.clear()
         dist.destroy_process_group()
