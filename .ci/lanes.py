@@ -16,8 +16,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -33,6 +35,7 @@ SLOW_IMPORT_S = 2.5
 NEWEST = 40  # commits
 MOST_LEFT_OUT = 1 / 5
 MOST_RERUN = 3
+STALL_S = 1500.0  # a test has a deadline of its own, at most this on the slowest machine
 LEFT_OUT = "NOT RUN"  # begins the reason of tests for which there was no time: see tests/outcomes.py
 PASSED, FAILED, INTERRUPTED, INTERNAL_ERROR, USAGE_ERROR, NOTHING_COLLECTED = range(6)  # pytest's exit codes
 EXIT_CODES = {
@@ -167,26 +170,40 @@ def pytest_options(file: str) -> list[str]:
     return [f"--outcomes={WRITTEN / file}"]  # one word: a second would be a file of tests to pytest's workers
 
 
-def run(command: Sequence[str]) -> int:
-    """Runs a command in the project's folder. Returns its exit code."""
+def run(command: Sequence[str], written: Path, stall_s: float) -> int:
+    """Runs a command in the project's folder. Returns its exit code.
+
+    written: the file of a run's outcomes. Where it exists, and does not grow for `stall_s` seconds, the command is
+    ended with all that it has started: xdist may wait for ever for workers that have crashed.
+    """
     print(f"CI: {shlex.join(command)}", flush=True)
-    return subprocess.run(command, cwd=ROOT).returncode
+    with subprocess.Popen(command, cwd=ROOT, start_new_session=True) as process:
+        size, since = -1, time.monotonic()
+        while process.poll() is None:
+            time.sleep(0.1)
+            grown = written.stat().st_size if written.exists() else -1
+            if grown != size:
+                size, since = grown, time.monotonic()
+            if size >= 0 and time.monotonic() - since > stall_s:
+                print(f"CI: no test has begun or ended for {stall_s:.0f} s", flush=True)
+                os.killpg(process.pid, signal.SIGKILL)
+        return process.returncode
 
 
-def run_tests(tests: Sequence[str], file: str, *options: str) -> Outcomes:
+def run_tests(tests: Sequence[str], file: str, stall_s: float, *options: str) -> Outcomes:
     """Runs these tests, and returns what came of them."""
-    run([PYTHON, "-m", "pytest", *options, *pytest_options(file), *tests])
+    run([PYTHON, "-m", "pytest", *options, *pytest_options(file), *tests], ROOT / WRITTEN / file, stall_s)
     return read_outcomes(ROOT / WRITTEN / file)
 
 
-def settle(verdict: Verdict, lane: str, skips: Sequence[str]) -> int:
+def settle(verdict: Verdict, lane: str, skips: Sequence[str], stall_s: float) -> int:
     """Prints a verdict; runs the failed tests once more, alone, where they may. Returns this script's exit code."""
     for test in verdict.left_out:
         print(f"CI: {LEFT_OUT}: {test}")
     red = verdict.red
     if verdict.rerun and not red:
         print(f"CI: these failed beside others, and run once more, alone: {' '.join(verdict.rerun)}")
-        again = judge(run_tests(verdict.rerun, f"{lane}-alone.jsonl"), skips=skips)
+        again = judge(run_tests(verdict.rerun, f"{lane}-alone.jsonl", stall_s), skips=skips)
         red = [*again.red, *(f"{test} failed twice" for test in again.rerun)]
         if not red:
             print(f"CI: FLAKY: {' '.join(verdict.rerun)} failed once, and passed alone; find out why")
@@ -200,29 +217,35 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("lane", choices=("test", "rest", "check"))
     parser.add_argument("--minutes", type=float)
+    parser.add_argument("--stall", type=float, default=STALL_S, help="seconds without news of a test")
     arguments = parser.parse_args()
-    lane, skips = arguments.lane, EXPECTED_SKIPS
+    lane, skips, stall_s = arguments.lane, EXPECTED_SKIPS, arguments.stall
     # Where many tests fail or hang, the first ten say why; the others would only take the time in which CI must end.
     options = ["--maxfail=10"]
     if lane == "rest":
         before = read_outcomes(ROOT / WRITTEN / "test.jsonl")
-        here = run_tests((), "here.jsonl", "-qq", "--collect-only", "-m", MARKS)
+        here = run_tests((), "here.jsonl", stall_s, "-qq", "--collect-only", "-m", MARKS)
         remaining = sorted(here.collected - before.passed - set(before.failed))
-        outcomes = run_tests(remaining, "rest.jsonl", *options, "-n", "2", "--dist", "loadfile") if remaining else here
+        outcomes = (
+            run_tests(remaining, "rest.jsonl", stall_s, *options, "-n", "2", "--dist", "loadfile")
+            if remaining
+            else here
+        )
         nothing = here.problems or ([] if here.collected else ["no test was collected"])
-        return settle(judge(outcomes, skips=skips) if remaining else Verdict(nothing, [], []), lane, skips)
+        return settle(judge(outcomes, skips=skips) if remaining else Verdict(nothing, [], []), lane, skips, stall_s)
     leaves_out, newest = False, newest_files(ROOT)
     if lane == "test":
         skips = (r"",)  # what was not here is told and run by `rest`
     elif arguments.minutes is not None and newest is not None and import_s() > SLOW_IMPORT_S:
         leaves_out = True
         options += [f"--minutes={arguments.minutes}", *(f"--always={file}" for file in sorted(newest))]
-    made = run(["make", lane, f"PYTEST_MORE={shlex.join([*options, *pytest_options(f'{lane}.jsonl')])}"])
-    outcomes = read_outcomes(ROOT / WRITTEN / f"{lane}.jsonl")
+    written = ROOT / WRITTEN / f"{lane}.jsonl"
+    made = run(["make", lane, f"PYTEST_MORE={shlex.join([*options, *pytest_options(written.name)])}"], written, stall_s)
+    outcomes = read_outcomes(written)
     verdict = judge(outcomes, skips=skips, leaves_out=leaves_out, newest=newest or ())
     if made and outcomes.exit in (None, PASSED):  # ruff, mypy, or an installation
         verdict.red.append(f"make {lane} ended with code {made}")
-    return settle(verdict, lane, skips)
+    return settle(verdict, lane, skips, stall_s)
 
 
 if __name__ == "__main__":

@@ -84,10 +84,16 @@ RED = {
         "",
         ["test_f10 was collected, and never began"],
     ),
-    "crashes": (
-        {"test_a.py": HEALTHY, "test_b.py": "def test_b(): os._exit(0)\n", "test_c.py": CRASH.format("KILL")},
+    "a crash": (
+        {"test_a.py": HEALTHY, "test_b.py": "def test_b(): os._exit(0)\n"},
         XDIST,
-        ["test_b.py::test_b crashed", "test_c.py::test_KILL crashed"],
+        ["test_b.py::test_b crashed"],
+    ),
+    "a killed process": ({"test_a.py": HEALTHY, "test_c.py": CRASH.format("KILL")}, XDIST, ["test_KILL crashed"]),
+    "no news of any test": (
+        {"test_a.py": HEALTHY, "test_b.py": "def test_b(): time.sleep(600)\n"},
+        XDIST,
+        ["did not come to its end", "test_b.py::test_b began, and never ended"],
     ),
     "the process ends": (
         {"test_a.py": "def test_a(): os._exit(0)\n" + HEALTHY},
@@ -129,7 +135,7 @@ def test_a_green_run(case: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("case", RED)
 def test_a_red_run(case: str, tmp_path: Path) -> None:
     files, options, says = RED[case]
-    code, said = judged(planted(tmp_path, files, options))
+    code, said = judged(planted(tmp_path, files, options), more=["--stall", f"{budget(10):.0f}"])
     assert code == 1 and said[-1] == "CI: check is red", said
     for words in says:
         assert any(line.startswith("CI: RED: ") and words in line for line in said), said

@@ -17,6 +17,7 @@ import pytest
 import samestep
 from budget import budget
 from command import JOBS, WATCHED
+from full_disk import fill
 from samestep.commands import api
 from samestep.launch import fork_client
 from samestep.launch.end import live_local_ranks, local_pids
@@ -182,9 +183,12 @@ def test_a_full_disk_is_named_with_the_file(tmp_path: Path) -> None:
         return samestep.verify(f"{JOBS}:quick", "single", nproc=1, out=tmp_path / "out")
 
     verify()
-    (tmp_path / "out" / f".results.json.{os.getpid()}").symlink_to("/dev/full")  # what is written before the renaming
-    with pytest.raises(samestep.UserError, match=r"out/results\.json cannot be written \(No space left on device\)"):
-        verify()
+    with pytest.MonkeyPatch.context() as patch:
+        fill(patch, "results.json")
+        with pytest.raises(
+            samestep.UserError, match=r"out/results\.json cannot be written \(No space left on device\)"
+        ):
+            verify()
     verify()
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from full_disk import fill
 from samestep.errors import TrainingFailed, UserError
 from samestep.records.arrays import write_arrays
 from samestep.records.files import SCHEMA, as_json, finite, from_json, read, write, write_json
@@ -137,10 +137,10 @@ def test_tensors_that_are_cut_off_are_named(tmp_path: Path) -> None:
             Record(tmp_path).arrays("sgd")
 
 
-def test_a_full_disk_leaves_the_old_file_and_is_named(tmp_path: Path) -> None:
+def test_a_full_disk_leaves_the_old_file_and_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.json"
     write_json(path, {"old": 1})
-    (tmp_path / f".a.json.{os.getpid()}").symlink_to("/dev/full")  # the file that is renamed when it is whole
+    fill(monkeypatch, "a.json")
     with pytest.raises(OSError, match="No space left on device") as error:
         write_json(path, {"new": 1})
     assert error.value.filename == str(path)
