@@ -117,8 +117,13 @@ def test_the_port_of_a_trial_is_held_until_a_rank_has_it() -> None:
 def test_it_finds_the_interface_that_works() -> None:
     done = doctor("--json", GLOO_SOCKET_IFNAME="eth9")
     assert done.returncode == 1, done.stdout + done.stderr
-    meeting = found(done, "collective")
-    assert meeting["status"] == "FAIL" and "with GLOO_SOCKET_IFNAME=eth9" in meeting["why"]
+    (meeting,) = [
+        finding
+        for finding in json.loads(done.stdout)["findings"]
+        # On a busy machine a rank is also slower than the others.
+        if (finding["check"], finding["status"]) == ("collective", "FAIL")
+    ]
+    assert "with GLOO_SOCKET_IFNAME=eth9" in meeting["why"]
     assert meeting["fix"].startswith("export GLOO_SOCKET_IFNAME=")
     assert found(done, "engine_packages")["status"] == "OK"
     assert found(done, "torch_build")["status"] == "OK"

@@ -46,8 +46,6 @@ def _remedy(error: OSError) -> str:
         return "raise the number of open files (ulimit -n)"
     if error.errno in (errno.EAGAIN, errno.ENOMEM):
         return "raise the number of processes (ulimit -u) or the memory that it may use (ulimit -v)"
-    if error.errno == errno.EFBIG:
-        return "raise the size that a file may have (ulimit -f)"
     if isinstance(error, FileNotFoundError) and "temporary directory" in str(error):
         return "set TMPDIR to a folder that takes files"
     if error.errno in (errno.EACCES, errno.EPERM):

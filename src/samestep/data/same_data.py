@@ -30,13 +30,13 @@ def check_same_data(job: Job, world: World, *, training: bool = True) -> Mapping
     fingerprints = {name: fingerprint(of_dataset) for name, of_dataset in jobs.items()}
     if world.size > 1 and dist.is_initialized():
         for name, here in fingerprints.items():
-            _check(name, here, world)
+            _compare_rows(name, here, world)
         if training:
-            _check_order(job, world)
+            _compare_orders(job, world)
     return fingerprints
 
 
-def _check(name: str, here: Fingerprint, world: World) -> None:
+def _compare_rows(name: str, here: Fingerprint, world: World) -> None:
     """Compares a dataset between the ranks. name: of the dataset, for the error."""
     of_rank = gather_from_ranks((here.length, here.rows), world)
     for rank, (length, digests) in enumerate(of_rank):
@@ -54,7 +54,7 @@ def _check(name: str, here: Fingerprint, world: World) -> None:
             )
 
 
-def _check_order(job: Job, world: World) -> None:
+def _compare_orders(job: Job, world: World) -> None:
     """Compares the first epoch's order between the ranks, where it is the job's own."""
     if job.order is None:
         return

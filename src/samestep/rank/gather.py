@@ -68,7 +68,7 @@ def gather_rows(output: Any, batch: Batch, whole: Part, world: World) -> tuple[A
     ranks: list[RankTensors] = gather_from_ranks(mine, world)
     by_row = [all(rank.by_row[n] for rank in ranks if rank.rows) for n in range(len(leaves))] if _alike(ranks) else []
     averaged = [not by_row[n] and n < of_output and _is_floating(t) for n, t in enumerate(tensors)] if by_row else []
-    _check(ranks, by_row, averaged, part.step)
+    _check_shapes(ranks, by_row, averaged, part.step)
     own = [t[: part.rows] if t is not None and by_row[n] else t for n, t in enumerate(tensors)]
     sent = [n for n in range(len(leaves)) if by_row[n] or averaged[n]]
     shapes = [[(rank.rows, *_shape(rank, n)[1:]) if by_row[n] else _shape(rank, n) for n in sent] for rank in ranks]
@@ -105,7 +105,7 @@ def _is_floating(tensor: Tensor | None) -> bool:
     return tensor is not None and tensor.is_floating_point()
 
 
-def _check(ranks: list[RankTensors], by_row: list[bool], averaged: list[bool], step: int) -> None:
+def _check_shapes(ranks: list[RankTensors], by_row: list[bool], averaged: list[bool], step: int) -> None:
     """Raises Refused where the ranks' tensors cannot be put together: all ranks know the same, and raise the same."""
     for rank, other in enumerate(ranks):
         if other.structure != ranks[0].structure:

@@ -17,7 +17,7 @@ from samestep.records.launch_request import LaunchRequest
 MANIFEST = "manifest.json"
 FOLDER = "checkpoints"  # in a run's folder
 NAME = re.compile(r"step-([0-9]+)")
-FILE = re.compile(r"\w[\w.-]*")  # a file of a checkpoint is in its folder
+FILE = re.compile(r"\w[\w. -]*")  # as arrays are named: a file of a checkpoint is in its folder
 
 
 def files_of(rank: int) -> tuple[str, str]:

@@ -188,9 +188,9 @@ def naming_full_disks() -> Iterator[None]:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG):
             raise
         name = error.filename or "a file"
-        raise UserError(
-            f"{name} cannot be written ({error.strerror}); free some disk space, or choose another --out"
-        ) from error
+        is_large = error.errno == errno.EFBIG
+        room = "raise the size that a file may have (ulimit -f)" if is_large else "free some disk space"
+        raise UserError(f"{name} cannot be written ({error.strerror}); {room}, or choose another --out") from error
 
 
 def why_not_writable(folder: Path) -> str | None:

@@ -27,10 +27,10 @@ class NotRegular(OSError):
 
 def open_regular(path: Path, most: int = UNBOUNDED) -> IO[bytes]:
     """Opens a file for reading; links are followed. Raises NotRegular for what is no file, or has over `most` bytes."""
-    _check(os.stat(path), path, most)  # before it is opened, which alone starts what some devices do
+    _check_kind(os.stat(path), path, most)  # before it is opened, which alone starts what some devices do
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        _check(os.fstat(descriptor), path, most)  # again, because another process may have replaced it
+        _check_kind(os.fstat(descriptor), path, most)  # again, because another process may have replaced it
     except NotRegular:
         os.close(descriptor)
         raise
@@ -48,7 +48,7 @@ def check_regular(path: Path, most: int = UNBOUNDED) -> None:
     open_regular(path, most).close()
 
 
-def _check(status: os.stat_result, path: Path, most: int) -> None:
+def _check_kind(status: os.stat_result, path: Path, most: int) -> None:
     if not stat.S_ISREG(status.st_mode):
         kind = KINDS.get(stat.S_IFMT(status.st_mode), "something else")
         raise NotRegular(f"it is {kind}, not a file", path)

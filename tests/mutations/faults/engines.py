@@ -131,7 +131,7 @@ FAULTS = (
         "split: activations detached on their way",
         "engines/split.py",
         "return moved(args, device), moved(kwargs, device)",
-        "return tree_map_only(Tensor, Tensor.detach, moved(args, device)), kwargs",
+        "return mapped_tensors(Tensor.detach, moved(args, device)), kwargs",
         ("first gradient",),
         "wrong alone, the others are right",
         engine="split",
