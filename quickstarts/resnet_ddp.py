@@ -1,4 +1,4 @@
-"""Trains a ResNet on a folder of images with DistributedDataParallel, one process per GPU (or CPU).
+"""Trains a ResNet on a folder of images with DistributedDataParallel, one process for each GPU (or CPU core).
 
     torchrun --nproc-per-node 2 resnet_ddp.py --data FOLDER
 
@@ -8,7 +8,6 @@ checkpoint, which are the same on any number of processes.
 """
 
 import argparse
-import math
 import os
 import random
 
@@ -30,7 +29,7 @@ class ImageFolder(Dataset):
         self.files = [
             (os.path.join(folder, name, file), label)
             for label, name in enumerate(self.classes)
-            for file in sorted(os.listdir(os.path.join(folder, name)))  # sorted: a file system's order differs
+            for file in sorted(os.listdir(os.path.join(folder, name)))  # file systems list in orders of their own
         ]
         self.size, self.augment, self.epoch = size, augment, 0
 
@@ -41,7 +40,7 @@ class ImageFolder(Dataset):
         path, label = self.files[index]
         image = Image.open(path).convert("RGB").resize((self.size, self.size), Image.Resampling.BILINEAR)
         pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).float() / 127.5 - 1
-        # Drawn from the epoch and the row alone: the same on any number of ranks and of loader workers.
+        # Drawn from the epoch and the row alone: the same on any number of processes and of loader workers.
         if self.augment and random.Random(f"{self.epoch} {index}").random() < 0.5:
             pixels = pixels.flip(-1)
         return pixels, label
@@ -70,14 +69,29 @@ def resnet(classes, width, blocks):
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes))
 
 
+def parse_arguments():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--batch-size", type=int, default=128, help="rows of one step, over all processes")
+    parser.add_argument("--lr", type=float, default=0.1)
+    parser.add_argument("--image-size", type=int, default=32)
+    parser.add_argument("--width", type=int, default=32, help="channels of the first of three stages")
+    parser.add_argument("--blocks", type=int, default=3, help="in each stage")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--checkpoint", default="checkpoint.pt")
+    parser.add_argument("--evaluate", action="store_true", help="only evaluate the checkpoint")
+    return parser.parse_args()
+
+
 @torch.no_grad()
 def evaluate(model, dataset, batch_size, device):
     """Returns the mean loss and the accuracy over all rows, each counted once."""
-    # DDP gives rank 0's BatchNorm statistics to the others before a forward in training, not before this one.
+    # Each process has its own BatchNorm statistics until DDP's next forward; the evaluation uses rank 0's on all.
     for buffer in model.buffers():
         dist.broadcast(buffer, src=0)
-    # Not DistributedSampler: it repeats rows until all ranks have as many. Not the DDP wrapper either: its forward
-    # may broadcast, and would wait for ranks that have fewer batches.
+    # Not DistributedSampler: it repeats rows until all processes have as many. Not the DDP wrapper either: its forward
+    # may broadcast, and would wait for processes that have fewer batches.
     rows = range(dist.get_rank(), len(dataset), dist.get_world_size())
     total = torch.zeros(3, dtype=torch.float64)
     model.eval()
@@ -87,25 +101,13 @@ def evaluate(model, dataset, batch_size, device):
         total += torch.stack([loss, (output.argmax(1) == labels).sum(), torch.tensor(len(labels))])
     model.train()
     total = total.to(device)
-    dist.all_reduce(total)  # sums and counts; a mean of the ranks' means would weigh the rows differently
+    dist.all_reduce(total)  # sums and counts: a mean of means would weigh rows differently
     loss, correct, count = total.tolist()
     return loss / count, correct / count
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--data", required=True)
-    parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--batch-size", type=int, default=128, help="rows of one step, over all processes")
-    parser.add_argument("--lr", type=float, default=0.1)
-    parser.add_argument("--image-size", type=int, default=32)
-    parser.add_argument("--width", type=int, default=32)
-    parser.add_argument("--blocks", type=int, default=3, help="in each of the three stages")
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--checkpoint", default="checkpoint.pt")
-    parser.add_argument("--evaluate", action="store_true")
-    args = parser.parse_args()
-
+    args = parse_arguments()
     dist.init_process_group()  # NCCL where there are GPUs, else gloo
     rank, world_size = dist.get_rank(), dist.get_world_size()
     device = torch.device("cpu")
@@ -117,37 +119,32 @@ def main():
     val_set = ImageFolder(os.path.join(args.data, "val"), args.image_size)
     # The batch size is that of all processes together: with more of them the training stays the same.
     if args.batch_size % world_size:
-        parser.error(f"--batch-size {args.batch_size} does not divide by {world_size} processes")
-    # drop_last in both: an incomplete batch would weigh its rows more, and padding repeats rows.
+        raise SystemExit(f"--batch-size {args.batch_size} does not divide by {world_size} processes")
+    # drop_last in both: an incomplete batch would weigh its rows more, and padding would repeat rows.
     sampler = DistributedSampler(train_set, shuffle=True, seed=0, drop_last=True)
     loader = DataLoader(
         train_set, args.batch_size // world_size, sampler=sampler, num_workers=args.workers, drop_last=True
     )
-    steps_per_epoch, steps = len(loader), args.epochs * len(loader)  # of all processes: do not divide by world_size
 
-    torch.manual_seed(0)  # the same weights on all ranks; DDP would send rank 0's, other wrappers do not
+    torch.manual_seed(0)  # the same weights on all processes; DDP would send rank 0's, other wrappers do not
     model = resnet(len(train_set.classes), args.width, args.blocks).to(device)
     ddp = DistributedDataParallel(model, device_ids=[device.index] if device.type == "cuda" else None)
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9, weight_decay=5e-4)
-    # By steps, not by epochs or rows; the rate belongs to the batch size, not to the number of processes.
-    warmup = min(steps_per_epoch, steps // 10)
-    scheduler = torch.optim.lr_scheduler.LambdaLR(
-        optimizer,
-        lambda step: (step + 1) / warmup if step < warmup else 0.5 + 0.5 * math.cos(math.pi * step / steps),
-    )
+    # Steps of all processes together, so not divided by their number. The rate belongs to the batch size.
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, args.lr, args.epochs * len(loader))
 
     first_epoch = 0
     if os.path.exists(args.checkpoint):
         saved = torch.load(args.checkpoint, map_location=device, weights_only=True)
         model.load_state_dict(saved["model"])
-        optimizer.load_state_dict(saved["optimizer"])  # its momentum, without which the next step is another one
+        optimizer.load_state_dict(saved["optimizer"])  # its momentum: without it the next step is another one
         scheduler.load_state_dict(saved["scheduler"])
         first_epoch = saved["epoch"] + 1
     if args.evaluate:
-        first_epoch = args.epochs
         loss, accuracy = evaluate(model, val_set, args.batch_size, device)
         if rank == 0:
             print(f"loss {loss:.6f}, accuracy {accuracy:.4f}")
+        first_epoch = args.epochs
 
     for epoch in range(first_epoch, args.epochs):
         sampler.set_epoch(epoch)  # without it every epoch has the order of the first
@@ -160,7 +157,7 @@ def main():
             scheduler.step()
         val_loss, accuracy = evaluate(model, val_set, args.batch_size, device)
         if rank == 0:
-            print(f"epoch {epoch}: validation loss {val_loss:.6f}, accuracy {accuracy:.4f}", flush=True)
+            print(f"epoch {epoch}: loss {val_loss:.6f}, accuracy {accuracy:.4f}", flush=True)
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}
             torch.save({**state, "scheduler": scheduler.state_dict()}, f"{args.checkpoint}.new")
             os.replace(f"{args.checkpoint}.new", args.checkpoint)  # never half a file, whenever it is killed

@@ -1,0 +1,158 @@
+"""Trains a ResNet on a folder of images with Hugging Face Accelerate, one process for each GPU (or CPU core).
+
+    accelerate launch --num_processes 2 resnet_accelerate.py --data FOLDER          (on CPUs: --cpu before the file)
+
+FOLDER holds train/CLASS/*.jpg and val/CLASS/*.jpg, as ImageNet and CIFAR-10 are often kept. Each epoch prints a line
+and replaces checkpoint.pt, from which the same command continues. --evaluate prints the loss and the accuracy of that
+checkpoint, which are the same on any number of processes.
+"""
+
+import argparse
+import os
+import random
+
+import numpy as np
+import torch
+from accelerate import Accelerator, DataLoaderConfiguration
+from accelerate.utils import broadcast, set_seed
+from PIL import Image
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, Dataset
+
+
+class ImageFolder(Dataset):
+    """The images of FOLDER/CLASS/*, as (3, size, size) floats, with the number of their class."""
+
+    def __init__(self, folder, size, augment=False):
+        self.classes = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
+        self.files = [
+            (os.path.join(folder, name, file), label)
+            for label, name in enumerate(self.classes)
+            for file in sorted(os.listdir(os.path.join(folder, name)))  # file systems list in orders of their own
+        ]
+        self.size, self.augment, self.epoch = size, augment, 0
+
+    def __len__(self):
+        return len(self.files)
+
+    def __getitem__(self, index):
+        path, label = self.files[index]
+        image = Image.open(path).convert("RGB").resize((self.size, self.size), Image.Resampling.BILINEAR)
+        pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).float() / 127.5 - 1
+        # Drawn from the epoch and the row alone: the same on any number of processes and of loader workers.
+        if self.augment and random.Random(f"{self.epoch} {index}").random() < 0.5:
+            pixels = pixels.flip(-1)
+        return pixels, label
+
+
+class Block(nn.Module):
+    def __init__(self, inputs, outputs, stride):
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+        self.norm1, self.norm2 = nn.BatchNorm2d(outputs), nn.BatchNorm2d(outputs)
+        self.shortcut = nn.Conv2d(inputs, outputs, 1, stride, bias=False) if stride > 1 else nn.Identity()
+
+    def forward(self, x):
+        out = self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x)))))
+        return F.relu(out + self.shortcut(x))
+
+
+def resnet(classes, width, blocks):
+    layers, channels = [nn.Conv2d(3, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU()], width
+    for stage in range(3):
+        for block in range(blocks):
+            outputs, stride = width * 2**stage, 2 if stage and not block else 1
+            layers.append(Block(channels, outputs, stride))
+            channels = outputs
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes))
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--batch-size", type=int, default=128, help="rows of one step, over all processes")
+    parser.add_argument("--lr", type=float, default=0.1)
+    parser.add_argument("--image-size", type=int, default=32)
+    parser.add_argument("--width", type=int, default=32, help="channels of the first of three stages")
+    parser.add_argument("--blocks", type=int, default=3, help="in each stage")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--checkpoint", default="checkpoint.pt")
+    parser.add_argument("--evaluate", action="store_true", help="only evaluate the checkpoint")
+    return parser.parse_args()
+
+
+@torch.no_grad()
+def evaluate(accelerator, model, loader):
+    """Returns the mean loss and the accuracy over all rows, each counted once."""
+    # Each process has its own BatchNorm statistics until DDP's next forward; the evaluation uses rank 0's on all.
+    for buffer in model.buffers():
+        broadcast(buffer, from_process=0)
+    total = torch.zeros(3, dtype=torch.float64)
+    model.eval()
+    for images, labels in loader:
+        output = model(images)
+        losses, right = F.cross_entropy(output, labels, reduction="none"), output.argmax(1) == labels
+        # The loader repeats rows until all processes have as many: gather_for_metrics leaves them out, gather does not.
+        losses, right = accelerator.gather_for_metrics((losses, right))
+        total += torch.tensor([losses.double().sum(), right.sum(), len(losses)], dtype=torch.float64)
+    model.train()
+    loss, correct, count = total.tolist()
+    return loss / count, correct / count
+
+
+def main():
+    args = parse_arguments()
+    # split_batches: the loaders' batch size is that of all processes together. Else it is that of each, and a prepared
+    # scheduler steps once for each process.
+    loaders = DataLoaderConfiguration(split_batches=True, use_seedable_sampler=True)
+    accelerator = Accelerator(cpu=not torch.cuda.is_available(), dataloader_config=loaders)
+    set_seed(0)  # the same weights on all processes
+
+    train_set = ImageFolder(os.path.join(args.data, "train"), args.image_size, augment=True)
+    val_set = ImageFolder(os.path.join(args.data, "val"), args.image_size)
+    # drop_last: an incomplete batch would weigh its rows more.
+    loader = DataLoader(train_set, args.batch_size, shuffle=True, num_workers=args.workers, drop_last=True)
+    val_loader = DataLoader(val_set, args.batch_size)
+    model = resnet(len(train_set.classes), args.width, args.blocks)
+    optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9, weight_decay=5e-4)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, args.lr, args.epochs * len(loader))
+    loader, val_loader, model, optimizer, scheduler = accelerator.prepare(
+        loader, val_loader, model, optimizer, scheduler
+    )
+    bare = accelerator.unwrap_model(model)
+
+    first_epoch = 0
+    if os.path.exists(args.checkpoint):
+        saved = torch.load(args.checkpoint, map_location="cpu", weights_only=True)
+        bare.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])  # its momentum: without it the next step is another one
+        scheduler.load_state_dict(saved["scheduler"])
+        first_epoch = saved["epoch"] + 1
+    if args.evaluate:
+        loss, accuracy = evaluate(accelerator, bare, val_loader)
+        accelerator.print(f"loss {loss:.6f}, accuracy {accuracy:.4f}")
+        first_epoch = args.epochs
+
+    for epoch in range(first_epoch, args.epochs):
+        loader.set_epoch(epoch)  # else a resumed training begins with the order of the first epoch again
+        train_set.epoch = epoch  # the loader's workers start with a copy of the data set
+        for images, labels in loader:
+            loss = F.cross_entropy(model(images), labels)
+            optimizer.zero_grad()
+            accelerator.backward(loss)  # averages the gradients over the processes
+            optimizer.step()
+            scheduler.step()
+        val_loss, accuracy = evaluate(accelerator, bare, val_loader)
+        accelerator.print(f"epoch {epoch}: loss {val_loss:.6f}, accuracy {accuracy:.4f}")
+        if accelerator.is_main_process:
+            state = {"model": bare.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}
+            torch.save({**state, "scheduler": scheduler.state_dict()}, f"{args.checkpoint}.new")
+            os.replace(f"{args.checkpoint}.new", args.checkpoint)  # never half a file, whenever it is killed
+    accelerator.end_training()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,162 @@
+"""Trains a ResNet on a folder of images with its layers on several GPUs of one process (model parallelism by hand).
+
+    python resnet_split.py --data FOLDER
+
+For a model that does not fit on one GPU. One GPU computes at a time. On a CPU both parts are on the CPU.
+
+FOLDER holds train/CLASS/*.jpg and val/CLASS/*.jpg, as ImageNet and CIFAR-10 are often kept. Each epoch prints a line
+and replaces checkpoint.pt, from which the same command continues. --evaluate prints the loss and the accuracy of that
+checkpoint, which are the same on any number of processes.
+"""
+
+import argparse
+import os
+import random
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, Dataset
+
+
+class ImageFolder(Dataset):
+    """The images of FOLDER/CLASS/*, as (3, size, size) floats, with the number of their class."""
+
+    def __init__(self, folder, size, augment=False):
+        self.classes = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
+        self.files = [
+            (os.path.join(folder, name, file), label)
+            for label, name in enumerate(self.classes)
+            for file in sorted(os.listdir(os.path.join(folder, name)))  # file systems list in orders of their own
+        ]
+        self.size, self.augment, self.epoch = size, augment, 0
+
+    def __len__(self):
+        return len(self.files)
+
+    def __getitem__(self, index):
+        path, label = self.files[index]
+        image = Image.open(path).convert("RGB").resize((self.size, self.size), Image.Resampling.BILINEAR)
+        pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).float() / 127.5 - 1
+        # Drawn from the epoch and the row alone: the same on any number of processes and of loader workers.
+        if self.augment and random.Random(f"{self.epoch} {index}").random() < 0.5:
+            pixels = pixels.flip(-1)
+        return pixels, label
+
+
+class Block(nn.Module):
+    def __init__(self, inputs, outputs, stride):
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+        self.norm1, self.norm2 = nn.BatchNorm2d(outputs), nn.BatchNorm2d(outputs)
+        self.shortcut = nn.Conv2d(inputs, outputs, 1, stride, bias=False) if stride > 1 else nn.Identity()
+
+    def forward(self, x):
+        out = self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x)))))
+        return F.relu(out + self.shortcut(x))
+
+
+def resnet(classes, width, blocks):
+    layers, channels = [nn.Conv2d(3, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU()], width
+    for stage in range(3):
+        for block in range(blocks):
+            outputs, stride = width * 2**stage, 2 if stage and not block else 1
+            layers.append(Block(channels, outputs, stride))
+            channels = outputs
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes))
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--batch-size", type=int, default=128, help="rows of one step, over all processes")
+    parser.add_argument("--lr", type=float, default=0.1)
+    parser.add_argument("--image-size", type=int, default=32)
+    parser.add_argument("--width", type=int, default=32, help="channels of the first of three stages")
+    parser.add_argument("--blocks", type=int, default=3, help="in each stage")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--checkpoint", default="checkpoint.pt")
+    parser.add_argument("--evaluate", action="store_true", help="only evaluate the checkpoint")
+    return parser.parse_args()
+
+
+@torch.no_grad()
+def evaluate(model, dataset, batch_size, device):
+    """Returns the mean loss and the accuracy over all rows."""
+    total = torch.zeros(2, dtype=torch.float64)
+    model.eval()
+    for images, labels in DataLoader(dataset, batch_size):
+        output = model(images.to(device)).cpu()
+        loss = F.cross_entropy(output, labels, reduction="none").double().sum()
+        total += torch.stack([loss, (output.argmax(1) == labels).sum()])
+    model.train()
+    loss, correct = (total / len(dataset)).tolist()
+    return loss, correct
+
+
+class Split(nn.Module):
+    """The first half of the layers on one device, the others, and the output, on another."""
+
+    def __init__(self, layers, devices):
+        super().__init__()
+        self.devices, half = devices, len(layers) // 2
+        self.first, self.second = layers[:half].to(devices[0]), layers[half:].to(devices[1])
+
+    def forward(self, x):
+        return self.second(self.first(x.to(self.devices[0])).to(self.devices[1]))
+
+
+def main():
+    args = parse_arguments()
+    devices = [torch.device("cuda", number) for number in range(torch.cuda.device_count())][:2]
+    devices = [*devices, *[torch.device("cpu")] * 2][:2] if len(devices) != 1 else devices * 2
+    device = devices[-1]  # of the output, and so of the labels
+
+    train_set = ImageFolder(os.path.join(args.data, "train"), args.image_size, augment=True)
+    val_set = ImageFolder(os.path.join(args.data, "val"), args.image_size)
+    order = torch.Generator()
+    # drop_last: an incomplete batch would weigh its rows more.
+    loader = DataLoader(
+        train_set, args.batch_size, shuffle=True, generator=order, num_workers=args.workers, drop_last=True
+    )
+
+    torch.manual_seed(0)
+    model = Split(resnet(len(train_set.classes), args.width, args.blocks), devices)
+    # After the layers are on their devices: its state is where they are.
+    optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9, weight_decay=5e-4)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, args.lr, args.epochs * len(loader))
+
+    first_epoch = 0
+    if os.path.exists(args.checkpoint):
+        saved = torch.load(args.checkpoint, map_location="cpu", weights_only=True)
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])  # its momentum: without it the next step is another one
+        scheduler.load_state_dict(saved["scheduler"])
+        first_epoch = saved["epoch"] + 1
+    if args.evaluate:
+        loss, accuracy = evaluate(model, val_set, args.batch_size, devices[0])
+        print(f"loss {loss:.6f}, accuracy {accuracy:.4f}")
+        first_epoch = args.epochs
+
+    for epoch in range(first_epoch, args.epochs):
+        order.manual_seed(epoch)  # so that a resumed training reads the order that it would have read
+        train_set.epoch = epoch  # the loader's workers start with a copy of the data set
+        for images, labels in loader:
+            loss = F.cross_entropy(model(images), labels.to(device))
+            optimizer.zero_grad()
+            loss.backward()  # goes back over the same devices
+            optimizer.step()
+            scheduler.step()
+        val_loss, accuracy = evaluate(model, val_set, args.batch_size, devices[0])
+        print(f"epoch {epoch}: loss {val_loss:.6f}, accuracy {accuracy:.4f}", flush=True)
+        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}
+        torch.save({**state, "scheduler": scheduler.state_dict()}, f"{args.checkpoint}.new")
+        os.replace(f"{args.checkpoint}.new", args.checkpoint)  # never half a file, whenever it is killed
+
+
+if __name__ == "__main__":
+    main()
