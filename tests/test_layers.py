@@ -32,6 +32,7 @@ ARROWS = {
     "world": set(),
     "job": set(),
     "errors": set(),
+    "message": set(),
     "version": set(),
     # the child: where torch is
     "worker": {"tasks", "training", "recorder", "rank", "data", "records", "world", "engine"},
@@ -45,15 +46,15 @@ ARROWS = {
     "jobs": {"__init__", "data"},
 }
 PARENT = {"__main__", "commands", "launch", "proof", "report", "testing"}
-BOTH = {"__init__", "engine", "records", "world", "job", "errors", "version"}
-FREE = {"errors", "job", "version"}
+BOTH = {"__init__", "engine", "records", "world", "job", "errors", "message", "version"}
+FREE = {"errors", "job", "message", "version"}
 HEAVY = {"torch", "sklearn", "lightning", "accelerate", "deepspeed", "horovod", "transformers", "torchmetrics"}
 HEAVY |= {"fairscale", "ray", "peft", "tensorboard", "torchvision", "wandb"}
 PUBLIC = {"Arrays", "Batch", "ByLength", "ImageFolder", "Job", "LRSchedule", "Pipeline", "Recipe", "StepInfo", "Stream"}
 PUBLIC |= {"Lanes", "Phase", "Weighted", "Windows"}
 # Folders whose tests are with those of the room.
 TESTED_ELSEWHERE = {"jobs/models", "tasks/eject/runtime"}
-ROOT_MODULES, FILE_LINES, FUNCTION_LINES = 8, 350, 60
+ROOT_MODULES, FILE_LINES, FUNCTION_LINES = 8, 600, 80
 BESIDE = ("tests", "benchmarks", "examples", "museum", "docs")
 
 
@@ -252,7 +253,7 @@ def test_the_house_is_of_a_readable_size(sources: Sources) -> None:
     root = Path(__file__).parents[1]
     beside = [path for folder in BESIDE for path in (root / folder).rglob("*.py")]
     assert too_large({**sources, **{str(path.relative_to(root)): path.read_text() for path in beside}}) == {}
-    assert too_large({"a.py": "\n" * 351, "b.py": "def f():\n" + "    1\n" * 60}) == {"a.py": 351, "b.py:f": 61}
+    assert too_large({"a.py": "\n" * 601, "b.py": "def f():\n" + "    1\n" * 80}) == {"a.py": 601, "b.py:f": 81}
 
 
 def test_each_folder_has_its_tests(sources: Sources) -> None:

@@ -6,9 +6,18 @@ import sys
 import unicodedata
 from collections.abc import Sequence
 
+from samestep.message import Message, as_said
+
 
 class UserError(Exception):
-    """A mistake in the user's input. The command prints the sentence and exits with 2."""
+    """A mistake in the user's input. The command prints the sentence and exits with 2.
+
+    said: the sentence, or a message whose sentence report/ makes.
+    """
+
+    def __init__(self, said: str | Message = "") -> None:
+        super().__init__(said)
+        self.message = said if isinstance(said, Message) else as_said(said)
 
 
 class Refused(UserError):

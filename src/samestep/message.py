@@ -1,0 +1,63 @@
+"""What samestep has to say, as a value: an id, and the figures, names and places that it is about.
+
+Its sentence is made in report/ alone, from the catalogues of report/sentences. Code that finds something out builds the
+value; tests and other programs read the value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import PurePath
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Message:
+    """One thing to say.
+
+    id: in plain English, as 'loss_not_divided_by_accumulation'; the name of its sentences in report/sentences. fields:
+    what the sentences' {names} stand for, as values of JSON: figures, names, None, lists of these, and other messages.
+    english: the English sentence, for those who read a file; '' until report.language.with_english has made it.
+    """
+
+    id: str
+    fields: dict[str, Any] = field(default_factory=dict)
+    english: str = field(default="", compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "fields", {name: _plain(value) for name, value in self.fields.items()})
+
+    def __str__(self) -> str:
+        """Returns the English sentence where it is known, else the id and the fields: for a log and a traceback."""
+        if self.english or self.id == AS_SAID:
+            return self.english or str(self.fields.get("text", ""))
+        return f"{self.id} ({', '.join(f'{name}={value}' for name, value in self.fields.items())})"
+
+
+AS_SAID = "as_said"  # a sentence that comes from elsewhere, as an exception's or another package's; field text
+
+
+def message(id: str, /, **fields: Any) -> Message:
+    """Returns the message with this id and these fields."""
+    return Message(id, fields)
+
+
+def as_said(text: str) -> Message:
+    """Returns a message for a sentence that comes from elsewhere."""
+    return Message(AS_SAID, {"text": text})
+
+
+def _plain(value: Any) -> Any:
+    """Returns a field as a value of JSON, or a message; a message that was read from JSON is one again."""
+    if isinstance(value, Mapping):
+        if {"id", "fields"} <= set(value) <= {"id", "fields", "english"}:
+            return Message(str(value["id"]), dict(value["fields"]), str(value.get("english", "")))
+        return {str(name): _plain(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple | set | frozenset | range):
+        ordered = sorted(value) if isinstance(value, set | frozenset) else value
+        return [_plain(inner) for inner in ordered]
+    if isinstance(value, PurePath):
+        return str(value)
+    # A figure of numpy or torch.
+    return value.item() if hasattr(value, "item") and getattr(value, "ndim", 1) == 0 else value
