@@ -30,6 +30,7 @@ import argparse
 import json
 import os
 import random
+import re
 import sys
 import tempfile
 import time
@@ -161,7 +162,9 @@ def main() -> int:
             models[model]["comparisons"][clock] = {name: asdict(c) for name, c in found.items()}
         console.print(f"{time.monotonic() - began:.0f} s\n")
     if asked.json:
-        asked.json.write_text(json.dumps({"block": asked.block, "models": models}))
+        text = json.dumps({"block": asked.block, "models": models}, separators=(",", ":"))
+        # A step of milliseconds to 0.1 µs, which is less than the clock's own noise: half the size.
+        asked.json.write_text(re.sub(r"\d\.\d{5,}(e-\d+)?", lambda figure: f"{float(figure[0]):.5g}", text))
     return 0
 
 
