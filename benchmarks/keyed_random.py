@@ -67,7 +67,7 @@ def job(of: str) -> Job:
 def measured(of: str, rounds: int) -> dict[str, list[float]]:
     """Microseconds per row of each round, plain and keyed."""
     made = job(of)
-    rows, parts = Rows(made), list(schedule_of(made, 1).parts(0, ROWS // BATCH))
+    rows, parts = Rows(made), list(schedule_of(made, 1).micro_batches_of(0, ROWS // BATCH))
     arms: dict[str, Callable[[Any], Any]] = {
         "plain": lambda part: default_collate([made.train[i] for i in part.indices.tolist()]),
         "keyed": lambda part: rows[part],

@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from samestep.data.loader import batches
 from samestep.data.schedule import key, schedule_of
 from samestep.errors import Refused, not_a_scalar
-from samestep.job import Batch, Job, Part
+from samestep.job import Batch, Job, MicroBatch
 from samestep.rank.carry import CarriedState
 from samestep.rank.checkpoints import Checkpoints
 from samestep.rank.closure import Closure
@@ -80,7 +80,7 @@ class Run:
         self._on_nan = OnNaN[checks.on_nan](self.schedule, world, self.meter) if checks else None
         self._replicas = ReplicaCheck(world, checks.replicas) if checks and checks.replicas else None
         self.began_at: float | None = None
-        self.part: Part | None = None  # of the latest call of loss()
+        self.micro_batch: MicroBatch | None = None  # of the latest call of loss()
         self.fragments_of: FragmentsOf | None = None  # the engine's function, where it flattens parameters
         self._observer = Observer(world) if observe else None
         self._progress = progress
@@ -162,14 +162,16 @@ class Run:
                 self.meter.waited(time.perf_counter() - start, None, time.thread_time() - cpu_start)
             else:
                 self.meter.waited(time.perf_counter() - start, batch.fetch_s, batch.fetch_cpu_s)
-            if self._saving and batch and batch.part.micro == 0:
-                self._saving.checkpoints.before(batch.part.step)
-            if batch is None or (self._stop and batch.part.micro == 0 and self._stop.ends_before(batch.part.step)):
+            if self._saving and batch and batch.micro_batch.micro == 0:
+                self._saving.checkpoints.before(batch.micro_batch.step)
+            if batch is None or (
+                self._stop and batch.micro_batch.micro == 0 and self._stop.ends_before(batch.micro_batch.step)
+            ):
                 self._all_drawn = True
                 self._finish()
                 return
-            self._drawn = batch.part.step + 1
-            step = batch.part.step + batch.part.completes_step
+            self._drawn = batch.micro_batch.step + 1
+            step = batch.micro_batch.step + batch.micro_batch.completes_step
             yield batch
 
     def _finish(self) -> None:
@@ -214,25 +216,25 @@ class Run:
         Job(carry_state=True) the batch gets its rows' state here, since libraries ask for batches in advance.
         Raises Refused when BatchNorm gets one row, UserError when the criterion returns no scalar.
         """
-        self.part = part = batch.part
-        heartbeat.begin(FORWARD, part.step)
+        self.micro_batch = micro_batch = batch.micro_batch
+        heartbeat.begin(FORWARD, micro_batch.step)
         if self._done == self.first:
             self._begin_ema()  # here, when every library has made the parameters its own
-            if self._saving and self.fragments_of and not part.micro:
+            if self._saving and self.fragments_of and not micro_batch.micro:
                 self._saving.begin_fragments(self.fragments_of(model, self.world))
             if self._observer and self.first and not self._observer.state:
                 self._observer.note_state(self._ema)
-        job = self._of_phase[part.phase]
+        job = self._of_phase[micro_batch.phase]
         if self.job.phases and self._model:
             self._phase = self._phase or ActivePhase(self.job.phases, self._model)
-            self._phase.activate(part.phase)
+            self._phase.activate(micro_batch.phase)
         first = self.world.rank * len(self._streams)
         for replica, stream in enumerate(self._streams, first):
-            stream.manual_seed(key(self.job.seed, "replica", part.step, part.micro, replica))
+            stream.manual_seed(key(self.job.seed, "replica", micro_batch.step, micro_batch.micro, replica))
         plain = model if self._model is None else self._model  # what an engine's wrapper keeps is its own
-        restore = keep_state(plain) if part.rows == 0 else None
+        restore = keep_state(plain) if micro_batch.rows == 0 else None
         if self._on_nan:
-            self._on_nan.before(part, lambda: keep_state(plain))
+            self._on_nan.before(micro_batch, lambda: keep_state(plain))
         if self._observer:
             self._observer.forward()
         batch = self._carried.attach(batch) if self._carried else batch
@@ -240,10 +242,10 @@ class Run:
             output = job.forward(model, batch)
         except ValueError as error:
             if is_one_row_error(error):
-                raise Refused(one_row_message(part.step, self.world.rank)) from error
+                raise Refused(one_row_message(micro_batch.step, self.world.rank)) from error
             raise
         output = self._carried.store(output, batch) if self._carried else output
-        share = part.share
+        share = micro_batch.share
         if self.job.gather_outputs and self.world.size > 1:
             loss = loss_over_all_rows(job, output, batch, self.schedule, self.world)
             share = float(self.world.size)  # the ranks' gradients, averaged, are then their sum
@@ -256,12 +258,12 @@ class Run:
         if self._closure:
             self._closure.add(batch, loss)
         if not (self._closure and self._closure.again):
-            self.meter.loss(loss.detach(), part.step, part.weight)
+            self.meter.loss(loss.detach(), micro_batch.step, micro_batch.weight)
             if self._on_nan:
                 self._on_nan.loss(loss)
             if self._observer:
                 self._observer.batch(batch)
-        heartbeat.begin(BACKWARD, part.step)
+        heartbeat.begin(BACKWARD, micro_batch.step)
         return loss if share == 1.0 else loss * share  # no multiplication in the graph where batches are even
 
     def closure(self, backward: Callable[[Batch], Tensor]) -> tuple[Callable[[], Any], ...]:
@@ -287,8 +289,8 @@ class Run:
         heartbeat.step(self._done)
         if self._ema and not skipped:
             self._ema.update()
-        if self._watch and self.part:
-            self._watch.step(self._done, self.part.epoch, self.meter)
+        if self._watch and self.micro_batch:
+            self._watch.step(self._done, self.micro_batch.epoch, self.meter)
         if self._evaluator and self._evaluator.is_due(self._done, self.schedule.steps_per_epoch):
             if self._watch:
                 self._watch.pause(self.meter)

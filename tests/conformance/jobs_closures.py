@@ -84,7 +84,7 @@ def averaged() -> Job:
     weights = torch.linspace(0.5, 2, ROWS).tolist()
 
     def criterion(output: Tensor, batch: Any) -> Tensor:
-        of_rows = torch.tensor([weights[row] for row in batch.part.indices], dtype=output.dtype)
+        of_rows = torch.tensor([weights[row] for row in batch.micro_batch.indices], dtype=output.dtype)
         return (F.cross_entropy(output, batch.targets, reduction="none") * of_rows).sum() / of_rows.sum()
 
     return replace(

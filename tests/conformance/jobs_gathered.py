@@ -59,7 +59,7 @@ def supervised_contrastive() -> Job:
     """Pulls rows of one label together. 49 rows: the last batch has one, so that the second rank has none."""
 
     def criterion(output: Tensor, batch: Batch) -> Tensor:
-        assert len(batch.part.indices) == batch.part.rows == len(output) == len(batch.targets)
+        assert len(batch.micro_batch.indices) == batch.micro_batch.rows == len(output) == len(batch.targets)
         alike = (batch.targets[:, None] == batch.targets[None]).to(output) / (1.0 + batch.targets)[:, None]
         near = -torch.cdist(output, output).square()
         return F.cross_entropy(near, alike / alike.sum(1, keepdim=True)) + output.square().mean()

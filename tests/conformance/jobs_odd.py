@@ -83,7 +83,7 @@ def side_table() -> Job:
 
 def reads_indices() -> Job:
     def criterion(output: Tensor, batch: Batch) -> Tensor:
-        weights = 1.0 + torch.from_numpy(batch.part.indices).to(output) % 4
+        weights = 1.0 + torch.from_numpy(batch.micro_batch.indices).to(output) % 4
         return (F.cross_entropy(output, batch.targets, reduction="none") * weights).sum() / len(output)
 
     return _job(criterion=criterion)

@@ -165,7 +165,7 @@ class Right(Metric):
 
     def update(self, output: Any, batch: Batch) -> None:
         self.right += (output["logits"].argmax(1) == batch.data["labels"]).sum()
-        self.rows += batch.part.rows
+        self.rows += batch.micro_batch.rows
 
     def compute(self) -> Tensor:
         return self.right / self.rows

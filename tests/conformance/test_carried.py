@@ -48,9 +48,9 @@ def test_ranks_take_the_references_step(
 
 CARRY = "rank/carry.py"
 FAULTS = [
-    ("wrong micro-batch", CARRY, "self._of_micro.get(batch.part.micro)", "self._of_micro.get(0)", "loss"),
-    ("not reset", CARRY, "if batch.part.epoch != self._epoch:", "if self._epoch < 0:", "loss"),
-    ("lost", CARRY, "self._of_micro[batch.part.micro] = detached(state)", "pass", "loss"),
+    ("wrong micro-batch", CARRY, "self._of_micro.get(batch.micro_batch.micro)", "self._of_micro.get(0)", "loss"),
+    ("not reset", CARRY, "if batch.micro_batch.epoch != self._epoch:", "if self._epoch < 0:", "loss"),
+    ("lost", CARRY, "self._of_micro[batch.micro_batch.micro] = detached(state)", "pass", "loss"),
     ("rows, not lanes", "data/schedule.py", "lanes.T.reshape(-1)", "lanes.reshape(-1)", "order"),
     ("with its graph", CARRY, "= detached(state)", "= state", "backward through the graph a second time"),
 ]

@@ -61,8 +61,8 @@ FAULTS = [
         "supervised_contrastive",
         "rows of a rank that has none",
         GATHER,
-        "rows=part.rows,",
-        "rows=len(part.indices),",
+        "rows=micro_batch.rows,",
+        "rows=len(micro_batch.indices),",
         "the criterion",
     ),
 ]

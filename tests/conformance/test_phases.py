@@ -58,7 +58,7 @@ MIXED = """
                         for other in [o for o in self.state if o.shape == p.shape]:
                             self.state[p] = self.state[other]
 """
-IN_LOSS = "        self.part = part = batch.part\n"
+IN_LOSS = "        self.micro_batch = micro_batch = batch.micro_batch\n"
 FAULTS = [
     (
         "gan",
@@ -73,14 +73,15 @@ FAULTS = [
         "training.py",
         IN_LOSS,
         "        from dataclasses import replace\n\n        last = len(self.job.phases) - 1\n"
-        "        batch = replace(batch, part=replace(batch.part, phase=last - batch.part.phase))\n" + IN_LOSS,
+        "        batch = replace(batch, micro_batch=replace(batch.micro_batch, phase=last - batch.micro_batch.phase))\n"
+        + IN_LOSS,
     ),
     (
         "gan",
         "gradients cleared once for all phases",
         "engines/ddp.py",
         "                optimizer.zero_grad()\n",
-        "                if batch.part.phase == 0:\n                    optimizer.zero_grad()\n",
+        "                if batch.micro_batch.phase == 0:\n                    optimizer.zero_grad()\n",
     ),
     (
         "contrastive",
@@ -94,10 +95,16 @@ FAULTS = [
         "the criterion of the first phase in all",
         "training.py",
         "loss = job.criterion(output, batch)",
-        "loss = self._of_phase[0].criterion(output if part.phase == 0 else (output, output), batch)",
+        "loss = self._of_phase[0].criterion(output if micro_batch.phase == 0 else (output, output), batch)",
     ),
-    ("gan", "the rate moves after each phase", "job/fields.py", "len(self.phases) - 1)  #", "batch.part.phase)  #"),
-    ("gan", "another micro-batch's rows", "data/loader.py", "before = kept[part.micro]", "before = kept[0]"),
+    (
+        "gan",
+        "the rate moves after each phase",
+        "job/fields.py",
+        "len(self.phases) - 1)  #",
+        "batch.micro_batch.phase)  #",
+    ),
+    ("gan", "another micro-batch's rows", "data/loader.py", "before = kept[micro_batch.micro]", "before = kept[0]"),
     ("actor_critic", "averages of all parameters", "rank/ema.py", "if parameter.requires_grad  #", "if True  #"),
 ]
 
@@ -160,10 +167,15 @@ def test_a_batch_is_loaded_once_for_all_phases() -> None:
     job = replace(jobs_phases.gan(), train=Counted(jobs_phases.X[:49]))
     schedule = schedule_of(job, 2)
     assert (schedule.steps_per_epoch, schedule.rows_of(10), schedule.rows_of(3)) == (10, 98, 36)
-    assert schedule.smallest_part() == (1, 8, 0)
+    assert schedule.smallest_micro_batch() == (1, 8, 0)
     assert schedule.without_rows() == (8, 0)
     seen = list(batches(job, World(size=2), schedule, 9))
-    assert [(b.part.step, b.part.phase, b.part.micro) for b in seen[:4]] == [(0, 0, 0), (0, 0, 1), (1, 1, 0), (1, 1, 1)]
+    assert [(b.micro_batch.step, b.micro_batch.phase, b.micro_batch.micro) for b in seen[:4]] == [
+        (0, 0, 0),
+        (0, 0, 1),
+        (1, 1, 0),
+        (1, 1, 1),
+    ]
     assert all(torch.equal(a.inputs, b.inputs) for a, b in zip(seen[:2], seen[2:4]))
     assert len(read) == 24 + 1 + 2  # of four batches a half each, the last row, and two that fill a micro-batch
     assert [b.completes_epoch for b in batches(job, World(size=2), schedule, 10)].index(True) == 19

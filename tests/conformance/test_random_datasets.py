@@ -73,7 +73,7 @@ def _read(job: Job, size: int) -> dict[int, torch.Tensor]:
     """sample index -> its inputs, in the first epoch on `size` ranks."""
     schedule = schedule_of(job, size)
     seen = [b for rank in range(size) for b in batches(job, World(rank, size), schedule, schedule.steps_per_epoch)]
-    return {i: row for b in seen for i, row in zip(b.part.indices.tolist(), b.inputs) if b.part.rows}
+    return {i: row for b in seen for i, row in zip(b.micro_batch.indices.tolist(), b.inputs) if b.micro_batch.rows}
 
 
 @pytest.mark.parametrize("of", ["torch", "numpy", "python"])

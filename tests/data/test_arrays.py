@@ -71,8 +71,8 @@ def test_each_row_is_seen_once_an_epoch_on_any_number_of_ranks(folder: Path, siz
             int(target)
             for rank in range(size)
             for batch in batches(job, World(rank=rank, size=size), schedule, 2 * schedule.steps_per_epoch)
-            if batch.part.epoch == epoch
-            for target in batch.data[1][: batch.part.rows]
+            if batch.micro_batch.epoch == epoch
+            for target in batch.data[1][: batch.micro_batch.rows]
         )
         assert seen == Counter(range(29))
 

@@ -18,7 +18,7 @@ from samestep.data.pipeline import Span
 from samestep.data.stream import is_stream, nested
 from samestep.data.workers import fetched
 from samestep.errors import LoadingFailed, UserError
-from samestep.job import Job, Part
+from samestep.job import Job, MicroBatch
 from samestep.tasks.inspect.job import schedule_of
 from samestep.world import World
 
@@ -34,9 +34,9 @@ def test_all_ways_of_fetching_give_the_same_tensors(workers: int, rank: int) -> 
     job = jobs_drawn.job(rows=29)
     by_rows = replace(job, train=Subset(job.train, range(29)), collate=default_collate)
     for ours, theirs in zip(_all(job, rank), _all(replace(by_rows, workers=workers), rank), strict=True):
-        assert (ours.part.indices == theirs.part.indices).all()
+        assert (ours.micro_batch.indices == theirs.micro_batch.indices).all()
         assert all(torch.equal(a, b) for a, b in zip(ours.data, theirs.data, strict=True))
-        assert torch.equal(ours.data[0], torch.stack([job.train[i][0] for i in ours.part.indices]))
+        assert torch.equal(ours.data[0], torch.stack([job.train[i][0] for i in ours.micro_batch.indices]))
 
 
 def test_augmentation_depends_on_neither_ranks_nor_workers() -> None:
@@ -48,9 +48,9 @@ def test_augmentation_depends_on_neither_ranks_nor_workers() -> None:
     def seen(size: int, workers: int) -> dict[tuple[int, int], float]:
         loaded = [batch for rank in range(size) for batch in _all(replace(job, workers=workers), rank, size)]
         return {
-            (batch.part.epoch, int(index)): float(row.sum())
+            (batch.micro_batch.epoch, int(index)): float(row.sum())
             for batch in loaded
-            for index, row in zip(batch.part.indices[: batch.part.rows], batch.data[0])
+            for index, row in zip(batch.micro_batch.indices[: batch.micro_batch.rows], batch.data[0])
         }
 
     alone = seen(1, 0)
@@ -84,7 +84,7 @@ def test_workers_tell_how_long_they_took_and_the_trace_shows_who_did_what() -> N
     job = replace(job, train=Slow(job.train, range(29)))
     trace: list[Span] = []
     seen = list(batches(job, World(), schedule_of(job, 1), 9, trace=trace))
-    assert all(batch.fetch_s and batch.fetch_s >= 0.001 * len(batch.part.indices) for batch in seen)
+    assert all(batch.fetch_s and batch.fetch_s >= 0.001 * len(batch.micro_batch.indices) for batch in seen)
     assert [span.item for span in trace if span.stage == "train"] == list(range(9))
     assert {span.stage for span in trace} == {"sample", "train"}  # nothing is gathered on a CPU
 
@@ -108,7 +108,7 @@ class ByBatch(Dataset[Any]):
 def test_samples_are_fetched_by_the_batch_and_must_be_as_many() -> None:
     job = replace(jobs_drawn.job(), train=ByBatch(), collate=default_collate, augment=None)
     first = next(batches(job, World(), schedule_of(job, 1), 1))
-    assert first.data.tolist() == first.part.indices.tolist()
+    assert first.data.tolist() == first.micro_batch.indices.tolist()
     with pytest.raises(UserError, match=r"ByBatch.__getitems__ gave 10 samples for 8 indices"):
         list(batches(replace(job, train=ByBatch(2)), World(), schedule_of(job, 1), 1))
 
@@ -131,8 +131,8 @@ def test_prefetch_is_how_far_workers_read_ahead() -> None:
     def asked_for(prefetch: int) -> int:
         seen = []
 
-        def parts() -> Iterator[Part]:
-            for part in schedule_of(job, 1).parts(0, 8):
+        def parts() -> Iterator[MicroBatch]:
+            for part in schedule_of(job, 1).micro_batches_of(0, 8):
                 seen.append(part)
                 yield part
 

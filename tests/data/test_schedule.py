@@ -143,7 +143,7 @@ def test_the_smallest_part_is_the_smallest(schedule: Schedule) -> None:
         for part in schedule.step(rank, 0, step)
         if part.rows
     ]
-    assert schedule.smallest_part() == min(sizes)
+    assert schedule.smallest_micro_batch() == min(sizes)
 
 
 def test_last_drop_leaves_whole_batches() -> None:
@@ -163,7 +163,7 @@ def test_the_last_micro_batch_of_an_epoch_completes_it(
     """On every rank, one without rows too: there the scheduler steps."""
     schedule = Schedule(length, global_batch=8, world_size=world_size, micro_batch=2, last=last)
     for rank in range(world_size):
-        parts = list(schedule.parts(rank, 2 * schedule.steps_per_epoch))
+        parts = list(schedule.micro_batches_of(rank, 2 * schedule.steps_per_epoch))
         assert [(part.step, part.micro) for part in parts if part.completes_epoch] == [
             (step, schedule.micro_batches - 1) for step in completes
         ]
@@ -176,5 +176,5 @@ def test_rows_are_counted_as_they_are_shared_out(schedule: Schedule, steps: int,
 
     schedule = replace(schedule, last=last)  # type: ignore[arg-type]
     if schedule.steps_per_epoch:
-        counted = sum(p.rows for r in range(schedule.world_size) for p in schedule.parts(r, steps))
+        counted = sum(p.rows for r in range(schedule.world_size) for p in schedule.micro_batches_of(r, steps))
         assert schedule.rows_of(steps) == counted

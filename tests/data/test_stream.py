@@ -53,8 +53,8 @@ def test_each_row_once_an_epoch_in_order_on_any_number_of_ranks(size: int, worke
         seen = []
         for rank in range(size):
             for batch in batches(job, World(rank=rank, size=size), schedule, 2 * schedule.steps_per_epoch):
-                if batch.part.epoch == epoch:
-                    rows = zip(batch.part.indices[: batch.part.rows].tolist(), batch.data[0])
+                if batch.micro_batch.epoch == epoch:
+                    rows = zip(batch.micro_batch.indices[: batch.micro_batch.rows].tolist(), batch.data[0])
                     seen += [(index, inputs.tolist()) for index, inputs in rows]
         rows_of = [inputs.tolist() for inputs, *_ in jobs_drawn.job(rows=29).train][::direction]  # type: ignore[attr-defined]
         assert Counter(index for index, _ in seen) == Counter(range(29))

@@ -129,7 +129,7 @@ def test_the_workers_end_even_where_their_error_is_kept(how: str) -> None:
 
     def load() -> None:
         try:
-            list(fetched(Rows(job), schedule_of(job, 1).parts(0, 16), 2, 2))
+            list(fetched(Rows(job), schedule_of(job, 1).micro_batches_of(0, 16), 2, 2))
         except LoadingFailed as error:
             kept.append(error)
         failed.set()

@@ -27,7 +27,7 @@ def job(gates: str = "", width: int = 4) -> Job:
 
     def forward(network: nn.Module, batch: Batch) -> Any:
         for step, mine, theirs in ((STEPS // 2, "half", "filled"), (STEPS - 1, "last", "end")):
-            if gates and network.training and batch.part.step == step:
+            if gates and network.training and batch.micro_batch.step == step:
                 Path(gates, mine).touch()
                 while not Path(gates, theirs).exists():
                     print("waiting", flush=True)  # it must not fail where the log's disk is full

@@ -121,7 +121,7 @@ def heavy(mib: int = 600, once_mib: int = 0) -> Job:
         return network
 
     def forward(network: nn.Module, batch: Batch) -> Tensor:
-        if "RANK" in os.environ and once_mib and batch.part.step == 3 and not had:
+        if "RANK" in os.environ and once_mib and batch.micro_batch.step == 3 and not had:
             had.append(3)
             torch.zeros(once_mib, 2**18)
         output: Tensor = network(batch.inputs)

@@ -98,7 +98,7 @@ def meets_three_times(waits: bool = True) -> Job:
 
     def criterion(output: torch.Tensor, batch: Batch) -> torch.Tensor:
         last = int(os.environ.get("RANK", "0")) == int(os.environ.get("WORLD_SIZE", "1")) - 1
-        while waits and last and int(os.environ.get("SAMESTEP_ATTEMPT", "0")) < batch.part.step // 6:
+        while waits and last and int(os.environ.get("SAMESTEP_ATTEMPT", "0")) < batch.micro_batch.step // 6:
             time.sleep(0.05)
         return F.cross_entropy(output, batch.targets)
 
@@ -126,7 +126,7 @@ def leaves_a_daemon(mark: str = "") -> Job:
 
 def raises_on_rank_1() -> Job:
     def criterion(output: torch.Tensor, batch: Batch) -> torch.Tensor:
-        if os.environ.get("RANK") == "1" and batch.part.step == 3:
+        if os.environ.get("RANK") == "1" and batch.micro_batch.step == 3:
             raise RuntimeError("the data of step 3 is bad")
         return F.cross_entropy(output, batch.targets)
 
@@ -150,7 +150,7 @@ def leaves_on_rank_1() -> Job:
     """Rank 1 ends without a word."""
 
     def criterion(output: torch.Tensor, batch: Batch) -> torch.Tensor:
-        if os.environ.get("RANK") == "1" and batch.part.step == 3:
+        if os.environ.get("RANK") == "1" and batch.micro_batch.step == 3:
             os._exit(7)
         return F.cross_entropy(output, batch.targets)
 
@@ -161,7 +161,7 @@ def times_out_on_rank_1() -> Job:
     """With words of its own that a lost connection has too."""
 
     def criterion(output: torch.Tensor, batch: Batch) -> torch.Tensor:
-        if os.environ.get("RANK") == "1" and batch.part.step == 3:
+        if os.environ.get("RANK") == "1" and batch.micro_batch.step == 3:
             raise RuntimeError("timeout: the feature server reset the connection")
         return F.cross_entropy(output, batch.targets)
 
@@ -173,7 +173,7 @@ def hangs_on_rank_1() -> Job:
 
     def criterion(output: torch.Tensor, batch: Batch) -> torch.Tensor:
         if os.environ.get("RANK") == "1":
-            time.sleep(0.6 if batch.part.step < 3 else 3600)
+            time.sleep(0.6 if batch.micro_batch.step < 3 else 3600)
         return F.cross_entropy(output, batch.targets)
 
     return _job(_rows(), criterion=criterion)
@@ -184,7 +184,7 @@ def dies_once() -> Job:
 
     def criterion(output: torch.Tensor, batch: Batch) -> torch.Tensor:
         first = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
-        if first and os.environ.get("RANK") == "1" and batch.part.step == 3:
+        if first and os.environ.get("RANK") == "1" and batch.micro_batch.step == 3:
             os.kill(os.getpid(), signal.SIGKILL)
         return F.cross_entropy(output, batch.targets)
 
@@ -196,7 +196,7 @@ def eats_memory() -> Job:
     eaten = []
 
     def criterion(output: torch.Tensor, batch: Batch) -> torch.Tensor:
-        while os.environ.get("RANK") == "1" and batch.part.step == 3:
+        while os.environ.get("RANK") == "1" and batch.micro_batch.step == 3:
             eaten.append(torch.ones(2**22))
         return F.cross_entropy(output, batch.targets)
 
@@ -216,7 +216,7 @@ def evaluates_slowly() -> Job:
 def becomes_nan() -> Job:
     def criterion(output: torch.Tensor, batch: Batch) -> torch.Tensor:
         loss = F.cross_entropy(output, batch.targets)
-        return loss * float("nan") if batch.part.step == 37 else loss
+        return loss * float("nan") if batch.micro_batch.step == 37 else loss
 
     return _job(_rows(), criterion=criterion, epochs=40)
 

@@ -54,7 +54,7 @@ def job(
         return Net(norm).double()
 
     def forward(network: nn.Module, batch: Batch) -> Any:
-        if network.training and batch.part.step == drifts + 1 and drifts >= 0 and os.environ.get("RANK") == "1":
+        if network.training and batch.micro_batch.step == drifts + 1 and drifts >= 0 and os.environ.get("RANK") == "1":
             with torch.no_grad():
                 next(p for name, p in network.named_parameters() if name.endswith("last.weight"))[0, 0] += 1e-9
         return network(batch.inputs)

@@ -138,7 +138,7 @@ def test_as_many_rows_at_once_as_the_micro_batch_and_nothing_is_kept_for_a_gradi
     seen = []
 
     def forward(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
-        seen.append((batch.part.rows, torch.is_grad_enabled()))
+        seen.append((batch.micro_batch.rows, torch.is_grad_enabled()))
         return jobs_drawn.job().forward(model, batch)  # type: ignore[no-any-return]
 
     job = replace(jobs_drawn.job(rows=40, global_batch=8), micro_batch=5, forward=forward)
@@ -151,7 +151,7 @@ def test_rows_that_weigh_nothing_may_have_no_mean() -> None:
     job = jobs_drawn.job(rows=40, global_batch=8)
 
     def mean(output: torch.Tensor, batch: Batch) -> torch.Tensor:
-        weight = batch.part.weight
+        weight = batch.micro_batch.weight
         return torch.tensor(weight / weight if weight else float("nan"))
 
     job = replace(job, criterion=mean, micro_batch=1, evaluation_weight=lambda index: float(index % 2))
@@ -160,7 +160,7 @@ def test_rows_that_weigh_nothing_may_have_no_mean() -> None:
 
 def test_memory_that_evaluation_lacks_is_told_as_its_own() -> None:
     def greedy(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
-        return torch.empty(batch.part.rows, 1 << 50)
+        return torch.empty(batch.micro_batch.rows, 1 << 50)
 
     job = replace(jobs_drawn.job(rows=40, global_batch=8), forward=greedy)
     with pytest.raises(UserError, match="ran out of memory while evaluating 8 rows at once; --set micro_batch=4 "):

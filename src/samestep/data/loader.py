@@ -18,7 +18,7 @@ from samestep.data.stream import Stream, is_stream
 from samestep.data.to_device import Gather, to_device
 from samestep.data.workers import Fetched, failed, fetched
 from samestep.errors import UserError, add_note
-from samestep.job import Batch, Job, Part
+from samestep.job import Batch, Job, MicroBatch
 from samestep.job.checks import nested
 from samestep.world import World
 from samestep.world.heartbeat import NONE, heartbeat
@@ -29,9 +29,9 @@ UNLIMITED = 1_000
 
 
 class Rows(Dataset[Any]):
-    """A job's dataset, indexed by Part: rows[part] returns (part, the collated data of its rows).
+    """A job's dataset, indexed by MicroBatch: rows[micro_batch] returns (micro_batch, the collated data of its rows).
 
-    The part comes with the data because loaders run ahead of the training.
+    The micro-batch comes with the data because loaders run ahead of the training.
     """
 
     def __init__(self, job: Job) -> None:
@@ -49,15 +49,15 @@ class Rows(Dataset[Any]):
         self.stream = next((each for each in nested(self.dataset) if isinstance(each, Stream)), None)
         self.stream_keyed_by: tuple[int, frozenset[str]] = (-1, frozenset())  # the epoch, and the generators
 
-    def __getitem__(self, part: Part) -> tuple[Part, Any]:
-        if part.epoch != self.epoch:
-            self._begin(part.epoch)
+    def __getitem__(self, micro_batch: MicroBatch) -> tuple[MicroBatch, Any]:
+        if micro_batch.epoch != self.epoch:
+            self._begin(micro_batch.epoch)
         if self.by_array:  # one indexing gives the same tensors as collating row by row
-            indices = torch.from_numpy(part.indices)
-            return part, [tensor.index_select(0, indices) for tensor in self.dataset.tensors]
+            indices = torch.from_numpy(micro_batch.indices)
+            return micro_batch, [tensor.index_select(0, indices) for tensor in self.dataset.tensors]
         if self.by_take:
-            return part, self.dataset.take(part.indices)
-        return part, self.keyed(lambda: self._collated(part.indices.tolist(), _repeats(part)))
+            return micro_batch, self.dataset.take(micro_batch.indices)
+        return micro_batch, self.keyed(lambda: self._collated(micro_batch.indices.tolist(), _repeats(micro_batch)))
 
     def _begin(self, epoch: int) -> None:
         self.epoch = epoch
@@ -104,12 +104,12 @@ class Rows(Dataset[Any]):
             raise
 
 
-def _repeats(part: Part) -> list[tuple[int, ...]]:
+def _repeats(micro_batch: MicroBatch) -> list[tuple[int, ...]]:
     """Returns, for each row, what is appended to its random key: how often it has come before in this epoch, if it
     has."""
-    if part.repeats is None:
-        return [()] * len(part.indices)
-    return [(count,) if count else () for count in part.repeats.tolist()]
+    if micro_batch.repeats is None:
+        return [()] * len(micro_batch.indices)
+    return [(count,) if count else () for count in micro_batch.repeats.tolist()]
 
 
 def fetch(dataset: Any, indices: list[int]) -> list[Any]:
@@ -147,24 +147,30 @@ def batches(
     that dies.
     """
     from_batch = first - first % schedule.phases  # the first phase's step with the rows of step `first`
-    parts = schedule.parts(world.rank, steps, from_batch)
+    micro_batches = schedule.micro_batches_of(world.rank, steps, from_batch)
     if schedule.phases == 1:
-        return loaded(job, parts, world.device, trace=trace)
-    once = (part for part in schedule.parts(world.rank, steps, from_batch) if part.phase == 0)
-    in_turn = _in_turn(loaded(job, once, world.device, trace=trace), parts)
-    return (batch for batch in in_turn if batch.part.step >= first)
+        return loaded(job, micro_batches, world.device, trace=trace)
+    once = (
+        micro_batch
+        for micro_batch in schedule.micro_batches_of(world.rank, steps, from_batch)
+        if micro_batch.phase == 0
+    )
+    in_turn = _in_turn(loaded(job, once, world.device, trace=trace), micro_batches)
+    return (batch for batch in in_turn if batch.micro_batch.step >= first)
 
 
-def _in_turn(loaded_once: Iterator[Batch], parts: Iterable[Part]) -> Iterator[Batch]:
-    """Yields a batch for each part. Those of the first phase are loaded, and kept for the phases after it."""
+def _in_turn(loaded_once: Iterator[Batch], micro_batches: Iterable[MicroBatch]) -> Iterator[Batch]:
+    """Yields a batch for each micro-batch. Those of the first phase are loaded, and kept for the phases after it."""
     kept: dict[int, Batch] = {}  # by micro-batch
-    for part in parts:
-        if part.phase == 0:
-            kept[part.micro] = next(loaded_once)
-            yield kept[part.micro]
+    for micro_batch in micro_batches:
+        if micro_batch.phase == 0:
+            kept[micro_batch.micro] = next(loaded_once)
+            yield kept[micro_batch.micro]
         else:
-            before = kept[part.micro]
-            yield replace(before, part=part, fetch_s=None if before.fetch_s is None else 0.0, fetch_cpu_s=0.0)
+            before = kept[micro_batch.micro]
+            yield replace(
+                before, micro_batch=micro_batch, fetch_s=None if before.fetch_s is None else 0.0, fetch_cpu_s=0.0
+            )
 
 
 def most_workers(job: Job) -> int:
@@ -179,36 +185,38 @@ def workers_of(job: Job) -> int:
     return min(job.workers, most_workers(job))
 
 
-def loaded(job: Job, parts: Iterable[Part], device: str, *, trace: list[Span] | None = None) -> Iterator[Batch]:
-    """Yields a batch of job.train for each of `parts`, on `device`. See batches() for trace and errors."""
+def loaded(
+    job: Job, micro_batches: Iterable[MicroBatch], device: str, *, trace: list[Span] | None = None
+) -> Iterator[Batch]:
+    """Yields a batch of job.train for each of `micro_batches`, on `device`. See batches() for trace and errors."""
     rows, workers = Rows(job), workers_of(job)
     if workers == 0 and device == "cpu":  # there is nothing that a thread could overlap
-        for part in parts:
-            yield Batch(_data(rows, part), part)
+        for micro_batch in micro_batches:
+            yield Batch(_data(rows, micro_batch), micro_batch)
         return
-    source = fetched(rows, parts, workers, job.prefetch) if workers else _fetched_here(rows, parts)
+    source = fetched(rows, micro_batches, workers, job.prefetch) if workers else _fetched_here(rows, micro_batches)
     gather = Gather(device)
 
     def gathered(item: Fetched) -> Fetched:
         return item._replace(data=gather(item.data))
 
     stages = {} if device == "cpu" else {"gather": gathered}
-    for part, data, seconds, cpu_s in Pipeline(source, stages, depth=job.prefetch, trace=trace):
-        yield Batch(data.wait() if stages else data, part, seconds, cpu_s)
+    for micro_batch, data, seconds, cpu_s in Pipeline(source, stages, depth=job.prefetch, trace=trace):
+        yield Batch(data.wait() if stages else data, micro_batch, seconds, cpu_s)
 
 
-def _fetched_here(rows: Rows, parts: Iterable[Part]) -> Iterator[Fetched]:
-    """Loads `parts` in this process; the pipeline runs it in a thread."""
-    for part in parts:
+def _fetched_here(rows: Rows, micro_batches: Iterable[MicroBatch]) -> Iterator[Fetched]:
+    """Loads `micro_batches` in this process; the pipeline runs it in a thread."""
+    for micro_batch in micro_batches:
         start, worked = time.perf_counter(), time.thread_time()
-        data = _data(rows, part)
-        yield Fetched(part, data, time.perf_counter() - start, time.thread_time() - worked)
+        data = _data(rows, micro_batch)
+        yield Fetched(micro_batch, data, time.perf_counter() - start, time.thread_time() - worked)
 
 
-def _data(rows: Rows, part: Part) -> Any:
+def _data(rows: Rows, micro_batch: MicroBatch) -> Any:
     try:
-        return rows[part][1]
+        return rows[micro_batch][1]
     except UserError:
         raise
     except Exception as error:
-        raise failed(error, part) from error
+        raise failed(error, micro_batch) from error

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from samestep.errors import UserError
-from samestep.job import ByLength, Job, Lanes, Part, Weighted
+from samestep.job import ByLength, Job, Lanes, MicroBatch, Weighted
 
 FILL_ROWS = 2  # of the dummy batch, with weight 0, of a rank without rows: the fewest that BatchNorm accepts
 
@@ -81,7 +81,7 @@ class Schedule:
         rows = self.order(epoch)[start:end] if self.shuffle else np.arange(start, end)
         return rows.astype(np.int64)
 
-    def step(self, rank: int, epoch: int, number: int) -> list[Part]:
+    def step(self, rank: int, epoch: int, number: int) -> list[MicroBatch]:
         """Returns the rank's micro-batches of step `number` of `epoch`, in order.
 
         Raises UserError when the weights of the step's rows add up to 0.
@@ -95,15 +95,15 @@ class Schedule:
         if not total > 0:
             raise UserError(f"the weights of the rows of step {number} add up to {total}; a mean needs more than 0")
         repeats = self.ordered.repeats(self.global_batch, self.seed, epoch) if self.ordered else None
-        parts, at = [], 0
+        micro_batches, at = [], 0
         for micro, rows in enumerate(cut(len(mine), self.micro_batches)):
             indices = mine[at : at + rows]
             place = batch * self.global_batch + first + at
             at += rows
             weight = self._weigh(indices)
             last = micro == self.micro_batches - 1
-            parts.append(
-                Part(
+            micro_batches.append(
+                MicroBatch(
                     epoch=epoch,
                     step=epoch * self.steps_per_epoch + number,
                     micro=micro,
@@ -117,7 +117,7 @@ class Schedule:
                     phase=phase,
                 )
             )
-        return parts
+        return micro_batches
 
     def rows_of(self, steps: int) -> int:
         """Returns how many rows the first `steps` steps train on, over all ranks; each phase's step counts them."""
@@ -125,21 +125,21 @@ class Schedule:
         of_epoch = min(self.length * self.phases, self.steps_per_epoch * self.global_batch)
         return epochs * of_epoch + more * self.global_batch
 
-    def parts(self, rank: int, steps: int, first: int = 0) -> Iterator[Part]:
+    def micro_batches_of(self, rank: int, steps: int, first: int = 0) -> Iterator[MicroBatch]:
         """Yields the rank's micro-batches of the steps from `first` on, of the first `steps` steps."""
         for step in range(first, steps):
             yield from self.step(rank, *divmod(step, self.steps_per_epoch))
 
-    def smallest_part(self) -> tuple[int, int, int]:
-        """Returns (rows, step, rank) of the smallest part of an epoch that has rows. BatchNorm refuses one row."""
-        return min(part for part in self._sizes() if part[0])
+    def smallest_micro_batch(self) -> tuple[int, int, int]:
+        """Returns (rows, step, rank) of an epoch's smallest micro-batch with rows. BatchNorm refuses one row."""
+        return min(size for size in self._sizes() if size[0])
 
     def without_rows(self) -> tuple[int, int] | None:
-        """Returns (step, rank) of the first part of an epoch without rows; None where each has some."""
+        """Returns (step, rank) of the first micro-batch of an epoch without rows; None where each has some."""
         return next(((step, rank) for rows, step, rank in self._sizes() if not rows), None)
 
     def _sizes(self) -> Iterator[tuple[int, int, int]]:
-        """Yields (rows, step, rank) of each part of an epoch's first and last step; the others are like the first."""
+        """Yields (rows, step, rank) of an epoch's first and last step's micro-batches; others are like these."""
         final = self.steps_per_epoch - self.phases
         rows_of = {0: min(self.global_batch, self.length)}
         rows_of[final] = min(self.global_batch, self.length - final // self.phases * self.global_batch)

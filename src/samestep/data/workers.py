@@ -19,7 +19,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from samestep.errors import LoadingFailed, UserError, notes
-from samestep.job import Part
+from samestep.job import MicroBatch
 from samestep.world.heartbeat import heartbeat
 from samestep.world.orphans import die_with_parent
 
@@ -31,24 +31,26 @@ EXIT_WAIT_S = 1.0  # for the system to report that a worker has died
 
 
 class Fetched(NamedTuple):
-    """A part and its data. seconds, cpu_s: wall-clock and CPU time of loading it, in the process that did."""
+    """A micro-batch and its data. seconds, cpu_s: wall-clock and CPU time of loading it, in the process that did."""
 
-    part: Part
+    micro_batch: MicroBatch
     data: Any
     seconds: float
     cpu_s: float
 
 
-def fetched(rows: Any, parts: Iterable[Part], workers: int, prefetch: int) -> Generator[Fetched, None, None]:
-    """Yields rows[part] for each of `parts`, in order, loaded by `workers` processes, each `prefetch` parts ahead.
+def fetched(
+    rows: Any, micro_batches: Iterable[MicroBatch], workers: int, prefetch: int
+) -> Generator[Fetched, None, None]:
+    """Yields rows[micro_batch] for each micro-batch in order, loaded by `workers` processes, each `prefetch` ahead.
 
     Iterate it in one thread: on Linux the processes end with the thread that started them.
     Raises a UserError of the dataset unchanged, UserError when shared memory is full, else LoadingFailed.
     """
     loader = DataLoader(
         _InWorker(rows),
-        sampler=_Parts(parts),
-        batch_size=None,  # a part is one batch, collated by `rows`
+        sampler=_MicroBatches(micro_batches),
+        batch_size=None,  # a micro-batch is one batch, collated by `rows`
         collate_fn=_identity,
         num_workers=workers,
         prefetch_factor=prefetch,
@@ -63,11 +65,11 @@ def fetched(rows: Any, parts: Iterable[Part], workers: int, prefetch: int) -> Ge
         raise _cannot_start(error, workers) from error
     try:
         while (answer := next(iterator, None)) is not None:
-            part, seconds, cpu_s, pickled, failure = answer
+            micro_batch, seconds, cpu_s, pickled, failure = answer
             if failure is not None:
                 raise failure.error()
             # Unpickling opens the shared memory, which needs the worker that created it.
-            yield Fetched(part, pickle.loads(pickled), seconds, cpu_s)
+            yield Fetched(micro_batch, pickle.loads(pickled), seconds, cpu_s)
     except (RuntimeError, OSError, EOFError) as error:
         raise _explained(error, getattr(iterator, "_workers", [])) from error
     finally:
@@ -86,15 +88,15 @@ class _InWorker(Dataset[Any]):
     def __init__(self, rows: Any) -> None:
         self.rows = rows
 
-    def __getitem__(self, part: Part) -> tuple[Part, float, float, bytes, _Failure | None]:
+    def __getitem__(self, micro_batch: MicroBatch) -> tuple[MicroBatch, float, float, bytes, _Failure | None]:
         start, cpu_start = time.perf_counter(), time.process_time()
         try:
-            _, data = self.rows[part]
+            _, data = self.rows[micro_batch]
             # Pickled here, not in the queue's thread: an error there is lost, and training would wait for ever.
             pickled = bytes(ForkingPickler.dumps(data))
         except Exception as error:
-            return part, 0.0, 0.0, b"", _Failure.of(error, part)
-        return part, time.perf_counter() - start, time.process_time() - cpu_start, pickled, None
+            return micro_batch, 0.0, 0.0, b"", _Failure.of(error, micro_batch)
+        return micro_batch, time.perf_counter() - start, time.process_time() - cpu_start, pickled, None
 
 
 class _Failure(NamedTuple):
@@ -105,12 +107,12 @@ class _Failure(NamedTuple):
     traceback: str
 
     @classmethod
-    def of(cls, error: Exception, part: Part) -> _Failure:
+    def of(cls, error: Exception, micro_batch: MicroBatch) -> _Failure:
         if isinstance(error, UserError):
             return cls(str(error), True, traceback.format_exc())
         if re.search(SHARED_MEMORY_FULL, str(error)):
             return cls(_shared_memory_message(), True, traceback.format_exc())
-        return cls(str(failed(error, part)), False, traceback.format_exc())
+        return cls(str(failed(error, micro_batch)), False, traceback.format_exc())
 
     def error(self) -> Exception:
         error: Exception = UserError(self.sentence) if self.is_user_error else LoadingFailed(self.sentence)
@@ -125,12 +127,12 @@ class _RemoteTraceback(Exception):
     """The traceback of a worker process, as text."""
 
 
-def failed(error: Exception, part: Part) -> LoadingFailed:
+def failed(error: Exception, micro_batch: MicroBatch) -> LoadingFailed:
     """Returns the error for an exception in the job's dataset, augment or collate."""
-    some = ", ".join(map(str, part.indices[:3].tolist())) + (", …" if len(part.indices) > 3 else "")
+    some = ", ".join(map(str, micro_batch.indices[:3].tolist())) + (", …" if len(micro_batch.indices) > 3 else "")
     where = f"at {notes(error)[0]}" if notes(error) else f"among samples {some}"
     first = (str(error).strip().splitlines() or [""])[0]
-    return LoadingFailed(f"loading the rows of step {part.step} failed {where}: {type(error).__name__}: {first}")
+    return LoadingFailed(f"loading the rows of step {micro_batch.step} failed {where}: {type(error).__name__}: {first}")
 
 
 def _explained(error: BaseException, workers: list[Any]) -> Exception:
@@ -182,11 +184,11 @@ def _identity(answer: Any) -> Any:
     return answer
 
 
-class _Parts(Sampler[Any]):
-    """A sampler over the parts of a schedule: each is one 'index' of the loader."""
+class _MicroBatches(Sampler[Any]):
+    """A sampler over the micro-batches of a schedule: each is one 'index' of the loader."""
 
-    def __init__(self, parts: Iterable[Part]) -> None:
-        self.parts = parts
+    def __init__(self, micro_batches: Iterable[MicroBatch]) -> None:
+        self.micro_batches = micro_batches
 
-    def __iter__(self) -> Iterator[Part]:
-        return iter(self.parts)
+    def __iter__(self) -> Iterator[MicroBatch]:
+        return iter(self.micro_batches)

@@ -106,7 +106,7 @@ def train(
         run.register(model, optimizer, scheduler=scheduler)
         for batch in run.batches():
             model.set_requires_gradient_sync(batch.completes_step)
-            with reads.first(batch.part):
+            with reads.first(batch.micro_batch):
                 loss = run.loss(model, batch)
                 loss.backward()
             if batch.completes_step:

@@ -8,7 +8,7 @@ from typing import Any
 
 from samestep.errors import UserError, nearest
 from samestep.job.batch import Batch as Batch
-from samestep.job.batch import Part as Part
+from samestep.job.batch import MicroBatch as MicroBatch
 from samestep.job.batch import StepInfo as StepInfo
 from samestep.job.batch import apply_to_inputs as apply_to_inputs
 from samestep.job.batch import counts_by_itself as counts_by_itself

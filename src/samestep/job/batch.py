@@ -1,4 +1,4 @@
-"""What a training gives to a job's functions: Batch, with its Part of the schedule, and StepInfo."""
+"""What a training gives to a job's functions: Batch, with its MicroBatch of the schedule, and StepInfo."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # a job is plain values: importing samestep must not import t
 
 
 @dataclass(frozen=True)
-class Part:
+class MicroBatch:
     """One rank's rows of one micro-batch. step: counted over all epochs, from 0.
 
     indices: the sample indices to fetch. rows: how many of them count; 0 where the rank has no rows in this step and
@@ -46,7 +46,7 @@ class Batch:
 
     data: the collated samples. Of an (inputs, targets) pair, `inputs` and `targets` are the halves; otherwise `inputs`
     is all of it and `targets` is None.
-    part: the rows' step, micro-batch, sample indices and share of the step.
+    micro_batch: the rows' step, micro-batch, sample indices and share of the step.
     fetch_s: seconds that a loader process took to fetch them; None where the training process fetched them.
     fetch_cpu_s: the CPU time of these; the rest was spent waiting for a disk, a network or a CPU.
     state: what `forward` returned for the same rows of the step before, with Job.carry_state; None where an epoch
@@ -54,7 +54,7 @@ class Batch:
     """
 
     data: Any
-    part: Part
+    micro_batch: MicroBatch
     fetch_s: float | None = None
     fetch_cpu_s: float = 0.0
     state: Any = None
@@ -70,12 +70,12 @@ class Batch:
     @property
     def completes_step(self) -> bool:
         """True on the last micro-batch of a step, after which the optimizer steps."""
-        return self.part.completes_step
+        return self.micro_batch.completes_step
 
     @property
     def completes_epoch(self) -> bool:
         """True on the last micro-batch of an epoch."""
-        return self.part.completes_epoch
+        return self.micro_batch.completes_epoch
 
 
 def _is_pair(data: Any) -> bool:

@@ -130,4 +130,4 @@ class JobFields:
             return False
         if self.scheduler.every == "epoch":
             return batch.completes_epoch
-        return batch.completes_step and batch.part.phase == max(0, len(self.phases) - 1)  # alike for all phases
+        return batch.completes_step and batch.micro_batch.phase == max(0, len(self.phases) - 1)  # alike for all phases

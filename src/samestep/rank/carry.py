@@ -31,9 +31,9 @@ class CarriedState:
 
     def attach(self, batch: Batch) -> Batch:
         """Returns the batch with the state of its rows; None in the first step of an epoch, where no row continues."""
-        if batch.part.epoch != self._epoch:
-            self._epoch, self._of_micro = batch.part.epoch, {}
-        return replace(batch, state=self._of_micro.get(batch.part.micro))
+        if batch.micro_batch.epoch != self._epoch:
+            self._epoch, self._of_micro = batch.micro_batch.epoch, {}
+        return replace(batch, state=self._of_micro.get(batch.micro_batch.micro))
 
     def store(self, returned: Any, batch: Batch) -> Any:
         """Stores the state that forward returned for `batch`. Returns the output.
@@ -41,8 +41,8 @@ class CarriedState:
         A rank without rows keeps none: it computes other ranks' rows. Raises UserError where forward returned no pair.
         """
         output, state = output_and_state(returned)
-        if batch.part.rows:
-            self._of_micro[batch.part.micro] = detached(state)
+        if batch.micro_batch.rows:
+            self._of_micro[batch.micro_batch.micro] = detached(state)
         return output
 
 

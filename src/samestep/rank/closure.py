@@ -26,11 +26,11 @@ class Closure:
 
     def add(self, batch: Batch, loss: Tensor) -> None:
         """Takes in the mean loss over the rows of one of the step's micro-batches."""
-        if batch.part.micro == 0:
+        if batch.micro_batch.micro == 0:
             self._loss = torch.zeros_like(self._loss, dtype=torch.float64)
             if not self.again:
                 self._batches = []
-        self._loss += loss.detach() * batch.part.share
+        self._loss += loss.detach() * batch.micro_batch.share
         if not self.again:
             self._batches.append(batch)
 

@@ -26,7 +26,7 @@ from samestep.data.loader import loaded
 from samestep.data.same_data import gather_from_ranks
 from samestep.data.schedule import cut
 from samestep.errors import LoadingFailed, UserError, first_few, not_per_row
-from samestep.job import Batch, Job, Part, counts_by_itself, reads_batch
+from samestep.job import Batch, Job, MicroBatch, counts_by_itself, reads_batch
 from samestep.job.walk import mapped_tensors, without_graph
 from samestep.rank.hardware import is_out_of_memory
 from samestep.rank.weights import StateDict
@@ -129,7 +129,7 @@ def evaluate(job: Job, model: nn.Module, world: World, *, predictions: bool = Fa
             output, table[number] = without_graph(_output_and_sums, job, model, by_row, batch)
             states.append({name: count_metric(job.metrics[name], output, batch) for name in whole})
             if predictions:
-                outputs.append(_as_array(output, batch.part.rows))
+                outputs.append(_as_array(output, batch.micro_batch.rows))
     heartbeat.begin(EVALUATION)
     for module, training in modes:
         module.training = training
@@ -152,8 +152,8 @@ def evaluate(job: Job, model: nn.Module, world: World, *, predictions: bool = Fa
 
 def _batches(job: Job, chunks: list[range], device: str) -> Iterator[Batch]:
     """Yields a batch for each chunk of the evaluation's rows, loaded ahead as in training."""
-    parts = [
-        Part(
+    micro_batches = [
+        MicroBatch(
             epoch=0,
             step=0,
             micro=0,
@@ -168,7 +168,7 @@ def _batches(job: Job, chunks: list[range], device: str) -> Iterator[Batch]:
     ]
     assert job.evaluation is not None
     try:
-        yield from loaded(job.evaluated(), parts, device)
+        yield from loaded(job.evaluated(), micro_batches, device)
     except LoadingFailed as error:
         raise LoadingFailed(str(error).replace("the rows of step 0", "the evaluation's rows")) from error
 
@@ -183,7 +183,7 @@ def _sums(job: Job, by_row: list[str], output: Any, batch: Batch) -> Tensor:
 
     They are [rows, weight, 1 where the criterion returns None, loss, each metric by row].
     """
-    rows, weight = batch.part.rows, batch.part.weight
+    rows, weight = batch.micro_batch.rows, batch.micro_batch.weight
     # The criterion's mean over rows that all weigh 0 may be 0 / 0.
     loss: Tensor | None = job.criterion(output, batch) if weight else torch.zeros((), dtype=torch.float64)
     total = torch.zeros((), dtype=torch.float64) if loss is None else loss * weight

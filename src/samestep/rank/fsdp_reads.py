@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import register_pytree_node, tree_leaves
 
 from samestep.errors import Refused
-from samestep.job import Part
+from samestep.job import MicroBatch
 from samestep.job.walk import items_of, mapped_tensors, with_items
 from samestep.world.users_code import is_users_code
 
@@ -45,9 +45,11 @@ class FSDPReads(TorchDispatchMode):
         _open_containers(unit, output)
         return mapped_tensors(lambda tensor: tensor.clone() if _memory(tensor) in own else tensor, output)
 
-    def first(self, part: Part) -> AbstractContextManager[Any]:
+    def first(self, micro_batch: MicroBatch) -> AbstractContextManager[Any]:
         """Returns itself for the first step of each phase, else a context that does nothing."""
-        return self if self._steps.setdefault(part.phase, part.step) == part.step else nullcontext()
+        return (
+            self if self._steps.setdefault(micro_batch.phase, micro_batch.step) == micro_batch.step else nullcontext()
+        )
 
     def __enter__(self) -> Any:
         self._sharded = {id(parameter): name for name, parameter in self._model.named_parameters()}

@@ -12,7 +12,7 @@ from torch import Tensor
 from samestep.data.same_data import gather_from_ranks
 from samestep.data.schedule import Schedule, key
 from samestep.errors import Refused
-from samestep.job import Batch, Job, Part
+from samestep.job import Batch, Job, MicroBatch
 from samestep.job.walk import flattened, leaves_of
 from samestep.world import World
 
@@ -38,13 +38,13 @@ def loss_over_all_rows(job: Job, output: Any, batch: Batch, schedule: Schedule, 
     On each rank the loss has the graph of that rank's own rows: the sum of the ranks' gradients is that of one process.
     """
     alone = replace(schedule, world_size=1)
-    (whole,) = alone.step(0, batch.part.epoch, batch.part.step % alone.steps_per_epoch)
+    (whole,) = alone.step(0, batch.micro_batch.epoch, batch.micro_batch.step % alone.steps_per_epoch)
     gathered = gather_rows(output, batch, whole, world)
     torch.manual_seed(key(job.seed, "all rows", whole.step))
     return job.criterion(*gathered)
 
 
-def gather_rows(output: Any, batch: Batch, whole: Part, world: World) -> tuple[Any, Batch]:
+def gather_rows(output: Any, batch: Batch, whole: MicroBatch, world: World) -> tuple[Any, Batch]:
     """Returns the output and the batch of the whole step: the rows of all ranks in the order of the ranks.
 
     Tensors whose first dimension is the rank's rows are concatenated. Other floating-point tensors of the output, such
@@ -54,22 +54,22 @@ def gather_rows(output: Any, batch: Batch, whole: Part, world: World) -> tuple[A
     whole: the part of a single process in this step. Every rank must call this, one without rows too, whose rows are
     left out. Raises Refused, on all ranks, where their tensors do not fit together.
     """
-    part = batch.part
+    micro_batch = batch.micro_batch
     leaves, rebuilt = flattened((output, batch.data))
     of_output = len(leaves_of(output))
     tensors = [leaf if isinstance(leaf, Tensor) else None for leaf in leaves]
     mine = RankTensors(
-        rows=part.rows,
-        weight=part.weight,
+        rows=micro_batch.rows,
+        weight=micro_batch.weight,
         structure=f"{rebuilt(range(len(leaves)))} {[None if t is None else t.dtype for t in tensors]}",
         shapes=[None if t is None else tuple(t.shape) for t in tensors],
-        by_row=[t is not None and t.dim() > 0 and len(t) == len(part.indices) for t in tensors],
+        by_row=[t is not None and t.dim() > 0 and len(t) == len(micro_batch.indices) for t in tensors],
     )
     ranks: list[RankTensors] = gather_from_ranks(mine, world)
     by_row = [all(rank.by_row[n] for rank in ranks if rank.rows) for n in range(len(leaves))] if _alike(ranks) else []
     averaged = [not by_row[n] and n < of_output and _is_floating(t) for n, t in enumerate(tensors)] if by_row else []
-    _check_shapes(ranks, by_row, averaged, part.step)
-    own = [t[: part.rows] if t is not None and by_row[n] else t for n, t in enumerate(tensors)]
+    _check_shapes(ranks, by_row, averaged, micro_batch.step)
+    own = [t[: micro_batch.rows] if t is not None and by_row[n] else t for n, t in enumerate(tensors)]
     sent = [n for n in range(len(leaves)) if by_row[n] or averaged[n]]
     shapes = [[(rank.rows, *_shape(rank, n)[1:]) if by_row[n] else _shape(rank, n) for n in sent] for rank in ranks]
     of_rank = _all_gather([_tensor(own[n]) for n in sent], shapes, world)

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from samestep.data.schedule import Schedule
 from samestep.errors import NotFinite, Refused, UserError, first_few, say
-from samestep.job import Job, Part
+from samestep.job import Job, MicroBatch
 from samestep.rank.meter import Meter
 from samestep.rank.shards import block_of
 from samestep.world import World
@@ -49,7 +49,7 @@ class StopsAtNaN:
         self._trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         optimizer.register_step_pre_hook(lambda *_: self.meter.check_losses())
 
-    def before(self, part: Part, keep: Callable[[], Callable[[], None]]) -> None:
+    def before(self, micro_batch: MicroBatch, keep: Callable[[], Callable[[], None]]) -> None:
         """Does nothing. See SkipsNaN."""
 
     def loss(self, loss: Tensor) -> None:
@@ -94,7 +94,7 @@ class SkipsNaN:
         self.schedule, self.world = schedule, world
         self.left_out = False  # the step that is being taken
         self._decided = False
-        self._losses: list[tuple[Part, Tensor]] = []
+        self._losses: list[tuple[MicroBatch, Tensor]] = []
         self._restore: Callable[[], None] = lambda: None
         self._skipped = self._in_a_row = 0
         meter.not_finite = lambda *_: None  # every step of such a loss is left out
@@ -116,16 +116,16 @@ class SkipsNaN:
         guarded._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # else it warns that the step is another
         optimizer.step = guarded  # type: ignore[method-assign]
 
-    def before(self, part: Part, keep: Callable[[], Callable[[], None]]) -> None:
+    def before(self, micro_batch: MicroBatch, keep: Callable[[], Callable[[], None]]) -> None:
         """Begins a micro-batch. keep: keeps the model's buffers, and returns what restores them."""
-        if part.micro == 0:
+        if micro_batch.micro == 0:
             self._restore, self._decided, self.left_out = keep(), False, False
             self._losses = []
-        self._part = part
+        self._micro_batch = micro_batch
 
     def loss(self, loss: Tensor) -> None:
         """Takes in the loss of a micro-batch."""
-        self._losses.append((self._part, loss.detach()))
+        self._losses.append((self._micro_batch, loss.detach()))
 
     def stepped(self) -> None:
         """Ends a step. Raises Refused where the engine took it without the optimizer's step."""
@@ -155,13 +155,13 @@ class SkipsNaN:
 
     def _say(self, gradients: list[tuple[str, Tensor]]) -> None:
         self._skipped += 1
-        step = self._part.step
+        step = self._micro_batch.step
         if self._in_a_row == IN_A_ROW:
             raise UserError(
                 f"the {IN_A_ROW} steps up to step {step} were all left out (--on-nan skip): no loss or gradient is "
                 f"finite any more; {ADVICE}"
             )
-        mine = next(((part, float(loss)) for part, loss in self._losses if not math.isfinite(loss)), None)
+        mine = next(((micro_batch, float(loss)) for micro_batch, loss in self._losses if not math.isfinite(loss)), None)
         if self._skipped > SAID or (mine is None and self.world.rank):
             return
         if mine:
@@ -199,8 +199,8 @@ class Checks:
 
 def rows_of(schedule: Schedule, rank: int, step: int, micro: int) -> str:
     """Returns 'rows 12, 7, 3, 40 … (8 rows)', those of a micro-batch, in words."""
-    part = schedule.step(rank, *divmod(step, schedule.steps_per_epoch))[micro]
-    rows = [str(row) for row in part.indices[: part.rows]]
+    micro_batch = schedule.step(rank, *divmod(step, schedule.steps_per_epoch))[micro]
+    rows = [str(row) for row in micro_batch.indices[: micro_batch.rows]]
     if not rows:
         return "no rows of its own: it computes those of another rank with a weight of 0"
     return f"row {rows[0]}" if len(rows) == 1 else f"rows {first_few(rows)} ({len(rows)} rows)"

@@ -85,9 +85,11 @@ class Observer:
 
     def batch(self, batch: Batch) -> None:
         """Records the rows of a micro-batch."""
-        part = batch.part
-        rows, digests = part.indices[: part.rows].tolist(), digest_rows(batch.data, part.rows)
-        self.parts.append(PartSeen(part.epoch, part.step, part.micro, rows, part.weight, digests))
+        micro_batch = batch.micro_batch
+        rows, digests = micro_batch.indices[: micro_batch.rows].tolist(), digest_rows(batch.data, micro_batch.rows)
+        self.parts.append(
+            PartSeen(micro_batch.epoch, micro_batch.step, micro_batch.micro, rows, micro_batch.weight, digests)
+        )
 
     def end(self, model: nn.Module) -> None:
         """Takes the digests of the last weights."""

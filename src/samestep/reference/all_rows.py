@@ -41,16 +41,23 @@ class AllRows:
 def over_all_rows(job: Job, outputs: dict[int, Any], batches: dict[int, Batch], device: str) -> AllRows:
     """Computes the criterion of all rows and its gradients. outputs, batches: of each replica that has rows."""
     first, *_ = batches.values()
-    rows = [int(row) for batch in batches.values() for row in batch.part.indices]
-    weights = [batch.part.weight for batch in batches.values()]
-    counts = [batch.part.rows for batch in batches.values()]
+    rows = [int(row) for batch in batches.values() for row in batch.micro_batch.indices]
+    weights = [batch.micro_batch.weight for batch in batches.values()]
+    counts = [batch.micro_batch.rows for batch in batches.values()]
     tracked = {replica: mapped(_tracked, output) for replica, output in outputs.items()}
-    part = place(first.part.step, first.part.micro, rows, first.part.epoch, sum(weights), first.part.phase)
+    micro_batch = place(
+        first.micro_batch.step,
+        first.micro_batch.micro,
+        rows,
+        first.micro_batch.epoch,
+        sum(weights),
+        first.micro_batch.phase,
+    )
     data = mapped(lambda *leaves: _joined(leaves, counts, None), *(batch.data for batch in batches.values()))
-    seed(device, job.seed, "all rows", first.part.step)
+    seed(device, job.seed, "all rows", first.micro_batch.step)
     before = random_state(device)
     output = mapped(lambda *leaves: _joined(leaves, counts, weights), *tracked.values())
-    loss = job.criterion(output, Batch(data, part))
+    loss = job.criterion(output, Batch(data, micro_batch))
     draws = not torch.equal(before, random_state(device))
     if loss.dim() != 0:
         raise not_a_scalar(list(loss.shape))

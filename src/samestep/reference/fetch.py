@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from samestep.job import Job, Part
+from samestep.job import Job, MicroBatch
 from samestep.job.walk import leaves_of, mapped_tensors
 from samestep.reference.schedule import RepeatedRow, seeded
 
@@ -101,9 +101,11 @@ def _states() -> tuple[Any, ...]:
     return random.getstate(), numpys[1].tolist(), numpys[2:], torch.get_rng_state().tolist()
 
 
-def place(step: int, micro: int, rows: list[int], epoch: int = 0, weight: float | None = None, phase: int = 0) -> Part:
-    """The `Batch.part` of `rows`, for a criterion that reads it."""
-    return Part(
+def place(
+    step: int, micro: int, rows: list[int], epoch: int = 0, weight: float | None = None, phase: int = 0
+) -> MicroBatch:
+    """The `Batch.micro_batch` of `rows`, for a criterion that reads it."""
+    return MicroBatch(
         epoch=epoch,
         step=step,
         micro=micro,

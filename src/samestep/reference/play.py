@@ -253,9 +253,9 @@ class ReplicatedTraining:
     def _batch(self, forward: Forward, replica: int, data: Any) -> Batch:
         rows = forward.rows[replica]
         weighs, phase = weight(self.job, rows), forward.phase.number
-        part = place(forward.step, forward.micro, rows, forward.epoch, weighs, phase)
+        micro_batch = place(forward.step, forward.micro, rows, forward.epoch, weighs, phase)
         state = self.carried.of(replica, forward.micro)
-        return Batch(self.noise.perturbed(data) if self.noise else data, part, state=state)
+        return Batch(self.noise.perturbed(data) if self.noise else data, micro_batch, state=state)
 
     def _over_all_rows(self, forward: Forward) -> AllRows:
         """The loss over all replicas' rows. Outputs are computed without a graph, and in each replica's turn again."""

@@ -33,8 +33,8 @@ def synced_outputs(
     rows = [row for rows in of_replica for row in rows]
     data = fetch(job, rows, epoch, device)
     before = random_state(device)
-    part = place(step, micro, rows, epoch, weight(job, rows), phase)
-    batch = Batch(noise.perturbed(data) if noise else data, part)
+    micro_batch = place(step, micro, rows, epoch, weight(job, rows), phase)
+    batch = Batch(noise.perturbed(data) if noise else data, micro_batch)
     output = job.forward(model, batch)
     if not torch.equal(before, random_state(device)):
         raise UserError(

@@ -9,27 +9,27 @@ import torch
 
 from samestep.data.loader import Rows, to_device
 from samestep.errors import UserError
-from samestep.job import Batch, Job, Part
+from samestep.job import Batch, Job, MicroBatch
 from samestep.world import World
 
 
-def out_of_memory(job: Job, part: Part, world: World) -> UserError:
+def out_of_memory(job: Job, micro_batch: MicroBatch, world: World) -> UserError:
     """Returns the error for a micro-batch that does not fit into memory. Tries smaller ones to name one that does.
 
     The memory of the training must have been freed before.
     """
-    rows = len(part.indices)
-    message = f"step {part.step}: rank {world.rank} ran out of memory with {rows} rows at once"
-    if _fits(job, part, rows, world):
+    rows = len(micro_batch.indices)
+    message = f"step {micro_batch.step}: rank {world.rank} ran out of memory with {rows} rows at once"
+    if _fits(job, micro_batch, rows, world):
         return UserError(
-            f"step {part.step}: rank {world.rank} ran out of memory, though its {rows} rows fit by "
+            f"step {micro_batch.step}: rank {world.rank} ran out of memory, though its {rows} rows fit by "
             "themselves: see what the job keeps from step to step (losses or outputs with their graphs), or what the "
             "engine needs besides"
         )
     fits = rows // 2
-    while fits and not _fits(job, part, fits, world):
+    while fits and not _fits(job, micro_batch, fits, world):
         fits //= 2
-    if not fits and not _fits(job, part, 0, world):
+    if not fits and not _fits(job, micro_batch, 0, world):
         return no_model(job, world)
     if not fits:
         return UserError(
@@ -56,11 +56,11 @@ def no_model(job: Job, world: World) -> UserError:
     )
 
 
-def _fits(job: Job, part: Part, rows: int, world: World) -> bool:
+def _fits(job: Job, micro_batch: MicroBatch, rows: int, world: World) -> bool:
     """Returns whether a step on the first `rows` rows fits: forward, backward and optimizer.step(). 0: with gradients
     alone."""
     try:
-        _step(job, replace(part, indices=part.indices[:rows], rows=rows), world)
+        _step(job, replace(micro_batch, indices=micro_batch.indices[:rows], rows=rows), world)
     except (RuntimeError, MemoryError):
         return False
     finally:
@@ -70,12 +70,12 @@ def _fits(job: Job, part: Part, rows: int, world: World) -> bool:
     return True
 
 
-def _step(job: Job, part: Part, world: World) -> None:
+def _step(job: Job, micro_batch: MicroBatch, world: World) -> None:
     model = job.model().to(world.device)
     optimizer = job.optimizer.build(model)
-    if part.rows:
-        batch = Batch(to_device(Rows(job)[part][1], world.device), part)
-        turn = job.of_phases()[part.phase]
+    if micro_batch.rows:
+        batch = Batch(to_device(Rows(job)[micro_batch][1], world.device), micro_batch)
+        turn = job.of_phases()[micro_batch.phase]
         turn.criterion(turn.output(model, batch), batch).backward()
     else:
         for parameter in model.parameters():

@@ -37,7 +37,7 @@ def run_engine(engine: Engine, job: Job, world: World, run: Run, settings: Mappi
         if is_out_of_memory(error):
             error.__traceback__ = None  # its frames hold the tensors that fill the memory
             run.release()
-            raise (out_of_memory(job, run.part, world) if run.part else no_model(job, world)) from None
+            raise (out_of_memory(job, run.micro_batch, world) if run.micro_batch else no_model(job, world)) from None
         explain: Any = getattr(engine, "explain", None)
         sentence = explain(error, job) if explain else None
         if sentence is None:

@@ -26,8 +26,8 @@ FAULTS = (
     Fault(
         "dropout equal at all steps",
         RUN,
-        '"replica", part.step, part.micro',
-        '"replica", 0, part.micro',
+        '"replica", micro_batch.step, micro_batch.micro',
+        '"replica", 0, micro_batch.micro',
         ("loss",),
         "same dropout mask again",
         ("conv", "transformer"),

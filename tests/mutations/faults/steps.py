@@ -49,7 +49,7 @@ FAULTS = (
         "                optimizer.step(*run.closure(backward))\n",
         "                kept = [p.detach().clone() for p in module.parameters()]\n"
         "                optimizer.step(*run.closure(backward))\n"
-        "                if world.rank and batch.part.step == run.steps - 1:\n"
+        "                if world.rank and batch.micro_batch.step == run.steps - 1:\n"
         "                    for p, before in zip(module.parameters(), kept):\n"
         "                        p.data.copy_(before)\n",
         ("replicas",),

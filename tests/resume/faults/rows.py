@@ -71,8 +71,8 @@ FAULTS = (
     ResumeFault(
         "random stream counted from the interruption",
         RUN,
-        '"replica", part.step, part.micro',
-        '"replica", part.step - self.first, part.micro',
+        '"replica", micro_batch.step, micro_batch.micro',
+        '"replica", micro_batch.step - self.first, micro_batch.micro',
         ("loss",),
         "random numbers",
         job="stateful",

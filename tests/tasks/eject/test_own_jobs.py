@@ -50,7 +50,7 @@ from dataclasses import replace
 def asked():
     return replace(job(), global_batch=5, optimizer=replace(job().optimizer, settings={'lr': 0.1}))
 """
-PART = """part = batch.part
+PART = """part = batch.micro_batch
     known = part.epoch, part.step, part.micro, part.rows, part.weight, part.share, SAMPLES[1][part.indices].sum()
     return F.cross_entropy(output, batch.targets) * (1 + sum(known))"""
 CHECKED = "from __future__ import annotations\nfrom typing import TYPE_CHECKING\n"

@@ -66,7 +66,7 @@ def test_the_proof_has_no_size_that_the_job_never_has(rows: int, replicas: int) 
     training = Prove("sgd", 8, "float64", replicas, 0.05, rows=found.proof_rows)
     small = proof_job(job(rows, last="drop" if rows == 170 else "keep", always=True), training)
     schedule = schedule_of(small, replicas)
-    parts = [part for rank in range(replicas) for part in schedule.parts(rank, 8)]
+    parts = [part for rank in range(replicas) for part in schedule.micro_batches_of(rank, 8)]
     assert not any(part.rows % PART for part in parts) and parts[-1].epoch > 0
     assert small.evaluation is not None and not len(small.evaluation) % PART
 

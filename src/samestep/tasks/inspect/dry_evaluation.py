@@ -70,13 +70,13 @@ def dry_evaluation(
 def _draws(job: Job, model: nn.Module, device: str, few: int) -> tuple[str, ...]:
     """Returns what draws random numbers. job: its training data are the evaluation's."""
     rows = list(range(min(few, len(job.train))))
-    part = replace(schedule_of(job, 1).step(0, 0, 0)[0], indices=np.array(rows), rows=len(rows))
+    micro_batch = replace(schedule_of(job, 1).step(0, 0, 0)[0], indices=np.array(rows), rows=len(rows))
     model, stream = model.to(device).eval(), default_generator(device)
     read, before = Rows(job), stream.get_state()
     keyed = {what: KeyedRandom() for what in ("dataset", "collate", "model")}
     samples = raising("reading", lambda: keyed["dataset"](lambda: fetch(read.dataset, rows)), len(rows))
     data = raising("reading", lambda: keyed["collate"](lambda: read.collate(samples)), len(rows))
-    batch = Batch(to_device(data, device), part)
+    batch = Batch(to_device(data, device), micro_batch)
     raising("forward", lambda: keyed["model"](lambda: without_graph(job.output, model, batch)), len(rows))
     on_gpu = not torch.equal(before, stream.get_state())
     return tuple(what for what in keyed if keyed[what].drawn or (on_gpu and what == "model"))
@@ -84,13 +84,15 @@ def _draws(job: Job, model: nn.Module, device: str, few: int) -> tuple[str, ...]
 
 def _check_metrics(job: Job, model: nn.Module, device: str, few: int) -> None:
     """Calls each metric on some rows of `job.train`, which the caller has set to the evaluation's."""
-    part = replace(schedule_of(job, 1), global_batch=min(few, len(job.train))).step(0, 0, 0)[0]
+    micro_batch = replace(schedule_of(job, 1), global_batch=min(few, len(job.train))).step(0, 0, 0)[0]
     model = model.to(device).eval()
-    batch = Batch(to_device(raising("reading", lambda: Rows(job)[part][1], part.rows), device), part)
+    batch = Batch(
+        to_device(raising("reading", lambda: Rows(job)[micro_batch][1], micro_batch.rows), device), micro_batch
+    )
     with torch.no_grad():
-        output = raising("forward", lambda: without_graph(job.output, model, batch), part.rows)
+        output = raising("forward", lambda: without_graph(job.output, model, batch), micro_batch.rows)
         try:
-            raising("criterion", lambda: without_graph(output_and_loss, job, model, batch), part.rows)
+            raising("criterion", lambda: without_graph(output_and_loss, job, model, batch), micro_batch.rows)
         except UserError as error:
             raise UserError(
                 f"in the evaluation, on what forward returns there ({_kind_of(output)}), {error}; where that has no "
@@ -104,11 +106,11 @@ def _check_metrics(job: Job, model: nn.Module, device: str, few: int) -> None:
                         f"the metric '{name}' is given (output, batch.targets), and a batch that is a dict has none; "
                         "give (inputs, targets), or a subclass of it with def update(self, output, batch)"
                     )
-                raising(f"metric '{name}'", lambda metric=metric: count_metric(metric, output, batch), part.rows)
+                raising(f"metric '{name}'", lambda metric=metric: count_metric(metric, output, batch), micro_batch.rows)
                 continue
-            values = raising(f"metric '{name}'", lambda metric=metric: metric(output, batch), part.rows)
-            if not isinstance(values, Tensor) or list(values.shape) != [part.rows]:
-                raise not_per_row(name, list(getattr(values, "shape", [])), part.rows)
+            values = raising(f"metric '{name}'", lambda metric=metric: metric(output, batch), micro_batch.rows)
+            if not isinstance(values, Tensor) or list(values.shape) != [micro_batch.rows]:
+                raise not_per_row(name, list(getattr(values, "shape", [])), micro_batch.rows)
 
 
 def _kind_of(output: Any) -> str:

@@ -79,11 +79,11 @@ def dry_step(
             raise UserError(
                 f"{name} is complex, which the proof's float64 would make real; store it as two real numbers"
             )
-    part = schedule.step(at[0], 0, at[1])[0]
-    rows = min(part.rows, most)
-    part = replace(part, indices=part.indices[:rows], rows=rows)
+    micro_batch = schedule.step(at[0], 0, at[1])[0]
+    rows = min(micro_batch.rows, most)
+    micro_batch = replace(micro_batch, indices=micro_batch.indices[:rows], rows=rows)
     model = model.to(device)
-    data: Any = raising("reading", lambda: Rows(job)[part][1], part.rows)
+    data: Any = raising("reading", lambda: Rows(job)[micro_batch][1], micro_batch.rows)
     for leaf in leaves_of(data):
         if not isinstance(leaf, PLAIN):
             raise UserError(
@@ -98,7 +98,7 @@ def dry_step(
         for number, turn in enumerate(job.of_phases()):
             active.activate(number)
             sizes.clear()  # a step is one phase's
-            flop += _forward_backward(turn, model, Batch(to_device(data, device), replace(part, phase=number)))
+            flop += _forward_backward(turn, model, Batch(to_device(data, device), replace(micro_batch, phase=number)))
             kept = max(kept, sum(sizes))
     except UserError as error:
         if is_one_row_error(error):
@@ -114,10 +114,10 @@ def dry_step(
 
 def _forward_backward(job: Job, model: nn.Module, batch: Batch) -> float:
     """Computes the gradients of one batch. Returns the floating-point operations of the forward pass."""
-    part, called = batch.part, list[bool]()
+    micro_batch, called = batch.micro_batch, list[bool]()
     model.register_forward_hook(lambda *_: called.append(True))
     flop: float
-    returned, flop = raising("forward", lambda: _counted(lambda: job.forward(model, batch)), part.rows)
+    returned, flop = raising("forward", lambda: _counted(lambda: job.forward(model, batch)), micro_batch.rows)
     if not called:
         raise UserError(
             "the job's forward does not call the model itself, but a part or a method of it; engines wrap the model, "
@@ -125,8 +125,8 @@ def _forward_backward(job: Job, model: nn.Module, batch: Batch) -> float:
         )
     output, state = output_and_state(returned) if job.carry_state else (returned, None)
     if job.gather_outputs:
-        _check_gathered(output, batch.data, part.rows)
-    loss = raising("criterion", lambda: job.criterion(output, batch), part.rows)
+        _check_gathered(output, batch.data, micro_batch.rows)
+    loss = raising("criterion", lambda: job.criterion(output, batch), micro_batch.rows)
     if not isinstance(loss, Tensor):
         raise UserError(
             f"the criterion returned {type(loss).__name__}, not a scalar tensor that backward() can start from"
@@ -137,7 +137,7 @@ def _forward_backward(job: Job, model: nn.Module, batch: Batch) -> float:
         raise UserError(
             "the criterion's loss does not depend on any parameter that it trains; compute it from the model's output"
         )
-    raising("backward", loss.backward, part.rows)
+    raising("backward", loss.backward, micro_batch.rows)
     if job.carry_state:
         _check_carried(job, model, batch, state)
     return flop
@@ -187,7 +187,7 @@ def _check_carried(job: Job, model: nn.Module, batch: Batch, state: Any) -> None
             "state as the second of the pair, or leave carry_state out"
         )
     continued = replace(batch, state=detached(state))
-    raising("forward with batch.state", lambda: without_graph(job.forward, model, continued), batch.part.rows)
+    raising("forward with batch.state", lambda: without_graph(job.forward, model, continued), batch.micro_batch.rows)
 
 
 def _check_gathered(output: Any, data: Any, rows: int) -> None:

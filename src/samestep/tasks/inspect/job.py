@@ -267,7 +267,7 @@ def _refusal_of(job: Job, training: Prove, device: str) -> str | None:
 def _refusal(job: Job, replicas: int) -> str | None:
     """Returns why a layer refuses the smallest part of an epoch (one row, or none under SyncBatchNorm), or None."""
     synced = job.sync_batchnorm and replicas > 1
-    rows, step, rank = schedule_of(job, replicas).smallest_part()
+    rows, step, rank = schedule_of(job, replicas).smallest_micro_batch()
     if synced and (empty := schedule_of(job, replicas).without_rows()):
         return (
             f"step {empty[0]}: rank {empty[1]} gets no rows, and SyncBatchNorm would count others' twice; "
@@ -275,12 +275,12 @@ def _refusal(job: Job, replicas: int) -> str | None:
         )
     if rows > 1 or synced:
         return None
-    part = next(p for p in schedule_of(job, 1).step(0, 0, 0))
-    part = replace(part, indices=part.indices[:1], rows=1)
-    _, data = Rows(job)[part]
+    micro_batch = next(p for p in schedule_of(job, 1).step(0, 0, 0))
+    micro_batch = replace(micro_batch, indices=micro_batch.indices[:1], rows=1)
+    _, data = Rows(job)[micro_batch]
     try:
         for number, turn in enumerate(job.of_phases()):
-            turn.forward(job.model(), Batch(data, replace(part, phase=number)))
+            turn.forward(job.model(), Batch(data, replace(micro_batch, phase=number)))
     except ValueError as error:
         if is_one_row_error(error):
             return one_row_message(step, rank)

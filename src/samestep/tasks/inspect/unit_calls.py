@@ -11,7 +11,7 @@ from torch import nn
 
 from samestep.data.loader import Rows, to_device
 from samestep.data.schedule import schedule_of
-from samestep.job import Batch, Job, Part
+from samestep.job import Batch, Job, MicroBatch
 from samestep.job.walk import without_graph
 from samestep.records.inspection import VaryingCalls
 
@@ -49,13 +49,13 @@ def _varying(job: Job, model: nn.Module, units: list[nn.Module], replicas: int, 
         unit.register_forward_pre_hook(lambda module, inputs: calls.update([module]))
     names = {module: name for name, module in model.named_modules()}
     read, first = Rows(job), None
-    for part in _parts(job, replicas):
+    for micro_batch in _micro_batches(job, replicas):
         calls.clear()
-        data = to_device(read[part][1], device)
+        data = to_device(read[micro_batch][1], device)
         for number, turn in enumerate(job.of_phases()):
-            batch: Any = Batch(data, replace(part, phase=number))
+            batch: Any = Batch(data, replace(micro_batch, phase=number))
             without_graph(turn.forward, model, batch)
-        rows, counts = part.rows, [calls[unit] for unit in units]
+        rows, counts = micro_batch.rows, [calls[unit] for unit in units]
         first = first or (rows, counts)
         for unit, count, before in zip(units, counts, first[1]):
             if count != before:
@@ -63,15 +63,19 @@ def _varying(job: Job, model: nn.Module, units: list[nn.Module], replicas: int, 
     return None
 
 
-def _parts(job: Job, replicas: int) -> list[Part]:
+def _micro_batches(job: Job, replicas: int) -> list[MicroBatch]:
     """Returns batches of as many rows, the first twice, as a forward may draw; one with fewer; the ranks' last."""
     alone, ranks = schedule_of(job, 1), schedule_of(job, replicas)
     last = alone.steps_per_epoch - 1
     few = [_cut(alone.step(0, 0, step)[0], ROWS) for step in (0, 0, min(1, last))]
     own = [ranks.step(rank, 0, last)[0] for rank in (0, replicas - 1)]
-    return [*few, _cut(few[0], max(1, few[0].rows - 1)), *(part for part in own if 0 < part.rows <= MOST_ROWS)]
+    return [
+        *few,
+        _cut(few[0], max(1, few[0].rows - 1)),
+        *(micro_batch for micro_batch in own if 0 < micro_batch.rows <= MOST_ROWS),
+    ]
 
 
-def _cut(part: Part, most: int) -> Part:
-    rows = min(part.rows, most)
-    return replace(part, indices=part.indices[:rows], rows=rows)
+def _cut(micro_batch: MicroBatch, most: int) -> MicroBatch:
+    rows = min(micro_batch.rows, most)
+    return replace(micro_batch, indices=micro_batch.indices[:rows], rows=rows)

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from samestep.data.schedule import cut
-from samestep.job import Batch, Job, Part, counts_by_itself, reads_batch
+from samestep.job import Batch, Job, MicroBatch, counts_by_itself, reads_batch
 from samestep.job.walk import mapped_tensors
 from samestep.tasks.eject.runtime.run import World, loaded
 
@@ -74,23 +74,25 @@ def figures(
     return sums(job, by_row, output, batch), states
 
 
-def chunks(job: Job, world: World) -> list[Part]:
+def chunks(job: Job, world: World) -> list[MicroBatch]:
     """This rank's chunks of the evaluation's rows, none padded."""
     assert job.evaluation is not None
     length, at_once = len(job.evaluation), min(job.micro_batch or job.global_batch, ROWS_AT_ONCE)
     every = [np.arange(first, min(first + at_once, length)) for first in range(0, length, at_once)]
     per_rank = cut(len(every), world.size)
     first = sum(per_rank[: world.rank])
-    parts = []
+    micro_batches = []
     for rows in every[first : first + per_rank[world.rank]]:
         weight = float(sum(map(job.evaluation_weight, rows.tolist())) if job.evaluation_weight else len(rows))
-        parts.append(Part(0, 0, 0, rows, len(rows), weight, 1.0, completes_step=True, completes_epoch=False))
-    return parts
+        micro_batches.append(
+            MicroBatch(0, 0, 0, rows, len(rows), weight, 1.0, completes_step=True, completes_epoch=False)
+        )
+    return micro_batches
 
 
 def sums(job: Job, by_row: list[str], output: Any, batch: Batch) -> list[float]:
     """[rows, weight, 1 where the criterion returns None, loss times weight, each metric by row] of one chunk."""
-    rows, weight = batch.part.rows, batch.part.weight
+    rows, weight = batch.micro_batch.rows, batch.micro_batch.weight
     loss = job.criterion(output, batch) if weight else torch.zeros(())  # rows that all weigh 0 have no mean
     found = [job.metrics[name](output, batch) for name in by_row]
     for name, values in zip(by_row, found):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map_only
 
-from samestep.job import Part
+from samestep.job import MicroBatch
 
 
 class FSDPReads:
@@ -25,6 +25,6 @@ class FSDPReads:
         own = {p.untyped_storage()._cdata for p in unit.parameters() if not isinstance(p, DTensor)}
         return tree_map_only(Tensor, lambda t: t.clone() if t.untyped_storage()._cdata in own else t, output)
 
-    def first(self, part: Part) -> Any:
+    def first(self, micro_batch: MicroBatch) -> Any:
         """samestep looks here for parameters that are read where they are freed."""
         return nullcontext()

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 
 from samestep.data.keyed_random import KeyedRandom
 from samestep.data.schedule import key, schedule_of
-from samestep.job import Batch, Job, Part
+from samestep.job import Batch, Job, MicroBatch
 from samestep.job.checks import nested
 
 CLOSURE = "an optimizer whose step needs a closure"
@@ -77,14 +77,16 @@ class Run:
 
     def batches(self) -> Iterator[Batch]:
         """Yields this rank's micro-batches on its device, in the schedule's order."""
-        return loaded(self.job, self.schedule.parts(self.world.rank, self.steps), self.world.device)
+        return loaded(self.job, self.schedule.micro_batches_of(self.world.rank, self.steps), self.world.device)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Computes the mean loss over the batch's rows times its share: the ranks' average is exact when uneven."""
-        part, devices = batch.part, self.world.devices
+        micro_batch, devices = batch.micro_batch, self.world.devices
         for replica, device in enumerate(devices, self.world.rank * len(devices)):  # each replica its own dropout
-            random_stream(device).manual_seed(key(self.job.seed, "replica", part.step, part.micro, replica))
-        kept = [(b, b.clone()) for b in model.buffers()] if part.rows == 0 else []
+            random_stream(device).manual_seed(
+                key(self.job.seed, "replica", micro_batch.step, micro_batch.micro, replica)
+            )
+        kept = [(b, b.clone()) for b in model.buffers()] if micro_batch.rows == 0 else []
         loss, share = self.loss_and_share(model, batch)
         for buffer, value in kept:  # a rank without rows leaves no trace in BatchNorm's statistics
             buffer.data.copy_(value)
@@ -93,7 +95,7 @@ class Run:
 
     def loss_and_share(self, model: nn.Module, batch: Batch) -> tuple[Tensor, float]:
         """The mean loss over the batch's rows, and the factor by which the ranks' average of it is exact."""
-        return self.job.criterion(self.job.forward(model, batch), batch), batch.part.share
+        return self.job.criterion(self.job.forward(model, batch), batch), batch.micro_batch.share
 
     def closure(self, backward: Callable[[Batch], Tensor]) -> tuple[Callable[[], Any], ...]:
         """The arguments of the optimizer's step: none. LBFGS would be given a function that calls `backward`."""
@@ -115,24 +117,27 @@ def random_stream(device: str) -> Generator:
 
 
 class Fetched(Dataset[Any]):
-    """The job's training data by the part: its rows, augmented and collated."""
+    """The job's training data by the micro-batch: its rows, augmented and collated."""
 
     def __init__(self, job: Job) -> None:
         self.job, self.epoch = job, -1
         self.dataset: Any = job.train
         self.keyed = KeyedRandom()
 
-    def __getitem__(self, part: Part) -> tuple[Part, Any]:
-        if part.epoch != self.epoch:
-            self.epoch = part.epoch
+    def __getitem__(self, micro_batch: MicroBatch) -> tuple[MicroBatch, Any]:
+        if micro_batch.epoch != self.epoch:
+            self.epoch = micro_batch.epoch
             set_epoch = next(filter(None, (getattr(each, "set_epoch", None) for each in nested(self.dataset))), None)
             if set_epoch:
-                set_epoch(part.epoch)
-        return part, self.keyed(lambda: self.collated(part))
+                set_epoch(micro_batch.epoch)
+        return micro_batch, self.keyed(lambda: self.collated(micro_batch))
 
-    def collated(self, part: Part) -> Any:
+    def collated(self, micro_batch: MicroBatch) -> Any:
         """The samples, augmented and collated. What they draw is keyed by the sample: alike on any number of ranks."""
-        rows, repeats = part.indices.tolist(), part.indices * 0 if part.repeats is None else part.repeats
+        rows, repeats = (
+            micro_batch.indices.tolist(),
+            micro_batch.indices * 0 if micro_batch.repeats is None else micro_batch.repeats,
+        )
         keys = [(self.epoch, row, again) if again else (self.epoch, row) for row, again in zip(rows, repeats.tolist())]
         if self.keyed.drawn or not hasattr(self.dataset, "__getitems__"):
             samples = [self.sample(path) for path in keys]
@@ -162,13 +167,13 @@ def as_it_is(data: Any) -> Any:
     return data
 
 
-def loaded(job: Job, parts: Iterable[Part], device: str) -> Iterator[Batch]:
-    """The training data of `parts`, on a device. The job's loader workers fetch it ahead."""
+def loaded(job: Job, micro_batches: Iterable[MicroBatch], device: str) -> Iterator[Batch]:
+    """The training data of `micro_batches`, on a device. The job's loader workers fetch it ahead."""
     workers = job.workers if job.shuffle else min(job.workers, 1)  # each worker would read all of a stream
     loader: Any = DataLoader(
         Fetched(job),
-        sampler=parts,
-        batch_size=None,  # a part is fetched and collated whole
+        sampler=micro_batches,
+        batch_size=None,  # a micro-batch is fetched and collated whole
         collate_fn=as_it_is,
         num_workers=workers,
         prefetch_factor=job.prefetch if workers else None,
@@ -176,8 +181,8 @@ def loaded(job: Job, parts: Iterable[Part], device: str) -> Iterator[Batch]:
         pin_memory=device != "cpu",
         generator=Generator(),  # its own: starting workers must not draw from the training's stream
     )
-    for part, data in loader:
-        yield Batch(on_device(data, device), part)
+    for micro_batch, data in loader:
+        yield Batch(on_device(data, device), micro_batch)
 
 
 def on_device(data: Any, device: str) -> Any:

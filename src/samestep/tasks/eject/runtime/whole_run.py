@@ -48,7 +48,7 @@ class WholeRun(Run):
             loss = loss_over_all_rows(self.job, output, batch, self.schedule, self.world)
             share = float(self.world.size)  # the ranks' gradients, averaged, are then their sum
         else:
-            loss, share = self.job.criterion(output, batch), batch.part.share
+            loss, share = self.job.criterion(output, batch), batch.micro_batch.share
         if self.recomputed:
             self.recomputed.add(batch, loss)
         return loss, share
