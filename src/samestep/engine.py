@@ -76,7 +76,7 @@ class Engine(Protocol):
 
     PURPOSE: six words for `samestep engines`. NEEDS: the modules it imports besides torch.
     PROCESSES: the processes it needs: 'group', one for each device, which can form torch's process group; 'one', one
-        process that drives all devices; or a name in a launcher's STARTS (Horovod's ranks need horovodrun, Ray
+        process that drives all devices; or a name in a launcher's `starts` (Horovod's ranks need horovodrun, Ray
         Train's its own).
     CANNOT_SKIP, optional: why --on-nan skip cannot leave out a step of it.
     missing(devices): why it cannot run on these devices of this machine, or None.

@@ -210,7 +210,7 @@ NODES: Mapping[str, Callable[[int], Mapping[str, str]]] = {
 }
 
 
-@pytest.mark.parametrize("launcher", sorted(launch.launchers_having("PREFIX")))
+@pytest.mark.parametrize("launcher", sorted(launch.environments()))
 def test_inside_each_launcher_on_two_machines_one_rank_of_each_has_a_role(launcher: str) -> None:
     at = {"MASTER_ADDR": "h0", "MASTER_PORT": "29400", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}
     for node in (0, 1):

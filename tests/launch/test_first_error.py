@@ -19,7 +19,8 @@ from samestep.launch.first_error import doctor_line, exited_rank, killed_rank
 RECORDED = Path(__file__).parent / "recorded"
 
 
-REPORTING = sorted(name for name in launch.names() if launch.load(name).KILLED or launch.load(name).EXITED)
+REPORTS = {name: launcher.report for name, launcher in launch.all_launchers().items()}
+REPORTING = sorted(name for name, report in REPORTS.items() if report.killed or report.exited)
 EVERY = pytest.mark.parametrize("launcher", REPORTING)
 
 

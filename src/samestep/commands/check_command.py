@@ -33,10 +33,9 @@ def recorded(words: Sequence[str], folder: Path, nproc: int) -> Command:
 
 def _launchers(env: Mapping[str, str], nproc: int) -> list[tuple[RankVariables, dict[str, str | None], int]]:
     """Returns the value of become_worker.LAUNCHERS. Fewer processes than ranks may be torchruns."""
-    starts_torchrun = launch.launchers_having("STARTS_TORCHRUN")
-    ids = launch.launchers_having("SAVED_VARIABLES")
     launchers: dict[RankVariables, tuple[RankVariables, dict[str, str | None], int]] = {}
-    for name, names in launch.launchers_having("VARIABLES").items():  # several launchers use torchrun's
-        inherited = {variable: env.get(variable) for variable in (*names, *ids.get(name, ()))}
-        launchers.setdefault(names, (names, inherited, nproc if name in starts_torchrun else 1))
+    for launcher in launch.all_launchers().values():  # several use torchrun's variables
+        inherited = {name: env.get(name) for name in (*launcher.variables, *launcher.saved_variables)}
+        starts_torchrun = launcher.environment is not None and launcher.environment.starts_torchrun
+        launchers.setdefault(launcher.variables, (launcher.variables, inherited, nproc if starts_torchrun else 1))
     return [*launchers.values()]

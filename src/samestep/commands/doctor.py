@@ -93,7 +93,7 @@ def _role(setup: Setup, nproc: int | None, job: str) -> Role:
         out=str(setup.out or Path("runs")),
         job=job,
         device=setup.device,
-        prefixes=tuple(launch.launchers_having("PREFIX").values()),
+        prefixes=tuple(environment.prefix for environment in launch.environments().values()),
     )
     try:
         rank = None if nproc or options.nnodes else detect_launched_rank(os.environ, setup)

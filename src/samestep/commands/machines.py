@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 
 from samestep import launch
 from samestep.commands.machine_options import MachineOptions
 from samestep.commands.setup import Setup
 from samestep.errors import UserError
-from samestep.launch import Machines, ports
+from samestep.launch import Machines, RankEnvironment, ports
 from samestep.launch.started_by import LaunchedRank, launched_rank, outer_launcher, refuse_to_start_more
 from samestep.world import RENDEZVOUS_PORT
 from samestep.world.network import check_master, is_this_machine, route_to_host
@@ -45,9 +44,9 @@ def detect_launched_rank(env: Mapping[str, str], setup: Setup) -> LaunchedRank |
         launcher = outer_launcher(env)
         if launcher is None:
             return None
-        host_of, port_of = (launch.launchers_having(f"rendezvous_{what}").get(launcher) for what in ("host", "port"))
-        host = env.get("MASTER_ADDR") or (host_of(env) if host_of else "")
-        rank = launched_rank(env, launcher, host, port_of(env) if port_of else 0)
+        environment = launch.environments()[launcher]
+        host = env.get("MASTER_ADDR") or environment.rendezvous_host(env)
+        rank = launched_rank(env, launcher, host, environment.rendezvous_port(env))
     for field in OF_THE_LAUNCHER:
         if getattr(setup.machines, field) != getattr(MachineOptions(), field):
             raise UserError(
@@ -67,7 +66,7 @@ def reading_launcher_variables() -> Iterator[None]:
         yield
     except (KeyError, ValueError) as error:
         what = f"no {error.args[0]}" if isinstance(error, KeyError) else str(error)
-        *first, last = sorted(launch.launchers_having("PREFIX").values())
+        *first, last = sorted(environment.prefix for environment in launch.environments().values())
         raise UserError(
             f"a launcher's environment variables are incomplete or malformed ({what}); unset those that begin with "
             f"{', '.join(first)} or {last}, or start this command with that launcher"
@@ -107,7 +106,8 @@ def machines_of(setup: Setup, env: Mapping[str, str]) -> Machines:
     # A launcher may have started this command once on each machine.
     if node_rank is None and nnodes > 1 and not min_nodes:
         with reading_launcher_variables():
-            numbers = [number(env, nnodes) for number in launch.launchers_having("node_rank").values()]
+            environments = launch.environments().values()
+            numbers = [known.node_rank(env, nnodes) for known in environments if known.node_rank]
         node_rank = next((number for number in numbers if number is not None), None)
     machines = Machines(
         nnodes=nnodes,
@@ -131,19 +131,20 @@ def machines_of(setup: Setup, env: Mapping[str, str]) -> Machines:
     return replace(machines, is_master=is_master, local_address=address, port=machines.port or RENDEZVOUS_PORT)
 
 
-def _scheduler(setup: Setup, env: Mapping[str, str]) -> tuple[Any, int | None]:
-    """Returns the launcher of the scheduler whose job this is, if the setup names it, and the job's machines."""
-    for name, allocated_nodes in launch.launchers_having("allocated_nodes").items():
-        nodes = allocated_nodes(env) if {name, "all"} & {*setup.launchers} else None
+def _scheduler(setup: Setup, env: Mapping[str, str]) -> tuple[RankEnvironment | None, int | None]:
+    """Returns the environment of the scheduler's launcher whose job this is, if the setup names it, and the job's
+    machines."""
+    for name, scheduler in launch.schedulers().items():
+        nodes = scheduler.allocated_nodes(env) if {name, "all"} & {*setup.launchers} else None
         if nodes is not None:
-            return launch.load(name), nodes
+            return launch.environments()[name], nodes
     return None, None
 
 
 def allocated_ranks(env: Mapping[str, str]) -> int | None:
     """Returns the ranks that a scheduler's job has on each machine; None outside of a job."""
     with reading_launcher_variables():
-        counts = [count(env) for count in launch.launchers_having("allocated_ranks").values()]
+        counts = [scheduler.allocated_ranks(env) for scheduler in launch.schedulers().values()]
     return next((count for count in counts if count is not None), None)
 
 
@@ -156,7 +157,7 @@ def is_first(machines: Machines) -> bool:
 
 def refuse_under_launcher(command: str, env: Mapping[str, str], setup: Setup) -> None:
     """Raises UserError when an outer launcher has started several of a command that starts its ranks itself."""
-    inside = launch.launchers_having("WHERE")
+    inside = {name: scheduler.where for name, scheduler in launch.schedulers().items()}
     with reading_launcher_variables():
         launcher = None if {*setup.launchers} & {*inside} else outer_launcher(env)
     if launcher:

@@ -197,7 +197,7 @@ def _launchers(study: Study, facts: EngineFacts, forks: bool) -> list[str]:
 def _may_fork(study: Study, facts: EngineFacts) -> bool:
     """Whether an engine's ranks may be forked: on the CPU of one machine, unless the engine needs its own launcher."""
     one_machine = study.machines.nnodes == 1 and not study.machines.port and fork_client.is_possible()
-    forkable = facts.process_kind in launch.load(launch.FORK).STARTS
+    forkable = facts.process_kind in launch.load(launch.FORK).starts
     return one_machine and forkable and facts.available and facts.devices[0] == "cpu"
 
 

@@ -240,7 +240,7 @@ def _supervise(
         stall_s=study.setup.stall_s,
         watch=watch,
         machines=machines,
-        graceful=not getattr(launch.load(row.launcher), "GETS_NO_SIGNALS", False),
+        graceful=launch.load(row.launcher).gets_signals,
         ends_by=_ends_by(machines, one_rank=one_rank),
         samples_usage=samples,
     )

@@ -6,12 +6,14 @@ import importlib
 import math
 import pkgutil
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Any, Literal, Protocol, cast
+from types import ModuleType
+from typing import Any, Literal
 
 from samestep.errors import UserError, nearest
 from samestep.world import RankVariables, places
@@ -19,6 +21,7 @@ from samestep.world import RankVariables, places
 GROUP = "samestep.launchers"  # the entry-point group in which other packages register launchers
 DEFAULT = "torchrun"
 FORK = "fork"  # for proofs only, never for a training
+CLOSE = 0.8  # how much a name must be like a member to be taken for its misspelling
 
 
 @dataclass(frozen=True)
@@ -82,103 +85,152 @@ class Command:
     launchers: tuple[str, ...] = ()
 
 
-class Launcher(Protocol):
-    """The interface of a module in launchers/.
+Env = Mapping[str, str]  # environment variables
 
-    STARTS: the kinds of processes it starts: 'group' (a process for each device, which can form a process group), 'one'
-        (one process that drives all devices), or the name that an engine has in its PROCESSES.
-    VARIABLES: the environment variables that hold rank, world size, local rank, …
-    KILLED, EXITED: regular expressions for the lines of its log that report a rank ended by a signal, and a rank that
-        exited. Groups: `rank`, and of the signal `number`, `word` or `status` (128 + number), or `code`. A launcher
-        whose report has a `word` has SIGNALS, word -> number.
-    plan(program, shape): the command to start. missing(machines, env): why it is not available now, or None.
 
-    A launcher that users start themselves, around `samestep run`, also has:
-    PREFIX: of its environment variables. launched_size(env): how many ranks it has started, this process among them;
-        None where it has started none. identity(env): an id of that launch.
-    init_method(env, host, port): the ranks' init_method; '' for a file on this machine, which samestep names. host,
-        port: of the rendezvous where MASTER_ADDR and MASTER_PORT are not set, by its rendezvous_host(env) and
-        rendezvous_port(env) if it has these.
-    Such a launcher may have check_launched(env, sizes), which raises UserError where its variables contradict others
-    (sizes: launcher -> the ranks that it has started), and node_rank(env, nnodes), where it can start a command once on
-    each machine: this machine's number, or None.
-    A scheduler's launcher also has WHERE, the place to type the command in ('inside salloc or sbatch'), and
-    allocated_nodes(env), allocated_ranks(env): the machines of the scheduler's job and the ranks on each, or None.
-    A launcher that starts ranks on this machine alone has ONE_MACHINE = True; see only_one_machine.
-    A launcher that takes options of its own has OPTIONS, the names of these fields of Machines: other launchers refuse
-    them.
-    A launcher whose ranks are not its children may have end(folder), which ends the ranks that write into `folder`,
-    and SAVED_VARIABLES, the environment variables that identify a launch, by which `end` finds it: rank 0 saves their
-    values in `folder`.
-    A launcher that also starts a torchrun on each machine, which starts the ranks, has STARTS_TORCHRUN = True.
-    A launcher inside of which others are started, or this command once on each machine, has ONE_ON_EACH, its options
-    for one task on each of {machines} machines, or {hosts}.
-    A launcher whose ranks get no signals has GETS_NO_SIGNALS = True: an interrupt ends its training at once.
+@dataclass(frozen=True)
+class FailureReport:
+    """How a launcher's log reports ranks that failed: regular expressions.
+
+    killed: for a rank that a signal ended, with the groups `rank`, and of the signal `number`, `word` (a key of
+    `signals`, whose values are numbers) or `status` (128 + number). exited: for a rank that exited, with the groups
+    `rank` and `code`.
     """
 
-    STARTS: tuple[str, ...]
-    VARIABLES: RankVariables
-    KILLED: tuple[str, ...]
-    EXITED: tuple[str, ...]
+    killed: tuple[str, ...] = ()
+    exited: tuple[str, ...] = ()
+    signals: Mapping[str, int] = field(default_factory=dict)
 
-    def plan(self, program: Sequence[str], shape: Shape) -> Command:
-        """Returns the command that starts the ranks.
 
-        program: the arguments after `python`, as in ('-P', '-m', 'samestep.worker', 'plan.json'); the plan is the last.
+@dataclass(frozen=True)
+class RankEnvironment:
+    """What a process finds in its environment under a launcher that users start themselves, around `samestep run`.
 
-        Raises UserError for a shape that this launcher cannot start.
-        """
+    prefix: of the launcher's variables. launched_size(env): how many ranks it has started, this process among them;
+    None where it has started none. identity(env): an id of that launch. init_method(env, host, port): the ranks'
+    init_method; '' for a file on this machine, which samestep names. host, port: of the rendezvous where MASTER_ADDR
+    and MASTER_PORT are not set, by rendezvous_host(env) and rendezvous_port(env). check_launched(env, sizes): raises
+    UserError where its variables contradict others (sizes: launcher -> the ranks that it has started). node_rank(env,
+    nnodes): where it can start a command once on each machine, this machine's number, or None. one_on_each: its options
+    for one task on each of {machines} machines, or {hosts}; '' for one that starts no others. starts_torchrun: it can
+    start a torchrun on each machine, which starts the ranks.
+    """
 
-    def missing(self, machines: Machines, env: Mapping[str, str]) -> str | None: ...
+    prefix: str
+    launched_size: Callable[[Env], int | None]
+    identity: Callable[[Env], str]
+    init_method: Callable[[Env, str, int], str]
+    rendezvous_host: Callable[[Env], str] = field(default=lambda env: "")
+    rendezvous_port: Callable[[Env], int] = field(default=lambda env: 0)
+    check_launched: Callable[[Env, Mapping[str, int]], None] = field(default=lambda env, sizes: None)
+    node_rank: Callable[[Env, int | None], int | None] | None = None
+    one_on_each: str = ""
+    starts_torchrun: bool = False
+
+
+@dataclass(frozen=True)
+class Scheduler:
+    """The cluster scheduler inside of whose jobs a launcher starts ranks.
+
+    where: the place to type the command in ('inside salloc or sbatch'). allocated_nodes(env), allocated_ranks(env): the
+    machines of the scheduler's job and the ranks on each, or None.
+    """
+
+    where: str
+    allocated_nodes: Callable[[Env], int | None]
+    allocated_ranks: Callable[[Env], int | None]
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """Starts the ranks' processes: the constant LAUNCHER of a module in launchers/, or of another package's.
+
+    starts: the kinds of processes it starts: 'group' (a process for each device, which can form a process group), 'one'
+    (one process that drives all devices), or the name that an engine has in its PROCESSES. variables: the environment
+    variables that hold rank, world size, local rank, … plan(program, shape): the command to start; program: the
+    arguments after `python`, as in ('-P', '-m', 'samestep.worker', 'plan.json'), of which the plan is the last. It
+    raises UserError for a shape that this launcher cannot start. missing(machines, env): why it is not available now,
+    or None. report: of failed ranks, in its log. environment: for a launcher that users start themselves. scheduler:
+    for one inside of a scheduler's jobs. one_machine: it starts ranks on this machine alone. options: the fields of
+    Machines that this launcher has, and others refuse. end(folder): ends the ranks that write into `folder`, where they
+    are not its children; saved_variables: those that identify a launch, by which `end` finds it: rank 0 saves their
+    values in `folder`. gets_signals: False where its ranks get none: an interrupt ends its training at once.
+    """
+
+    starts: tuple[str, ...]
+    variables: RankVariables
+    plan: Callable[[Sequence[str], Shape], Command]
+    missing: Callable[[Machines, Env], str | None]
+    report: FailureReport = FailureReport()
+    environment: RankEnvironment | None = None
+    scheduler: Scheduler | None = None
+    one_machine: bool = False
+    options: tuple[str, ...] = ()
+    end: Callable[[Path], None] = field(default=lambda folder: None)
+    saved_variables: tuple[str, ...] = ()
+    gets_signals: bool = True
 
 
 def names() -> list[str]:
     """Lists the launchers, the default first: the files in launchers/, and the entry points of other packages in the
     group `samestep.launchers`."""
-    working = {name for name in _external_launchers() if _error_of(name) is None}
+    working = {name for name in _external_launchers() if isinstance(_load_external(name), Launcher)}
     return sorted(_builtin_names() | working, key=lambda name: (name != DEFAULT, name))
 
 
 def load(name: str) -> Launcher:
-    """Imports a launcher's module. Raises UserError, with the nearest name, when there is no such launcher."""
+    """Imports a launcher. Raises UserError, with the nearest name, when there is no such launcher."""
     if name in _builtin_names():
-        return cast(Launcher, importlib.import_module(f"samestep.launch.launchers.{name}"))
+        launcher: Launcher = importlib.import_module(f"samestep.launch.launchers.{name}").LAUNCHER
+        return launcher
     if name not in _external_launchers():
         raise UserError(f"there is no launcher '{name}'; {nearest(name, names())}")
-    if error := _error_of(name):
-        raise UserError(f"the launcher '{name}' of another package does not import: {error}")
-    return cast(Launcher, _external_launchers()[name].load())
+    loaded = _load_external(name)
+    if isinstance(loaded, str):
+        raise UserError(f"the launcher '{name}' of another package cannot be used: {loaded}")
+    return loaded
+
+
+def all_launchers() -> dict[str, Launcher]:
+    """Returns all launchers by name, the default first."""
+    return {name: load(name) for name in names()}
+
+
+def environments() -> dict[str, RankEnvironment]:
+    """Returns the environments of the launchers that users start themselves, by the launchers' names."""
+    return {name: launcher.environment for name, launcher in all_launchers().items() if launcher.environment}
+
+
+def schedulers() -> dict[str, Scheduler]:
+    """Returns the schedulers inside of whose jobs launchers start ranks, by the launchers' names."""
+    return {name: launcher.scheduler for name, launcher in all_launchers().items() if launcher.scheduler}
 
 
 def launchers_for(kind: str) -> list[str]:
     """Lists the launchers that start processes of this kind, the default first; fork is not for users."""
-    return [name for name in names() if kind in load(name).STARTS and name != FORK]
+    return [name for name, launcher in all_launchers().items() if kind in launcher.starts and name != FORK]
 
 
 def launchers_with(option: str) -> list[str]:
-    """Lists the launchers that have `option`, a field of Machines, in their OPTIONS."""
-    return [name for name in names() if option in getattr(load(name), "OPTIONS", ())]
+    """Lists the launchers that have `option`, a field of Machines, in their options."""
+    return [name for name, launcher in all_launchers().items() if option in launcher.options]
 
 
 def only_one_machine(name: str, machines: Machines) -> str | None:
     """Returns why a launcher for one machine cannot start ranks on several, with those that can; None for one."""
     if machines.nnodes == 1:
         return None
-    kinds, several = load(name).STARTS, [each for each in names() if not hasattr(load(each), "ONE_MACHINE")]
-    can = [each for each in several if kinds[0] in load(each).STARTS]
-    instead = f"use {' or '.join(can)}" if can else "use another engine"
+    kind = load(name).starts[0]
+    able = [
+        other for other, launcher in all_launchers().items() if kind in launcher.starts and not launcher.one_machine
+    ]
+    instead = f"use {' or '.join(able)}" if able else "use another engine"
     return f"{name} starts ranks on one machine; for {machines.nnodes} {instead}"
 
 
-def launchers_having(function: str) -> dict[str, Any]:
-    """Returns the launchers that have an optional function or constant of Launcher: name -> its value."""
-    modules = {name: load(name) for name in names()}
-    return {name: getattr(module, function) for name, module in modules.items() if hasattr(module, function)}
-
-
-def tasks_of(name: str, env: Mapping[str, str]) -> tuple[int, int]:
+def tasks_of(name: str, env: Env) -> tuple[int, int]:
     """Returns on how many machines a launcher has started tasks, and how many on the first one."""
-    variables = load(name).VARIABLES
+    variables = load(name).variables
     _, size, _, local_size, _ = places({**env, variables.node: "0", **variables.environment()})
     return math.ceil(size / local_size), local_size
 
@@ -186,26 +238,63 @@ def tasks_of(name: str, env: Mapping[str, str]) -> tuple[int, int]:
 def one_task_on_each(name: str, machines: int) -> str:
     """Returns a launcher's options that start one task on each of `machines`."""
     hosts = ",".join(f"h{number}:1" for number in range(1, machines + 1))
-    options: str = load(name).ONE_ON_EACH  # type: ignore[attr-defined]  # of those that start others
+    options = environments()[name].one_on_each
     return f"{name} {options.format(machines=machines, hosts=hosts)}"
 
 
 @cache
-def _error_of(name: str) -> str | None:
-    """Returns why another package's launcher cannot be used; a broken one must not break the rest."""
+def _load_external(name: str) -> Launcher | str:
+    """Loads another package's launcher. Returns why it cannot be used: a broken one must not break the rest."""
     try:
-        module = _external_launchers()[name].load()
-        absent = [
-            part for part in ("STARTS", "VARIABLES", "KILLED", "EXITED", "plan", "missing") if not hasattr(module, part)
-        ]
+        loaded = _external_launchers()[name].load()
+        launcher = getattr(loaded, "LAUNCHER", loaded)
+        return launcher if isinstance(launcher, Launcher) else launcher_of_members(loaded)
     except (Exception, SystemExit) as error:
-        return f"{type(error).__name__}: {error}"
-    return f"it has no {absent[0]}" if absent else None
+        return f"{error}" if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+
+
+# Before LAUNCHER, a launcher was a module with these members: member -> field. Other packages have such modules.
+_MEMBERS = {"STARTS": "starts", "VARIABLES": "variables", "plan": "plan", "missing": "missing"}
+_REPORT_MEMBERS = {"KILLED": "killed", "EXITED": "exited", "SIGNALS": "signals"}
+_OPTIONAL_MEMBERS = {"OPTIONS": "options", "end": "end", "SAVED_VARIABLES": "saved_variables"}
+_OPTIONAL_MEMBERS |= {"ONE_MACHINE": "one_machine"}
+_ENVIRONMENT_MEMBERS = {"PREFIX": "prefix", "ONE_ON_EACH": "one_on_each", "STARTS_TORCHRUN": "starts_torchrun"}
+_ENVIRONMENT_MEMBERS |= {name: name for name in ("launched_size", "identity", "init_method")}
+_ENVIRONMENT_MEMBERS |= {name: name for name in ("check_launched", "node_rank", "rendezvous_host", "rendezvous_port")}
+_SCHEDULER_MEMBERS = {"WHERE": "where"} | {name: name for name in ("allocated_nodes", "allocated_ranks")}
+_NO_SIGNALS = "GETS_NO_SIGNALS"
+
+
+def launcher_of_members(module: object) -> Launcher:
+    """Makes a Launcher of a module's members. Raises UserError for one that is missing, and one that is misspelt."""
+    required = (*_MEMBERS, "KILLED", "EXITED")
+    if absent := [name for name in required if not hasattr(module, name)]:
+        raise UserError(f"it has no {absent[0]}")
+    known = [*required, "SIGNALS", *_OPTIONAL_MEMBERS, *_ENVIRONMENT_MEMBERS, *_SCHEDULER_MEMBERS, _NO_SIGNALS]
+    for name, value in vars(module).items():
+        is_its_own = getattr(value, "__module__", None) in (None, getattr(module, "__name__", None))
+        if name in known or name.startswith("_") or isinstance(value, ModuleType) or not is_its_own:
+            continue
+        if close := get_close_matches(name.lower(), [member.lower() for member in known], n=1, cutoff=CLOSE):
+            meant = next(member for member in known if member.lower() == close[0])
+            raise UserError(f"it has no member {name}; did you mean {meant}? If {name} is its own, write _{name}")
+
+    def fields_of(members: Mapping[str, str]) -> dict[str, Any]:
+        return {name: getattr(module, member) for member, name in members.items() if hasattr(module, member)}
+
+    environment, scheduler = fields_of(_ENVIRONMENT_MEMBERS), fields_of(_SCHEDULER_MEMBERS)
+    return Launcher(
+        **fields_of(_MEMBERS | _OPTIONAL_MEMBERS),
+        report=FailureReport(**fields_of(_REPORT_MEMBERS)),
+        environment=RankEnvironment(**environment) if "prefix" in environment else None,
+        scheduler=Scheduler(**scheduler) if "where" in scheduler else None,
+        gets_signals=not getattr(module, _NO_SIGNALS, False),
+    )
 
 
 @cache
 def _builtin_names() -> set[str]:
-    return {m.name for m in pkgutil.iter_modules([str(Path(__file__).with_name("launchers"))])}
+    return {module.name for module in pkgutil.iter_modules([str(Path(__file__).with_name("launchers"))])}
 
 
 @cache

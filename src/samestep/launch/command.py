@@ -24,15 +24,15 @@ def command_for(
 ) -> Command:
     """Builds the command that starts `nproc` workers on this machine with the plan in the file `path`."""
     shape = launch.Shape(nproc, str(path.parent), machines)
-    module = launch.load(launcher)
-    command = module.plan((*module_arguments("samestep.worker"), *flags, str(path)), shape)
-    env = {**_environment(devices, machines), **_saved_variables(module), **command.env}
+    starter = launch.load(launcher)
+    command = starter.plan((*module_arguments("samestep.worker"), *flags, str(path)), shape)
+    env = {**_environment(devices, machines), **_saved_variables(starter), **command.env}
     return replace(command, env=env, launchers=(launcher,))
 
 
-def _saved_variables(module: launch.Launcher) -> dict[str, str]:
+def _saved_variables(starter: launch.Launcher) -> dict[str, str]:
     """Asks rank 0 to save the environment variables that the launcher's `end` needs."""
-    names = getattr(module, "SAVED_VARIABLES", ())
+    names = starter.saved_variables
     return {SAVE_VARIABLES: ",".join(names)} if names else {}
 
 
@@ -50,8 +50,8 @@ def _environment(devices: Sequence[str], machines: Machines) -> dict[str, str]:
 
 def rank_command(path: Path, rank: LaunchedRank, devices: Sequence[str], machines: Machines) -> Command:
     """Builds the command of one rank that an outer launcher has started; that launcher's variables stay as they are."""
-    module = launch.load(rank.launcher)
-    env = _environment(devices, machines) | _saved_variables(module) | module.VARIABLES.environment()
+    starter = launch.load(rank.launcher)
+    env = _environment(devices, machines) | _saved_variables(starter) | starter.variables.environment()
     # A file is named after the launch: all ranks on this machine derive the same name.
     init_method = rank.init_method or f"file://{private_folder()}/{rank.launcher}-{rank.id}"
     env |= {"SAMESTEP_RUN": rank.id, "SAMESTEP_INIT_METHOD": init_method}

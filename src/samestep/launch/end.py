@@ -34,9 +34,8 @@ def end_tree(tree: subprocess.Popen[bytes] | ForkedWorker, folder: Path) -> None
     others = (process for process in psutil.process_iter() if process.pid != os.getpid())
     _end([process for process in others if _started_by_this_command(process)], GRACE_S)
     if tree.returncode != 0:
-        for end_ranks in (getattr(launch.load(name), "end", None) for name in launch.names()):
-            if end_ranks:
-                end_ranks(folder)
+        for launcher in launch.all_launchers().values():
+            launcher.end(folder)
 
 
 def _end(members: list[psutil.Process], grace_s: float) -> None:

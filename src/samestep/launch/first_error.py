@@ -86,11 +86,11 @@ def doctor_line(size: int, machines: Machines, launchers: Sequence[str] = ()) ->
 
 def killed_rank(log: str, launchers: Sequence[str]) -> tuple[int, str] | None:
     """Returns (rank, signal) of a rank that a signal ended, by the launchers' log; not SIGTERM, the launcher's own."""
-    for module in map(launch.load, launchers):
-        for match in (match for report in module.KILLED for match in re.finditer(report, log)):
+    for report in (launch.load(name).report for name in launchers):
+        for match in (match for pattern in report.killed for match in re.finditer(pattern, log)):
             groups = match.groupdict()
             number = int(groups["status"]) - 128 if "status" in groups else int(groups.get("number") or 0)
-            name = signal_name(number or getattr(module, "SIGNALS", {})[groups["word"]])
+            name = signal_name(number or report.signals[groups["word"]])
             if name != "SIGTERM":
                 return int(groups["rank"]), name
     return None
@@ -106,7 +106,7 @@ def signal_name(number: int) -> str:
 
 def exited_rank(log: str, launchers: Sequence[str]) -> tuple[int, int] | None:
     """Returns (rank, exit code) of a rank that exited, by the launchers' log."""
-    matches = (re.search(report, log) for name in launchers for report in launch.load(name).EXITED)
+    matches = (re.search(pattern, log) for name in launchers for pattern in launch.load(name).report.exited)
     first = next((match for match in matches if match), None)
     return (int(first["rank"]), int(first["code"])) if first else None
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from samestep import launch
 from samestep.errors import UserError
@@ -36,12 +35,11 @@ def outer_launcher(env: Mapping[str, str]) -> str | None:
     if COMMAND in env:
         return None  # samestep itself started this process
     by_hand = [name for name in RankVariables()[:3] if name in env]
-    ranks = [launch.load(name).VARIABLES.rank for name in launch.names()]
+    ranks = [launcher.variables.rank for launcher in launch.all_launchers().values()]
     _check_numbers(env, [*RankVariables(), *ranks, "MASTER_PORT"])
     sizes = _launched_sizes(env)
     for launcher, size in sizes.items():
-        if check := launch.launchers_having("check_launched").get(launcher):
-            check(env, sizes)
+        launch.environments()[launcher].check_launched(env, sizes)
         return launcher if size > 1 else None
     if by_hand and int(env.get("WORLD_SIZE", "1")) > 1:
         absent = [
@@ -64,8 +62,8 @@ def outer_launcher(env: Mapping[str, str]) -> str | None:
 
 def _launched_sizes(env: Mapping[str, str]) -> dict[str, int]:
     """Returns launcher -> number of ranks; the innermost launcher first, because torchrun runs inside of others."""
-    _check_numbers(env, [launch.load(name).VARIABLES.size for name in launch.names()])
-    sizes = {name: launched_size(env) for name, launched_size in launch.launchers_having("launched_size").items()}
+    _check_numbers(env, [launcher.variables.size for launcher in launch.all_launchers().values()])
+    sizes = {name: environment.launched_size(env) for name, environment in launch.environments().items()}
     return {name: size for name, size in sizes.items() if size is not None}
 
 
@@ -75,7 +73,7 @@ def refuse_to_start_more(env: Mapping[str, str], nnodes: int | None) -> None:
     nnodes: machines, where the command runs once on each; a launcher may have started it there."""
     if COMMAND in env:
         return
-    with_node_rank = launch.launchers_having("node_rank")
+    with_node_rank = {name for name, environment in launch.environments().items() if environment.node_rank}
     for launcher, size in _launched_sizes(env).items():
         if size == 1:
             continue
@@ -103,9 +101,16 @@ def _check_numbers(env: Mapping[str, str], names: list[str]) -> None:
 def launched_rank(env: Mapping[str, str], launcher: str, host: str = "", port: int = 0) -> LaunchedRank:
     """Returns this process's rank under an outer launcher.
 
-    host, port: of the rendezvous, where MASTER_ADDR and MASTER_PORT are not set; see launch.Launcher.
+    host, port: of the rendezvous, where MASTER_ADDR and MASTER_PORT are not set; see launch.RankEnvironment.
     """
-    module: Any = launch.load(launcher)
-    rank, size, local_rank, local_size, _ = places({**env, **module.VARIABLES.environment()})
-    init_method = module.init_method(env, host, port)
-    return LaunchedRank(launcher, rank, size, local_rank, local_size, module.identity(env), init_method)
+    environment = launch.environments()[launcher]
+    rank, size, local_rank, local_size, _ = places({**env, **launch.load(launcher).variables.environment()})
+    return LaunchedRank(
+        launcher=launcher,
+        rank=rank,
+        size=size,
+        local_rank=local_rank,
+        local_size=local_size,
+        id=environment.identity(env),
+        init_method=environment.init_method(env, host, port),
+    )

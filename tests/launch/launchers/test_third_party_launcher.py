@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import types
 from pathlib import Path
 
 import pytest
@@ -10,17 +11,32 @@ import pytest
 from command import samestep
 from launch.test_endings import assert_gone, training
 from other_package import installed
-from samestep.launch import GROUP
+from samestep.errors import UserError
+from samestep.launch import GROUP, launcher_of_members
+from samestep.launch.launchers import torchrun
 
 LOUD = """
 from dataclasses import replace
 from samestep.launch.launchers import spawn
-from samestep.launch.launchers.spawn import EXITED, KILLED, STARTS, VARIABLES, missing
 
-def plan(program, shape):
+def loud(program, shape):
     quiet = spawn.plan(program, shape)
     return replace(quiet, env={**quiet.env, "LOUD": "very"})
+
+LAUNCHER = replace(spawn.LAUNCHER, plan=loud)
 """
+# As launchers were before LAUNCHER: a module with members.
+MEMBERS = """
+from samestep.launch.launchers import spawn, torchrun
+from samestep.launch.launchers.spawn import missing, plan
+from samestep.world import RankVariables
+
+STARTS = ("group",)
+VARIABLES = RankVariables()
+KILLED, EXITED = torchrun.REPORT.killed, torchrun.REPORT.exited
+MORE_RANKS = 8
+"""
+NO_SIGNALS = MEMBERS + "GETS_NO_SIGNALS = ONE_MACHINE = True\n"
 
 
 @pytest.mark.check
@@ -37,32 +53,64 @@ def test_another_packages_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.full
 def test_where_ranks_get_no_signals_one_interrupt_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    launcher = {"loud_launcher": LOUD + "GETS_NO_SIGNALS = True\n"}
-    monkeypatch.setenv("PYTHONPATH", installed(tmp_path, GROUP, launcher, {"loud": "loud_launcher"}))
-    with training("hangs_on_rank_1", tmp_path / "out", "loud") as run:
+    launcher = {"quiet_launcher": NO_SIGNALS}
+    monkeypatch.setenv("PYTHONPATH", installed(tmp_path, GROUP, launcher, {"quiet": "quiet_launcher"}))
+    with training("hangs_on_rank_1", tmp_path / "out", "quiet") as run:
         run.parent.send_signal(signal.SIGINT)
         assert run.ends() == 130
         assert "interrupt again" not in run.said()
         assert_gone(run.pids)
 
 
+def member(text: str) -> types.ModuleType:
+    module = types.ModuleType("members")
+    exec(text, vars(module))
+    return module
+
+
+def test_a_module_of_members_is_a_launcher() -> None:
+    launcher = launcher_of_members(member(NO_SIGNALS))
+    assert (launcher.starts, launcher.one_machine, launcher.gets_signals) == (("group",), True, False)
+    assert launcher.report == torchrun.REPORT and launcher.environment is None and launcher.scheduler is None
+    names = ("launched_size", "identity", "init_method", "node_rank", "rendezvous_host", "allocated_nodes", "end")
+    text = "".join(f"def {name}(*args): return {name!r}\n" for name in (*names, "allocated_ranks"))
+    launcher = launcher_of_members(member(MEMBERS + text + "PREFIX, WHERE = 'LOUD_', 'in a job'\n"))
+    assert launcher.environment and launcher.environment.node_rank and launcher.scheduler
+    assert launcher.environment.rendezvous_host({}) == "rendezvous_host" and launcher.environment.prefix == "LOUD_"
+    assert launcher.scheduler.allocated_ranks({}) == "allocated_ranks" and launcher.scheduler.where == "in a job"  # type: ignore[comparison-overlap]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "meant"),
+    [
+        ("ONE_MACHIN = True", "ONE_MACHINE"),
+        ("GET_NO_SIGNALS = True", "GETS_NO_SIGNALS"),
+        ("Prefix = 'LOUD_'", "PREFIX"),
+        ("def launched_sise(env): pass", "launched_size"),
+        ("def node_ranks(env, nnodes): pass", "node_rank"),
+    ],
+)
+def test_a_misspelt_member_is_an_error(wrong: str, meant: str) -> None:
+    with pytest.raises(UserError, match=f"did you mean {meant}"):
+        launcher_of_members(member(f"{MEMBERS}{wrong}\n"))
+    launcher_of_members(member(MEMBERS + wrong.replace("def ", "def _") if "def" in wrong else f"{MEMBERS}_{wrong}\n"))
+
+
 BROKEN = {
-    "absent": "import no_such_module",
-    "leaving": "raise SystemExit('no licence')",
-    "empty": "STARTS = ('group',)",
+    "absent": ("import no_such_module", "ModuleNotFoundError"),
+    "leaving": ("raise SystemExit('no licence')", "SystemExit: no licence"),
+    "empty": ("STARTS = ('group',)", "has no VARIABLES"),
+    "misspelt": (MEMBERS + "ONE_MACHIN = True", "ONE_MACHINE"),
+    "unknown": (LOUD + "LAUNCHER = replace(LAUNCHER, one_machin=True)", "one_machin"),
 }
 
 
 def test_a_broken_launcher_breaks_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    modules = {f"{name}_launcher": text for name, text in BROKEN.items()}
+    modules = {f"{name}_launcher": text for name, (text, _) in BROKEN.items()}
     points = {name: f"{name}_launcher" for name in BROKEN}
     monkeypatch.setenv("PYTHONPATH", installed(tmp_path, GROUP, modules, points))
     assert samestep("run", "digits", "--dry-run", out=tmp_path / "dry").returncode == 0
-    for name, says in (
-        ("absent", "ModuleNotFoundError"),
-        ("leaving", "SystemExit: no licence"),
-        ("empty", "has no VARIABLES"),
-    ):
+    for name, (_, says) in BROKEN.items():
         done = samestep("verify", "digits", "--engine", "ddp", "--launcher", name)
-        assert done.returncode == 2 and f"the launcher '{name}' of another package" in done.stderr, done.stderr
+        assert done.returncode == 2 and f"'{name}'" in done.stderr, done.stderr
         assert says in done.stderr and "Traceback" not in done.stderr

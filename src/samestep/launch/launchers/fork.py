@@ -5,14 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 
-from samestep.launch import Command, Machines, Shape, only_one_machine
+from samestep.launch import Command, Launcher, Machines, Shape, only_one_machine
 from samestep.launch.launchers import torchrun
 from samestep.world import RankVariables
-
-ONE_MACHINE = True
-STARTS = ("group", "one")
-VARIABLES = RankVariables()
-KILLED, EXITED = torchrun.KILLED, torchrun.EXITED  # worker.py writes torchrun's report
 
 
 def plan(program: Sequence[str], shape: Shape) -> Command:
@@ -25,3 +20,13 @@ def plan(program: Sequence[str], shape: Shape) -> Command:
 
 def missing(machines: Machines, env: Mapping[str, str]) -> str | None:
     return only_one_machine("fork", machines)
+
+
+LAUNCHER = Launcher(
+    starts=("group", "one"),
+    variables=RankVariables(),
+    plan=plan,
+    missing=missing,
+    report=torchrun.REPORT,  # which worker.py writes
+    one_machine=True,
+)

@@ -9,20 +9,18 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from samestep.errors import UserError
-from samestep.launch import Command, Machines, Shape, only_one_machine
+from samestep.launch import Command, FailureReport, Launcher, Machines, RankEnvironment, Shape, only_one_machine
 from samestep.launch.init_method import user_init_method
 from samestep.world import RENDEZVOUS_PORT, RankVariables
 from samestep.world.search_path import module_arguments
 
-ONE_MACHINE = True
-STARTS = ("horovod",)
-PREFIX = "HOROVOD_"
-ONE_ON_EACH = "-np {machines} -H {hosts}"
 VARIABLES = RankVariables(
     "HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE", "HOROVOD_CROSS_RANK"
 )
-KILLED = (r"Process name: (?P<rank>\d+)\s+Exit code: +(?P<status>1[2-9]\d)",)  # 128 + the signal's number
-EXITED = (r"Process name: (?P<rank>\d+)\s+Exit code: +(?P<code>(?!1[2-9]\d)[1-9]\d*)",)
+REPORT = FailureReport(
+    killed=(r"Process name: (?P<rank>\d+)\s+Exit code: +(?P<status>1[2-9]\d)",),  # 128 + the signal's number
+    exited=(r"Process name: (?P<rank>\d+)\s+Exit code: +(?P<code>(?!1[2-9]\d)[1-9]\d*)",),
+)
 
 
 def plan(program: Sequence[str], shape: Shape) -> Command:
@@ -62,3 +60,16 @@ def identity(env: Mapping[str, str]) -> str:
 def init_method(env: Mapping[str, str], host: str, port: int) -> str:
     """Raises UserError where the ranks are on several machines and MASTER_ADDR is not set."""
     return user_init_method("horovodrun", env, VARIABLES, f"MASTER_ADDR=h1 MASTER_PORT={RENDEZVOUS_PORT} horovodrun …")
+
+
+LAUNCHER = Launcher(
+    starts=("horovod",),
+    variables=VARIABLES,
+    plan=plan,
+    missing=missing,
+    report=REPORT,
+    environment=RankEnvironment(
+        "HOROVOD_", launched_size, identity, init_method, one_on_each="-np {machines} -H {hosts}"
+    ),
+    one_machine=True,
+)

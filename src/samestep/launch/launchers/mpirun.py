@@ -10,15 +10,10 @@ from collections.abc import Mapping, Sequence
 from shutil import which
 
 from samestep.errors import UserError
-from samestep.launch import Command, Machines, Shape
+from samestep.launch import Command, FailureReport, Launcher, Machines, RankEnvironment, Shape
 from samestep.launch.init_method import user_init_method
 from samestep.world import RENDEZVOUS_PORT, RankVariables
 
-STARTS = ("group",)
-PREFIX = "OMPI_"
-ONE_ON_EACH = "-np {machines} --map-by ppr:1:node"
-OPTIONS = ("hosts",)
-STARTS_TORCHRUN = True
 VARIABLES = RankVariables(
     "OMPI_COMM_WORLD_RANK",
     "OMPI_COMM_WORLD_SIZE",
@@ -26,8 +21,10 @@ VARIABLES = RankVariables(
     "OMPI_COMM_WORLD_LOCAL_SIZE",
     "OMPI_COMM_WORLD_NODE_RANK",
 )
-KILLED = (r"process rank (?P<rank>\d+) with PID \d+ on node \S+ exited on signal (?P<number>\d+)",)
-EXITED = (r"Process name: \[\[.*\],(?P<rank>\d+)\]\s+Exit code: +(?P<code>[1-9]\d*)",)
+REPORT = FailureReport(
+    killed=(r"process rank (?P<rank>\d+) with PID \d+ on node \S+ exited on signal (?P<number>\d+)",),
+    exited=(r"Process name: \[\[.*\],(?P<rank>\d+)\]\s+Exit code: +(?P<code>[1-9]\d*)",),
+)
 
 
 def plan(program: Sequence[str], shape: Shape) -> Command:
@@ -82,3 +79,21 @@ def identity(env: Mapping[str, str]) -> str:
 def init_method(env: Mapping[str, str], host: str, port: int) -> str:
     """Raises UserError where the ranks are on several machines and MASTER_ADDR is not set."""
     return user_init_method("mpirun", env, VARIABLES, f"mpirun -x MASTER_ADDR=h1 -x MASTER_PORT={RENDEZVOUS_PORT} …")
+
+
+LAUNCHER = Launcher(
+    starts=("group",),
+    variables=VARIABLES,
+    plan=plan,
+    missing=missing,
+    report=REPORT,
+    environment=RankEnvironment(
+        "OMPI_",
+        launched_size,
+        identity,
+        init_method,
+        one_on_each="-np {machines} --map-by ppr:1:node",
+        starts_torchrun=True,
+    ),
+    options=("hosts",),
+)

@@ -5,20 +5,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 
-from samestep.launch import Command, Machines, Shape
+from samestep.launch import Command, Launcher, Machines, Shape
 from samestep.world import RankVariables
-
-STARTS = ("one",)
-VARIABLES = RankVariables()
-KILLED: tuple[str, ...] = ()
-EXITED: tuple[str, ...] = ()
 
 
 def plan(program: Sequence[str], shape: Shape) -> Command:
     # Set explicitly: the user's shell may still export another launcher's RANK.
     one_process = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-    return Command((sys.executable, *program), VARIABLES.environment() | one_process)
+    return Command((sys.executable, *program), RankVariables().environment() | one_process)
 
 
 def missing(machines: Machines, env: Mapping[str, str]) -> str | None:
     return None
+
+
+LAUNCHER = Launcher(starts=("one",), variables=RankVariables(), plan=plan, missing=missing)

@@ -9,17 +9,10 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from samestep.errors import UserError
-from samestep.launch import Command, Machines, Shape, only_one_machine
+from samestep.launch import Command, Launcher, Machines, Shape, only_one_machine
 from samestep.world import RankVariables
 
-ONE_MACHINE = True
-STARTS = ("ray",)
 VARIABLES = RankVariables()  # which TorchTrainer sets
-KILLED: tuple[str, ...] = ()
-EXITED: tuple[
-    str, ...
-] = ()  # a rank that ends early has written why; of one that leaves without a word ray says no number
-GETS_NO_SIGNALS = True  # its ranks run in threads, which get no signals
 SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_TRAIN_V2_ENABLED": "1",
@@ -38,3 +31,14 @@ def plan(program: Sequence[str], shape: Shape) -> Command:
 
 def missing(machines: Machines, env: Mapping[str, str]) -> str | None:
     return only_one_machine("ray", machines)
+
+
+LAUNCHER = Launcher(
+    starts=("ray",),
+    variables=VARIABLES,
+    plan=plan,
+    missing=missing,
+    # No report: a rank that ends early has written why; of one that leaves without a word ray says no number.
+    one_machine=True,
+    gets_signals=False,  # its ranks run in threads, which get none
+)

@@ -15,21 +15,19 @@ from pathlib import Path
 from shutil import which
 
 from samestep.errors import UserError
-from samestep.launch import Command, Machines, Shape, tasks_of
+from samestep.launch import Command, FailureReport, Launcher, Machines, RankEnvironment, Scheduler, Shape, tasks_of
 from samestep.launch.init_method import tcp_init_method
 from samestep.records.record import ENVIRONMENT
 from samestep.world import RankVariables, slurm, tasks_per_node
 
-STARTS = ("group",)
-PREFIX = "SLURM_"
-ONE_ON_EACH = "--nodes={machines} --ntasks={machines} --ntasks-per-node=1"
-WHERE = "inside salloc or sbatch"
-STARTS_TORCHRUN = True
 VARIABLES = RankVariables("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE", "SLURM_NODEID")
-REPORT = r"srun: error: \S+: tasks? (?P<rank>\d+)[\d,-]*: "
+TASK = r"srun: error: \S+: tasks? (?P<rank>\d+)[\d,-]*: "
 SIGNALS = {"Killed": 9, "Out Of Memory": 9, "Segmentation fault": 11, "Aborted": 6, "Bus error": 7}  # srun's words
-KILLED = (f"{REPORT}(?P<word>{'|'.join(SIGNALS)})",)
-EXITED = (REPORT + r"Exited with exit code (?P<code>\d+)",)
+REPORT = FailureReport(
+    killed=(f"{TASK}(?P<word>{'|'.join(SIGNALS)})",),
+    exited=(TASK + r"Exited with exit code (?P<code>\d+)",),
+    signals=SIGNALS,
+)
 SAVED_VARIABLES = ("SLURM_JOB_ID", "SLURM_STEP_ID")
 
 
@@ -80,10 +78,14 @@ def node_rank(env: Mapping[str, str], nnodes: int | None) -> int | None:
 
 def check_launched(env: Mapping[str, str], sizes: Mapping[str, int]) -> None:
     """Raises UserError when variables that the user's shell exports contradict the srun that started this task."""
-    for mine, theirs in (("WORLD_SIZE", "SLURM_NTASKS"), ("RANK", "SLURM_PROCID"), ("LOCAL_RANK", "SLURM_LOCALID")):
-        if mine in env and env[mine] != env[theirs]:
+    for variable, of_srun in (
+        ("WORLD_SIZE", "SLURM_NTASKS"),
+        ("RANK", "SLURM_PROCID"),
+        ("LOCAL_RANK", "SLURM_LOCALID"),
+    ):
+        if variable in env and env[variable] != env[of_srun]:
             raise UserError(
-                f"{mine}={env[mine]} contradicts srun's {theirs}={env[theirs]}; type `unset RANK WORLD_SIZE "
+                f"{variable}={env[variable]} contradicts srun's {of_srun}={env[of_srun]}; type `unset RANK WORLD_SIZE "
                 "LOCAL_RANK` before srun, which numbers its tasks itself"
             )
 
@@ -121,3 +123,27 @@ def end(folder: Path) -> None:
         step = identity(json.loads(saved.read_text()))
         with suppress(OSError, subprocess.TimeoutExpired):
             subprocess.run(["scancel", "--signal=KILL", step], capture_output=True, timeout=10)
+
+
+LAUNCHER = Launcher(
+    starts=("group",),
+    variables=VARIABLES,
+    plan=plan,
+    missing=missing,
+    report=REPORT,
+    environment=RankEnvironment(
+        "SLURM_",
+        launched_size,
+        identity,
+        init_method,
+        rendezvous_host=rendezvous_host,
+        rendezvous_port=rendezvous_port,
+        check_launched=check_launched,
+        node_rank=node_rank,
+        one_on_each="--nodes={machines} --ntasks={machines} --ntasks-per-node=1",
+        starts_torchrun=True,
+    ),
+    scheduler=Scheduler("inside salloc or sbatch", allocated_nodes, allocated_ranks),
+    end=end,
+    saved_variables=SAVED_VARIABLES,
+)

@@ -11,17 +11,25 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from samestep.errors import UserError
-from samestep.launch import Command, Machines, Shape, one_task_on_each, tasks_of
+from samestep.launch import (
+    Command,
+    FailureReport,
+    Launcher,
+    Machines,
+    RankEnvironment,
+    Shape,
+    one_task_on_each,
+    tasks_of,
+)
 from samestep.world import RENDEZVOUS_PORT, RankVariables
 from samestep.world.search_path import module_arguments
 
-STARTS = ("group",)
-PREFIX = "TORCHELASTIC_"
-OPTIONS = ("max_restarts", "min_nodes")
 LAST_CALL_S = 10  # for which the machines that are there wait for others, where not all must come
 VARIABLES = RankVariables()
-KILLED = (r"rank +: (?P<rank>\d+) \(local_rank: \d+\)\s+exitcode +: -(?P<number>\d+)",)
-EXITED = (r"rank +: (?P<rank>\d+) \(local_rank: \d+\)\s+exitcode +: (?P<code>[1-9]\d*)",)
+REPORT = FailureReport(
+    killed=(r"rank +: (?P<rank>\d+) \(local_rank: \d+\)\s+exitcode +: -(?P<number>\d+)",),
+    exited=(r"rank +: (?P<rank>\d+) \(local_rank: \d+\)\s+exitcode +: (?P<code>[1-9]\d*)",),
+)
 
 
 def plan(program: Sequence[str], shape: Shape) -> Command:
@@ -101,3 +109,14 @@ def identity(env: Mapping[str, str]) -> str:
 
 def init_method(env: Mapping[str, str], host: str, port: int) -> str:
     return "env://"  # torchrun's store
+
+
+LAUNCHER = Launcher(
+    starts=("group",),
+    variables=VARIABLES,
+    plan=plan,
+    missing=missing,
+    report=REPORT,
+    environment=RankEnvironment("TORCHELASTIC_", launched_size, identity, init_method, check_launched=check_launched),
+    options=("max_restarts", "min_nodes"),
+)
