@@ -1,51 +1,61 @@
-"""The errors that a user sees: each is one sentence that names the problem and its fix."""
+"""The errors that a user sees: each says what the problem is and its fix, as a message or a sentence."""
 
 from __future__ import annotations
 
+import json
+import re
 import sys
 import unicodedata
 from collections.abc import Sequence
+from typing import Any
 
-from samestep.message import Message, as_said
+from samestep.message import AS_SAID, Message, as_said
+
+SAID_BY = "samestep: "  # begins each line that say() prints
 
 
-class UserError(Exception):
-    """A mistake in the user's input. The command prints the sentence and exits with 2.
-
-    said: the sentence, or a message whose sentence report/ makes.
-    """
+class SamestepError(Exception):
+    """An error that a user sees. said: a message, whose sentence report/ makes, or the sentence itself."""
 
     def __init__(self, said: str | Message = "") -> None:
         super().__init__(said)
         self.message = said if isinstance(said, Message) else as_said(said)
 
+    def __str__(self) -> str:
+        """Returns the English sentence where it is known, else the message as a line that message_in() reads."""
+        return as_line(self.message)
+
+
+class UserError(SamestepError):
+    """A mistake in the user's input. The command exits with 2."""
+
 
 class Refused(UserError):
-    """A job that needs something that a layer or an engine cannot do. The sentence names it and the fix."""
+    """A job that needs something that a layer or an engine cannot do. The message names it and the fix."""
 
 
 class NotFinite(UserError):
     """A loss, or a weight, that is infinite or NaN."""
 
 
-class LostPeer(Exception):
-    """Another rank has ended or cannot be reached. The sentence names it and its machine; ranks: the lost ranks."""
+class LostPeer(SamestepError):
+    """Another rank has ended or cannot be reached. The message names it and its machine; ranks: the lost ranks."""
 
-    def __init__(self, sentence: str, ranks: list[int]) -> None:
-        super().__init__(sentence)
+    def __init__(self, said: str | Message, ranks: list[int]) -> None:
+        super().__init__(said)
         self.ranks = ranks
 
 
-class TrainingFailed(Exception):
-    """A worker died or raised an exception. The command prints the sentence and exits with 1."""
+class TrainingFailed(SamestepError):
+    """A worker died or raised an exception. The command exits with 1."""
 
 
-class ReplicasDiffer(Exception):
-    """The ranks' weights are not the same any more. The command prints the sentence and exits with 1."""
+class ReplicasDiffer(SamestepError):
+    """The ranks' weights are not the same any more. The command exits with 1."""
 
 
-class LoadingFailed(Exception):
-    """Loading a sample failed, or a loader process has died. The command prints the sentence and exits with 1."""
+class LoadingFailed(SamestepError):
+    """Loading a sample failed, or a loader process has died. The command exits with 1."""
 
 
 def add_note(error: BaseException, text: str) -> None:
@@ -117,7 +127,42 @@ def _visible(character: str) -> str:
     return character.encode("unicode_escape").decode()
 
 
-def say(sentence: str) -> None:
-    """Prints a message of samestep on stderr. Its later lines are indented: none looks like a message of its own."""
-    text = printable(sentence, LONGEST_MESSAGE, lines=True).replace("\n", "\n  ")
-    print(f"samestep: {text}", file=sys.stderr)
+def as_line(said: Message) -> str:
+    """Returns a message's English sentence where it is known, else its id and fields, as message_in() reads them."""
+    if said.english or said.id == AS_SAID:
+        return str(said)
+    return f"{said.id} {json.dumps(said.fields, default=vars)}"
+
+
+def message_in(line: str) -> Message | None:
+    """Returns the message that as_line() has written; None for any other line."""
+    match = re.fullmatch(r"([a-z][a-z0-9_]*) (\{.*\})", line.strip())
+    try:
+        return Message(match[1], json.loads(match[2])) if match else None
+    except (ValueError, RecursionError):
+        return None
+
+
+def printable_message(said: Message) -> Message:
+    """Returns a message whose texts are safe to print: see printable."""
+
+    def safe(value: Any) -> Any:
+        if isinstance(value, str):
+            return printable(value, LONGEST_MESSAGE, lines=True)
+        if isinstance(value, Message):
+            return printable_message(value)
+        if isinstance(value, dict):
+            return {name: safe(inner) for name, inner in value.items()}
+        return [*map(safe, value)] if isinstance(value, list) else value
+
+    return Message(said.id, safe(said.fields), safe(said.english))
+
+
+def say(said: str | Message) -> None:
+    """Prints a sentence on stderr, or a message as a line whose sentence the command makes when it shows a rank's log.
+
+    Its later lines are indented: none looks like a message of its own.
+    """
+    line = as_line(said) if isinstance(said, Message) else said
+    text = printable(line, LONGEST_MESSAGE, lines=True).replace("\n", "\n  ")
+    print(f"{SAID_BY}{text}", file=sys.stderr)

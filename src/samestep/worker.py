@@ -32,7 +32,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from samestep.rank import import_torch  # noqa: F401  (before what imports torch)
 
@@ -40,15 +40,8 @@ from samestep.rank import import_torch  # noqa: F401  (before what imports torch
 import torch
 from torch.multiprocessing.spawn import ProcessException, start_processes
 
-from samestep.errors import (
-    LONGEST_MESSAGE,
-    LoadingFailed,
-    LostPeer,
-    Refused,
-    ReplicasDiffer,
-    UserError,
-    printable,
-)
+from samestep.errors import LONGEST_MESSAGE, Refused, SamestepError, UserError, printable_message
+from samestep.message import as_said
 from samestep.rank import hardware
 from samestep.rank.log_output import log_to
 from samestep.rank.membership import hostname, says_lost
@@ -120,12 +113,16 @@ def run_rank(path: str, kind: type[AnyPlan], do: Callable[[AnyPlan, RankRecord],
 
 def rank_error(error: BaseException, plan: Plan | ReferencePlan | CollectivePlan | ScriptPlan, rank: int) -> RankError:
     """Returns the record of an error that ended a rank. Call it while the error is handled, for its traceback."""
-    kind = "refused" if isinstance(error, Refused) else "user" if isinstance(error, UserError) else "crash"
-    text = printable(str(error).strip(), LONGEST_MESSAGE, lines=True)
-    is_sentence = isinstance(error, (UserError, LostPeer, LoadingFailed, ReplicasDiffer))
-    message = text if is_sentence else f"{type(error).__name__}: {text.splitlines()[0] if text else ''}"
+    kind: Literal["user", "refused", "crash"] = "crash"
+    if isinstance(error, UserError):
+        kind = "refused" if isinstance(error, Refused) else "user"
+    if isinstance(error, SamestepError):
+        said = error.message
+    else:
+        said = as_said(f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}")
     lost = is_lost_peer(plan, error) if isinstance(plan, Plan) else says_lost(error)
-    return RankError(rank, kind, message, time.time(), traceback.format_exc()[-LONGEST_MESSAGE:], lost)
+    trace = traceback.format_exc()[-LONGEST_MESSAGE:]
+    return RankError(rank, kind, printable_message(said), time.time(), trace, lost)
 
 
 def run_trainings(plan: Plan, record: RankRecord) -> RankRecord:

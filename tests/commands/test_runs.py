@@ -26,6 +26,7 @@ from samestep.commands.options import Options
 from samestep.commands.progress import show_runs
 from samestep.commands.results_folder import prepare, release_folders
 from samestep.errors import TrainingFailed, UserError
+from samestep.message import as_said
 from samestep.records.files import SCHEMA, from_json, write
 from samestep.records.record import PROGRESS, Progress, RankError
 from samestep.records.results import TrainResults, write_results
@@ -94,7 +95,10 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         checkpoint.mkdir(parents=True)
         if complete:
             (checkpoint / "manifest.json").touch()
-    write(folder_of(tmp_path, "f old") / "error-rank1.json", RankError(1, "crash", "ValueError: x", 1.0, "", False))
+    write(
+        folder_of(tmp_path, "f old") / "error-rank1.json",
+        RankError(1, "crash", as_said("ValueError: x"), 1.0, "", False),
+    )
     release_folders()
     folder_of(tmp_path, "g running")
     return tmp_path

@@ -12,6 +12,7 @@ import pytest
 from launch.clock import Clock
 from samestep.launch import Machines, idle_launcher
 from samestep.launch.idle_launcher import ENDING_S, SETTLE_S, IdleLauncher
+from samestep.message import as_said
 from samestep.records.files import write
 from samestep.records.record import RankError
 
@@ -100,5 +101,5 @@ def test_a_mistake_of_the_users_is_not_restarted(
     machines: Machines, kind: str, stuck: bool, clock: Clock, tmp_path: Path
 ) -> None:
     ranks(tmp_path, os.getpid())
-    write(tmp_path / "error-rank0.json", RankError(0, kind, "why", 0.0, "", False))
+    write(tmp_path / "error-rank0.json", RankError(0, kind, as_said("why"), 0.0, "", False))
     assert IdleLauncher(tmp_path, machines).is_stuck() == stuck

@@ -12,6 +12,7 @@ import pytest
 
 from full_disk import fill
 from samestep.errors import TrainingFailed, UserError
+from samestep.message import as_said
 from samestep.records.arrays import write_arrays
 from samestep.records.files import SCHEMA, as_json, finite, from_json, read, write, write_json
 from samestep.records.inspection import MachineFacts
@@ -172,7 +173,7 @@ def test_plain_values_describe_a_record() -> None:
 def test_the_first_error_is_told(tmp_path: Path) -> None:
     """A rank that lost its peer is not the cause, however early it noticed."""
     errors = [
-        RankError(rank, "crash", f"error {rank}", at, "", lost)
+        RankError(rank, "crash", as_said(f"error {rank}"), at, "", lost)
         for rank, at, lost in ((0, 5.0, False), (1, 4.0, True), (2, 6.0, False))
     ]
     for error in errors:

@@ -12,6 +12,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from samestep.commands import train as training
@@ -33,6 +34,7 @@ from samestep.errors import TrainingFailed, UserError
 from samestep.records.collectives import CollectiveResults
 from samestep.records.files import naming_full_disks
 from samestep.records.results import ScoreResults, StudyResults, TrainResults
+from samestep.report.language import text, with_english
 
 
 @takes(VerifyOptions)
@@ -131,8 +133,11 @@ def _one_at_a_time() -> Iterator[None]:
     with _one_call, naming_full_disks():
         try:
             yield
-        except UserError:
-            remove_unused_folders()
+        except (UserError, TrainingFailed) as error:
+            if isinstance(error, UserError):
+                remove_unused_folders()
+            if not error.message.english:
+                error.message = with_english(error.message)
             raise
         finally:
             release_folders()
@@ -171,5 +176,6 @@ def _target(job: Target) -> Iterator[str]:
         try:
             yield str(pickled)
         except (UserError, TrainingFailed) as error:
-            error.args = (str(error).replace(str(pickled), name), *error.args[1:])  # the user knows no such file
+            sentence = text(error.message, "en").replace(str(pickled), name)  # the user knows no such file
+            error.message = replace(error.message, english=sentence)
             raise

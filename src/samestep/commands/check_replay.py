@@ -16,6 +16,7 @@ from samestep.records.files import read, write
 from samestep.records.record import Record
 from samestep.records.replay import FOLDER, KEPT, REPLAYED, Replayed, ReplayPlan
 from samestep.records.script import PLAN, Finding, ScriptPlan, ScriptRecord
+from samestep.report.language import text
 
 Run = Callable[[Path], Record]  # runs the plan in a folder, in one process
 
@@ -40,7 +41,7 @@ def replay(plan: ScriptPlan, ranks: Sequence[ScriptRecord], record: Record, run:
             if played.needs_turns:
                 played = _play(plan, ranks, work, run, in_turn=True)
         except (TrainingFailed, UserError) as error:
-            return [not_replayed(f"in one process the script fails: {error}")]
+            return [not_replayed(f"in one process the script fails: {text(error.message)}")]
     one = Record(folder / FOLDER)
     return replayed(played, ranks, read(ScriptRecord, folder / FOLDER / "rank0.json"), record, one)
 

@@ -16,6 +16,7 @@ from samestep.errors import TrainingFailed, UserError, printable
 from samestep.records.files import write
 from samestep.records.redaction import redacted
 from samestep.records.runs import COMMAND, CommandRecord
+from samestep.report.language import text
 
 
 def words_of(command: str, options: LaunchOptions, job: str = "") -> tuple[str, ...]:
@@ -45,7 +46,7 @@ def recorded(folder: Path, words: tuple[str, ...], *, writes: bool = True) -> It
         keep("interrupted")
         raise
     except (UserError, TrainingFailed) as error:
-        keep("failed", str(error))
+        keep("failed", text(error.message, "en"))
         raise
     except BaseException as error:
         keep("failed", f"{type(error).__name__}: {error}")

@@ -40,6 +40,7 @@ from samestep.records.redaction import redacted_values
 from samestep.records.results import EngineResult, OneProcess, Proof, StudyResults, Verdict, write_results
 from samestep.records.usage import SUMMARY, UsageSummary
 from samestep.report.figures.speed import Measured, measurement
+from samestep.report.language import text
 from samestep.version import __version__
 
 VERDICT = "verdict.json"  # in the folder of a launch that is proven
@@ -181,9 +182,9 @@ def _launch(study: Study, row: Row, number: int, folder: Path, reference: Record
             study, folder, row.launcher, row.facts.processes, row.facts.devices, launch_folder, plan, show_phase
         )
     except Refused as error:
-        row.verdict = Verdict("refused", reason=str(error))
+        row.verdict = Verdict("refused", reason=text(error.message, "en"))
     except (UserError, TrainingFailed) as error:
-        row.verdict = Verdict("failed", reason=str(error))
+        row.verdict = Verdict("failed", reason=text(error.message, "en"))
     else:
         row.launches.append(record)
         if number == 0:

@@ -68,12 +68,15 @@ def with_exit_code(command: Callable[P, int]) -> Callable[P, NoReturn]:
                 code = command(*args, **kwargs)
         except UserError as error:
             from samestep.commands.results_folder import remove_unused_folders
+            from samestep.report.language import text
 
             remove_unused_folders()
-            say(str(error))
+            say(text(error.message))
             code = 2
         except TrainingFailed as error:
-            say(str(error))
+            from samestep.report.language import text
+
+            say(text(error.message))
             code = 1
         except KeyboardInterrupt:
             say("interrupted; everything that was started has ended")

@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from samestep.commands.time_left import TimeLeft
-from samestep.errors import LONGEST_LINE, printable, say
+from samestep.errors import LONGEST_LINE, SAID_BY, message_in, printable, say
 from samestep.launch.rank_output import RankOutput, name
 from samestep.records.collectives import CollectiveResults
 from samestep.records.files import why_not_writable
@@ -29,6 +29,7 @@ from samestep.records.inspection import EngineFacts
 from samestep.records.record import Progress as RankProgress
 from samestep.records.results import ScoreResults, StudyResults, TrainResults
 from samestep.records.runs import PastRun
+from samestep.report import language
 from samestep.report.console import Terminal, cell, terminal
 
 if TYPE_CHECKING:
@@ -151,6 +152,8 @@ class Training(_Live):
         self.console.show_line(f"samestep: {self.title}: {sentence}")
 
     def _line(self, ranks: list[int], text: str) -> None:
+        if text.startswith(SAID_BY) and (said := message_in(text.removeprefix(SAID_BY))):
+            text = printable(f"{SAID_BY}{language.text(said)}")
         prefix = Text(f"[{name(ranks)}] ", style=self.COLORS[ranks[0] % len(self.COLORS)])
         text = text if len(text) <= LONGEST_LINE else f"{text[:LONGEST_LINE]}…"
         self.console.print(prefix + Text.from_ansi(text), soft_wrap=True)  # keeps colours, drops cursor movements

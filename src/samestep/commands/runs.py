@@ -22,6 +22,7 @@ from samestep.records.results import RESULTS, Results, ScoreResults, StudyResult
 from samestep.records.runs import COMMAND, CommandRecord, Outcome, PastRun
 from samestep.records.script import CheckResults
 from samestep.records.study import STUDY, StudyRecord
+from samestep.report.language import text
 from samestep.world.regular_files import open_regular
 
 AnyResults = Results | CheckResults
@@ -112,7 +113,7 @@ def _outcome(folder: Path, began: CommandRecord | None, results: AnyResults | No
     for path in _everywhere(folder, "error-rank*.json"):
         with suppress(UserError, OSError):
             if error := Record(path.parent).error():
-                return "failed", error.message
+                return "failed", text(error.message, "en")
     return "killed", None
 
 

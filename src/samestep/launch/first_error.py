@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from samestep import launch
-from samestep.errors import Refused, TrainingFailed, UserError
+from samestep.errors import Refused, TrainingFailed, UserError, message_in
 from samestep.launch import Machines, oom_kills, stacks
+from samestep.message import message
 from samestep.records.record import Record
 
 GLOO_MISMATCH = "distributed collective mismatch"  # what gloo prints before it aborts
@@ -31,9 +32,8 @@ def raise_if_failed(
     if error and error.kind in ("user", "refused"):
         raise (Refused if error.kind == "refused" else UserError)(error.message)
     if error and not error.lost_peer:
-        raise TrainingFailed(
-            f"rank {error.rank} failed: {error.message} (its traceback is in {_rank_log(record, error.rank)})"
-        )
+        log_file = _rank_log(record, error.rank)
+        raise TrainingFailed(message("rank_failed", rank=error.rank, why=error.message, log=log_file))
     if killed:
         rank, name = killed
         raise TrainingFailed(
@@ -48,9 +48,10 @@ def raise_if_failed(
             f"library?); its last output is in {_rank_log(record, rank)}"
         )
     if error:
-        raise TrainingFailed(f"{error.message}; {doctor_line(size, machines, launchers)}")
+        doctor = doctor_line(size, machines, launchers)
+        raise TrainingFailed(message("rank_lost_contact", why=error.message, doctor=doctor))
     if refused := re.search(r"^samestep\.errors\.UserError: (.+)$", log, re.MULTILINE):  # by rank/rendezvous.py
-        raise UserError(refused[1])
+        raise UserError(message_in(refused[1]) or refused[1])
     if machines.nnodes > 1 and not list(record.folder.glob("pid-rank*")):
         where = f"{machines.endpoint} within {machines.timeout_s:.0f} s"
         raise TrainingFailed(

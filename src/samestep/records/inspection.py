@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from samestep.engine import Layout, Numerics
+from samestep.message import Message
 
 ANSWER, MISTAKE = "answer.json", "mistake.json"  # the file of the answer, or of the Mistake
 
@@ -181,6 +182,6 @@ class Script:
 
 @dataclass(frozen=True)
 class Mistake:
-    """The answer where the worker raised a UserError. error: its sentence."""
+    """The answer where the worker raised a UserError. error: its message."""
 
-    error: str
+    error: Message

@@ -11,9 +11,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from samestep.engine import Layout
+from samestep.message import Message
 from samestep.records.arrays import read_arrays
 from samestep.records.collectives import CollectiveRank
 from samestep.records.files import is_current, read, write
@@ -234,12 +235,11 @@ class RankRecord:
 
 @dataclass(frozen=True)
 class RankError:
-    """Why a rank failed. kind: 'user', 'refused' or 'crash'. lost_peer: whether it only reports that another rank is
-    lost. time: Unix time in seconds."""
+    """Why a rank failed. lost_peer: whether it only reports that another rank is lost. time: Unix time in seconds."""
 
     rank: int
-    kind: str
-    message: str
+    kind: Literal["user", "refused", "crash"]
+    message: Message
     time: float
     traceback: str
     lost_peer: bool

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from samestep import engine as engines
-from samestep.errors import UserError
+from samestep.errors import UserError, printable_message
 from samestep.rank import hardware
 from samestep.records.doctor import ProbeQuestion, Probes
 from samestep.records.files import read, write
@@ -48,7 +48,7 @@ def _answer(path: Path, kind: Any, answer: Callable[[Any], Inspection | Script |
     try:
         write(path.with_name(ANSWER), answer(read(kind, path)))
     except UserError as error:
-        write(path.with_name(MISTAKE), Mistake(str(error)))
+        write(path.with_name(MISTAKE), Mistake(printable_message(error.message)))
 
 
 def _inspection(question: Question) -> Inspection:
