@@ -9,7 +9,7 @@ import unicodedata
 from collections.abc import Sequence
 from typing import Any
 
-from samestep.message import AS_SAID, Message, as_said
+from samestep.message import AS_SAID, Message, as_said, has_sentences
 
 SAID_BY = "samestep: "  # begins each line that say() prints
 
@@ -22,7 +22,7 @@ class SamestepError(Exception):
         self.message = said if isinstance(said, Message) else as_said(said)
 
     def __str__(self) -> str:
-        """Returns the English sentence where it is known, else the message as a line that message_in() reads."""
+        """Returns the sentence in the parent, or where it is known; else the message as a line for message_in()."""
         return as_line(self.message)
 
 
@@ -128,8 +128,9 @@ def _visible(character: str) -> str:
 
 
 def as_line(said: Message) -> str:
-    """Returns a message's English sentence where it is known, else its id and fields, as message_in() reads them."""
-    if said.english or said.id == AS_SAID:
+    """Returns a message's sentence in the parent, or where it is known; else its id and fields, as message_in() reads
+    them."""
+    if has_sentences() or said.english or said.id == AS_SAID:
         return str(said)
     return f"{said.id} {json.dumps(said.fields, default=vars)}"
 
@@ -159,7 +160,8 @@ def printable_message(said: Message) -> Message:
 
 
 def say(said: str | Message) -> None:
-    """Prints a sentence on stderr, or a message as a line whose sentence the command makes when it shows a rank's log.
+    """Prints a sentence or a message on stderr; in a rank's log a message is a line, of which the command makes the
+    sentence when it shows the log.
 
     Its later lines are indented: none looks like a message of its own.
     """

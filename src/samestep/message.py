@@ -6,7 +6,7 @@ value; tests and other programs read the value.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
@@ -29,10 +29,28 @@ class Message:
         object.__setattr__(self, "fields", {name: _plain(value) for name, value in self.fields.items()})
 
     def __str__(self) -> str:
-        """Returns the English sentence where it is known, else the id and the fields: for a log and a traceback."""
+        """Returns the sentence: in a process that has report.language, in its language; else as it is written."""
+        return _sentence(self) if _sentence else self.as_written()
+
+    def as_written(self) -> str:
+        """Returns the English sentence where it is known, else the id and the fields: for a log of a rank."""
         if self.english or self.id == AS_SAID:
             return self.english or str(self.fields.get("text", ""))
         return f"{self.id} ({', '.join(f'{name}={value}' for name, value in self.fields.items())})"
+
+
+_sentence: Callable[[Message], str] | None = None
+
+
+def render_with(sentence: Callable[[Message], str]) -> None:
+    """Makes str() of a message its sentence. Called by report.language, which only the parent has."""
+    global _sentence
+    _sentence = sentence
+
+
+def has_sentences() -> bool:
+    """Whether str() of a message is its sentence in this process."""
+    return _sentence is not None
 
 
 AS_SAID = "as_said"  # a sentence that comes from elsewhere, as an exception's or another package's; field text

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from samestep.errors import UserError
+from samestep.errors import UserError, say
 from samestep.message import AS_SAID, Message, as_said, message
 from samestep.report import language
 
@@ -124,3 +124,16 @@ def test_what_comes_from_elsewhere_is_said_as_it_is() -> None:
     assert language.text(Message("of_another_version", {"step": 3})) == "of_another_version (step=3)"
     (said,) = language.with_english([as_said("a sentence")])
     assert (said.english, str(said)) == ("a sentence", "a sentence")
+
+
+def test_the_parent_says_a_message_in_its_language(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sentences = {"found": {"en": "found {count:n step}", "zh": "找到{count:n 步}"}}
+    monkeypatch.setattr(language, "catalogue", lambda: sentences)
+    found = message("found", count=2)
+    for name, line in (("en", "found 2 steps"), ("zh", "找到2 步")):
+        monkeypatch.setenv(language.VARIABLE, name)
+        say(found)
+        assert capsys.readouterr().err == f"samestep: {line}\n"
+        assert str(UserError(found)) == line

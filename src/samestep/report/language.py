@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, cast, get_args
 
 from samestep.errors import UserError
-from samestep.message import Message
+from samestep.message import Message, render_with
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -78,7 +78,7 @@ def text(said: Message, into: Language | None = None) -> str:
     into = into or language()
     templates = catalogue().get(said.id)
     if templates is None:  # a file from elsewhere may say anything
-        return str(said)
+        return said.as_written()
     formatter = _Formatter(into)
     template = OPTIONAL.sub(lambda part: _part(part[1], said.fields), templates[into])
     return formatter.vformat(template, (), said.fields)
@@ -160,3 +160,6 @@ class _Formatter(string.Formatter):
 
 def _count(value: Any) -> Any:
     return len(value) if isinstance(value, list) else value
+
+
+render_with(text)
