@@ -49,7 +49,7 @@ from samestep.rank import flight_recorder
 from samestep.rank.checkpoints import Checkpoints
 from samestep.rank.group import INIT_METHOD, checkpoint_store, process_group
 from samestep.rank.not_finite import Checks
-from samestep.records.checkpoint import Every
+from samestep.records.checkpoint import Interval
 from samestep.training import Run
 from samestep.world import World
 from samestep.world.heartbeat import file_of, heartbeat
@@ -152,7 +152,7 @@ def turn(asked: Asked, job: Job, world: World, arm: Arm) -> tuple[dict[str, floa
     if checks and checks.replicas == ONCE:
         checks = Checks(checks.on_nan, asked.steps // 2)
     if arm.saves:
-        every = Every(asked.steps // 2, "steps")
+        every = Interval(asked.steps // 2, "steps")
         checkpoints = Checkpoints(saved, world, checkpoint_store(), every=every, keep=1, resume="never")
     with heartbeat_of(arm, world, asked.folder):
         run = Timed(job, world, asked.steps, checks=checks, checkpoints=checkpoints)

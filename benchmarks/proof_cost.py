@@ -36,7 +36,7 @@ from torch.utils.data import TensorDataset
 
 from samestep import Job, Recipe
 from samestep.records.files import read, write
-from samestep.records.plan import Measure, Plan, ReferencePlan
+from samestep.records.plan import MeasureTask, Plan, ReferencePlan
 
 OWN_STEPS = 20
 WIDTH = 2236  # 784 → 2236 → 2236 → 1448 → 10: ten million parameters
@@ -119,7 +119,7 @@ def measure(ranks: int, folder: Path) -> Cost:
     (path,) = folder.glob("v/**/reference/plan.json")
     reference = worker(folder / "reference", read(ReferencePlan, path), "--reference")
     own = [
-        worker(folder / f"own{steps}", Plan("", time.time(), here, {}, "single", trainings=(Measure(steps),)))
+        worker(folder / f"own{steps}", Plan("", time.time(), here, {}, "single", trainings=(MeasureTask(steps),)))
         for steps in (1, 1 + OWN_STEPS)
     ]
     step_s = (own[1].cpu_s - own[0].cpu_s) / OWN_STEPS

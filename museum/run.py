@@ -34,7 +34,7 @@ from museum.exhibit import PINS, Exhibit, exhibits, pins_folder  # noqa: E402 - 
 from fork_servers import fork_servers  # noqa: E402
 from samestep.launch.fork_client import SOCKETS  # noqa: E402
 from samestep.records.files import from_json  # noqa: E402
-from samestep.records.results import StudyResults  # noqa: E402
+from samestep.records.results import CompareResults  # noqa: E402
 from samestep.records.script import CheckResults, DiffResults, question_of  # noqa: E402
 
 RECORD = ROOT / "results" / "museum_2cpu_2026-11-23"
@@ -107,7 +107,7 @@ def _of_check(results: CheckResults | DiffResults) -> Said:
 
 
 def _of_proof(results: object) -> Said:
-    (verdict,) = from_json(StudyResults, results).engines
+    (verdict,) = from_json(CompareResults, results).engines
     first = verdict.first_divergence
     answer = "right" if verdict.verdict == "same" else verdict.verdict
     if not first:

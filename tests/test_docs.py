@@ -17,7 +17,7 @@ from budget import budget, deadline
 from command import samestep
 from samestep import report
 from samestep.records.files import from_json
-from samestep.records.results import StudyResults
+from samestep.records.results import CompareResults
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -91,7 +91,7 @@ def test_the_readmes_table_is_that_of_its_record() -> None:
     (folder,) = set(re.findall(r"results/digits[^/)`]+", (ROOT / "README.md").read_text()))
     results = json.loads((ROOT / folder / "results.json").read_text())
     console = Console(file=io.StringIO(), width=100, color_system=None)
-    console.print(report.table(from_json(StudyResults, results)))
+    console.print(report.table(from_json(CompareResults, results)))
     shown = [line.rstrip() for line in console.file.getvalue().rstrip().splitlines()]  # type: ignore[attr-defined]
     assert "\n".join(shown) in (ROOT / "README.md").read_text()
 

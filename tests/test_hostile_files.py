@@ -65,9 +65,9 @@ def runs_beside(path: Path) -> list[object]:
 def test_a_record_that_is_as_expected_is_read() -> None:
     for begin in (b"", b"\xef\xbb\xbf", b" \n"):
         Path("progress.json").write_bytes(begin + b'{"schema": %d, "phase": "train", "loss": "NaN"}' % SCHEMA)
-        assert read(Progress, Path("progress.json")).phase == "train"
+        assert read(Progress, Path("progress.json")).activity == "run"
     Path("linked.json").symlink_to("progress.json")
-    assert read(Progress, Path("linked.json")).phase == "train"
+    assert read(Progress, Path("linked.json")).activity == "run"
 
 
 @pytest.mark.parametrize("kind", [*ANY, *NPZ])
@@ -193,7 +193,7 @@ AS_THEY_ARE = {
     "commands/ask_worker.py": "the worker's log",
     "commands/fleet.py": "the doctor's own logs",
     "commands/results_folder.py": "samestep's own sources",
-    "records/usage.py": "the samples that this command has written",
+    "records/monitor.py": "the samples that this command has written",
     "commands/train_options.py": "one of which is_file is true",
     "data/arrays.py": "one that check_regular has looked at",
     "data/images.py": "one that check_regular has looked at",

@@ -32,7 +32,7 @@ def test_exports() -> None:
     ]
     of_jobs += ["Lanes", "Weighted", "Windows"]
     of_results = ["MachineOptions", "TrainingFailed", "PastRun", "UserError", "Verdict"]
-    of_results += ["CheckResults", "CollectiveResults", "ScoreResults", "StudyResults", "TrainResults"]
+    of_results += ["CheckResults", "CollectiveResults", "EvaluateResults", "CompareResults", "RunResults"]
     calls = ["collectives", "compare", "evaluate", "run", "runs", "verify", "watch"]
     assert sorted(samestep.__all__) == sorted([*of_jobs, *of_results, *calls, "__version__"])
     assert all(getattr(samestep, name).__name__ == name for name in [*of_jobs, *of_results, *calls])

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from samestep.job import Batch, ByLength, Job, Lanes, LRSchedule, Phase, Recipe, StepInfo, Weighted
     from samestep.recorder.watch import watch
     from samestep.records.collectives import CollectiveResults
-    from samestep.records.results import ScoreResults, StudyResults, TrainResults, Verdict
+    from samestep.records.results import CompareResults, EvaluateResults, RunResults, Verdict
     from samestep.records.runs import PastRun
     from samestep.records.script import CheckResults
 
@@ -27,6 +27,8 @@ __all__ = [
     "ByLength",
     "CheckResults",
     "CollectiveResults",
+    "CompareResults",
+    "EvaluateResults",
     "ImageFolder",
     "Job",
     "LRSchedule",
@@ -36,11 +38,9 @@ __all__ = [
     "Phase",
     "Pipeline",
     "Recipe",
-    "ScoreResults",
+    "RunResults",
     "StepInfo",
     "Stream",
-    "StudyResults",
-    "TrainResults",
     "TrainingFailed",
     "UserError",
     "Verdict",
@@ -70,11 +70,11 @@ LATER = {  # name -> its module, imported at its first use: nobody needs all of 
     "Phase": "job",
     "Pipeline": "data.pipeline",
     "Recipe": "job",
-    "ScoreResults": "records.results",
+    "EvaluateResults": "records.results",
     "StepInfo": "job",
     "Stream": "data.stream",
-    "StudyResults": "records.results",
-    "TrainResults": "records.results",
+    "CompareResults": "records.results",
+    "RunResults": "records.results",
     "TrainingFailed": "errors",
     "UserError": "errors",
     "Verdict": "records.results",

@@ -41,7 +41,7 @@ from samestep.rank.saving import Position, Saving
 from samestep.rank.step_profile import StepProfile
 from samestep.rank.watch import Watch
 from samestep.rank.weights import StateDict
-from samestep.records.record import Observations
+from samestep.records.record import TrainingRecord
 from samestep.world import World
 from samestep.world.heartbeat import BACKWARD, BUILDING, CHECKPOINT, FORWARD, LOADING, heartbeat
 
@@ -324,13 +324,13 @@ class Run:
         """Drops the model of a training that has failed, and what holds it, so that their memory is free."""
         self._model = self._ema = self._phase = self._evaluator = self._evaluation_schedule = self._saving = None
 
-    def observations(self) -> Observations:
+    def observations(self) -> TrainingRecord:
         """Returns what this rank observed of every micro-batch, step and optimizer step. Call it after the training."""
         step_s = self.meter.finish()
         if self._watch:
             self._watch.report(self.meter)
         seen = self._observer
-        return Observations(
+        return TrainingRecord(
             losses=self.meter.losses,
             step_of=self.meter.step_of,
             weight_of=self.meter.weight_of,

@@ -94,7 +94,7 @@ def test_compare_measures_and_resumes(tmp_path: Path) -> None:
         assert [speed["low"], speed["median"], speed["high"]] == pytest.approx([low, (low + high) / 2, high])
         assert all(len(launched["step_ms"]) == 10 for launched in row["launches"])
         assert row["peak_memory_mib"] > 50
-        assert row["usage"]["samples"] >= 2 and row["usage"]["seconds"] > 0.1
+        assert row["monitor"]["samples"] >= 2 and row["monitor"]["seconds"] > 0.1
     assert found["engines"][0]["efficiency"]["median"] == 1.0
     ddp = found["engines"][1]
     assert ddp["efficiency"]["median"] == pytest.approx(ddp["ratio"]["median"] / 2)

@@ -13,7 +13,7 @@ from samestep.commands.finished import finished_results
 from samestep.errors import UserError
 from samestep.records.checkpoint import FOLDER
 from samestep.records.files import write
-from samestep.records.plan import Train
+from samestep.records.plan import RunTask
 from samestep.records.results import write_results
 from samestep.records.runs import COMMAND, CommandRecord
 
@@ -33,34 +33,34 @@ def out(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("stopped", [None, "early"])
 def test_what_has_ended_is_returned(stopped: str | None, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_results(results_of(stopped), out)
-    results = finished_results(out, Train(""), LINE)
+    results = finished_results(out, RunTask(""), LINE)
     assert results and results.stopped == stopped
     assert "already finished" in capsys.readouterr().err
 
 
 def test_what_was_stopped_is_continued(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_results(results_of("requested"), out)
-    assert finished_results(out, Train(""), LINE) is None
+    assert finished_results(out, RunTask(""), LINE) is None
     (out / "results.json").unlink()  # killed
-    assert finished_results(out, Train(""), LINE) is None
+    assert finished_results(out, RunTask(""), LINE) is None
     assert not capsys.readouterr().err
 
 
 def test_only_the_same_line_continues_from_a_named_checkpoint(out: Path) -> None:
-    assert finished_results(out, Train("", resume="runs/first"), LINE)
+    assert finished_results(out, RunTask("", resume="runs/first"), LINE)
     with pytest.raises(UserError, match="would replace"):
-        finished_results(out, Train("", resume="runs/other"), (*LINE[:-1], "runs/other"))
+        finished_results(out, RunTask("", resume="runs/other"), (*LINE[:-1], "runs/other"))
 
 
 def test_what_would_be_replaced_is_kept(out: Path) -> None:
     with pytest.raises(UserError, match="would replace"):
-        finished_results(out, Train("", resume="never"), LINE)
+        finished_results(out, RunTask("", resume="never"), LINE)
     with pytest.raises(UserError, match="would be replaced"):
-        finished_results(out, Train("", export=str(out)), LINE)  # this training has not written it
+        finished_results(out, RunTask("", export=str(out)), LINE)  # this training has not written it
     write_results(replace(results_of(None), export=str(out)), out)
-    assert finished_results(out, Train("", export=str(out)), LINE)
+    assert finished_results(out, RunTask("", export=str(out)), LINE)
     with pytest.raises(UserError, match="would replace"):
-        finished_results(out, Train("", export=f"{out}/new"), LINE)  # it could not be written any more
+        finished_results(out, RunTask("", export=f"{out}/new"), LINE)  # it could not be written any more
     (out / "weights.safetensors").unlink()
     with pytest.raises(UserError, match="checkpoints"):
-        finished_results(out, Train("", resume="never"), LINE)
+        finished_results(out, RunTask("", resume="never"), LINE)

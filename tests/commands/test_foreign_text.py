@@ -104,7 +104,7 @@ def test_a_bar_s_description_is_text() -> None:
 
 
 def test_a_page_shows_text_as_text(tmp_path: Path) -> None:
-    page = template("usage.html.j2").environment.from_string("<p>{{ text }}</p>").render(text=f"<script>{TEXT}")
+    page = template("monitor.html.j2").environment.from_string("<p>{{ text }}</p>").render(text=f"<script>{TEXT}")
     assert "&lt;script&gt;" in page and "<script>" not in page
     assert not [acting for acting in ACTING if acting in page and acting != "\nrm"]
     replace_text(tmp_path / "page.html", "\ud800")

@@ -15,7 +15,17 @@ import pytest
 from budget import budget, wait_until
 from command import samestep
 from samestep.records.files import read
-from samestep.records.usage import CSV, MOST_SAMPLES, PAGE, SUMMARY, Sample, UsageSummary, header, read_samples, thinned
+from samestep.records.monitor import (
+    CSV,
+    MOST_SAMPLES,
+    PAGE,
+    SUMMARY,
+    MonitorSummary,
+    Sample,
+    header,
+    read_samples,
+    thinned,
+)
 
 PYTHON = sys.executable
 BURN_S = 0.8
@@ -57,10 +67,12 @@ child.wait()
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")  # in which the kernel counts CPU time
 
 
-def monitored(out: Path, *command: str, interval: float = 0.2) -> tuple[subprocess.CompletedProcess[str], UsageSummary]:
+def monitored(
+    out: Path, *command: str, interval: float = 0.2
+) -> tuple[subprocess.CompletedProcess[str], MonitorSummary]:
     done = samestep("monitor", "--interval", str(interval), "--out", str(out), "--", *command)
     assert (out / SUMMARY).exists(), done.stderr
-    return done, read(UsageSummary, out / SUMMARY)
+    return done, read(MonitorSummary, out / SUMMARY)
 
 
 def test_a_busy_loop_is_measured_and_its_files_are_whole(tmp_path: Path) -> None:
@@ -160,7 +172,7 @@ def test_a_signal_goes_to_the_command_and_nothing_is_left(number: signal.Signals
     assert process.returncode == 9
     assert "ended 1 process that the command had left running" in errors
     assert all_gone(pids)
-    assert read(UsageSummary, tmp_path / "out" / SUMMARY).exit_code == 9
+    assert read(MonitorSummary, tmp_path / "out" / SUMMARY).exit_code == 9
 
 
 def test_a_killed_monitor_leaves_no_process(tmp_path: Path) -> None:
@@ -242,7 +254,7 @@ def test_an_argument_that_is_no_utf8_is_passed_on_and_shown_without(tmp_path: Pa
     line = [PYTHON, "-m", "samestep", "monitor", "--out", str(tmp_path / "out"), "--", "printf", b"\xff."]
     done = subprocess.run(line, capture_output=True, timeout=budget())
     assert (done.returncode, done.stdout) == (0, b"\xff."), done.stderr
-    assert read(UsageSummary, tmp_path / "out" / SUMMARY).command == ("printf", "\N{REPLACEMENT CHARACTER}.")
+    assert read(MonitorSummary, tmp_path / "out" / SUMMARY).command == ("printf", "\N{REPLACEMENT CHARACTER}.")
     assert (tmp_path / "out" / PAGE).exists()
 
 
@@ -261,7 +273,7 @@ def test_an_interval_without_end_looks_at_the_beginning_and_the_end(tmp_path: Pa
 def test_a_gpus_columns_are_read_as_they_are_written(tmp_path: Path) -> None:
     import csv
 
-    from samestep.records.usage import row
+    from samestep.records.monitor import row
     from samestep.world.gpu_use import GpuUse
 
     gpus = (GpuUse(0.5, 1 << 30, 1 << 20, 250.5, 61.0), GpuUse(None, None, None, None, None))

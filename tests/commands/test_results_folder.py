@@ -17,7 +17,7 @@ from samestep.commands.setup import Setup
 from samestep.errors import UserError
 from samestep.launch import Machines
 from samestep.records.files import SCHEMA
-from samestep.records.study import StudyRecord
+from samestep.records.runs import ResultsIdentity
 
 SETUP = Setup("digits", {"lr": "0.1"}, ("ddp",), {"wrap": "root"}, ("spawn",), rounds=2, machines=MachineOptions())
 
@@ -100,11 +100,11 @@ def test_other_facts_are_another_study(name: str, other: dict[str, Any], tmp_pat
 
 
 def test_every_option_is_compared_or_named_as_one_that_is_not() -> None:
-    recorded, options = ({field.name for field in fields(kind)} for kind in (StudyRecord, Setup))
+    recorded, options = ({field.name for field in fields(kind)} for kind in (ResultsIdentity, Setup))
     assert options - results_folder.NOT_COPIED <= recorded
     of_machines = {field.name for field in fields(MachineOptions)}
     rendezvous = {"node_rank", "master_addr", "port", "hosts", "interface", "max_restarts", "timeout_s"}
-    assert of_machines - rendezvous == {"nnodes", "threads"}  # both are in a StudyRecord
+    assert of_machines - rendezvous == {"nnodes", "threads"}  # both are in a ResultsIdentity
 
 
 @pytest.mark.parametrize(("schema", "age"), [(SCHEMA - 1, "an older"), (SCHEMA + 1, "a newer"), (None, "an older")])

@@ -29,8 +29,8 @@ from samestep.errors import TrainingFailed, UserError
 from samestep.message import as_said
 from samestep.records.files import SCHEMA, from_json, write
 from samestep.records.record import PROGRESS, Progress, RankError
-from samestep.records.results import TrainResults, write_results
-from samestep.records.study import StudyRecord
+from samestep.records.results import RunResults, write_results
+from samestep.records.runs import ResultsIdentity
 
 WORDS = ("samestep", "run", "my job.py", "--engine", "ddp")
 
@@ -39,11 +39,11 @@ def folder_of(root: Path, name: str, command: str = "run") -> Path:
     about = {"file": "", "samestep": "1", "torch": "2", "package": "", "settings": {}, "launchers": [], "device": "cpu"}
     about |= {"engine_settings": {}, "rounds": 0, "warmup_steps": 0, "measured_steps": 0, "steps": 8, "threads": 0}
     about |= {"command": command, "job": "my job.py", "engines": ["ddp"], "nproc": 2, "nnodes": 1}
-    return prepare(root / name, from_json(StudyRecord, about))
+    return prepare(root / name, from_json(ResultsIdentity, about))
 
 
-def results_of(stopped: str | None) -> TrainResults:
-    return TrainResults(
+def results_of(stopped: str | None) -> RunResults:
+    return RunResults(
         job="my job.py",
         settings={},
         launcher="torchrun",
@@ -86,7 +86,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         raise TrainingFailed("rank 1 was ended by SIGKILL")
     for name in ("d killed", "e killed"):
         folder = folder_of(tmp_path, name)
-        write(folder / PROGRESS, Progress("train", 0, 4, 9, 64, 0.5, curve))
+        write(folder / PROGRESS, Progress("run", 0, 4, 9, 64, 0.5, curve))
         with recorded(folder, WORDS):
             killed = (folder / "command.json").read_bytes()
         (folder / "command.json").write_bytes(killed)  # as it is while the block runs

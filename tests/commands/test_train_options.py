@@ -16,7 +16,7 @@ from samestep.commands.agreement import MAY_DIFFER, options_of
 from samestep.commands.options import Options, arguments
 from samestep.commands.train_options import LOGS, TrainOptions
 from samestep.rank import step_logs
-from samestep.records.plan import Score, Train
+from samestep.records.plan import EvaluateTask, RunTask
 
 JOB: Any = SimpleNamespace(metrics={"accuracy": "max", "error": "min"}, pretrained=())  # what a plan needs of a job
 
@@ -55,7 +55,7 @@ def test_steps_replace_the_epochs_unless_both_are_given(options: TrainOptions, e
     assert (planned.every, planned.every_steps) == every
 
 
-TRAIN, SCORE = Train("w"), Score("w", "f00d")
+TRAIN, SCORE = RunTask("w"), EvaluateTask("w", "f00d")
 DECISIVE: dict[str, object] = {
     "init_sha256": "ab",
     "every": 2,
@@ -67,7 +67,7 @@ DECISIVE: dict[str, object] = {
 }
 
 
-@pytest.mark.parametrize("name", sorted({each.name for each in (*fields(Train), *fields(Score))} - MAY_DIFFER))
+@pytest.mark.parametrize("name", sorted({each.name for each in (*fields(RunTask), *fields(EvaluateTask))} - MAY_DIFFER))
 def test_machines_and_checkpoints_compare_every_option_that_decides_what_is_trained(name: str) -> None:
     """All that are not named as those that may differ: a new option is in one of the two."""
     of = [each for each in (TRAIN, SCORE) if hasattr(each, name)]

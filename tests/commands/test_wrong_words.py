@@ -18,7 +18,7 @@ from samestep.commands import cli, results_folder
 from samestep.commands.exit_codes import with_exit_code
 from samestep.commands.options import path
 from samestep.errors import UserError
-from samestep.records.study import StudyRecord
+from samestep.records.runs import ResultsIdentity
 
 WORDS = {"evaluate": ["--weights", "w"], "check": ["s.py"], "monitor": ["true"], "diff": ["a", "b"]}
 NUMBERS: dict[Any, Sequence[str]] = {
@@ -138,7 +138,7 @@ def test_an_error_of_the_machine_is_a_sentence_with_its_remedy(
 
 
 def test_a_refused_command_leaves_no_folder(tmp_path: Path) -> None:
-    study = StudyRecord("run", "a", "0", 1)
+    study = ResultsIdentity("run", "a", "0", 1)
     unused, used, old = tmp_path / "new" / "unused", tmp_path / "used", tmp_path / "old"
     old.mkdir()
     for folder in (unused, used, old):
@@ -151,7 +151,7 @@ def test_a_refused_command_leaves_no_folder(tmp_path: Path) -> None:
 
 
 def test_a_dry_run_creates_no_folder_and_sees_what_is_there(tmp_path: Path) -> None:
-    study, out = StudyRecord("run", "a", "0", 1), tmp_path / "out"
+    study, out = ResultsIdentity("run", "a", "0", 1), tmp_path / "out"
     assert results_folder.prepare(out, study, dry_run=True) == out
     assert list(tmp_path.iterdir()) == []
     out.mkdir()

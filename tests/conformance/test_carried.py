@@ -21,7 +21,7 @@ from ranks import Ranks, RanksFailed, prove, skip_unless_here
 from samestep import ByLength, Job, UserError, Windows, reference
 from samestep.data.schedule import schedule_of
 from samestep.engine import Layout
-from samestep.records.plan import Prove
+from samestep.records.plan import ProveTask
 from samestep.tasks.eject.runtime import run as script
 from samestep.tasks.proof_job import proof_job
 
@@ -121,7 +121,7 @@ def test_the_reference_of_three_ranks_is_plain_training(name: str) -> None:
 def test_the_lanes_of_a_proof_are_contiguous(rows: int, steps: int) -> None:
     numbers = torch.arange(61)
     job = replace(jobs_carried.lstm(), train=TensorDataset(numbers, numbers))
-    small = proof_job(job, Prove("sgd", steps, "float64", 3, 0.05, rows=rows))
+    small = proof_job(job, ProveTask("sgd", steps, "float64", 3, 0.05, rows=rows))
     schedule = schedule_of(small, 1)
     assert schedule.steps_per_epoch >= 2 and schedule.global_batch == (rows or job.global_batch)
     ((first,), (second,)) = (schedule.step(0, 0, number) for number in (0, 1))

@@ -16,7 +16,7 @@ from ranks import Ranks, RanksFailed, prove, reference_plan, skip_unless_here
 from samestep import reference
 from samestep.engine import Layout
 from samestep.proof.trace import Expectation
-from samestep.records.plan import Prove
+from samestep.records.plan import ProveTask
 from samestep.tasks.proof_job import proof_job
 
 HERE = Path(__file__).parent
@@ -96,7 +96,7 @@ def test_the_plateaus_rate_moves_in_the_proof(reference_rank: Ranks) -> None:
 
 
 def test_the_reference_averages_what_is_trained() -> None:
-    small = proof_job(jobs_job.averaged(), Prove("user", 8, "float64", 1, 0.05))
+    small = proof_job(jobs_job.averaged(), ProveTask("user", 8, "float64", 1, 0.05))
     averaged, plain = (reference.play(job, Layout(1), 8).state for job in (small, _without(small)))
     moved = {name for name in plain if not averaged[name].equal(plain[name])}
     assert moved == {name for name in plain if not name.startswith("frozen") and "running" not in name} - {

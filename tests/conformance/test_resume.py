@@ -18,12 +18,12 @@ from mutations.plant import patched
 from ranks import Ranks, RanksFailed
 from samestep.errors import UserError
 from samestep.rank.checkpoints import Checkpoints
-from samestep.records.checkpoint import Every, Manifest
+from samestep.records.checkpoint import Interval, Manifest
 from samestep.records.files import read, write
 from samestep.records.inspection import Values
 from samestep.records.launch_request import LaunchRequest
-from samestep.records.plan import Plan, Train
-from samestep.records.record import Observations
+from samestep.records.plan import Plan, RunTask
+from samestep.records.record import TrainingRecord
 from samestep.training import Run
 from samestep.world import World
 
@@ -34,14 +34,14 @@ Pool = Callable[[int], Ranks]
 
 def train(
     ranks: Ranks, job: str, engine: str, out: Path, *, settings: Values | None = None, **options: object
-) -> list[Observations]:
+) -> list[TrainingRecord]:
     """Trains on `ranks`, and keeps the weights and the checkpoints in `out`. Returns what each rank observed."""
     out.mkdir(exist_ok=True)
     name, _, optimizer = job.partition(" ")
     at = f"{Path(__file__).parent}/{ELSEWHERE[name]}" if name in ELSEWHERE else f"{JOBS}:{name}"
-    training = Train(weights=str(out / "weights.safetensors"), **options)  # type: ignore[arg-type]
+    training = RunTask(weights=str(out / "weights.safetensors"), **options)  # type: ignore[arg-type]
     of_job = {"optimizer": optimizer} if optimizer else {}
-    return ranks.work(Plan("", 0.0, at, of_job, engine, settings or {}, trainings=(training,))).training("train")
+    return ranks.work(Plan("", 0.0, at, of_job, engine, settings or {}, trainings=(training,))).training("run")
 
 
 def weights(out: Path) -> dict[str, torch.Tensor]:
@@ -98,7 +98,7 @@ def test_other_engines_and_other_numbers_of_ranks_continue(optimizer: str, ranks
 
 
 def test_checkpoints_are_due_and_the_newest_stay(ranks: Pool, tmp_path: Path) -> None:
-    every = Every(2, "steps")
+    every = Interval(2, "steps")
     train(ranks(2), "alike", "ddp", tmp_path / "out", checkpoint_every=every, keep=3)
     found = sorted(path.name for path in (tmp_path / "out" / "checkpoints").iterdir())
     assert found == ["step-10", "step-12", "step-8"]
@@ -139,7 +139,7 @@ DAMAGES = {
 def test_a_damaged_checkpoint_is_passed_over(ranks: Pool, tmp_path: Path) -> None:
     """One after the other, the newest is damaged: the one before it is taken each time, and at last none."""
     here, out = ranks(2), tmp_path / "out"
-    train(here, "alike", "ddp", out, checkpoint_every=Every(1, "steps"), keep=len(DAMAGES))
+    train(here, "alike", "ddp", out, checkpoint_every=Interval(1, "steps"), keep=len(DAMAGES))
     for newest, damage in zip(range(12, 0, -1), DAMAGES.values()):
         damage(out / "checkpoints" / f"step-{newest}")
         before = newest - 1 if newest > 13 - len(DAMAGES) else 0
@@ -172,12 +172,12 @@ def test_a_full_disk_costs_the_checkpoint_and_not_the_training(ranks: Pool, tmp_
     """A file is where the folder should be: nothing can be written there."""
     (tmp_path / "whole").mkdir()
     (tmp_path / "whole" / "checkpoints").write_text("")
-    seen = train(ranks(2), "alike", "ddp", tmp_path / "whole", checkpoint_every=Every(2, "steps"))[0]
+    seen = train(ranks(2), "alike", "ddp", tmp_path / "whole", checkpoint_every=Interval(2, "steps"))[0]
     assert len(seen.step_s) == 12
 
 
 def test_lines_of_a_log_after_the_checkpoint_go(ranks: Pool, tmp_path: Path) -> None:
-    for name, more in (("whole", {}), ("cut", {"checkpoint_every": Every(5, "steps"), "stop_after": 7})):
+    for name, more in (("whole", {}), ("cut", {"checkpoint_every": Interval(5, "steps"), "stop_after": 7})):
         train(ranks(2), "alike", "ddp", tmp_path / name, log=("csv",), **more)
     shutil.rmtree(tmp_path / "cut" / "checkpoints" / "step-7")
     assert train(ranks(2), "alike", "ddp", tmp_path / "cut", log=("csv",))[0].resumed_from == 5

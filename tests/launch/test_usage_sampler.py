@@ -12,7 +12,7 @@ import pytest
 
 from samestep.launch.usage import SHARE, UsageSampler
 from samestep.records.files import read
-from samestep.records.usage import CSV, SUMMARY, UsageSummary, read_samples
+from samestep.records.monitor import CSV, SUMMARY, MonitorSummary, read_samples
 
 SLEEPS = [sys.executable, "-S", "-c", "import sys; sys.stdin.read()"]
 
@@ -41,7 +41,7 @@ def test_what_it_keeps_is_whole(tmp_path: Path) -> None:
     began = time.time()
     sampler.sample()
     summary = sampler.close(["a", "command"], 3)
-    assert summary == read(UsageSummary, tmp_path / SUMMARY)
+    assert summary == read(MonitorSummary, tmp_path / SUMMARY)
     assert (summary.command, summary.exit_code, summary.samples) == (("a", "command"), 3, 3)
     assert len(read_samples(tmp_path / CSV)) == 3
     assert abs(time.mktime(time.strptime(summary.started, "%Y-%m-%dT%H:%M:%S")) - began) < 2 + time.time() - began

@@ -18,7 +18,7 @@ from mutations.plant import patched
 from ranks import Ranks, engine_facts, proof_plan, prove, reference_plan
 from samestep.proof.judge import judge
 from samestep.proof.trace import Expectation
-from samestep.records.record import EvaluationSeen, Observations, PartSeen, RankRecord, Record
+from samestep.records.record import EvaluationRecord, MicroBatchRecord, RankRecord, Record, TrainingRecord
 from samestep.records.results import Divergence
 
 
@@ -37,7 +37,7 @@ class Tampered(Record):
         return super().arrays(name, rank) | self.tensors.get(name, {})
 
 
-Change = Callable[[Observations], Observations]
+Change = Callable[[TrainingRecord], TrainingRecord]
 Tamper = Callable[[Record], Record]
 
 
@@ -72,7 +72,7 @@ def _loss(change: Callable[[float], float]) -> Tamper:
     return _seen(lambda seen: replace(seen, losses=_at(seen.losses, 6, change(seen.losses[6]))))
 
 
-def _part(step: int, change: Callable[[PartSeen], PartSeen]) -> Tamper:
+def _part(step: int, change: Callable[[MicroBatchRecord], MicroBatchRecord]) -> Tamper:
     return _seen(lambda seen: replace(seen, parts=_at(seen.parts, step, change(seen.parts[step]))))
 
 
@@ -80,8 +80,8 @@ def _rates(change: Callable[[list[list[float]]], list[list[float]]]) -> Tamper:
     return _seen(lambda seen: replace(seen, rates=change(seen.rates)))
 
 
-def _evaluation(change: Callable[[EvaluationSeen], EvaluationSeen]) -> Tamper:
-    def change_seen(seen: Observations) -> Observations:
+def _evaluation(change: Callable[[EvaluationRecord], EvaluationRecord]) -> Tamper:
+    def change_seen(seen: TrainingRecord) -> TrainingRecord:
         assert seen.evaluation is not None
         return replace(seen, evaluation=change(seen.evaluation))
 

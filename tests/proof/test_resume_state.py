@@ -8,16 +8,16 @@ import pytest
 
 from samestep.proof.resume import _differing
 from samestep.proof.resume_causes import state_cause
-from samestep.records.record import TensorSeen
+from samestep.records.record import TensorRecord
 
 VALUES = [1.5, -2.0, 0.25, 4.0, -0.5, 3.0]
-State = dict[str, TensorSeen]
+State = dict[str, TensorRecord]
 
 
-def piece(first: int, last: int, values: list[float] = VALUES) -> TensorSeen:
+def piece(first: int, last: int, values: list[float] = VALUES) -> TensorRecord:
     here = range(first, last)
     mixed = sum(values[at] * math.cos(at) for at in here)
-    return TensorSeen(len(here), len(values), sum(abs(values[at]) for at in here), mixed)
+    return TensorRecord(len(here), len(values), sum(abs(values[at]) for at in here), mixed)
 
 
 def shards(*ends: int, name: str = "weights of w") -> list[State]:
@@ -46,7 +46,7 @@ def test_a_wrong_copy_on_one_rank_is_seen() -> None:
 
 
 def test_an_optimizers_state_may_be_lost_or_hidden() -> None:
-    trained, weights = {"optimizer of w": TensorSeen(0, 0, 0.0, 0.0)}, shards(6)[0]
+    trained, weights = {"optimizer of w": TensorRecord(0, 0, 0.0, 0.0)}, shards(6)[0]
     before = [{**weights, **trained, "exp_avg of w": piece(0, 6)}]
     assert [each[3] for each in _differing(before, [{**weights, **trained}], 1e-12)] == ["lost"]
     assert differing(before, shards(6)) == []  # an engine with flat copies of the parameters
@@ -74,8 +74,8 @@ def test_a_tied_weight_that_is_loaded_apart_has_a_name() -> None:
 
 
 def test_an_evaluation_that_is_counted_twice_is_seen() -> None:
-    one = {"evaluations ['curve'][0]['step']": TensorSeen(1, 1, 4.0, 4.0)}
-    two = {**one, "evaluations ['curve'][1]['step']": TensorSeen(1, 1, 4.0, 4.0)}
+    one = {"evaluations ['curve'][0]['step']": TensorRecord(1, 1, 4.0, 4.0)}
+    two = {**one, "evaluations ['curve'][1]['step']": TensorRecord(1, 1, 4.0, 4.0)}
     ((name, rank, want, got),) = _differing([one, {}], [two, {}], 1e-12)
     assert (rank, want, got) == (0, "absent", 4.0)
     assert "counted twice" in state_cause(name, want, got, other=False)

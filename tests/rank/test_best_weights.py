@@ -21,7 +21,7 @@ from samestep.commands.train import count_evaluated_rows
 from samestep.errors import TrainingFailed
 from samestep.rank.best_weights import BestWeights, _better
 from samestep.rank.weights import save
-from samestep.records.record import EvaluationSeen, Observations, Progress
+from samestep.records.record import EvaluationRecord, Progress, TrainingRecord
 from samestep.world import World
 
 MANY = ["--set", "many=true"]  # metrics of torchmetrics'
@@ -183,7 +183,7 @@ def test_what_is_better(new: float, old: float, way: str, better: bool) -> None:
 
 def test_the_record_must_show_each_row_once(tmp_path: Path) -> None:
     def record(*of_ranks: list[int]) -> Any:
-        evaluated = [Observations(evaluation=EvaluationSeen(3, 3.0, {}, indices=indices)) for indices in of_ranks]
+        evaluated = [TrainingRecord(evaluation=EvaluationRecord(3, 3.0, {}, indices=indices)) for indices in of_ranks]
         ranks = [SimpleNamespace(world=World(size=len(of_ranks)))] * len(of_ranks)
         return SimpleNamespace(training=lambda name: evaluated, ranks=ranks, folder=tmp_path)
 
@@ -242,7 +242,7 @@ def test_an_evaluation_is_due_after_every_so_many_epochs_but_not_at_the_end() ->
 def test_without_a_terminal_a_line_tells_now_and_then_how_far_it_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = Progress("train", done=12, steps=40, samples=1536, loss=0.25)
+    told = Progress("run", done=12, steps=40, samples=1536, loss=0.25)
     for every_s, lines in ((0.0, 1), (60.0, 0)):
         monkeypatch.setattr(Training, "PRINT_EVERY_S", every_s)
         with Training("digits on ddp", tmp_path, "torchrun") as progress:

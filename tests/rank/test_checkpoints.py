@@ -25,7 +25,7 @@ from samestep.rank.checkpoints import Checkpoints, StopAfter
 from samestep.rank.ema import Ema
 from samestep.rank.observer import Observer
 from samestep.rank.packed import pack, unpack
-from samestep.records.checkpoint import Every
+from samestep.records.checkpoint import Interval
 from samestep.world import World
 from samestep.world.heartbeat import CHECKPOINT, FORWARD, Heartbeat, read
 
@@ -49,7 +49,7 @@ def test_a_file_of_another_machine_is_waited_for(monkeypatch: pytest.MonkeyPatch
 def test_ranks_agree_on_the_step_of_a_timed_checkpoint(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """One rank may be a step ahead of the other; both find the same step due, and neither has passed it."""
     monkeypatch.setattr(graceful_stop, "POLL_S", 0.01)
-    store, every = HashStore(), Every(1, "s")
+    store, every = HashStore(), Interval(1, "s")
     worlds = [World(rank=rank, size=2, local_size=2, local_rank=rank) for rank in range(2)]
     zero, one = (Checkpoints(tmp_path, world, store, every=every) for world in worlds)
     due: list[tuple[int, int]] = []
@@ -69,7 +69,7 @@ def test_ranks_agree_on_the_step_of_a_timed_checkpoint(monkeypatch: pytest.Monke
 
 
 def test_a_timed_checkpoint_of_one_process(tmp_path: Path) -> None:
-    alone = Checkpoints(tmp_path, World(), None, every=Every(0, "s"))
+    alone = Checkpoints(tmp_path, World(), None, every=Interval(0, "s"))
     alone.before(5)
     assert [alone.is_due(done, 10) for done in (5, 6, 7)] == [False, True, False]
 
@@ -100,9 +100,9 @@ def test_waiting_for_the_disk_is_a_phase_of_its_own(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize(
     ("every", "due"),
-    [(None, []), (Every(4, "steps"), [4, 8, 12]), (Every(1, "epochs"), [5, 10]), (Every(2, "epochs"), [10])],
+    [(None, []), (Interval(4, "steps"), [4, 8, 12]), (Interval(1, "epochs"), [5, 10]), (Interval(2, "epochs"), [10])],
 )
-def test_when_one_is_due(every: Every | None, due: list[int], tmp_path: Path) -> None:
+def test_when_one_is_due(every: Interval | None, due: list[int], tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, World(), None, every=every)
     assert [done for done in range(1, 14) if checkpoints.is_due(done, 5)] == due
 

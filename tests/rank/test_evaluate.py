@@ -23,7 +23,7 @@ from samestep import Job, Recipe
 from samestep.errors import UserError
 from samestep.job import Batch
 from samestep.rank.evaluate import evaluate
-from samestep.records.plan import Plan, Prove, Train
+from samestep.records.plan import Plan, ProveTask, RunTask
 from samestep.reference import evaluation as reference
 from samestep.tasks.inspect.dry_evaluation import dry_evaluation
 from samestep.tasks.inspect.job import inspect_job
@@ -78,8 +78,8 @@ def test_a_counted_metric_is_that_of_all_rows_as_rank_0_merges_them(
     ranks: Callable[[int], Ranks], tmp_path: Path
 ) -> None:
     """Its value shows which rows were merged, and on which rank it was taken."""
-    plan = Plan("", 0.0, f"{WATCHED}:merged", {}, "ddp", trainings=(Train(str(tmp_path / "weights.safetensors")),))
-    seen = [each.evaluation for each in ranks(2).work(plan).training("train")]
+    plan = Plan("", 0.0, f"{WATCHED}:merged", {}, "ddp", trainings=(RunTask(str(tmp_path / "weights.safetensors")),))
+    seen = [each.evaluation for each in ranks(2).work(plan).training("run")]
     assert [each.sums["merged"] for each in seen if each] == [131, 131]
 
 
@@ -230,7 +230,7 @@ def test_the_evaluation_has_a_collate_of_its_own() -> None:
     expected = evaluate(plain, plain.model(), World()).sums["loss"]
     assert evaluate(own, own.model(), World()).sums["loss"] == expected
     assert evaluate(_learning(collate=mixed), own.model(), World()).sums["loss"] != expected
-    small = proof_job(own, Prove("sgd", 4, "float64", 1, 0.1))
+    small = proof_job(own, ProveTask("sgd", 4, "float64", 1, 0.1))
     played = reference.evaluate(small, small.model().state_dict(), "cpu", twice=True)
     found = evaluate(small, small.model(), World())
     assert played is not None and not played.unsteady

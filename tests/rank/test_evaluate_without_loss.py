@@ -16,7 +16,7 @@ from ranks import Ranks
 from samestep import Job, LRSchedule
 from samestep.errors import UserError
 from samestep.rank.evaluate import evaluate
-from samestep.records.plan import Plan, Train
+from samestep.records.plan import Plan, RunTask
 from samestep.reference import evaluation as reference
 from samestep.tasks.inspect.dry_evaluation import dry_evaluation
 from samestep.tasks.inspect.job import inspect_job
@@ -49,7 +49,7 @@ def test_the_metric_of_all_rows_is_that_of_one_pass_and_there_is_no_loss() -> No
 def test_ranks_find_the_value_of_one_process(ranks: Callable[[int], Ranks], tmp_path: Path) -> None:
     weights = [str(tmp_path / f"{n}.safetensors") for n in (1, 2)]
     found = [
-        ranks(n).work(Plan("", 0.0, TARGET, {}, "ddp", trainings=(Train(weights[n - 1]),))).training("train")
+        ranks(n).work(Plan("", 0.0, TARGET, {}, "ddp", trainings=(RunTask(weights[n - 1]),))).training("run")
         for n in (1, 2)
     ]
     maps = [rank.evaluation.means for of_size in found for rank in of_size if rank.evaluation]

@@ -23,7 +23,7 @@ from samestep.errors import UserError
 from samestep.rank.checkpoint_files import Damaged, Saved, checked, digest, newest
 from samestep.rank.checkpoint_state import TrainingState, check_parts
 from samestep.rank.checkpoints import Checkpoints, StopAfter
-from samestep.records.checkpoint import FOLDER, MANIFEST, Every, Manifest, Place, RankPart
+from samestep.records.checkpoint import FOLDER, MANIFEST, Interval, Manifest, Place, RankPart
 from samestep.records.files import read, write
 from samestep.training import Run
 from samestep.world import World
@@ -212,7 +212,7 @@ def _trained(folder: Path, *, stop: int | None) -> dict[str, torch.Tensor]:
         global_batch=4,
         epochs=1,
     )
-    checkpoints = Checkpoints(folder, World(), None, every=Every(2, "steps"))
+    checkpoints = Checkpoints(folder, World(), None, every=Interval(2, "steps"))
     run = Run(job, World(), 6, checkpoints=checkpoints, stop=StopAfter(stop) if stop else None)
     state = single.train(job, World(), run)
     checkpoints.close()

@@ -16,7 +16,7 @@ import rank.poisoned as poisoned
 from command import TESTS, samestep
 from ranks import Ranks, RanksFailed, skip_unless_here
 from samestep.data.schedule import schedule_of
-from samestep.records.plan import Plan, Train
+from samestep.records.plan import Plan, RunTask
 from samestep.records.record import Record
 
 JOB = f"{TESTS}/rank/poisoned.py:job"
@@ -37,7 +37,7 @@ def alone() -> Iterator[Ranks]:
 
 
 def trained(on: Ranks, engine: str, weights: Path, on_nan: Any = "skip", **settings: str) -> Record:
-    training = Train(str(weights), every=0, on_nan=on_nan)
+    training = RunTask(str(weights), every=0, on_nan=on_nan)
     return on.work(Plan("", 0.0, JOB, settings, engine, trainings=(training,)))
 
 
@@ -70,7 +70,7 @@ def test_a_step_left_out_alone_never_was(poison: Any, alone: Ranks, tmp_path: Pa
     record = trained(alone, "single", tmp_path / "w", poison=poison, norm="true", ema="true")
     expected, left_out = by_hand(poisoned.job(poison=poison, norm=True, ema=True))
     found = load_file(tmp_path / "w")
-    assert left_out and record.training("train")[0].skipped_steps == len(left_out)
+    assert left_out and record.training("run")[0].skipped_steps == len(left_out)
     for name, tensor in expected.items():
         torch.testing.assert_close(found[name], tensor, rtol=0, atol=0, msg=lambda text: f"{name}: {text}")  # noqa: B023
 
@@ -93,7 +93,7 @@ def test_a_step_is_left_out_on_all_ranks(engine: str, poison: Any, ranks: Ranks,
     found = load_file(tmp_path / "w")
     for name, tensor in expected.items():
         torch.testing.assert_close(found[name], tensor, rtol=1e-12, atol=1e-14)
-    assert [seen.skipped_steps for seen in record.training("train")] == [len(left_out)] * 2
+    assert [seen.skipped_steps for seen in record.training("run")] == [len(left_out)] * 2
 
 
 def test_statistics_of_a_step_left_out_are_not_kept(ranks: Ranks, tmp_path: Path) -> None:

@@ -16,14 +16,14 @@ from samestep.message import as_said
 from samestep.records.arrays import write_arrays
 from samestep.records.files import SCHEMA, as_json, finite, from_json, read, write, write_json
 from samestep.records.inspection import MachineFacts
-from samestep.records.plan import Measure, Plan, Prove
+from samestep.records.plan import MeasureTask, Plan, ProveTask
 from samestep.records.record import (
-    Observations,
-    PartSeen,
+    MicroBatchRecord,
     Progress,
     RankError,
     RankRecord,
     Record,
+    TrainingRecord,
     read_progress,
     write_progress,
 )
@@ -31,11 +31,11 @@ from samestep.records.results import Launch
 from samestep.world import World
 
 MACHINE = MachineFacts("3.11", "2.13", "h1", "x86_64", 2)
-PARTS = [PartSeen(0, 1, 2, [5, 3], 2.0, ["ab", "cd"])]
+PARTS = [MicroBatchRecord(0, 1, 2, [5, 3], 2.0, ["ab", "cd"])]
 
 
 def _rank(folder: Path, rank: int) -> RankRecord:
-    trainings = {"sgd": Observations(losses=[float(rank), float("inf")], parts=PARTS, later={2: [1, 0]})}
+    trainings = {"sgd": TrainingRecord(losses=[float(rank), float("inf")], parts=PARTS, later={2: [1, 0]})}
     record = RankRecord(rank, World(rank=rank, size=11), 1, 0.5, MACHINE, trainings)
     write(folder / f"rank{rank}.json", record)
     return record
@@ -52,8 +52,8 @@ def test_round_trip(tmp_path: Path) -> None:
 
 
 def test_a_plan_keeps_the_kinds_of_its_trainings(tmp_path: Path) -> None:
-    proof = Prove("sgd", 8, "float64", 2, 0.05, {"wrap": "root"}, "sgd")
-    plan = Plan(str(tmp_path), 1.5, "digits", {"lr": "0.1"}, "fsdp", {"reshard": False}, (Measure(20), proof))
+    proof = ProveTask("sgd", 8, "float64", 2, 0.05, {"wrap": "root"}, "sgd")
+    plan = Plan(str(tmp_path), 1.5, "digits", {"lr": "0.1"}, "fsdp", {"reshard": False}, (MeasureTask(20), proof))
     write(tmp_path / "plan.json", plan)
     assert Record(tmp_path).plan() == plan
 
@@ -61,13 +61,13 @@ def test_a_plan_keeps_the_kinds_of_its_trainings(tmp_path: Path) -> None:
 def test_a_record_holds_no_bare_nan(tmp_path: Path) -> None:
     """JSON has none, and programs that read progress.json fail at it."""
     curve = [{"step": 1.0, "loss": float("nan"), "error": float("-inf")}]
-    write_progress(0, tmp_path, Progress("train", 0, 1, 2, 3, float("inf"), curve))
+    write_progress(0, tmp_path, Progress("run", 0, 1, 2, 3, float("inf"), curve))
 
     def refuse(constant: str) -> None:
         raise AssertionError(constant)
 
     json.loads((tmp_path / "progress.json").read_text(), parse_constant=refuse)
-    assert repr(read_progress(tmp_path)) == repr(Progress("train", 0, 1, 2, 3, float("inf"), curve))
+    assert repr(read_progress(tmp_path)) == repr(Progress("run", 0, 1, 2, 3, float("inf"), curve))
 
 
 def test_complete_needs_all_ranks_in_this_schema(tmp_path: Path) -> None:
@@ -87,12 +87,12 @@ def test_complete_needs_all_ranks_in_this_schema(tmp_path: Path) -> None:
         ({"schema": SCHEMA + 1}, f"was written by a newer samestep (schema {SCHEMA + 1}, this one has {SCHEMA})"),
         ({"schema": None}, "was written by an older samestep"),
         ({"shaken": 3}, "was written by another version of samestep: shaken: Unexpected keyword argument"),
-        ({"phase": 3}, "is not as samestep writes it: phase: Input should be a valid string"),
+        ({"activity": 3}, "is not as samestep writes it: activity: Input should be a valid string"),
     ],
 )
 def test_a_file_of_another_schema_is_refused_in_one_sentence(change: dict[str, Any], says: str, tmp_path: Path) -> None:
-    write(tmp_path / "progress.json", Progress("train", done=3))
-    assert read_progress(tmp_path) == Progress("train", done=3)
+    write(tmp_path / "progress.json", Progress("run", done=3))
+    assert read_progress(tmp_path) == Progress("run", done=3)
     written = json.loads((tmp_path / "progress.json").read_text())
     write_json(tmp_path / "progress.json", written | change)
     with pytest.raises(UserError) as refused:

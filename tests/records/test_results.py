@@ -12,13 +12,13 @@ from samestep.errors import UserError
 from samestep.records.files import SCHEMA
 from samestep.records.inspection import MachineFacts
 from samestep.records.results import (
+    CompareResults,
     Divergence,
     EngineResult,
+    EvaluateResults,
     Launch,
     Proof,
-    ScoreResults,
     StepTime,
-    StudyResults,
     Summary,
     read_results,
     write_results,
@@ -37,7 +37,7 @@ MEASURED = replace(
     launches=[Launch(0, 2.0, [4.0], [0.1], [float("inf")])],
 )
 DIFFERS = EngineResult("differs", first_divergence=Divergence("sgd", 3, "loss", None, 1, 0.5, "NaN"), engine="fsdp")
-PROOF = StudyResults(
+PROOF = CompareResults(
     samestep="1",
     package="",
     job="digits",
@@ -55,11 +55,11 @@ PROOF = StudyResults(
     engines=[PROVEN, DIFFERS],
 )
 COMPARED = replace(PROOF, engines=[MEASURED], repeats=1, warmup_steps=2, measured_steps=3)
-SCORE = ScoreResults("digits", {}, "fork", 2, "w.safetensors", "ab", {"loss": 0.5}, 4, None)
+SCORE = EvaluateResults("digits", {}, "fork", 2, "w.safetensors", "ab", {"loss": 0.5}, 4, None)
 
 
 @pytest.mark.parametrize("results", [PROOF, COMPARED, SCORE], ids=["verify", "compare", "evaluate"])
-def test_results_are_read_as_they_were_written(results: StudyResults | ScoreResults, tmp_path: Path) -> None:
+def test_results_are_read_as_they_were_written(results: CompareResults | EvaluateResults, tmp_path: Path) -> None:
     write_results(results, tmp_path)
     assert next(iter(json.loads((tmp_path / "results.json").read_text()).items())) == ("schema", SCHEMA)
     assert read_results(type(results), tmp_path) == results
@@ -71,4 +71,4 @@ def test_results_of_another_samestep_are_refused(schema: int, age: str, tmp_path
     path = tmp_path / "results.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"schema": schema}))
     with pytest.raises(UserError, match=f"{path} was written by {age} samestep \\(schema {schema}"):
-        read_results(StudyResults, tmp_path)
+        read_results(CompareResults, tmp_path)

@@ -19,7 +19,7 @@ from samestep.proof.judge import not_one_process, same_as_one
 from samestep.proof.plan import neutral_layouts, plain_layout
 from samestep.proof.trace import Expectation
 from samestep.records.plan import LayoutPlan, ReferencePlan
-from samestep.records.record import FromOne, Moved, PlayedLayout
+from samestep.records.record import FromOne, Moved, ReferenceLayoutRecord
 from samestep.records.results import OneProcess
 from samestep.reference import Neutral
 from samestep.reference.replica_state import ReplicaState
@@ -129,7 +129,7 @@ def test_a_tensor_without_a_true_gradient_is_no_mistake(reference_rank: Ranks) -
     def same(distance: float) -> bool:
         """Whether the answer is yes where this tensor alone is off, and no noise has moved it."""
 
-        def changed(layout: PlayedLayout) -> PlayedLayout:
+        def changed(layout: ReferenceLayoutRecord) -> ReferenceLayoutRecord:
             plain, *noisy = layout.trainings["sgd"]
             plain = replace(plain, moved={**plain.moved, name: Moved(distance, 0.0)})
             noisy = [replace(each, distances={**each.distances, name: 0.0}) for each in noisy]

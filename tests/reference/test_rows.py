@@ -9,11 +9,11 @@ import pytest
 from conformance.jobs_job import ordered
 from samestep.data.schedule import schedule_of
 from samestep.engine import Layout
-from samestep.records.plan import Prove
+from samestep.records.plan import ProveTask
 from samestep.reference.schedule import step_rows
 from samestep.tasks.proof_job import proof_job
 
-SMALL = Prove("sgd", 8, "float64", 3, 0.05)
+SMALL = ProveTask("sgd", 8, "float64", 3, 0.05)
 
 
 @pytest.mark.parametrize("kind", ["weighted", "few", "lengths", "lanes", "function"])

@@ -9,6 +9,7 @@ from typing import Any
 
 from samestep.records.inspection import MachineFacts
 from samestep.records.results import (
+    CompareResults,
     Divergence,
     EngineResult,
     Launch,
@@ -16,7 +17,6 @@ from samestep.records.results import (
     OneProcess,
     Proof,
     StepTime,
-    StudyResults,
     Summary,
 )
 
@@ -79,9 +79,9 @@ NEVER_CLIPPED = "clipping never acted in the proof: the largest gradient norm wa
 ONE_ROW = "step 23: rank 1 gets 1 row, BatchNorm needs 2; set global_batch=… so that all ranks get 2, or last=drop"
 
 
-def compared() -> StudyResults:
+def compared() -> CompareResults:
     """What a comparison gives."""
-    return StudyResults(
+    return CompareResults(
         samestep="0.1.0",
         package="0123456789abcdef",
         job="digits",
@@ -128,7 +128,7 @@ def compared() -> StudyResults:
     )
 
 
-def proof_of(results: StudyResults) -> StudyResults:
+def proof_of(results: CompareResults) -> CompareResults:
     """What verify alone gives: the same without any measurement."""
     return replace(
         results,
@@ -147,26 +147,26 @@ def unmeasured() -> dict[str, Any]:
     }
 
 
-def with_row(results: StudyResults, index: int, **changes: Any) -> StudyResults:
+def with_row(results: CompareResults, index: int, **changes: Any) -> CompareResults:
     """The results with one row changed."""
     rows = list(results.engines)
     rows[index] = replace(rows[index], **changes)
     return replace(results, engines=rows)
 
 
-def with_speed(results: StudyResults, index: int, **changes: Any) -> StudyResults:
+def with_speed(results: CompareResults, index: int, **changes: Any) -> CompareResults:
     """The results with another median, interval or n of one row's samples/s."""
     speed = results.engines[index].samples_per_second
     assert speed is not None
     return with_row(results, index, samples_per_second=replace(speed, **changes))
 
 
-def with_step_ms(results: StudyResults, index: int, step_ms: list[float]) -> StudyResults:
+def with_step_ms(results: CompareResults, index: int, step_ms: list[float]) -> CompareResults:
     """The results with other step times in the first launch of one row."""
     first, *others = results.engines[index].launches
     return with_row(results, index, launches=[replace(first, step_ms=step_ms), *others])
 
 
-def with_divergence(results: StudyResults, **changes: Any) -> StudyResults:
+def with_divergence(results: CompareResults, **changes: Any) -> CompareResults:
     """The results with another first divergence of the engine that differs."""
     return with_row(results, 5, first_divergence=replace(DIVERGENCE, **changes))

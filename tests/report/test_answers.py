@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from samestep.commands.exit_codes import exit_code
-from samestep.records.results import EngineResult, OneProcess, StudyResults
+from samestep.records.results import CompareResults, EngineResult, OneProcess
 from samestep.report.headline import headline
 from samestep.report.sentences import one_process
 
@@ -18,14 +18,14 @@ MISTAKE = OneProcess("no", 0.1, "the criterion is a sum over its rows, not a mea
 @pytest.mark.parametrize(
     ("answer", "code", "strict"), [(OneProcess("yes", 0.0), 0, 0), (NATURE, 0, 1), (MISTAKE, 1, 1), (None, 0, 0)]
 )
-def test_exit_codes(results: StudyResults, answer: OneProcess | None, code: int, strict: int) -> None:
+def test_exit_codes(results: CompareResults, answer: OneProcess | None, code: int, strict: int) -> None:
     good = replace(results, engines=[EngineResult("same", engine="ddp")], same_as_one_process=answer)
     assert (exit_code(good), exit_code(good, strict=True)) == (code, strict)
     for bad in ("differs", "failed", "refused"):
         assert exit_code(replace(good, engines=[EngineResult(bad, engine="ddp")])) == 1
 
 
-def test_the_headline_gives_both_answers(results: StudyResults) -> None:
+def test_the_headline_gives_both_answers(results: CompareResults) -> None:
     assert "takes the same step as one process playing" in headline(results) or "take the same step" in headline(
         results
     )
@@ -37,6 +37,6 @@ def test_the_headline_gives_both_answers(results: StudyResults) -> None:
     assert "in one process" not in headline(replace(results, same_as_one_process=None))
 
 
-def test_the_notes_say_what_helps(results: StudyResults) -> None:
+def test_the_notes_say_what_helps(results: CompareResults) -> None:
     assert one_process(replace(results, same_as_one_process=MISTAKE))[-1] == "What helps: return the mean."
     assert "as expected" in one_process(replace(results, same_as_one_process=NATURE))[0]

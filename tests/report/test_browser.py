@@ -17,7 +17,7 @@ from PIL import Image
 
 from budget import budget
 from samestep import report
-from samestep.records.results import StudyResults
+from samestep.records.results import CompareResults
 
 pytestmark = pytest.mark.check
 
@@ -86,7 +86,7 @@ def browse(chromium: str, folder: Path, html: str, *flags: str, width: int = 128
     return printed
 
 
-def test_the_page_is_drawn(results: StudyResults, chromium: str, tmp_path: Path) -> None:
+def test_the_page_is_drawn(results: CompareResults, chromium: str, tmp_path: Path) -> None:
     dom = browse(chromium, tmp_path, report.html(results), "--dump-dom")
     assert "<title>digits on 2 ranks – samestep</title>" in dom
     assert len(re.findall(r"<svg\b", dom)) == 3
@@ -94,7 +94,7 @@ def test_the_page_is_drawn(results: StudyResults, chromium: str, tmp_path: Path)
     assert "✗ differs at step 3: loss of rank 1" in dom
 
 
-def test_a_script_in_a_name_does_not_run(results: StudyResults, chromium: str, tmp_path: Path) -> None:
+def test_a_script_in_a_name_does_not_run(results: CompareResults, chromium: str, tmp_path: Path) -> None:
     evil = "<script>document.title = 'owned'</script>"
     results = with_row(with_row(replace(results, job=evil), 1, engine=evil), 8, reason=evil)
     dom = browse(chromium, tmp_path, report.html(results), "--dump-dom")
@@ -103,7 +103,7 @@ def test_a_script_in_a_name_does_not_run(results: StudyResults, chromium: str, t
 
 
 @pytest.mark.parametrize("width", [1280, 500])
-def test_nothing_sticks_out(results: StudyResults, chromium: str, tmp_path: Path, width: int) -> None:
+def test_nothing_sticks_out(results: CompareResults, chromium: str, tmp_path: Path, width: int) -> None:
     html = report.html(results).replace("</body>", f"{MEASURE}</body>")
     dom = browse(chromium, tmp_path, html, "--dump-dom", width=width)
     seen = dict(re.findall(r'data-(\w+)="([^"]*)"', dom))
@@ -112,7 +112,9 @@ def test_nothing_sticks_out(results: StudyResults, chromium: str, tmp_path: Path
     assert int(seen["overflow"]) <= 0
 
 
-def test_the_screenshot_shows_bars_dots_and_the_odd_line(results: StudyResults, chromium: str, tmp_path: Path) -> None:
+def test_the_screenshot_shows_bars_dots_and_the_odd_line(
+    results: CompareResults, chromium: str, tmp_path: Path
+) -> None:
     shot = tmp_path / "report.png"
     browse(chromium, tmp_path, report.html(results), f"--screenshot={shot}")
     colours = Image.open(io.BytesIO(shot.read_bytes())).convert("RGB").getcolors(1 << 24)

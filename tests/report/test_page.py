@@ -15,8 +15,8 @@ from example_results import unmeasured, with_divergence, with_row
 
 from budget import budget
 from samestep import report
-from samestep.records.results import Inexactness, OneProcess, Proof, StudyResults, results_json
-from samestep.records.usage import GpuSummary, UsageSummary
+from samestep.records.monitor import GpuSummary, MonitorSummary
+from samestep.records.results import CompareResults, Inexactness, OneProcess, Proof, results_json
 
 VOID = {"meta", "br", "link", "img", "hr", "input"}
 
@@ -55,7 +55,7 @@ class Page(HTMLParser):
         return sum(name == tag for name, _ in self.tags)
 
 
-def test_the_headline_comes_first_and_nothing_is_left_out(results: StudyResults) -> None:
+def test_the_headline_comes_first_and_nothing_is_left_out(results: CompareResults) -> None:
     html = report.html(results)
     page = Page(html)
     assert html.startswith('<!DOCTYPE html>\n<html lang="en">')
@@ -85,7 +85,7 @@ def test_the_headline_comes_first_and_nothing_is_left_out(results: StudyResults)
     assert "n=5" in captions[0] and "95 % bootstrap interval" in captions[0] and "n=5" in captions[1]
 
 
-def test_a_table_row_has_as_many_cells_as_the_heading(results: StudyResults, proof: StudyResults) -> None:
+def test_a_table_row_has_as_many_cells_as_the_heading(results: CompareResults, proof: CompareResults) -> None:
     for shown in (results, proof):
         table = report.html(shown).split("<table>")[1].split("</table>")[0]
         heading, *rows = table.split("<tr>")[1:]
@@ -95,19 +95,19 @@ def test_a_table_row_has_as_many_cells_as_the_heading(results: StudyResults, pro
             assert row.count("<td") + spanned == heading.count("<th ")
 
 
-def test_what_a_launch_used_stands_in_a_table(results: StudyResults) -> None:
+def test_what_a_launch_used_stands_in_a_table(results: CompareResults) -> None:
     gpu = GpuSummary(0.87, 12 << 30, None, 250.0, None, 61.0)
-    usage = UsageSummary(8.0, 9, 1.0, 1.75, 14.0, 3 << 30, 5, 0, 0, 1.9, 4 << 30, 0, 2 << 20, 7 << 20, gpus=(gpu,))
+    usage = MonitorSummary(8.0, 9, 1.0, 1.75, 14.0, 3 << 30, 5, 0, 0, 1.9, 4 << 30, 0, 2 << 20, 7 << 20, gpus=(gpu,))
     assert "What a launch used" not in Page(report.html(results)).text
-    used = Page(report.html(with_row(results, 1, usage=usage))).text.split("What a launch used")[1]
+    used = Page(report.html(with_row(results, 1, monitor=usage))).text.split("What a launch used")[1]
     assert "ddp (torchrun) 8 1.75 3 GiB 7 MiB 2 MiB 0: 87 % 12 GiB 250 W 61 °C" in used
 
 
-def test_an_engine_that_differs_shows_no_speed(results: StudyResults) -> None:
+def test_an_engine_that_differs_shows_no_speed(results: CompareResults) -> None:
     assert "7,111" not in report.html(results)
 
 
-def test_what_users_name_is_escaped_everywhere(results: StudyResults) -> None:
+def test_what_users_name_is_escaped_everywhere(results: CompareResults) -> None:
     evil = "<script>alert('1')</script>\"'&"
     results = with_divergence(results, tensor=evil, cause=evil, expected=evil, found=[evil, evil])
     results = replace(
@@ -127,7 +127,7 @@ def test_what_users_name_is_escaped_everywhere(results: StudyResults) -> None:
     assert page.count("svg") == 3
 
 
-def test_it_needs_no_other_file_and_no_network(results: StudyResults) -> None:
+def test_it_needs_no_other_file_and_no_network(results: CompareResults) -> None:
     html = report.html(results)
     page = Page(html)
     linked = [value for _, of in page.tags for key, value in of.items() if key.split(":")[-1] in ("src", "href")]
@@ -139,7 +139,7 @@ def test_it_needs_no_other_file_and_no_network(results: StudyResults) -> None:
     assert "http:" not in outside and "https:" not in outside
 
 
-def test_a_proof_alone_has_no_figures(proof: StudyResults) -> None:
+def test_a_proof_alone_has_no_figures(proof: CompareResults) -> None:
     page = Page(report.html(proof))
     assert page.count("svg") == 0
     assert "samples/s" not in page.text and "launches" not in page.text
@@ -147,7 +147,7 @@ def test_a_proof_alone_has_no_figures(proof: StudyResults) -> None:
     assert "How this was proven" in page.text and "differs at step 3" in page.text
 
 
-def test_values_that_are_missing(results: StudyResults) -> None:
+def test_values_that_are_missing(results: CompareResults) -> None:
     results = with_row(results, 1, max_difference=None, bound=None, **unmeasured())
     results = with_divergence(results, step=None, rank=None, cause="")
     results = replace(results, same_as_one_process=None)
@@ -157,12 +157,12 @@ def test_values_that_are_missing(results: StudyResults) -> None:
     assert Page(report.html(results)).count("svg") == 1  # no engine was measured: the speed figure has the reasons
 
 
-def test_an_engine_is_named_with_its_changed_settings(results: StudyResults) -> None:
+def test_an_engine_is_named_with_its_changed_settings(results: CompareResults) -> None:
     html = report.html(with_row(results, 3, settings={"reshard": False}))
     assert "<b>fsdp reshard=False</b>" in html and "<b>ddp</b>" in html
 
 
-def test_what_the_terminal_says_is_in_the_report_is_there(proof: StudyResults) -> None:
+def test_what_the_terminal_says_is_in_the_report_is_there(proof: CompareResults) -> None:
     inexact = with_row(
         proof, 1, numerics=Inexactness(distance=0.125, bound=None, loss_gap=0.5, skipped_steps=0), notes=()
     )
@@ -171,7 +171,7 @@ def test_what_the_terminal_says_is_in_the_report_is_there(proof: StudyResults) -
     assert "in float32, its final weights" not in report.html(proof)
 
 
-def test_a_gpu_is_named_where_there_is_one(results: StudyResults) -> None:
+def test_a_gpu_is_named_where_there_is_one(results: CompareResults) -> None:
     assert "GPU" not in Page(report.html(results)).text
     results = replace(results, machine=replace(results.machine, gpu="NVIDIA H200"))
     assert "GPU NVIDIA H200" in Page(report.html(results)).text
@@ -181,10 +181,10 @@ SCRIPT = """
 import json, sys
 from samestep import report
 from samestep.records.files import from_json
-from samestep.records.results import StudyResults
+from samestep.records.results import CompareResults
 early = {"torch", "matplotlib", "jinja2", "rich"} & set(sys.modules)
 assert not early, early
-results = from_json(StudyResults, json.load(sys.stdin))
+results = from_json(CompareResults, json.load(sys.stdin))
 report.table(results), report.notes(results)
 late = {"torch", "matplotlib", "jinja2"} & set(sys.modules)
 assert not late, late
@@ -194,7 +194,7 @@ assert "torch" not in sys.modules and "matplotlib.pyplot" not in sys.modules
 
 
 @pytest.mark.parametrize("seed", ["1", "2"])
-def test_another_process_writes_the_same_page_without_torch(results: StudyResults, seed: str) -> None:
+def test_another_process_writes_the_same_page_without_torch(results: CompareResults, seed: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT],
         input=json.dumps(results_json(results)),

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from example_results import DIVERGENCE, with_divergence, with_row, with_speed
 
-from samestep.records.results import EngineResult, Inexactness, OneProcess, Proof, StudyResults
+from samestep.records.results import CompareResults, EngineResult, Inexactness, OneProcess, Proof
 from samestep.report.headline import headline
 from samestep.report.sentences import notes, verdict_text
 
 
-def keep(results: StudyResults, *engines: str) -> StudyResults:
+def keep(results: CompareResults, *engines: str) -> CompareResults:
     rows = [row for row in results.engines if row.engine in engines]
     return replace(results, engines=rows, same_as_one_process=None)
 
@@ -41,12 +41,12 @@ def test_a_divergence_says_where(changes: dict[str, Any], said: str) -> None:
 
 
 @pytest.mark.parametrize("rows", [[3, 1], (3, 1)])
-def test_a_divergence_lists_its_values(results: StudyResults, rows: Any) -> None:
+def test_a_divergence_lists_its_values(results: CompareResults, rows: Any) -> None:
     results = with_divergence(results, expected=[1, 3], found=rows)
     assert any("expected 1, 3, found 3, 1." in note for note in notes(results))
 
 
-def test_each_verdict_has_its_words(results: StudyResults) -> None:
+def test_each_verdict_has_its_words(results: CompareResults) -> None:
     assert [verdict_text(row) for row in results.engines] == [
         "same step (bitwise)",
         "same step (bitwise)",
@@ -68,19 +68,19 @@ def test_each_verdict_has_its_words(results: StudyResults) -> None:
         (64, 1, "1 rank x 64 = 64 samples,"),
     ],
 )
-def test_the_batch_arithmetic_adds_up(results: StudyResults, rows: int, ranks: int, said: str) -> None:
+def test_the_batch_arithmetic_adds_up(results: CompareResults, rows: int, ranks: int, said: str) -> None:
     results = replace(results, global_batch=rows, world_size=ranks)
     assert any(said in note for note in notes(results))
 
 
-def test_the_headline_names_proof_and_speed(results: StudyResults) -> None:
+def test_the_headline_names_proof_and_speed(results: CompareResults) -> None:
     assert headline(keep(results, "single", "ddp", "dataparallel")) == (
         "ddp takes the same step as one process playing 2 ranks, bit for bit; "
         "fastest here: ddp (torchrun), 5,203 samples/s (1.56 × one process), with no clear difference from ddp (spawn)."
     )
 
 
-def test_the_headline_names_what_is_wrong(results: StudyResults) -> None:
+def test_the_headline_names_what_is_wrong(results: CompareResults) -> None:
     assert headline(replace(results, same_as_one_process=None)) == (
         "ddp and fsdp take the same step as one process playing 2 ranks, ddp bit for bit; amp approximates it; "
         "lightning differs at step 3: loss of rank 1; horovod failed; "
@@ -89,32 +89,32 @@ def test_the_headline_names_what_is_wrong(results: StudyResults) -> None:
     )
 
 
-def test_one_process_may_be_the_fastest(results: StudyResults) -> None:
+def test_one_process_may_be_the_fastest(results: CompareResults) -> None:
     results = with_speed(results, 0, median=9000.0, low=8900.0, high=9100.0)
     assert "fastest here: single (one process), 9,000 samples/s." in headline(results)
 
 
-def test_an_interval_that_stays_clear_is_no_tie(results: StudyResults) -> None:
+def test_an_interval_that_stays_clear_is_no_tie(results: CompareResults) -> None:
     assert "no clear difference" not in headline(with_speed(results, 2, high=5000.0))
 
 
-def test_a_faster_engine_that_differs_does_not_win(results: StudyResults) -> None:
+def test_a_faster_engine_that_differs_does_not_win(results: CompareResults) -> None:
     assert "7,111" not in headline(results)
     assert "fastest" not in headline(keep(results, "lightning", "horovod"))
 
 
-def test_the_headline_of_a_proof_speaks_of_no_speed(proof: StudyResults) -> None:
+def test_the_headline_of_a_proof_speaks_of_no_speed(proof: CompareResults) -> None:
     assert headline(keep(proof, "ddp")) == "ddp takes the same step as one process playing 2 ranks, bit for bit."
     assert headline(keep(proof, "none")) == "no engine could be proven here."
 
 
-def test_other_groups_of_engines(proof: StudyResults) -> None:
+def test_other_groups_of_engines(proof: CompareResults) -> None:
     assert headline(keep(proof, "fsdp")) == "fsdp takes the same step as one process playing 2 ranks, up to rounding."
     assert headline(keep(proof, "amp")) == "amp approximates the step of one process playing 2 ranks."
     assert headline(keep(proof, "single")) == "single takes the same step as one process, bit for bit."
 
 
-def test_every_reason_divergence_and_remark_is_among_the_notes(results: StudyResults) -> None:
+def test_every_reason_divergence_and_remark_is_among_the_notes(results: CompareResults) -> None:
     text = "\n".join(notes(results))
     for row in results.engines:
         for said in [row.reason, *row.notes]:
@@ -126,19 +126,19 @@ def test_every_reason_divergence_and_remark_is_among_the_notes(results: StudyRes
     assert all(note.endswith(".") and not note.endswith("..") for note in notes(results))
 
 
-def test_the_notes_of_a_proof_speak_of_no_measurement(proof: StudyResults) -> None:
+def test_the_notes_of_a_proof_speak_of_no_measurement(proof: CompareResults) -> None:
     text = "\n".join(notes(proof))
     assert "launches" not in text and "float64 over 8 steps" in text
 
 
-def test_one_process_is_answered_both_ways_and_not_when_nobody_asked(results: StudyResults) -> None:
+def test_one_process_is_answered_both_ways_and_not_when_nobody_asked(results: CompareResults) -> None:
     results = replace(results, same_as_one_process=OneProcess("yes", max_difference=0.0))
     assert notes(results)[-1] == "2 ranks compute what one process computes on the whole batch."
     results = replace(results, same_as_one_process=None)
     assert not any("whole batch" in note for note in notes(results))
 
 
-def test_a_proof_in_float32_says_why(results: StudyResults) -> None:
+def test_a_proof_in_float32_says_why(results: CompareResults) -> None:
     results = replace(results, proof=Proof(8, "float32", float64_failed="RuntimeError: expected Float"))
     assert any("Proven in float32" in note and "RuntimeError: expected Float" in note for note in notes(results))
 
@@ -158,13 +158,13 @@ def test_a_proof_in_float32_says_why(results: StudyResults) -> None:
         (Inexactness(0.0, None, 0.0, skipped_steps=3), "off; 3 steps were skipped after an overflow."),
     ],
 )
-def test_an_inexact_engine_says_how_far_off_it_is(results: StudyResults, inexactness: Inexactness, said: str) -> None:
+def test_an_inexact_engine_says_how_far_off_it_is(results: CompareResults, inexactness: Inexactness, said: str) -> None:
     assert not any("inexact part" in note for note in notes(results))
     (note,) = [note for note in notes(with_row(results, 4, numerics=inexactness)) if "inexact part" in note]
     assert note.startswith("amp (torchrun): with its inexact part off it takes the same steps") and note.endswith(said)
 
 
-def test_an_engine_is_named_with_its_changed_settings(results: StudyResults) -> None:
+def test_an_engine_is_named_with_its_changed_settings(results: CompareResults) -> None:
     results = with_row(results, 3, settings={"reshard": False, "prefetch": 2})
     assert "fsdp reshard=False prefetch=2 take" in headline(results)
     assert any(note.startswith("fsdp reshard=False prefetch=2 (torchrun): clipping") for note in notes(results))

@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 from samestep import Batch, Job, Recipe
 from samestep.proof.plan import plain_layout
 from samestep.records.plan import LayoutPlan, ReferencePlan
-from samestep.records.record import PlayedLayout
+from samestep.records.record import ReferenceLayoutRecord
 from samestep.tasks.play_reference import play_reference
 from samestep.tasks.proof_job import SGD_LR
 from samestep.world import World
@@ -40,7 +40,7 @@ def make(scale: float = 1.0, breaks_at: float = math.inf, rows: int = 8) -> Job:
     )
 
 
-def play(job: Job, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[PlayedLayout]:
+def play(job: Job, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[ReferenceLayoutRecord]:
     monkeypatch.setattr(
         "samestep.tasks.play_reference.build", lambda *_, **__: job
     )  # instead of reading it from a file

@@ -12,7 +12,7 @@ from samestep.commands.results_folder import package_digest
 from samestep.commands.study import Study
 from samestep.errors import UserError
 from samestep.records.files import as_json
-from samestep.records.plan import LaunchRequest, Score, Train
+from samestep.records.plan import EvaluateTask, LaunchRequest, RunTask
 from samestep.records.redaction import redacted_values
 from samestep.version import __version__
 
@@ -25,7 +25,7 @@ MAY_DIFFER = {
 }
 
 
-def launch_request(study: Study, training: Train | Score | None = None) -> LaunchRequest:
+def launch_request(study: Study, training: RunTask | EvaluateTask | None = None) -> LaunchRequest:
     """Returns what a study is to launch. training: of `run` and `evaluate`."""
     setup = study.setup
     return LaunchRequest(
@@ -61,7 +61,7 @@ def _words(values: Mapping[str, str]) -> str:
     return " ".join(f"{name}={'(a path)' if name in paths else values[name]}" for name in sorted(values))
 
 
-def options_of(training: Train | Score | None) -> str:
+def options_of(training: RunTask | EvaluateTask | None) -> str:
     """Returns the options that decide what is trained or evaluated, 'every=2 patience=3', without those at defaults."""
     if training is None:
         return ""

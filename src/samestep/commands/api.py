@@ -33,12 +33,12 @@ from samestep.commands.runs import runs as runs
 from samestep.errors import TrainingFailed, UserError
 from samestep.records.collectives import CollectiveResults
 from samestep.records.files import naming_full_disks
-from samestep.records.results import ScoreResults, StudyResults, TrainResults
+from samestep.records.results import CompareResults, EvaluateResults, RunResults
 from samestep.report.language import text, with_english
 
 
 @takes(VerifyOptions)
-def verify(options: VerifyOptions) -> StudyResults:
+def verify(options: VerifyOptions) -> CompareResults:
     """Proves that each engine computes the same training as the reference, one process that computes every rank's part.
 
     job: a function that returns a Job, the path of a file (its function `job`, or file.py:function), or the name of a
@@ -52,7 +52,7 @@ def verify(options: VerifyOptions) -> StudyResults:
 
 
 @takes(CompareOptions)
-def compare(options: CompareOptions) -> StudyResults:
+def compare(options: CompareOptions) -> CompareResults:
     """Proves each engine as `verify` does, and measures those that are proven, in `rounds` launches each.
 
     Of each launch, warmup_steps are left out and measured_steps count.
@@ -62,7 +62,7 @@ def compare(options: CompareOptions) -> StudyResults:
 
 
 @takes(RunOptions)
-def run(options: RunOptions) -> TrainResults | None:
+def run(options: RunOptions) -> RunResults | None:
     """Trains the whole job on one engine, and writes weights.safetensors into `out`.
 
     init: weights to start from. evaluate_every: epochs from one evaluation to the next; 0: only the last.
@@ -76,7 +76,7 @@ def run(options: RunOptions) -> TrainResults | None:
 
 
 @takes(EvaluateOptions)
-def evaluate(options: EvaluateOptions) -> ScoreResults | None:
+def evaluate(options: EvaluateOptions) -> EvaluateResults | None:
     """Evaluates the weights in a file on the job's evaluation: the same figures on any number of ranks.
 
     predictions: a new .npy file for the model's outputs.
@@ -98,26 +98,26 @@ def collectives(options: CollectivesOptions) -> CollectiveResults | None:
         return measure_collectives(options)
 
 
-def study(command: str, options: ProofOptions, typed: str = "") -> StudyResults | None:
+def study(command: str, options: ProofOptions, typed: str = "") -> CompareResults | None:
     """Runs verify or compare. Returns None on a machine that is not the first. typed: the command line, for the
     report."""
     with _call(options.job) as target:
         return run_study(command, options, target, typed)
 
 
-def train(options: RunOptions, dry_run: bool = False) -> TrainResults | None:
+def train(options: RunOptions, dry_run: bool = False) -> RunResults | None:
     """Runs a training. dry_run: prints the shell line that would start it, and returns None."""
     with _call(options.job) as target:
         return training.run(options.setup(target), options, dry_run=dry_run)
 
 
-def score(options: EvaluateOptions) -> ScoreResults | None:
+def score(options: EvaluateOptions) -> EvaluateResults | None:
     """Runs an evaluation of weights."""
     with _call(options.job) as target:
         return training.evaluate(options.setup(target), options)
 
 
-def _on_this_machine(results: StudyResults | None, options: ProofOptions) -> StudyResults:
+def _on_this_machine(results: CompareResults | None, options: ProofOptions) -> CompareResults:
     if results is None:
         first = options.machines.master_addr
         raise UserError(f"this machine has run its ranks; the results are on the first one ({first}): read them there")

@@ -25,8 +25,8 @@ from samestep.records.files import read, write
 from samestep.records.record import Record
 from samestep.records.redaction import redacted, typed_command
 from samestep.records.results import RESULTS
+from samestep.records.runs import ResultsIdentity
 from samestep.records.script import CLOSURES, PLAN, STEP, CheckResults, ClosuresSeen, ScriptPlan, ScriptRecord
-from samestep.records.study import StudyRecord
 from samestep.version import __version__
 
 
@@ -53,7 +53,8 @@ def check(options: CheckOptions, words: Sequence[str]) -> CheckResults:
         raise UserError(f"{options.out} holds the record of another check; give another folder with --out")
     training = shlex.join([*redacted(arguments), f"at {time.time()}"])  # each has a folder of its own
     folder = prepare(
-        options.out, StudyRecord("check", script, __version__, options.nproc, steps=options.steps, training=training)
+        options.out,
+        ResultsIdentity("check", script, __version__, options.nproc, steps=options.steps, training=training),
     )
     keep = options.replay and options.nproc > 1
     plan = ScriptPlan(str(folder), time.time(), script, tuple(arguments), options.steps, keep, module=options.module)

@@ -28,7 +28,7 @@ from samestep.records.files import replace_text, write
 from samestep.records.record import Record
 from samestep.records.redaction import typed_command
 from samestep.records.results import write_results
-from samestep.records.study import StudyRecord
+from samestep.records.runs import ResultsIdentity
 from samestep.report.collective_page import collective_page
 from samestep.report.figures.latency_bandwidth import curves
 from samestep.version import __version__
@@ -134,7 +134,7 @@ def _check_memory(sizes: tuple[int, ...], ranks: int) -> None:
 
 def _folder(study: Study, plan: CollectivePlan, rank: LaunchedRank | None) -> Path:
     calls = f"{plan.backend} {' '.join(plan.collectives)}, {' '.join(plan.dtypes)}, {plan.sizes} bytes"
-    identity = StudyRecord(
+    identity = ResultsIdentity(
         "collectives", "collectives", __version__, study.nproc, study.machines.nnodes, training=calls
     )
     return prepare_on_each(study.setup.out, identity, study, rank)

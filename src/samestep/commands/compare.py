@@ -34,11 +34,11 @@ from samestep.proof.plan import trainings as proof_trainings
 from samestep.proof.resume import JoinedRecord, judge_resumed
 from samestep.proof.trace import Expectation
 from samestep.records.files import read, replace_text, write
-from samestep.records.plan import Interrupted, LayoutPlan, Measure, Plan, ReferencePlan, Training
+from samestep.records.monitor import SUMMARY, MonitorSummary
+from samestep.records.plan import Interrupted, LayoutPlan, MeasureTask, Plan, ReferencePlan, Task
 from samestep.records.record import Progress, Record
 from samestep.records.redaction import redacted_values
-from samestep.records.results import EngineResult, OneProcess, Proof, StudyResults, Verdict, write_results
-from samestep.records.usage import SUMMARY, UsageSummary
+from samestep.records.results import CompareResults, EngineResult, OneProcess, Proof, Verdict, write_results
 from samestep.report.figures.speed import Measured, measurement
 from samestep.report.language import text
 from samestep.version import __version__
@@ -49,7 +49,7 @@ ShowProgress = Callable[[str, int, int], None]  # (phase, launches done, launche
 ShowPhase = Callable[[str], None]  # (the phase of one launch)
 
 
-def run_study(command: str, options: ProofOptions, job: str, typed: str = "") -> StudyResults | None:
+def run_study(command: str, options: ProofOptions, job: str, typed: str = "") -> CompareResults | None:
     """Runs verify or compare, shows its progress, and writes results.json and report.html.
 
     Returns the results; None on a machine that is not the first, which has started its ranks of each launch.
@@ -76,7 +76,7 @@ def run_study(command: str, options: ProofOptions, job: str, typed: str = "") ->
     return results
 
 
-def _run_launches(study: Study, folder: Path, show: ShowProgress) -> StudyResults:
+def _run_launches(study: Study, folder: Path, show: ShowProgress) -> CompareResults:
     """Runs the reference and all launches of a study, with their records under `folder`."""
     setup = study.setup
     check_devices(study.nproc, study.inspection, setup.engines)
@@ -162,9 +162,9 @@ def _one_process(study: Study, folder: Path, reference: Record, show_phase: Show
 def _launch(study: Study, row: Row, number: int, folder: Path, reference: Record, show_phase: ShowPhase) -> None:
     """Runs launch `number` of a row; the first one proves the engine too, and gives the row its verdict."""
     setup = study.setup
-    trainings: list[Training] = []
+    trainings: list[Task] = []
     if setup.rounds:
-        trainings.append(Measure(setup.warmup_steps + setup.measured_steps))
+        trainings.append(MeasureTask(setup.warmup_steps + setup.measured_steps))
     loop = Expectation(reference, row.loop_number)
     numerics = None if row.numerics_number is None else Expectation(reference, row.numerics_number)
     if number == 0:
@@ -270,7 +270,7 @@ def _start(
     def watch(progress: Progress) -> None:
         done = progress.done
         time_left = left.after(done, progress.steps, time.monotonic()) if is_reference and done is not None else ""
-        show_phase(progress.phase + (f", {time_left} left" if time_left else ""))
+        show_phase(progress.activity + (f", {time_left} left" if time_left else ""))
         if study.machines.nnodes > 1:
             other_machines.publish(study, root)
 
@@ -286,7 +286,7 @@ def _start(
     )
 
 
-def _results(study: Study, rows: list[Row], reference: Record | None, started: str) -> StudyResults:
+def _results(study: Study, rows: list[Row], reference: Record | None, started: str) -> CompareResults:
     """Collects the results: the question, the job, the machine, the verdicts and the measurements."""
     setup, job = study.setup, study.job
     references = [Expectation(reference, n) for n in range(len(reference.ranks[0].layouts))] if reference else []
@@ -294,7 +294,7 @@ def _results(study: Study, rows: list[Row], reference: Record | None, started: s
     proof = Proof(job.proof_steps, "float64", rows=of_step)
     if references:
         proof = Proof(job.proof_steps, references[0].facts.dtype, references[0].facts.float64_failed, of_step)
-    return StudyResults(
+    return CompareResults(
         samestep=__version__,
         package=package_digest(),
         job=setup.job,
@@ -338,11 +338,11 @@ def _engine_results(study: Study, rows: list[Row]) -> Iterator[EngineResult]:
         result = result_of(row)
         if setup.rounds and result.proven and row.launches:
             figures = measurement(row.launches, baseline, row.facts.replicas, measured)
-            result = replace(result, **vars(replace(figures, usage=_usage(row.launches[-1]))))
+            result = replace(result, **vars(replace(figures, monitor=_usage(row.launches[-1]))))
         yield result
 
 
-def _usage(record: Record) -> UsageSummary | None:
+def _usage(record: Record) -> MonitorSummary | None:
     """Returns what a launch used; None where the disk has taken no samples."""
     path = record.folder / SUMMARY
-    return read(UsageSummary, path) if path.exists() else None
+    return read(MonitorSummary, path) if path.exists() else None

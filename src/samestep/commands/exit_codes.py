@@ -15,12 +15,12 @@ import typer
 from samestep.errors import TrainingFailed, UserError, say
 
 if TYPE_CHECKING:  # importing it takes longer than the help of a command may
-    from samestep.records.results import StudyResults
+    from samestep.records.results import CompareResults
 
 P = ParamSpec("P")
 
 
-def exit_code(results: StudyResults, *, strict: bool = False) -> int:
+def exit_code(results: CompareResults, *, strict: bool = False) -> int:
     """Returns 1 where an engine differs or fails, or the job makes a mistake on several ranks; else 0.
 
     Also 1 when nothing is proven: a script that verifies one engine must not take 'unavailable' for 'same'. strict:

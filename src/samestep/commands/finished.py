@@ -7,21 +7,21 @@ from pathlib import Path
 from samestep.errors import UserError, say
 from samestep.records.checkpoint import FOLDER
 from samestep.records.files import read
-from samestep.records.plan import Train
-from samestep.records.results import RESULTS, TrainResults, read_results
+from samestep.records.plan import RunTask
+from samestep.records.results import RESULTS, RunResults, read_results
 from samestep.records.runs import COMMAND, CommandRecord
 
 WEIGHTS = "weights.safetensors"
 
 
-def finished_results(out: Path, training: Train, words: tuple[str, ...]) -> TrainResults | None:
+def finished_results(out: Path, training: RunTask, words: tuple[str, ...]) -> RunResults | None:
     """Returns the results of the training in `out`, of the same request, where it has ended: nothing is left to do.
 
     words: the command line, which may name a checkpoint. Raises UserError where the folder holds what `training` would
     replace, and is not to continue.
     """
     weights, checkpoints = out / WEIGHTS, out / FOLDER
-    before = read_results(TrainResults, out) if (out / RESULTS).exists() else None
+    before = read_results(RunResults, out) if (out / RESULTS).exists() else None
     exported = before is not None and before.export == training.export
     if training.export and not exported and _is_filled(Path(training.export)):
         raise UserError(f"{training.export} exists, and would be replaced; give another folder with --export")
@@ -36,7 +36,7 @@ def finished_results(out: Path, training: Train, words: tuple[str, ...]) -> Trai
     return None
 
 
-def already_finished(out: Path, results: TrainResults) -> str:
+def already_finished(out: Path, results: RunResults) -> str:
     """Returns the sentence about a training that has nothing left to do."""
     why = ", its evaluations did not improve" if results.stopped == "early" else ""
     ranks = f"{results.world_size} rank{'s' if results.world_size > 1 else ''}"
@@ -46,7 +46,7 @@ def already_finished(out: Path, results: TrainResults) -> str:
     )
 
 
-def _is_same_line(out: Path, training: Train, words: tuple[str, ...]) -> bool:
+def _is_same_line(out: Path, training: RunTask, words: tuple[str, ...]) -> bool:
     """Whether the command is the one that has begun the training, as far as --resume says."""
     if training.resume in ("auto", "never"):
         return training.resume == "auto"

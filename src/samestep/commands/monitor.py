@@ -16,9 +16,9 @@ from samestep.commands.results_folder import dated_folder
 from samestep.errors import UserError, say
 from samestep.launch.usage import UsageSampler
 from samestep.records.files import replace_text
+from samestep.records.monitor import CSV, PAGE
 from samestep.records.redaction import redacted
-from samestep.records.usage import CSV, PAGE
-from samestep.report import usage_text
+from samestep.report import monitor_text
 from samestep.world.orphans import COMMAND, dismiss, end_children, guard, this_command
 from samestep.world.process_tree import adopt_orphans, reap_orphans
 
@@ -107,21 +107,21 @@ def _watch(process: subprocess.Popen[bytes], sampler: UsageSampler, line: LiveLi
                 process.send_signal(arrived.si_signo)
         if not sampler.due_in():
             sample = sampler.sample()
-            line.show(usage_text.live(sample, shown))
+            line.show(monitor_text.live(sample, shown))
             shown = sample
     reap_orphans(process.pid)
 
 
 def _report(folder: Path, sampler: UsageSampler, words: Sequence[str], code: int) -> None:
     """Writes usage.json and usage.html, and says what was used."""
-    from samestep.report.usage_page import usage_page
+    from samestep.report.monitor_page import monitor_page
 
     words = [os.fsencode(word).decode(errors="replace") for word in words]  # files of text take no other bytes
     summary = sampler.close(redacted(words), code)
-    for sentence in usage_text.sentences(summary):
+    for sentence in monitor_text.sentences(summary):
         say(sentence)
     try:
-        replace_text(folder / PAGE, usage_page(summary, sampler.samples))
+        replace_text(folder / PAGE, monitor_page(summary, sampler.samples))
     except OSError as error:
         say(f"{folder / PAGE} cannot be written ({error.strerror})")
         return

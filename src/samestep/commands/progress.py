@@ -27,7 +27,7 @@ from samestep.records.collectives import CollectiveResults
 from samestep.records.files import why_not_writable
 from samestep.records.inspection import EngineFacts
 from samestep.records.record import Progress as RankProgress
-from samestep.records.results import ScoreResults, StudyResults, TrainResults
+from samestep.records.results import CompareResults, EvaluateResults, RunResults
 from samestep.records.runs import PastRun
 from samestep.report import language
 from samestep.report.console import Terminal, cell, terminal
@@ -115,11 +115,11 @@ class Training(_Live):
                 why = f"machines have left or joined: {self.launcher} continues on {ranks}"
             self._event(f"{why} (restart {self.attempt})")
         self.ranks = now.ranks or self.ranks
-        phase = now.phase
+        phase = now.activity
         if self.phase is not None and phase != self.phase:
             self.phase = phase
             self._event(PHASES.get(phase, phase))
-        self.progress.update(self.task, description=f"{self.title}: {phase}")
+        self.progress.update(self.task, description=f"{self.title}: {PHASES.get(phase, phase)}")
         for entry in now.curve[self.evaluated :]:
             self.evaluated += 1
             if self.phase is not None and entry["step"] > now.resumed_from:
@@ -160,10 +160,10 @@ class Training(_Live):
 
 
 BUILT_IN = "digits"  # the default job, after which a user goes on with a job of their own
-PHASES = {"starting": "starting the ranks", "train": "training", "evaluate": "evaluation", "score": "evaluation"}
+PHASES = {"starting": "starting the ranks", "run": "training", "evaluate": "evaluation"}
 
 
-def show_study(results: StudyResults) -> None:
+def show_study(results: CompareResults) -> None:
     """Prints the table of a study, its notes and the report's path."""
     from samestep import report
 
@@ -179,7 +179,7 @@ def show_study(results: StudyResults) -> None:
         console.show_line(line)
 
 
-def show_training(results: TrainResults) -> None:
+def show_training(results: RunResults) -> None:
     """Prints the results of a training."""
     if results.stopped:
         why = "on request" if results.stopped == "requested" else "because the evaluations did not improve"
@@ -198,13 +198,13 @@ def show_training(results: TrainResults) -> None:
     _line(f"weights: {results.weights}, of step {results.weights_of_step}")
     if results.export:
         _line(f"export: {results.export}")
-    if results.usage:
-        _line(f"resource usage: {results.usage}")
+    if results.monitor:
+        _line(f"resource usage: {results.monitor}")
     for trace in results.traces:
         _line(f"trace: {trace}   (open it at https://ui.perfetto.dev)")
 
 
-def show_scores(results: ScoreResults) -> None:
+def show_scores(results: EvaluateResults) -> None:
     """Prints the results of an evaluation."""
     _line(f"evaluation over {results.evaluation_rows} rows, each once: {_means(results.evaluation)}")
     if results.predictions:

@@ -21,18 +21,17 @@ from samestep.records.checkpoint import FOLDER, steps_in
 from samestep.records.files import read, replace_by, why_not_writable, write
 from samestep.records.record import ENVIRONMENT, PROGRESS
 from samestep.records.redaction import redacted_values
-from samestep.records.runs import COMMAND
-from samestep.records.study import STUDY, StudyRecord
+from samestep.records.runs import COMMAND, STUDY, ResultsIdentity
 from samestep.version import __version__
 
 LOCK = ".lock"
-# The fields of a StudyRecord that may differ when `run` continues a training: a checkpoint fits every engine and every
-# number of ranks.
+# The fields of a ResultsIdentity that may differ when `run` continues a training: a checkpoint fits every engine and
+# every number of ranks.
 FREE = (
     *("engines", "engine_settings", "launchers", "device", "nproc", "nnodes", "threads"),
     *("samestep", "torch", "package"),
 )
-# The fields of a Setup that are not copied into the StudyRecord:
+# The fields of a Setup that are not copied into the ResultsIdentity:
 NOT_COPIED = {
     *("out", "deadline_s", "stall_s"),  # they decide no result: where it is written, and when a launch is ended
     *("nproc", "steps", "resume", "machines"),  # the study's own values of these are recorded
@@ -57,7 +56,7 @@ def results_folder(
         )
     if study.machines.nnodes > 1 and not study.machines.single_launch and command != "run":
         out = shared_folder(out)
-    record = StudyRecord(
+    record = ResultsIdentity(
         command=command,
         file=study.job.source,
         samestep=__version__,
@@ -81,7 +80,7 @@ def results_folder(
 
 def prepare_on_each(
     out: Path | None,
-    record: StudyRecord,
+    record: ResultsIdentity,
     study: Study,
     rank: LaunchedRank | None,
     *,
@@ -125,7 +124,7 @@ def shared_folder(out: Path | None) -> Path:
 
 def prepare(
     out: Path | None,
-    study: StudyRecord,
+    study: ResultsIdentity,
     name: str = "",
     *,
     writes: bool = True,
@@ -157,7 +156,7 @@ def prepare(
     _created.extend(path.absolute() for path in absent)
     path = folder / STUDY
     if path.exists():
-        existing = read(StudyRecord, path)
+        existing = read(ResultsIdentity, path)
         differs = [name for name in study.differences(existing) if name not in free]
         if differs:
             before, now = (_shown(getattr(each, differs[0])) for each in (existing, study))
@@ -179,7 +178,7 @@ def _and_continue(folder: Path, command: str) -> str:
 
 
 def _shown(value: object) -> str:
-    """Returns a value of a StudyRecord for an error: a mapping or a tuple as it was typed."""
+    """Returns a value of a ResultsIdentity for an error: a mapping or a tuple as it was typed."""
     if isinstance(value, Mapping):
         value = [f"{name}={text}" for name, text in value.items()]
     return repr(",".join(value) if isinstance(value, list | tuple) else value)

@@ -18,19 +18,18 @@ from samestep.records.checkpoint import FOLDER, MANIFEST, steps_in
 from samestep.records.collectives import CollectiveResults
 from samestep.records.files import read
 from samestep.records.record import PROGRESS, Progress, Record
-from samestep.records.results import RESULTS, Results, ScoreResults, StudyResults, TrainResults
-from samestep.records.runs import COMMAND, CommandRecord, Outcome, PastRun
+from samestep.records.results import RESULTS, CompareResults, EvaluateResults, Results, RunResults
+from samestep.records.runs import COMMAND, STUDY, CommandRecord, Outcome, PastRun, ResultsIdentity
 from samestep.records.script import CheckResults
-from samestep.records.study import STUDY, StudyRecord
 from samestep.report.language import text
 from samestep.world.regular_files import open_regular
 
 AnyResults = Results | CheckResults
 RESULTS_OF: dict[str, type[AnyResults]] = {
-    "verify": StudyResults,
-    "compare": StudyResults,
-    "run": TrainResults,
-    "evaluate": ScoreResults,
+    "verify": CompareResults,
+    "compare": CompareResults,
+    "run": RunResults,
+    "evaluate": EvaluateResults,
     "collectives": CollectiveResults,
     "check": CheckResults,
 }
@@ -58,18 +57,18 @@ def past_run(folder: Path) -> PastRun:
     """Reads the files in a folder of results. Damaged ones, and those of another samestep, count as absent."""
     began, written_at = _read(CommandRecord, folder / COMMAND), (folder / STUDY).stat().st_mtime
     try:
-        study = read(StudyRecord, folder / STUDY, MOST_BYTES)
+        study = read(ResultsIdentity, folder / STUDY, MOST_BYTES)
     except (UserError, OSError) as error:
         why, line = str(error).partition("; ")[0], _line(folder, began, same_folder=False)
         return PastRun(str(folder), "?", "?", (), None, "unknown", why, written_at, line=line)
     command, results = study.command, _results(study, folder)
-    trained = results if isinstance(results, TrainResults) else None
+    trained = results if isinstance(results, RunResults) else None
     progress = next(filter(None, (_read(Progress, path) for path in _everywhere(folder, PROGRESS))), None)
     outcome, reason = _outcome(folder, began, results)
     steps, asked_steps = (trained.steps, trained.asked_steps) if trained else (None, None)
     if steps is None and progress and command == "run":
         steps, asked_steps = progress.done, progress.steps or None
-    evaluation = results.evaluation if isinstance(results, TrainResults | ScoreResults) else None
+    evaluation = results.evaluation if isinstance(results, RunResults | EvaluateResults) else None
     if evaluation is None and progress and progress.curve:
         evaluation = {name: value for name, value in progress.curve[-1].items() if name != "step"}
     checkpoint = newest_checkpoint(folder)
@@ -105,7 +104,7 @@ def _outcome(folder: Path, began: CommandRecord | None, results: AnyResults | No
     if _is_locked(folder):
         return "running", None
     if results and (began is None or began.outcome in (None, "finished")):
-        stopped = results.stopped if isinstance(results, TrainResults) else None
+        stopped = results.stopped if isinstance(results, RunResults) else None
         why = {"requested": "on request", "early": "the evaluations did not improve"}.get(str(stopped))
         return ("stopped", why) if stopped else ("finished", None)
     if began and began.outcome and began.outcome != "finished":
@@ -134,7 +133,7 @@ def _everywhere(folder: Path, name: str) -> list[Path]:
 
 def _verdicts(results: AnyResults | None) -> str | None:
     """Returns '3 same, 1 refused' for a study."""
-    rows = results.engines if isinstance(results, StudyResults) else []
+    rows = results.engines if isinstance(results, CompareResults) else []
     return ", ".join(f"{count} {verdict}" for verdict, count in Counter(row.verdict for row in rows).items()) or None
 
 
@@ -150,7 +149,7 @@ def _line(folder: Path, began: CommandRecord | None, *, same_folder: bool) -> st
     return ("" if here else f"cd {shlex.quote(began.cwd)} && ") + shlex.join([*began.words, *out])
 
 
-def _results(study: StudyRecord, folder: Path) -> AnyResults | None:
+def _results(study: ResultsIdentity, folder: Path) -> AnyResults | None:
     kind = RESULTS_OF.get(study.command)
     return _read(kind, folder / RESULTS) if kind else None
 

@@ -27,11 +27,11 @@ from samestep.launch.command import command_for, rank_command, shell_line
 from samestep.launch.started_by import LaunchedRank
 from samestep.records.files import read, replace_text, why_not_writable, with_schema, write
 from samestep.records.inspection import JobFacts
-from samestep.records.plan import TRACES, Plan, Score, Train
+from samestep.records.monitor import CSV, PAGE, SUMMARY, MonitorSummary, read_samples, thinned
+from samestep.records.plan import TRACES, EvaluateTask, Plan, RunTask
 from samestep.records.record import Progress, Record
 from samestep.records.redaction import redacted_values
-from samestep.records.results import InitialWeights, ScoreResults, TrainResults, write_results
-from samestep.records.usage import CSV, PAGE, SUMMARY, UsageSummary, read_samples, thinned
+from samestep.records.results import EvaluateResults, InitialWeights, RunResults, write_results
 from samestep.report.figures import batch_size, data_wait
 from samestep.report.figures.step_parts import step_parts
 from samestep.world.network import check_master
@@ -40,58 +40,58 @@ PLAN = "plan.json"  # in the folder of the ranks
 Watch = Callable[[Progress], None]
 
 
-def run(setup: Setup, options: RunOptions, *, dry_run: bool = False) -> TrainResults | None:
+def run(setup: Setup, options: RunOptions, *, dry_run: bool = False) -> RunResults | None:
     """Trains the whole job. Returns the results; None on a machine without rank 0, on other ranks of an outer launcher,
     and after a dry run, which prints the shell line that would start it.
 
     Where `out` holds the results of this training, they are returned, and nothing is trained.
     """
     launched = _launch("run", setup, options, dry_run)
-    if launched is None or isinstance(launched, TrainResults):
+    if launched is None or isinstance(launched, RunResults):
         return launched
     study, row, record, out, training = launched
-    assert isinstance(training, Train)
+    assert isinstance(training, RunTask)
     results = _train_results(study, row, record, out, training)
-    results = replace(results, usage=_write_usage(record, out, results))
+    results = replace(results, monitor=_write_usage(record, out, results))
     _write_results(out, results)
     return results
 
 
-def _write_usage(record: Record, out: Path, results: TrainResults) -> str | None:
+def _write_usage(record: Record, out: Path, results: RunResults) -> str | None:
     """Writes the page of what a training used. Returns its path; None where the disk has taken no samples."""
-    from samestep.report.usage_page import usage_page
+    from samestep.report.monitor_page import monitor_page
 
     try:
-        summary, samples = read(UsageSummary, record.folder / SUMMARY), thinned(read_samples(record.folder / CSV))
+        summary, samples = read(MonitorSummary, record.folder / SUMMARY), thinned(read_samples(record.folder / CSV))
         on_cpu = record.ranks[0].world.device == "cpu"  # on a GPU the thread that trains only hands out work
-        parts = step_parts(record.training("train")) if on_cpu else []
-        page = usage_page(summary, samples, parts, results.traces)
+        parts = step_parts(record.training("run")) if on_cpu else []
+        page = monitor_page(summary, samples, parts, results.traces)
         replace_text(out / PAGE, page)
     except (OSError, UserError):
         return None
     return str(out / PAGE)
 
 
-def evaluate(setup: Setup, options: EvaluateOptions) -> ScoreResults | None:
+def evaluate(setup: Setup, options: EvaluateOptions) -> EvaluateResults | None:
     """Evaluates weights. Returns the results; None on a machine without rank 0, as `run`."""
     launched = _launch("evaluate", setup, options, False)
-    if launched is None or isinstance(launched, TrainResults):
+    if launched is None or isinstance(launched, RunResults):
         return None
     study, row, record, _, training = launched
-    assert isinstance(training, Score)
+    assert isinstance(training, EvaluateTask)
     results = _score_results(study, row, record, training)
     _write_results(launched[3], results)
     return results
 
 
-def _write_results(out: Path, results: TrainResults | ScoreResults) -> None:
+def _write_results(out: Path, results: RunResults | EvaluateResults) -> None:
     out.mkdir(parents=True, exist_ok=True)  # somebody may have removed it
     write_results(results, out)
 
 
 def _launch(
     command: str, setup: Setup, options: RunOptions | EvaluateOptions, dry_run: bool
-) -> tuple[Study, Row, Record, Path, Train | Score] | TrainResults | None:
+) -> tuple[Study, Row, Record, Path, RunTask | EvaluateTask] | RunResults | None:
     """Launches a training or an evaluation. Returns its record, the folder of its results and what was planned; None as
     `run`; the results of a training that has finished before."""
     rank = detect_launched_rank(os.environ, setup)
@@ -100,7 +100,7 @@ def _launch(
     out = results_folder(command, study, rank, options_of(training), dry_run=dry_run)
     words = words_of(command, options, setup.job)
     first = (rank is None or rank.rank == 0) and is_first(study.machines)
-    if isinstance(training, Train):
+    if isinstance(training, RunTask):
         training = replace(training, weights=str(out / WEIGHTS))
         if finished := finished_results(out, training, words):
             return finished if first and not dry_run else None
@@ -154,7 +154,7 @@ def _say_batch_size(study: Study, row: Row) -> None:
 
 
 def prepare(
-    study: Study, training: Train | Score, folder: Path, rank: LaunchedRank | None = None
+    study: Study, training: RunTask | EvaluateTask, folder: Path, rank: LaunchedRank | None = None
 ) -> tuple[Row, Command, Plan]:
     """Returns the row, the command and the plan of one training or evaluation that writes into `folder`; starts and
     writes nothing.
@@ -259,12 +259,12 @@ def ranks_in_folder(study: Study, processes: int) -> int:
     return processes // (1 if machines.single_launch else machines.nnodes)  # else each machine has a folder of its own
 
 
-def _train_results(study: Study, row: Row, record: Record, out: Path, step: Train) -> TrainResults:
-    seen = record.training("train")[0]
+def _train_results(study: Study, row: Row, record: Record, out: Path, step: RunTask) -> RunResults:
+    seen = record.training("run")[0]
     best: Mapping[str, float] = seen.curve[seen.best_at] if seen.best_at >= 0 else {}
     wait = measure_data_wait(study.job, record)
     at_step = best.get("step")
-    return TrainResults(
+    return RunResults(
         job=study.setup.job,
         settings=redacted_values(study.setup.settings),
         launcher=row.launcher,
@@ -296,7 +296,7 @@ def _train_results(study: Study, row: Row, record: Record, out: Path, step: Trai
     )
 
 
-def _traces(out: Path, record: Record, step: Train) -> tuple[str, ...]:
+def _traces(out: Path, record: Record, step: RunTask) -> tuple[str, ...]:
     """Returns the files of --profile that this launch has written, of all ranks whose folders are here."""
     assert step.profile
     began = record.plan().started_at - 1  # a file system may round times
@@ -306,10 +306,10 @@ def _traces(out: Path, record: Record, step: Train) -> tuple[str, ...]:
     return tuple(map(str, traces))
 
 
-def _score_results(study: Study, row: Row, record: Record, step: Score) -> ScoreResults:
-    evaluation = record.training("score")[0].evaluation
+def _score_results(study: Study, row: Row, record: Record, step: EvaluateTask) -> EvaluateResults:
+    evaluation = record.training("evaluate")[0].evaluation
     assert evaluation is not None
-    return ScoreResults(
+    return EvaluateResults(
         job=study.setup.job,
         settings=redacted_values(study.setup.settings),
         launcher=row.launcher,
@@ -337,5 +337,5 @@ def measure_data_wait(job: JobFacts, record: Record) -> data_wait.Waiting | None
     first = record.ranks[0]
     cores = first.machine.cores / first.world.local_size
     return data_wait.measured(
-        record.training("train"), job.global_batch, job.workers, job.prefetch, cores, job.most_workers
+        record.training("run"), job.global_batch, job.workers, job.prefetch, cores, job.most_workers
     )

@@ -18,9 +18,9 @@ from samestep.records.exported import other_file
 from samestep.world.regular_files import open_regular
 
 if TYPE_CHECKING:
-    from samestep.records.checkpoint import Every
+    from samestep.records.checkpoint import Interval
     from samestep.records.inspection import JobFacts
-    from samestep.records.plan import Score, Train
+    from samestep.records.plan import EvaluateTask, RunTask
 
 LOGS = {"csv": "", "tensorboard": "tensorboard", "wandb": "wandb"}  # --log -> the package that it needs
 
@@ -106,9 +106,9 @@ class TrainOptions(Options):
         ),
     ] = ""
 
-    def plan(self, job: JobFacts) -> Train:
+    def plan(self, job: JobFacts) -> RunTask:
         """Returns the training to plan, without the file for its weights. Raises UserError for an unknown metric."""
-        from samestep.records.plan import Train
+        from samestep.records.plan import RunTask
 
         name, _, direction = self.best.partition(":")
         if self.best and not name:
@@ -135,7 +135,7 @@ class TrainOptions(Options):
         if export:
             _check_export(export, job.pretrained)
         init = file_of(self.init, "--init")
-        return Train(
+        return RunTask(
             weights="",
             init=init,
             init_sha256=digest_of(Path(init)) if init else None,
@@ -155,15 +155,15 @@ class TrainOptions(Options):
         )
 
 
-def _every(text: str) -> Every:
+def _every(text: str) -> Interval:
     """Parses '500s', '1000steps' or '1epoch'."""
-    from samestep.records.checkpoint import Every
+    from samestep.records.checkpoint import Interval
 
     match = re.fullmatch(r"(\d+) ?(s|steps?|epochs?)", text)
     if not match or not int(match[1]):
         raise UserError(f"--checkpoint-every {text}: write seconds, steps or epochs, as in 500s, 1000steps or 1epoch")
     unit: Literal["s", "steps", "epochs"] = "s" if match[2] == "s" else "steps" if match[2][0] == "s" else "epochs"
-    return Every(int(match[1]), unit)
+    return Interval(int(match[1]), unit)
 
 
 def _profile(text: str) -> tuple[int, int]:
@@ -238,9 +238,9 @@ class ScoreOptions(Options):
         Option(help="Keep the model's output for each row, in the dataset's order, as a .npy file."),
     ] = None
 
-    def plan(self, job: JobFacts) -> Score:
+    def plan(self, job: JobFacts) -> EvaluateTask:
         """Returns the evaluation to plan. Raises UserError for a job without one, or a file that cannot be written."""
-        from samestep.records.plan import Score
+        from samestep.records.plan import EvaluateTask
 
         if not job.evaluation_rows:
             raise UserError("the job has no evaluation; give it one: Job(evaluation=…)")
@@ -248,7 +248,7 @@ class ScoreOptions(Options):
         if predictions is not None:
             _check_predictions(predictions)
         init = str(file_of(self.weights, "--weights"))
-        return Score(init, digest_of(Path(init)), str(predictions.resolve()) if predictions else None)
+        return EvaluateTask(init, digest_of(Path(init)), str(predictions.resolve()) if predictions else None)
 
 
 def _check_predictions(file: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from samestep.records.files import write
-from samestep.records.usage import CSV, SUMMARY, Sample, UsageSummary, header, row, summary_of, thinned
+from samestep.records.monitor import CSV, SUMMARY, MonitorSummary, Sample, header, row, summary_of, thinned
 from samestep.world.gpu_use import Gpus
 from samestep.world.machine_use import machine_use
 from samestep.world.process_tree import ProcessTree
@@ -85,7 +85,7 @@ class UsageSampler:
         self._due = time.monotonic() + max(self.interval, cost / SHARE)
         return sample
 
-    def close(self, command: Sequence[str] = (), exit_code: int | None = None) -> UsageSummary:
+    def close(self, command: Sequence[str] = (), exit_code: int | None = None) -> MonitorSummary:
         """Takes a last sample, and writes usage.json. Returns what is in it."""
         self.sample()
         if self._file:

@@ -7,7 +7,7 @@ from math import isclose, isfinite
 from samestep.errors import first_few
 from samestep.proof.trace import EPS
 from samestep.records.inspection import JobFacts
-from samestep.records.record import PlayedLayout, SeparationSeen
+from samestep.records.record import ReferenceLayoutRecord, SeparationRecord
 
 Sentence = tuple[str, str]  # (the reason, what helps)
 
@@ -21,7 +21,9 @@ PADDED = (
 )
 
 
-def natural_causes(job: JobFacts, neutral: PlayedLayout, separation: SeparationSeen, *, hides: bool) -> Sentence:
+def natural_causes(
+    job: JobFacts, neutral: ReferenceLayoutRecord, separation: SeparationRecord, *, hides: bool
+) -> Sentence:
     """Names what is expected to differ: BatchNorm and random numbers.
 
     hides: whether some random numbers are not constant in the neutral trainings: a mistake could hide behind them.
@@ -57,7 +59,7 @@ def natural_causes(job: JobFacts, neutral: PlayedLayout, separation: SeparationS
     return "; ".join(reasons), "; ".join(advice)
 
 
-def mistake(separation: SeparationSeen, dtype: str, job: JobFacts, off: str) -> Sentence:
+def mistake(separation: SeparationRecord, dtype: str, job: JobFacts, off: str) -> Sentence:
     """Names the mistake of a job whose ranks differ from one process without random numbers and batch statistics.
 
     off: which weight differs most, for a mistake that the losses do not show.
@@ -112,7 +114,7 @@ def mistake(separation: SeparationSeen, dtype: str, job: JobFacts, off: str) -> 
     )
 
 
-def _in_forward(separation: SeparationSeen, losses: _Losses) -> Sentence:
+def _in_forward(separation: SeparationRecord, losses: _Losses) -> Sentence:
     """Of a job whose criterion sees all rows: what is left are its forward pass and what is done once for each step."""
     if losses.output_depends_on_other_rows():
         return PADDED
@@ -125,7 +127,7 @@ def _in_forward(separation: SeparationSeen, losses: _Losses) -> Sentence:
     )
 
 
-def _keeps_state(separation: SeparationSeen) -> Sentence:
+def _keeps_state(separation: SeparationRecord) -> Sentence:
     where = f" ({first_few(separation.moved)})" if separation.moved else ""
     return (
         f"the model or the criterion keeps something from batch to batch{where}, and each rank keeps its own",
@@ -137,7 +139,7 @@ def _keeps_state(separation: SeparationSeen) -> Sentence:
 class _Losses:
     """The losses of a Separation, compared up to rounding."""
 
-    def __init__(self, separation: SeparationSeen, dtype: str) -> None:
+    def __init__(self, separation: SeparationRecord, dtype: str) -> None:
         self.seen, self.weights = separation, separation.weights
         self.visible = EPS[dtype] ** 0.5
 

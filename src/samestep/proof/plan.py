@@ -12,8 +12,8 @@ from samestep.engine import Layout, Numerics
 from samestep.proof.trace import Expectation
 from samestep.records.inspection import EngineFacts
 from samestep.records.interruption import INTERRUPTED
-from samestep.records.plan import TRAININGS, ContinuedLayout, Interrupted, LayoutPlan, Prove
-from samestep.records.record import PlayedLayout
+from samestep.records.plan import TRAININGS, ContinuedLayout, Interrupted, LayoutPlan, ProveTask
+from samestep.records.record import ReferenceLayoutRecord
 
 INEXACT = ("gradient", "sgd")  # the trainings that measure an inexact engine's numerics, in float32
 AS_NUMERICS = "numerics of {}"  # their names in the record
@@ -24,7 +24,7 @@ def plain_layout() -> LayoutPlan:
     return LayoutPlan(trainings=("sgd",), compared=True)
 
 
-def neutral_layouts(many: PlayedLayout) -> tuple[LayoutPlan, LayoutPlan]:
+def neutral_layouts(many: ReferenceLayoutRecord) -> tuple[LayoutPlan, LayoutPlan]:
     """Plain training and `many` replicas, both without random numbers and batch statistics."""
     one = LayoutPlan(dtype=many.dtype, neutral=True, compared=True, trainings=("sgd",))
     return one, replace(one, replicas=many.layout.replicas, split=many.layout.split, buffers=many.layout.buffers)
@@ -70,20 +70,20 @@ def numerics_layout(facts: EngineFacts, then: EngineFacts | None = None) -> Layo
     )
 
 
-def trainings(facts: EngineFacts, loop: Expectation, steps: int, replicas: int, rows: int = 0) -> tuple[Prove, ...]:
-    """The trainings of an engine's proof. replicas: of the study, for which the subset is cut. rows: as in Prove."""
+def trainings(facts: EngineFacts, loop: Expectation, steps: int, replicas: int, rows: int = 0) -> tuple[ProveTask, ...]:
+    """The trainings of an engine's proof. replicas: of the command, for which the subset is cut. rows: of ProveTask."""
     _, numerics = _working(facts)
 
-    def prove(training: str, name: str, dtype: str, without: bool) -> Prove:
+    def prove(training: str, name: str, dtype: str, without: bool) -> ProveTask:
         settings = {**facts.settings, **(numerics.without if without else {})}
-        return Prove(training, steps, dtype, replicas, loop.facts.sgd_lr, settings, name, rows)
+        return ProveTask(training, steps, dtype, replicas, loop.facts.sgd_lr, settings, name, rows)
 
     exact = [prove(name, name, loop.facts.dtype, True) for name in TRAININGS]
     inexact = [prove(name, AS_NUMERICS.format(name), "float32", False) for name in INEXACT if numerics.lossy]
     return (*exact, *inexact)
 
 
-def interrupted(trainings: tuple[Prove, ...], parts: Interrupted) -> tuple[Prove, ...]:
+def interrupted(trainings: tuple[ProveTask, ...], parts: Interrupted) -> tuple[ProveTask, ...]:
     """The trainings of one launch of an interrupted proof. The first also runs those that are not interrupted."""
     return tuple(
         replace(training, interrupted=parts) if training.training in INTERRUPTED else training

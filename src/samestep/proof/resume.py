@@ -12,7 +12,7 @@ from samestep.proof.plan import AS_NUMERICS
 from samestep.proof.resume_causes import resume_cause, state_cause
 from samestep.proof.trace import EPS, Expectation, of_engine
 from samestep.records.plan import TRAININGS
-from samestep.records.record import Observations, RankRecord, Record, TensorSeen
+from samestep.records.record import RankRecord, Record, TensorRecord, TrainingRecord
 from samestep.records.results import Divergence, Verdict
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 CLOSE = 4096  # units in the last place by which sums over other pieces may differ
 OF_RANK = ("buffer ", "carried state ")  # what each rank has for itself
 
-State = Mapping[str, TensorSeen]
+State = Mapping[str, TensorRecord]
 
 
 @dataclass(frozen=True)
@@ -68,12 +68,12 @@ class JoinedRecord(Record):
         return replace(here, trainings=trainings)
 
 
-def _seen(ranks: list[RankRecord], name: str, number: int) -> Observations:
+def _seen(ranks: list[RankRecord], name: str, number: int) -> TrainingRecord:
     """What a rank observed. One that was not there saw no rows, and of what is alike on all ranks what rank 0 saw."""
     if number < len(ranks) and name in ranks[number].trainings:
         return ranks[number].trainings[name]
-    alike = ranks[0].trainings.get(name, Observations())
-    return Observations(
+    alike = ranks[0].trainings.get(name, TrainingRecord())
+    return TrainingRecord(
         start_digest=alike.start_digest,
         rates=alike.rates,
         later={epoch: [] for epoch in alike.later},
@@ -81,7 +81,7 @@ def _seen(ranks: list[RankRecord], name: str, number: int) -> Observations:
     )
 
 
-def _joined(first: Observations, rest: Observations) -> Observations:
+def _joined(first: TrainingRecord, rest: TrainingRecord) -> TrainingRecord:
     """One rank's observations of both parts."""
     return replace(
         rest,
@@ -178,7 +178,9 @@ def _may_be_there(name: str, after: list[State]) -> bool:
     return bool(of) or any(each.startswith(name.partition("[")[0]) for state in after for each in state)
 
 
-def _pairs(name: str, before: list[State], after: list[State]) -> Iterator[tuple[int, TensorSeen, TensorSeen | None]]:
+def _pairs(
+    name: str, before: list[State], after: list[State]
+) -> Iterator[tuple[int, TensorRecord, TensorRecord | None]]:
     """Yields (rank, what it should have, what it has) of one tensor; None: nothing."""
     if name.startswith(OF_RANK):
         if name.startswith("carried") and len(before) != len(after):
@@ -193,14 +195,14 @@ def _pairs(name: str, before: list[State], after: list[State]) -> Iterator[tuple
     yield from ((rank, want, got) for rank, got in copies) if copies else [(0, want, None)]
 
 
-def _whole(name: str, states: list[State]) -> list[tuple[int, TensorSeen]]:
+def _whole(name: str, states: list[State]) -> list[tuple[int, TensorRecord]]:
     """(rank, sums) of each whole copy of a tensor; where ranks have pieces, these together as rank 0's."""
     here = [(rank, state[name]) for rank, state in enumerate(states) if name in state]
     copies = [(rank, seen) for rank, seen in here if seen.size == seen.whole]
     if copies or not here:
         return copies
     pieces = [seen for _, seen in here]
-    total = TensorSeen(
+    total = TensorRecord(
         sum(seen.size for seen in pieces),
         pieces[0].whole,
         sum(seen.magnitude for seen in pieces),

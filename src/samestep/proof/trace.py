@@ -7,7 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from samestep.records.record import EvaluationSeen, PartSeen, Played, PlayedLayout, Record
+from samestep.records.record import (
+    EvaluationRecord,
+    MicroBatchRecord,
+    Record,
+    ReferenceLayoutRecord,
+    ReferenceTrainingRecord,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -45,7 +51,7 @@ class Trace:
     start: list[str | None]
     rates: list[list[list[float]]]
     state: State
-    evaluation: list[EvaluationSeen]
+    evaluation: list[EvaluationRecord]
 
     @property
     def epochs(self) -> dict[int, int]:
@@ -77,7 +83,7 @@ class Expectation:
     number: int
 
     @property
-    def facts(self) -> PlayedLayout:
+    def facts(self) -> ReferenceLayoutRecord:
         """The layout, how it was played, and each training's observations."""
         return self.record.ranks[0].layouts[self.number]
 
@@ -91,13 +97,13 @@ class Expectation:
         """The distance from 1 to the next number in that dtype."""
         return EPS[self.rounded_to]
 
-    def of(self, training: str) -> Played:
+    def of(self, training: str) -> ReferenceTrainingRecord:
         """The observations of one training, without added noise."""
         return self.facts.trainings[training][0]
 
     def trace(self, training: str, variant: int, processes: int) -> Trace:
         """The trace of one training. variant: 0 is the reference itself, 1 and 2 have noise in their rounding; of these
-        the state is empty, and Played.distances has how far it is off.
+        the state is empty, and ReferenceTrainingRecord.distances has how far it is off.
 
         processes: a process that holds several replicas (DataParallel) is given their rows one after the other.
         """
@@ -134,7 +140,7 @@ def sample_like(values: Any, sample: Any) -> Any:
     return values.reshape(-1)[:: math.ceil(values.size / len(sample)) if len(sample) else 1]
 
 
-def _part(seen: PartSeen, mean_loss: float) -> Part:
+def _part(seen: MicroBatchRecord, mean_loss: float) -> Part:
     loss_sum = mean_loss * seen.weight
     return Part(seen.epoch, seen.step, seen.micro, seen.indices, seen.digests, seen.weight, loss_sum)
 

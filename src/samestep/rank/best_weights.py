@@ -14,7 +14,7 @@ from samestep.job import Job
 from samestep.rank.evaluate import evaluate, plain_model
 from samestep.rank.watch import Watch
 from samestep.rank.weights import StateDict, save
-from samestep.records.record import EvaluationSeen
+from samestep.records.record import EvaluationRecord
 from samestep.world import World
 
 
@@ -41,7 +41,7 @@ class BestWeights:
     curve: list[dict[str, float]] = field(default_factory=list)
     best_at: int = -1  # index of the best evaluation in the curve
     ended: bool = False  # whether patience has ended the training
-    evaluated: EvaluationSeen | None = None  # the latest evaluation's part of the record
+    evaluated: EvaluationRecord | None = None  # the latest evaluation's part of the record
     _unsaved: tuple[int, StateDict] | None = None  # the best step and its state, while the disk takes no file
 
     def begin(self, state: Callable[[], StateDict]) -> None:

@@ -1,6 +1,6 @@
 """Checkpoints of one training: where it continues, when the next one is due, and writing it beside the training.
 
-    checkpoints = Checkpoints(folder, world, store, every=Every(100, "steps"), keep=3, resume="auto")
+    checkpoints = Checkpoints(folder, world, store, every=Interval(100, "steps"), keep=3, resume="auto")
     run = Run(job, world, steps, checkpoints=checkpoints, stop=StopAfter(40))
 
 Give a Run its checkpoints, and it does the rest: begin() continues from the newest undamaged checkpoint in `folder`
@@ -44,7 +44,7 @@ from samestep.rank.checkpoint_files import (
 from samestep.rank.graceful_stop import AgreedStep
 from samestep.rank.packed import Piece, pack
 from samestep.rank.training_identity import TrainingIdentity, other_data, other_training
-from samestep.records.checkpoint import FOLDER, MANIFEST, Every, Manifest
+from samestep.records.checkpoint import FOLDER, MANIFEST, Interval, Manifest
 from samestep.records.files import from_json
 from samestep.records.launch_request import JOB, LaunchRequest
 from samestep.world import World
@@ -85,7 +85,7 @@ class Checkpoints:
         world: World,
         store: Store | None,
         *,
-        every: Every | None = None,
+        every: Interval | None = None,
         keep: int = 3,
         resume: str = "auto",
         engine: str = "",

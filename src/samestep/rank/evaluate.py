@@ -30,7 +30,7 @@ from samestep.job import Batch, Job, MicroBatch, counts_by_itself, reads_batch
 from samestep.job.walk import mapped_tensors, without_graph
 from samestep.rank.hardware import is_out_of_memory
 from samestep.rank.weights import StateDict
-from samestep.records.record import EvaluationSeen
+from samestep.records.record import EvaluationRecord
 from samestep.world import World
 from samestep.world.heartbeat import EVALUATION, heartbeat
 
@@ -60,9 +60,9 @@ class Evaluation:
         divisors = dict.fromkeys(self.sums, float(self.rows)) | {"loss": self.weight} | dict.fromkeys(self.whole, 1.0)
         return {name: total / divisors[name] for name, total in self.sums.items()}
 
-    def record(self) -> EvaluationSeen:
+    def record(self) -> EvaluationRecord:
         """Returns it as a record, without the predictions."""
-        return EvaluationSeen(self.rows, self.weight, self.sums, tuple(self.whole), self.means(), self.indices)
+        return EvaluationRecord(self.rows, self.weight, self.sums, tuple(self.whole), self.means(), self.indices)
 
 
 def plain_model(job: Job, state: dict[str, Tensor], world: World) -> nn.Module:

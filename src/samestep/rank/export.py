@@ -14,7 +14,7 @@ from torch import nn
 from samestep.errors import UserError
 from samestep.rank.weights import model_with_weights
 from samestep.records.exported import other_file, write_list
-from samestep.records.results import TrainResults, read_results
+from samestep.records.results import RunResults, read_results
 from samestep.world import World
 from samestep.world.heartbeat import CHECKPOINT, heartbeat
 
@@ -61,7 +61,7 @@ def export(model: Callable[[], nn.Module], weights: Path, folder: Path) -> None:
 def _is_of_this_training(folder: Path, out: Path) -> bool:
     """Whether the training in `out` has exported to this folder before it was continued."""
     try:
-        return read_results(TrainResults, out).export == str(folder)
+        return read_results(RunResults, out).export == str(folder)
     except (OSError, UserError):
         return False
 

@@ -191,7 +191,7 @@ def check_can_skip(job: Job, engine: object) -> None:
 
 @dataclass(frozen=True)
 class Checks:
-    """What a training looks for besides its progress: see Train.on_nan and check_replicas."""
+    """What a training looks for besides its progress: see RunTask.on_nan and check_replicas."""
 
     on_nan: Literal["stop", "skip"] = "stop"
     replicas: int = 0

@@ -15,7 +15,7 @@ from samestep.rank.digests import digest_rows, digest_state
 from samestep.rank.ema import Ema
 from samestep.rank.replicas import digests, whole_parameters
 from samestep.rank.state_seen import StateOf
-from samestep.records.record import PartSeen, TensorSeen
+from samestep.records.record import MicroBatchRecord, TensorRecord
 from samestep.world import World
 
 LATER_EPOCHS = (2, 3, 97)  # the proof does not train these; it compares which rows they would read
@@ -26,7 +26,7 @@ class Observer:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.parts: list[PartSeen] = []  # of each micro-batch
+        self.parts: list[MicroBatchRecord] = []  # of each micro-batch
         self.rates: list[list[float]] = []  # of each optimizer step, one for each parameter group
         self.start_digest: str | None = None
         self.end_digests: dict[str, int] = {}  # of each parameter that this rank holds whole
@@ -34,8 +34,8 @@ class Observer:
         self._depth, self._stepping = 0, set[int]()
         self._state_of: StateOf | None = None
         self.others: dict[str, Any] = {}  # what else of the training has a state dict; None: it has no such part
-        self.state: dict[str, TensorSeen] = {}
-        self._buffers: dict[str, TensorSeen] = {}
+        self.state: dict[str, TensorRecord] = {}
+        self._buffers: dict[str, TensorRecord] = {}
 
     def begin(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Takes the first weights' digest, and watches the optimizer's steps."""
@@ -88,7 +88,7 @@ class Observer:
         micro_batch = batch.micro_batch
         rows, digests = micro_batch.indices[: micro_batch.rows].tolist(), digest_rows(batch.data, micro_batch.rows)
         self.parts.append(
-            PartSeen(micro_batch.epoch, micro_batch.step, micro_batch.micro, rows, micro_batch.weight, digests)
+            MicroBatchRecord(micro_batch.epoch, micro_batch.step, micro_batch.micro, rows, micro_batch.weight, digests)
         )
 
     def end(self, model: nn.Module) -> None:

@@ -16,7 +16,7 @@ from torch.utils._pytree import keystr, tree_flatten_with_path
 from samestep.job.phases import CHECKPOINTED
 from samestep.rank.ema import Ema
 from samestep.rank.shards import block_of, is_shard, place_of, sharded_like
-from samestep.records.record import TensorSeen
+from samestep.records.record import TensorRecord
 
 
 class StateOf:
@@ -25,7 +25,7 @@ class StateOf:
     def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
         self.model, self.optimizer = model, optimizer
 
-    def seen(self, ema: Ema | None, others: Mapping[str, Any]) -> dict[str, TensorSeen]:
+    def seen(self, ema: Ema | None, others: Mapping[str, Any]) -> dict[str, TensorRecord]:
         """Returns the sums of 'weights of NAME', 'KEY of NAME' of the optimizer, 'average of NAME', 'buffer NAME', and
         'PART KEY' of the others, name -> what has a state dict. 'optimizer of NAME' is empty: NAME may have a state.
         """
@@ -36,7 +36,7 @@ class StateOf:
                     seen[f"{part} {keystr(path)}"] = _sums(torch.as_tensor(value))
         return seen
 
-    def buffers(self) -> dict[str, TensorSeen]:
+    def buffers(self) -> dict[str, TensorRecord]:
         """Returns the sums of each 'buffer NAME'."""
         return {f"buffer {name}": _sums(buffer) for name, buffer in self.model.named_buffers()}
 
@@ -61,7 +61,7 @@ class StateOf:
             yield f"average of {name}", sharded_like(average, parameter) if is_shard(parameter) else average
 
 
-def _sums(tensor: Tensor) -> TensorSeen:
+def _sums(tensor: Tensor) -> TensorRecord:
     """Returns the sums over this rank's piece of a tensor. No rank asks another."""
     block = block_of(tensor)
     place = torch.zeros((), dtype=torch.float64, device=block.device)
@@ -73,4 +73,4 @@ def _sums(tensor: Tensor) -> TensorSeen:
         place = place.unsqueeze(-1) + index * step
     values = block.to(torch.float64).nan_to_num()
     mixed = float((values * torch.cos(place)).sum())
-    return TensorSeen(block.numel(), tensor.numel(), float(values.abs().sum()), mixed)
+    return TensorRecord(block.numel(), tensor.numel(), float(values.abs().sum()), mixed)

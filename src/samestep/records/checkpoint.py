@@ -32,7 +32,7 @@ def steps_in(folder: Path) -> list[int]:
 
 
 @dataclass(frozen=True)
-class Every:
+class Interval:
     """How far apart checkpoints are: `count` steps, epochs or seconds."""
 
     count: float

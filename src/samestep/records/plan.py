@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from samestep.records.checkpoint import Every
+from samestep.records.checkpoint import Interval
 from samestep.records.inspection import Values
 from samestep.records.launch_request import LaunchRequest as LaunchRequest
 
@@ -17,7 +17,7 @@ TRACES = "trace"  # the folder of --profile's files
 
 
 @dataclass(frozen=True)
-class Measure:
+class MeasureTask:
     """Measure the unchanged job for `steps` steps, without the proof's observations."""
 
     steps: int
@@ -39,7 +39,7 @@ class Interrupted:
 
 
 @dataclass(frozen=True)
-class Prove:
+class ProveTask:
     """One training of the proof.
 
     training: one of TRAININGS. dtype: 'float64', or 'float32' for a model or an engine that float64 does not fit.
@@ -61,7 +61,7 @@ class Prove:
 
 
 @dataclass(frozen=True)
-class Train:
+class RunTask:
     """Train the whole job.
 
     weights: the file for the trained weights. init, init_sha256: the file to start from. every: epochs between
@@ -84,7 +84,7 @@ class Train:
     patience: int | None = None
     log: tuple[str, ...] = ()
     export: str | None = None
-    checkpoint_every: Every | None = None
+    checkpoint_every: Interval | None = None
     keep: int = 3
     resume: str = "auto"
     resume_changed_data: bool = False
@@ -92,22 +92,22 @@ class Train:
     on_nan: Literal["stop", "skip"] = "stop"
     check_replicas: int = 1000
     profile: tuple[int, int] | None = None
-    name: str = "train"
-    kind: Literal["train"] = "train"
+    name: str = "run"
+    kind: Literal["run"] = "run"
 
 
 @dataclass(frozen=True)
-class Score:
+class EvaluateTask:
     """Evaluate the weights in the file `init`. predictions: the file for the model's outputs."""
 
     init: str
     init_sha256: str
     predictions: str | None = None
-    name: str = "score"
-    kind: Literal["score"] = "score"
+    name: str = "evaluate"
+    kind: Literal["evaluate"] = "evaluate"
 
 
-Training = Annotated[Measure | Prove | Train | Score, Field(discriminator="kind")]
+Task = Annotated[MeasureTask | ProveTask | RunTask | EvaluateTask, Field(discriminator="kind")]
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class Plan:
     settings: Mapping[str, str]
     engine: str
     engine_settings: Values = field(default_factory=dict)
-    trainings: tuple[Training, ...] = ()
+    trainings: tuple[Task, ...] = ()
     threads: int = 1
     nproc: int = 1
     proof_threads: int = 1
@@ -170,8 +170,8 @@ class LayoutPlan:
 class ReferencePlan:
     """What the reference plays. replicas: of the study; they decide the subset's size. steps: of each training.
 
-    rows: as in Prove. noise_runs: how often each training is played again with noise in the rounding. threads: of the
-    reference; 0: all cores.
+    rows: see ProveTask. noise_runs: how often each training is played again with noise in the rounding. threads: of
+    the reference; 0: all cores.
     """
 
     IS_PRIVATE: ClassVar = True  # it holds settings or arguments as they were given

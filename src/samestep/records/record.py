@@ -32,7 +32,7 @@ SAVE_VARIABLES = "SAMESTEP_SAVE_VARIABLES"  # environment variable: their names,
 
 
 @dataclass(frozen=True)
-class PartSeen:
+class MicroBatchRecord:
     """One micro-batch as a process received it. digests: of each row's tensors. loss: its mean, in the reference."""
 
     epoch: int
@@ -45,7 +45,7 @@ class PartSeen:
 
 
 @dataclass(frozen=True)
-class EvaluationSeen:
+class EvaluationRecord:
     """One evaluation.
 
     rows: how many all ranks evaluated. weight: the sum of their weights in the loss. sums: the loss times the weight,
@@ -64,7 +64,7 @@ class EvaluationSeen:
 
 
 @dataclass(frozen=True)
-class TensorSeen:
+class TensorRecord:
     """Sums over one rank's piece of a tensor, by which two states are compared; those of all pieces are the tensor's.
 
     size: the elements of the piece. whole: of the tensor. magnitude: the sum of the absolute values. mixed: of the
@@ -78,7 +78,7 @@ class TensorSeen:
 
 
 @dataclass(frozen=True)
-class Observations:
+class TrainingRecord:
     """What one rank observed in one training.
 
     losses, step_of, weight_of: the mean loss, step and weight of each micro-batch. step_s, wait_s: the seconds of each
@@ -104,19 +104,19 @@ class Observations:
     began_at: float | None = None
     start_digest: str | None = None
     autocast: bool = False
-    parts: list[PartSeen] = field(default_factory=list)
+    parts: list[MicroBatchRecord] = field(default_factory=list)
     later: Mapping[int, list[int]] = field(default_factory=dict)
     rates: list[list[float]] = field(default_factory=list)
     end_digests: Mapping[str, int] = field(default_factory=dict)
     skipped_steps: int = 0
     peak_memory_bytes: int | None = None
-    evaluation: EvaluationSeen | None = None
+    evaluation: EvaluationRecord | None = None
     asked_steps: int | None = None
     stopped: str | None = None
     curve: list[dict[str, float]] = field(default_factory=list)
     best_at: int = -1
     resumed_from: int = 0
-    state: Mapping[str, TensorSeen] = field(default_factory=dict)
+    state: Mapping[str, TensorRecord] = field(default_factory=dict)
     changes: tuple[str, ...] = ()
 
 
@@ -130,7 +130,7 @@ class Moved:
 
 
 @dataclass(frozen=True)
-class Played:
+class ReferenceTrainingRecord:
     """One training of the reference.
 
     seen: [replica][micro-batch]. later: epoch -> [micro-batch][replica] -> the rows of its first step. rates: learning
@@ -141,7 +141,7 @@ class Played:
     as it is. moved: of the training as it is, for each tensor.
     """
 
-    seen: list[list[PartSeen]]
+    seen: list[list[MicroBatchRecord]]
     later: Mapping[int, list[list[list[int]]]]
     rates: list[list[float]]
     norms: list[float]
@@ -150,7 +150,7 @@ class Played:
     parameters: list[str]
     length: int
     clip_norm: float | None = None
-    evaluation: EvaluationSeen | None = None
+    evaluation: EvaluationRecord | None = None
     each_once: bool = True
     distances: Mapping[str, float] = field(default_factory=dict)
     moved: Mapping[str, Moved] = field(default_factory=dict)
@@ -158,7 +158,7 @@ class Played:
 
 
 @dataclass(frozen=True)
-class SeparationSeen:
+class SeparationRecord:
     """The losses of a few rows in batches of different rows, as reference.Separation.
 
     weights: of each row. whole: of all rows; again: the same, by the model that has just computed it. alone: of each
@@ -190,7 +190,7 @@ class FromOne:
 
 
 @dataclass(frozen=True)
-class PlayedLayout:
+class ReferenceLayoutRecord:
     """The reference's trainings for one layout.
 
     trainings: name -> [the training as it is, and twice with noise in its rounding]. dtype: of these. float64_failed:
@@ -209,10 +209,10 @@ class PlayedLayout:
     clip_norm: float | None
     sgd_lr: float
     sgd_lr_usual: float
-    trainings: Mapping[str, list[Played]]
+    trainings: Mapping[str, list[ReferenceTrainingRecord]]
     files: int = 0
     from_one: Mapping[str, FromOne] = field(default_factory=dict)
-    separation: SeparationSeen | None = None
+    separation: SeparationRecord | None = None
     draws: bool = False
     batch_statistics: bool = False
     then: Layout | None = None
@@ -228,8 +228,8 @@ class RankRecord:
     threads: int
     started_at: float
     machine: MachineFacts
-    trainings: Mapping[str, Observations] = field(default_factory=dict)
-    layouts: list[PlayedLayout] = field(default_factory=list)
+    trainings: Mapping[str, TrainingRecord] = field(default_factory=dict)
+    layouts: list[ReferenceLayoutRecord] = field(default_factory=list)
     collectives: list[CollectiveRank] = field(default_factory=list)
 
 
@@ -254,7 +254,7 @@ class Progress:
     steps that an earlier launch has done.
     """
 
-    phase: str = "starting"
+    activity: str = "starting"
     attempt: int = 0
     done: int | None = None
     steps: int = 0
@@ -317,7 +317,7 @@ class Record:
         errors = [read(RankError, file) for file in self.folder.glob("error-rank*.json")]
         return min(errors, key=lambda error: (error.lost_peer, error.time), default=None)
 
-    def training(self, name: str) -> list[Observations]:
+    def training(self, name: str) -> list[TrainingRecord]:
         """Returns what each rank observed in one training."""
         return [rank.trainings[name] for rank in self.ranks]
 

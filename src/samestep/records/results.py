@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 from samestep.records.collectives import CollectiveResults
 from samestep.records.files import finite, read, with_schema, write_json
 from samestep.records.inspection import MachineFacts, Values
-from samestep.records.usage import UsageSummary
+from samestep.records.monitor import MonitorSummary
 
 RESULTS = "results.json"
 PROVEN = ("same", "approximate")  # the verdicts with which an engine is measured
@@ -109,7 +109,7 @@ class Measurement:
     the same round.
 
     efficiency: the ratio divided by the replicas. peak_memory_mib: of the rank that needs most. startup_s: until the
-    first batch. usage: what the latest launch used, from start to end; None where that was not sampled.
+    first batch. monitor: what the latest launch used, from start to end; None where that was not sampled.
     """
 
     samples_per_second: Summary | None = None
@@ -119,7 +119,7 @@ class Measurement:
     peak_memory_mib: float | None = None
     startup_s: float | None = None
     launches: list[Launch] = field(default_factory=list)
-    usage: UsageSummary | None = None
+    monitor: MonitorSummary | None = None
 
 
 MEASURED = tuple(each.name for each in fields(Measurement))
@@ -180,7 +180,7 @@ class OneProcess:
 
 
 @dataclass(frozen=True)
-class StudyResults:
+class CompareResults:
     """The results of verify or compare.
 
     package: a digest of samestep's files. tensors: of the model's state; None where nothing was proven. repeats:
@@ -225,7 +225,7 @@ class InitialWeights:
 
 
 @dataclass(frozen=True)
-class TrainResults:
+class RunResults:
     """The results of a training.
 
     steps: that have been taken; the first `resumed_from` of them by an earlier launch. seconds: of the others.
@@ -233,7 +233,7 @@ class TrainResults:
     was asked for. weights_of_step: the step after which they were
     saved. evaluation: of these weights. stopped: 'requested' or 'early'. wait_share: share of
     the time that it waited for data. loader_ceiling, demand: rows/s that loading and training could reach. traces: the
-    files of --profile. usage: the page of its resource usage. changes: what differed when it was continued on other
+    files of --profile. monitor: the page of what it used. changes: what differed when it was continued on other
     data (--resume-changed-data), with the step.
     """
 
@@ -264,12 +264,12 @@ class TrainResults:
     demand: float | None
     advice: str | None
     traces: tuple[str, ...] = ()
-    usage: str | None = None
+    monitor: str | None = None
     changes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
-class ScoreResults:
+class EvaluateResults:
     """The evaluation of the weights in a file. sha256: of the file. predictions: the file with the model's outputs."""
 
     job: str
@@ -283,14 +283,14 @@ class ScoreResults:
     predictions: str | None
 
 
-Results = StudyResults | TrainResults | ScoreResults | CollectiveResults
+Results = CompareResults | RunResults | EvaluateResults | CollectiveResults
 R = TypeVar("R", bound=Results)
 
 
 def results_json(results: Results) -> Any:
     """Returns results as plain values that JSON knows; those of a proof alone have none of the measurement's fields."""
     values = finite(with_schema(results))
-    if isinstance(results, StudyResults) and not results.measured:
+    if isinstance(results, CompareResults) and not results.measured:
         for name in ("repeats", "warmup_steps", "measured_steps"):
             del values[name]
         for row in values["engines"]:

@@ -1,12 +1,13 @@
-"""What `samestep runs` reads and returns: the command that wrote a folder of results, and what became of it."""
+"""What a folder of results says of itself: the command that wrote it, what decides its results, and how it ended."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
 COMMAND = "command.json"
+STUDY = "study.json"  # of a ResultsIdentity, by which a command that is given again recognises its results
 Outcome = Literal["finished", "stopped", "failed", "interrupted", "killed", "running", "unknown"]
 
 
@@ -23,6 +24,43 @@ class CommandRecord:
     started_at: float
     outcome: Literal["finished", "failed", "interrupted"] | None = None
     reason: str | None = None
+
+
+@dataclass(frozen=True)
+class ResultsIdentity:
+    """The options of a command and the code that it runs: what decides its results.
+
+    job: or the script of `check`. file: a digest of the job's file. package: of samestep's files. rounds, warmup_steps,
+    measured_steps: see Setup. nproc: ranks on each of the `nnodes` machines. steps: of each training of the proof.
+    threads: of each rank; 0: the machine's cores divided by its ranks. training: the options of a training, of an
+    evaluation or of collectives, in words. resume: who continues the trainings of an interrupted proof, in words.
+    """
+
+    command: str
+    job: str
+    samestep: str
+    nproc: int
+    nnodes: int = 1
+    file: str = ""
+    torch: str = ""
+    package: str = ""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    engines: tuple[str, ...] = ()
+    launchers: tuple[str, ...] = ()
+    engine_settings: Mapping[str, str] = field(default_factory=dict)
+    device: str = ""
+    rounds: int = 0
+    warmup_steps: int = 0
+    measured_steps: int = 0
+    steps: int = 0
+    threads: int = 0
+    training: str = ""
+    resume: str = ""
+
+    def differences(self, other: ResultsIdentity) -> list[str]:
+        """Returns the names of the fields in which `other` differs."""
+        names = [field.name for field in fields(self)]
+        return [name for name in names if getattr(self, name) != getattr(other, name)]
 
 
 @dataclass(frozen=True)

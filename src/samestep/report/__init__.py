@@ -11,20 +11,20 @@ from samestep.report.footer import footer
 from samestep.report.sentences import notes, verdict_text
 
 if TYPE_CHECKING:
-    from samestep.records.results import StudyResults
+    from samestep.records.results import CompareResults
     from samestep.report.terminal import TerminalTable
 
 __all__ = ["footer", "html", "notes", "table", "verdict_text"]
 
 
-def table(results: StudyResults) -> TerminalTable:
+def table(results: CompareResults) -> TerminalTable:
     """The engines as a table to print on a rich console, as wide as that is."""
     from samestep.report.terminal import TerminalTable
 
     return TerminalTable(results)
 
 
-def html(results: StudyResults) -> str:
+def html(results: CompareResults) -> str:
     """The whole report as one HTML page that needs no other file and no network."""
     from samestep.report.page import page
 

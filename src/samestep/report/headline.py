@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from samestep.records.results import EngineResult, StudyResults
+from samestep.records.results import CompareResults, EngineResult
 from samestep.report.numbers import amount, factor
 from samestep.report.sentences import comparable_rows, label, sentence, speed, title, verdict_text
 
 
-def headline(results: StudyResults) -> str:
+def headline(results: CompareResults) -> str:
     """One sentence: what was proven, then what differs or failed, then what is fastest."""
     rows = results.engines
     clauses = _proofs(rows)
@@ -24,7 +24,7 @@ def headline(results: StudyResults) -> str:
     return sentence("; ".join(clauses or ["no engine could be proven here"]))
 
 
-def one_process_clause(results: StudyResults) -> str:
+def one_process_clause(results: CompareResults) -> str:
     """Whether the job's training on several ranks is that of one process; empty where that was not compared."""
     compared, ranks = results.same_as_one_process, results.world_size
     if compared is None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from samestep.records.results import EngineResult, StudyResults
+from samestep.records.results import CompareResults, EngineResult
 
 ILL_CONDITIONED = "ill-conditioned: "  # begins the proof's list of tensors, 'NAME (training), NAME (training)'
 
 
-def ill_conditioned(row: EngineResult, results: StudyResults) -> str | None:
+def ill_conditioned(row: EngineResult, results: CompareResults) -> str | None:
     """'7 of 18 tensors not compared at the end, …', from the proof's list of their names; None where there are none."""
     names = {each.partition(" (")[0] for note in row.notes for each in _listed(note)}
     if not names:
@@ -16,7 +16,7 @@ def ill_conditioned(row: EngineResult, results: StudyResults) -> str | None:
     return f"{len(names)}{of} tensors not compared at the end, where rounding alone is visible"
 
 
-def folded(note: str, row: EngineResult, results: StudyResults) -> tuple[str, list[str]]:
+def folded(note: str, row: EngineResult, results: CompareResults) -> tuple[str, list[str]]:
     """(summary, what is behind it) of one note; a note that is short has nothing behind it."""
     names = _listed(note)
     summary = ill_conditioned(row, results)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from markupsafe import Markup
 
-from samestep.records.results import StudyResults
-from samestep.report import columns, numbers, sentences, usage_text
+from samestep.records.results import CompareResults
+from samestep.report import columns, monitor_text, numbers, sentences
 from samestep.report.headline import headline
 from samestep.report.matplotlib_settings import import_matplotlib
 from samestep.report.notes import folded
@@ -15,7 +15,7 @@ from samestep.report.templates import template
 MARKS = {"same": "✓", "approximate": "≈", "differs": "✗", "failed": "✗", "refused": "–", "unavailable": "–"}
 
 
-def page(results: StudyResults) -> str:
+def page(results: CompareResults) -> str:
     """The whole page. Without a measurement it has no figures and no columns of speed."""
     return template("page.html.j2").render(
         results=results,
@@ -23,20 +23,20 @@ def page(results: StudyResults) -> str:
         numbers=numbers,
         columns=columns.ON_PAGE,
         sentences=sentences,
-        usage_text=usage_text,
+        monitor_text=monitor_text,
         folded=folded,
         trainings=TRAININGS,
         marks=MARKS,
         compared=comparable_rows(results),
         parts=[(label(row), row.step_ms) for row in comparable_rows(results) if row.step_ms and row.step_ms.compute],
-        used=[(label(row), row.usage) for row in comparable_rows(results) if row.usage],
+        used=[(label(row), row.monitor) for row in comparable_rows(results) if row.monitor],
         figures=_figures(results),
         machine=_machine(results),
         divergences=[(label(row), row.first_divergence) for row in results.engines if row.first_divergence],
     )
 
 
-def _figures(results: StudyResults) -> list[tuple[Markup, str]]:
+def _figures(results: CompareResults) -> list[tuple[Markup, str]]:
     """(SVG, caption) of each figure that has something to show. The SVG is markup: matplotlib has escaped its text."""
     if not results.measured:
         return []
@@ -74,7 +74,7 @@ def _figures(results: StudyResults) -> list[tuple[Markup, str]]:
     return figures
 
 
-def _machine(results: StudyResults) -> list[tuple[str, str]]:
+def _machine(results: CompareResults) -> list[tuple[str, str]]:
     """(name, value) of where and how it ran; what a machine does not have is left out."""
     machine = results.machine
     facts = {

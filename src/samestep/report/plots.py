@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from samestep.errors import printable
-from samestep.records.results import EngineResult, StudyResults
+from samestep.records.results import CompareResults, EngineResult
 from samestep.report import sentences
 from samestep.report.numbers import amount, interval_and_n
 from samestep.report.sentences import comparable_rows, label, verdict_text
@@ -45,7 +45,7 @@ SVG = "http://www.w3.org/2000/svg"
 XLINK = "http://www.w3.org/1999/xlink"
 
 
-def speed(results: StudyResults) -> str:
+def speed(results: CompareResults) -> str:
     """A bar for each proven engine, with its interval. In place of a bar, the others have the reason."""
     rows, compared = results.engines, comparable_rows(results)
     with matplotlib.rc_context(STYLE):
@@ -77,7 +77,7 @@ def _bar(axes: Axes, y: int, row: EngineResult) -> None:
     axes.annotate(words, (high, y), xytext=(8, 0), textcoords="offset points", va="center")
 
 
-def steps(results: StudyResults) -> str:
+def steps(results: CompareResults) -> str:
     """Every measured step of every launch as a dot: a lane for each launch, so that a slow launch stands out."""
     rows = comparable_rows(results)
     with matplotlib.rc_context(STYLE):
@@ -108,7 +108,7 @@ def _logarithmic(axes: Axes) -> None:
     axes.xaxis.set_minor_locator(NullLocator())
 
 
-def losses(results: StudyResults) -> str:
+def losses(results: CompareResults) -> str:
     """Every engine's losses, each drawn thinner than the one before: equal losses show as stripes."""
     rows = [row for row in results.engines if row.launches]
     rows.sort(key=lambda row: row.verdict == "differs")  # last, and so on top

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from samestep.records.results import Divergence, EngineResult, Inexactness, StudyResults, Summary
+from samestep.records.results import CompareResults, Divergence, EngineResult, Inexactness, Summary
 from samestep.report.numbers import MISSING, difference
 
 TRAININGS = {
@@ -18,7 +18,7 @@ INTERVAL = (
 )
 
 
-def comparable_rows(results: StudyResults) -> list[EngineResult]:
+def comparable_rows(results: CompareResults) -> list[EngineResult]:
     """The rows whose speed may be compared: proven, and measured."""
     return [row for row in results.engines if row.proven and row.samples_per_second]
 
@@ -71,12 +71,12 @@ def value(shown: Any) -> str:
     return ", ".join(map(str, shown)) if isinstance(shown, list | tuple) else str(shown)
 
 
-def notes(results: StudyResults) -> list[str]:
+def notes(results: CompareResults) -> list[str]:
     """What the table has no room for, one sentence each."""
     return [*conditions(results), *problems(results), *row_notes(results), *one_process(results)]
 
 
-def conditions(results: StudyResults) -> list[str]:
+def conditions(results: CompareResults) -> list[str]:
     """What all rows have in common: the batch, threads, loader workers, dtypes, and how it was measured."""
     proof = results.proof
     sentences = [
@@ -104,13 +104,13 @@ def conditions(results: StudyResults) -> list[str]:
     return sentences
 
 
-def fewer_rows(results: StudyResults) -> str:
+def fewer_rows(results: CompareResults) -> str:
     """' of 32 samples …', where a step of the proof takes fewer than the job's."""
     rows = results.proof.rows
     return f" of {rows} samples (the whole batch would take long)" if 0 < rows < results.global_batch else ""
 
 
-def problems(results: StudyResults) -> list[str]:
+def problems(results: CompareResults) -> list[str]:
     """What is wrong with each engine that ran: why it failed or refuses, or what differs first."""
     sentences = []
     for row in results.engines:
@@ -126,7 +126,7 @@ def problems(results: StudyResults) -> list[str]:
     return [sentence(text) for text in sentences]
 
 
-def row_notes(results: StudyResults) -> list[str]:
+def row_notes(results: CompareResults) -> list[str]:
     """What else there is to say about each row."""
     sentences = []
     for row in results.engines:
@@ -151,7 +151,7 @@ def numerics(inexactness: Inexactness) -> str:
     )
 
 
-def one_process(results: StudyResults) -> list[str]:
+def one_process(results: CompareResults) -> list[str]:
     """Whether the ranks together train what one process alone would. Empty where that was not compared."""
     compared = results.same_as_one_process
     if compared is None:

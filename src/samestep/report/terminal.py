@@ -13,7 +13,7 @@ from rich.console import Console, ConsoleOptions, JustifyMethod, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from samestep.records.results import EngineResult, StudyResults
+from samestep.records.results import CompareResults, EngineResult
 from samestep.report import columns, numbers
 from samestep.report.columns import Column
 from samestep.report.console import cell
@@ -39,7 +39,7 @@ DIFFERENCE = Column("max diff.", lambda row: numbers.difference(row.max_differen
 class TerminalTable:
     """A table that fits the console that it is printed on."""
 
-    def __init__(self, results: StudyResults) -> None:
+    def __init__(self, results: CompareResults) -> None:
         self.rows = [row for row in results.engines if row.verdict != "unavailable"]
         self.compared = comparable_rows(results)
         several = len({title(row) for row in self.rows}) < len(self.rows)

@@ -17,14 +17,14 @@ from samestep.job import ByLength, Job, Lanes
 from samestep.rank.digests import digest_state
 from samestep.rank.hardware import is_out_of_memory
 from samestep.records.interruption import INTERRUPTED, interruption
-from samestep.records.plan import ContinuedLayout, LayoutPlan, Prove, ReferencePlan
+from samestep.records.plan import ContinuedLayout, LayoutPlan, ProveTask, ReferencePlan
 from samestep.records.record import (
-    EvaluationSeen,
-    PartSeen,
-    Played,
-    PlayedLayout,
+    EvaluationRecord,
+    MicroBatchRecord,
     Record,
-    SeparationSeen,
+    ReferenceLayoutRecord,
+    ReferenceTrainingRecord,
+    SeparationRecord,
 )
 from samestep.tasks.inspect.load import build
 from samestep.tasks.proof_job import SGD_LR, proof_job, steps_of
@@ -53,7 +53,7 @@ class ModelFacts:
     parameters: list[str]
 
 
-def play_reference(plan: ReferencePlan, world: World) -> list[PlayedLayout]:
+def play_reference(plan: ReferencePlan, world: World) -> list[ReferenceLayoutRecord]:
     """Plays every training of every layout: once as it is, and twice with noise in the rounding."""
     player = ReferencePlayer(build(plan.job, plan.settings, compiled=False), plan, world)
     while True:
@@ -80,10 +80,10 @@ class ReferencePlayer:
         self.progress = StepsPlayed(plan, world.rank)
         self.facts: dict[str, ModelFacts] = {}  # dtype -> of the model in it
         self.has_buffers = any(True for _ in job.model().buffers())
-        self.played: dict[LayoutPlan, PlayedLayout] = {}
+        self.played: dict[LayoutPlan, ReferenceLayoutRecord] = {}
         self.compared: dict[int, State] = {}  # layout -> its state after 'sgd', where that is not written
 
-    def layout(self, number: int, planned: LayoutPlan) -> PlayedLayout:
+    def layout(self, number: int, planned: LayoutPlan) -> ReferenceLayoutRecord:
         """Plays all trainings of one layout, unless they are those of one that was played before."""
         alike = replace(planned, exact_steps=0, buffers=planned.buffers if self.has_buffers else "rank0")
         if alike in self.played:
@@ -92,7 +92,7 @@ class ReferencePlayer:
             self.played[alike] = self._played(number, planned)
         return replace(self.played[alike], layout=_layout(planned), exact_steps=planned.exact_steps)
 
-    def _played(self, number: int, planned: LayoutPlan) -> PlayedLayout:
+    def _played(self, number: int, planned: LayoutPlan) -> ReferenceLayoutRecord:
         """Plays a layout; in float32 if the model fails in float64. The record has the reason."""
         dtype = planned.dtype if self.dtype == "float64" else self.dtype
         self.neutral = reference.Neutral() if planned.neutral else None
@@ -112,7 +112,7 @@ class ReferencePlayer:
             self.dtype = dtype = "float32"
             self.float64_failed = f"{type(error).__name__}: {text.splitlines()[0] if text else ''}"
             trainings = self._trainings(number, planned, dtype)
-        return PlayedLayout(
+        return ReferenceLayoutRecord(
             layout=_layout(planned),
             dtype=dtype,
             float64_failed=self.float64_failed or (None if dtype == "float64" else "the engine takes no float64"),
@@ -129,36 +129,36 @@ class ReferencePlayer:
             then=_layout(planned.then) if planned.then else None,
         )
 
-    def _separation(self, dtype: str) -> SeparationSeen:
+    def _separation(self, dtype: str) -> SeparationRecord:
         """Computes a few rows alone and together."""
-        training = Prove("sgd", self.plan.steps, dtype, self.plan.replicas, SGD_LR, rows=self.plan.rows)
-        return SeparationSeen(
+        training = ProveTask("sgd", self.plan.steps, dtype, self.plan.replicas, SGD_LR, rows=self.plan.rows)
+        return SeparationRecord(
             **vars(reference.separate(proof_job(self.job, training), self.world.device, self.moved or ()))
         )
 
-    def from_one(self, layouts: list[PlayedLayout]) -> list[PlayedLayout]:
+    def from_one(self, layouts: list[ReferenceLayoutRecord]) -> list[ReferenceLayoutRecord]:
         """Returns the layouts, those of several replicas with their parameters' distances from plain training's."""
         one = next((each for each in layouts if each.layout.replicas == 1 and "sgd" in each.trainings), None)
         return [self._from(one, each) if one and each.layout.replicas > 1 else each for each in layouts]
 
-    def _from(self, one: PlayedLayout, many: PlayedLayout) -> PlayedLayout:
+    def _from(self, one: ReferenceLayoutRecord, many: ReferenceLayoutRecord) -> ReferenceLayoutRecord:
         names = many.trainings["sgd"][0].parameters
         return replace(many, from_one=from_plain(self._final(many), self._final(one), names))
 
-    def _final(self, layout: PlayedLayout) -> State:
+    def _final(self, layout: ReferenceLayoutRecord) -> State:
         """The state after 'sgd'."""
         if layout.files in self.compared:
             return self.compared[layout.files]
         arrays = Record(self.folder).arrays(f"{layout.files}.sgd", self.world.rank)
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
-    def _trainings(self, number: int, planned: LayoutPlan, dtype: str) -> dict[str, list[Played]]:
+    def _trainings(self, number: int, planned: LayoutPlan, dtype: str) -> dict[str, list[ReferenceTrainingRecord]]:
         """Plays the layout's trainings and writes their tensors. Returns name -> [as it is, and with noise]."""
-        played: dict[str, list[Played]] = {}
+        played: dict[str, list[ReferenceTrainingRecord]] = {}
         for name in planned.trainings:
             self.progress.begin(name, planned)
             rate = self.sgd_lr or SGD_LR
-            training = Prove(name, self.plan.steps, dtype, self.plan.replicas, rate, rows=self.plan.rows)
+            training = ProveTask(name, self.plan.steps, dtype, self.plan.replicas, rate, rows=self.plan.rows)
             if self.moved is None:
                 self.moved = moved_parameters(
                     proof_job(self.job, training), self.world.device, checked=not planned.neutral
@@ -198,14 +198,14 @@ class ReferencePlayer:
         return self.facts[dtype], start
 
     def _with_noise(
-        self, training: Prove, planned: LayoutPlan, base: reference.TrainingResult, job: Job, facts: ModelFacts
-    ) -> list[Played]:
+        self, training: ProveTask, planned: LayoutPlan, base: reference.TrainingResult, job: Job, facts: ModelFacts
+    ) -> list[ReferenceTrainingRecord]:
         """Plays a training again with noise in the rounding, and with reversed rows if their order does not matter."""
         dtype = getattr(torch, planned.rounds_to or training.dtype)
         reverses = self.reverses and not base.draws
         seeds = range(1, 1 + noise_runs(self.plan, planned))
 
-        def with_noise(seed: int) -> Played:
+        def with_noise(seed: int) -> ReferenceTrainingRecord:
             noise = reference.Noise(dtype, seed, reverses, planned.rounds_weights, self.shakes_data)
             return _record(self._play(training, planned, noise), job, facts, base)
 
@@ -225,7 +225,7 @@ class ReferencePlayer:
         return noisy
 
     def _play(
-        self, training: Prove, planned: LayoutPlan, noise: reference.Noise | None = None
+        self, training: ProveTask, planned: LayoutPlan, noise: reference.Noise | None = None
     ) -> reference.TrainingResult:
         small = proof_job(self.job, training)
         steps = steps_of(training, small)
@@ -252,7 +252,7 @@ class ReferencePlayer:
             moved=self.moved or (),
         )
 
-    def _at_stable_rate(self, training: Prove, planned: LayoutPlan) -> tuple[Prove, reference.TrainingResult]:
+    def _at_stable_rate(self, training: ProveTask, planned: LayoutPlan) -> tuple[ProveTask, reference.TrainingResult]:
         """Plays a training at the largest learning rate tried at which its losses do not explode.
 
         Exploding losses would amplify rounding. A rate that hardly moves the weights, whose loss is tiny, is raised
@@ -275,7 +275,7 @@ class ReferencePlayer:
             self.progress.again(self.progress.done - done)
 
     @contextmanager
-    def _slower_where_it_explodes(self, training: Prove) -> Iterator[None]:
+    def _slower_where_it_explodes(self, training: ProveTask) -> Iterator[None]:
         """Raises TooFast where 'sgd' explodes in the block, as long as there is a lower rate to try. An error counts as
         an explosion: a criterion may refuse what an exploding model returns."""
         try:
@@ -299,7 +299,7 @@ def _layout(planned: LayoutPlan | ContinuedLayout) -> Layout:
     return Layout(planned.replicas, planned.split, planned.buffers)
 
 
-def _interruption(small: Job, training: Prove, planned: LayoutPlan, steps: int) -> int | None:
+def _interruption(small: Job, training: ProveTask, planned: LayoutPlan, steps: int) -> int | None:
     """Returns the step before which the training goes to other ranks; None where it does not."""
     if planned.then is None or training.training not in INTERRUPTED:
         return None
@@ -309,9 +309,9 @@ def _interruption(small: Job, training: Prove, planned: LayoutPlan, steps: int) 
 
 def _record(
     result: reference.TrainingResult, job: Job, facts: ModelFacts, base: reference.TrainingResult | None = None
-) -> Played:
+) -> ReferenceTrainingRecord:
     """Returns the record of one training of the proof's `job`. base: of one with noise, the training as it is."""
-    return Played(
+    return ReferenceTrainingRecord(
         seen=[[_part_seen(micro_batch) for micro_batch in replica] for replica in result.micro_batches],
         later=result.later,
         rates=result.rates,
@@ -328,9 +328,11 @@ def _record(
     )
 
 
-def _part_seen(batch: reference.MicroBatch) -> PartSeen:
-    return PartSeen(batch.epoch, batch.step, batch.micro, batch.indices, batch.weight, batch.digests, batch.loss)
+def _part_seen(batch: reference.MicroBatch) -> MicroBatchRecord:
+    return MicroBatchRecord(
+        batch.epoch, batch.step, batch.micro, batch.indices, batch.weight, batch.digests, batch.loss
+    )
 
 
-def _evaluation_seen(result: reference.Evaluation) -> EvaluationSeen:
-    return EvaluationSeen(result.rows, result.weight, result.sums, result.whole, unsteady=result.unsteady)
+def _evaluation_seen(result: reference.Evaluation) -> EvaluationRecord:
+    return EvaluationRecord(result.rows, result.weight, result.sums, result.whole, unsteady=result.unsteady)

@@ -22,13 +22,13 @@ from samestep.data.stream import is_stream
 from samestep.job import ByLength, Job, Lanes, Recipe, Weighted
 from samestep.job.walk import mapped
 from samestep.rank.evaluate import chunk_rows
-from samestep.records.plan import Prove
+from samestep.records.plan import ProveTask
 
 EMA = 0.8  # the highest decay in a proof, whose few steps would hardly move a slower average
 SGD_LR = 0.05  # tried first; divided by 4 while the loss explodes
 
 
-def proof_job(job: Job, training: Prove) -> Job:
+def proof_job(job: Job, training: ProveTask) -> Job:
     """Returns `job` with the training's dtype and optimizer, on a subset with an uneven last batch.
 
     The steps of the training reach the subset's second epoch. Where the training's rows are the job's global batch, the
@@ -80,7 +80,7 @@ def _with_optimizer(job: Job, instead: Callable[[Recipe], Recipe]) -> Job:
     return replace(job, phases=[replace(phase, optimizer=instead(phase.optimizer)) for phase in job.phases])
 
 
-def _rows_of_subset(job: Job, training: Prove, own_sizes: bool) -> list[int]:
+def _rows_of_subset(job: Job, training: ProveTask, own_sizes: bool) -> list[int]:
     """Returns the rows that the proof trains: with Lanes, as many lanes as its steps have rows, each contiguous."""
     whole, batch = len(job.train), job.global_batch
     rows = subset_length(whole, batch, training, max(1, len(job.phases)), own_sizes=own_sizes)
@@ -93,12 +93,14 @@ def _rows_of_subset(job: Job, training: Prove, own_sizes: bool) -> list[int]:
     return lanes + list(range(whole - (rows - len(lanes)), whole))
 
 
-def steps_of(training: Prove, job: Job) -> int:
+def steps_of(training: ProveTask, job: Job) -> int:
     """Returns how many optimizer steps a training of the proof takes: one for a gradient, or one of each phase."""
     return max(1, len(job.phases)) if training.training == "gradient" else training.steps
 
 
-def subset_length(length: int, global_batch: int, training: Prove, phases: int = 1, *, own_sizes: bool = False) -> int:
+def subset_length(
+    length: int, global_batch: int, training: ProveTask, phases: int = 1, *, own_sizes: bool = False
+) -> int:
     """Returns how many rows the proof's subset has: full batches, then one that does not divide among the replicas.
 
     That one is as large as the job's last batch if it does not divide (replicas may then get no rows), else about half

@@ -16,10 +16,10 @@ from samestep.rank.evaluator import Evaluator
 from samestep.rank.group import checkpoint_store
 from samestep.rank.weights import StateDict
 from samestep.records.arrays import write_state
-from samestep.records.checkpoint import Every
+from samestep.records.checkpoint import Interval
 from samestep.records.interruption import interruption
-from samestep.records.plan import Interrupted, Plan, Prove
-from samestep.records.record import Observations
+from samestep.records.plan import Interrupted, Plan, ProveTask
+from samestep.records.record import TrainingRecord
 from samestep.tasks.proof_job import proof_job, steps_of
 from samestep.tasks.run_engine import run_engine
 from samestep.training import Run
@@ -55,7 +55,7 @@ class EachStep:
         return []
 
 
-def prove(plan: Plan, training: Prove, job: Job, engine: Engine, world: World) -> Observations:
+def prove(plan: Plan, training: ProveTask, job: Job, engine: Engine, world: World) -> TrainingRecord:
     """Runs one observed training of the proof, and evaluates it. Rank 0 writes the final weights.
 
     Of an interrupted one, runs one part; the first part ends with a checkpoint, and nothing of it is evaluated.
@@ -90,7 +90,7 @@ def prove(plan: Plan, training: Prove, job: Job, engine: Engine, world: World) -
     return replace(run.observations(), evaluation=evaluation)
 
 
-def interruption_of(training: Prove, small: Job, steps: int) -> int:
+def interruption_of(training: ProveTask, small: Job, steps: int) -> int:
     """Returns how many steps the first part of an interrupted training has. small: the proof's job."""
     assert training.interrupted
     # The state that rows carry on within an epoch is of the rows of each rank.
@@ -102,7 +102,7 @@ def interruption_of(training: Prove, small: Job, steps: int) -> int:
 def _checkpoints(plan: Plan, name: str, parts: Interrupted, world: World) -> Checkpoints:
     """Returns the checkpoints through which the state goes: one after each step, of which the newest is taken."""
     resume = "never" if parts.part == "first" else "auto"
-    every = Every(1, "steps") if parts.part == "first" else None
+    every = Interval(1, "steps") if parts.part == "first" else None
     return Checkpoints(
         Path(parts.checkpoints) / name,
         world,

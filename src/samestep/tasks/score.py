@@ -10,12 +10,12 @@ from samestep.job import Job
 from samestep.rank.evaluate import evaluate
 from samestep.rank.weights import model_with_weights
 from samestep.records.files import write_array
-from samestep.records.plan import Plan, Score
-from samestep.records.record import Observations
+from samestep.records.plan import EvaluateTask, Plan
+from samestep.records.record import TrainingRecord
 from samestep.world import World
 
 
-def score(plan: Plan, training: Score, job: Job, engine: Engine, world: World) -> Observations:
+def score(plan: Plan, training: EvaluateTask, job: Job, engine: Engine, world: World) -> TrainingRecord:
     """Evaluates the weights in training.init on the job's evaluation, and writes the model's outputs if requested."""
     if world.size > 1:
         check_same_data(job, world, training=False)
@@ -23,4 +23,4 @@ def score(plan: Plan, training: Score, job: Job, engine: Engine, world: World) -
     evaluated = evaluate(job, model, world, predictions=bool(training.predictions))
     if training.predictions and evaluated.predictions is not None:
         write_array(Path(training.predictions), evaluated.predictions)
-    return Observations(evaluation=evaluated.record())
+    return TrainingRecord(evaluation=evaluated.record())

@@ -24,14 +24,14 @@ from samestep.rank.training_identity import TrainingIdentity, identity_of
 from samestep.rank.watch import Watch
 from samestep.rank.weights import model_with_weights, trainable
 from samestep.records.checkpoint import FOLDER
-from samestep.records.plan import Plan, Train
-from samestep.records.record import Observations, Progress, attempt, write_progress
+from samestep.records.plan import Plan, RunTask
+from samestep.records.record import Progress, TrainingRecord, attempt, write_progress
 from samestep.tasks.run_engine import run_engine
 from samestep.training import Run
 from samestep.world import World
 
 
-def train(plan: Plan, training: Train, job: Job, engine: Engine, world: World) -> Observations:
+def train(plan: Plan, training: RunTask, job: Job, engine: Engine, world: World) -> TrainingRecord:
     """Trains with progress and evaluations. Rank 0 writes the weights to training.weights.
 
     A graceful stop ends the training early; the weights are written and evaluated all the same.
@@ -50,7 +50,7 @@ def train(plan: Plan, training: Train, job: Job, engine: Engine, world: World) -
 
     def progress(done: int, loss: float) -> None:
         samples = schedule.rows_of(done)
-        now = Progress("train", attempt(), done, steps, samples, loss, best.curve, run.first, world.size)
+        now = Progress("run", attempt(), done, steps, samples, loss, best.curve, run.first, world.size)
         write_progress(world.rank, folder, now)
 
     checkpoints = _checkpoints(plan, training, world, identity)
@@ -93,14 +93,14 @@ def train(plan: Plan, training: Train, job: Job, engine: Engine, world: World) -
     )
 
 
-def _profile(training: Train, world: World, folder: Path, steps: int) -> StepProfile:
+def _profile(training: RunTask, world: World, folder: Path, steps: int) -> StepProfile:
     """Returns what traces the steps of --profile. Raises UserError where the training has fewer."""
     if training.profile and training.profile[0] > steps:
         raise UserError(f"--profile: the training has {steps} steps, none after step {training.profile[0] - 1}")
     return StepProfile(world, folder, training.profile)
 
 
-def _evaluations(training: Train, job: Job, world: World, steps: int, watch: Watch | None) -> BestWeights:
+def _evaluations(training: RunTask, job: Job, world: World, steps: int, watch: Watch | None) -> BestWeights:
     """Returns what evaluates a training, and keeps its weights. Raises UserError for a scheduler that needs more."""
     epochs, steps_apart = (training.every, training.every_steps) if job.evaluation is not None else (0, 0)
     if job.scheduler and job.scheduler.every == "evaluation" and not (epochs or steps_apart):
@@ -119,7 +119,7 @@ def _evaluations(training: Train, job: Job, world: World, steps: int, watch: Wat
     )
 
 
-def _checkpoints(plan: Plan, training: Train, world: World, identity: TrainingIdentity | None) -> Checkpoints:
+def _checkpoints(plan: Plan, training: RunTask, world: World, identity: TrainingIdentity | None) -> Checkpoints:
     """Returns the checkpoints of a training, beside its weights."""
     return Checkpoints(
         Path(training.weights).parent / FOLDER,

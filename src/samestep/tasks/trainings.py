@@ -14,7 +14,7 @@ from samestep.rank.group import process_group
 from samestep.rank.hardware import set_threads
 from samestep.rank.membership import says_lost
 from samestep.records.plan import Plan
-from samestep.records.record import Observations, Progress, attempt, write_progress
+from samestep.records.record import Progress, TrainingRecord, attempt, write_progress
 from samestep.tasks.inspect.load import build
 from samestep.tasks.measure import measure
 from samestep.tasks.prove import prove
@@ -24,13 +24,13 @@ from samestep.world import World
 from samestep.world.heartbeat import ENDING, heartbeat
 from samestep.world.imports import without_collections
 
-KINDS: dict[str, Callable[..., Observations]] = {"measure": measure, "prove": prove, "train": train, "score": score}
+KINDS: dict[str, Callable[..., TrainingRecord]] = {"measure": measure, "prove": prove, "run": train, "evaluate": score}
 
 
-def work(plan: Plan, world: World) -> tuple[dict[str, Observations], int]:
+def work(plan: Plan, world: World) -> tuple[dict[str, TrainingRecord], int]:
     """Runs the plan's trainings. Returns name -> what this rank observed, and the threads of its first training."""
     job = build(plan.job, plan.settings)
-    if any(training.kind != "score" for training in plan.trainings):
+    if any(training.kind != "evaluate" for training in plan.trainings):
         with without_collections():  # torch would import it when the first optimizer is created
             importlib.import_module("torch._dynamo")
     engine = engines.load(plan.engine)

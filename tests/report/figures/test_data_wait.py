@@ -16,7 +16,7 @@ from command import JOBS as SLOW
 from command import samestep
 from samestep.commands.train import measure_data_wait
 from samestep.records.files import write
-from samestep.records.record import Observations, RankRecord, Record
+from samestep.records.record import RankRecord, Record, TrainingRecord
 from samestep.report.figures.data_wait import Waiting, measured
 from samestep.world import World
 
@@ -106,15 +106,15 @@ def test_little_waiting_is_not_worth_a_word() -> None:
 
 def test_the_first_step_waits_for_the_loader_to_start_and_does_not_count() -> None:
     ranks = [
-        Observations(step_s=[9.0, 0.03, 0.05], wait_s=[8.9, 0.01, 0.02], fetch_s=0.06, fetch_cpu_s=0.03),
-        Observations(step_s=[9.0, 0.03, 0.05], wait_s=[8.9, 0.02, 0.03], fetch_s=0.12, fetch_cpu_s=0.03),
+        TrainingRecord(step_s=[9.0, 0.03, 0.05], wait_s=[8.9, 0.01, 0.02], fetch_s=0.06, fetch_cpu_s=0.03),
+        TrainingRecord(step_s=[9.0, 0.03, 0.05], wait_s=[8.9, 0.02, 0.03], fetch_s=0.12, fetch_cpu_s=0.03),
     ]
     found = measured(ranks, 64, 1, 2, 4.0)
     near = pytest.approx
     wanted: Any = (near(0.04), near(0.02), near(0.03), 64, 1, 2, 4.0, 1_000, near(0.01))
     assert found == Waiting(*wanted)
-    assert measured([Observations()], 64, 1, 2, 4.0) is None
-    one = measured([Observations(step_s=[2.0], wait_s=[1.0], fetch_s=1.0)], 64, 0, 2, 4.0)
+    assert measured([TrainingRecord()], 64, 1, 2, 4.0) is None
+    one = measured([TrainingRecord(step_s=[2.0], wait_s=[1.0], fetch_s=1.0)], 64, 0, 2, 4.0)
     assert one and one.share == 0.5
 
 
@@ -124,10 +124,10 @@ def test_the_first_step_waits_for_the_loader_to_start_and_does_not_count() -> No
 )
 def test_the_ranks_of_a_machine_share_its_cores(local_ranks: int, sentence: str, tmp_path: Path) -> None:
     job: Any = SimpleNamespace(global_batch=64, workers=0, prefetch=2, most_workers=1_000)
-    seen = Observations(step_s=[0.046] * 3, wait_s=[0.034] * 3, fetch_s=0.102, fetch_cpu_s=0.102)
+    seen = TrainingRecord(step_s=[0.046] * 3, wait_s=[0.034] * 3, fetch_s=0.102, fetch_cpu_s=0.102)
     for rank in range(local_ranks):
         world = World(rank=rank, size=local_ranks, local_rank=rank, local_size=local_ranks)
-        write(tmp_path / f"rank{rank}.json", RankRecord(rank, world, 1, 0.0, MACHINE, trainings={"train": seen}))
+        write(tmp_path / f"rank{rank}.json", RankRecord(rank, world, 1, 0.0, MACHINE, trainings={"run": seen}))
     found = measure_data_wait(job, Record(tmp_path))
     assert found and sentence in str(found.advice())
 

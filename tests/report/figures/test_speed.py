@@ -8,7 +8,7 @@ import pytest
 from example_results import MACHINE
 
 from samestep.records.files import write
-from samestep.records.record import Observations, RankRecord, Record
+from samestep.records.record import RankRecord, Record, TrainingRecord
 from samestep.records.results import StepTime, Summary
 from samestep.report.figures.speed import Measured, measurement
 from samestep.world import World
@@ -24,7 +24,7 @@ def launch(folder: Path, slowness: float = 1.0, mib: tuple[int, ...] = (3, 5), s
     """The record of a launch with a rank for each of `mib`, its peak memory. Rank 0 has 40 samples/s / `slowness`."""
     folder.mkdir()
     for rank, peak in enumerate(mib):
-        observations = Observations(
+        observations = TrainingRecord(
             losses=[1.0 + 2 * rank, 2.0 + 2 * rank, 3.0 + 2 * rank],
             step_of=[0, 0, 1],
             weight_of=[3.0, 1.0, 2.0 + 4 * rank],

@@ -11,7 +11,7 @@ from torch.utils.data import TensorDataset
 from samestep import Job, Recipe, UserError
 from samestep.data.schedule import schedule_of
 from samestep.records.inspection import JobFacts
-from samestep.records.plan import Prove
+from samestep.records.plan import ProveTask
 from samestep.tasks.inspect.job import inspect_job
 from samestep.tasks.proof_job import proof_job
 
@@ -63,7 +63,7 @@ def facts(**settings: str) -> JobFacts:
 def test_the_proof_has_no_size_that_the_job_never_has(rows: int, replicas: int) -> None:
     found = facts(rows=str(rows), last="drop" if rows == 170 else "keep", always="yes")
     assert found.refused == {1: None, 2: None} and found.proof_rows == found.global_batch
-    training = Prove("sgd", 8, "float64", replicas, 0.05, rows=found.proof_rows)
+    training = ProveTask("sgd", 8, "float64", replicas, 0.05, rows=found.proof_rows)
     small = proof_job(job(rows, last="drop" if rows == 170 else "keep", always=True), training)
     schedule = schedule_of(small, replicas)
     parts = [part for rank in range(replicas) for part in schedule.micro_batches_of(rank, 8)]

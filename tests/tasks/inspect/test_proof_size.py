@@ -6,7 +6,7 @@ import pytest
 
 from conformance.jobs_drawn import job as drawn
 from samestep.job import Job
-from samestep.records.plan import Prove
+from samestep.records.plan import ProveTask
 from samestep.tasks.inspect.proof_size import rows_of_proof
 from samestep.tasks.proof_job import subset_length, with_fewer_rows
 
@@ -14,7 +14,7 @@ from samestep.tasks.proof_job import subset_length, with_fewer_rows
 @pytest.mark.parametrize("replicas", [1, 2, 3, 4])
 @pytest.mark.parametrize("length", range(96, 128, 5))
 def test_every_rank_has_two_rows_in_the_last_batch_too(replicas: int, length: int) -> None:
-    training = Prove("sgd", 8, "float64", replicas, 0.05, rows=3 * replicas)
+    training = ProveTask("sgd", 8, "float64", replicas, 0.05, rows=3 * replicas)
     rows = subset_length(length, training.rows, training)
     last = rows % training.rows or training.rows
     assert last // replicas >= 2 or replicas == 1

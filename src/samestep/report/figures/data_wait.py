@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
-from samestep.records.record import Observations
+from samestep.records.record import TrainingRecord
 
 LEAST_SHARE = 0.05  # of the time; waiting less than this needs no advice
 LEAST_SPEEDUP = 1.1  # more workers that make training less than this many times as fast are not advised
@@ -92,7 +92,7 @@ class Waiting:
 
 
 def measured(
-    ranks: Sequence[Observations],
+    ranks: Sequence[TrainingRecord],
     rows_per_step: float,
     workers: int,
     prefetch: int,

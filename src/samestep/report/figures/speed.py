@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from samestep.records.record import Observations, Record
+from samestep.records.record import Record, TrainingRecord
 from samestep.records.results import Launch, Measurement, StepTime
 from samestep.report.figures.stats import ratios, summary
 
@@ -78,7 +78,7 @@ def _launch(repeat: int, record: Record, measured: Measured) -> Launch:
     )
 
 
-def _losses(ranks: Sequence[Observations]) -> list[float]:
+def _losses(ranks: Sequence[TrainingRecord]) -> list[float]:
     """The global batch's mean loss at every step, warm-up included."""
     sums: dict[int, list[float]] = {}  # step -> [loss times weight, weight]
     for rank in ranks:

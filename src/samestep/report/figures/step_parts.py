@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from samestep.records.record import Observations
+from samestep.records.record import TrainingRecord
 
 
 @dataclass(frozen=True)
@@ -21,12 +21,12 @@ class StepParts:
     other: float
 
 
-def step_parts(ranks: Sequence[Observations], first: int = 1) -> list[StepParts]:
+def step_parts(ranks: Sequence[TrainingRecord], first: int = 1) -> list[StepParts]:
     """Returns each rank's means. first: steps that are left out, where there are more."""
     return [_parts(rank, seen, first) for rank, seen in enumerate(ranks) if seen.busy_s]
 
 
-def _parts(rank: int, seen: Observations, first: int) -> StepParts:
+def _parts(rank: int, seen: TrainingRecord, first: int) -> StepParts:
     first = first if len(seen.step_s) > first else 0
     count = len(seen.step_s) - first
     step, wait, busy = (1e3 * sum(times[first:]) / count for times in (seen.step_s, seen.wait_s, seen.busy_s))

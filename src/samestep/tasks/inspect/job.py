@@ -27,7 +27,7 @@ from samestep.rank.evaluate import chunk_rows
 from samestep.rank.export import pretrained
 from samestep.rank.one_row import is_one_row_error, one_row_message
 from samestep.records.inspection import JobFacts
-from samestep.records.plan import Prove
+from samestep.records.plan import ProveTask
 from samestep.tasks.inspect.dry_evaluation import DryEvaluation, dry_evaluation
 from samestep.tasks.inspect.dry_step import DryStep, check_dense, dry_step
 from samestep.tasks.inspect.load import build, find, innermost, settings_of
@@ -60,7 +60,7 @@ def inspect_job(
     _check_model(job, model, target)
     count = sum(p.numel() for p in model.parameters())
     dry, evaluation, proof_rows, costly = _tried(job, replicas, device, count)
-    training = Prove("sgd", steps or _proof_steps(job, costly), "float32", replicas, SGD_LR, rows=proof_rows)
+    training = ProveTask("sgd", steps or _proof_steps(job, costly), "float32", replicas, SGD_LR, rows=proof_rows)
     sizes = sorted({1, replicas, *fewer})
     return JobFacts(
         settings=settings_of(function),
@@ -257,7 +257,7 @@ def _check_evaluation_weights(job: Job) -> None:
         raise UserError("the evaluation's rows all weigh 0; its loss is a mean, which needs a weight above 0")
 
 
-def _refusal_of(job: Job, training: Prove, device: str) -> str | None:
+def _refusal_of(job: Job, training: ProveTask, device: str) -> str | None:
     """Returns why the job, or the job of the proof, cannot be trained on so many replicas; None where it can."""
     replicas = training.replicas
     why = _refused_size(job, replicas, device) if training.rows == job.global_batch else None

@@ -9,7 +9,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from samestep.records.usage import GpuUse, Sample
+from samestep.records.monitor import GpuUse, Sample
 from samestep.report.plots import BLUE, PALETTE, STYLE, WIDTH, svg
 
 GREY = PALETTE[0]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from rich.text import Text
 
-from samestep.records.usage import GpuSummary, GpuUse, Sample, UsageSummary
+from samestep.records.monitor import GpuSummary, GpuUse, MonitorSummary, Sample
 from samestep.report.numbers import MISSING, amount, percent, size
 
 
@@ -42,7 +42,7 @@ def of_gpu(gpu: GpuUse | GpuSummary) -> str:
     return " ".join(fact for fact in facts if fact) or MISSING
 
 
-def sentences(summary: UsageSummary) -> Iterator[str]:
+def sentences(summary: MonitorSummary) -> Iterator[str]:
     """What was used in all, and what could not be seen."""
     processes = f"{summary.processes} process{'' if summary.processes == 1 else 'es'}"
     memory = f"at most {size(summary.memory)} in {processes}"

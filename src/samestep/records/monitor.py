@@ -132,7 +132,7 @@ class GpuSummary:
 
 
 @dataclass(frozen=True)
-class UsageSummary:
+class MonitorSummary:
     """What a command used in all, as usage.json has it.
 
     seconds: from the first look to the last. samples: their number. interval: the mean seconds between two.
@@ -164,11 +164,11 @@ class UsageSummary:
     started: str = field(default="")
 
 
-def summary_of(samples: Sequence[Sample], *, monitor_s: float = 0.0, notes: Sequence[str] = ()) -> UsageSummary:
+def summary_of(samples: Sequence[Sample], *, monitor_s: float = 0.0, notes: Sequence[str] = ()) -> MonitorSummary:
     """Returns the figures over samples, of which there is at least one. monitor_s: CPU seconds that watching took."""
     first, last = samples[0], samples[-1]
     seconds = max(last.seconds - first.seconds, 1e-9)
-    return UsageSummary(
+    return MonitorSummary(
         seconds=last.seconds - first.seconds,
         samples=len(samples),
         interval=seconds / max(1, len(samples) - 1),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from samestep.errors import UserError
-from samestep.records.usage import GpuSummary, Sample, header, read_samples, summary_of
+from samestep.records.monitor import GpuSummary, Sample, header, read_samples, summary_of
 from samestep.world.gpu_use import GpuUse
 
 

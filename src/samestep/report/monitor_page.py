@@ -7,25 +7,25 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
-from samestep.records.usage import CSV, Sample, UsageSummary
-from samestep.report import numbers, usage_text
+from samestep.records.monitor import CSV, MonitorSummary, Sample
+from samestep.report import monitor_text, numbers
 from samestep.report.figures.step_parts import StepParts
 from samestep.report.matplotlib_settings import import_matplotlib
 from samestep.report.templates import template
 
 
-def usage_page(
-    summary: UsageSummary, samples: Sequence[Sample], parts: Sequence[StepParts] = (), traces: Sequence[str] = ()
+def monitor_page(
+    summary: MonitorSummary, samples: Sequence[Sample], parts: Sequence[StepParts] = (), traces: Sequence[str] = ()
 ) -> str:
     """Returns the whole page. parts: of each rank's steps, in a training. traces: the files of --profile."""
     import_matplotlib()
-    from samestep.report import usage_plots
+    from samestep.report import monitor_plots
 
-    return template("usage.html.j2").render(
+    return template("monitor.html.j2").render(
         summary=summary,
         command=shlex.join(summary.command),
-        sentences=list(usage_text.sentences(summary)),
-        figure=Markup(usage_plots.usage(samples)),
+        sentences=list(monitor_text.sentences(summary)),
+        figure=Markup(monitor_plots.usage(samples)),
         numbers=numbers,
         csv=CSV,
         parts=parts,
