@@ -64,7 +64,7 @@ def runs_beside(path: Path) -> list[object]:
 
 def test_a_record_that_is_as_expected_is_read() -> None:
     for begin in (b"", b"\xef\xbb\xbf", b" \n"):
-        Path("progress.json").write_bytes(begin + b'{"schema": %d, "phase": "train", "loss": "NaN"}' % SCHEMA)
+        Path("progress.json").write_bytes(begin + b'{"schema": %d, "activity": "run", "loss": "NaN"}' % SCHEMA)
         assert read(Progress, Path("progress.json")).activity == "run"
     Path("linked.json").symlink_to("progress.json")
     assert read(Progress, Path("linked.json")).activity == "run"
