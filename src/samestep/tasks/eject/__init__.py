@@ -35,6 +35,9 @@ STANDS_FOR: dict[Place, Place] = {
     ("samestep.world", "World"): (f"{RUNTIME}.run", "World"),
     ("samestep.rank.group", "process_group"): (f"{RUNTIME}.group", "process_group"),
     ("samestep.rank.fsdp_reads", "FSDPReads"): (f"{RUNTIME}.fsdp_reads", "FSDPReads"),
+    ("samestep.errors", "UserError"): (f"{RUNTIME}.errors", "UserError"),
+    ("samestep.errors", "Refused"): (f"{RUNTIME}.errors", "Refused"),
+    ("samestep.message", "message"): (f"{RUNTIME}.errors", "message"),
 }
 HEAD = '''"""{title}: one script that does not need samestep, which wrote it. Start it with
 
