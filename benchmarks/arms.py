@@ -33,7 +33,7 @@ from samestep.engines import ddp
 from samestep.jobs import digits
 from samestep.training import Run
 from samestep.world import World
-from samestep.world.orphans import die_with_parent
+from samestep.world.processes import die_with_parent
 from turns import WARM_UP, ModelState, Train, Turn, check
 
 WIDTHS = {"small": 16, "wide": 96}  # of the digits job's conv net: about 2 and 22 ms of arithmetic a step and core

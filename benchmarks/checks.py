@@ -53,7 +53,7 @@ from samestep.records.checkpoint import Interval
 from samestep.training import Run
 from samestep.world import World
 from samestep.world.heartbeat import file_of, heartbeat
-from samestep.world.orphans import die_with_parent
+from samestep.world.processes import die_with_parent
 
 WARM_UP = 5  # steps
 ONCE = -1  # the replicas are compared once a turn, in its middle

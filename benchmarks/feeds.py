@@ -35,7 +35,7 @@ from samestep.engines import single
 from samestep.report.figures.data_wait import measured
 from samestep.training import Run
 from samestep.world import World
-from samestep.world.orphans import die_with_parent
+from samestep.world.processes import die_with_parent
 
 BATCH = 64  # rows of a batch, per rank
 DRAINED = 16  # batches at the start of a block that are not timed: more than any arm has ready from its pause

@@ -25,7 +25,7 @@ from samestep import __main__ as command
 from samestep import commands, launch, proof, records, report
 from samestep.world.connections import connect, fork_for_connections
 from samestep.world.imports import without_collections
-from samestep.world.orphans import die_with_parent
+from samestep.world.processes import die_with_parent
 
 NAME = "commands"  # of the socket, in the folder of the fork servers
 ROOMS = (commands, launch, proof, records, report)  # what commands import

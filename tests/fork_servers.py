@@ -16,7 +16,7 @@ import command_server
 import serve
 from budget import wait_until
 from samestep.launch.fork_client import SOCKETS
-from samestep.world.orphans import die_with_parent
+from samestep.world.processes import die_with_parent
 
 TESTS = Path(__file__).parent
 WORKER = "import sys; del sys.path[0]; from samestep.worker import main; main(sys.argv[1:])"

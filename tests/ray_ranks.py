@@ -42,7 +42,7 @@ def serve_rank(folder: str) -> int:
 if __name__ == "__main__":
     import ray_ranks  # the ranks cannot import __main__
     from samestep.tasks.ray_ranks import start
-    from samestep.world.orphans import die_with_parent
+    from samestep.world.processes import die_with_parent
 
     die_with_parent()
     start(int(sys.argv[1]), partial(ray_ranks.serve_rank, sys.argv[2]), sys.argv[2])

@@ -29,7 +29,7 @@ from pathlib import Path
 
 # For the servers; the ranks import samestep from the folder that a request names.
 from samestep.world.connections import accept, listen
-from samestep.world.orphans import die_with_parent
+from samestep.world.processes import die_with_parent
 
 PRELOADED = (
     "numpy",

@@ -170,7 +170,7 @@ def test_only_regular_files_of_bounded_size_are_opened() -> None:
 
 # Files that are read as they are: those that this command, or the system, has just made, and the user's own programs.
 AS_THEY_ARE = {
-    "world/cgroup.py": "/proc and /sys",
+    "world/resources.py": "/proc and /sys",
     "world/checks/infiniband.py": "/sys",
     "world/checks/installation.py": "installed scripts",
     "world/checks/engine_packages.py": "installed packages",

@@ -223,12 +223,16 @@ def test_planted_torch_is_found(here: str, sources: Sources) -> None:
             "reference must not import data",
         ),
         ("reference/play.py", "if TYPE_CHECKING:\n    import samestep.data.loader", None),
-        ("world/orphans.py", "import samestep.world.network as n", None),
-        ("world/network.py", "import samestep.world.slurm", "samestep.world.network -> samestep.world.slurm"),
+        ("world/processes.py", "import samestep.world.network as n", None),
+        (
+            "world/network.py",
+            "import samestep.world.connections",
+            "connections -> samestep.world.network",
+        ),
     ],
 )
 def test_other_breaches_are_found(file: str, line: str, says: str | None, sources: Sources) -> None:
-    more = {"world/slurm.py": sources["world/slurm.py"] + "\nimport samestep.world.network\n"}
+    more = {"world/connections.py": sources["world/connections.py"] + "\nimport samestep.world.network\n"}
     planted = {**sources, **more, file: f"{sources.get(file, '')}\n{line}\n"}
     found = list(breaches(planted))
     assert any(says in sentence for sentence in found) if says else found == []

@@ -60,7 +60,7 @@ from samestep.tasks.trainings import close, is_lost_peer, work
 from samestep.tasks.try_group import try_main
 from samestep.world import RANK_VARIABLES, World, places
 from samestep.world.heartbeat import file_of, heartbeat
-from samestep.world.orphans import die_with_parent, end_children
+from samestep.world.processes import die_with_parent, end_children
 
 ROOM = 1 << 15  # bytes
 AnyPlan = TypeVar("AnyPlan", Plan, ReferencePlan, CollectivePlan, ScriptPlan)

@@ -274,7 +274,7 @@ def test_a_gpus_columns_are_read_as_they_are_written(tmp_path: Path) -> None:
     import csv
 
     from samestep.records.monitor import row
-    from samestep.world.gpu_use import GpuUse
+    from samestep.world.nvidia import GpuUse
 
     gpus = (GpuUse(0.5, 1 << 30, 1 << 20, 250.5, 61.0), GpuUse(None, None, None, None, None))
     samples = [Sample(float(i), 2, i * 0.5, 100, 1, 2, i * 1.5, 1000, 3, 4, 5, gpus) for i in range(3)]

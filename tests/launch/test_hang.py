@@ -26,7 +26,7 @@ from samestep.launch.hung_rank import HungProcess, HungRank
 from samestep.launch.stacks import Frame
 from samestep.launch.watchdog import FIRST_S, LEAST_S, _Rank
 from samestep.world.heartbeat import BACKWARD, BUILDING, EVALUATION, FORWARD, LOADING, NONE, Heartbeat, Pulse, file_of
-from samestep.world.users_code import STANDARD
+from samestep.world.imports import STANDARD
 
 sys.path.insert(0, str(TESTS.parent / "benchmarks"))
 import hangs

@@ -9,7 +9,7 @@ from samestep.commands.setup import Setup
 from samestep.errors import UserError
 from samestep.launch.launchers import srun
 from samestep.launch.started_by import launched_rank, outer_launcher, refuse_to_start_more
-from samestep.world.slurm import port_of
+from samestep.world.network import port_of
 
 TORCHRUN = {
     "TORCHELASTIC_RUN_ID": "b7",

@@ -8,7 +8,7 @@ import pytest
 
 from samestep.errors import UserError
 from samestep.records.monitor import GpuSummary, Sample, header, read_samples, summary_of
-from samestep.world.gpu_use import GpuUse
+from samestep.world.nvidia import GpuUse
 
 
 def sample(seconds: float, **changed: float) -> Sample:

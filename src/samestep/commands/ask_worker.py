@@ -25,9 +25,8 @@ from samestep.records.inspection import (
     Question,
     Script,
 )
-from samestep.world.orphans import COMMAND, die_with_parent, this_command
-from samestep.world.search_path import module_arguments
-from samestep.world.waiting import wait_for
+from samestep.world.imports import module_arguments
+from samestep.world.processes import COMMAND, die_with_parent, this_command, wait_for
 
 Answer = TypeVar("Answer", Inspection, Script, Probes)
 

@@ -35,10 +35,10 @@ from samestep.records.files import as_json, from_json
 from samestep.world import RENDEZVOUS_PORT, checks, network, nvidia
 from samestep.world import token as tokens
 from samestep.world.checks import Finding, LaunchInfo, torch_build
+from samestep.world.imports import module_arguments
 from samestep.world.machine import Machine
-from samestep.world.search_path import module_arguments
+from samestep.world.processes import wait_for
 from samestep.world.token import TOKEN
-from samestep.world.waiting import wait_for
 
 WORKER_S = 120.0  # in which torch and the engines' packages are imported
 APART = 53  # from an outer launcher's MASTER_PORT, which its own store holds, to the doctor's port

@@ -22,11 +22,10 @@ from samestep.records.doctor import Answer, Greeting, Request, TrialRank
 from samestep.records.files import read, write
 from samestep.world import RANK_VARIABLES, network, wire
 from samestep.world.checks import LaunchInfo, collective
+from samestep.world.imports import module_arguments
 from samestep.world.machine import Dialled, Flow, RankTried, Trial
-from samestep.world.orphans import COMMAND, die_with_parent, this_command
-from samestep.world.search_path import module_arguments
+from samestep.world.processes import COMMAND, die_with_parent, kill, this_command
 from samestep.world.token import TOKEN
-from samestep.world.waiting import kill
 
 ANSWER_S = 180.0  # how long the first machine waits for an answer
 START_S = 60.0  # in which a rank has imported torch

@@ -19,8 +19,8 @@ from samestep.records.files import replace_text
 from samestep.records.monitor import CSV, PAGE
 from samestep.records.redaction import redacted
 from samestep.report import monitor_text
-from samestep.world.orphans import COMMAND, dismiss, end_children, guard, this_command
-from samestep.world.process_tree import adopt_orphans, reap_orphans
+from samestep.world.processes import COMMAND, dismiss, end_children, guard, this_command
+from samestep.world.resources import adopt_orphans, reap_orphans
 
 FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGQUIT)
 WAITED = (*FORWARDED, signal.SIGCHLD)

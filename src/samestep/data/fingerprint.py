@@ -33,7 +33,7 @@ from samestep.data.stream import is_stream
 from samestep.job import Job
 from samestep.job.checks import nested
 from samestep.job.walk import leaves_of
-from samestep.world.orphans import die_with_parent
+from samestep.world.processes import die_with_parent
 
 ROWS = 16  # that are looked at, the first and the last among them
 FIRST_ROWS = 4  # of a stream, which would have to be read up to the others

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from samestep.errors import LoadingFailed, UserError, notes
 from samestep.job import MicroBatch
 from samestep.world.heartbeat import heartbeat
-from samestep.world.orphans import die_with_parent
+from samestep.world.processes import die_with_parent
 
 SHARED_MEMORY_FULL = (
     "No space left|unable to (write|allocate|resize|open).*shared memory|unable to write to file </torch_"

@@ -16,7 +16,7 @@ from samestep.launch.started_by import LaunchedRank
 from samestep.records.record import SAVE_VARIABLES
 from samestep.world import network
 from samestep.world.connections import make_private
-from samestep.world.search_path import module_arguments
+from samestep.world.imports import module_arguments
 
 
 def command_for(

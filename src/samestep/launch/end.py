@@ -14,8 +14,7 @@ import psutil
 from samestep import launch
 from samestep.launch import fork_client
 from samestep.launch.fork_client import ForkedWorker
-from samestep.world.orphans import COMMAND, this_command
-from samestep.world.waiting import KILLED_S
+from samestep.world.processes import COMMAND, KILLED_S, this_command
 
 GRACE_S = 3.0  # between SIGTERM and SIGKILL
 NO_RANKS_GRACE_S = 0.5  # the same, where no rank is alive that could have something to save

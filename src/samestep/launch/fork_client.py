@@ -25,9 +25,8 @@ from typing import Literal
 from samestep.launch.stacks import place_of
 from samestep.records.fork import ForkAnswer, ForkRequest, answer_of, line_of
 from samestep.world import connections
-from samestep.world.orphans import COMMAND, die_with_parent, this_command
-from samestep.world.search_path import module_arguments
-from samestep.world.waiting import Patience, kill
+from samestep.world.imports import module_arguments
+from samestep.world.processes import COMMAND, Patience, die_with_parent, kill, this_command
 
 Purpose = Literal["ranks", "reference", "tests"]
 SOCKETS = "SAMESTEP_FORK_SERVERS"  # environment variable: the folder with the sockets of running servers

@@ -9,19 +9,21 @@ import re
 from contextlib import suppress
 from pathlib import Path
 
-from samestep.world import cgroup
+from samestep.world import resources
 
 
 def kills() -> int:
     """Returns the count so far, of this process's control group or, where it has none, of the machine."""
-    counts = [_count(path) for path in cgroup.files("memory", "memory.events", "memory.oom_control", around=False)]
+    counts = [
+        _count(path) for path in resources.cgroup_files("memory", "memory.events", "memory.oom_control", around=False)
+    ]
     known = [count for count in counts if count is not None]
     return known[0] if known else _count(Path("/proc/vmstat")) or 0
 
 
 def limit_bytes() -> int | None:
     """Returns the memory limit of this process's control group; None where it has none."""
-    return cgroup.memory_limit(around=False)
+    return resources.memory_limit(around=False)
 
 
 def _count(path: Path) -> int | None:

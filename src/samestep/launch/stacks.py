@@ -17,8 +17,8 @@ from pathlib import Path
 
 import psutil
 
-from samestep.world.orphans import LIBC
-from samestep.world.users_code import is_users_code
+from samestep.world.imports import is_users_code
+from samestep.world.processes import LIBC
 
 STATES = {"R": "running", "S": "asleep", "D": "waiting for a disk", "T": "stopped", "t": "stopped by a debugger"}
 WAIT_S = 2.0  # for a stack, at most

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from samestep import launch
 from samestep.errors import UserError
 from samestep.world import RankVariables, places
-from samestep.world.orphans import COMMAND
+from samestep.world.processes import COMMAND
 
 
 @dataclass(frozen=True)

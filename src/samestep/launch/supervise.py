@@ -25,7 +25,7 @@ from samestep.launch.stop_requests import StopRequests
 from samestep.launch.usage import UsageSampler
 from samestep.launch.watchdog import Watchdog
 from samestep.records.record import Progress, Record, read_progress
-from samestep.world.orphans import COMMAND, die_with_parent, this_command
+from samestep.world.processes import COMMAND, die_with_parent, this_command
 
 
 def run(

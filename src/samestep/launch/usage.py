@@ -12,9 +12,8 @@ from typing import IO, Any
 
 from samestep.records.files import write
 from samestep.records.monitor import CSV, SUMMARY, MonitorSummary, Sample, header, row, summary_of, thinned
-from samestep.world.gpu_use import Gpus
-from samestep.world.machine_use import machine_use
-from samestep.world.process_tree import ProcessTree
+from samestep.world.nvidia import Gpus
+from samestep.world.resources import ProcessTree, machine_use
 
 SHARE = 0.008  # of one core, that sampling may take
 INTERVAL_S = 1.0

@@ -21,7 +21,7 @@ from samestep.launch.stacks import place_of
 from samestep.records.files import replace_text
 from samestep.world import heartbeat
 from samestep.world.heartbeat import BUILDING, ENDING, STARTING, Pulse
-from samestep.world.waiting import TELL_S
+from samestep.world.processes import TELL_S
 
 POLL_S = 0.5
 MOST_S = 2.0  # that count of the time between two polls: a suspended machine is no hang

@@ -17,7 +17,7 @@ from torch.utils._pytree import register_pytree_node, tree_leaves
 from samestep.errors import Refused
 from samestep.job import MicroBatch
 from samestep.job.walk import items_of, mapped_tensors, with_items
-from samestep.world.users_code import is_users_code
+from samestep.world.imports import is_users_code
 
 
 class FSDPReads(TorchDispatchMode):

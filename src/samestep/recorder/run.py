@@ -25,7 +25,7 @@ from samestep.records.replay import REPLAYED, Replayed
 from samestep.records.script import PLAN, ScriptPlan, ScriptRecord
 from samestep.world import World
 from samestep.world.become_worker import SCRIPT
-from samestep.world.orphans import end_children
+from samestep.world.processes import end_children
 
 LEAVE_S, LEAVE_STEPS = 10.0, 5  # how long a rank waits for the others' last step: seconds, or so many of its steps
 

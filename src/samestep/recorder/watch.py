@@ -22,8 +22,8 @@ from samestep.records.files import read, write
 from samestep.records.results import RESULTS
 from samestep.records.script import PLAN, CheckResults, ScriptPlan, ScriptRecord
 from samestep.world import World
-from samestep.world.search_path import module_arguments
-from samestep.world.waiting import wait_for
+from samestep.world.imports import module_arguments
+from samestep.world.processes import wait_for
 
 WAIT_S = 60.0  # for the records of the other ranks, which end the same step
 _now: list[Watch] = []

@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from samestep.errors import UserError
-from samestep.world.gpu_use import GpuUse as GpuUse
+from samestep.world.nvidia import GpuUse as GpuUse
 
 MOST_SAMPLES = 4000  # for the plot of a long run; usage.csv has them all
 CSV, SUMMARY, PAGE = "usage.csv", "usage.json", "usage.html"
@@ -19,8 +19,8 @@ CSV, SUMMARY, PAGE = "usage.csv", "usage.json", "usage.html"
 class Sample:
     """One look at a command's processes, and at the machine. All counters count from the first look.
 
-    seconds: since the first look. processes: that live. cpu_s, memory, read, written: as in world.process_tree.TreeUse.
-    machine_cpu_s, machine_memory, received, sent, local: of the whole machine, as in world.machine_use.MachineUse.
+    seconds: since the first look. processes: that live. cpu_s, memory, read, written: as in world.resources.TreeUse.
+    machine_cpu_s, machine_memory, received, sent, local: of the whole machine, as in world.resources.MachineUse.
     """
 
     seconds: float

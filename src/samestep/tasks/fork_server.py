@@ -31,7 +31,7 @@ from samestep.records.record import Progress, RankRecord
 from samestep.records.script import ScriptPlan, ScriptRecord
 from samestep.world.connections import fork_for_connections
 from samestep.world.imports import without_collections
-from samestep.world.orphans import die_with_parent
+from samestep.world.processes import die_with_parent
 
 PRELOADED = ("torch._dynamo",)  # torch imports it when the first optimizer is created
 OF_TESTS = ("samestep.tasks.rank_tests",)  # with pytest

@@ -41,7 +41,7 @@ from samestep.records.rank_tests import (
 from samestep.tasks import rank_state, thread_ranks
 from samestep.world import network
 from samestep.world.connections import connect
-from samestep.world.orphans import die_with_parent
+from samestep.world.processes import die_with_parent
 
 PLUGIN = "samestep-rank"
 GROUP_TIMEOUT_S = 60.0  # of collectives, after the test's own timeout, which names every rank

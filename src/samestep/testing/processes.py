@@ -23,8 +23,8 @@ from samestep.launch.fork_client import ForkedWorker
 from samestep.records.rank_tests import DUMP_STACKS, AskState, ProcessState, PytestSession, RankState
 from samestep.testing.output import Output
 from samestep.world import connections
-from samestep.world.search_path import module_arguments
-from samestep.world.waiting import kill
+from samestep.world.imports import module_arguments
+from samestep.world.processes import kill
 
 START_S = 300.0  # for a process to import torch and connect
 STATE_S = 3.0  # for a rank to say what it is doing

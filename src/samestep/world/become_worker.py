@@ -30,7 +30,7 @@ def become_worker() -> None:
     names, words = rank_variables(os.environ), script_of(sys.orig_argv[1:])
     if names and words and importlib.util.find_spec("samestep"):
         os.environ |= {SCRIPT: json.dumps(words), RANK_VARIABLES: ",".join(names)}
-        from samestep.world.search_path import module_arguments  # of the samestep that runs the worker
+        from samestep.world.imports import module_arguments  # of the samestep that runs the worker
 
         os.execv(sys.executable, [sys.executable, *module_arguments("samestep.worker"), os.environ[PLAN]])
 

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from samestep.errors import UserError
-from samestep.world.orphans import die_with_parent
+from samestep.world.processes import die_with_parent
 
 DESCRIPTORS = "/proc/self/fd"
 PEER = struct.Struct("3i")  # what SO_PEERCRED gives: pid, uid, gid

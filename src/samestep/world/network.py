@@ -1,10 +1,11 @@
-"""Finds this machine's addresses, and the network interface on the route to another machine."""
+"""This machine's addresses, the interface on the route to another machine, and where the ranks of a launch meet."""
 
 from __future__ import annotations
 
 import ipaddress
 import os
 import socket
+import subprocess
 import time
 from collections.abc import Mapping, MutableMapping
 from contextlib import suppress
@@ -213,3 +214,25 @@ def check_master(master: str, machines: int, wait_s: float = NAMES_S) -> None:
             f"{master} is {loops[0]} on {socket.gethostname()}, an address that no other machine can reach (see its "
             f"line in /etc/hosts); give one that they can, as in --master-addr {shown}"
         )
+
+
+SLURM_FIRST_PORT, SLURM_PORTS = 20000, 10000  # those that jobs use
+INTERACTIVE_STEP = 2**31  # Slurm gives the steps of salloc's shell and of batch scripts numbers from here on
+
+
+def slurm_port(job_id: str, step_id: str = "0") -> int:
+    """Returns a port derived from the numbers of a job and its step, so that two on one machine seldom share one."""
+    step = int(step_id) if int(step_id) < INTERACTIVE_STEP else 0
+    return SLURM_FIRST_PORT + (int(job_id) + 97 * step) % SLURM_PORTS
+
+
+def first_slurm_host(env: Mapping[str, str]) -> str:
+    """Returns the first machine of the Slurm job in `env`. Raises UserError when scontrol does not answer."""
+    nodes = env.get("SLURM_STEP_NODELIST") or env["SLURM_JOB_NODELIST"]
+    try:
+        shown = subprocess.run(["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, timeout=30)
+        return shown.stdout.split()[0]
+    except (OSError, IndexError, subprocess.TimeoutExpired):
+        raise UserError(
+            f"scontrol does not list the machines of {nodes}; set MASTER_ADDR to the first one before srun"
+        ) from None

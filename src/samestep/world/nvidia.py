@@ -1,4 +1,4 @@
-"""Finds NVIDIA GPUs by the driver's files, and by NVML, for processes without torch.
+"""Finds NVIDIA GPUs by the driver's files, and reads what they do by NVML, for processes without torch.
 
 NVML needs nvidia-ml-py (`pip install nvidia-ml-py`), which is not a requirement of samestep.
 """
@@ -6,7 +6,8 @@ NVML needs nvidia-ml-py (`pip install nvidia-ml-py`), which is not a requirement
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import takewhile
 from pathlib import Path
@@ -54,3 +55,49 @@ def query(call: Callable[[], T], otherwise: T) -> T:
         return call()
     except Exception:  # as above
         return otherwise
+
+
+@dataclass(frozen=True)
+class GpuUse:
+    """What one GPU does. None: this GPU, or its driver, does not report it.
+
+    utilisation: the share of the driver's latest sampling period in which a kernel ran, 0 to 1; of all processes.
+    memory: bytes in use, of all processes. own_memory: of the given processes. power: watts. temperature: °C.
+    """
+
+    utilisation: float | None
+    memory: int | None
+    own_memory: int | None
+    power: float | None
+    temperature: float | None
+
+
+class Gpus:
+    """The GPUs of this machine. missing: why NVML cannot be used; '' where they can."""
+
+    def __init__(self) -> None:
+        self.missing, self._nvml, self._handles = open_nvml()
+
+    def __len__(self) -> int:
+        return len(self._handles)
+
+    def use(self, pids: Collection[int]) -> tuple[GpuUse, ...]:
+        """Asks each GPU. pids: the processes whose memory is `own_memory`."""
+        return tuple(self._one(handle, pids) for handle in self._handles)
+
+    def _one(self, handle: Any, pids: Collection[int]) -> GpuUse:
+        nvml = self._nvml
+        return GpuUse(
+            query(lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100, None),
+            query(lambda: int(nvml.nvmlDeviceGetMemoryInfo(handle).used), None),
+            query(
+                lambda: sum(
+                    each.usedGpuMemory or 0
+                    for each in nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+                    if each.pid in pids
+                ),
+                None,
+            ),
+            query(lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1e3, None),
+            query(lambda: float(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)), None),
+        )

@@ -12,7 +12,7 @@ from samestep.errors import UserError
 from samestep.launch import Command, FailureReport, Launcher, Machines, RankEnvironment, Shape, only_one_machine
 from samestep.launch.init_method import user_init_method
 from samestep.world import RENDEZVOUS_PORT, RankVariables
-from samestep.world.search_path import module_arguments
+from samestep.world.imports import module_arguments
 
 VARIABLES = RankVariables(
     "HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE", "HOROVOD_CROSS_RANK"

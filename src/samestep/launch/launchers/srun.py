@@ -18,7 +18,7 @@ from samestep.errors import UserError
 from samestep.launch import Command, FailureReport, Launcher, Machines, RankEnvironment, Scheduler, Shape, tasks_of
 from samestep.launch.init_method import tcp_init_method
 from samestep.records.record import ENVIRONMENT
-from samestep.world import RankVariables, slurm, tasks_per_node
+from samestep.world import RankVariables, network, tasks_per_node
 
 VARIABLES = RankVariables("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE", "SLURM_NODEID")
 TASK = r"srun: error: \S+: tasks? (?P<rank>\d+)[\d,-]*: "
@@ -64,7 +64,7 @@ def missing(machines: Machines, env: Mapping[str, str]) -> str | None:
 def launched_size(env: Mapping[str, str]) -> int | None:
     """None in salloc's shell and in a batch script, which Slurm runs as steps too."""
     step = env.get("SLURM_STEP_ID", "")
-    in_step = step.isdigit() and int(step) < slurm.INTERACTIVE_STEP
+    in_step = step.isdigit() and int(step) < network.INTERACTIVE_STEP
     return int(env.get("SLURM_NTASKS", "1")) if in_step and int(env.get("SLURM_NTASKS", "1")) > 1 else None
 
 
@@ -100,11 +100,11 @@ def allocated_ranks(env: Mapping[str, str]) -> int | None:
 
 
 def rendezvous_host(env: Mapping[str, str]) -> str:
-    return slurm.first_host(env)
+    return network.first_slurm_host(env)
 
 
 def rendezvous_port(env: Mapping[str, str]) -> int:
-    return slurm.port_of(env["SLURM_JOB_ID"], env.get("SLURM_STEP_ID", "0"))
+    return network.slurm_port(env["SLURM_JOB_ID"], env.get("SLURM_STEP_ID", "0"))
 
 
 def identity(env: Mapping[str, str]) -> str:

@@ -22,7 +22,7 @@ from samestep.launch import (
     tasks_of,
 )
 from samestep.world import RENDEZVOUS_PORT, RankVariables
-from samestep.world.search_path import module_arguments
+from samestep.world.imports import module_arguments
 
 LAST_CALL_S = 10  # for which the machines that are there wait for others, where not all must come
 VARIABLES = RankVariables()

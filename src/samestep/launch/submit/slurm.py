@@ -14,8 +14,8 @@ from pathlib import Path
 
 from samestep.errors import UserError
 from samestep.launch.submit import Training, check_line, render
-from samestep.world.search_path import module_arguments
-from samestep.world.slurm import FIRST_PORT, PORTS
+from samestep.world.imports import module_arguments
+from samestep.world.network import SLURM_FIRST_PORT, SLURM_PORTS
 
 
 def script(training: Training, out: Path, time: str, options: Sequence[str] = ()) -> str:
@@ -36,8 +36,8 @@ def script(training: Training, out: Path, time: str, options: Sequence[str] = ()
         options=options,
         samestep=shlex.join([sys.executable, *module_arguments("samestep")]),
         quoted_out=shlex.quote(str(out)),
-        first_port=FIRST_PORT,
-        ports=PORTS,
+        first_port=SLURM_FIRST_PORT,
+        ports=SLURM_PORTS,
     )
 
 

@@ -24,7 +24,7 @@ from samestep.job.walk import leaves_of, without_graph
 from samestep.rank.carry import detached
 from samestep.rank.one_row import is_one_row_error
 from samestep.rank.phases import ActivePhase
-from samestep.world.users_code import is_users_code
+from samestep.world.imports import is_users_code
 
 ROWS = 4
 HINTS = {  # what an error of the job's functions says -> what to write

@@ -24,7 +24,7 @@ from samestep.errors import UserError, nearest
 from samestep.job import Job
 from samestep.job.compiled import uncompiled, without_wrappers
 from samestep.world.connections import check_private
-from samestep.world.search_path import hiding_files
+from samestep.world.imports import hiding_files
 
 
 def builtin_names() -> list[str]:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from samestep.world import cgroup
+from samestep.world import resources
 from samestep.world.checks import Finding, LaunchInfo, fail, ok, on_each, warn
 
 GROUP = "host"
@@ -29,7 +29,7 @@ class Facts:
 
 def probe(info: LaunchInfo) -> Facts:
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return Facts(os.cpu_count() or 1, usable, cgroup.cpu_limit(), os.environ.get("OMP_NUM_THREADS", ""), info.nproc)
+    return Facts(os.cpu_count() or 1, usable, resources.cpu_limit(), os.environ.get("OMP_NUM_THREADS", ""), info.nproc)
 
 
 def judge(facts: Mapping[str, Facts]) -> list[Finding]:

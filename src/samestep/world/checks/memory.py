@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from samestep.world import cgroup
+from samestep.world import resources
 from samestep.world.checks import GIB, MIB, Finding, LaunchInfo, fail, ok, on_each, warn
 
 GROUP = "host"
@@ -32,7 +32,7 @@ class Facts:
 
 def probe(info: LaunchInfo) -> Facts:
     machine = psutil.virtual_memory()
-    limits = cgroup.memory_limit(), cgroup.memory_left()
+    limits = resources.memory_limit(), resources.memory_left()
     return Facts(machine.total, machine.available, *limits, psutil.swap_memory().used, info.nproc)
 
 

@@ -18,20 +18,19 @@ from budget import budget, wait_until
 from samestep.errors import TrainingFailed
 from samestep.launch import fork_client
 from samestep.launch.stacks import handles, place_of
-from samestep.world.waiting import wait_for
+from samestep.world.processes import wait_for
 
 SOURCE = Path(samestep.__file__).parent
 # Files with a wait of another kind: why it needs no watch.
 NO_PROCESS = {
-    "world/waiting.py": "all others go through here",
     "data/pipeline.py": "threads of this process, whose heartbeat is watched",
     "data/loader.py": "a copy to a GPU",
     "rank/checkpoints.py": "the thread that writes a checkpoint, in a phase of its own of the heartbeat",
     "tasks/collectives/calls.py": "collectives, which have a timeout",
-    "launch/fork_client.py": "the method that waiting.py calls",
+    "launch/fork_client.py": "the method that wait_for calls",
 }
 # A guard that this process has told to end; what has ended already.
-NO_WAIT = {"world/orphans.py": "dismiss", "world/process_tree.py": "reap_orphans", "tasks/fork_server.py": "_serve"}
+NO_WAIT = {"world/processes.py": "dismiss", "world/resources.py": "reap_orphans", "tasks/fork_server.py": "_serve"}
 HANGS = """
 import faulthandler, signal, time
 def load():

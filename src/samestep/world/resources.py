@@ -1,4 +1,4 @@
-"""What this process's descendants use: CPU seconds and disk bytes, of those that have ended too, and memory.
+"""What this machine has and uses: its processors, memory and network, this process's descendants and control group.
 
 A process's own counters hold those of its children once it has waited for them, and rusage holds those of the children
 for which this process has waited. The sum over the living descendants and rusage therefore loses nothing, however short
@@ -15,10 +15,42 @@ import sys
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 
-from samestep.world.orphans import LIBC
+from samestep.world.processes import LIBC
+
+
+@dataclass(frozen=True)
+class MachineUse:
+    """Counters of the whole machine, of all its processes.
+
+    cpu_s: seconds on all processors since the machine started, idle ones and those that wait for a disk left out.
+    memory: bytes in use that the kernel could not give to another process. received, sent: bytes on all interfaces of
+    this network namespace but the loopback one; local: on that.
+    """
+
+    cpu_s: float
+    memory: int
+    received: int
+    sent: int
+    local: int
+
+
+def machine_use() -> MachineUse:
+    """Reads the counters."""
+    times = psutil.cpu_times()
+    busy = times.user + times.system + sum(getattr(times, name, 0.0) for name in ("nice", "irq", "softirq"))
+    memory = psutil.virtual_memory()
+    received = sent = local = 0
+    for name, counted in psutil.net_io_counters(pernic=True).items():
+        if name.rstrip("0123456789") == "lo":
+            local += counted.bytes_sent
+        else:
+            received, sent = received + counted.bytes_recv, sent + counted.bytes_sent
+    return MachineUse(busy, memory.total - memory.available, received, sent, local)
+
 
 PR_SET_CHILD_SUBREAPER = 36  # from linux/prctl.h
 BLOCK = 512  # bytes of rusage's blocks
@@ -66,11 +98,11 @@ class ProcessTree:
         self._last: dict[tuple[int, float], _Counted] = {}  # (pid, when it was created) -> its latest counters
         self._dropped_s = 0.0  # CPU seconds of children for which nobody waited
         self._waited_s = _rusage().cpu_s
-        self._start = self._total()
+        self._start = self._read()
 
     def use(self) -> TreeUse:
         """Reads the counters of the whole tree."""
-        now, start = self._total(), self._start
+        now, start = self._read(), self._start
         return TreeUse(
             now.processes,
             max(0.0, now.cpu_s - start.cpu_s),
@@ -84,7 +116,7 @@ class ProcessTree:
         """Returns the pids of the processes that lived at the latest `use`."""
         return {pid for pid, _ in self._last}
 
-    def _total(self) -> TreeUse:
+    def _read(self) -> TreeUse:
         living = {}
         for process in psutil.Process().children(recursive=True):
             if process.pid not in self._without and (counted := _counters(process)):
@@ -158,3 +190,74 @@ def reap_orphans(but: int) -> None:
     with suppress(ChildProcessError):  # there are none
         while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and ended.si_pid != but:
             os.waitpid(ended.si_pid, 0)
+
+
+CGROUP_ROOT = Path("/sys/fs/cgroup")
+NO_LIMIT = 1 << 60  # cgroup v1 writes 'no limit' as a number near 2^63
+
+
+def memory_limit(*, around: bool = True) -> int | None:
+    """Returns the lowest memory limit, in bytes; None where there is none. around: also of the groups around it."""
+    limits = [
+        _read_number(path) for path in cgroup_files("memory", "memory.max", "memory.limit_in_bytes", around=around)
+    ]
+    return min((limit for limit in limits if limit is not None and limit < NO_LIMIT), default=None)
+
+
+def memory_left() -> int | None:
+    """Returns how many bytes are left below the lowest memory limit; None where there is none."""
+    left = []
+    for limit_file, used_file in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
+        for path in cgroup_files("memory", limit_file, limit_file):
+            limit, used = _read_number(path), _read_number(path.with_name(used_file))
+            if limit is not None and used is not None and limit < NO_LIMIT:
+                left.append(limit - used + _file_cache_bytes(path.with_name("memory.stat")))
+    return min(left, default=None)
+
+
+def cpu_limit() -> float | None:
+    """Returns the lowest limit of CPU time, in cores; None where there is none."""
+    limits = []
+    for path in cgroup_files("cpu", "cpu.max", "cpu.cfs_quota_us"):
+        with suppress(OSError, ValueError):
+            if path.name == "cpu.max":
+                quota, period = path.read_text().split()
+            else:
+                quota, period = path.read_text().strip(), path.with_name("cpu.cfs_period_us").read_text().strip()
+            if quota not in ("max", "-1"):
+                limits.append(int(quota) / int(period))
+    return min(limits, default=None)
+
+
+def cgroup_files(controller: str, v2_name: str, v1_name: str, *, around: bool = True) -> list[Path]:
+    """Returns the file of the process's group and, with `around`, of each group around it, where there is one.
+
+    v2_name: its name in cgroup v2; v1_name: in cgroup v1.
+    """
+    paths: list[Path] = []
+    with suppress(OSError):
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            _, kind, group = line.split(":", 2)
+            if kind and controller not in kind.split(","):
+                continue
+            root = CGROUP_ROOT / controller if kind else CGROUP_ROOT
+            inner = root / group.lstrip("/")
+            groups = [inner]
+            if around:
+                groups += [folder for folder in inner.parents if folder == root or root in folder.parents]
+            paths += [folder / (v1_name if kind else v2_name) for folder in groups]
+    return [path for path in paths if path.exists()]
+
+
+def _read_number(path: Path) -> int | None:
+    with suppress(OSError, ValueError):
+        return int(path.read_text())
+    return None
+
+
+def _file_cache_bytes(path: Path) -> int:
+    """Returns the bytes of files that the kernel would give back."""
+    with suppress(OSError, ValueError):
+        values = dict(line.split() for line in path.read_text().splitlines())
+        return int(values.get("total_inactive_file") or values.get("inactive_file") or 0)
+    return 0
