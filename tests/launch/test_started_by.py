@@ -9,7 +9,7 @@ from samestep.commands.setup import Setup
 from samestep.errors import UserError
 from samestep.launch.launchers import srun
 from samestep.launch.started_by import launched_rank, outer_launcher, refuse_to_start_more
-from samestep.world.network import port_of
+from samestep.world.network import slurm_port
 
 TORCHRUN = {
     "TORCHELASTIC_RUN_ID": "b7",
@@ -71,7 +71,7 @@ BY_HAND = {key: TORCHRUN[key] for key in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "M
 )
 def test_whose_rank(env: dict[str, str], found: tuple[object, ...] | None) -> None:
     launcher = outer_launcher(env)
-    place = launcher and launched_rank(env, launcher, "n1", port_of(env.get("SLURM_JOB_ID", "0")))
+    place = launcher and launched_rank(env, launcher, "n1", slurm_port(env.get("SLURM_JOB_ID", "0")))
     assert (
         place
         and (place.launcher, place.rank, place.size, place.local_rank, place.local_size, place.id, place.init_method)
