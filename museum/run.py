@@ -103,7 +103,7 @@ def _of_check(results: CheckResults | DiffResults) -> Said:
     if not first:
         unknown = [each for each in results.findings if each.answer == "unknown"]
         return Said(results.answer, note="; ".join(f"{each.question}: {each.sentence}" for each in unknown))
-    return Said(results.answer, question_of(results), first.step, first.cause)
+    return Said(results.answer, question_of(results), first.step, str(first.cause))
 
 
 def _of_proof(results: object) -> Said:
@@ -111,8 +111,8 @@ def _of_proof(results: object) -> Said:
     first = verdict.first_divergence
     answer = "right" if verdict.verdict == "same" else verdict.verdict
     if not first:
-        return Said(answer, note=verdict.reason or "")
-    return Said(answer, first.quantity, first.step, first.cause)
+        return Said(answer, note=str(verdict.reason or ""))
+    return Said(answer, first.quantity, first.step, str(first.cause))
 
 
 def _command(exhibit: Exhibit, version: str, folder: Path) -> subprocess.CompletedProcess[str]:

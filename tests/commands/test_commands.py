@@ -35,7 +35,7 @@ def test_engines() -> None:
     assert {"dataparallel", "ddp", "single", "fsdp", "zero", "amp", "horovod", "lightning"} < set(rows)
     assert all({"name", "available", "reason", "install", "version"} <= set(row) for row in rows.values())
     assert rows["ddp"]["available"]
-    assert rows["dataparallel"]["reason"] == "no-op on CPU"
+    assert rows["dataparallel"]["reason"]["english"] == "no-op on CPU"
     assert "no-op on CPU" in samestep("engines", "--device", "cpu").stdout
 
 
@@ -58,8 +58,8 @@ def test_verify_says_why_n_ranks_are_not_plain_training(tmp_path: Path) -> None:
     done = samestep("verify", f"{jobs}:conv", "--engines", "ddp", "--json", out=tmp_path / "out")
     alike = json.loads(done.stdout)["same_as_one_process"]
     assert alike["answer"] == "no, as expected"
-    assert "BatchNorm (1)" in alike["reason"]
-    assert "dropout (3)" in alike["reason"]
+    assert "BatchNorm (1)" in alike["reason"]["english"]
+    assert "dropout (3)" in alike["reason"]["english"]
 
 
 def test_verify_in_float32_where_float64_does_not_fit(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_verify_in_float32_where_float64_does_not_fit(tmp_path: Path) -> None:
     (row,) = found["engines"]
     assert row["verdict"] == "same"
     assert found["proof"]["dtype"] == "float32"
-    assert any("proven in float32, because float64 failed: RuntimeError" in note for note in row["notes"])
+    assert any("proven in float32, because float64 failed: RuntimeError" in note["english"] for note in row["notes"])
 
 
 def test_verify_refuses_what_a_layer_cannot_do(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_verify_refuses_what_a_layer_cannot_do(tmp_path: Path) -> None:
     (row,) = json.loads(done.stdout)["engines"]
     assert row["verdict"] == "refused"
     assert done.returncode == 1  # nothing was proven
-    assert "rank 0 gets 1 row, BatchNorm needs 2" in row["reason"]
+    assert "rank 0 gets 1 row, BatchNorm needs 2" in row["reason"]["english"]
 
 
 COMPARE = ["compare", *DIGITS, "--engines", "ddp", "--nproc", "2", "--measured-steps", "10", "--device", "cpu"]
@@ -139,7 +139,7 @@ def test_compare_starts_every_launcher(tmp_path: Path) -> None:
     found = json.loads(done.stdout)
     launchers = [("single", "process"), *(("ddp", name) for name in ("torchrun", "mpirun", "spawn", "srun"))]
     assert [(row["engine"], row["launcher"]) for row in found["engines"]] == launchers
-    absent = {row["launcher"]: row["reason"] for row in found["engines"] if row["verdict"] == "unavailable"}
+    absent = {row["launcher"]: row["reason"]["english"] for row in found["engines"] if row["verdict"] == "unavailable"}
     assert set(absent) <= ({"srun"} if "CI" in os.environ else {"srun", "mpirun"})
     assert "no Slurm job here" in absent["srun"] or "srun is not installed" in absent["srun"]
     assert {row["verdict"] for row in found["engines"] if row["launcher"] not in absent} == {"same"}

@@ -36,7 +36,7 @@ def test_same(name: str, ranks: Callable[[int], Ranks], reference_rank: Ranks) -
     assert verdict.verdict == "same", verdict
     assert verdict.bitwise
     said = SAME[name]
-    assert any(said in note for note in verdict.notes) if said else verdict.notes == ()
+    assert any(said in str(note) for note in verdict.notes) if said else verdict.notes == ()
 
 
 def test_what_amplifies_rounding_is_refused(ranks: Callable[[int], Ranks], reference_rank: Ranks) -> None:

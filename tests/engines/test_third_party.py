@@ -42,11 +42,14 @@ def test_another_packages_engine(environment: dict[str, str], tmp_path: Path) ->
 
     listed = {row["name"]: row for row in json.loads(samestep("engines", "--json").stdout)["engines"]}
     assert listed["tiny"]["available"]
-    assert listed["broken"]["reason"] == "does not import: ModuleNotFoundError: No module named 'no_such_module'"
-    assert listed["leaving"]["reason"] == "does not import: SystemExit: no licence"
-    assert listed["empty"]["reason"].startswith("does not answer: AttributeError: ")
+    assert (
+        listed["broken"]["reason"]["english"]
+        == "does not import: ModuleNotFoundError: No module named 'no_such_module'"
+    )
+    assert listed["leaving"]["reason"]["english"] == "does not import: SystemExit: no licence"
+    assert listed["empty"]["reason"]["english"].startswith("does not answer: AttributeError: ")
     assert listed["ddp"]["available"]
-    assert listed["samestep-tiny.ddp"]["reason"] == "samestep has an engine of this name itself"
+    assert listed["samestep-tiny.ddp"]["reason"]["english"] == "samestep has an engine of this name itself"
     wrong = samestep("verify", "digits", "--nproc", "2", "--set-engine", "ddp.compress=zip", "--json")
     assert (wrong.returncode, len(wrong.stderr.splitlines())) == (2, 1), wrong.stderr
     done = samestep("verify", *DIGITS, "--nproc", "2", "--engines", "tiny,broken,ddp", "--json")

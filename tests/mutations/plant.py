@@ -117,11 +117,12 @@ def plant(fault: Fault, references: References, jobs: Sequence[str] = ()) -> Ite
             if first is None:
                 yield row | {"verdict": verdict.verdict, "named": False, "explained": False}
                 continue
-            shown = ("training", "quantity", "step", "tensor", "expected", "found", "cause")
+            shown = ("training", "quantity", "step", "tensor", "expected", "found")
             yield row | {
                 "verdict": verdict.verdict,
                 "named": first.quantity in fault.named,
-                "explained": fault.cause in first.cause,
+                "explained": fault.cause in str(first.cause),
+                "cause": str(first.cause),
                 **{key: getattr(first, key) for key in shown},
             }
 

@@ -187,10 +187,10 @@ def test_the_record_must_show_each_row_once(tmp_path: Path) -> None:
         ranks = [SimpleNamespace(world=World(size=len(of_ranks)))] * len(of_ranks)
         return SimpleNamespace(training=lambda name: evaluated, ranks=ranks, folder=tmp_path)
 
-    assert count_evaluated_rows(record([0, 1], [2]), "train", 3) == 3
+    assert count_evaluated_rows(record([0, 1], [2]), "run", 3) == 3
     for wrong in (([0, 1], [1]), ([0, 1], [1, 2]), ([0], [1])):
         with pytest.raises(TrainingFailed, match="not each once"):
-            count_evaluated_rows(record(*wrong), "train", 3)
+            count_evaluated_rows(record(*wrong), "run", 3)
 
 
 def test_evaluation_is_the_same_to_the_last_digit(trained: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:

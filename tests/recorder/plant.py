@@ -81,8 +81,8 @@ def row_of(script: str, results: CheckResults, fault: Fault | None = None) -> Ro
     first = results.first_divergence
     question = question_of(results)
     caught = results.answer == "differs"
-    named = bool(first and fault and question == fault.question and fault.cause in first.cause)
-    where = (first.step, first.tensor, first.rank, first.cause) if first else (None, None, None, "")
+    named = bool(first and fault and question == fault.question and fault.cause in str(first.cause))
+    where = (first.step, first.tensor, first.rank, str(first.cause)) if first else (None, None, None, "")
     return Row(script, fault.name if fault else "", results.answer, question, *where, caught, named)
 
 

@@ -97,8 +97,8 @@ def row_of(case: Case, name: str, results: CheckResults | str, fault: Plant | No
     question = question_of(results)
     unknown = [f"{each.question}: {each.sentence}" for each in results.findings if each.answer == "unknown"]
     caught = results.answer == "differs"
-    named = bool(first and fault and question == fault.question and fault.cause in first.cause)
-    cause, step = (first.cause, first.step) if first else ("", None)
+    named = bool(first and fault and question == fault.question and fault.cause in str(first.cause))
+    cause, step = (str(first.cause), first.step) if first else ("", None)
     return Row(case.name, name, results.answer, question, step, cause, "; ".join(unknown), caught, named, seconds)
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
+from samestep.message import as_said
 from samestep.records.inspection import MachineFacts
 from samestep.records.results import (
     CompareResults,
@@ -73,10 +74,12 @@ DIVERGENCE = Divergence(
     rank=1,
     expected=2.302585092994046,
     found=2.302585092994057,
-    cause="the update of step 2 is wrong: averaged per rank instead of per row",
+    cause=as_said("the update of step 2 is wrong: averaged per rank instead of per row"),
 )
-NEVER_CLIPPED = "clipping never acted in the proof: the largest gradient norm was 3.2, not 5.0"
-ONE_ROW = "step 23: rank 1 gets 1 row, BatchNorm needs 2; set global_batch=… so that all ranks get 2, or last=drop"
+NEVER_CLIPPED = as_said("clipping never acted in the proof: the largest gradient norm was 3.2, not 5.0")
+ONE_ROW = as_said(
+    "step 23: rank 1 gets 1 row, BatchNorm needs 2; set global_batch=… so that all ranks get 2, or last=drop"
+)
 
 
 def compared() -> CompareResults:
@@ -103,7 +106,7 @@ def compared() -> CompareResults:
         same_as_one_process=OneProcess(
             "no, as expected",
             max_difference=0.3,
-            reason="BatchNorm (1) normalises over each replica's own rows; dropout (7) draws another mask",
+            reason=as_said("BatchNorm (1) normalises over each replica's own rows; dropout (7) draws another mask"),
         ),
         engines=[
             measured("single", "process", "same", 19.2, 1, replicas=1, bitwise=True, max_difference=0.0, bound=1e-15),
@@ -121,9 +124,9 @@ def compared() -> CompareResults:
                 bound=1.2e-15,
                 first_divergence=DIVERGENCE,
             ),
-            row("horovod", "horovodrun", "failed", reason="rank 1 was killed (signal 9) in step 12"),
+            row("horovod", "horovodrun", "failed", reason=as_said("rank 1 was killed (signal 9) in step 12")),
             row("deepspeed", "torchrun", "refused", reason=ONE_ROW),
-            row("dataparallel", "process", "unavailable", replicas=1, reason="no-op on CPU"),
+            row("dataparallel", "process", "unavailable", replicas=1, reason=as_said("no-op on CPU")),
         ],
     )
 

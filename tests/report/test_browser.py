@@ -17,6 +17,7 @@ from PIL import Image
 
 from budget import budget
 from samestep import report
+from samestep.message import as_said
 from samestep.records.results import CompareResults
 
 pytestmark = pytest.mark.check
@@ -96,7 +97,7 @@ def test_the_page_is_drawn(results: CompareResults, chromium: str, tmp_path: Pat
 
 def test_a_script_in_a_name_does_not_run(results: CompareResults, chromium: str, tmp_path: Path) -> None:
     evil = "<script>document.title = 'owned'</script>"
-    results = with_row(with_row(replace(results, job=evil), 1, engine=evil), 8, reason=evil)
+    results = with_row(with_row(replace(results, job=evil), 1, engine=evil), 8, reason=as_said(evil))
     dom = browse(chromium, tmp_path, report.html(results), "--dump-dom")
     assert "<title>owned</title>" not in dom and "<script" not in dom
     assert "&lt;script&gt;document.title = 'owned'" in dom

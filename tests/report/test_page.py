@@ -15,6 +15,7 @@ from example_results import unmeasured, with_divergence, with_row
 
 from budget import budget
 from samestep import report
+from samestep.message import as_said
 from samestep.records.monitor import GpuSummary, MonitorSummary
 from samestep.records.results import CompareResults, Inexactness, OneProcess, Proof, results_json
 
@@ -109,16 +110,16 @@ def test_an_engine_that_differs_shows_no_speed(results: CompareResults) -> None:
 
 def test_what_users_name_is_escaped_everywhere(results: CompareResults) -> None:
     evil = "<script>alert('1')</script>\"'&"
-    results = with_divergence(results, tensor=evil, cause=evil, expected=evil, found=[evil, evil])
+    results = with_divergence(results, tensor=evil, cause=as_said(evil), expected=evil, found=[evil, evil])
     results = replace(
         results,
         job=evil,
         command=evil,
         settings={evil: evil},
         machine=replace(results.machine, host=evil, processor=evil, gpu=evil),
-        same_as_one_process=OneProcess("no, as expected", max_difference=0.3, reason=evil),
+        same_as_one_process=OneProcess("no, as expected", max_difference=0.3, reason=as_said(evil)),
         proof=Proof(steps=8, dtype="float64", float64_failed=evil),
-        engines=[replace(row, engine=evil, reason=evil, notes=(evil,)) for row in results.engines],
+        engines=[replace(row, engine=evil, reason=as_said(evil), notes=(as_said(evil),)) for row in results.engines],
     )
     html = report.html(results)
     page = Page(html)
@@ -149,7 +150,7 @@ def test_a_proof_alone_has_no_figures(proof: CompareResults) -> None:
 
 def test_values_that_are_missing(results: CompareResults) -> None:
     results = with_row(results, 1, max_difference=None, bound=None, **unmeasured())
-    results = with_divergence(results, step=None, rank=None, cause="")
+    results = with_divergence(results, step=None, rank=None, cause=None)
     results = replace(results, same_as_one_process=None)
     text = Page(report.html(results)).text
     assert "None" not in text and "Usual cause" not in text

@@ -12,6 +12,7 @@ from example_results import unmeasured, with_row, with_speed
 from rich.console import Console
 
 from samestep import report
+from samestep.message import as_said
 from samestep.records.results import CompareResults
 from samestep.report import columns
 
@@ -133,8 +134,12 @@ def test_tensors_that_cannot_be_compared_are_one_line(results: CompareResults) -
 
 
 def test_engines_that_are_not_here_share_a_line(results: CompareResults) -> None:
-    results = with_row(results, 7, verdict="unavailable", reason="lightning is not installed", install="pip install x")
-    results = with_row(results, 6, verdict="unavailable", reason="lightning is not installed", install="pip install x")
+    results = with_row(
+        results, 7, verdict="unavailable", reason=as_said("lightning is not installed"), install="pip install x"
+    )
+    results = with_row(
+        results, 6, verdict="unavailable", reason=as_said("lightning is not installed"), install="pip install x"
+    )
     assert (
         report.footer(results)[-1]
         == "Not available here: horovod, deepspeed (pip install x); dataparallel (no-op on CPU)."

@@ -73,11 +73,12 @@ def plant(fault: ResumeFault, references: References) -> dict[str, Any]:
     first = verdict.first_divergence
     if first is None:
         return row | {"verdict": verdict.verdict, "named": False, "explained": False}
-    shown = ("training", "quantity", "step", "tensor", "expected", "found", "cause")
+    shown = ("training", "quantity", "step", "tensor", "expected", "found")
     return row | {
         "verdict": verdict.verdict,
         "named": first.quantity in fault.named,
-        "explained": fault.cause in first.cause,
+        "explained": fault.cause in str(first.cause),
+        "cause": str(first.cause),
         **{key: getattr(first, key) for key in shown},
     }
 

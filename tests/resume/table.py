@@ -130,7 +130,7 @@ class Bench(ExitStack):
             said = f"{what} at step {first.step}: {first.cause}"
             return Seen(str(pair), job, "differs", verdict.max_difference, said)
         word = "bitwise" if verdict.bitwise else verdict.verdict
-        return Seen(str(pair), job, word, verdict.max_difference, verdict.reason or "")
+        return Seen(str(pair), job, word, verdict.max_difference, str(verdict.reason or ""))
 
     def of(self, facts: EngineFacts) -> Ranks:
         """Ranks to train on; of their own for each library."""

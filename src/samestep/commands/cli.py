@@ -159,10 +159,11 @@ def engines(device: Device = "auto", json_: Json = False) -> int:
     if not json_:
         show_engines(listed)
         return 0
-    from samestep.records.files import list_with_schema
+    from samestep.records.files import as_json, list_with_schema
+    from samestep.report.language import with_english
 
     keys = ("name", "available", "reason", "install", "version", "purpose")
-    rows = ({key: getattr(facts, key) for key in keys} for facts in listed)
+    rows = ({key: value for key, value in as_json(with_english(facts)).items() if key in keys} for facts in listed)
     print(json.dumps(list_with_schema("engines", rows), indent=1))
     return 0
 

@@ -40,7 +40,7 @@ from samestep.records.record import Progress, Record
 from samestep.records.redaction import redacted_values
 from samestep.records.results import CompareResults, EngineResult, OneProcess, Proof, Verdict, write_results
 from samestep.report.figures.speed import Measured, measurement
-from samestep.report.language import text
+from samestep.report.language import with_english
 from samestep.version import __version__
 
 VERDICT = "verdict.json"  # in the folder of a launch that is proven
@@ -70,7 +70,7 @@ def run_study(command: str, options: ProofOptions, job: str, typed: str = "") ->
         folder = results_folder(command, study)
         with recorded(folder, words_of(command, options, job)), other_machines.publishing(study, folder):
             results = _run_launches(study, folder, progress.show)
-    results = replace(results, command=typed, report=os.path.relpath(folder / "report.html"))
+    results = with_english(replace(results, command=typed, report=os.path.relpath(folder / "report.html")))
     write_results(results, folder)
     replace_text(folder / "report.html", report.html(results))
     return results
@@ -182,9 +182,9 @@ def _launch(study: Study, row: Row, number: int, folder: Path, reference: Record
             study, folder, row.launcher, row.facts.processes, row.facts.devices, launch_folder, plan, show_phase
         )
     except Refused as error:
-        row.verdict = Verdict("refused", reason=text(error.message, "en"))
+        row.verdict = Verdict("refused", reason=error.message)
     except (UserError, TrainingFailed) as error:
-        row.verdict = Verdict("failed", reason=text(error.message, "en"))
+        row.verdict = Verdict("failed", reason=error.message)
     else:
         row.launches.append(record)
         if number == 0:

@@ -13,6 +13,7 @@ from samestep.commands.setup import Setup
 from samestep.errors import UserError, first_few, nearest, say
 from samestep.launch import Machines, fork_client, second_master
 from samestep.launch.started_by import LaunchedRank
+from samestep.message import as_said
 from samestep.proof.plan import loop_layout, numerics_layout
 from samestep.records.inspection import EngineFacts, Inspection, JobFacts, Question
 from samestep.records.plan import LayoutPlan
@@ -170,7 +171,7 @@ def _add_continuation(study: Study, row: Row, forks: bool) -> None:
     if row.verdict is None:
         row.verdict = _verdict_without_launch(replace(study, inspection=study.continuing), then, row.then_launcher)
     if row.verdict is None and (why := why_not_continued_by(row.facts, then)):
-        row.verdict = Verdict("refused", reason=why)
+        row.verdict = Verdict("refused", reason=as_said(why))
 
 
 def why_not_continued_by(first: EngineFacts, then: EngineFacts) -> str | None:
@@ -205,7 +206,8 @@ def _verdict_without_launch(study: Study, facts: EngineFacts, launcher: str) -> 
     """Returns the verdict of an engine that is unavailable or refuses the job; None for one to launch."""
     absent = None if facts.available else facts.reason
     if facts.available:
-        absent = launch.load(launcher).missing(study.machines, os.environ)
+        missing = launch.load(launcher).missing(study.machines, os.environ)
+        absent = as_said(missing) if missing else None
     if absent:
         return Verdict("unavailable", reason=absent)
     if refusal(facts, study.job) is None:
@@ -213,7 +215,7 @@ def _verdict_without_launch(study: Study, facts: EngineFacts, launcher: str) -> 
     here = [each for each in study.inspection.engines if each.available and each.replicas in study.job.refused]
     others = [each.name for each in here if refusal(each, study.job) is None]
     instead = f"another engine ({', '.join(others)})" if others else "another engine"
-    return Verdict("refused", reason=refusal(facts, study.job, instead))
+    return Verdict("refused", reason=as_said(refusal(facts, study.job, instead) or ""))
 
 
 def refusal(facts: EngineFacts, job: JobFacts, instead: str = "another engine") -> str | None:
@@ -247,7 +249,8 @@ def refusal(facts: EngineFacts, job: JobFacts, instead: str = "another engine") 
             return f"SyncBatchNorm does not find the other ranks of {facts.name}; leave it out, or use {instead}"
         if facts.devices[0] == "cpu":
             return "torch's SyncBatchNorm runs on GPUs only; leave sync_batchnorm out on a CPU"
-    return job.refused[layout.replicas]
+    refused = job.refused[layout.replicas]
+    return str(refused) if refused else None
 
 
 def _varying_calls(engine: str, job: JobFacts, replicas: int) -> str | None:

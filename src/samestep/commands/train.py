@@ -25,6 +25,7 @@ from samestep.errors import Refused, TrainingFailed, UserError, say
 from samestep.launch import Command, ports, supervise
 from samestep.launch.command import command_for, rank_command, shell_line
 from samestep.launch.started_by import LaunchedRank
+from samestep.message import as_said
 from samestep.records.files import read, replace_text, why_not_writable, with_schema, write
 from samestep.records.inspection import JobFacts
 from samestep.records.monitor import CSV, PAGE, SUMMARY, MonitorSummary, read_samples, thinned
@@ -34,6 +35,7 @@ from samestep.records.redaction import redacted_values
 from samestep.records.results import EvaluateResults, InitialWeights, RunResults, write_results
 from samestep.report.figures import batch_size, data_wait
 from samestep.report.figures.step_parts import step_parts
+from samestep.report.language import with_english
 from samestep.world.network import check_master
 
 PLAN = "plan.json"  # in the folder of the ranks
@@ -52,7 +54,7 @@ def run(setup: Setup, options: RunOptions, *, dry_run: bool = False) -> RunResul
     study, row, record, out, training = launched
     assert isinstance(training, RunTask)
     results = _train_results(study, row, record, out, training)
-    results = replace(results, monitor=_write_usage(record, out, results))
+    results = with_english(replace(results, monitor=_write_usage(record, out, results)))
     _write_results(out, results)
     return results
 
@@ -284,13 +286,13 @@ def _train_results(study: Study, row: Row, record: Record, out: Path, step: RunT
         curve=seen.curve,
         weights_of_step=None if at_step is None else int(at_step),
         evaluation={name: value for name, value in best.items() if name != "step"} or None,
-        evaluation_rows=count_evaluated_rows(record, "train", study.job.evaluation_rows),
+        evaluation_rows=count_evaluated_rows(record, "run", study.job.evaluation_rows),
         weights=str(out / WEIGHTS),
         export=step.export,
         wait_share=wait.share if wait else None,
         loader_ceiling=wait.loader_ceiling if wait else None,
         demand=wait.demand if wait else None,
-        advice=wait.advice() if wait else None,
+        advice=as_said(advice) if wait and (advice := wait.advice()) else None,
         traces=_traces(out, record, step) if step.profile else (),
         changes=seen.changes,
     )
@@ -317,7 +319,7 @@ def _score_results(study: Study, row: Row, record: Record, step: EvaluateTask) -
         weights=step.init,
         sha256=step.init_sha256,
         evaluation=evaluation.means,
-        evaluation_rows=count_evaluated_rows(record, "score", study.job.evaluation_rows),
+        evaluation_rows=count_evaluated_rows(record, "evaluate", study.job.evaluation_rows),
         predictions=step.predictions,
     )
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
+from samestep.message import as_said
 from samestep.records.files import write
 from samestep.records.monitor import CSV, SUMMARY, MonitorSummary, Sample, header, row, summary_of, thinned
 from samestep.world.nvidia import Gpus
@@ -96,7 +97,7 @@ class UsageSampler:
             notes.append("disk bytes of processes of other users, as under sudo, are not known")
         started = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() - self.samples[-1].seconds))
         summary = replace(
-            summary_of(self.samples, monitor_s=self.cost_s, notes=notes),
+            summary_of(self.samples, monitor_s=self.cost_s, notes=[as_said(note) for note in notes]),
             command=tuple(command),
             exit_code=exit_code,
             started=started,

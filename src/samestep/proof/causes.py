@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from samestep.message import as_said
 from samestep.proof import gradient_causes
 from samestep.proof.trace import Expectation, Trace
 from samestep.records.results import Divergence
@@ -37,7 +38,7 @@ class Case:
     ) -> Divergence:
         """The divergence of one quantity, with its cause."""
         at = Divergence(self.training, step, quantity, tensor, rank, expected, observed)
-        return replace(at, expected=_short(expected), found=_short(observed), cause=CAUSES[quantity](self, at))
+        return replace(at, expected=_short(expected), found=_short(observed), cause=as_said(CAUSES[quantity](self, at)))
 
     @property
     def replicas(self) -> int:

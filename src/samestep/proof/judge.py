@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 
+from samestep.message import as_said
 from samestep.proof import job_causes
 from samestep.proof.differences import Comparison, bound_of
 from samestep.proof.plan import AS_NUMERICS, INEXACT
@@ -17,7 +18,7 @@ from samestep.proof.trace import EPS, Expectation, of_engine
 from samestep.records.inspection import JobFacts
 from samestep.records.plan import TRAININGS
 from samestep.records.record import Record
-from samestep.records.results import Divergence, Inexactness, OneProcess, Verdict
+from samestep.records.results import Divergence, Inexactness, OneProcess, Verdict, VerdictWord
 
 # Compared where rounding has no bound, too.
 COUNTED = {"initial weights", "rows", "indices", "tensors received", "weight", "learning rate", "parameter groups"}
@@ -109,7 +110,7 @@ def _finite(value: float | None) -> float | None:
 
 def _verdict(
     comparison: Comparison,
-    verdict: str,
+    verdict: VerdictWord,
     *,
     first_divergence: Divergence | None = None,
     reason: str | None = None,
@@ -122,8 +123,8 @@ def _verdict(
         max_difference=_finite(difference),
         bound=bound,
         first_divergence=first_divergence,
-        reason=reason,
-        notes=tuple(comparison.notes()),
+        reason=as_said(reason) if reason else None,
+        notes=tuple(map(as_said, comparison.notes())),
         numerics=numerics,
     )
 
@@ -161,8 +162,9 @@ def not_one_process(worst: float, many: Expectation, one: Expectation, job: JobF
     constant_fails = many.facts.draws and not math.isfinite(separation.whole)  # a mean over nothing, say
     if same or separation.unknown or separation.collate_draws or constant_fails:
         reason, advice = job_causes.natural_causes(job, many.facts, separation, hides=not same or constant_fails)
-        return OneProcess("no, as expected", worst, reason, advice)
+        return OneProcess("no, as expected", worst, as_said(reason), as_said(advice))
     bounds, from_one = _bounds(many, one), many.facts.from_one
     most = max(from_one, key=lambda name: from_one[name].distance / (bounds[name] or 1.0), default="")
     off = f"{most} is {from_one[most].distance:.2g} off, rounding explains {bounds[most]:.2g}" if most else ""
-    return OneProcess("no", worst, *job_causes.mistake(separation, one.facts.dtype, job, off))
+    reason, advice = job_causes.mistake(separation, one.facts.dtype, job, off)
+    return OneProcess("no", worst, as_said(reason), as_said(advice))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from samestep.message import as_said
 from samestep.proof.judge import judge
 from samestep.proof.plan import AS_NUMERICS
 from samestep.proof.resume_causes import resume_cause, state_cause
@@ -115,7 +116,9 @@ def judge_resumed(loop: Expectation, record: JoinedRecord, numerics: Expectation
         if divergence and is_exact and divergence.training == training:
             expected, observed = loop.trace(training, 0, len(record.ranks)), of_engine(record, training)
             cause = resume_cause(divergence, cut, expected, observed, loop.of(training).draws)
-            return replace(verdict, first_divergence=replace(divergence, cause=cause or divergence.cause))
+            return replace(
+                verdict, first_divergence=replace(divergence, cause=as_said(cause) if cause else divergence.cause)
+            )
     return verdict
 
 
@@ -139,7 +142,7 @@ def _moved(record: JoinedRecord, training: str) -> Iterator[Divergence]:
         if seen.resumed_from != cut:
             others = any(_differing(*_states(record, training), EPS["float32"]))
             cause = state_cause("position", cut, seen.resumed_from, others)
-            yield Divergence(training, cut, "resumed step", None, rank, cut, seen.resumed_from, cause)
+            yield Divergence(training, cut, "resumed step", None, rank, cut, seen.resumed_from, as_said(cause))
 
 
 def _lost(loop: Expectation, record: JoinedRecord, training: str) -> Iterator[Divergence]:
@@ -148,7 +151,7 @@ def _lost(loop: Expectation, record: JoinedRecord, training: str) -> Iterator[Di
     before, after = _states(record, training)
     for name, rank, want, got in _differing(before, after, slack):
         cause = state_cause(name, want, got, len(before) != len(after))
-        yield Divergence(training, cut, "resumed state", name, rank, want, got, cause)
+        yield Divergence(training, cut, "resumed state", name, rank, want, got, as_said(cause))
 
 
 def _differing(

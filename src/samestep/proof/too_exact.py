@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from samestep.message import as_said
 from samestep.proof.differences import BOUND, distance
 from samestep.proof.plan import AS_NUMERICS
 from samestep.proof.trace import Expectation, sample_like
@@ -55,7 +56,7 @@ def too_exact(loop: Expectation, numerics: Expectation, record: Record) -> Diver
     if informative < ENOUGH:
         return None
     cause = f"asked for {precision} numerics, but computed in float32: the hook or the autocast is not in force"
-    return Divergence("gradient", 0, "precision", None, None, precision, "float32", cause)
+    return Divergence("gradient", 0, "precision", None, None, precision, "float32", as_said(cause))
 
 
 def _float64(values: Any) -> Values:

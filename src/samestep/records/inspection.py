@@ -60,7 +60,7 @@ class EngineFacts:
 
     name: str
     available: bool
-    reason: str | None = None
+    reason: Message | None = None
     install: str | None = None
     version: str | None = None
     purpose: str = ""
@@ -134,7 +134,7 @@ class JobFacts:
     unused: tuple[str, ...]
     scalars: tuple[str, ...]
     pretrained: tuple[str, ...]
-    refused: Mapping[int, str | None]
+    refused: Mapping[int, Message | None]
     phases: Mapping[str, str] = field(default_factory=dict)
     needs_closure: bool = False
     evaluation_draws: tuple[str, ...] = ()

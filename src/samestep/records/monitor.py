@@ -9,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from samestep.errors import UserError
+from samestep.message import Message
 from samestep.world.nvidia import GpuUse as GpuUse
 
 MOST_SAMPLES = 4000  # for the plot of a long run; usage.csv has them all
@@ -158,13 +159,13 @@ class MonitorSummary:
     local: int
     monitor_cores: float = 0.0
     gpus: tuple[GpuSummary, ...] = ()
-    notes: tuple[str, ...] = ()
+    notes: tuple[Message, ...] = ()
     command: tuple[str, ...] = ()
     exit_code: int | None = None
     started: str = field(default="")
 
 
-def summary_of(samples: Sequence[Sample], *, monitor_s: float = 0.0, notes: Sequence[str] = ()) -> MonitorSummary:
+def summary_of(samples: Sequence[Sample], *, monitor_s: float = 0.0, notes: Sequence[Message] = ()) -> MonitorSummary:
     """Returns the figures over samples, of which there is at least one. monitor_s: CPU seconds that watching took."""
     first, last = samples[0], samples[-1]
     seconds = max(last.seconds - first.seconds, 1e-9)

@@ -7,13 +7,15 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from samestep.message import Message
 from samestep.records.collectives import CollectiveResults
 from samestep.records.files import finite, read, with_schema, write_json
 from samestep.records.inspection import MachineFacts, Values
 from samestep.records.monitor import MonitorSummary
 
 RESULTS = "results.json"
-PROVEN = ("same", "approximate")  # the verdicts with which an engine is measured
+VerdictWord = Literal["same", "approximate", "differs", "failed", "refused", "unavailable"]
+PROVEN: tuple[VerdictWord, ...] = ("same", "approximate")  # the verdicts with which an engine is measured
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class Divergence:
     rank: int | None
     expected: Any
     found: Any
-    cause: str = ""
+    cause: Message | None = None
 
 
 @dataclass(frozen=True)
@@ -51,17 +53,17 @@ class Inexactness:
 class Verdict:
     """Whether an engine takes the same training steps as the reference, and the first divergence where it does not.
 
-    verdict: same | approximate | differs | failed | refused | unavailable. bitwise: every weight, to the last bit.
+    bitwise: every weight, to the last bit.
     max_difference: the greatest difference of any weight or buffer at the end; bound: what was allowed for it.
     """
 
-    verdict: str
+    verdict: VerdictWord
     bitwise: bool = False
     max_difference: float | None = None
     bound: float | None = None
     first_divergence: Divergence | None = None
-    reason: str | None = None
-    notes: tuple[str, ...] = ()
+    reason: Message | None = None
+    notes: tuple[Message, ...] = ()
     numerics: Inexactness | None = None
 
     @property
@@ -171,8 +173,8 @@ class OneProcess:
 
     answer: Literal["yes", "no, as expected", "no"]
     max_difference: float
-    reason: str = ""
-    advice: str = ""
+    reason: Message | None = None
+    advice: Message | None = None
 
     @property
     def same(self) -> bool:
@@ -262,7 +264,7 @@ class RunResults:
     wait_share: float | None
     loader_ceiling: float | None
     demand: float | None
-    advice: str | None
+    advice: Message | None
     traces: tuple[str, ...] = ()
     monitor: str | None = None
     changes: tuple[str, ...] = ()

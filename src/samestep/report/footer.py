@@ -64,7 +64,7 @@ def _unavailable(results: CompareResults) -> Iterator[str]:
 
 
 def _remedy(row: EngineResult) -> str:
-    return row.install or row.reason or "unavailable"
+    return str(row.install or row.reason or "unavailable")
 
 
 def _name(row: EngineResult, results: CompareResults) -> str:

@@ -62,4 +62,4 @@ def sentences(summary: MonitorSummary) -> Iterator[str]:
         energy = f", {amount(gpu.energy / 3600)} Wh" if gpu.energy is not None else ""
         own = f", its own memory {size(gpu.own_memory)}" if gpu.own_memory is not None else ""
         yield f"GPU {number}: {of_gpu(gpu)}{own}{energy}"
-    yield from summary.notes
+    yield from map(str, summary.notes)

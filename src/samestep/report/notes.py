@@ -9,7 +9,7 @@ ILL_CONDITIONED = "ill-conditioned: "  # begins the proof's list of tensors, 'NA
 
 def ill_conditioned(row: EngineResult, results: CompareResults) -> str | None:
     """'7 of 18 tensors not compared at the end, …', from the proof's list of their names; None where there are none."""
-    names = {each.partition(" (")[0] for note in row.notes for each in _listed(note)}
+    names = {each.partition(" (")[0] for note in row.notes for each in _listed(str(note))}
     if not names:
         return None
     of = f" of {results.tensors}" if results.tensors else ""

@@ -142,6 +142,6 @@ def test_a_training_that_waits_is_told_why(workers: int, tmp_path: Path) -> None
     assert results["wait_share"] > 0.5
     assert results["loader_ceiling"] < 1 / 0.02 * max(1, workers)  # rows per second: what the sleeps allow
     assert results["demand"] > results["loader_ceiling"]
-    assert "loading a batch takes" in results["advice"] and "--set workers=" in results["advice"]
-    assert "waiting for a disk or a network" in results["advice"]
+    assert "loading a batch takes" in results["advice"]["english"] and "--set workers=" in results["advice"]["english"]
+    assert "waiting for a disk or a network" in results["advice"]["english"]
     assert f"of the time: {results['advice']}" in done.stdout

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from samestep.message import as_said
 from samestep.proof.script.closures import cause_of, unequal_calls
 from samestep.records.record import Record
 from samestep.records.results import Divergence
@@ -24,7 +25,7 @@ ODD = "the weights of one rank are changed alone: by a step, a copy or an initia
 def differs(question: str, quantity: str, cause: str, **where: Any) -> Finding:
     """Returns a finding that differs. where: the other fields of its Divergence."""
     fields = {"training": "script", "step": None, "tensor": None, "rank": None} | where
-    return Finding(question, "differs", cause, Divergence(quantity=quantity, cause=cause, **fields))
+    return Finding(question, "differs", cause, Divergence(quantity=quantity, cause=as_said(cause), **fields))
 
 
 def common_steps(ranks: Ranks) -> range:

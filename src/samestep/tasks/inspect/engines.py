@@ -14,6 +14,7 @@ from torch import nn
 
 from samestep import engine as engines
 from samestep.errors import UserError, nearest
+from samestep.message import as_said
 from samestep.records.files import as_json
 from samestep.records.inspection import EngineFacts
 from samestep.tasks.inspect.load import values_of
@@ -87,7 +88,7 @@ def _settings(engine: engines.Engine) -> dict[str, Any]:
 
 
 def _broken(name: str, reason: str) -> EngineFacts:
-    return EngineFacts(name, available=False, reason=reason)
+    return EngineFacts(name, available=False, reason=as_said(reason))
 
 
 def _facts(
@@ -110,7 +111,7 @@ def _facts(
     return EngineFacts(
         name=name,
         available=reason is None,
-        reason=reason,
+        reason=as_said(reason) if reason else None,
         install=getattr(engine, "INSTALL", None) or f"pip install {_requirements(name, engine.NEEDS)}",
         version=installed,
         purpose=engine.PURPOSE,

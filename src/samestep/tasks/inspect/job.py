@@ -22,6 +22,7 @@ from samestep.data.loader import Rows, most_workers, workers_of
 from samestep.data.schedule import schedule_of
 from samestep.errors import UserError
 from samestep.job import Batch, Job
+from samestep.message import as_said
 from samestep.rank.digests import digest_state
 from samestep.rank.evaluate import chunk_rows
 from samestep.rank.export import pretrained
@@ -62,6 +63,7 @@ def inspect_job(
     dry, evaluation, proof_rows, costly = _tried(job, replicas, device, count)
     training = ProveTask("sgd", steps or _proof_steps(job, costly), "float32", replicas, SGD_LR, rows=proof_rows)
     sizes = sorted({1, replicas, *fewer})
+    refused = {n: _refusal_of(job, replace(training, replicas=n), device) for n in sizes}
     return JobFacts(
         settings=settings_of(function),
         chosen={name: str(value) for name, value in settings.items()},
@@ -97,7 +99,7 @@ def inspect_job(
         needs_closure=job.optimizer.needs_closure,
         evaluation_draws=evaluation.draws,
         varying_calls=varying_calls(job, partial(_model, job), units, replicas, device),
-        refused={n: _refusal_of(job, replace(training, replicas=n), device) for n in sizes},
+        refused={n: as_said(why) if why else None for n, why in refused.items()},
     )
 
 
