@@ -1,0 +1,192 @@
+"""Checks healthy scripts, and the same with planted faults, by the real command; says what is right and what is not.
+
+    python benchmarks/twins.py [--only WORDS] [--out FOLDER] [--nproc 2] [--until HH:MM] [--plain]
+
+Each twin (tests/twins) is checked by `samestep check --json` in a folder of its own. A healthy one is right where the
+command exits with 0, answers 'right', and warns of nothing. A faulty one is caught where something differs, is warned
+of, or ends with the reason; it is named where a finding has the fault's id, or answers a question of the fault in a
+sentence that names it; its line is given where the output has FILE:LINE of the faulty line.
+
+--out keeps a line of twins.jsonl for each twin, and the table. Twins that are kept there are not checked again, so that
+a record can be made in pieces. --plain runs the twins without the command, to their end, and compares what a fault
+changes. Exit code 1 where a twin is not right.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import psutil
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "twins"))
+from corpus import FAULTS, HEALTHY
+from corpus.healthy import STEPS
+from corpus.judge import Row, judged, said, table_of
+from corpus.twin import SCRIPTS, Fault, Twin, file_of, text_of
+
+from fork_servers import fork_servers
+
+RECORD, TABLE, PLAIN = "twins.jsonl", "table.md", "plain.jsonl"
+HANGS_S = 100  # after which a check counts as hanging
+DEADLINE_S = "60"  # of the command's own watch over a silent training
+
+
+def planted(twin: Twin, folder: Path) -> Path:
+    """Writes a twin and the files beside it; returns the script's path."""
+    relative = file_of(twin.script)
+    if relative.parent == Path():
+        script = folder / relative.name
+    else:
+        shutil.copytree(SCRIPTS / relative.parts[0], folder / relative.parts[0])
+        script = folder / relative
+    script.write_text(text_of(twin))
+    return script
+
+
+def checked(twin: Twin, nproc: int) -> Row:
+    """Checks a twin in a folder of its own, and ends what a check that hangs has left."""
+    with tempfile.TemporaryDirectory(prefix="samestep-twin-") as temporary:
+        folder = Path(temporary)
+        script = planted(twin, folder)
+        steps = ["--steps", str(STEPS[twin.script])] if twin.script in STEPS else []
+        options = ["--nproc", str(nproc), "--launcher", "fork", "--json", "--stall", DEADLINE_S, *steps]
+        command = [sys.executable, "-m", "samestep", "check", *options, "--out", str(folder / "record"), script.name]
+        began = time.monotonic()
+        process = subprocess.Popen(
+            [*command, *twin.arguments.split()],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=script.parent,
+            env=os.environ | {"COLUMNS": "200", "OMP_NUM_THREADS": "1"},
+            start_new_session=True,
+        )
+        try:
+            output, error = process.communicate(timeout=HANGS_S)
+            end = "ended"
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGTERM)
+            try:
+                output, error = process.communicate(timeout=15)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                output, error = process.communicate()
+            end = "hangs"
+        end_processes(folder)
+        seconds = round(time.monotonic() - began, 1)
+        return judged(twin, process.returncode if end == "ended" else None, output, error, seconds)
+
+
+def end_processes(folder: Path) -> None:
+    """Ends the processes that work in a folder: ranks that a hanging script has started itself."""
+    for process in psutil.process_iter(["cwd"]):
+        if process.info["cwd"] and Path(process.info["cwd"]).is_relative_to(folder):
+            process.kill()
+
+
+def kept(record: Path | None) -> list[Row]:
+    if record is None or not record.exists():
+        return []
+    return [Row(**json.loads(line)) for line in record.read_text().splitlines()]
+
+
+def run_plain(twins: Sequence[Twin], nproc: int, record: Path | None) -> int:
+    """Runs twins without the command, and says whether each fault changes what its script prints."""
+    from corpus import plain
+
+    done = [json.loads(line) for line in record.read_text().splitlines()] if record and record.exists() else []
+    printed: dict[tuple[str, str], list[str]] = {}
+    for row in done:
+        printed[row["script"], row["arguments"]] = (
+            row["printed"] if not row["kind"] else printed.get((row["script"], row["arguments"]), [])
+        )
+    wrong = 0
+    for twin in twins:
+        kind = twin.kind if isinstance(twin, Fault) else ""
+        if any((row["twin"], row["kind"]) == (twin.name, kind) for row in done):
+            continue
+        with tempfile.TemporaryDirectory(prefix="samestep-twin-") as folder:
+            script = planted(twin, Path(folder))
+            outputs, end = plain.run(script, twin.arguments.split(), nproc, limit_s=40)
+            end_processes(Path(folder))
+        healthy = printed.get((twin.script, twin.arguments))
+        if not kind:
+            printed[twin.script, twin.arguments] = outputs
+            as_it_should = end == "ended"
+        elif twin.harm == "ends":
+            as_it_should = end != "ended" or outputs != healthy
+        elif twin.harm in ("weights", "metric"):
+            as_it_should = end == "ended" and healthy is not None and outputs != healthy
+        else:
+            as_it_should = end == "ended"
+        wrong += not as_it_should
+        row = {"twin": twin.name, "kind": kind, "script": twin.script, "arguments": twin.arguments, "end": end}
+        row |= {"as_it_should": as_it_should, "printed": outputs}
+        print("  " if as_it_should else "! ", twin.name, "|", end, "|", " / ".join(o[-160:].strip() for o in outputs))
+        sys.stdout.flush()
+        if record:
+            with record.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+    return wrong
+
+
+def in_time(twins: Sequence[Twin], until: str) -> Iterator[Twin]:
+    """Yields the twins that begin before a time of the day."""
+    for twin in twins:
+        if until and time.strftime("%H:%M") >= until and int(until[:2]) == int(time.strftime("%H")):
+            print(f"it is {until}: the others are left out")
+            return
+        yield twin
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", default="", help="twins whose names match this expression")
+    parser.add_argument("--out", type=Path, help="keep a line for each twin, and the table")
+    parser.add_argument("--nproc", type=int, default=2)
+    parser.add_argument("--until", default="", help="begin no check after this time, HH:MM")
+    parser.add_argument("--plain", action="store_true", help="run the twins without the command")
+    options = parser.parse_args()
+    twins = [twin for twin in (*HEALTHY, *FAULTS) if re.search(options.only, twin.name)]
+    if not twins:
+        parser.error(f"--only {options.only}: no twin matches")
+    if options.out:
+        options.out.mkdir(parents=True, exist_ok=True)
+    if options.plain:
+        return int(run_plain(twins, options.nproc, options.out / PLAIN if options.out else None) > 0)
+    record = options.out / RECORD if options.out else None
+    rows = {row.twin: row for row in kept(record)}
+    with fork_servers():
+        for twin in in_time([twin for twin in twins if twin.name not in rows], options.until):
+            rows[twin.name] = row = checked(twin, options.nproc)
+            print(
+                "  " if row.right else "! ", row.twin, "|", row.answer, row.exit_code, f"{row.seconds} s |", said(row)
+            )
+            sys.stdout.flush()
+            if record:
+                with record.open("a") as file:
+                    file.write(json.dumps(asdict(row)) + "\n")
+    listed = [rows[twin.name] for twin in (*HEALTHY, *FAULTS) if twin.name in rows]
+    print(table_of(listed).partition("\n\n")[0])
+    print(Counter(row.answer for row in listed))
+    if options.out:
+        (options.out / TABLE).write_text(table_of(listed))
+    return int(not all(row.right for row in listed))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,53 @@
+"""The healthy twins: each script, with the arguments and the number of recorded steps of each variant."""
+
+from __future__ import annotations
+
+from corpus.twin import Healthy
+
+VARIANTS: dict[str, tuple[str, ...]] = {
+    "ddp_classifier": ("", "--optimizer adamw", "--workers 2", "--smoothing 0.1"),
+    "grad_accumulation": ("", "--accumulate 2", "--sync-always"),
+    "mae_pretrain": ("", "--accum_iter 1", "--bf16"),
+    "moco": ("", "--momentum 0.5"),
+    "dino": ("", "--clip_grad 0", "--drop_path 0"),
+    "clip_contrastive": ("", "--local-loss"),
+    "simclr": ("",),
+    "dpo": ("", "--label_smoothing 0.1", "--accumulate 2"),
+    "adaptive_dpo": ("", "--optimizer AdamW"),
+    "reward_model": ("", "--two-forwards"),
+    "nanogpt": ("", "--scaler", "--dropout 0.1", "--gradient_accumulation_steps 8"),
+    "build_nanogpt": ("", "--micro 1", "--micro 4"),
+    "nanochat": ("", "--accumulate 2", "--whole"),
+    "minimind": ("", "--accumulation_steps 1", "--dtype bfloat16"),
+    "token_mean": ("", "--optimizer Adam"),
+    "cleanrl_ppo": ("", "--target-kl 0.0001"),
+    "dqn": ("", "--tau 0.1 --target-every 1"),
+    "by_hand": ("", "--clip each", "--clip whole", "--asynchronous"),
+    "gan": ("", "--critic-steps 2", "--optimizer SGD"),
+    "vae": ("", "--reduction mean"),
+    "diffusion": ("", "--accumulate 2"),
+    "iterable": ("", "--workers 0", "--noise"),
+    "worker_noise": ("", "--workers 0"),
+    "evaluate_files": ("", "--held-out 36"),
+    "early_stopping": ("", "--plateau"),
+    "muon_and_adam": ("", "--warmup 5"),
+    "frozen_backbone": ("", "--eval-mode", "--unfreeze-last"),
+    "bf16": ("", "--pure"),
+    "scaler_skips": ("", "--init-scale 1024", "--clip 0.5"),
+    "processes": ("",),
+    "spawned": ("", "--global-batch-size 32"),
+    "project/tools/train": ("", "--width 8"),
+    "baseline_first": ("", "--baseline-steps 3"),
+    "detection": ("", "--optimizer AdamW"),
+    "lora": ("", "--optimizer SGD"),
+    "mean_teacher": ("", "--accumulate 2"),
+    "branches": ("", "--zero"),
+    "normalised_inputs": ("", "--batches"),
+    "nan_guard": ("", "--broken-row 5"),
+    "epoch_loader": ("", "--workers 1"),
+    "mixup": ("",),
+    "tied_weights": ("", "--optimizer SGD"),
+}
+# What a training shows late takes more steps than the command's usual 8.
+STEPS = {"early_stopping": 40}
+HEALTHY = tuple(Healthy(script, arguments) for script, variants in VARIANTS.items() for arguments in variants)
