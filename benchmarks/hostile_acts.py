@@ -23,13 +23,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from samestep.commands import arrivals, authenticated_connection, fleet
-from samestep.commands.authenticated_connection import Connection
+from samestep.doctor import connection, fleet
+from samestep.doctor.connection import Connection
+from samestep.doctor.machine import LaunchInfo, Trial, TrialRecord
+from samestep.doctor.records import Answer, Greeting, Probed, Request
 from samestep.errors import UserError
-from samestep.records.doctor import Answer, Greeting, Probed, Request
 from samestep.records.files import SCHEMA
-from samestep.world.checks import LaunchInfo
-from samestep.world.machine import RankTried, Trial
 
 TOKEN = "0123456789abcdef-of-the-benchmark"
 PORT, MOST_S = 29500, 300.0  # a victim that takes longer hangs
@@ -129,7 +128,7 @@ def insider_machines() -> dict[str, Callable[[Connection], None]]:
         def act(connection: Connection) -> None:
             connection.send(greeting)
             while connection.receive(Request).do != "stop":
-                connection.send(Answer(port=22, seconds=1e12, names=("eth0; id",), ranks=(RankTried(7),)))
+                connection.send(Answer(port=22, seconds=1e12, names=("eth0; id",), ranks=(TrialRecord(7),)))
 
         return act
 
@@ -175,7 +174,7 @@ def insider_requests(folder: str) -> dict[str, list[Request]]:
         "LD_PRELOAD": start(variables={"LD_PRELOAD": "/tmp/x.so"}),
         "NCCL_DEBUG_FILE": start(variables={"NCCL_DEBUG_FILE": canary(folder, "NCCL_DEBUG_FILE")}),
         "a shell in an interface": start(variables={"GLOO_SOCKET_IFNAME": "eth0; id"}),
-        "a million ranks": start(here=10**6, size=10**6),
+        "a million ranks": start(local_size=10**6, size=10**6),
         "ranks that wait for ever": start(wait_s=1e15),
         "ranks that meet elsewhere": start(master="10.77.0.99"),
         "dials ssh": [meet, Request("dial", address="10.77.0.11", port=22)],
@@ -316,16 +315,16 @@ def join(*peers: str) -> None:
 
 def dial(folder: str) -> None:
     """The victim: what a doctor does on another machine than the first, once for each port."""
-    authenticated_connection.HANDSHAKE_S["other"] = 1.5  # a doctor waits for 30 s: a first machine may be busy
+    connection.HANDSHAKE_S["other"] = 1.5  # a doctor waits for 30 s: a first machine may be busy
     for number, peer in enumerate([*strangers(folder), *insider_requests(folder)]):
         began = time.monotonic()
         info = LaunchInfo(nproc=1, nnodes=2, node=1, master="10.77.0.10", port=PORT + 1 + number)
         try:
-            connection, here, dialled = arrivals.connect(info, [], 3.0, TOKEN)
+            joined, machine, dialled = fleet.connect(info, [], 3.0, TOKEN)
             ended = f"{dialled.outcome}, no doctor there"
-            if connection:
-                ended = f"left, code {fleet.serve(connection, here, info)}"
-            here.close()
+            if joined:
+                ended = f"left, code {fleet.serve(joined, machine, info)}"
+            machine.close()
         except UserError as error:
             ended = str(error)
         print(f"ended\t{peer}\t{ended}\t{time.monotonic() - began:.1f}", flush=True)

@@ -20,7 +20,7 @@ Sources = Mapping[str, str]  # 'room/file.py' -> its text
 ARROWS = {
     # the parent: the process that the user types
     "__main__": {"commands"},
-    "commands": {"engine", "launch", "proof", "report", "records", "world"},
+    "commands": {"doctor", "engine", "launch", "proof", "report", "records", "world"},
     "launch": {"records", "world"},
     "proof": {"engine", "records"},
     "report": {"records"},
@@ -30,13 +30,14 @@ ARROWS = {
     "engine": {"world"},
     "records": {"engine", "world"},
     "world": set(),
+    "doctor": {"records", "world"},
     "job": set(),
     "errors": set(),
     "message": set(),
     "version": set(),
     # the child: where torch is
     "worker": {"tasks", "training", "recorder", "rank", "data", "records", "world", "engine"},
-    "tasks": {"reference", "training", "rank", "data", "records", "world", "engine", "jobs"},
+    "tasks": {"doctor", "reference", "training", "rank", "data", "records", "world", "engine", "jobs"},
     "training": {"rank", "data", "records", "world"},
     "reference": {"engine"},
     "engines": {"engine", "training", "rank", "world"},
@@ -46,7 +47,7 @@ ARROWS = {
     "jobs": {"__init__", "data"},
 }
 PARENT = {"__main__", "commands", "launch", "proof", "report", "testing"}
-BOTH = {"__init__", "engine", "records", "world", "job", "errors", "message", "version"}
+BOTH = {"__init__", "doctor", "engine", "records", "world", "job", "errors", "message", "version"}
 FREE = {"errors", "job", "message", "version"}
 HEAVY = {"torch", "sklearn", "lightning", "accelerate", "deepspeed", "horovod", "transformers", "torchmetrics"}
 HEAVY |= {"fairscale", "ray", "peft", "tensorboard", "torchvision", "wandb"}

@@ -18,11 +18,13 @@ from rich.text import Text
 
 from samestep.commands import progress
 from samestep.commands.command_record import recorded
-from samestep.commands.doctor_table import show_report
+from samestep.commands.doctor import show_report
 from samestep.commands.runs import runs
+from samestep.doctor.probe import Finding as Diagnosis
+from samestep.doctor.records import Report
 from samestep.errors import LONGEST_MESSAGE, TrainingFailed, say
+from samestep.message import as_said
 from samestep.rank.step_logs import heading
-from samestep.records.doctor import Report
 from samestep.records.files import read, replace_text, write
 from samestep.records.results import Divergence
 from samestep.records.runs import COMMAND, CommandRecord, PastRun
@@ -48,8 +50,8 @@ def past(text: str) -> PastRun:
 
 
 def judged(text: str) -> Report:
-    finding: Any = SimpleNamespace(check=text, status="FAIL", machine=text, why=text, fix=text)
-    return SimpleNamespace(findings=[finding], machines=[text, "b"], seconds=1.0)  # type: ignore[return-value]
+    finding = Diagnosis("FAIL", as_said(text), text, machine=text, probe=text)
+    return Report((text, "b"), (finding,), 1.0)
 
 
 def differing(text: str) -> DiffResults:

@@ -89,7 +89,7 @@ def test_waiting_for_the_disk_is_a_phase_of_its_own(monkeypatch: pytest.MonkeyPa
 
     def phase() -> int | None:
         pulse = read(tmp_path / "heartbeat")
-        return pulse.phase if pulse else None
+        return pulse.activity if pulse else None
 
     wait_until(lambda: phase() == CHECKPOINT, "the phase is", phase)
     assert waiting.is_alive()

@@ -167,7 +167,7 @@ def test_a_rank_that_asks_who_is_lost_is_not_taken_for_one_that_hangs(
 
     def note(seconds: float, do: object) -> None:
         pulse = read(tmp_path / "heartbeat")
-        seen.append(pulse.phase if pulse else -1)
+        seen.append(pulse.activity if pulse else -1)
 
     monkeypatch.setattr("samestep.rank.membership.within", note)
     with pytest.raises(LostPeer), _naming_the_lost(members, PLACES[0]):

@@ -86,7 +86,7 @@ def test_a_gpu_tells_watts_shares_and_the_memory_of_the_given_processes(monkeypa
         nvmlDeviceGetPowerUsage=lambda handle: 250_500,  # milliwatts
         nvmlDeviceGetTemperature=lambda handle, sensor: 61,
     )
-    monkeypatch.setattr(nvidia, "open_nvml", lambda: ("", nvml, ["a handle"]))
+    monkeypatch.setattr(nvidia, "open_nvml", lambda: nvidia.Nvml("", nvml, ["a handle"]))
     assert Gpus().use({7, 8}) == (GpuUse(0.5, 4096, 100, 250.5, 61.0),)
     del nvml.nvmlDeviceGetPowerUsage  # a GPU that does not tell it
     assert Gpus().use({7, 8}) == (GpuUse(0.5, 4096, 100, None, 61.0),)

@@ -10,11 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from samestep.doctor.records import ProbeQuestion, Probes
 from samestep.errors import TrainingFailed, UserError
 from samestep.launch import fork_client
 from samestep.launch.fork_client import ForkedWorker
 from samestep.launch.stacks import place_of
-from samestep.records.doctor import ProbeQuestion, Probes
 from samestep.records.files import read, write
 from samestep.records.inspection import (
     ANSWER,
@@ -47,7 +47,7 @@ def ask_script(question: EjectQuestion) -> str:
 
 
 def ask_probes(question: ProbeQuestion, deadline_s: float) -> Probes:
-    """Returns the facts of the doctor's checks that need torch. Raises TrainingFailed as `ask`."""
+    """Returns the facts of the doctor's probes that need torch. Raises TrainingFailed as `ask`."""
     what = "torch and the job are still being looked at"
     return _answer("--probe", question, Probes, "this machine's torch", what, deadline_s=deadline_s)
 

@@ -174,21 +174,21 @@ def engines(device: Device = "auto", json_: Json = False) -> int:
 def doctor(
     options: DoctorOptions,
     json_: Json = False,
-    all_: Annotated[bool, typer.Option("--all", help="Also list the checks that passed.")] = False,
+    all_: Annotated[bool, typer.Option("--all", help="Also list the probes that passed.")] = False,
 ) -> int:
     """Diagnose this machine or cluster, and print the commands that fix it."""
     from samestep.commands import doctor as command
-    from samestep.commands.doctor_table import show_report
 
     report = command.doctor(options, ["--json"] * json_ + ["--all"] * all_)
     if report is None or isinstance(report, int):
         return report or 0
     if json_:
         from samestep.records.files import finite, with_schema
+        from samestep.report.language import with_english
 
-        print(json.dumps(finite(with_schema(report)), indent=1))
+        print(json.dumps(finite(with_schema(with_english(report))), indent=1))
     else:
-        show_report(report, all_=all_)
+        command.show_report(report, complete=all_)
     return int(report.failed)
 
 

@@ -1,4 +1,4 @@
-"""doctor: gathers facts on each machine, judges them by the checks of world/checks, and reports on the first machine.
+"""doctor: gathers facts on each machine, has the doctor's probes judge them, and reports on the first machine.
 
 The first machine listens on the port of the rendezvous. The others connect, send their facts, and then do what the
 first one requests: open connections, send, start ranks. One that cannot connect judges itself, and says why it could
@@ -13,41 +13,52 @@ import socket
 import subprocess
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
+
+from rich.table import Table
 
 from samestep import launch
-from samestep.commands import arrivals, fleet
 from samestep.commands.ask_worker import ask_probes
-from samestep.commands.authenticated_connection import check_bounds
-from samestep.commands.doctor_options import DEVICE, DoctorOptions
+from samestep.commands.doctor_options import DoctorOptions
 from samestep.commands.machines import detect_launched_rank, machines_of
 from samestep.commands.options import arguments
 from samestep.commands.setup import Setup
+from samestep.doctor import fleet
+from samestep.doctor import token as tokens
+from samestep.doctor.connection import check_bounds
+from samestep.doctor.machine import DEVICE, LaunchInfo, Machine
+from samestep.doctor.probe import Finding, FleetProbe, MachineProbe, Probe, Status, fail, unknown
+from samestep.doctor.probes import PROBES
+from samestep.doctor.probes.installation import TorchBuild
+from samestep.doctor.records import Probed, ProbeQuestion, Report
+from samestep.doctor.token import TOKEN
 from samestep.errors import TrainingFailed, UserError, printable, say
 from samestep.launch import Machines, Shape
 from samestep.launch.init_method import rendezvous_of
 from samestep.launch.started_by import LaunchedRank
-from samestep.records.doctor import Judged, Probed, ProbeQuestion, Report
+from samestep.message import message
 from samestep.records.files import as_json, from_json
-from samestep.world import RENDEZVOUS_PORT, checks, network, nvidia
-from samestep.world import token as tokens
-from samestep.world.checks import Finding, LaunchInfo, torch_build
+from samestep.report.console import Terminal, cell
+from samestep.report.language import text
+from samestep.world import RENDEZVOUS_PORT, network, nvidia
 from samestep.world.imports import module_arguments
-from samestep.world.machine import Machine
 from samestep.world.processes import wait_for
-from samestep.world.token import TOKEN
 
 WORKER_S = 120.0  # in which torch and the engines' packages are imported
 APART = 53  # from an outer launcher's MASTER_PORT, which its own store holds, to the doctor's port
 NOT_CONNECTED = ("machines", "master")  # judged again where the machines have not met
+COLOURS = {"FAIL": "red", "WARN": "yellow", "UNKNOWN": "dim", "OK": "green"}
+ORDER: tuple[Status, ...] = ("FAIL", "WARN", "UNKNOWN", "OK")
 
 
 @dataclass(frozen=True)
 class Role:
-    """What this command does in the doctor. first: it reports. idle: nothing, because another process checks this
+    """What this command does in the doctor. first: it reports. idle: nothing, because another process probes this
     machine. wait_s: how long machines wait for each other. token: that they share."""
 
     info: LaunchInfo
@@ -72,13 +83,13 @@ def doctor(options: DoctorOptions, flags: Sequence[str] = ()) -> Report | int | 
         return None
     role = replace(role, token=role.token or _token(options, role.info.nnodes, role.first, role.info.master))
     began = time.monotonic()
-    wanted = [name for name in checks.names() if not (options.quick and checks.needs_torch(name))]
+    probes = [probe for probe in PROBES.values() if not (options.quick and probe.needs_torch)]
     with ThreadPoolExecutor(1) as pool:
-        worker = pool.submit(_probe_in_worker, role.info, wanted)
+        worker = pool.submit(_probe_in_worker, role.info, probes)
         if not role.first:
-            return _other(role, began, [*_probe_here(role.info, wanted), *worker.result()])
-        gather = lambda: [*_probe_here(role.info, wanted, done=("port",)), *worker.result()]  # noqa: E731
-        return _first(role, began, wanted, gather)
+            return _join(role, began, [*_probe_this_process(role.info, probes), *worker.result()])
+        gather = lambda: [*_probe_this_process(role.info, probes, done=("port",)), *worker.result()]  # noqa: E731
+        return _lead(role, began, probes, gather)
 
 
 def _role(setup: Setup, nproc: int | None, job: str) -> Role:
@@ -98,7 +109,7 @@ def _role(setup: Setup, nproc: int | None, job: str) -> Role:
     try:
         rank = None if nproc or options.nnodes else detect_launched_rank(os.environ, setup)
     except UserError as error:
-        return Role(replace(info, nnodes=1, master=Machines().master, contradiction=str(error)))
+        return Role(replace(info, nnodes=1, master=Machines().master, contradiction=text(error.message, "en")))
     if rank:
         return _role_of_rank(info, rank, os.environ, options.timeout_s)
     nproc = nproc or nvidia.visible() or 2
@@ -107,7 +118,7 @@ def _role(setup: Setup, nproc: int | None, job: str) -> Role:
     except UserError:
         if info.nnodes > 1 and options.master_addr and _is_unusable(options.master_addr):
             info = replace(info, nproc=nproc, port=info.port or RENDEZVOUS_PORT)
-            return Role(info, wait_s=0.0)  # the check `master` reports it
+            return Role(info, wait_s=0.0)  # the probe `master` reports it
         raise
     info = replace(info, nproc=nproc, nnodes=machines.nnodes, node=machines.node_rank, master=machines.master)
     first = machines.nnodes == 1 or machines.is_master
@@ -115,7 +126,7 @@ def _role(setup: Setup, nproc: int | None, job: str) -> Role:
 
 
 def _role_of_rank(info: LaunchInfo, rank: LaunchedRank, env: Mapping[str, str], wait_s: float) -> Role:
-    """Returns the role of a rank that an outer launcher has started: one rank on each machine checks it.
+    """Returns the role of a rank that an outer launcher has started: one rank on each machine probes it.
 
     Its token is that of the environment. Without one it is the launch's name, which keeps launches apart and is no
     secret.
@@ -160,7 +171,7 @@ def _token(options: DoctorOptions, nnodes: int, first: bool, master: str) -> str
 
 
 def _launched(setup: Setup, options: DoctorOptions, flags: Sequence[str]) -> int:
-    """Starts this command with a launcher, as `run` would start its ranks; one rank on each machine checks it."""
+    """Starts this command with a launcher, as `run` would start its ranks; one rank on each machine probes it."""
     machines = machines_of(setup, os.environ)
     name = setup.launchers[0]
     module = launch.load(name)
@@ -186,69 +197,69 @@ def _is_unusable(master: str) -> bool:
         return True
 
 
-def _probe_here(info: LaunchInfo, wanted: Sequence[str], done: Sequence[str] = ()) -> list[Probed]:
+def _probe_this_process(info: LaunchInfo, probes: Sequence[Probe], done: Sequence[str] = ()) -> list[Probed]:
     """Gathers the facts of this machine that need no torch."""
-    mine = [name for name in wanted if not checks.is_measured(name) and not checks.is_in_worker(name)]
-    return [Probed.of(name, info) for name in mine if name not in done]
+    local = [probe.name for probe in probes if isinstance(probe, MachineProbe) and not probe.in_worker]
+    return [Probed.on_this_machine(name, info) for name in local if name not in done]
 
 
-def _probe_in_worker(info: LaunchInfo, wanted: Sequence[str]) -> list[Probed]:
-    mine = tuple(name for name in wanted if checks.is_in_worker(name))
-    if not mine:
+def _probe_in_worker(info: LaunchInfo, probes: Sequence[Probe]) -> list[Probed]:
+    names = tuple(probe.name for probe in probes if isinstance(probe, MachineProbe) and probe.in_worker)
+    if not names:
         return []
     try:
-        return list(ask_probes(ProbeQuestion(info, mine), WORKER_S).probed)
+        return list(ask_probes(ProbeQuestion(info, names), WORKER_S).probed)
     except (TrainingFailed, UserError) as error:  # a torch that does not import ends the worker
-        facts = {"torch_build": as_json(torch_build.Facts(str(error)))}
-        return [Probed(name, facts.get(name), "" if name in facts else str(error)) for name in mine]
+        why = text(error.message, "en")
+        facts = {"torch_build": as_json(TorchBuild(why))}
+        return [Probed(name, facts.get(name), "" if name in facts else why) for name in names]
 
 
-def _other(role: Role, began: float, probed: list[Probed]) -> Report | int:
+def _join(role: Role, began: float, probed: list[Probed]) -> Report | int:
     """Runs on each machine but the first. Where it cannot connect to the first one, judges this machine alone."""
-    connection, here, dialled = arrivals.connect(role.info, probed, role.wait_s, role.token)
+    connection, machine, dialled = fleet.connect(role.info, probed, role.wait_s, role.token)
     try:
-        code = fleet.serve(connection, here, role.info) if connection else None
+        code = fleet.serve(connection, machine, role.info) if connection else None
     finally:
-        here.close()
+        machine.close()
     if code is not None:
         say(f"the report is on the first machine, {role.info.master}")
         return code
-    master = Probed.of("master", replace(role.info, connect_error=dialled))
-    probed = [each for each in probed if each.check not in NOT_CONNECTED] + [master]
-    return _report([(here.name, probed)], {}, began)
+    master = Probed.on_this_machine("master", replace(role.info, connect_error=dialled))
+    probed = [gathered for gathered in probed if gathered.probe not in NOT_CONNECTED] + [master]
+    return report_of([(machine.name, probed)], {}, began)
 
 
-def _first(role: Role, began: float, wanted: Sequence[str], gather: Callable[[], list[Probed]]) -> Report:
+def _lead(role: Role, began: float, probes: Sequence[Probe], gather: Callable[[], list[Probed]]) -> Report:
     """Runs on the first machine: waits for the others, has them measure, judges, and stops them."""
-    info, probed = role.info, [Probed.of("port", role.info)]
+    info, probed = role.info, [Probed.on_this_machine("port", role.info)]
     listening = _listening(info) if info.nnodes > 1 and role.wait_s else None
-    arriving = arrivals.Arrivals(listening, role.token) if listening else None
+    arriving = fleet.Arrivals(listening, role.token) if listening else None
     probed += gather()
     connected = arriving.wait(info.nnodes - 1, role.wait_s) if arriving else []
     if arriving and arriving.strangers:
         say(f"{printable(arriving.strangers[-1])} has connected with another {TOKEN} than this machine's: not let in")
     route = network.route_to(info.master)
-    here = fleet.LocalMachine(socket.gethostname(), route[1] if route else "127.0.0.1", info, role.token)
-    others = fleet.remote_machines(here, connected)
+    first = fleet.LocalMachine(socket.gethostname(), route[1] if route else "127.0.0.1", info, role.token)
+    remote = fleet.remote_machines(first, connected)
     greetings = {id(connection): greeting for connection, greeting in connected}
     code = 1
     try:
-        seen = [(here.name, probed)]
-        seen += [(other.name, list(greetings[id(other.connection)].probed)) for other in others]
-        measured = _measure(here, others, info, wanted)
-        report = _report(seen, measured, began)
+        facts = [(first.name, probed)]
+        facts += [(machine.name, list(greetings[id(machine.connection)].probed)) for machine in remote]
+        report = report_of(facts, _measure(first, remote, info, probes), began)
         code = int(report.failed)
         return report
     finally:
-        for other in others:
-            other.stop(code)
-        here.close()
+        for machine in remote:
+            machine.stop(code)
+        first.close()
         if arriving:
             arriving.close()
 
 
 def _listening(info: LaunchInfo) -> socket.socket | None:
-    """Opens the port of the rendezvous; None where it is taken, as the check `port` says."""
+    """Opens the port of the rendezvous; None where it is taken, as the probe `port` says."""
     try:
         return network.bound(info.master, info.port)
     except OSError:
@@ -256,69 +267,105 @@ def _listening(info: LaunchInfo) -> socket.socket | None:
 
 
 def _measure(
-    here: fleet.LocalMachine, others: Sequence[fleet.RemoteMachine], info: LaunchInfo, wanted: Sequence[str]
+    first: fleet.LocalMachine, remote: Sequence[fleet.RemoteMachine], info: LaunchInfo, probes: Sequence[Probe]
 ) -> dict[str, object]:
-    """Gathers the facts of the checks that measure all machines: check -> its facts, or the error."""
-    machines: tuple[Machine, ...] = (here, *others)
+    """Gathers the facts of the probes of all machines together: probe -> its facts, or the error."""
+    machines: tuple[Machine, ...] = (first, *remote)
     measured: dict[str, object] = {}
     lost: ConnectionError | None = None
     try:
         ports = tuple((machine.address, machine.listen()) for machine in machines)
-        for other in others:
-            other.meet(ports)
+        for machine in remote:
+            machine.meet(ports)
     except ConnectionError as error:
         lost = error
-    for name in filter(checks.is_measured, wanted):
-        try:
-            measured[name] = lost or checks.measure(name, machines, info)
-        except Exception as error:
-            measured[name] = error
+    for probe in probes:
+        if isinstance(probe, FleetProbe):
+            try:
+                measured[probe.name] = lost or probe.gather(machines, info)
+            except Exception as error:
+                measured[probe.name] = error
     return measured
 
 
-def _report(seen: Sequence[tuple[str, list[Probed]]], measured: Mapping[str, object], began: float) -> Report:
-    """Has each check judge its facts. seen: (machine, its facts)."""
-    judged: list[Judged] = []
+def report_of(probed: Sequence[tuple[str, Sequence[Probed]]], measured: Mapping[str, object], began: float) -> Report:
+    """Has each probe judge its facts. probed: (machine, its facts). measured: as _measure returns it."""
+    judged: list[Finding] = []
     facts: dict[str, object] = {}
-    for name in checks.names():
-        group = checks.load(name).GROUP
+    for probe in PROBES.values():
         findings: list[Finding] = []
-        if checks.is_measured(name):
-            value = measured.get(name)
-            if isinstance(value, Exception):
-                lost = isinstance(value, ConnectionError)
-                findings.append(Finding("FAIL" if lost else "UNKNOWN", f"not measured: {value}"))
-            elif value is not None:
-                findings, facts[name] = _findings(name, value), as_json(value)
-        else:
-            findings, plain = _judge(name, seen)
-            facts |= {name: plain} if plain else {}
-        judged += [Judged(name, group, each.status, each.why, each.fix, each.machine) for each in findings]
-    return Report(tuple(machine for machine, _ in seen), tuple(judged), time.monotonic() - began, facts)
+        if isinstance(probe, MachineProbe):
+            findings, plain = _judge_machines(probe, probed)
+            facts |= {probe.name: plain} if plain else {}
+        elif isinstance(error := measured.get(probe.name), Exception):
+            why = message("probe_was_not_measured", error=str(error))
+            findings = fail(why) if isinstance(error, ConnectionError) else unknown(why)
+        elif probe.name in measured:
+            findings, facts[probe.name] = _judge(probe, measured[probe.name]), as_json(measured[probe.name])
+        judged += [replace(finding, probe=probe.name, group=probe.group) for finding in findings]
+    return Report(tuple(machine for machine, _ in probed), tuple(judged), time.monotonic() - began, facts)
 
 
-def _judge(name: str, seen: Sequence[tuple[str, list[Probed]]]) -> tuple[list[Finding], dict[str, object]]:
-    """Has a check judge the facts of all machines that have them. Returns the facts too, as plain values."""
-    kind, findings, facts, plain = checks.load(name).Facts, list[Finding](), {}, {}
-    for machine, probed in seen:
-        for each in probed:
-            if each.check != name:
-                continue
-            if each.error:
-                findings.append(Finding("UNKNOWN", f"not probed: {each.error}", machine=machine))
-                continue
+def _judge_machines(
+    probe: MachineProbe[Any], probed: Sequence[tuple[str, Sequence[Probed]]]
+) -> tuple[list[Finding], dict[str, object]]:
+    """Has a probe judge the facts of all machines that have them. Returns the facts too, as plain values."""
+    findings, facts, plain = list[Finding](), {}, {}
+    answers = [(machine, answer) for machine, rows in probed for answer in rows if answer.probe == probe.name]
+    for machine, answer in answers:
+        error = answer.error
+        if not error:
             try:
-                read = from_json(kind, each.facts, f"what {machine} says")
-                check_bounds(as_json(read))
-                facts[machine], plain[machine] = read, each.facts
-            except (UserError, ValueError) as error:
-                findings.append(Finding("UNKNOWN", f"not probed: {error}", machine=machine))
-    return findings + (_findings(name, facts) if facts else []), plain
+                gathered = from_json(probe.facts, answer.facts, f"what {machine} says")
+                check_bounds(as_json(gathered))
+                facts[machine], plain[machine] = gathered, answer.facts
+                continue
+            except (UserError, ValueError) as refused:
+                error = str(refused)
+        findings.append(Finding("UNKNOWN", message("probe_has_no_facts", error=error), machine=machine))
+    return findings + (_judge(probe, facts) if facts else []), plain
 
 
-def _findings(check: str, facts: object) -> list[Finding]:
-    """Has a check judge its facts; what another machine says of itself may be of the right types and make no sense."""
+def _judge(probe: Probe, facts: Any) -> list[Finding]:
+    """Has a probe judge its facts; what another machine says of itself may be of the right types and make no sense."""
     try:
-        return checks.load(check).judge(facts)
+        return probe.judge(facts)
     except Exception as error:
-        return [Finding("UNKNOWN", f"not judged: {type(error).__name__}: {error}")]
+        return unknown(message("probe_was_not_judged", error=f"{type(error).__name__}: {error}"))
+
+
+def show_report(report: Report, *, complete: bool = False) -> None:
+    """Prints a table of what is not well, and the lines that fix it. complete: also what is well."""
+    console = Terminal(soft_wrap=False)
+    findings = [finding for finding in report.findings if complete or finding.status != "OK"]
+    several = len(report.machines) > 1
+    if findings:
+        console.print(_table(findings, several))
+    fixes = {finding.fix: finding for finding in reversed(findings) if finding.fix}
+    if fixes:
+        console.print("\nto fix:", style="bold")
+        for fix, finding in reversed(fixes.items()):
+            where = f" on {finding.machine}" if several and finding.machine else ""
+            console.show_line(f"  # {finding.probe}{where}", "dim")
+            console.show_line(f"  {fix}")
+    console.show_line("")
+    console.show_line(summary(report), "bold")
+
+
+def _table(findings: Sequence[Finding], several: bool) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("", "probe", *(["machine"] if several else []), "what"):
+        table.add_column(column, overflow="fold")
+    for finding in sorted(findings, key=lambda finding: ORDER.index(finding.status)):
+        cells = [cell(finding.status, style=COLOURS[finding.status]), cell(finding.probe)]
+        table.add_row(*cells, *([cell(finding.machine)] if several else []), cell(text(finding.why)))
+    return table
+
+
+def summary(report: Report) -> str:
+    """Returns '21 OK, 1 WARN on 2 machines in 9.1 s'."""
+    counts = Counter(finding.status for finding in report.findings)
+    counted = ", ".join(f"{counts[status]} {status}" for status in reversed(ORDER) if counts[status])
+    machines = len(report.machines)
+    where = f" on {machines} machines" if machines > 1 else ""
+    return f"{counted}{where} in {report.seconds:.1f} s"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Annotated
@@ -14,13 +13,11 @@ from samestep.commands.machine_options import MachineOptions
 from samestep.commands.options import Options
 from samestep.commands.setup import Setup
 
-DEVICE = re.compile(r"auto|cpu|cuda|cuda:\d{1,3}(,cuda:\d{1,3}){0,63}")
-
 
 @dataclass(frozen=True)
 class DoctorOptions(Options):
     """The options of `samestep doctor`. job: its file must be the same on all machines; '': not compared. out: the
-    folder whose disk is looked at; None: runs/. quick: leaves out the checks that need torch."""
+    folder whose disk is looked at; None: runs/. quick: leaves out the probes that need torch."""
 
     NOT_TYPED = ("max_restarts", "threads", "interface")  # of a training alone
 
@@ -34,7 +31,7 @@ class DoctorOptions(Options):
     launcher: Launcher = ""
     quick: Annotated[
         bool,
-        Option("--quick", help="Skip the checks that import torch: its build, engine packages, a trial process group."),
+        Option("--quick", help="Skip the probes that import torch: its build, engine packages, a trial process group."),
     ] = False
     machines: MachineOptions = MachineOptions()  # noqa: RUF009 - frozen
 

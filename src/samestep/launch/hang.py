@@ -75,7 +75,7 @@ def _in_other_collectives(ranks: Sequence[HungRank], waiting: dict[int, Collecti
 def _late(ranks: Sequence[HungRank], waiting: dict[int, Collective]) -> list[HungRank]:
     """Returns the ranks that seem to be at fault by their stacks and phases alone."""
     free = [each for each in ranks if each.rank not in waiting and not each.waits_in_library] or list(ranks)
-    at = {each.rank: (each.pulse.step, each.pulse.phase) for each in free}
+    at = {each.rank: (each.pulse.step, each.pulse.activity) for each in free}
     first = [each for each in free if at[each.rank] == min(at.values())]
     in_own_code = [each for each in first if each.at_work().frame()]
     return in_own_code or first

@@ -57,7 +57,7 @@ class HungRank:
         stopped = [worker for worker in self.workers if worker.is_stopped]
         busy = [worker for worker in self.workers if worker.frame()]
         main = users_frame(self.process.threads[0]) if self.process.threads else None
-        if main is None and self.pulse.phase in (heartbeat.LOADING, heartbeat.EVALUATION):
+        if main is None and self.pulse.activity in (heartbeat.LOADING, heartbeat.EVALUATION):
             return next(iter(stopped + busy), self.process)
         return self.process
 
@@ -67,7 +67,7 @@ class HungRank:
         process = self.at_work()
         worker = f"in its loader worker (process {process.pid}), " if process is not self.process else ""
         frame = process.frame() or self._library_frame()
-        phase, step = self.pulse.phase, self.pulse.step
+        phase, step = self.pulse.activity, self.pulse.step
         of_step = f" of step {step}" if step >= 0 and phase not in (heartbeat.EVALUATION, heartbeat.CHECKPOINT) else ""
         doing = heartbeat.NAMES[phase]
         if process.row >= 0:

@@ -9,8 +9,8 @@ import time
 
 from samestep.errors import TrainingFailed
 from samestep.world.imports import module_arguments
+from samestep.world.network import dial
 from samestep.world.processes import die_with_parent, wait_for
-from samestep.world.wire import dial
 
 MOST_S = 30.0  # that machine's command may have been typed a moment later, and imports torch first
 POLL_S = 0.2

@@ -110,7 +110,7 @@ def _prepare_child(ends_by: signal.Signals) -> None:
     """Runs in the new process, before it executes the launcher."""
     for number in (signal.SIGUSR1, signal.SIGUSR2):  # Slurm sends one to every process, and would end the launcher
         signal.signal(number, signal.SIG_IGN)
-    die_with_parent(by=ends_by)
+    die_with_parent(ends_by=ends_by)
 
 
 def _await_records(folder: Path, size: int) -> None:

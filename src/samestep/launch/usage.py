@@ -92,7 +92,9 @@ class UsageSampler:
             with suppress(OSError):
                 self._file.close()
             self._file = None
-        notes = [] if not self._gpus.missing or "no NVIDIA" in self._gpus.missing else [self._gpus.missing]
+        notes = []
+        if self._gpus.missing not in ("", "no driver"):
+            notes.append(f"what the GPUs do is not known: NVML is {self._gpus.missing} (pip install nvidia-ml-py)")
         if not self._readable:
             notes.append("disk bytes of processes of other users, as under sudo, are not known")
         started = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() - self.samples[-1].seconds))

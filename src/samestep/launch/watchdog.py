@@ -42,7 +42,7 @@ class _Rank:
     def __init__(self) -> None:
         self.pulse = Pulse(0, STARTING, heartbeat.NONE, 0, {})
         self.silent_s = 0.0
-        self._longest_s: dict[int, float] = {}  # phase -> the longest silence in it that has ended
+        self._longest_s: dict[int, float] = {}  # activity -> the longest silence in it that has ended
         self._step_s: deque[float] = deque(maxlen=101)  # of the latest steps
         self._first_s = 0.0  # the first step's
         self._since_step_s = 0.0  # since a step was seen to end, without evaluations
@@ -50,11 +50,11 @@ class _Rank:
     def update(self, pulse: Pulse | None, passed_s: float) -> None:
         """Takes what the rank has written. passed_s: seconds since the last call."""
         self.silent_s += passed_s
-        self._since_step_s += passed_s if is_step(self.pulse.phase) else 0.0
-        if pulse is None or (pulse.beats, pulse.phase) == (self.pulse.beats, self.pulse.phase):
+        self._since_step_s += passed_s if is_step(self.pulse.activity) else 0.0
+        if pulse is None or (pulse.beats, pulse.activity) == (self.pulse.beats, self.pulse.activity):
             return
         before, self.pulse = self.pulse, pulse
-        self._longest_s[before.phase] = max(self._longest_s.get(before.phase, 0.0), self.silent_s)
+        self._longest_s[before.activity] = max(self._longest_s.get(before.activity, 0.0), self.silent_s)
         self.silent_s = 0.0
         if pulse.taken > before.taken:
             step_s = self._since_step_s / (pulse.taken - before.taken)
@@ -67,21 +67,21 @@ class _Rank:
 
     def limit_s(self, stall_s: float | None) -> float:
         """Returns how long it may do nothing. stall_s: --stall; None: chosen by the training's own pace."""
-        phase = self.pulse.phase
-        if phase == BUILDING and stall_s is None:
+        activity = self.pulse.activity
+        if activity == BUILDING and stall_s is None:
             return math.inf  # it may read a large file: it is told of, and ended at the deadline
-        if phase in (BUILDING, ENDING) or (is_step(phase) and not self.pulse.taken):
+        if activity in (BUILDING, ENDING) or (is_step(activity) and not self.pulse.taken):
             return FIRST_S if stall_s is None else max(FIRST_LEAST_S, FIRST_FACTOR * stall_s)
         if stall_s is not None:
             return stall_s
-        if is_step(phase):
+        if is_step(activity):
             return max(LEAST_S, FACTOR * statistics.median(self._step_s or [self._first_s]))
-        return max(OTHER_LEAST_S, FACTOR * self._longest_s.get(phase, 0.0))
+        return max(OTHER_LEAST_S, FACTOR * self._longest_s.get(activity, 0.0))
 
 
-def is_step(phase: int) -> bool:
-    """Whether a phase is a part of a step."""
-    return phase in (heartbeat.LOADING, heartbeat.FORWARD, heartbeat.BACKWARD)
+def is_step(activity: int) -> bool:
+    """Whether an activity is a part of a step."""
+    return activity in (heartbeat.LOADING, heartbeat.FORWARD, heartbeat.BACKWARD)
 
 
 class Watchdog:
@@ -104,7 +104,7 @@ class Watchdog:
         passed_s, self._polled_at = min(now - self._polled_at, MOST_S), now
         ranks = self._update(passed_s)
         # A rank that still starts has another limit: --timeout.
-        if not ranks or any(rank.pulse.phase == STARTING for rank in ranks.values()):
+        if not ranks or any(rank.pulse.activity == STARTING for rank in ranks.values()):
             return
         self._tell(ranks)
         if all(rank.silent_s > rank.limit_s(self._stall_s) for rank in ranks.values()):
@@ -125,7 +125,7 @@ class Watchdog:
     def _tell(self, ranks: Mapping[int, _Rank]) -> None:
         """Says at which line a rank is that builds the job for long."""
         for number, rank in ranks.items():
-            if rank.pulse.phase == BUILDING and rank.silent_s > self._tell_s:
+            if rank.pulse.activity == BUILDING and rank.silent_s > self._tell_s:
                 self._tell_s *= 2
                 place = place_of(pids(self._folder)[number], self._folder / f"stack-rank{number}.txt")
                 say(f"rank {number} is still building the job after {rank.silent_s:.0f} s: it is {place}")

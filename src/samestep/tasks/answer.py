@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from samestep import engine as engines
+from samestep.doctor.records import Probed, ProbeQuestion, Probes
 from samestep.errors import UserError, printable_message
 from samestep.rank import hardware
-from samestep.records.doctor import ProbeQuestion, Probes
 from samestep.records.files import read, write
 from samestep.records.inspection import (
     ANSWER,
@@ -25,7 +25,6 @@ from samestep.records.inspection import (
 from samestep.tasks.eject import eject
 from samestep.tasks.inspect.engines import check_settings, inspect_engines, units_of_engines
 from samestep.tasks.inspect.job import inspect_job
-from samestep.tasks.probe import probes_of
 
 
 def inspect_main(path: str) -> None:
@@ -40,7 +39,7 @@ def eject_main(path: str) -> None:
 
 def probe_main(path: str) -> None:
     """Reads the ProbeQuestion in the file `path` and writes Probes beside it."""
-    _answer(Path(path), ProbeQuestion, probes_of)
+    _answer(Path(path), ProbeQuestion, _probes)
 
 
 def _answer(path: Path, kind: Any, answer: Callable[[Any], Inspection | Script | Probes]) -> None:
@@ -70,3 +69,7 @@ def _script(question: EjectQuestion) -> Script:
     rows = inspect_engines(("cpu",), question.size, question.engine_settings, [question.engine])
     settings = next(row.settings for row in rows if row.name == question.engine)
     return Script(eject(question.job, question.settings, question.engine, settings, question.size, question.file))
+
+
+def _probes(question: ProbeQuestion) -> Probes:
+    return Probes(tuple(Probed.on_this_machine(name, question.info) for name in question.probes))

@@ -13,11 +13,11 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
+from samestep.doctor.machine import Trial, TrialRecord
+from samestep.doctor.records import TrialRank
 from samestep.rank.membership import in_time
 from samestep.rank.store_readers import leave_together
-from samestep.records.doctor import TrialRank
 from samestep.records.files import read, write
-from samestep.world.machine import RankTried, Trial
 from samestep.world.network import bound
 
 WIDTH, PRODUCTS, BLOCKS = 512, 12, 5
@@ -26,46 +26,48 @@ SLOW_S = 0.2  # an all-reduce that takes longer is measured twice instead of sev
 
 
 def try_main(path: str) -> None:
-    """Runs the rank that the file `path` describes, and writes what it saw to tried-RANK.json beside it."""
-    mine = read(TrialRank, Path(path))
-    trial, seen = mine.trial, RankTried(mine.rank, backend=_backend(mine.trial))
+    """Runs the rank that the file `path` describes, and writes what it measured to tried-RANK.json beside it."""
+    told = read(TrialRank, Path(path))
+    trial, record = told.trial, TrialRecord(told.rank, backend=_backend(told.trial))
     torch.set_num_threads(1)
     try:
-        seen = in_time(4 * trial.wait_s, lambda: _run(trial, seen, mine.listening))
+        record = in_time(4 * trial.wait_s, lambda: _run(trial, record, told.listening))
     except BaseException as error:
         words = (str(error).strip().splitlines() or [""])[0]
-        seen = replace(seen, error=f"{type(error).__name__}: {words}"[:300])
-    write(Path(path).with_name(f"tried-{mine.rank}.json"), seen)
+        record = replace(record, error=f"{type(error).__name__}: {words}"[:300])
+    write(Path(path).with_name(f"tried-{told.rank}.json"), record)
     os._exit(0)  # a group that has failed may wait for ever
 
 
 def _backend(trial: Trial) -> str:
-    usable = trial.device != "cpu" and torch.cuda.is_available() and torch.cuda.device_count() >= trial.here
+    usable = trial.device != "cpu" and torch.cuda.is_available() and torch.cuda.device_count() >= trial.local_size
     return "nccl" if usable and dist.is_nccl_available() else "gloo"
 
 
-def _run(trial: Trial, seen: RankTried, listening: int | None) -> RankTried:
+def _run(trial: Trial, record: TrialRecord, listening: int | None) -> TrialRecord:
     began, wait = time.monotonic(), timedelta(seconds=trial.wait_s)
     device = torch.device("cpu")
-    if seen.backend == "nccl":
-        device = torch.device("cuda", seen.rank - trial.first)
+    if record.backend == "nccl":
+        device = torch.device("cuda", record.rank - trial.first_rank)
         torch.cuda.set_device(device)
-    if listening is None and seen.rank == 0:
+    if listening is None and record.rank == 0:
         listening = bound(trial.master, trial.port).detach()
     store = TCPStore(
-        trial.master, trial.port, trial.size, seen.rank == 0, wait, wait_for_workers=False, master_listen_fd=listening
+        trial.master, trial.port, trial.size, record.rank == 0, wait, wait_for_workers=False, master_listen_fd=listening
     )
     group = PrefixStore("trial", store)
     in_time(  # gloo ignores the timeout while it connects
         trial.wait_s + 2,
-        lambda: dist.init_process_group(seen.backend, store=group, rank=seen.rank, world_size=trial.size, timeout=wait),
+        lambda: dist.init_process_group(
+            record.backend, store=group, rank=record.rank, world_size=trial.size, timeout=wait
+        ),
     )
     dist.barrier()
     met = time.monotonic() - began
     matmul_s = _matmul_s(device)
     reduce_s = _all_reduce_s(device)
-    leave_together(store, trial.size, holds_store=seen.rank == 0, wait_s=trial.wait_s)
-    return replace(seen, meet_s=met, matmul_s=matmul_s, all_reduce_s=reduce_s)
+    leave_together(store, trial.size, holds_store=record.rank == 0, wait_s=trial.wait_s)
+    return replace(record, meet_s=met, matmul_s=matmul_s, all_reduce_s=reduce_s)
 
 
 def _matmul_s(device: torch.device) -> float:

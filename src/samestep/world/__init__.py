@@ -66,8 +66,8 @@ class World:
                 f"local rank {local_rank} has no device: only {', '.join(devices)} here; "
                 f"start at most {len(devices)} ranks on this machine (--nproc {len(devices)})"
             )
-        mine = devices if size == 1 else (devices[local_rank % len(devices)],)
-        return cls(rank, size, local_rank, local_size, node, mine)
+        assigned = devices if size == 1 else (devices[local_rank % len(devices)],)
+        return cls(rank, size, local_rank, local_size, node, assigned)
 
 
 def places(env: Mapping[str, str]) -> tuple[int, int, int, int, int]:

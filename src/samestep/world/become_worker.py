@@ -62,8 +62,8 @@ def script_of(arguments: list[str]) -> list[str]:
 
 def import_next() -> None:
     """Imports the sitecustomize that this one hides."""
-    others = [path for path in sys.path if path != os.environ.get(FOLDER)]
-    hidden = PathFinder.find_spec("sitecustomize", others)
+    remaining = [path for path in sys.path if path != os.environ.get(FOLDER)]
+    hidden = PathFinder.find_spec("sitecustomize", remaining)
     if hidden and hidden.loader:
         module = importlib.util.module_from_spec(hidden)
         hidden.loader.exec_module(module)

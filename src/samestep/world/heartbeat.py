@@ -11,12 +11,12 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-BEATS, PHASE, STEP, ROW, PID, TAKEN = range(6)  # the numbers of a slot
+BEATS, ACTIVITY, STEP, ROW, PID, TAKEN = range(6)  # the numbers of a slot
 CELLS, SLOTS = 8, 64
 SIZE = 8 * CELLS * SLOTS
 NONE = -1  # no step, no row
 
-# The phases, plain integers because they are written at every step; in the order in which a step goes through them.
+# The activities, plain integers because they are written at every step; in the order in which a step goes through them.
 STARTING, BUILDING, LOADING, FORWARD, BACKWARD, EVALUATION, CHECKPOINT, ENDING = range(8)
 NAMES = ("starting", "building the model", "loading", "forward", "backward", "evaluation", "checkpoint", "ending")
 
@@ -28,10 +28,10 @@ class Heartbeat:
         self._all = memoryview(bytearray(SIZE)).cast("q")
         self._cells = self._all[:CELLS]
 
-    def begin(self, phase: int, step: int = NONE) -> None:
-        """Notes that a phase begins. step: how many steps have been done before, as errors number the step."""
+    def begin(self, activity: int, step: int = NONE) -> None:
+        """Notes that an activity begins. step: how many steps have been done before, as errors number the step."""
         cells = self._cells
-        cells[PHASE] = phase
+        cells[ACTIVITY] = activity
         cells[STEP] = step
         cells[ROW] = NONE
         cells[BEATS] += 1
@@ -42,7 +42,7 @@ class Heartbeat:
         self.begin(BUILDING)
 
     def step(self, done: int) -> None:
-        """Notes the end of a step. The phase until the next batch counts as its backward's."""
+        """Notes the end of a step. The activity until the next batch counts as its backward's."""
         self._cells[TAKEN] += 1
         self.begin(BACKWARD, done)
 
@@ -71,7 +71,7 @@ class Heartbeat:
 
     def _use(self, slot: int) -> None:
         self._cells = self._all[slot * CELLS : (slot + 1) * CELLS]
-        for cell in (BEATS, PHASE, STEP, TAKEN):
+        for cell in (BEATS, ACTIVITY, STEP, TAKEN):
             self._cells[cell] = 0
         self._cells[ROW] = NONE
         self._cells[PID] = os.getpid()
@@ -88,7 +88,7 @@ class Pulse:
     """
 
     beats: int
-    phase: int
+    activity: int
     step: int
     taken: int
     row_of: dict[int, int]
@@ -110,4 +110,4 @@ def read(path: Path) -> Pulse | None:
     cells = memoryview(content).cast("q").tolist()
     slots = [cells[first : first + CELLS] for first in range(0, len(cells), CELLS)]
     rows = {slot[PID]: slot[ROW] for slot in slots if slot[PID] and slot[ROW] != NONE}
-    return Pulse(sum(slot[BEATS] for slot in slots), slots[0][PHASE], slots[0][STEP], slots[0][TAKEN], rows)
+    return Pulse(sum(slot[BEATS] for slot in slots), slots[0][ACTIVITY], slots[0][STEP], slots[0][TAKEN], rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import os
 import socket
@@ -9,6 +10,8 @@ import subprocess
 import time
 from collections.abc import Mapping, MutableMapping
 from contextlib import suppress
+from dataclasses import dataclass
+from typing import Literal
 
 import psutil
 
@@ -19,6 +22,10 @@ SAY_S = 5.0  # after so long it says what it waits for
 # Environment variables of places where a machine's name may become known only some time after the machine has started.
 CLUSTERS = ("KUBERNETES_SERVICE_HOST", "SLURM_JOB_ID")
 NAMES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+DIAL_S = 2.0
+Outcome = Literal["open", "refused", "dropped", "no route", "unknown name", "error"]
+OUTCOMES: dict[int, Outcome] = {errno.ECONNREFUSED: "refused", errno.ETIMEDOUT: "dropped"}
+OUTCOMES |= {errno.EHOSTUNREACH: "no route", errno.ENETUNREACH: "no route", errno.EACCES: "refused"}
 
 
 def addresses(host: str, wait_s: float = NAMES_S) -> list[str]:
@@ -60,8 +67,8 @@ def interfaces() -> dict[str, list[str]]:
 
 def is_this_machine(host: str, wait_s: float = NAMES_S) -> bool:
     """Whether `host` is this machine. wait_s: as for `addresses`."""
-    mine = {address for entries in interfaces().values() for address in entries}
-    return any(ipaddress.ip_address(a).is_loopback or a in mine for a in addresses(host, wait_s))
+    local = {address for entries in interfaces().values() for address in entries}
+    return any(ipaddress.ip_address(a).is_loopback or a in local for a in addresses(host, wait_s))
 
 
 def route_to_host(host: str) -> tuple[str, str] | None:
@@ -73,10 +80,10 @@ def route_to_host(host: str) -> tuple[str, str] | None:
                 probe.connect((address, 9))
             except OSError:
                 continue
-            mine = probe.getsockname()[0]
+            source = probe.getsockname()[0]
         for name, entries in interfaces().items():
-            if mine in entries:
-                return name, mine
+            if source in entries:
+                return name, source
     return None
 
 
@@ -129,18 +136,20 @@ def bind_error(host: str, port: int) -> OSError | None:
     return None
 
 
-def holder_of(port: int) -> str:
-    """Returns 'process PID (NAME)' for the process that listens on a port; '' where it is another user's."""
+def holder_of(port: int) -> tuple[int, str] | None:
+    """Returns the pid and the name of the process that listens on a port; None where it is another user's."""
     with suppress(psutil.Error):
         for connection in psutil.net_connections("tcp"):
             if connection.laddr and connection.laddr.port == port and connection.pid:
-                return f"process {connection.pid} ({psutil.Process(connection.pid).name()})"
-    return ""
+                return connection.pid, psutil.Process(connection.pid).name()
+    return None
 
 
 def port_taken(port: int) -> str:
     """Returns the words 'port N is taken by process PID (NAME)', for an error."""
-    return f"port {port} is taken by {holder_of(port) or 'a process of another user'}"
+    holder = holder_of(port)
+    holding = f"process {holder[0]} ({holder[1]})" if holder else "a process of another user"
+    return f"port {port} is taken by {holding}"
 
 
 def check_loopback() -> None:
@@ -168,9 +177,9 @@ def check_interface(name: str, *, several: bool = False) -> Mapping[str, str]:
     if name not in known:
         raise UserError(f"--interface {name}: this machine has {', '.join(known)}; name one of them")
     if several and is_loop(name):
-        others = ", ".join(each for each in known if not is_loop(each)) or "none"
+        usable = ", ".join(interface for interface in known if not is_loop(interface)) or "none"
         raise UserError(
-            f"--interface {name} leads to no other machine; give one that does, of {others}, or leave it out"
+            f"--interface {name} leads to no other machine; give one that does, of {usable}, or leave it out"
         )
     return dict.fromkeys(NAMES, name)
 
@@ -209,10 +218,10 @@ def check_master(master: str, machines: int, wait_s: float = NAMES_S) -> None:
     loops = [a for a in resolved if ipaddress.ip_address(a).is_loopback]
     if loops:
         outside = [a for entries in interfaces().values() for a in entries if not ipaddress.ip_address(a).is_loopback]
-        shown = next((a for a in outside if not ipaddress.ip_address(a).is_link_local), "ADDRESS")
+        example = next((a for a in outside if not ipaddress.ip_address(a).is_link_local), "ADDRESS")
         raise UserError(
             f"{master} is {loops[0]} on {socket.gethostname()}, an address that no other machine can reach (see its "
-            f"line in /etc/hosts); give one that they can, as in --master-addr {shown}"
+            f"line in /etc/hosts); give one that they can, as in --master-addr {example}"
         )
 
 
@@ -230,9 +239,33 @@ def first_slurm_host(env: Mapping[str, str]) -> str:
     """Returns the first machine of the Slurm job in `env`. Raises UserError when scontrol does not answer."""
     nodes = env.get("SLURM_STEP_NODELIST") or env["SLURM_JOB_NODELIST"]
     try:
-        shown = subprocess.run(["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, timeout=30)
-        return shown.stdout.split()[0]
+        listed = subprocess.run(["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, timeout=30)
+        return listed.stdout.split()[0]
     except (OSError, IndexError, subprocess.TimeoutExpired):
         raise UserError(
             f"scontrol does not list the machines of {nodes}; set MASTER_ADDR to the first one before srun"
         ) from None
+
+
+@dataclass(frozen=True)
+class Dialled:
+    """How a connection to a port ended. dropped: nothing answered in time, as behind a firewall that drops. seconds:
+    until it was open, or until it failed."""
+
+    outcome: Outcome
+    seconds: float
+    detail: str = ""
+
+
+def dial(address: str, port: int, wait_s: float = DIAL_S) -> Dialled:
+    """Opens a connection and closes it."""
+    began = time.monotonic()
+    try:
+        with socket.create_connection((address, port), timeout=wait_s):
+            return Dialled("open", time.monotonic() - began)
+    except socket.gaierror as error:
+        return Dialled("unknown name", time.monotonic() - began, str(error))
+    except TimeoutError:
+        return Dialled("dropped", time.monotonic() - began, f"no answer within {wait_s:g} s")
+    except OSError as error:
+        return Dialled(OUTCOMES.get(error.errno or 0, "error"), time.monotonic() - began, error.strerror or str(error))

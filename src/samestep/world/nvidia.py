@@ -6,15 +6,18 @@ NVML needs nvidia-ml-py (`pip install nvidia-ml-py`), which is not a requirement
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
+
+from samestep.message import Message, message
 
 DRIVER = Path("/proc/driver/nvidia")
 T = TypeVar("T")
+NoNvml = Literal["", "no driver", "not installed", "no answer"]
 
 
 def count() -> int:
@@ -33,20 +36,42 @@ def visible() -> int:
     return len(list(takewhile(is_one, entries)))
 
 
-def open_nvml() -> tuple[str, Any, list[Any]]:
-    """Opens NVML. Returns why it cannot be used ('' where it can), its module, and a handle of each GPU."""
+class Nvml(NamedTuple):
+    """NVML. missing: why it cannot be used, '' where it can; error: its own words. handles: of each GPU."""
+
+    missing: NoNvml = ""
+    nvml: Any = None
+    handles: Sequence[Any] = ()
+    error: str = ""
+
+
+def open_nvml() -> Nvml:
+    """Opens NVML."""
     if not DRIVER.exists():
-        return "no NVIDIA driver here", None, []
+        return Nvml("no driver")
     if find_spec("pynvml") is None:
-        return "an NVIDIA driver is here, and NVML is not: pip install nvidia-ml-py", None, []
+        return Nvml("not installed")
     import pynvml
 
     try:
         pynvml.nvmlInit()
         handles = [pynvml.nvmlDeviceGetHandleByIndex(number) for number in range(pynvml.nvmlDeviceGetCount())]
     except Exception as error:  # NVMLError has a class for each number, made at run time
-        return f"NVML does not answer: {error}", None, []
-    return "", pynvml, handles
+        return Nvml("no answer", error=str(error))
+    return Nvml("", pynvml, handles)
+
+
+def why_missing(missing: NoNvml, error: str = "") -> Message | None:
+    """Returns why NVML cannot be used; None where it can."""
+    match missing:
+        case "no driver":
+            return message("no_nvidia_driver")
+        case "not installed":
+            return message("nvml_is_not_installed")
+        case "no answer":
+            return message("nvml_does_not_answer", error=error)
+        case _:
+            return None
 
 
 def query(call: Callable[[], T], otherwise: T) -> T:
@@ -73,31 +98,31 @@ class GpuUse:
 
 
 class Gpus:
-    """The GPUs of this machine. missing: why NVML cannot be used; '' where they can."""
+    """The GPUs of this machine. missing: why NVML cannot be used; '' where it can."""
 
     def __init__(self) -> None:
-        self.missing, self._nvml, self._handles = open_nvml()
+        opened = open_nvml()
+        self.missing, self._nvml, self._handles = opened.missing, opened.nvml, opened.handles
 
     def __len__(self) -> int:
         return len(self._handles)
 
     def use(self, pids: Collection[int]) -> tuple[GpuUse, ...]:
         """Asks each GPU. pids: the processes whose memory is `own_memory`."""
-        return tuple(self._one(handle, pids) for handle in self._handles)
+        return tuple(self._measure(handle, pids) for handle in self._handles)
 
-    def _one(self, handle: Any, pids: Collection[int]) -> GpuUse:
+    def _measure(self, handle: Any, pids: Collection[int]) -> GpuUse:
         nvml = self._nvml
+        sensor = nvml.NVML_TEMPERATURE_GPU
+
+        def own_memory() -> int:
+            running = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+            return sum(process.usedGpuMemory or 0 for process in running if process.pid in pids)
+
         return GpuUse(
-            query(lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100, None),
-            query(lambda: int(nvml.nvmlDeviceGetMemoryInfo(handle).used), None),
-            query(
-                lambda: sum(
-                    each.usedGpuMemory or 0
-                    for each in nvml.nvmlDeviceGetComputeRunningProcesses(handle)
-                    if each.pid in pids
-                ),
-                None,
-            ),
-            query(lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1e3, None),
-            query(lambda: float(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)), None),
+            utilisation=query(lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100, None),
+            memory=query(lambda: int(nvml.nvmlDeviceGetMemoryInfo(handle).used), None),
+            own_memory=query(own_memory, None),
+            power=query(lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1e3, None),
+            temperature=query(lambda: float(nvml.nvmlDeviceGetTemperature(handle, sensor)), None),
         )

@@ -33,14 +33,14 @@ CHILD_S = 1.0  # how long a child has to end after a signal
 PR_SET_PDEATHSIG = 1  # from linux/prctl.h
 
 
-def die_with_parent(_: object = None, *, by: signal.Signals = signal.SIGKILL) -> None:
+def die_with_parent(_: object = None, *, ends_by: signal.Signals = signal.SIGKILL) -> None:
     """Makes the kernel (Linux), or a thread (elsewhere), end this process when its parent ends.
 
-    The first argument is ignored: DataLoader calls its `worker_init_fn` with the worker's number. by: the signal.
+    The first argument is ignored: DataLoader calls its `worker_init_fn` with the worker's number. ends_by: the signal.
     """
     parent = os.getppid()
     if LIBC is not None:
-        LIBC.prctl(PR_SET_PDEATHSIG, by)
+        LIBC.prctl(PR_SET_PDEATHSIG, ends_by)
     else:
         threading.Thread(target=_watch, args=(parent,), daemon=True).start()
     if os.getppid() != parent or _ended(os.environ.get(COMMAND)):  # the parent ended before the two lines above
@@ -90,17 +90,18 @@ def _watch(parent: int) -> None:
 def guard(marker: str) -> tuple[int, int]:
     """Forks a guard. If this process is killed, in whatever way, it ends all processes with `marker` in COMMAND, and
     their descendants. Returns its pid, and a file descriptor for `dismiss`."""
-    ours, theirs = os.pipe()
+    reading, writing = os.pipe()
     pid = os.fork()
     if pid:
-        os.close(ours)
-        return pid, theirs
-    os.close(theirs)
+        os.close(reading)
+        return pid, writing
+    os.close(writing)
     os.setsid()  # out of reach of the terminal's signals
-    if not os.read(ours, 1):  # this process has ended without dismissing it
+    if not os.read(reading, 1):  # this process has ended without dismissing it
         for number in (signal.SIGTERM, signal.SIGKILL):
             marked = [process for process in psutil.process_iter() if _is_marked(process, marker)]
-            for process in {each for one in marked for each in [one, *_descendants(one)]}:
+            descendants = [process for ancestor in marked for process in _descendants(ancestor)]
+            for process in {*marked, *descendants}:
                 with suppress(psutil.Error):
                     process.send_signal(number)
             until = time.monotonic() + CHILD_S

@@ -14,7 +14,7 @@ import resource
 import sys
 from collections.abc import Collection
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
@@ -103,13 +103,11 @@ class ProcessTree:
     def use(self) -> TreeUse:
         """Reads the counters of the whole tree."""
         now, start = self._read(), self._start
-        return TreeUse(
-            now.processes,
-            max(0.0, now.cpu_s - start.cpu_s),
-            now.memory,
-            max(0, now.read - start.read),
-            max(0, now.written - start.written),
-            now.readable,
+        return replace(
+            now,
+            cpu_s=max(0.0, now.cpu_s - start.cpu_s),
+            read=max(0, now.read - start.read),
+            written=max(0, now.written - start.written),
         )
 
     def pids(self) -> set[int]:
@@ -126,12 +124,12 @@ class ProcessTree:
         self._last, self._waited_s = living, ended.cpu_s
         counts = living.values()
         return TreeUse(
-            len(living),
-            self._dropped_s + ended.cpu_s + sum(each.cpu_s for each in counts),
-            sum(each.memory for each in counts),
-            ended.read + sum(each.read for each in counts),
-            ended.written + sum(each.written for each in counts),
-            all(each.readable for each in counts),
+            processes=len(living),
+            cpu_s=self._dropped_s + ended.cpu_s + sum(process.cpu_s for process in counts),
+            memory=sum(process.memory for process in counts),
+            read=ended.read + sum(process.read for process in counts),
+            written=ended.written + sum(process.written for process in counts),
+            readable=all(process.readable for process in counts),
         )
 
     def _dropped(self, living: dict[tuple[int, float], _Counted], waited_s: float) -> float:
@@ -162,18 +160,30 @@ def _counters(process: psutil.Process) -> _Counted | None:
             memory = 0 if process.status() == psutil.STATUS_ZOMBIE else process.memory_info().rss
     except psutil.Error:
         return None
-    read, written, readable = 0, 0, False
+    disk = None
     with suppress(psutil.Error, AttributeError):  # of another user, or a system that does not count
-        counted = process.io_counters()
-        read, written, readable = counted.read_bytes, counted.write_bytes, True
-    children_s = getattr(times, "children_user", 0.0) + getattr(times, "children_system", 0.0)
-    return _Counted(parent, times.user + times.system, children_s, memory, read, written, readable)
+        disk = process.io_counters()
+    return _Counted(
+        parent=parent,
+        own_s=times.user + times.system,
+        children_s=getattr(times, "children_user", 0.0) + getattr(times, "children_system", 0.0),
+        memory=memory,
+        read=disk.read_bytes if disk else 0,
+        written=disk.write_bytes if disk else 0,
+        readable=disk is not None,
+    )
 
 
 def _rusage() -> TreeUse:
     """Returns the counters of the children for which this process has waited, and of theirs."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return TreeUse(0, used.ru_utime + used.ru_stime, 0, used.ru_inblock * BLOCK, used.ru_oublock * BLOCK)
+    return TreeUse(
+        processes=0,
+        cpu_s=used.ru_utime + used.ru_stime,
+        memory=0,
+        read=used.ru_inblock * BLOCK,
+        written=used.ru_oublock * BLOCK,
+    )
 
 
 def adopt_orphans() -> None:
