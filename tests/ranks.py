@@ -55,7 +55,7 @@ OWN_SERVER = ExitStack()  # which forks the ranks of this process, where no lane
 atexit.register(OWN_SERVER.close)
 # Engines that start no ranks, by their source: importing all of them takes as long as torch.
 ENGINES = (SOURCE / "samestep" / "engines").glob("*.py")
-ONE_PROCESS = {file.stem for file in ENGINES if 'PROCESSES = "one"\n' in file.read_text()}
+ONE_PROCESS = {file.stem for file in ENGINES if 'processes="one"' in file.read_text()}
 # Engines that are tried in an environment of their own: a large package, and one that is no longer maintained.
 ELSEWHERE = ("fairscale", "ray")
 

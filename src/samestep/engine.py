@@ -1,19 +1,22 @@
-"""The Engine protocol. An engine is one module in engines/; its function `train` holds the whole training loop."""
+"""Engine: what an engine declares. It is one module in engines/; its function `train` holds the whole training loop."""
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, Protocol, cast
+from types import ModuleType
+from typing import Any, Literal
 
 from samestep.errors import UserError, nearest
 from samestep.job import Job
+from samestep.message import Message
 from samestep.world import World
 
 State = dict[str, Any]  # a module's state dict
@@ -71,41 +74,59 @@ class Layout:
     closures: bool = False
 
 
-class Engine(Protocol):
-    """The interface of a module in engines/.
+@dataclass(frozen=True)
+class Needs:
+    """What an engine needs to run.
 
-    PURPOSE: six words for `samestep engines`. NEEDS: the modules it imports besides torch.
-    PROCESSES: the processes it needs: 'group', one for each device, which can form torch's process group; 'one', one
-        process that drives all devices; or a name in a launcher's `starts` (Horovod's ranks need horovodrun, Ray
-        Train's its own).
-    CANNOT_SKIP, optional: why --on-nan skip cannot leave out a step of it.
+    processes: 'group', one for each device, which can form torch's process group; 'one', one process that drives all
+    devices; or a name in a launcher's `starts` (Horovod's ranks need horovodrun, Ray Train's its own). packages: the
+    modules that it imports besides torch. install: the command that installs them, where it is not pip install.
     missing(devices): why it cannot run on these devices of this machine, or None.
-    layout(world, **settings): its Layout. numerics(**settings): its Numerics.
-    train(job, world, run, **settings): trains with the methods of `run`, a samestep.training.Run, and returns the
-        full state dict on rank 0. Its keyword arguments are the engine's settings, with their types and defaults, as
-        --set-engine sets them.
-    An engine may also have
-    INSTALL: the command that installs it, where it is not pip install.
-    close(): called by each rank after its last training.
-    check(model, **settings): raises UserError for a setting that does not fit the model.
-    units(model, **settings): the modules that its ranks gather together, at each of their calls.
-    explain(error, job): a sentence about an error of its library that the user can fix, or None.
-    fragments(model, world): the samestep.rank.fragments.Fragment of its optimizer's flat parameters, where it has those
-        instead of the model's. model: what the engine gives to run.loss.
-    says_lost(error): whether an error of its library only means that another rank has ended.
     """
 
-    PURPOSE: str
-    NEEDS: tuple[str, ...]
-    PROCESSES: str
+    processes: str = "group"
+    packages: tuple[str, ...] = ()
+    install: str = ""
+    missing: Callable[[tuple[str, ...]], str | None] = field(default=lambda devices: None)
 
-    def missing(self, devices: tuple[str, ...]) -> str | None: ...
 
-    def layout(self, world: World, **settings: Any) -> Layout: ...
+@dataclass(frozen=True)
+class Checks:
+    """What an engine knows about jobs that it cannot train, and about its library's errors.
 
-    def numerics(self, **settings: Any) -> Numerics: ...
+    settings(model, **settings): raises UserError for a setting that does not fit the model. units(model, **settings):
+    the modules that its ranks gather together, at each of their calls. explain(error, job): a sentence or a message
+    about an error of its library that the user can fix, or None. says_lost(error): whether an error of its library only
+    means that another rank has ended. cannot_skip: why --on-nan skip cannot leave out a step of it; '': it can.
+    """
 
-    def train(self, job: Job, world: World, run: Any, **settings: Any) -> State: ...
+    settings: Callable[..., None] | None = None
+    units: Callable[..., list[Any]] | None = None
+    explain: Callable[[BaseException, Job], str | Message | None] = field(default=lambda error, job: None)
+    says_lost: Callable[[BaseException], bool] = field(default=lambda error: False)
+    cannot_skip: str | Message = ""
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A way to train: the constant ENGINE of a module in engines/, or of another package's.
+
+    purpose: six words for `samestep engines`. train(job, world, run, **settings): trains with the methods of `run`, a
+    samestep.training.Run, and returns the full state dict on rank 0. Its keyword arguments are the engine's settings,
+    with their types and defaults, as --set-engine sets them. layout(world, **settings): its Layout.
+    numerics(**settings): its Numerics. close(): called by each rank after its last training. fragments(model, world):
+    the samestep.rank.optimizer_state.Fragment of its optimizer's flat parameters, where it has those instead of the
+    model's; model: what the engine gives to run.loss.
+    """
+
+    purpose: str
+    train: Callable[..., State]
+    layout: Callable[..., Layout]
+    needs: Needs = Needs()
+    numerics: Callable[..., Numerics] = field(default=lambda **settings: Numerics())
+    checks: Checks = Checks()
+    close: Callable[[], None] | None = None
+    fragments: Callable[[Any, World], list[Any]] | None = None
 
 
 def names() -> list[str]:
@@ -140,17 +161,59 @@ def check(name: str) -> None:
 
 
 def load(name: str) -> Engine:
-    """Imports an engine's module. Raises UserError when there is no such engine."""
+    """Imports an engine. Raises UserError when there is no such engine, or one with a member that is missing or
+    misspelt."""
     check(name)
     if name in builtin_names():
-        return cast(Engine, importlib.import_module(f"samestep.engines.{name}"))
-    point = next(point for point in _external_engines() if point.name == name)
-    return cast(Engine, point.load())
+        engine: Engine = importlib.import_module(f"samestep.engines.{name}").ENGINE
+        return engine
+    loaded = next(point for point in _external_engines() if point.name == name).load()
+    declared = getattr(loaded, "ENGINE", loaded)
+    return declared if isinstance(declared, Engine) else engine_of_members(loaded)
+
+
+# Before ENGINE, an engine was a module with these members: member -> field. Other packages have such modules.
+_MEMBERS = {"PURPOSE": "purpose", "train": "train", "layout": "layout", "numerics": "numerics"}
+_OPTIONAL_MEMBERS = {"close": "close", "fragments": "fragments"}
+_NEEDS_MEMBERS = {"NEEDS": "packages", "PROCESSES": "processes", "missing": "missing"}
+_OPTIONAL_NEEDS_MEMBERS = {"INSTALL": "install"}
+_CHECKS_MEMBERS = {"check": "settings", "CANNOT_SKIP": "cannot_skip"}
+_CHECKS_MEMBERS |= {name: name for name in ("units", "explain", "says_lost")}
+_CLOSE = 0.8  # how much a name must be like a member to be taken for its misspelling
+
+
+def engine_of_members(module: object) -> Engine:
+    """Makes an Engine of a module's members. Raises UserError for one that is missing, and one that is misspelt."""
+    required = (*_MEMBERS, *_NEEDS_MEMBERS)
+    if absent := [name for name in required if not hasattr(module, name)]:
+        raise UserError(f"it has no {absent[0]}")
+    known = [*required, *_OPTIONAL_MEMBERS, *_OPTIONAL_NEEDS_MEMBERS, *_CHECKS_MEMBERS]
+    for name, value in vars(module).items():
+        is_its_own = getattr(value, "__module__", None) in (None, getattr(module, "__name__", None))
+        if name in known or name.startswith("_") or isinstance(value, ModuleType) or not is_its_own:
+            continue
+        if close := get_close_matches(name.lower(), [member.lower() for member in known], n=1, cutoff=_CLOSE):
+            meant = next(member for member in known if member.lower() == close[0])
+            raise UserError(f"it has no member {name}; did you mean {meant}? If {name} is its own, write _{name}")
+
+    def fields_of(members: Mapping[str, str]) -> dict[str, Any]:
+        return {name: getattr(module, member) for member, name in members.items() if hasattr(module, member)}
+
+    needs = Needs(**fields_of(_NEEDS_MEMBERS | _OPTIONAL_NEEDS_MEMBERS))
+    checks = Checks(**fields_of(_CHECKS_MEMBERS))
+    return Engine(**fields_of(_MEMBERS | _OPTIONAL_MEMBERS), needs=needs, checks=checks)
 
 
 def missing(engine: Engine, devices: tuple[str, ...]) -> str | None:
     """Returns a short reason why an engine cannot run on this machine; None where it can."""
-    absent = [need for need in engine.NEEDS if find_spec(need) is None]
+    absent = [package for package in engine.needs.packages if find_spec(package) is None]
     if absent:
         return f"{absent[0]} is not installed"
-    return engine.missing(devices)
+    return engine.needs.missing(devices)
+
+
+def without_distributed(devices: tuple[str, ...]) -> str | None:
+    """Returns why an engine that needs torch.distributed cannot run here, or None: its Needs(missing=…)."""
+    import torch.distributed as dist
+
+    return None if dist.is_available() else "this torch was built without torch.distributed"

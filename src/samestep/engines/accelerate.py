@@ -12,21 +12,13 @@ from typing import Literal
 
 from torch import Tensor
 
-from samestep.engine import Layout, Numerics, State
+from samestep.engine import Checks, Engine, Layout, Needs, Numerics, State
 from samestep.errors import Refused
 from samestep.job import Batch, Job
-from samestep.rank.ddp_errors import explain as explain
+from samestep.rank.ddp_errors import explain
 from samestep.rank.group import process_group
 from samestep.training import Run
 from samestep.world import World
-
-PURPOSE = "Hugging Face's wrapper, your own loop"
-NEEDS = ("accelerate",)
-PROCESSES = "group"
-
-
-def missing(devices: tuple[str, ...]) -> str | None:
-    return None
 
 
 def layout(world: World, precision: str = "no") -> Layout:
@@ -76,3 +68,13 @@ def train(job: Job, world: World, run: Run, *, precision: Literal["no", "bf16", 
                     scheduler.step()
                 run.step(loss, skipped=skipped)
         return dict(accelerator.unwrap_model(model).state_dict())
+
+
+ENGINE = Engine(
+    purpose="Hugging Face's wrapper, your own loop",
+    train=train,
+    layout=layout,
+    needs=Needs(packages=("accelerate",)),
+    numerics=numerics,
+    checks=Checks(explain=explain),
+)

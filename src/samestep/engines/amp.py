@@ -10,25 +10,17 @@ from contextlib import nullcontext
 from typing import Any, Literal
 
 import torch
-import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 
-from samestep.engine import Layout, Numerics, State
+from samestep.engine import Checks, Engine, Layout, Needs, Numerics, State, without_distributed
 from samestep.job import Job
-from samestep.rank.ddp_errors import explain as explain
+from samestep.rank.ddp_errors import explain
 from samestep.rank.group import process_group
 from samestep.training import Run
 from samestep.world import World
 
-PURPOSE = "DDP in mixed precision, formerly Apex"
-NEEDS: tuple[str, ...] = ()
-PROCESSES = "group"
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-
-
-def missing(devices: tuple[str, ...]) -> str | None:
-    return None if dist.is_available() else "this torch was built without torch.distributed"
 
 
 def layout(world: World, **settings: Any) -> Layout:
@@ -71,3 +63,13 @@ def train(job: Job, world: World, run: Run, *, precision: Literal["bf16", "fp16"
                     scheduler.step()
                 run.step(loss, skipped=skipped)
         return module.state_dict()
+
+
+ENGINE = Engine(
+    purpose="DDP in mixed precision, formerly Apex",
+    train=train,
+    layout=layout,
+    needs=Needs(missing=without_distributed),
+    numerics=numerics,
+    checks=Checks(explain=explain),
+)

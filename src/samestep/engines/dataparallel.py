@@ -12,15 +12,11 @@ from torch import Tensor
 from torch.nn import DataParallel
 from torch.nn.utils import clip_grad_norm_
 
-from samestep.engine import Layout, Numerics, State
+from samestep.engine import Engine, Layout, Needs, State
 from samestep.errors import Refused
 from samestep.job import Batch, Job
 from samestep.training import Run
 from samestep.world import World
-
-PURPOSE = "one process, a thread per GPU"
-NEEDS: tuple[str, ...] = ()
-PROCESSES = "one"
 
 
 def missing(devices: tuple[str, ...]) -> str | None:
@@ -31,10 +27,6 @@ def missing(devices: tuple[str, ...]) -> str | None:
 
 def layout(world: World) -> Layout:
     return Layout(replicas=len(world.devices), split="chunk", lone_batchnorm=True, closures=True)
-
-
-def numerics() -> Numerics:
-    return Numerics()
 
 
 def train(job: Job, world: World, run: Run) -> State:
@@ -62,3 +54,11 @@ def train(job: Job, world: World, run: Run) -> State:
                 scheduler.step()
             run.step(loss)
     return module.state_dict()
+
+
+ENGINE = Engine(
+    purpose="one process, a thread per GPU",
+    train=train,
+    layout=layout,
+    needs=Needs(processes="one", missing=missing),
+)

@@ -20,23 +20,16 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 
-from samestep.engine import Layout, Numerics, State
+from samestep.engine import Checks, Engine, Layout, Needs, Numerics, State, without_distributed
 from samestep.errors import Refused, UserError
 from samestep.job import Batch, Job
-from samestep.rank.ddp_errors import explain as explain
+from samestep.rank.ddp_errors import explain
 from samestep.rank.group import process_group
 from samestep.training import Run
 from samestep.world import World
 
-PURPOSE = "data parallel, one process per device"
-NEEDS: tuple[str, ...] = ()
-PROCESSES = "group"
 NOT_STATIC = "static_graph does not work with {}; leave out one of them"
 EXACT = 2  # steps before PowerSGD compresses: the fewest that DDP allows
-
-
-def missing(devices: tuple[str, ...]) -> str | None:
-    return None if dist.is_available() else "this torch was built without torch.distributed"
 
 
 def layout(
@@ -118,3 +111,13 @@ def in_rank_order(_, bucket):  # type: ignore[no-untyped-def]  # DDP refuses ann
     of_rank = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     gathered = dist.all_gather(of_rank, mine, async_op=True).get_future()
     return gathered.then(lambda _: sum(of_rank[1:], of_rank[0]) / len(of_rank))
+
+
+ENGINE = Engine(
+    purpose="data parallel, one process per device",
+    train=train,
+    layout=layout,
+    needs=Needs(missing=without_distributed),
+    numerics=numerics,
+    checks=Checks(explain=explain),
+)

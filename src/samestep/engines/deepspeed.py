@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from typing import Any, Literal
 
-from samestep.engine import Layout, Numerics, State
+from samestep.engine import Checks, Engine, Layout, Needs, Numerics, State
 from samestep.errors import Refused
 from samestep.job import Job
 from samestep.rank.fragments import Fragment
@@ -16,19 +16,11 @@ from samestep.rank.group import process_group
 from samestep.training import Run
 from samestep.world import World
 
-PURPOSE = "ZeRO stages 1, 2 and 3"
-NEEDS = ("deepspeed",)
-PROCESSES = "group"
-CANNOT_SKIP = "DeepSpeed updates the weights from gradients of its own"
 NOT_IN_DEEPSPEED = {
     "Adafactor": "it needs whole tensors, and gets flat pieces",
     "Adagrad": "DeepSpeed builds another, without the schedule and the parameter groups",
     "Muon": "it needs whole matrices, and gets flat pieces",
 }
-
-
-def missing(devices: tuple[str, ...]) -> str | None:
-    return None
 
 
 def layout(world: World, **settings: Any) -> Layout:
@@ -111,3 +103,14 @@ def fragments(model: Any, world: World) -> list[Fragment]:
         if length:
             fragments.append(Fragment(name, size, flat, at, start, length))
     return fragments
+
+
+ENGINE = Engine(
+    purpose="ZeRO stages 1, 2 and 3",
+    train=train,
+    layout=layout,
+    needs=Needs(packages=("deepspeed",)),
+    numerics=numerics,
+    checks=Checks(cannot_skip="DeepSpeed updates the weights from gradients of its own"),
+    fragments=fragments,
+)

@@ -11,25 +11,18 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from samestep.engine import Layout, Numerics, State
+from samestep.engine import Checks, Engine, Layout, Needs, Numerics, State
 from samestep.job import Batch, Job
-from samestep.rank.ddp_errors import explain as explain
+from samestep.rank.ddp_errors import explain
 from samestep.rank.group import process_group
 from samestep.training import Run
 from samestep.world import World
 
-PURPOSE = "Lightning's wrapper, your own loop"
-NEEDS = ("lightning",)
-PROCESSES = "group"
 NOT_ON_SHARDS = {
     "Adafactor": "torch's fails on shards",
     "Muon": "it needs whole matrices, and gets shards",
     "Rprop": "torch's fails on shards",
 }
-
-
-def missing(devices: tuple[str, ...]) -> str | None:
-    return None
 
 
 def layout(world: World, strategy: str = "ddp", precision: str = "full") -> Layout:
@@ -102,3 +95,13 @@ def train(
 def whole(module: Any) -> State:
     state = module.state_dict()
     return {name: t.full_tensor() if hasattr(t, "full_tensor") else t for name, t in state.items()}
+
+
+ENGINE = Engine(
+    purpose="Lightning's wrapper, your own loop",
+    train=train,
+    layout=layout,
+    needs=Needs(packages=("lightning",)),
+    numerics=numerics,
+    checks=Checks(explain=explain),
+)

@@ -8,20 +8,11 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 
-from samestep.engine import Layout, Numerics, State
+from samestep.engine import Engine, Layout, Needs, Numerics, State
 from samestep.job import Job
 from samestep.rank.group import process_group
 from samestep.training import Run
 from samestep.world import World
-
-PURPOSE = "fairscale's optimizer and gradient shards"
-NEEDS = ("fairscale",)
-PROCESSES = "group"
-INSTALL = "pip install --no-deps --no-build-isolation fairscale==0.4.13"  # else it builds with another torch
-
-
-def missing(devices: tuple[str, ...]) -> str | None:
-    return None
 
 
 def layout(world: World) -> Layout:
@@ -58,3 +49,14 @@ def train(job: Job, world: World, run: Run) -> State:
                     scheduler.step()
                 run.step(loss)
         return dict(module.state_dict())
+
+
+# Without isolation: else pip builds it with another torch.
+INSTALL = "pip install --no-deps --no-build-isolation fairscale==0.4.13"
+ENGINE = Engine(
+    purpose="fairscale's optimizer and gradient shards",
+    train=train,
+    layout=layout,
+    needs=Needs(packages=("fairscale",), install=INSTALL),
+    numerics=numerics,
+)

@@ -12,7 +12,6 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
@@ -21,7 +20,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import clip_grad_norm_
 
-from samestep.engine import Layout, Numerics, State
+from samestep.engine import Checks, Engine, Layout, Needs, Numerics, State, without_distributed
 from samestep.job import Job
 from samestep.rank.fsdp_reads import FSDPReads
 from samestep.rank.fsdp_units import units_of
@@ -29,9 +28,6 @@ from samestep.rank.group import process_group
 from samestep.training import Run
 from samestep.world import World
 
-PURPOSE = "parameters and gradients sharded over ranks"
-NEEDS: tuple[str, ...] = ()
-PROCESSES = "group"
 NOT_ON_SHARDS = {
     "Adafactor": "torch's fails on shards",
     "Muon": "it needs whole matrices, and gets shards",
@@ -42,10 +38,6 @@ WHOLE = (
     "--set-engine fsdp.wrap=root --set-engine fsdp.reshard=false keep it whole from the forward to the backward pass"
 )
 INSIDE = "compute what needs it, derivatives too, in the model's forward, or take another engine"
-
-
-def missing(devices: tuple[str, ...]) -> str | None:
-    return None if dist.is_available() else "this torch was built without torch.distributed"
 
 
 def layout(world: World, **settings: Any) -> Layout:
@@ -122,3 +114,13 @@ def train(
 
 def batch_norms(model: nn.Module) -> list[nn.Module]:
     return [module for module in model.modules() if isinstance(module, _BatchNorm)]
+
+
+ENGINE = Engine(
+    purpose="parameters and gradients sharded over ranks",
+    train=train,
+    layout=layout,
+    needs=Needs(missing=without_distributed),
+    numerics=numerics,
+    checks=Checks(settings=check, units=units, explain=explain),
+)

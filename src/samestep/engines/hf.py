@@ -11,20 +11,12 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from samestep.engine import Layout, Numerics, State
+from samestep.engine import Checks, Engine, Layout, Needs, Numerics, State
 from samestep.job import Job
-from samestep.rank.ddp_errors import explain as explain
+from samestep.rank.ddp_errors import explain
 from samestep.rank.group import process_group
 from samestep.training import Run
 from samestep.world import World
-
-PURPOSE = "Hugging Face's Trainer, which owns the loop"
-NEEDS = ("transformers", "accelerate")
-PROCESSES = "group"
-
-
-def missing(devices: tuple[str, ...]) -> str | None:
-    return None
 
 
 def layout(world: World, precision: str = "full") -> Layout:
@@ -95,3 +87,13 @@ def train(job: Job, world: World, run: Run, *, precision: Literal["full", "bf16"
         trainer.model_accepts_loss_kwargs = False  # else it may leave out that division for a forward with **kwargs
         trainer.train()
         return dict(module.state_dict())
+
+
+ENGINE = Engine(
+    purpose="Hugging Face's Trainer, which owns the loop",
+    train=train,
+    layout=layout,
+    needs=Needs(packages=("transformers", "accelerate")),
+    numerics=numerics,
+    checks=Checks(explain=explain),
+)

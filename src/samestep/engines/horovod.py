@@ -12,15 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
-from samestep.engine import Layout, Numerics, State
+from samestep.engine import Checks, Engine, Layout, Needs, Numerics, State
 from samestep.job import Batch, Job
 from samestep.training import Run
 from samestep.world import World
-
-PURPOSE = "Horovod's ring all-reduce in the optimizer"
-NEEDS = ("horovod",)
-INSTALL = "scripts/install-horovod"
-PROCESSES = "horovod"
 
 
 def missing(devices: tuple[str, ...]) -> str | None:
@@ -89,3 +84,14 @@ def close() -> None:
 def says_lost(error: BaseException) -> bool:
     """Returns whether Horovod raised `error` because another rank has ended."""
     return type(error).__name__ == "HorovodInternalError"
+
+
+ENGINE = Engine(
+    purpose="Horovod's ring all-reduce in the optimizer",
+    train=train,
+    layout=layout,
+    needs=Needs(processes="horovod", packages=("horovod",), install="scripts/install-horovod", missing=missing),
+    numerics=numerics,
+    checks=Checks(says_lost=says_lost),
+    close=close,
+)

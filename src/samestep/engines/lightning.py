@@ -9,27 +9,19 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from samestep.engine import Layout, Numerics, State
+from samestep.engine import Checks, Engine, Layout, Needs, Numerics, State
 from samestep.job import Job
 from samestep.rank import ddp_errors
 from samestep.rank.group import process_group
 from samestep.training import Run
 from samestep.world import World
 
-PURPOSE = "Lightning's Trainer, which owns the loop"
-NEEDS = ("lightning",)
-PROCESSES = "group"
-CANNOT_SKIP = "the Trainer computes the gradients inside the optimizer's step"
 BY_PHASES = "ddp_find_unused_parameters_true"  # a phase leaves the others' parameters out
 NOT_ON_SHARDS = {
     "Adafactor": "torch's fails on shards",
     "Muon": "it needs whole matrices, and gets shards",
     "Rprop": "torch's fails on shards",
 }
-
-
-def missing(devices: tuple[str, ...]) -> str | None:
-    return None
 
 
 def layout(world: World, strategy: str = "ddp", **settings: Any) -> Layout:
@@ -111,3 +103,13 @@ def train(
         trainer.fit(module, run.batches())
         state = module.model.state_dict()
         return {name: t.full_tensor() if hasattr(t, "full_tensor") else t for name, t in state.items()}
+
+
+ENGINE = Engine(
+    purpose="Lightning's Trainer, which owns the loop",
+    train=train,
+    layout=layout,
+    needs=Needs(packages=("lightning",)),
+    numerics=numerics,
+    checks=Checks(explain=explain, cannot_skip="the Trainer computes the gradients inside the optimizer's step"),
+)

@@ -13,29 +13,16 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 
-from samestep.engine import Layout, Numerics, State
+from samestep.engine import Checks, Engine, Layout, Needs, State
 from samestep.job import Batch, Job
-from samestep.rank.ddp_errors import explain as explain
+from samestep.rank.ddp_errors import explain
 from samestep.rank.group import process_group
 from samestep.training import Run
 from samestep.world import World
 
-PURPOSE = "Ray Train, which starts the ranks"
-NEEDS = ("ray", "pyarrow")
-PROCESSES = "ray"
-INSTALL = "pip install 'ray[train]>=2.60'"
-
-
-def missing(devices: tuple[str, ...]) -> str | None:
-    return None
-
 
 def layout(world: World) -> Layout:
     return Layout(replicas=world.size, buffers="rank0", every_gradient=True, closures=True)
-
-
-def numerics() -> Numerics:
-    return Numerics()
 
 
 def train(job: Job, world: World, run: Run) -> State:
@@ -71,3 +58,12 @@ def train(job: Job, world: World, run: Run) -> State:
                     scheduler.step()
                 run.step(loss)
         return module.state_dict()
+
+
+ENGINE = Engine(
+    purpose="Ray Train, which starts the ranks",
+    train=train,
+    layout=layout,
+    needs=Needs(processes="ray", packages=("ray", "pyarrow"), install="pip install 'ray[train]>=2.60'"),
+    checks=Checks(explain=explain),
+)

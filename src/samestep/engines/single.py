@@ -8,26 +8,14 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
-from samestep.engine import Layout, Numerics, State
+from samestep.engine import Engine, Layout, Needs, State
 from samestep.job import Batch, Job
 from samestep.training import Run
 from samestep.world import World
 
-PURPOSE = "plain training in one process"
-NEEDS: tuple[str, ...] = ()
-PROCESSES = "one"
-
-
-def missing(devices: tuple[str, ...]) -> str | None:
-    return None
-
 
 def layout(world: World) -> Layout:
     return Layout(replicas=1, closures=True)
-
-
-def numerics() -> Numerics:
-    return Numerics()
 
 
 def train(job: Job, world: World, run: Run) -> State:
@@ -52,3 +40,11 @@ def train(job: Job, world: World, run: Run) -> State:
                 scheduler.step()
             run.step(loss)
     return model.state_dict()
+
+
+ENGINE = Engine(
+    purpose="plain training in one process",
+    train=train,
+    layout=layout,
+    needs=Needs(processes="one"),
+)

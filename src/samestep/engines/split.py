@@ -16,21 +16,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
-from samestep.engine import Layout, Numerics, State
+from samestep.engine import Checks, Engine, Layout, Needs, State
 from samestep.errors import UserError, first_few, nearest
 from samestep.job import Batch, Job
 from samestep.job.walk import mapped_tensors
 from samestep.rank.default_generator import default_generator
 from samestep.training import Run
 from samestep.world import World
-
-PURPOSE = "one process, layers over its devices"
-NEEDS: tuple[str, ...] = ()
-PROCESSES = "one"
-
-
-def missing(devices: tuple[str, ...]) -> str | None:
-    return None
 
 
 def layout(world: World, stages: int | None = None, in_flight: int = 1, **settings: Any) -> Layout:
@@ -39,10 +31,6 @@ def layout(world: World, stages: int | None = None, in_flight: int = 1, **settin
     if in_flight < 1:
         raise UserError(f"--set-engine split.in_flight={in_flight}: it must be at least 1 micro-batch")
     return Layout(replicas=1, closures=True)
-
-
-def numerics(**settings: Any) -> Numerics:
-    return Numerics()
 
 
 def check(model: nn.Module, stages: int | None = None, at: str = "", **settings: Any) -> None:
@@ -196,3 +184,12 @@ def is_block(module: nn.Module, parent: nn.Module) -> bool:
 
 def has_blocks(module: nn.Module) -> bool:
     return any(is_block(child, module) for child in module.children())
+
+
+ENGINE = Engine(
+    purpose="one process, layers over its devices",
+    train=train,
+    layout=layout,
+    needs=Needs(processes="one"),
+    checks=Checks(settings=check, explain=explain),
+)

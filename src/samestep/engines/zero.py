@@ -8,33 +8,20 @@ from __future__ import annotations
 import logging
 from contextlib import nullcontext
 
-import torch.distributed as dist
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 
-from samestep.engine import Layout, Numerics, State
+from samestep.engine import Checks, Engine, Layout, Needs, State, without_distributed
 from samestep.job import Job
-from samestep.rank.ddp_errors import explain as explain
+from samestep.rank.ddp_errors import explain
 from samestep.rank.group import process_group
 from samestep.training import Run
 from samestep.world import World
 
-PURPOSE = "DDP with the optimizer's state sharded"
-NEEDS: tuple[str, ...] = ()
-PROCESSES = "group"
-
-
-def missing(devices: tuple[str, ...]) -> str | None:
-    return None if dist.is_available() else "this torch was built without torch.distributed"
-
 
 def layout(world: World) -> Layout:
     return Layout(replicas=world.size, buffers="rank0", every_gradient=True)
-
-
-def numerics() -> Numerics:
-    return Numerics()
 
 
 def train(job: Job, world: World, run: Run) -> State:
@@ -67,3 +54,12 @@ def train(job: Job, world: World, run: Run) -> State:
                 run.step(loss)
         optimizer.consolidate_state_dict(to=0)  # its state_dict() is refused before this
         return module.state_dict()
+
+
+ENGINE = Engine(
+    purpose="DDP with the optimizer's state sharded",
+    train=train,
+    layout=layout,
+    needs=Needs(missing=without_distributed),
+    checks=Checks(explain=explain),
+)

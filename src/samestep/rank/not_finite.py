@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from samestep.data.schedule import Schedule
 from samestep.errors import NotFinite, Refused, UserError, first_few, say
 from samestep.job import Job, MicroBatch
+from samestep.message import Message
 from samestep.rank.meter import Meter
 from samestep.rank.shards import block_of
 from samestep.world import World
@@ -177,10 +178,13 @@ ADVICE = "lower the learning rate (--set lr=…), look at the data of that step,
 CANNOT = "--on-nan skip: this engine cannot leave a step out: {}; use --on-nan stop, or another engine, such as ddp"
 
 
-def check_can_skip(job: Job, engine: object) -> None:
-    """Raises Refused for an engine that says why it cannot leave a step out, and for a job whose step cannot be."""
-    if why := getattr(engine, "CANNOT_SKIP", ""):
-        raise Refused(CANNOT.format(why))
+def check_can_skip(job: Job, cannot_skip: str | Message) -> None:
+    """Raises Refused for a job, and for an engine, that cannot leave a step out.
+
+    cannot_skip: why the engine cannot, as it declares; '': it can.
+    """
+    if cannot_skip:
+        raise Refused(CANNOT.format(cannot_skip))
     if job.optimizer.needs_closure:
         raise Refused(
             f"--on-nan skip: {job.optimizer.cls.__name__} computes the gradients inside its step; leave skip out"

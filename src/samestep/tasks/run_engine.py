@@ -30,7 +30,7 @@ def run_engine(engine: Engine, job: Job, world: World, run: Run, settings: Mappi
 
     Raises UserError when there is no memory for a batch, Refused for an error that the engine explains.
     """
-    run.fragments_of = getattr(engine, "fragments", None)
+    run.fragments_of = engine.fragments
     try:
         return engine.train(with_sync_batchnorm(job, world), world, run, **settings)
     except RuntimeError as error:
@@ -38,8 +38,7 @@ def run_engine(engine: Engine, job: Job, world: World, run: Run, settings: Mappi
             error.__traceback__ = None  # its frames hold the tensors that fill the memory
             run.release()
             raise (out_of_memory(job, run.micro_batch, world) if run.micro_batch else no_model(job, world)) from None
-        explain: Any = getattr(engine, "explain", None)
-        sentence = explain(error, job) if explain else None
-        if sentence is None:
+        explanation = engine.checks.explain(error, job)
+        if explanation is None:
             raise
-        raise Refused(sentence) from error
+        raise Refused(explanation) from error

@@ -41,7 +41,7 @@ def train(plan: Plan, training: RunTask, job: Job, engine: Engine, world: World)
     steps = job.steps(schedule.steps_per_epoch)
     folder = Path(plan.out)
     if training.on_nan == "skip":
-        check_can_skip(job, engine)
+        check_can_skip(job, engine.checks.cannot_skip)
     listeners = listeners_of(job, training.log, Path(training.weights).parent) if world.rank == 0 else []
     watch = Watch(listeners, schedule.rows_of) if listeners else None
     best = _evaluations(training, job, world, steps, watch)

@@ -6,7 +6,6 @@ import importlib
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 from samestep import engine as engines
 from samestep.rank import flight_recorder
@@ -38,8 +37,8 @@ def work(plan: Plan, world: World) -> tuple[dict[str, TrainingRecord], int]:
     threads: list[int] = []
     flight_recorder.enable()
     # Opened even for one rank, so that no engine's model outlives its group: DDP's destructor could wait for ever.
-    with nullcontext() if engine.PROCESSES == "one" else process_group(world, plan.asked):
-        if engine.PROCESSES != "one":
+    with nullcontext() if engine.needs.processes == "one" else process_group(world, plan.asked):
+        if engine.needs.processes != "one":
             flight_recorder.serve(Path(plan.out), world.rank)
         for training in plan.trainings:
             heartbeat.build()
@@ -53,12 +52,11 @@ def work(plan: Plan, world: World) -> tuple[dict[str, TrainingRecord], int]:
 
 def is_lost_peer(plan: Plan, error: BaseException) -> bool:
     """Returns whether an error only reports that another rank is lost, to torch or to the plan's engine."""
-    engine_says: Any = getattr(engines.load(plan.engine), "says_lost", None)
-    return says_lost(error) or bool(engine_says and engine_says(error))
+    return says_lost(error) or engines.load(plan.engine).checks.says_lost(error)
 
 
 def close(plan: Plan) -> None:
     """Calls the close() of the plan's engine, if it has one."""
-    close_engine: Any = getattr(engines.load(plan.engine), "close", None)
-    if close_engine:
-        close_engine()
+    engine = engines.load(plan.engine)
+    if engine.close:
+        engine.close()

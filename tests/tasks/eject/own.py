@@ -31,7 +31,7 @@ def main(asked_file: Path, came_to: Path) -> None:
         engines.load(asked["engine"]),
         World.from_env(os.environ),
     )
-    with nullcontext() if engine.PROCESSES == "one" else process_group(world):
+    with nullcontext() if engine.needs.processes == "one" else process_group(world):
         run = Run(job, world, job.epochs * schedule_of(job, 1).steps_per_epoch)
         state = run_engine(engine, job, world, run, asked["engine_settings"])
         means = evaluate(job, plain_model(job, state, world), world).means() if job.evaluation is not None else None

@@ -85,9 +85,9 @@ def run_own(
 def launch(program: Path, arguments: list[str], engine: str, size: int, *, hidden: bool, imports: str = "") -> str:
     """Runs a program to its end. Returns what its ranks printed; fails where one fails."""
     folder = Path(arguments[0]).parent if not hidden else program.parent
-    if engines.load(engine).PROCESSES == "ray" and hidden:
+    if engines.load(engine).needs.processes == "ray" and hidden:
         arguments = [str(size)]  # the script starts its ranks itself
-    size = 1 if engines.load(engine).PROCESSES in ("one", "ray") else size
+    size = 1 if engines.load(engine).needs.processes in ("one", "ray") else size
     log = folder / "log.txt"
     log.write_text("")
     asked = {"program": str(program), "arguments": arguments, "size": size, "folder": str(folder), "log": str(log)}

@@ -14,6 +14,7 @@ from written import BEGIN, END, IMPORT, LOSS, SEED, Changes, written
 
 from ranks import engine_facts
 from samestep import engine as engines
+from samestep.engines import ddp
 from samestep.errors import UserError
 from samestep.tasks.eject import eject, literal
 from samestep.tasks.eject.imports import Import, block
@@ -218,7 +219,8 @@ def _strange(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     module.__file__ = str(file)
     exec(compile(text, str(file), "exec"), vars(module))
     monkeypatch.setitem(sys.modules, "strange", module)
-    monkeypatch.setattr(engines, "load", lambda _: module)
+    engine = engines.Engine("", module.train, module.layout, close=getattr(module, "close", None))
+    monkeypatch.setattr(engines, "load", lambda _: engine)
 
 
 def test_an_engine_of_another_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,7 +253,8 @@ def test_imports_stand_as_ruff_sorts_them() -> None:
 
 def test_an_engine_whose_processes_no_script_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As another package may bring one."""
-    monkeypatch.setattr("samestep.engines.ddp.PROCESSES", "actors")
+    other = replace(ddp.ENGINE, needs=engines.Needs(processes="actors"))
+    monkeypatch.setattr("samestep.engines.ddp.ENGINE", other)
     with pytest.raises(
         UserError, match="ddp needs processes of the kind 'actors', and scripts are written for group, horovod, one"
     ):

@@ -305,13 +305,13 @@ def try_engine_packages(info: LaunchInfo) -> EnginePackages:
 
 
 def needs(engines: Path) -> list[str]:
-    """Returns what the NEEDS of the engines in a folder name, sorted, without importing them: that imports torch."""
+    """Returns the packages that the engines in a folder need, sorted, without importing them: that imports torch."""
     packages: set[str] = set()
     for file in engines.glob("*.py"):
-        for node in ast.parse(file.read_text(encoding="utf-8")).body:
-            targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-            if any(isinstance(target, ast.Name) and target.id == "NEEDS" for target in targets):
-                packages |= set(ast.literal_eval(node.value))  # type: ignore[attr-defined]
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "Needs":
+                for keyword in (keyword for keyword in node.keywords if keyword.arg == "packages"):
+                    packages |= set(ast.literal_eval(keyword.value))
     return sorted(packages)
 
 

@@ -59,27 +59,27 @@ def eject(target: str, texts: Mapping[str, str], name: str, settings: Mapping[st
     _check_head(target.rpartition("/")[2])
     function, engine = find(target), engines.load(name)
     launch = _launch_lines()
-    if engine.PROCESSES not in launch:
+    if engine.needs.processes not in launch:
         raise UserError(
-            f"{name} needs processes of the kind '{engine.PROCESSES}', and scripts are written for {', '.join(launch)} "
-            "alone; choose another engine"
+            f"{name} needs processes of the kind '{engine.needs.processes}', and scripts are written for "
+            f"{', '.join(launch)} alone; choose another engine"
         )
     given = _given(function, texts, target)
     job, called = home(target, function)
     of = sys.modules[engine.train.__module__]
     roots = [(job.__name__, called), (of.__name__, "train")]
-    roots += [(of.__name__, "close")] if hasattr(engine, "close") else []
+    roots += [(of.__name__, "close")] if engine.close else []
     layout = engine.layout(World(size=2, devices=("cuda:0", "cuda:1")), **settings)
     parts = _parts(job, function, target, texts, given[1], size)
-    _check_parts(parts or set(), name, layout, engine.PROCESSES)
+    _check_parts(parts or set(), name, layout, engine.needs.processes)
     whole = [(whole_run.__name__, "WholeRun")] if parts != set() else []
-    start = f"{RUNTIME}.{engine.PROCESSES}", "start"
+    start = f"{RUNTIME}.{engine.needs.processes}", "start"
     joined, beside = settled([*roots, *whole, start], job, STANDS_FOR)
     chosen = _unlike_the_defaults(engine, settings)
     if layout.lone_batchnorm:
         if given[1].get("sync_batchnorm") or given[0].get("sync_batchnorm"):
             raise UserError(f"SyncBatchNorm does not find the other ranks of {name}; leave sync_batchnorm out")
-        chosen |= {"lone_batchnorm": True} if engine.PROCESSES == "one" else {}
+        chosen |= {"lone_batchnorm": True} if engine.needs.processes == "one" else {}
     built = f"{called}({', '.join(_arguments(given[0]))})"
     if given[1]:
         built = f"replace({', '.join([built, *_arguments(given[1])])})"
@@ -91,7 +91,7 @@ def eject(target: str, texts: Mapping[str, str], name: str, settings: Mapping[st
         [
             HEAD.format(
                 title=f"{target.rpartition('/')[2]} on {name}",
-                launch=launch[engine.PROCESSES].format(size=size, file=shlex.quote(file)),
+                launch=launch[engine.needs.processes].format(size=size, file=shlex.quote(file)),
                 beside=f" It needs {' and '.join(beside)} beside it." if beside else "",
             ),
             block(_imports(joined) | extra),

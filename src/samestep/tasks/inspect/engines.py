@@ -32,10 +32,12 @@ def inspect_engines(
     """
     rows, used = [], set()
     for name in engines.names():
-        problem = "does not import"
         try:
             engine = engines.load(name)
-            problem = "does not answer"
+        except (Exception, SystemExit) as error:  # a broken engine of another package must not break the rest
+            rows.append(_broken(name, _why_not_loaded(error)))
+            continue
+        try:
             known = _settings(engine)
             texts = {}
             for option, text in options.items():
@@ -48,9 +50,8 @@ def inspect_engines(
             json.dumps(as_json(row))  # it must be JSON for the parent
         except UserError:
             raise  # about a value of --set-engine
-        except (Exception, SystemExit) as error:  # a broken engine of another package must not break the rest
-            words = (str(error).strip().splitlines() or [""])[0]
-            row = _broken(name, f"{problem}: {type(error).__name__}: {words}")
+        except (Exception, SystemExit) as error:
+            row = _broken(name, f"does not answer: {_first_line(error)}")
         rows.append(row)
     rows += [_broken(name, "samestep has an engine of this name itself") for name in engines.shadowed_names()]
     for option in options:
@@ -62,22 +63,29 @@ def inspect_engines(
     return rows
 
 
+def _why_not_loaded(error: BaseException) -> str:
+    return f"cannot be used: {error}" if isinstance(error, UserError) else f"does not import: {_first_line(error)}"
+
+
+def _first_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
+
+
 def check_settings(rows: Sequence[EngineFacts], names: Sequence[str], model: nn.Module) -> None:
     """Has the engines of this command check the settings that were chosen, with the job's model. names: none: all.
 
     Raises UserError for a setting that does not fit the model.
     """
     for row in rows:
-        if row.chosen and row.available and (row.name in names or not names):
-            check: Any = getattr(engines.load(row.name), "check", None)
-            if check:
-                check(model, **row.settings)
+        is_asked = row.chosen and row.available and (row.name in names or not names)
+        if is_asked and (check := engines.load(row.name).checks.settings):
+            check(model, **row.settings)
 
 
 def units_of_engines(rows: Sequence[EngineFacts], names: Sequence[str]) -> dict[str, Callable[[Any], list[nn.Module]]]:
     """Returns the engines of this command that gather parts of a model -> the modules of a model that they gather."""
     chosen = {row.name: row.settings for row in rows if row.available and (row.name in names or not names)}
-    with_units = {name: getattr(engines.load(name), "units", None) for name in chosen}
+    with_units = {name: engines.load(name).checks.units for name in chosen}
     return {name: partial(units, **chosen[name]) for name, units in with_units.items() if units}
 
 
@@ -100,9 +108,9 @@ def _facts(
     chosen: Mapping[str, Any],
 ) -> EngineFacts:
     reason = engines.missing(engine, devices)
-    alone = engine.PROCESSES == "one"
+    alone = engine.needs.processes == "one"
     world = World(devices=devices[:nproc]) if alone else World(size=nproc, devices=devices[:1])
-    package = engine.NEEDS[0] if engine.NEEDS else "torch"
+    package = engine.needs.packages[0] if engine.needs.packages else "torch"
     try:
         installed: str | None = version(package)
     except PackageNotFoundError:
@@ -112,10 +120,10 @@ def _facts(
         name=name,
         available=reason is None,
         reason=as_said(reason) if reason else None,
-        install=getattr(engine, "INSTALL", None) or f"pip install {_requirements(name, engine.NEEDS)}",
+        install=engine.needs.install or f"pip install {_requirements(name, engine.needs.packages)}",
         version=installed,
-        purpose=engine.PURPOSE,
-        process_kind=engine.PROCESSES,
+        purpose=engine.purpose,
+        process_kind=engine.needs.processes,
         processes=world.size,
         devices=devices[:nproc] if alone else devices,
         settings=settings,
