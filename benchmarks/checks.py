@@ -48,7 +48,7 @@ from samestep.launch.watchdog import POLL_S, Watchdog
 from samestep.rank import flight_recorder
 from samestep.rank.checkpoints import Checkpoints
 from samestep.rank.group import INIT_METHOD, checkpoint_store, process_group
-from samestep.rank.not_finite import Checks
+from samestep.rank.guards import Guards
 from samestep.records.checkpoint import Interval
 from samestep.training import Run
 from samestep.world import World
@@ -65,7 +65,7 @@ WATCHED = "watched"  # a file in the folder: the parent is to look
 class Arm:
     """What a training has besides: checks, as of Run; a heartbeat, at which the parent looks; a checkpoint."""
 
-    checks: Checks | None = None
+    checks: Guards | None = None
     watched: bool = False
     saves: bool = False
 
@@ -73,17 +73,17 @@ class Arm:
 ALONE = {
     "none": Arm(),
     "control": Arm(),
-    "--on-nan stop": Arm(Checks("stop")),
-    "--on-nan skip": Arm(Checks("skip")),
-    "replicas compared every step": Arm(Checks("stop", 1)),
+    "--on-nan stop": Arm(Guards("stop")),
+    "--on-nan skip": Arm(Guards("skip")),
+    "replicas compared every step": Arm(Guards("stop", 1)),
 }
 TOGETHER = {
     "none": Arm(),
     "control": Arm(),
     "watchdog": Arm(watched=True),
-    "replicas compared once": Arm(Checks("stop", ONCE)),
+    "replicas compared once": Arm(Guards("stop", ONCE)),
     "one checkpoint": Arm(saves=True),
-    "all three": Arm(Checks("stop", ONCE), watched=True, saves=True),
+    "all three": Arm(Guards("stop", ONCE), watched=True, saves=True),
 }
 Seen = dict[str, dict[str, list[float]]]  # clock -> arm -> seconds a step, for each round
 
@@ -150,7 +150,7 @@ def turn(asked: Asked, job: Job, world: World, arm: Arm) -> tuple[dict[str, floa
     """Trains one turn. Returns clock -> seconds a step, and the bytes of its checkpoint on this rank."""
     checks, checkpoints, saved = arm.checks, None, asked.folder / "checkpoints"
     if checks and checks.replicas == ONCE:
-        checks = Checks(checks.on_nan, asked.steps // 2)
+        checks = Guards(checks.on_nan, asked.steps // 2)
     if arm.saves:
         every = Interval(asked.steps // 2, "steps")
         checkpoints = Checkpoints(saved, world, checkpoint_store(), every=every, keep=1, resume="never")

@@ -22,7 +22,7 @@ from samestep.data.windows import Windows
 from samestep.errors import TrainingFailed, UserError
 from samestep.launch.log_rotation import cut
 from samestep.launch.usage import UsageSampler
-from samestep.rank.step_logs import Csv
+from samestep.rank.listeners import Csv
 from samestep.rank.weights import model_with_weights, save
 from samestep.records.arrays import read_arrays, write_arrays
 from samestep.records.files import SCHEMA, read, replace_text, why_not_writable

@@ -69,7 +69,7 @@ class Layout:
     every_gradient: bool = False
     lone_batchnorm: bool = False
     no_scalars: bool = False
-    no_optimizers: Mapping[str, str] = field(default_factory=dict)
+    no_optimizers: Mapping[str, str | Message] = field(default_factory=dict)
     no_phases: bool = False
     closures: bool = False
 
@@ -115,7 +115,7 @@ class Engine:
     samestep.training.Run, and returns the full state dict on rank 0. Its keyword arguments are the engine's settings,
     with their types and defaults, as --set-engine sets them. layout(world, **settings): its Layout.
     numerics(**settings): its Numerics. close(): called by each rank after its last training. fragments(model, world):
-    the samestep.rank.optimizer_state.Fragment of its optimizer's flat parameters, where it has those instead of the
+    the samestep.rank.checkpoint_state.Fragment of its optimizer's flat parameters, where it has those instead of the
     model's; model: what the engine gives to run.loss.
     """
 

@@ -19,28 +19,26 @@ from samestep.data.loader import batches
 from samestep.data.schedule import key, schedule_of
 from samestep.errors import Refused, not_a_scalar
 from samestep.job import Batch, Job, MicroBatch
-from samestep.rank.carry import CarriedState
+from samestep.rank.checkpoint_state import Fragment, Position, Saving
 from samestep.rank.checkpoints import Checkpoints
-from samestep.rank.closure import Closure
-from samestep.rank.default_generator import default_generator
-from samestep.rank.digests import full_state_dict
-from samestep.rank.ema import Ema
-from samestep.rank.evaluation_schedule import EvaluationSchedule
-from samestep.rank.evaluator import Evaluator
-from samestep.rank.fragments import Fragment
-from samestep.rank.gather import loss_over_all_rows
+from samestep.rank.evaluate import EvaluationSchedule, Evaluator
 from samestep.rank.graceful_stop import Stop
-from samestep.rank.kept_state import keep_state
-from samestep.rank.meter import Meter
-from samestep.rank.not_finite import Checks, OnNaN
+from samestep.rank.guards import Guards, OnNaN, ReplicaGuard
+from samestep.rank.listeners import Watch
+from samestep.rank.meter import Meter, StepProfile
 from samestep.rank.observer import Observer
-from samestep.rank.one_row import is_one_row_error, one_row_message
-from samestep.rank.phases import ActivePhase
-from samestep.rank.replicas import ReplicaCheck
-from samestep.rank.saving import Position, Saving
-from samestep.rank.step_profile import StepProfile
-from samestep.rank.watch import Watch
-from samestep.rank.weights import StateDict
+from samestep.rank.shards import full_state_dict
+from samestep.rank.step import (
+    ActivePhase,
+    CarriedState,
+    Closure,
+    default_generator,
+    is_one_row_error,
+    keep_state,
+    loss_over_all_rows,
+    one_row_message,
+)
+from samestep.rank.weights import Ema, StateDict
 from samestep.records.record import TrainingRecord
 from samestep.world import World
 from samestep.world.heartbeat import BACKWARD, BUILDING, CHECKPOINT, FORWARD, LOADING, heartbeat
@@ -71,14 +69,14 @@ class Run:
         evaluator: Evaluator | None = None,
         watch: Watch | None = None,
         checkpoints: Checkpoints | None = None,
-        checks: Checks | None = None,
+        checks: Guards | None = None,
         profile: StepProfile | None = None,
     ) -> None:
         self.job, self.world, self.steps = job, world, steps
         self.schedule = schedule_of(job, world.size)
         self.meter = Meter(world.rank, world.device)
         self._on_nan = OnNaN[checks.on_nan](self.schedule, world, self.meter) if checks else None
-        self._replicas = ReplicaCheck(world, checks.replicas) if checks and checks.replicas else None
+        self._replicas = ReplicaGuard(world, checks.replicas) if checks and checks.replicas else None
         self.began_at: float | None = None
         self.micro_batch: MicroBatch | None = None  # of the latest call of loss()
         self.fragments_of: FragmentsOf | None = None  # the engine's function, where it flattens parameters

@@ -24,7 +24,7 @@ from samestep.doctor.probe import Finding as Diagnosis
 from samestep.doctor.records import Report
 from samestep.errors import LONGEST_MESSAGE, TrainingFailed, say
 from samestep.message import as_said
-from samestep.rank.step_logs import heading
+from samestep.rank.listeners import heading
 from samestep.records.files import read, replace_text, write
 from samestep.records.results import Divergence
 from samestep.records.runs import COMMAND, CommandRecord, PastRun

@@ -15,7 +15,7 @@ from samestep.commands import cli
 from samestep.commands.agreement import MAY_DIFFER, options_of
 from samestep.commands.options import Options, arguments
 from samestep.commands.train_options import LOGS, TrainOptions
-from samestep.rank import step_logs
+from samestep.rank import listeners
 from samestep.records.plan import EvaluateTask, RunTask
 
 JOB: Any = SimpleNamespace(metrics={"accuracy": "max", "error": "min"}, pretrained=())  # what a plan needs of a job
@@ -87,7 +87,7 @@ def test_a_switch_is_one_word() -> None:
 
 
 def test_every_log_has_a_listener() -> None:
-    assert step_logs.LOGS.keys() == LOGS.keys()
+    assert listeners.LOGS.keys() == LOGS.keys()
 
 
 @pytest.mark.parametrize("command", ["run", "slurm"])

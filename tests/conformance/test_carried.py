@@ -46,7 +46,7 @@ def test_ranks_take_the_references_step(
     assert verdict.verdict == "same", verdict
 
 
-CARRY = "rank/carry.py"
+CARRY = "rank/step.py"
 FAULTS = [
     ("wrong micro-batch", CARRY, "self._of_micro.get(batch.micro_batch.micro)", "self._of_micro.get(0)", "loss"),
     ("not reset", CARRY, "if batch.micro_batch.epoch != self._epoch:", "if self._epoch < 0:", "loss"),

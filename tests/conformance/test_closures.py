@@ -21,6 +21,7 @@ from ranks import Ranks, engine_facts, prove, skip_unless_here
 from samestep import Job, UserError, reference
 from samestep.commands.study import refusal
 from samestep.engine import Layout
+from samestep.message import message
 from samestep.tasks.eject.runtime import run as script
 from samestep.tasks.inspect.job import inspect_job
 
@@ -45,7 +46,7 @@ def test_ranks_take_the_references_step(
     assert verdict.verdict == "same", verdict
 
 
-CLOSURE, RUN, DDP = "rank/closure.py", "training.py", "engines/ddp.py"
+CLOSURE, RUN, DDP = "rank/step.py", "training.py", "engines/ddp.py"
 AGAIN = "(self._closure and self._closure.again)"
 OTHERS = "vars(batch).update(data=[batch.inputs.roll(1, 0), batch.targets]) or batch if self._world.rank else batch"
 
@@ -151,8 +152,8 @@ REFUSING = [name for name in (*EXACT, "amp") if name not in ENGINES]
 def test_who_gives_no_closure_says_so(engine: str) -> None:
     facts = inspect_job(f"{JOBS}:clipped", {}, 2, None, "cpu")
     assert facts.needs_closure
-    says = f"{engine} does not give LBFGS the closure that its step needs, or not with these settings; use another"
-    assert str(refusal(engine_facts(engine, 2), facts)).startswith(says)
+    why = message("engine_gives_no_closure", engine=engine, optimizer="LBFGS", others=[])
+    assert refusal(engine_facts(engine, 2), facts) == why
 
 
 def test_what_is_inexact_gives_none() -> None:
@@ -160,7 +161,8 @@ def test_what_is_inexact_gives_none() -> None:
     assert refusal(engine_facts("ddp", 2), facts) is None
     for engine, setting in {"ddp": "compress=fp16", "horovod": "compress=fp16", "fabric": "precision=bf16"}.items():
         chosen = engine_facts(engine, 2, dict([setting.split("=")]))
-        assert "the closure that its step needs, or not with these settings" in str(refusal(chosen, facts))
+        why = refusal(chosen, facts)
+        assert why and why.id == "engine_gives_no_closure"
 
 
 def test_jobs_that_cannot_have_one() -> None:

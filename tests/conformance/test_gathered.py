@@ -44,7 +44,7 @@ def test_ranks_take_the_references_step(
     assert verdict.verdict == "same", verdict
 
 
-GATHER = "rank/gather.py"
+GATHER = "rank/step.py"
 FAULTS = [
     ("clip", "ranks not multiplied", "training.py", "share = float(self.world.size)", "share = 1.0", "differs"),
     ("clip", "no graph of its own", GATHER, "parts[world.rank] = _tensor(own[n])", "parts[world.rank].sum()", "torch"),

@@ -27,7 +27,7 @@ JOBS: dict[str, tuple[str, dict[str, str]]] = {
     "plateau of accuracy": (f"{HERE}/jobs_job.py:plateau", {"metric": "accuracy"}),
 }
 OTHERS = [name for name in EXACT if name not in ("ddp", "fsdp")]
-EMA, EVALUATED, SCHEDULE = "rank/ema.py", "rank/evaluation_schedule.py", "data/schedule.py"
+EMA, EVALUATED, SCHEDULE = "rank/weights.py", "rank/evaluate.py", "data/schedule.py"
 INDICES = ("indices", "tensors received")
 FAULTS = [
     ("averaged", Fault("other decay", EMA, "1 - self.decay", "self.decay", ("parameter",), "")),

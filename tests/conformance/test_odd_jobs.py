@@ -9,6 +9,7 @@ import pytest
 
 from ranks import Ranks, RanksFailed, engine_facts, proof_plan, prove, reference_plan, skip_unless_here
 from samestep.commands.study import refusal
+from samestep.message import message
 from samestep.proof.trace import Expectation
 from samestep.tasks.inspect.job import inspect_job
 
@@ -58,8 +59,8 @@ def test_a_scalar_parameter_is_refused_where_it_cannot_train() -> None:
     refused = {name for name, of in facts.items() if of.available and refusal(of, job)}
     able = {name for name, of in facts.items() if of.available}
     assert refused == able - {"ddp", "horovod"}
-    says = "fsdp takes no scalar parameter: logit_scale; make it of shape [1], as in torch.ones(1)"
-    assert refusal(facts["fsdp"], job) == says
+    why = message("engine_takes_no_scalar_parameter", engine="fsdp", parameters=["logit_scale"])
+    assert refusal(facts["fsdp"], job) == why
 
 
 def test_a_skipped_last_step_does_not_cost_the_epoch_its_rate(

@@ -26,7 +26,8 @@ from samestep.data.schedule import schedule_of
 from samestep.engine import Layout
 from samestep.errors import UserError
 from samestep.job.phases import parameters_of
-from samestep.rank.phases import ActivePhase
+from samestep.message import Message
+from samestep.rank.step import ActivePhase
 from samestep.tasks.eject.runtime import run as script
 from samestep.tasks.inspect.dry_step import dry_step
 from samestep.tasks.inspect.job import inspect_job
@@ -63,7 +64,7 @@ FAULTS = [
     (
         "gan",
         "a step trains the other phase, too",
-        "rank/phases.py",
+        "rank/step.py",
         "requires_grad_(number == phase)",
         "requires_grad_()",
     ),
@@ -105,7 +106,7 @@ FAULTS = [
         "batch.micro_batch.phase)  #",
     ),
     ("gan", "another micro-batch's rows", "data/loader.py", "before = kept[micro_batch.micro]", "before = kept[0]"),
-    ("actor_critic", "averages of all parameters", "rank/ema.py", "if parameter.requires_grad  #", "if True  #"),
+    ("actor_critic", "averages of all parameters", "rank/weights.py", "if parameter.requires_grad  #", "if True  #"),
 ]
 
 
@@ -258,10 +259,10 @@ def test_who_takes_one_optimizer_says_so() -> None:
     assert facts.phases == {"discriminator": "Adam", "generator": "RMSprop"}
     assert (facts.proof_steps, facts.steps_per_epoch) == (8, 10)
     assert refusal(engine_facts("ddp", 2), facts) is None
-    assert refusal(engine_facts("deepspeed", 2), facts, "ddp or zero") == (
-        "deepspeed takes one optimizer, and the job has phases (discriminator, generator); use ddp or zero"
-    )
+    why = {"engine": "deepspeed", "phases": ["discriminator", "generator"], "others": ["ddp", "zero"]}
+    assert refusal(engine_facts("deepspeed", 2), facts, ["ddp", "zero"]) == Message("engine_takes_one_optimizer", why)
     muon = {"generator": "Muon"}
-    assert "fsdp cannot take Muon" in str(refusal(engine_facts("fsdp", 2), replace(facts, phases=muon)))
+    unfit = refusal(engine_facts("fsdp", 2), replace(facts, phases=muon))
+    assert unfit and (unfit.id, unfit.fields["optimizer"]) == ("engine_cannot_take_optimizer", "Muon")
     with pytest.raises(SystemExit, match="this script cannot train a job with phases: train it with samestep"):
         script.Run(jobs_phases.gan(), script.World())

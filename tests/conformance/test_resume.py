@@ -207,19 +207,19 @@ FAULTS = [
     ),
     (
         "the rate moved twice",
-        "rank/saving.py",
+        "rank/checkpoint_state.py",
         "        self._saved, self._taken =",
         TWICE + "        self._saved, self._taken =",
     ),
     ("the rate as at first", "rank/checkpoint_state.py", "            load_numbers(group", "            str(group"),
     (
         "averages begun anew",
-        "rank/saving.py",
+        "rank/checkpoint_state.py",
         "            self._state.load_ema(self._saved, ema)\n",
         "            pass\n",
     ),
     ("rank 0's buffers for all", "rank/checkpoint_state.py", 'rank if same_ranks else "0"', '"0"'),
-    ("evaluations forgotten", "rank/best_weights.py", 'state["curve"], state["best_at"]', "[], -1"),
+    ("evaluations forgotten", "rank/evaluate.py", 'state["curve"], state["best_at"]', "[], -1"),
     (
         "the plateau forgotten",
         "rank/checkpoint_state.py",

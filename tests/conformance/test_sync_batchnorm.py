@@ -15,6 +15,7 @@ from samestep import reference
 from samestep.commands.study import refusal
 from samestep.engine import Layout
 from samestep.errors import UserError
+from samestep.message import Message, message
 from samestep.tasks.inspect.job import inspect_job
 from samestep.tasks.run_engine import with_sync_batchnorm
 from samestep.world import World
@@ -53,17 +54,20 @@ def test_dropout_is_not_proven_with_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("engine", "settings", "sentence"),
+    ("engine", "settings", "refused"),
     [
-        ("ddp", {}, "torch's SyncBatchNorm runs on GPUs only"),
-        ("horovod", {}, "SyncBatchNorm does not find the other ranks of horovod"),
-        ("ddp", {"own": "true", "rows": "21", "global_batch": "10"}, "step 2: rank 1 gets no rows, and SyncBatchNorm"),
+        ("ddp", {}, message("sync_batchnorm_needs_gpus")),
+        ("horovod", {}, message("sync_batchnorm_does_not_find_other_ranks", engine="horovod", others=[])),
+        (
+            "ddp",
+            {"own": "true", "rows": "21", "global_batch": "10"},
+            message("rank_without_rows_under_sync_batchnorm", step=2, rank=1),
+        ),
     ],
 )
-def test_what_it_cannot_do_is_refused(engine: str, settings: dict[str, str], sentence: str) -> None:
+def test_what_it_cannot_do_is_refused(engine: str, settings: dict[str, str], refused: Message) -> None:
     job = inspect_job(JOB, {"own": "false", **settings}, 2, 8, "cpu")
-    facts = engine_facts(engine, 2)
-    assert sentence in str(refusal(facts, job))
+    assert refusal(engine_facts(engine, 2), job) == refused
 
 
 def test_layers_are_converted_where_there_are_other_ranks() -> None:

@@ -89,12 +89,13 @@ def test_another_packages_engine(environment: dict[str, str], tmp_path: Path) ->
 
     listed = {row["name"]: row for row in json.loads(samestep("engines", "--json").stdout)["engines"]}
     assert listed["tiny"]["available"]
-    assert listed["broken"]["reason"]["english"] == "does not import: ModuleNotFoundError: No module named 'no_such_module'"
-    assert listed["leaving"]["reason"]["english"] == "does not import: SystemExit: no licence"
+    why = {name: row["reason"]["english"] for name, row in listed.items() if row["reason"]}
+    assert "ModuleNotFoundError: No module named 'no_such_module'" in why["broken"]
+    assert "SystemExit: no licence" in why["leaving"]
     assert listed["older"]["available"]
-    assert "PURPOSE" in listed["empty"]["reason"]["english"]
-    assert "explains" in listed["misspelt"]["reason"]["english"] and "did you mean explain?" in listed["misspelt"]["reason"]["english"]
-    assert listed["unknown"]["reason"]["english"].startswith("does not import: TypeError: ") and "purposes" in str(listed)
+    assert "PURPOSE" in why["empty"]
+    assert "explains" in why["misspelt"] and "did you mean explain?" in why["misspelt"]
+    assert "TypeError: " in why["unknown"] and "purposes" in why["unknown"]
     assert listed["ddp"]["available"]
     assert listed["samestep-tiny.ddp"]["reason"]["english"] == "samestep has an engine of this name itself"
     wrong = samestep("verify", "digits", "--nproc", "2", "--set-engine", "ddp.compress=zip", "--json")

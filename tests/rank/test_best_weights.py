@@ -19,7 +19,7 @@ from conformance.jobs_job import averaged
 from samestep.commands.progress import Training
 from samestep.commands.train import count_evaluated_rows
 from samestep.errors import TrainingFailed
-from samestep.rank.best_weights import BestWeights, _better
+from samestep.rank.evaluate import BestWeights, _better
 from samestep.rank.weights import save
 from samestep.records.record import EvaluationRecord, Progress, TrainingRecord
 from samestep.world import World

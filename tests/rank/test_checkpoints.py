@@ -19,12 +19,11 @@ from budget import budget, wait_until
 from launch.clock import Clock
 from samestep.errors import UserError
 from samestep.rank import checkpoints, graceful_stop
-from samestep.rank.checkpoint_files import Saved
+from samestep.rank.checkpoint_files import Saved, pack, unpack
 from samestep.rank.checkpoint_state import TrainingState
 from samestep.rank.checkpoints import Checkpoints, StopAfter
-from samestep.rank.ema import Ema
 from samestep.rank.observer import Observer
-from samestep.rank.packed import pack, unpack
+from samestep.rank.weights import Ema
 from samestep.records.checkpoint import Interval
 from samestep.world import World
 from samestep.world.heartbeat import CHECKPOINT, FORWARD, Heartbeat, read

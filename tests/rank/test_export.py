@@ -15,8 +15,7 @@ from torch.distributed import HashStore
 from command import TESTS, samestep
 from samestep.commands.train_options import _check_export
 from samestep.errors import UserError
-from samestep.rank.export import export, on_first, pretrained
-from samestep.rank.weights import save
+from samestep.rank.weights import export, on_first, pretrained, save
 from samestep.world import World
 
 JOB = f"{TESTS}/rank/pretrained.py"

@@ -20,8 +20,16 @@ from budget import budget
 from samestep.errors import UserError
 from samestep.rank.group import _served_at
 from samestep.rank.membership import Member, member_of
-from samestep.rank.rendezvous import DynamicRendezvous, JoinedMachines, handler, store_at
-from samestep.rank.rendezvous_state import OtherState, StateInJson, from_json, to_json
+from samestep.rank.rendezvous import (
+    DynamicRendezvous,
+    JoinedMachines,
+    OtherState,
+    StateInJson,
+    from_json,
+    handler,
+    store_at,
+    to_json,
+)
 from samestep.records.files import as_json
 from samestep.records.record import ATTEMPT
 from samestep.world import World

@@ -9,7 +9,7 @@ import torch
 
 from command import TESTS, samestep
 from ranks import skip_unless_here
-from samestep.rank.replicas import digests
+from samestep.rank.shards import digests
 
 JOB = f"{TESTS}/rank/poisoned.py:job"
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.complex64)

@@ -8,8 +8,7 @@ from typing import Any
 from torch.distributed import DistNetworkError, HashStore, Store
 
 from budget import budget
-from samestep.rank.membership import Membership
-from samestep.rank.store_readers import count_reader, leave_together
+from samestep.rank.membership import Membership, count_reader, leave_together
 from samestep.world import World
 
 

@@ -11,8 +11,7 @@ import pytest
 
 from command import samestep
 from samestep import UserError
-from samestep.rank.checkpoints import Checkpoints
-from samestep.rank.training_identity import TrainingIdentity
+from samestep.rank.checkpoints import Checkpoints, TrainingIdentity
 from samestep.world import World
 
 IDENTITY = TrainingIdentity(

@@ -16,9 +16,8 @@ from samestep.commands.time_left import TimeLeft
 from samestep.commands.train_options import _check_logs
 from samestep.errors import UserError
 from samestep.job import StepInfo
+from samestep.rank.listeners import Called, TensorBoard, Wandb, Watch
 from samestep.rank.meter import Meter
-from samestep.rank.step_logs import Called, TensorBoard, Wandb
-from samestep.rank.watch import Watch
 
 WRITES_STEPS = f"{TESTS}/jobs/writes_steps.py:job"
 ENGINES = [*(name for name in EXACT if name != "ddp"), "single"]

@@ -8,15 +8,13 @@ from importlib import import_module
 from pkgutil import iter_modules
 
 from samestep import records
-from samestep.doctor import records as doctor
 from samestep.records.files import SCHEMA
 
-DIGESTS = {7: "30b36119e3364e67"}  # schema -> a digest of all fields and their types
+DIGESTS = {7: "876f1a345942551d"}  # schema -> a digest of all fields and their types
 
 
 def test_other_fields_are_another_schema() -> None:
-    modules = [import_module(f"samestep.records.{module.name}") for module in iter_modules(records.__path__)]
-    modules.append(doctor)
+    modules = [import_module(f"samestep.records.{each.name}") for each in iter_modules(records.__path__)]
     kinds = {kind for module in modules for kind in vars(module).values() if isinstance(kind, type)}
     lines = sorted(
         f"{kind.__name__}.{field.name}: {field.type}" for kind in kinds if is_dataclass(kind) for field in fields(kind)

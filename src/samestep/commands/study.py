@@ -10,10 +10,10 @@ from samestep import engine, launch
 from samestep.commands.ask_worker import ask
 from samestep.commands.machines import SecondMaster, allocated_ranks, machines_of
 from samestep.commands.setup import Setup
-from samestep.errors import UserError, first_few, nearest, say
+from samestep.errors import UserError, nearest, say
 from samestep.launch import Machines, fork_client, second_master
 from samestep.launch.started_by import LaunchedRank
-from samestep.message import as_said
+from samestep.message import Message, as_said, message
 from samestep.proof.plan import loop_layout, numerics_layout
 from samestep.records.inspection import EngineFacts, Inspection, JobFacts, Question
 from samestep.records.plan import LayoutPlan
@@ -214,56 +214,45 @@ def _verdict_without_launch(study: Study, facts: EngineFacts, launcher: str) -> 
         return None
     here = [each for each in study.inspection.engines if each.available and each.replicas in study.job.refused]
     others = [each.name for each in here if refusal(each, study.job) is None]
-    instead = f"another engine ({', '.join(others)})" if others else "another engine"
-    return Verdict("refused", reason=as_said(refusal(facts, study.job, instead) or ""))
+    return Verdict("refused", reason=refusal(facts, study.job, others))
 
 
-def refusal(facts: EngineFacts, job: JobFacts, instead: str = "another engine") -> str | None:
-    """Returns why an engine cannot train an inspected job, or None. instead: the engines that can, in words."""
-    layout = facts.layout
+def refusal(facts: EngineFacts, job: JobFacts, others: Sequence[str] = ()) -> Message | None:
+    """Returns why an engine cannot train an inspected job, or None. others: the engines that can."""
+    layout, engine = facts.layout, facts.name
     assert layout is not None
     if layout.every_gradient and job.unused:
-        names = first_few(job.unused)
-        setting = ", or --set-engine find_unused=true" if "find_unused" in facts.settings else ""
-        return (
-            f"{names}: no gradient, which {facts.name} cannot train with; "
-            f"freeze such parameters, leave them out of the model{setting}"
-        )
+        setting = "--set-engine find_unused=true" if "find_unused" in facts.settings else None
+        return message("engine_needs_every_gradient", engine=engine, parameters=job.unused, setting=setting)
     if layout.no_scalars and job.scalars:
-        names = first_few(job.scalars)
-        return f"{facts.name} takes no scalar parameter: {names}; make it of shape [1], as in torch.ones(1)"
-    if why := _varying_calls(facts.name, job, layout.replicas):
+        return message("engine_takes_no_scalar_parameter", engine=engine, parameters=job.scalars)
+    if why := _varying_calls(engine, job, layout.replicas):
         return why
     for optimizer in job.phases.values() or [job.optimizer]:
-        if why := layout.no_optimizers.get(optimizer):
-            return f"{facts.name} cannot take {optimizer}: {why}; use AdamW, or {instead}"
+        if unfit := layout.no_optimizers.get(optimizer):
+            return message("engine_cannot_take_optimizer", engine=engine, optimizer=optimizer, why=unfit, others=others)
     if job.needs_closure and not layout.closures:
-        return (
-            f"{facts.name} does not give {job.optimizer} the closure that its step needs, or not with these settings; "
-            f"use another optimizer, such as AdamW, or {instead}"
-        )
+        return message("engine_gives_no_closure", engine=engine, optimizer=job.optimizer, others=others)
     if layout.no_phases and job.phases:
-        return f"{facts.name} takes one optimizer, and the job has phases ({', '.join(job.phases)}); use {instead}"
+        return message("engine_takes_one_optimizer", engine=engine, phases=[*job.phases], others=others)
     if job.sync_batchnorm and job.batch_layers and layout.replicas > 1:
         if layout.lone_batchnorm:
-            return f"SyncBatchNorm does not find the other ranks of {facts.name}; leave it out, or use {instead}"
+            return message("sync_batchnorm_does_not_find_other_ranks", engine=engine, others=others)
         if facts.devices[0] == "cpu":
-            return "torch's SyncBatchNorm runs on GPUs only; leave sync_batchnorm out on a CPU"
-    refused = job.refused[layout.replicas]
-    return str(refused) if refused else None
+            return message("sync_batchnorm_needs_gpus")
+    return job.refused[layout.replicas]
 
 
-def _varying_calls(engine: str, job: JobFacts, replicas: int) -> str | None:
+def _varying_calls(engine: str, job: JobFacts, replicas: int) -> Message | None:
     """Returns why ranks would gather a module different numbers of times, and so wait for each other; else None."""
     varying = job.varying_calls.get(engine)
-    alike = job.global_batch % replicas == 0
-    if varying is None or replicas == 1 or (varying.by == "rows" and alike and job.last == "drop"):
+    is_even = job.global_batch % replicas == 0
+    if varying is None or replicas == 1 or (varying.by == "rows" and is_even and job.last == "drop"):
         return None
-    drop = ", or --set last=drop gives all as many rows" if varying.by == "rows" and alike else ""
-    return (
-        f"forward calls {varying.unit} a number of times that depends on the {varying.by}, and {engine} gathers it at "
-        f"each call, on all ranks at once; --set-engine {engine}.wrap=root gathers it once{drop}"
-    )
+    if varying.by == "data":
+        return message("unit_called_by_data", engine=engine, unit=varying.unit)
+    setting = "--set last=drop" if is_even else None
+    return message("unit_called_by_rows", engine=engine, unit=varying.unit, setting=setting)
 
 
 def check_devices(nproc: int, inspection: Inspection, engines: tuple[str, ...] = ()) -> None:

@@ -172,7 +172,7 @@ def prepare(
     if row.verdict and row.verdict.verdict == "unavailable":
         raise UserError(f"the engine {row.engine} cannot run here: {row.verdict.reason}")
     if row.verdict and row.verdict.verdict == "refused":
-        raise Refused(str(row.verdict.reason))
+        raise Refused(row.verdict.reason or "")
     check_options(machines, row.launcher)
     check_fewer_machines(study)
     possible = launch.launchers_for(row.facts.process_kind)

@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from samestep.errors import LoadingFailed, UserError, notes
 from samestep.job import MicroBatch
+from samestep.message import Message, as_said, message
 from samestep.world.heartbeat import heartbeat
 from samestep.world.processes import die_with_parent
 
@@ -100,22 +101,22 @@ class _InWorker(Dataset[Any]):
 
 
 class _Failure(NamedTuple):
-    """An error as texts, for the training process: its class may not be picklable."""
+    """An error as a message, for the training process: its class may not be picklable."""
 
-    sentence: str
+    said: Message
     is_user_error: bool
     traceback: str
 
     @classmethod
     def of(cls, error: Exception, micro_batch: MicroBatch) -> _Failure:
         if isinstance(error, UserError):
-            return cls(str(error), True, traceback.format_exc())
+            return cls(error.message, True, traceback.format_exc())
         if re.search(SHARED_MEMORY_FULL, str(error)):
-            return cls(_shared_memory_message(), True, traceback.format_exc())
-        return cls(str(failed(error, micro_batch)), False, traceback.format_exc())
+            return cls(as_said(_shared_memory_message()), True, traceback.format_exc())
+        return cls(failed(error, micro_batch).message, False, traceback.format_exc())
 
     def error(self) -> Exception:
-        error: Exception = UserError(self.sentence) if self.is_user_error else LoadingFailed(self.sentence)
+        error: Exception = UserError(self.said) if self.is_user_error else LoadingFailed(self.said)
         try:  # raised, so that it is printed with a traceback's usual head
             raise _RemoteTraceback(f"in a loader worker:\n{self.traceback}")
         except _RemoteTraceback as remote:  # as in concurrent.futures
@@ -129,10 +130,15 @@ class _RemoteTraceback(Exception):
 
 def failed(error: Exception, micro_batch: MicroBatch) -> LoadingFailed:
     """Returns the error for an exception in the job's dataset, augment or collate."""
-    some = ", ".join(map(str, micro_batch.indices[:3].tolist())) + (", …" if len(micro_batch.indices) > 3 else "")
-    where = f"at {notes(error)[0]}" if notes(error) else f"among samples {some}"
-    first = (str(error).strip().splitlines() or [""])[0]
-    return LoadingFailed(f"loading the rows of step {micro_batch.step} failed {where}: {type(error).__name__}: {first}")
+    return LoadingFailed(
+        message(
+            "rows_not_loaded",
+            step=micro_batch.step,
+            place=notes(error)[0] if notes(error) else None,
+            rows=None if notes(error) else micro_batch.indices.tolist(),
+            error=f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}",
+        )
+    )
 
 
 def _explained(error: BaseException, workers: list[Any]) -> Exception:
@@ -143,21 +149,16 @@ def _explained(error: BaseException, workers: list[Any]) -> Exception:
         worker.join(EXIT_WAIT_S if worker.sentinel in ended else 0)
     dead = [worker for worker in workers if not worker.is_alive()]
     if not dead:
-        return LoadingFailed(f"a batch was not received from a loader worker: {type(error).__name__}: {error}")
+        return LoadingFailed(message("batch_not_received_from_worker", error=f"{type(error).__name__}: {error}"))
     pid, code = dead[0].pid, dead[0].exitcode or 0
     if -code == signal.SIGBUS:
         return UserError(_shared_memory_message())
     if code >= 0:
-        return LoadingFailed(
-            f"a loader worker (process {pid}) exited with code {code} while it was loading; "
-            "let the dataset raise an error instead of ending the process"
-        )
-    why = (
-        "by a user, a scheduler, or the kernel's out-of-memory killer; use fewer workers or a smaller prefetch"
-        if -code == signal.SIGKILL
-        else "a library that the dataset calls has crashed; workers=0 shows where"
-    )
-    return LoadingFailed(f"a loader worker (process {pid}) was ended by {signal.Signals(-code).name} ({why})")
+        return LoadingFailed(message("loader_worker_exited", process=pid, code=code))
+    ended_by = signal.Signals(-code).name
+    if -code == signal.SIGKILL:
+        return LoadingFailed(message("loader_worker_killed", process=pid, signal=ended_by))
+    return LoadingFailed(message("loader_worker_crashed", process=pid, signal=ended_by))
 
 
 def _cannot_start(error: OSError, workers: int) -> UserError:

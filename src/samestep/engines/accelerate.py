@@ -15,8 +15,9 @@ from torch import Tensor
 from samestep.engine import Checks, Engine, Layout, Needs, Numerics, State
 from samestep.errors import Refused
 from samestep.job import Batch, Job
-from samestep.rank.ddp_errors import explain
+from samestep.message import message
 from samestep.rank.group import process_group
+from samestep.rank.step import explain_ddp_error
 from samestep.training import Run
 from samestep.world import World
 
@@ -32,9 +33,7 @@ def numerics(precision: str = "no") -> Numerics:
 
 def train(job: Job, world: World, run: Run, *, precision: Literal["no", "bf16", "fp16"] = "no") -> State:
     if precision == "fp16" and world.device == "cpu":
-        raise Refused(
-            "on a CPU Accelerate computes in float32 for fp16, and says nothing; use precision=bf16, or --engine amp"
-        )
+        raise Refused(message("accelerate_computes_in_float32_on_cpu"))
     from accelerate import Accelerator, DistributedDataParallelKwargs
 
     with process_group(world):
@@ -76,5 +75,5 @@ ENGINE = Engine(
     layout=layout,
     needs=Needs(packages=("accelerate",)),
     numerics=numerics,
-    checks=Checks(explain=explain),
+    checks=Checks(explain=explain_ddp_error),
 )

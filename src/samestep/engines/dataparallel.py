@@ -15,6 +15,7 @@ from torch.nn.utils import clip_grad_norm_
 from samestep.engine import Engine, Layout, Needs, State
 from samestep.errors import Refused
 from samestep.job import Batch, Job
+from samestep.message import message
 from samestep.training import Run
 from samestep.world import World
 
@@ -31,7 +32,7 @@ def layout(world: World) -> Layout:
 
 def train(job: Job, world: World, run: Run) -> State:
     if job.carry_state:
-        raise Refused("DataParallel cuts and joins tensors along rows, and a carried state may have others; use ddp")
+        raise Refused(message("dataparallel_cannot_split_carried_state"))
     module = job.model().to(world.device)
     model = DataParallel(module, device_ids=[torch.device(device) for device in world.devices])
     optimizer = job.optimizer.build(module)

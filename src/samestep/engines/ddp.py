@@ -23,12 +23,12 @@ from torch.nn.utils import clip_grad_norm_
 from samestep.engine import Checks, Engine, Layout, Needs, Numerics, State, without_distributed
 from samestep.errors import Refused, UserError
 from samestep.job import Batch, Job
-from samestep.rank.ddp_errors import explain
+from samestep.message import message
 from samestep.rank.group import process_group
+from samestep.rank.step import explain_ddp_error
 from samestep.training import Run
 from samestep.world import World
 
-NOT_STATIC = "static_graph does not work with {}; leave out one of them"
 EXACT = 2  # steps before PowerSGD compresses: the fewest that DDP allows
 
 
@@ -61,11 +61,11 @@ def train(
     compile: bool = False,
 ) -> State:
     if static_graph and (job.phases or run.schedule.micro_batches > 1):
-        raise Refused(NOT_STATIC.format("phases" if job.phases else "accumulation (no_sync) in torch"))
+        raise Refused(message("static_graph_with_phases" if job.phases else "static_graph_with_accumulation"))
     if compress == "bf16" and world.device == "cpu":
-        raise Refused("gloo does not compress to bf16; use compress=fp16, or a GPU")
+        raise Refused(message("gloo_cannot_compress_to_bf16"))
     if order == "rank" and compress != "none":
-        raise Refused("order=rank and compress each bring a communication hook, and DDP takes one; leave out one")
+        raise Refused(message("ddp_takes_one_communication_hook"))
     with process_group(world):
         module = job.model().to(world.device)
         model: Any = DistributedDataParallel(
@@ -119,5 +119,5 @@ ENGINE = Engine(
     layout=layout,
     needs=Needs(missing=without_distributed),
     numerics=numerics,
-    checks=Checks(explain=explain),
+    checks=Checks(explain=explain_ddp_error),
 )

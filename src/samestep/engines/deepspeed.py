@@ -11,15 +11,16 @@ from typing import Any, Literal
 from samestep.engine import Checks, Engine, Layout, Needs, Numerics, State
 from samestep.errors import Refused
 from samestep.job import Job
-from samestep.rank.fragments import Fragment
+from samestep.message import message
+from samestep.rank.checkpoint_state import Fragment
 from samestep.rank.group import process_group
 from samestep.training import Run
 from samestep.world import World
 
 NOT_IN_DEEPSPEED = {
-    "Adafactor": "it needs whole tensors, and gets flat pieces",
-    "Adagrad": "DeepSpeed builds another, without the schedule and the parameter groups",
-    "Muon": "it needs whole matrices, and gets flat pieces",
+    "Adafactor": message("optimizer_needs_whole_tensors"),
+    "Adagrad": message("deepspeed_builds_another_optimizer"),
+    "Muon": message("optimizer_needs_whole_matrices"),
 }
 
 
@@ -43,7 +44,7 @@ def numerics(stage: int = 1) -> Numerics:
 
 def train(job: Job, world: World, run: Run, *, stage: Literal[1, 2, 3] = 1) -> State:
     if stage == 3 and job.ema:
-        raise Refused("stage 3 keeps the weights where no average of them is taken; use stage=2, or leave Job(ema) out")
+        raise Refused(message("deepspeed_stage_3_averages_no_weights"))
     os.environ.setdefault("DS_ACCELERATOR", world.device.partition(":")[0])
     import deepspeed
 
@@ -111,6 +112,6 @@ ENGINE = Engine(
     layout=layout,
     needs=Needs(packages=("deepspeed",)),
     numerics=numerics,
-    checks=Checks(cannot_skip="DeepSpeed updates the weights from gradients of its own"),
+    checks=Checks(cannot_skip=message("deepspeed_updates_from_gradients_of_its_own")),
     fragments=fragments,
 )

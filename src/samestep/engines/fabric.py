@@ -13,15 +13,16 @@ from torch import Tensor
 
 from samestep.engine import Checks, Engine, Layout, Needs, Numerics, State
 from samestep.job import Batch, Job
-from samestep.rank.ddp_errors import explain
+from samestep.message import message
 from samestep.rank.group import process_group
+from samestep.rank.step import explain_ddp_error
 from samestep.training import Run
 from samestep.world import World
 
 NOT_ON_SHARDS = {
-    "Adafactor": "torch's fails on shards",
-    "Muon": "it needs whole matrices, and gets shards",
-    "Rprop": "torch's fails on shards",
+    "Adafactor": message("optimizer_fails_on_shards"),
+    "Muon": message("optimizer_needs_whole_matrices"),
+    "Rprop": message("optimizer_fails_on_shards"),
 }
 
 
@@ -103,5 +104,5 @@ ENGINE = Engine(
     layout=layout,
     needs=Needs(packages=("lightning",)),
     numerics=numerics,
-    checks=Checks(explain=explain),
+    checks=Checks(explain=explain_ddp_error),
 )

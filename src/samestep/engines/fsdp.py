@@ -22,22 +22,20 @@ from torch.nn.utils import clip_grad_norm_
 
 from samestep.engine import Checks, Engine, Layout, Needs, Numerics, State, without_distributed
 from samestep.job import Job
-from samestep.rank.fsdp_reads import FSDPReads
-from samestep.rank.fsdp_units import units_of
+from samestep.message import Message, message
+from samestep.rank.fsdp_units import FSDPReads, units_of
 from samestep.rank.group import process_group
 from samestep.training import Run
 from samestep.world import World
 
 NOT_ON_SHARDS = {
-    "Adafactor": "torch's fails on shards",
-    "Muon": "it needs whole matrices, and gets shards",
-    "Rprop": "torch's fails on shards",
+    "Adafactor": message("optimizer_fails_on_shards"),
+    "Muon": message("optimizer_needs_whole_matrices"),
+    "Rprop": message("optimizer_fails_on_shards"),
 }
-
-WHOLE = (
-    "--set-engine fsdp.wrap=root --set-engine fsdp.reshard=false keep it whole from the forward to the backward pass"
-)
-INSIDE = "compute what needs it, derivatives too, in the model's forward, or take another engine"
+# What helps against a read of a parameter that FSDP has freed.
+WHOLE = message("keep_fsdp_parameters_whole")
+INSIDE = message("compute_inside_of_forward")
 
 
 def layout(world: World, **settings: Any) -> Layout:
@@ -59,11 +57,9 @@ def units(model: nn.Module, *, wrap: str = "auto", precision: str = "full", **se
     return [*units_of(model, wrap), *(batch_norms(model) if precision != "full" else [])]
 
 
-def explain(error: BaseException, job: Job) -> str | None:
-    """Returns a sentence about FSDP's hooks in what torch.compile must take whole; None for other errors."""
-    if "_fully_shard" not in str(error):
-        return None
-    return "torch.compile(fullgraph=True) takes FSDP's hooks along, which cannot be compiled; leave fullgraph out"
+def explain(error: BaseException, job: Job) -> Message | None:
+    """Returns a message about FSDP's hooks in what torch.compile must take whole; None for other errors."""
+    return message("fsdp_hooks_in_a_full_graph") if "_fully_shard" in str(error) else None
 
 
 def train(

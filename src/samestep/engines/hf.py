@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from samestep.engine import Checks, Engine, Layout, Needs, Numerics, State
 from samestep.job import Job
-from samestep.rank.ddp_errors import explain
 from samestep.rank.group import process_group
+from samestep.rank.step import explain_ddp_error
 from samestep.training import Run
 from samestep.world import World
 
@@ -95,5 +95,5 @@ ENGINE = Engine(
     layout=layout,
     needs=Needs(packages=("transformers", "accelerate")),
     numerics=numerics,
-    checks=Checks(explain=explain),
+    checks=Checks(explain=explain_ddp_error),
 )

@@ -11,16 +11,17 @@ from typing import Any, Literal
 
 from samestep.engine import Checks, Engine, Layout, Needs, Numerics, State
 from samestep.job import Job
-from samestep.rank import ddp_errors
+from samestep.message import Message, message
 from samestep.rank.group import process_group
+from samestep.rank.step import explain_ddp_error
 from samestep.training import Run
 from samestep.world import World
 
 BY_PHASES = "ddp_find_unused_parameters_true"  # a phase leaves the others' parameters out
 NOT_ON_SHARDS = {
-    "Adafactor": "torch's fails on shards",
-    "Muon": "it needs whole matrices, and gets shards",
-    "Rprop": "torch's fails on shards",
+    "Adafactor": message("optimizer_fails_on_shards"),
+    "Muon": message("optimizer_needs_whole_matrices"),
+    "Rprop": message("optimizer_fails_on_shards"),
 }
 
 
@@ -36,11 +37,11 @@ def numerics(precision: str = "full", **settings: Any) -> Numerics:
     return Numerics("bfloat16", lossy=True, without={"precision": "full"})  # it casts float64 inputs to float32
 
 
-def explain(error: BaseException, job: Job) -> str | None:
-    """Returns a sentence about parameters without a gradient; None for other errors."""
+def explain(error: BaseException, job: Job) -> Message | None:
+    """Returns a message about parameters without a gradient; None for other errors."""
     if "not used in producing the loss" in str(error):  # the Trainer's words for DDP's error
-        return ddp_errors.NO_GRADIENT.format("some parameters")
-    return ddp_errors.explain(error, job)
+        return message("some_parameters_have_no_gradient")
+    return explain_ddp_error(error, job)
 
 
 def train(
@@ -111,5 +112,5 @@ ENGINE = Engine(
     layout=layout,
     needs=Needs(packages=("lightning",)),
     numerics=numerics,
-    checks=Checks(explain=explain, cannot_skip="the Trainer computes the gradients inside the optimizer's step"),
+    checks=Checks(explain=explain, cannot_skip=message("trainer_computes_gradients_inside_the_step")),
 )

@@ -15,8 +15,8 @@ from torch.nn.utils import clip_grad_norm_
 
 from samestep.engine import Checks, Engine, Layout, Needs, State
 from samestep.job import Batch, Job
-from samestep.rank.ddp_errors import explain
 from samestep.rank.group import process_group
+from samestep.rank.step import explain_ddp_error
 from samestep.training import Run
 from samestep.world import World
 
@@ -65,5 +65,5 @@ ENGINE = Engine(
     train=train,
     layout=layout,
     needs=Needs(processes="ray", packages=("ray", "pyarrow"), install="pip install 'ray[train]>=2.60'"),
-    checks=Checks(explain=explain),
+    checks=Checks(explain=explain_ddp_error),
 )

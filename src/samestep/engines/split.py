@@ -20,7 +20,8 @@ from samestep.engine import Checks, Engine, Layout, Needs, State
 from samestep.errors import UserError, first_few, nearest
 from samestep.job import Batch, Job
 from samestep.job.walk import mapped_tensors
-from samestep.rank.default_generator import default_generator
+from samestep.message import Message, message
+from samestep.rank.step import default_generator
 from samestep.training import Run
 from samestep.world import World
 
@@ -46,14 +47,9 @@ def check(model: nn.Module, stages: int | None = None, at: str = "", **settings:
     starts_of(model, 1, at)
 
 
-def explain(error: BaseException, job: Job) -> str | None:
-    """Returns a sentence about tensors on different devices; None for other errors."""
-    if "same device" not in str(error):
-        return None
-    return (
-        "a forward of the model joins tensors of different devices, and only what goes into layers is moved; begin "
-        "the next device at another layer, with --set-engine split.at=LAYER"
-    )
+def explain(error: BaseException, job: Job) -> Message | None:
+    """Returns a message about tensors on different devices; None for other errors."""
+    return message("forward_joins_tensors_of_different_devices") if "same device" in str(error) else None
 
 
 def train(job: Job, world: World, run: Run, *, stages: int | None = None, at: str = "", in_flight: int = 1) -> State:

@@ -14,8 +14,8 @@ from torch.nn.utils import clip_grad_norm_
 
 from samestep.engine import Checks, Engine, Layout, Needs, State, without_distributed
 from samestep.job import Job
-from samestep.rank.ddp_errors import explain
 from samestep.rank.group import process_group
+from samestep.rank.step import explain_ddp_error
 from samestep.training import Run
 from samestep.world import World
 
@@ -61,5 +61,5 @@ ENGINE = Engine(
     train=train,
     layout=layout,
     needs=Needs(missing=without_distributed),
-    checks=Checks(explain=explain),
+    checks=Checks(explain=explain_ddp_error),
 )

@@ -28,7 +28,7 @@ def report(master: str, port: int, nnodes: int, timeout_s: float) -> bool:
             return False
         time.sleep(POLL_S)
     joining = subprocess.Popen(
-        [sys.executable, *module_arguments("samestep.rank.second_master"), master, str(port), str(nnodes)],
+        [sys.executable, *module_arguments("samestep.rank.rendezvous"), master, str(port), str(nnodes)],
         env={"TORCH_CPP_LOG_LEVEL": "ERROR"} | os.environ,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,

@@ -11,7 +11,7 @@ from samestep.records.results import Divergence
 def state_cause(name: str, want: Any, got: Any, other: bool) -> str:
     """Returns the cause of a part of the state that another launch began with otherwise.
 
-    name: 'position', or a part as in rank/state_seen. want, got: the steps of a position; sums of a tensor, or 'lost'.
+    name: 'position', or a part as in rank/observer. want, got: the steps of a position; sums of a tensor, or 'lost'.
     other: of a position, whether the state is another's too; of a tensor, whether there are other ranks.
     """
     if name == "position":

@@ -4,7 +4,8 @@
     checkpoints/step-120/rank0.safetensors   the tensors, or this rank's pieces of them
     checkpoints/step-120/manifest.json       the digests of the files above
 
-A checkpoint is written to checkpoints/.step-120.part, and renamed when every file of it is on the disk.
+A checkpoint is written to checkpoints/.step-120.part, and renamed when every file of it is on the disk. A tree of
+tensors and plain values becomes JSON and named tensors: nothing is pickled.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ import math
 import os
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -23,15 +26,111 @@ import torch
 from torch import Tensor
 
 from samestep.errors import UserError, printable
-from samestep.rank.packed import Piece, Stored, merged, unpack
+from samestep.message import Message, as_said, message
+from samestep.rank.shards import block_of, place_of
 from samestep.records.checkpoint import MANIFEST, Manifest, Place, RankPart, files_of, steps_in
 from samestep.records.files import read, replace_by, write
 from samestep.records.launch_request import LaunchRequest
 from samestep.world.regular_files import UNBOUNDED, check_regular, open_regular
 
+TENSOR, TUPLE, PAIRS, COUNTER, FLOAT = "$tensor", "$tuple", "$pairs", "$counter", "$float"
+
+
+@dataclass(frozen=True)
+class Piece:
+    """This rank's block of a tensor. shape: of the whole tensor. offset: of the block's first element in it."""
+
+    block: Tensor
+    shape: tuple[int, ...]
+    offset: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor that is in a checkpoint's files, by its key."""
+
+    key: str
+
+
+def piece_of(tensor: Tensor) -> Piece:
+    """Returns this rank's piece of a tensor, in memory that the training does not change."""
+    block = block_of(tensor)
+    if block.device.type == "cuda":
+        copy = torch.empty(block.shape, dtype=block.dtype, pin_memory=True).copy_(block, non_blocking=True)
+    else:
+        copy = block.clone(memory_format=torch.contiguous_format)
+    return Piece(copy, tuple(tensor.shape), place_of(tensor)[1])
+
+
+def pack(tree: Any) -> tuple[Any, dict[str, Piece]]:
+    """Returns `tree` as JSON values, and its tensors by key: the path to each, as in 'optimizer/0.weight/exp_avg'.
+
+    The tensors are copied; those on a GPU are complete after torch.cuda.synchronize(). Raises UserError for a value
+    that is neither a tensor nor plain.
+    """
+    pieces: dict[str, Piece] = {}
+
+    def packed(value: Any, path: str) -> Any:
+        if isinstance(value, Tensor):
+            value = piece_of(value)
+        if isinstance(value, Piece):
+            pieces[path] = value
+            return {TENSOR: path}
+        if value is None or isinstance(value, bool | int | str):
+            return value
+        if isinstance(value, float):
+            return value if math.isfinite(value) else {FLOAT: repr(value)}
+        if isinstance(value, Mapping):
+            if all(isinstance(name, str) and not name.startswith("$") for name in value):
+                return {name: packed(inner, f"{path}/{name}" if path else name) for name, inner in value.items()}
+            pairs = [[name, packed(inner, f"{path}/{name}")] for name, inner in value.items()]
+            return {COUNTER if isinstance(value, Counter) else PAIRS: pairs}
+        if isinstance(value, list) or type(value) in (tuple, torch.Size):
+            inside = [packed(inner, f"{path}/{number}") for number, inner in enumerate(value)]
+            return inside if isinstance(value, list) else {TUPLE: inside}
+        raise UserError(message("checkpoint_cannot_hold", what=path, type=type(value).__name__))
+
+    return packed(tree, ""), pieces
+
+
+def unpack(packed: Any, tensor_of: Callable[[str], Any] = Stored) -> Any:
+    """Returns the tree given to pack(). tensor_of: (key) -> what takes a tensor's place; Stored where not given."""
+    if isinstance(packed, list):
+        return [unpack(inner, tensor_of) for inner in packed]
+    if not isinstance(packed, Mapping):
+        return packed
+    if len(packed) == 1:
+        ((tag, value),) = packed.items()
+        if tag == TENSOR:
+            return tensor_of(value)
+        if tag == FLOAT:
+            return float(value)
+        if tag == TUPLE:
+            return tuple(unpack(inner, tensor_of) for inner in value)
+        if tag in (PAIRS, COUNTER):
+            pairs = {name: unpack(inner, tensor_of) for name, inner in value}
+            return Counter(pairs) if tag == COUNTER else pairs
+    return {name: unpack(inner, tensor_of) for name, inner in packed.items()}
+
+
+def merged(trees: list[Any]) -> Any:
+    """Returns the packed trees of all ranks as one. Of what several ranks have, the first one's is taken."""
+    first = trees[0]
+    if not isinstance(first, dict) or any(name.startswith("$") for name in first):
+        return first
+    of_name: dict[str, list[Any]] = {}
+    for tree in trees:
+        for name, value in tree.items():
+            of_name.setdefault(name, []).append(value)
+    return {name: merged(values) for name, values in of_name.items()}
+
 
 class Damaged(Exception):
-    """A checkpoint that is incomplete, or whose files are not those that were written. The text says which."""
+    """A checkpoint that is incomplete, or whose files are not those that were written. why: which."""
+
+    def __init__(self, why: Message) -> None:
+        super().__init__(why)
+        self.why = why
 
 
 def part_folder(folder: Path, step: int) -> Path:
@@ -94,27 +193,27 @@ def checked(checkpoint: Path) -> Manifest:
     try:
         manifest = read(Manifest, checkpoint / MANIFEST)
         if flaw := manifest.flaw(checkpoint):
-            raise Damaged(f"{checkpoint / MANIFEST} {flaw}")
+            raise Damaged(as_said(f"{checkpoint / MANIFEST} {flaw}"))
         for name, expected in manifest.files.items():
             if digest(checkpoint / name, manifest.bytes) != expected:
-                raise Damaged(f"{checkpoint / name} has changed since it was written")
+                raise Damaged(message("file_changed_since_it_was_written", file=checkpoint / name))
     except OSError as error:
-        raise Damaged(f"{error.filename}: {error.strerror}") from error
+        raise Damaged(as_said(f"{error.filename}: {error.strerror}")) from error
     except UserError as error:
-        raise Damaged(str(error).partition("; ")[0]) from error
+        raise Damaged(as_said(str(error).partition("; ")[0])) from error
     return manifest
 
 
-def newest(folder: Path, passed_over: Callable[[str], None]) -> Path | None:
+def newest(folder: Path, passed_over: Callable[[Message], None]) -> Path | None:
     """Returns the newest checkpoint of a folder that is undamaged; None where there is none.
 
-    passed_over: called with a sentence about each that is damaged.
+    passed_over: called with a message about each that is damaged.
     """
     for step in steps_in(folder):
         try:
             checked(folder / f"step-{step}")
         except Damaged as error:
-            passed_over(f"the checkpoint of step {step} is damaged and passed over: {error}")
+            passed_over(message("checkpoint_passed_over", step=step, why=error.why))
         else:
             return folder / f"step-{step}"
     return None
@@ -151,7 +250,7 @@ class Saved:
         try:
             self._open()
         except (SafetensorError, OSError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
-            raise UserError(foreign(folder, printable(error, 300))) from None
+            raise UserError(foreign(folder, as_said(printable(error, 300)))) from None
 
     def _open(self) -> None:
         from safetensors import safe_open
@@ -171,13 +270,15 @@ class Saved:
 
     def _pieces_of(self, stored: Stored) -> list[tuple[Any, Place | None]]:
         if not isinstance(stored, Stored) or stored.key not in self._pieces:
-            raise UserError(foreign(self.folder, f"it has no tensor {printable(getattr(stored, 'key', stored), 80)}"))
+            raise UserError(
+                foreign(self.folder, message("tensor_missing", tensor=printable(getattr(stored, "key", stored), 80)))
+            )
         return self._pieces[stored.key]
 
     def open(self, name: str) -> IO[bytes]:
         """Opens a file that was kept with the state. Raises UserError where the checkpoint has none of this name."""
         if name not in self.manifest.files:
-            raise UserError(f"the checkpoint {self.folder} has no {name}, which the job needs; give another one")
+            raise UserError(message("checkpoint_lacks", checkpoint=self.folder, what=name))
         return open_regular(self.folder / name)
 
     def shape(self, stored: Stored) -> tuple[int, ...]:
@@ -215,9 +316,8 @@ class Saved:
                 overlaps.append((piece, at, spans))
         found = sum(math.prod(end - start for start, end in spans) for _, _, spans in overlaps)
         if found != math.prod(whole):  # before there is memory for it: the shape is what the file says
-            raise UserError(
-                f"the checkpoint {self.folder} has only {found} of the {math.prod(whole)} values of {stored.key}"
-            )
+            sizes = {"found": found, "values": math.prod(whole)}
+            raise UserError(message("tensor_incomplete", checkpoint=self.folder, tensor=stored.key, **sizes))
         block = torch.empty(whole, dtype=self.dtype(stored))
         for piece, at, spans in overlaps:
             values = piece[tuple(slice(start - first, end - first) for (start, end), first in zip(spans, at))]
@@ -235,9 +335,9 @@ class Saved:
         return tree
 
 
-def foreign(folder: Path, why: str) -> str:
-    """Returns the sentence for a checkpoint that is sealed, and yet not as samestep writes it."""
-    return f"the checkpoint {folder} is not as samestep writes it: {why}; give another one with --resume"
+def foreign(folder: Path, why: Message) -> Message:
+    """Returns the message for a checkpoint that is sealed, and yet not as samestep writes it."""
+    return message("checkpoint_not_as_samestep_writes_it", checkpoint=folder, why=why)
 
 
 def _overlap(

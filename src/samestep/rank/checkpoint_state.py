@@ -17,8 +17,10 @@ and replica, and the order of the rows is a pure function of the step.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,16 +28,70 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
 
-from samestep.errors import UserError, first_few
+from samestep.data.schedule import Schedule
+from samestep.errors import UserError
+from samestep.job import Job
 from samestep.job.phases import CHECKPOINTED
-from samestep.rank.carry import CarriedState
-from samestep.rank.checkpoint_files import Saved, foreign
-from samestep.rank.ema import Ema
-from samestep.rank.fragments import Fragment, load, tree_of
-from samestep.rank.packed import Piece, Stored
+from samestep.message import message
+from samestep.rank.checkpoint_files import Piece, Saved, Stored, foreign
+from samestep.rank.checkpoints import Checkpoints
 from samestep.rank.shards import block_of, is_shard, place_of, sharded_like
-from samestep.rank.weights import StateDict
+from samestep.rank.step import CarriedState
+from samestep.rank.weights import Ema, StateDict
+from samestep.records.files import from_json, replace_by
 from samestep.world import World
+
+
+@dataclass(frozen=True)
+class Fragment:
+    """A fragment of a parameter that is part of a flat one, which the optimizer has instead.
+
+    name: the parameter's, and numel its size. flat: the flat parameter on this rank. at: the fragment's first element
+    in it. start: its first element in the parameter. length: how many it has.
+    """
+
+    name: str
+    numel: int
+    flat: Tensor
+    at: int
+    start: int
+    length: int
+
+
+def fragments_tree(fragments: Sequence[Fragment], state: Mapping[Tensor, Mapping[str, Any]]) -> dict[str, StateDict]:
+    """Returns parameter -> key -> this rank's piece of its state, or a number. state: of the flat parameters."""
+    return {
+        each.name: {
+            key: Piece(value[each.at : each.at + each.length].clone(), (each.numel,), (each.start,))
+            if isinstance(value, Tensor) and value.shape == each.flat.shape
+            else value
+            for key, value in state[each.flat].items()
+        }
+        for each in fragments
+        if each.flat in state
+    }
+
+
+def load_fragments(fragments: Sequence[Fragment], state: dict[Tensor, StateDict], saved: Saved) -> None:
+    """Gives the flat parameters the state that a checkpoint has of their fragments."""
+    for each in fragments:
+        of_flat = state.get(each.flat) or {}
+        for key, value in saved.state["optimizer"].get(each.name, {}).items():
+            if isinstance(value, Stored) and saved.shape(value) and saved.numel(value) == each.numel:
+                into = of_flat.setdefault(key, torch.zeros_like(each.flat.data))
+                into[each.at : each.at + each.length] = flat_block(saved, value, each.start, each.length).to(into)
+            else:
+                of_flat[key] = saved.plain(value)
+        if of_flat:
+            state[each.flat] = of_flat
+
+
+def flat_block(saved: Saved, stored: Stored, start: int, length: int) -> Tensor:
+    """Returns elements of a stored tensor, counted as if it were flat. shape [length]"""
+    if len(saved.shape(stored)) == 1:
+        return saved.tensor(stored, (start,), (length,))
+    return saved.tensor(stored).flatten()[start : start + length]
+
 
 Tree = StateDict
 # Those that every checkpoint of a training has.
@@ -97,11 +153,8 @@ class TrainingState:
         of_rank = state["ranks"][rank if same_ranks else "0"]
         self._check(saved, of_rank["buffers"])
         if self.carried and in_epoch and not same_ranks:
-            raise UserError(
-                f"{saved.folder} holds the state that the rows of {saved.manifest.world_size} ranks carry in the middle"
-                f" of an epoch, and here are {self.world.size}; continue on {saved.manifest.world_size}, or from a "
-                "checkpoint at an epoch's end"
-            )
+            ranks = {"ranks": saved.manifest.world_size, "ranks_here": self.world.size}
+            raise UserError(message("carried_state_of_other_ranks", checkpoint=saved.folder, **ranks))
         for name, parameter in named_parameters(self.model):
             copy_block(saved, state["model"][name], parameter)
         for name, buffer in self.model.named_buffers():
@@ -119,12 +172,12 @@ class TrainingState:
         """Registers the fragments of an optimizer's flat parameters, and gives them what is in a checkpoint."""
         self.fragments = fragments
         if saved is not None:
-            load(fragments, self.optimizer.state, saved)
+            load_fragments(fragments, self.optimizer.state, saved)
 
     def load_ema(self, saved: Saved, ema: Ema) -> None:
         """Loads the averages of the weights from a checkpoint."""
         if "ema" not in saved.state:
-            raise UserError(_lacks(saved, "average of the weights"))
+            raise UserError(message("checkpoint_lacks", checkpoint=saved.folder, what="ema"))
         for name, average, parameter in ema.named(self.model):
             shape, offset = place_of(parameter)
             average.copy_(saved.tensor(saved.state["ema"][name], offset, shape))
@@ -141,7 +194,7 @@ class TrainingState:
 
     def _optimizer_tree(self) -> Tree:
         if self.whole:
-            return tree_of(self.fragments, self.optimizer.state)
+            return fragments_tree(self.fragments, self.optimizer.state)
         inner, names = self._inner(), self._names()
         tree = {names[id(parameter)]: state for parameter, state in inner.state.items()}
         if inner is not self.optimizer:
@@ -157,10 +210,7 @@ class TrainingState:
         names = {id(parameter): name for name, parameter in named_parameters(self.model)}
         for group in self.optimizer.param_groups:
             if any(id(parameter) not in names for parameter in group["params"]):
-                raise UserError(
-                    "the optimizer trains a parameter that is none of the model's, so that a checkpoint cannot name it;"
-                    " make it a parameter of the model"
-                )
+                raise UserError(message("optimizer_trains_a_parameter_of_no_model"))
         return names
 
     def _load_optimizer(self, saved: Saved) -> None:
@@ -188,24 +238,23 @@ class TrainingState:
             name for name in {**here, **there} if shapes.get(name) != (list(here[name].shape) if name in here else None)
         ]
         if differ:
-            raise UserError(
-                f"the checkpoint {saved.folder} is of another model: {first_few(sorted(differ))} differ in shape, or "
-                "are in one of them only; give the job and the settings that it was made with"
-            )
+            raise UserError(message("checkpoint_of_another_model", checkpoint=saved.folder, tensors=sorted(differ)))
         there_recipe = saved.state.get("recipe")
         if there_recipe and self.recipe and there_recipe != list(self.recipe):
             raise UserError(
-                f"the checkpoint {saved.folder} has the state of {', '.join(there_recipe)}, and the job's optimizer is "
-                f"{', '.join(self.recipe)}, which cannot continue it; to begin with trained weights, give --init"
+                message(
+                    "checkpoint_of_another_optimizer",
+                    checkpoint=saved.folder,
+                    saved=there_recipe,
+                    optimizers=self.recipe,
+                )
             )
         for name in self.others:
             if name != "scaler" and name not in saved.state:
-                raise UserError(_lacks(saved, f"state of the {name.replace('_', ' ')}"))
+                raise UserError(message("checkpoint_lacks", checkpoint=saved.folder, what=name))
         if len(saved.state["groups"]) != len(self.optimizer.param_groups):
-            raise UserError(
-                f"the checkpoint {saved.folder} has {len(saved.state['groups'])} parameter groups, and the optimizer "
-                f"{len(self.optimizer.param_groups)}; give the job and the settings that it was made with"
-            )
+            groups = {"saved": len(saved.state["groups"]), "groups": len(self.optimizer.param_groups)}
+            raise UserError(message("checkpoint_with_other_parameter_groups", checkpoint=saved.folder, **groups))
 
 
 def check_parts(saved: Saved) -> None:
@@ -213,15 +262,11 @@ def check_parts(saved: Saved) -> None:
     state = saved.state if isinstance(saved.state, dict) else {}
     for name, kind in PARTS.items():
         if not isinstance(state.get(name), kind):
-            raise UserError(foreign(saved.folder, f"its state has no {name}"))
+            raise UserError(foreign(saved.folder, message("state_lacks", what=name)))
     ranks = [state["ranks"].get(str(rank)) for rank in range(saved.manifest.world_size)]
     buffers = [rank.get("buffers") if isinstance(rank, dict) else None for rank in ranks]
     if not all(isinstance(value, dict) for value in [*state["groups"], *state["optimizer"].values(), *buffers]):
-        raise UserError(foreign(saved.folder, "a part of its state is of another type"))
-
-
-def _lacks(saved: Saved, what: str) -> str:
-    return f"the checkpoint {saved.folder} has no {what}, which the job needs; give the job that it was made with"
+        raise UserError(foreign(saved.folder, message("state_of_another_type")))
 
 
 def named_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
@@ -288,3 +333,82 @@ def load_state(saved: Saved, value: Any, key: str, group: Tree, parameter: Tenso
     on_host = key == "step" and not (group.get("capturable") or group.get("fused"))  # as torch's load_state_dict does
     tensor = saved.tensor(value).to("cpu" if on_host else parameter.device, dtype)
     return tensor.view(parameter.shape) if flat else tensor
+
+
+@dataclass(frozen=True)
+class Position:
+    """How far a training is. skipped: of the steps done. last: after how many patience has ended it; None: not yet."""
+
+    done: int = 0
+    skipped: int = 0
+    last: int | None = None
+
+
+class Saving:
+    """One training's state and its checkpoints."""
+
+    def __init__(self, job: Job, world: World, checkpoints: Checkpoints) -> None:
+        self.job, self.world, self.checkpoints = job, world, checkpoints
+        self._saved: Saved | None = None  # the one from which the training continues
+        self._evaluator: Any = None
+        self._taken = -1
+
+    def begin(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        parts: Mapping[str, Any],
+        carried: CarriedState | None,
+        state: Callable[[], StateDict] | None,
+        schedule: Schedule,
+    ) -> Position:
+        """Registers what is saved, and loads the checkpoint from which the training continues. Returns its position.
+
+        parts: name -> what else has a state dict; None: the training has no such part. state: as Run.register's.
+        """
+        others = {name: part for name, part in parts.items() if part is not None}
+        self._evaluator = others.get("evaluations")
+        self._state = TrainingState(self.world, model, optimizer, others, carried, state, recipe=_recipe(self.job))
+        saved = self.checkpoints.load()
+        if saved is None:
+            return Position()
+        check_parts(saved)
+        position = from_json(Position, saved.state["position"], f"the position in {saved.folder}")
+        if position.done != saved.manifest.step:
+            raise UserError(foreign(saved.folder, message("state_of_another_step", step=position.done)))
+        self._state.load(saved, in_epoch=position.done % schedule.steps_per_epoch != 0)
+        if self.world.rank == 0 and self._evaluator is not None:
+            for file in self._evaluator.files():
+                with saved.open(file.name) as content:
+                    replace_by(file, partial(shutil.copyfileobj, content))
+        if self.checkpoints.other_evaluation and self._evaluator is not None:
+            self._evaluator.forget_best()
+        self._saved, self._taken = saved, position.done
+        return position
+
+    def begin_fragments(self, fragments: Sequence[Fragment]) -> None:
+        """Registers the fragments of an optimizer's flat parameters, and loads their state."""
+        self._state.load_fragments(self._saved, fragments)
+
+    def load_ema(self, ema: Ema) -> None:
+        """Gives the averages of the weights what is in the checkpoint from which the training continues."""
+        if self._saved is not None:
+            self._state.load_ema(self._saved, ema)
+
+    def save(self, position: Position, ema: Ema | None) -> None:
+        """Takes a checkpoint, unless that of this step is taken."""
+        if position.done == self._taken:
+            return
+        self._taken, self._saved = position.done, None  # which is loaded: its files can go
+        tree = self._state.tree(ema)
+        if self.world.rank == 0:
+            tree["position"] = asdict(position)
+            if self.checkpoints.identity:
+                tree["identity"] = self.checkpoints.identity.tree()
+        self.checkpoints.take(position.done, tree, self._evaluator.files() if self._evaluator is not None else ())
+
+
+def _recipe(job: Job) -> list[str]:
+    """Returns the names of the classes of the job's optimizers."""
+    recipes = [phase.optimizer for phase in job.phases] or [job.optimizer]
+    return [recipe.cls.__qualname__ for recipe in recipes]

@@ -14,41 +14,161 @@ another in the rendezvous store, `store` (None for one process).
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import platform
 import re
 import shutil
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
 import torch
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from samestep.errors import UserError, say
+from samestep.data.fingerprint import Fingerprint, is_same_row
+from samestep.data.schedule import Schedule
+from samestep.errors import UserError, as_line, message_in, say
+from samestep.job import Job
+from samestep.message import Message, as_said, message
 from samestep.rank.checkpoint_files import (
     Damaged,
+    Piece,
     Saved,
     checked,
     complete,
     newest,
+    pack,
     part_folder,
     prune,
     remove_remains,
     write_part,
 )
 from samestep.rank.graceful_stop import AgreedStep
-from samestep.rank.packed import Piece, pack
-from samestep.rank.training_identity import TrainingIdentity, other_data, other_training
 from samestep.records.checkpoint import FOLDER, MANIFEST, Interval, Manifest
 from samestep.records.files import from_json
 from samestep.records.launch_request import JOB, LaunchRequest
+from samestep.version import __version__
 from samestep.world import World
 from samestep.world.heartbeat import CHECKPOINT, heartbeat
+
+LARGEST_ORDER = 1_000_000  # rows: an order of the job's own is digested up to so many
+VALUES = ("global_batch", "epochs", "max_steps", "seed", "shuffle", "last", "clip_norm", "ema", "gather_outputs")
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One thing in which two trainings differ: what it is, as it is here, as it is in the checkpoint."""
+
+    what: str
+    here: str
+    there: str
+
+    @property
+    def text(self) -> str:
+        """The difference as a checkpoint keeps it."""
+        return f"{self.what}: {self.there} there, {self.here} here"
+
+    @property
+    def said(self) -> Message:
+        return message("value_differs", what=self.what, here=self.here, there=self.there)
+
+
+@dataclass(frozen=True)
+class TrainingIdentity:
+    """What is trained. data: what is read, and in which order. rows: dataset -> row -> its digest. values: of the job.
+
+    changing: dataset -> how many of its rows that were looked at are others each time, and cannot be compared. changes:
+    what differed when the training was continued on other data, with the step.
+    """
+
+    data: Mapping[str, str]
+    rows: Mapping[str, Mapping[str, str]]
+    values: Mapping[str, str]
+    versions: Mapping[str, str]
+    changing: Mapping[str, int] = field(default_factory=dict)
+    changes: tuple[str, ...] = ()
+
+    def tree(self) -> dict[str, Any]:
+        """Returns it for a checkpoint."""
+        return asdict(self) | {"changes": list(self.changes)}
+
+    def other_data(self, there: TrainingIdentity) -> list[Difference]:
+        """Returns in which data `there` differs."""
+        differences = _differences(self.data, there.data)
+        for name, rows in self.rows.items():
+            rows_there = there.rows.get(name, {})
+            other = [row for row in rows if not is_same_row(rows[row], rows_there.get(row, rows[row]))]
+            if other and not any(each.what.startswith(name) for each in differences):
+                rows_too = f" (and {len(other) - 1} more of the {len(rows)} that were looked at)" if other[1:] else ""
+                differences.append(Difference(f"{name} row {other[0]}{rows_too}", rows[other[0]], rows_there[other[0]]))
+        return differences
+
+    def other_values(self, there: TrainingIdentity) -> list[Difference]:
+        """Returns in which values of the job `there` differs."""
+        return _differences(self.values, there.values)
+
+    def other_versions(self, there: TrainingIdentity) -> list[Difference]:
+        """Returns in which versions `there` differs."""
+        return _differences(self.versions, there.versions)
+
+
+def _differences(here: Mapping[str, str], there: Mapping[str, str]) -> list[Difference]:
+    """Returns in which values two mappings differ. What is in one alone could not be read in the other."""
+    return [Difference(name, here[name], there[name]) for name in here if there.get(name, here[name]) != here[name]]
+
+
+def identity_of(job: Job, schedule: Schedule, fingerprints: Mapping[str, Fingerprint]) -> TrainingIdentity:
+    """Returns the identity of a job's training. fingerprints: of its datasets, as check_same_data returns them."""
+    data = {"evaluation rows": "0"}
+    for name, seen in fingerprints.items():
+        data |= _data_of(name, seen)
+    data["steps an epoch"] = str(schedule.steps_per_epoch)
+    if job.order is not None and len(job.train) <= LARGEST_ORDER:
+        order = hashlib.blake2b(schedule.order(0).tobytes(), digest_size=8)
+        data["the order of the rows (a digest)"] = order.hexdigest()
+    versions = {"samestep": __version__, "torch": torch.__version__, "numpy": np.__version__}
+    return TrainingIdentity(
+        data=data,
+        rows={name: _rows_of(seen) for name, seen in fingerprints.items()},
+        values=_values_of(job),
+        versions=versions | {"Python": platform.python_version()},
+        changing={name: seen.changing for name, seen in fingerprints.items() if seen.changing},
+    )
+
+
+def _data_of(name: str, seen: Fingerprint) -> dict[str, str]:
+    labels = {f"{name} labels (a digest)": seen.labels} if seen.labels else {}
+    return {f"{name} rows": str(seen.length)} | labels
+
+
+def _rows_of(seen: Fingerprint) -> dict[str, str]:
+    collated = {"0 and 1, augmented and collated": seen.collated} if seen.collated else {}
+    return {str(row): digest for row, digest in seen.rows.items()} | collated
+
+
+def _values_of(job: Job) -> dict[str, str]:
+    values = {name: str(getattr(job, name)) for name in VALUES}
+    values["order"] = _shown(job.order)
+    recipes = [phase.optimizer for phase in job.phases] or [job.optimizer]
+    for number, recipe in enumerate(recipes):
+        name = f"optimizer {number}" if job.phases else "optimizer"
+        numbers = ", ".join(f"{key}={_shown(value)}" for key, value in sorted(recipe.settings.items()))
+        values[name] = f"{recipe.cls.__qualname__}({numbers})"
+    return values
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return f"({', '.join(map(_shown, value))})"
+    return str(value) if value is None or isinstance(value, bool | int | float | str) else type(value).__name__
+
 
 POLL_S = 0.05
 VISIBLE_S = 20.0  # how long a file of another machine may take to be seen in a shared folder
@@ -116,7 +236,7 @@ class Checkpoints:
                 if chosen is not None:
                     self.other_evaluation = self._compare_identity(chosen)
             except UserError as raised:
-                chosen, error = None, str(raised)
+                chosen, error = None, as_line(raised.message)
             if self._store is not None:
                 self._store.set("resume", json.dumps([str(chosen) if chosen else "", error, self.other_evaluation]))
         else:
@@ -126,32 +246,25 @@ class Checkpoints:
             name, error, self.other_evaluation = json.loads(self._store.get("resume"))
             chosen = Path(name) if name else None
         if error:
-            raise UserError(error)
+            raise UserError(message_in(error) or error)
         if chosen is None:
             return None
         if not is_visible_soon(chosen / MANIFEST):
-            raise UserError(
-                f"rank {self.world.rank} does not see {chosen}, from which rank 0 continues; put --out on a folder that"
-                " all machines share"
-            )
+            raise UserError(message("checkpoint_not_seen_on_rank", rank=self.world.rank, checkpoint=chosen))
         saved = Saved(chosen)
         self._compare(saved.manifest, chosen)
         return saved
 
     def _compare(self, there: Manifest, path: Path) -> None:
         """Says from where the training continues. Raises UserError where that is another job's, unless it was named."""
-        which = f"step {there.step}, of {there.engine} on {there.world_size} rank{'s' if there.world_size > 1 else ''}"
         different = self.request.difference(there.asked, JOB) if self.request and there.asked else None
+        difference = message("value_differs", **dict(zip(("what", "here", "there"), different))) if different else None
         named = self.resume not in ("auto", "never")
-        if different and not named:
-            what, mine, theirs = different
-            raise UserError(
-                f"{path} is of another training: {what}: {theirs} there, {mine} here; give another folder with --out, "
-                f"or continue it all the same with --resume {path}"
-            )
+        if difference and not named:
+            raise UserError(message("checkpoint_of_another_training", checkpoint=path, difference=difference))
         if self.world.rank == 0:
-            other = f"; {different[0]}: {different[2]} there, {different[1]} here" if different else ""
-            say(f"continues from the checkpoint of {which}{other}")
+            trained = {"step": there.step, "engine": there.engine, "ranks": there.world_size}
+            say(message("continues_from_checkpoint", difference=difference, **trained))
 
     def _compare_identity(self, path: Path) -> bool:
         """Compares what is trained with what the checkpoint in `path` was trained on. Returns whether the evaluation's
@@ -166,14 +279,15 @@ class Checkpoints:
         there = from_json(TrainingIdentity, there_tree, f"the identity in {path}")
         data, values = self.identity.other_data(there), self.identity.other_values(there)
         if values and self.resume in ("auto", "never"):
-            raise UserError(other_training(path, values[0]))
+            raise UserError(message("checkpoint_of_another_training", checkpoint=path, difference=values[0].said))
         if data and not self._changed_data:
-            raise UserError(other_data(path, data))
+            differences = [difference.said for difference in data[:3]]
+            raise UserError(message("checkpoint_of_other_data", checkpoint=path, differences=differences))
         for difference in [*data, *values, *self.identity.other_versions(there)]:
-            say(f"the checkpoint differs: {difference}")
+            say(message("checkpoint_differs", difference=difference.said))
         for name, count in self.identity.changing.items():
-            say(f"{count} of the {name} rows that were looked at change each time they are read, and were not compared")
-        changes = tuple(f"since step {saved.manifest.step}: {difference}" for difference in data)
+            say(message("rows_change_each_time", count=count, dataset=name))
+        changes = tuple(f"since step {saved.manifest.step}: {difference.text}" for difference in data)
         self.identity = replace(self.identity, changes=(*there.changes, *changes))
         return any(difference.what.startswith("evaluation") for difference in data)
 
@@ -189,14 +303,12 @@ class Checkpoints:
         if not (path / MANIFEST).exists():
             checkpoint = newest(path, say) or newest(path / FOLDER, say)
             if checkpoint is None:
-                raise UserError(
-                    f"--resume {path} holds no checkpoint; give a run's folder, or one of its step-… folders"
-                )
+                raise UserError(message("no_checkpoint_there", folder=path))
             return checkpoint
         try:
             checked(path)
         except Damaged as error:
-            raise UserError(f"--resume {path}: the checkpoint is damaged: {error}; give another one") from None
+            raise UserError(message("checkpoint_damaged", checkpoint=path, why=error.why)) from None
         return path
 
     def before(self, step: int) -> None:
@@ -261,7 +373,7 @@ class Checkpoints:
         try:
             write_part(part_folder(self.folder, done), self.world.rank, packed, pieces, files)
         except Exception as error:
-            failure = f"rank {self.world.rank} cannot write to {self.folder} ({_what(error)})"
+            failure = self._not_written(self.world.rank, error)
         finally:
             for file in files.values():
                 file.close()
@@ -280,16 +392,20 @@ class Checkpoints:
                 time.sleep(POLL_S)
             failure = failure or ("" if part.exists() else self._store.get(key).decode())
             if not failure and not is_visible_soon(part):
-                failure = f"rank {rank} has written its part into another {self.folder}: all machines must share it"
+                failure = as_line(message("part_written_into_another_folder", rank=rank, folder=self.folder))
         try:
             if not failure:
                 complete(self.folder, done, self.engine, self.world.size, self.request)
                 prune(self.folder, self.keep, done)
         except OSError as error:
-            failure = f"rank 0 cannot write to {self.folder} ({_what(error)})"
+            failure = self._not_written(0, error)
         if failure:
             shutil.rmtree(part_folder(self.folder, done), ignore_errors=True)
-            say(f"no checkpoint of step {done}: {failure}; the training goes on")
+            say(message("checkpoint_not_written", step=done, why=message_in(failure) or as_said(failure)))
+
+    def _not_written(self, rank: int, error: Exception) -> str:
+        """Returns why a rank's part is not on the disk, as a line for another rank."""
+        return as_line(message("rank_cannot_write", rank=rank, folder=self.folder, error=_what(error)))
 
 
 def is_visible_soon(path: Path) -> bool:

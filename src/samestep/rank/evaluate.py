@@ -1,35 +1,41 @@
-"""Exact distributed evaluation: each sample once, and the same digits on any number of ranks.
+"""Exact distributed evaluation, and what a training does with it: the best weights, patience, and the learning rate.
 
-The rows are cut into chunks that do not depend on the number of ranks, and the chunks' sums are added in the chunks'
-order. So neither the batch that a kernel gets nor the order of additions changes with the number of ranks.
+Each sample is evaluated once, and the digits are the same on any number of ranks: the rows are cut into chunks that do
+not depend on the number of ranks, and the chunks' sums are added in the chunks' order. So neither the batch that a
+kernel gets nor the order of additions changes with the number of ranks.
 """
 
 from __future__ import annotations
 
+import inspect
 import math
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from numbers import Real
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
 
 from samestep.data.loader import loaded
 from samestep.data.same_data import gather_from_ranks
 from samestep.data.schedule import cut
-from samestep.errors import LoadingFailed, UserError, first_few, not_per_row
-from samestep.job import Batch, Job, MicroBatch, counts_by_itself, reads_batch
+from samestep.errors import LoadingFailed, UserError, first_few, not_per_row, say
+from samestep.job import Batch, Job, LRSchedule, MicroBatch, counts_by_itself, reads_batch
 from samestep.job.walk import mapped_tensors, without_graph
+from samestep.message import message
 from samestep.rank.hardware import is_out_of_memory
-from samestep.rank.weights import StateDict
+from samestep.rank.listeners import Watch
+from samestep.rank.weights import StateDict, save
 from samestep.records.record import EvaluationRecord
 from samestep.world import World
 from samestep.world.heartbeat import EVALUATION, heartbeat
@@ -170,7 +176,7 @@ def _batches(job: Job, chunks: list[range], device: str) -> Iterator[Batch]:
     try:
         yield from loaded(job.evaluated(), micro_batches, device)
     except LoadingFailed as error:
-        raise LoadingFailed(str(error).replace("the rows of step 0", "the evaluation's rows")) from error
+        raise LoadingFailed(replace(error.message, fields={**error.message.fields, "step": None})) from error
 
 
 def _output_and_sums(job: Job, model: nn.Module, by_row: list[str], batch: Batch) -> tuple[Any, Tensor]:
@@ -277,3 +283,152 @@ def _as_array(output: Any, rows: int) -> NDArray[Any]:
         )
     tensor = output.float() if output.dtype == torch.bfloat16 else output  # numpy has no bfloat16
     return tensor.cpu().numpy()
+
+
+class Evaluator(Protocol):
+    """Evaluates a training between two epochs."""
+
+    def begin(self, state: Callable[[], StateDict]) -> None: ...
+
+    def is_due(self, done: int, steps_per_epoch: int) -> bool: ...
+
+    def evaluate(self, done: int) -> bool: ...
+
+    def means(self) -> Mapping[str, float]: ...
+
+    def state_dict(self) -> StateDict: ...
+
+    def load_state_dict(self, state: StateDict) -> None: ...
+
+    def files(self) -> list[Path]: ...
+
+
+class EvaluationSchedule:
+    """The scheduler of `optimizer`, which evaluations step. Every rank has the same figures, and so the same rates."""
+
+    def __init__(self, schedule: LRSchedule, optimizer: Optimizer) -> None:
+        self.metric, self.scheduler = schedule.metric, schedule.make(optimizer)
+        self.takes_metric = "metrics" in inspect.signature(self.scheduler.step).parameters
+
+    def step(self, means: Mapping[str, float]) -> None:
+        """Moves the learning rate after an evaluation."""
+        step: Any = self.scheduler.step
+        if self.takes_metric:
+            step(means[self.metric])
+        else:
+            step()
+
+
+@dataclass
+class BestWeights:
+    """Evaluates one training between its epochs and saves the best weights in the file `weights`.
+
+    every: epochs between two evaluations; 0: only the one at the end. every_steps: optimizer steps between two
+    evaluations, besides those between epochs; 0: none. best: the metric and its direction, 'min' or
+    'max'; None saves the last weights. patience: how many evaluations without an improvement end the training; None:
+    it runs to its end.
+    """
+
+    job: Job
+    world: World
+    steps: int
+    weights: Path
+    every: int = 1
+    best: tuple[str, str] | None = None
+    patience: int | None = None
+    every_steps: int = 0
+    watch: Watch | None = None  # is called after every evaluation
+    saved: frozenset[str] | None = None  # the names of the tensors to save; None: all of them
+    curve: list[dict[str, float]] = field(default_factory=list)
+    best_at: int = -1  # index of the best evaluation in the curve
+    ended: bool = False  # whether patience has ended the training
+    evaluated: EvaluationRecord | None = None  # the latest evaluation's part of the record
+    _unsaved: tuple[int, StateDict] | None = None  # the best step and its state, while the disk takes no file
+
+    def begin(self, state: Callable[[], StateDict]) -> None:
+        """Registers `state`, which returns the full state dict on rank 0. Every rank must call it."""
+        self._state = state
+
+    def is_due(self, done: int, steps_per_epoch: int) -> bool:
+        """Returns whether to evaluate after `done` steps. Not after the last one: add() evaluates that."""
+        apart = [self.every * steps_per_epoch, self.every_steps]
+        return done < self.steps and any(steps and done % steps == 0 for steps in apart)
+
+    def evaluate(self, done: int) -> bool:
+        """Evaluates after `done` steps; every rank must call it. Returns whether patience ends the training."""
+        # It draws random numbers. That changes no training: each micro-batch seeds the generator anew.
+        self.add(done, self._state())
+        self.ended = self.patience is not None and len(self.curve) - 1 - self.best_at >= self.patience
+        return self.ended
+
+    def means(self) -> Mapping[str, float]:
+        """Returns the latest evaluation's figures."""
+        return self.curve[-1]
+
+    def state_dict(self) -> StateDict:
+        """Returns the evaluations so far, for a checkpoint."""
+        return {"curve": self.curve, "best_at": self.best_at, "ended": self.ended}
+
+    def load_state_dict(self, state: StateDict) -> None:
+        """Takes the evaluations of a checkpoint."""
+        self.curve, self.best_at, self.ended = state["curve"], state["best_at"], state["ended"]
+
+    def forget_best(self) -> None:
+        """Lets the next evaluation be the best one: those so far are of other data."""
+        self.best_at = -1
+
+    def files(self) -> list[Path]:
+        """Returns the file of the best weights, where there is one."""
+        return [self.weights] if self.best is not None and self.curve else []
+
+    def add(self, done: int, state: StateDict, *, last: bool = False) -> None:
+        """Evaluates rank 0's `state` after `done` steps, and saves it if it is the best.
+
+        last: the training has ended; the state is saved if `best` is None or nothing was evaluated before.
+        """
+        entry: dict[str, float] = {"step": done}
+        writes = self.world.rank == 0
+        if writes and last and (self.best is None or not self.curve):
+            self._must_save(done, state)  # before evaluating: if that fails, the weights are on the disk
+        if self.job.evaluation is not None:
+            evaluation = evaluate(self.job, plain_model(self.job, state, self.world), self.world)
+            entry |= evaluation.means()
+            self.evaluated = evaluation.record()
+            if self.watch:
+                self.watch.evaluation(done, evaluation.means())
+        better = self.best_at < 0 or self.best is None or _better(entry, self.curve[self.best_at], *self.best)
+        self.curve.append(entry)
+        if better:
+            self.best_at = len(self.curve) - 1
+            if writes and self.best is not None:
+                self._save(done, state)
+
+    def finish(self) -> None:
+        """Saves the best weights, where the disk was full when they were found. Raises UserError where it still is."""
+        if self._unsaved:
+            self._must_save(*self._unsaved)
+
+    def _save(self, done: int, state: StateDict) -> None:
+        """Saves the best weights so far. Where they cannot be written, the training goes on with a copy in memory."""
+        try:
+            save(state, self.weights, self.saved)
+            self._unsaved = None
+        except UserError as error:
+            self._unsaved = (
+                done,
+                {name: value.detach().cpu().clone() for name, value in state.items() if isinstance(value, Tensor)},
+            )
+            say(message("best_weights_stay_in_memory", why=error.message, step=done))
+
+    def _must_save(self, done: int, state: StateDict) -> None:
+        try:
+            save(state, self.weights, self.saved)
+        except UserError as error:
+            raise UserError(message("weights_not_saved", why=error.message, step=done)) from error
+
+
+def _better(new: Mapping[str, float], old: Mapping[str, float], name: str, direction: str) -> bool:
+    after, before = new.get(name, math.nan), old.get(name, math.nan)
+    if math.isnan(before):
+        return not math.isnan(after)
+    return after > before if direction == "max" else after < before

@@ -18,8 +18,8 @@ from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
 from torch.distributed.rendezvous import rendezvous
 
 from samestep.errors import LostPeer, UserError
-from samestep.rank.membership import Membership, in_time, names, says_lost
-from samestep.rank.store_readers import leave_together
+from samestep.message import message
+from samestep.rank.membership import Membership, in_time, leave_together, says_lost
 from samestep.records.plan import LaunchRequest
 from samestep.records.record import attempt
 from samestep.world import World, network
@@ -28,7 +28,6 @@ from samestep.world.heartbeat import ENDING, heartbeat
 TIMEOUT_S = 120.0  # of a collective; --timeout sets another
 INIT_METHOD = "SAMESTEP_INIT_METHOD"  # environment variable: the rendezvous URL; unset: MASTER_ADDR and MASTER_PORT
 RUN = "SAMESTEP_RUN"  # environment variable: an id that separates this run from others in the same store
-DOCTOR = "to find the cause, start samestep doctor in the place of this command, with the same launcher or its options"
 SETTLE_S = 2.0  # after the timeout, for torch to raise its own error
 
 _open_store: list[Store] = []  # the open group's rendezvous store; a graceful stop uses it too
@@ -217,9 +216,7 @@ def _check_run(store: Store, url: str) -> None:
     run = os.environ.get(RUN) or "alone"
     first = store.compare_set("samestep/run", "", run).decode()
     if first != run:
-        raise UserError(
-            f"the ranks of another run ({first}) meet at {_shown(url)}; choose another port, or wait for its end"
-        )
+        raise UserError(message("ranks_of_another_run_meet_there", run=first, address=_shown(url)))
 
 
 def _shown(url: str) -> str:
@@ -234,13 +231,8 @@ def _join_error(url: str, members: Membership | None, seconds: float, error: Exc
         detail = str(error).splitlines()[0][:200]
         if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
             port = urlsplit(url).port or int(os.environ.get("MASTER_PORT", "0"))
-            return UserError(
-                f"{at}, the address where the ranks meet: {network.port_taken(port)}; end it, or choose another port"
-            )
-        return UserError(
-            f"{at}, the address where the ranks meet, cannot be reached within {seconds:.0f} s ({detail}); check that "
-            f"rank 0 runs there, that the name is right and that the port is open between the machines; {DOCTOR}"
-        )
+            return UserError(message("rendezvous_port_taken", address=at, by=network.port_taken(port)))
+        return UserError(message("rendezvous_not_reached", address=at, seconds=round(seconds), error=detail))
     try:
         absent = members.missing()
     except Exception:
@@ -248,6 +240,5 @@ def _join_error(url: str, members: Membership | None, seconds: float, error: Exc
     if not absent:
         return members.lost(error)
     return UserError(
-        f"{names(absent)} of {members.world.size} did not join at {at} within {seconds:.0f} s; start every machine "
-        f"with the same command, and check that the machines can reach one another; {DOCTOR}"
+        message("ranks_did_not_join", ranks=absent, size=members.world.size, address=at, seconds=round(seconds))
     )

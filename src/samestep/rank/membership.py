@@ -1,4 +1,7 @@
-"""Records in the rendezvous store where each rank runs, so that an error can name a lost rank."""
+"""The ranks of a process group: where each runs, which is lost, how they end together; through the rendezvous store.
+
+None closes its connections while another still reads from them, and the rank that holds the store ends last.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TypeVar
@@ -16,10 +19,52 @@ from typing import TypeVar
 from torch._C._distributed_c10d import Store
 
 from samestep.errors import LostPeer, Refused, UserError, printable
-from samestep.rank.store_readers import READ_S, count_reader
+from samestep.message import message
 from samestep.records.files import as_json, from_json
 from samestep.records.plan import LaunchRequest
 from samestep.world import World
+
+POLL_S = 0.02
+READ_S = 10.0  # how long the process that holds the store waits for those that still read from it
+
+
+def leave_together(
+    store: Store, ranks: int, *, holds_store: bool, wait_s: float, failed: Callable[[], bool] = lambda: False
+) -> None:
+    """Waits until all ranks have come here, each after its last collective.
+
+    It gives up when `failed()` says that a rank will not come, when the store no longer answers, and after `wait_s`
+    seconds in which no rank has come. No collective is called: gloo raises an error on a rank that still receives when
+    its peer has closed the connection.
+    """
+    try:
+        wait_for_all(store, "done", ranks, wait_s=wait_s, failed=failed)
+        count_reader(store, "left", ranks, holds_store=holds_store and not failed(), wait_s=READ_S)
+    except RuntimeError:  # of torch.distributed: the rank that held the store has failed
+        return
+
+
+def wait_for_all(store: Store, key: str, ranks: int, *, wait_s: float, failed: Callable[[], bool]) -> None:
+    """Counts this rank at `key`, and waits until all are counted; see leave_together for when it gives up."""
+    before, until = store.add(key, 1), time.monotonic() + wait_s
+    while before < ranks and time.monotonic() < until and not failed():
+        time.sleep(POLL_S)
+        count = store.add(key, 0)
+        if count > before:
+            before, until = count, time.monotonic() + wait_s
+
+
+def count_reader(store: Store, key: str, readers: int, *, holds_store: bool, wait_s: float) -> None:
+    """Counts this process, which has read what it needs and asks the store nothing after.
+
+    The process that holds the store then waits until `readers` are counted at `key`, itself among them, for at most
+    `wait_s` seconds.
+    """
+    read, until = store.add(key, 1), time.monotonic() + wait_s
+    while holds_store and read < readers and time.monotonic() < until:
+        time.sleep(POLL_S)
+        read = store.add(key, 0)
+
 
 T = TypeVar("T")
 GIVEN_UP = "samestep/given up"  # a key of the store: set by a rank that fails
@@ -99,9 +144,13 @@ class Membership:
             place = other.host, other.local_rank
             if place in rank_at:
                 raise Refused(
-                    f"ranks {rank_at[place]} and {other.rank} on {other.host} both have local rank "
-                    f"{other.local_rank}, so both would use one device ({other.device}); unset LOCAL_RANK, or "
-                    "let one launcher number them, as in torchrun --nproc-per-node or srun --ntasks-per-node"
+                    message(
+                        "two_ranks_with_one_local_rank",
+                        ranks=[rank_at[place], other.rank],
+                        host=other.host,
+                        local_rank=other.local_rank,
+                        device=other.device,
+                    )
                 )
             rank_at[place] = other.rank
 
@@ -113,11 +162,17 @@ class Membership:
             if first.asked and other.asked:
                 different = different or first.asked.difference(other.asked)
             if different:
-                what, mine, theirs = different
+                what, on_rank_0, on_rank = different
                 raise Refused(
-                    f"rank {other.rank} on {other.host}: its command differs from that of rank 0 on {first.host}: "
-                    f"{what}: {theirs} there, {mine} on rank 0; run the same command on every machine, with the same "
-                    "files"
+                    message(
+                        "commands_of_ranks_differ",
+                        rank=other.rank,
+                        host=other.host,
+                        host_of_rank_0=first.host,
+                        what=what,
+                        value=on_rank,
+                        value_on_rank_0=on_rank_0,
+                    )
                 )
 
     def missing(self) -> list[int]:
@@ -128,27 +183,27 @@ class Membership:
         """Finds the lost ranks after `error`. Asks every other rank for a sign of life, which takes a few seconds."""
         answers = within(ANSWER_S + 1, self._answers)
         detail = GLOO_SOURCE.sub("", str(error).strip().splitlines()[0])[:200]
+        by = {"reporter": self.world.rank, "host": self._host(self.world.rank), "error": detail}
         if answers is None:
-            host = self.others[0].host if self.others else "unknown"
-            lost, how = [0], f"rank 0 on {host} is lost or cannot be reached: the rendezvous store does not answer"
-        else:
-            lost = [rank for rank, answer in answers.items() if answer is None]
-            failed = {rank: answer for rank, answer in answers.items() if answer not in (None, "")}
-            if failed:
-                rank = min(failed)
-                lost, how = [rank], f"{self._name(rank)} failed: {failed[rank]}"
-            elif lost:
-                how = f"{', '.join(map(self._name, lost))} {'is' if len(lost) == 1 else 'are'} lost: no sign of life"
-                # A closed connection on one machine: a launcher reports every other end of a process.
-                if self.world.local_size == self.world.size and "by peer" in detail:
-                    how += ", as of a process that ended with exit code 0 (os._exit in the job, or in a library?)"
-            else:
-                return LostPeer(f"a collective failed, though every rank is alive: {detail}", [])
-        return LostPeer(f"{how} (reported by {self._name(self.world.rank)}: {detail})", lost)
+            return LostPeer(message("store_of_rank_0_does_not_answer", lost_host=self._host(0), **by), [0])
+        lost = [rank for rank, answer in answers.items() if answer is None]
+        failed = {rank: answer for rank, answer in answers.items() if answer not in (None, "")}
+        if failed:
+            rank = min(failed)
+            why = message("other_rank_failed", rank=rank, rank_host=self._host(rank), why=failed[rank], **by)
+            return LostPeer(why, [rank])
+        if not lost:
+            return LostPeer(message("collective_failed_though_all_ranks_live", error=detail), [])
+        # A closed connection on one machine: a launcher reports every other end of a process.
+        exited = self.world.local_size == self.world.size and "by peer" in detail
+        hosts = [host for host in map(self._host, lost) if host]
+        if exited:
+            return LostPeer(message("ranks_lost_as_by_exit", ranks=lost, hosts=hosts, **by), lost)
+        return LostPeer(message("ranks_lost", ranks=lost, hosts=hosts, **by), lost)
 
-    def failed(self, message: str) -> None:
-        """Tells the other ranks that this one has failed with `message`, so that they do not wait for it."""
-        within(1.0, lambda: self._store.set(self._key("sign", self.world.rank), message or "an error"))
+    def failed(self, error: str) -> None:
+        """Tells the other ranks that this one has failed with `error`, so that they do not wait for it."""
+        within(1.0, lambda: self._store.set(self._key("sign", self.world.rank), error or "an error"))
         self.give_up()
 
     def give_up(self) -> None:
@@ -176,8 +231,9 @@ class Membership:
             time.sleep(0.05)
         return answers
 
-    def _name(self, rank: int) -> str:
-        return f"rank {rank}" + (f" on {self.others[rank].host}" if self.others else "")
+    def _host(self, rank: int) -> str | None:
+        """Returns where a rank runs; None where that is not known."""
+        return self.others[rank].host if self.others else None
 
 
 def within(seconds: float, do: Callable[[], T]) -> T | None:
@@ -215,8 +271,3 @@ def in_time(seconds: float, do: Callable[[], T]) -> T:
 def hostname() -> str:
     """Returns this machine's name; in a Slurm job, Slurm's name for it."""
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
-
-
-def names(ranks: Sequence[int]) -> str:
-    """Returns 'rank 3', or 'ranks 1, 2'."""
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

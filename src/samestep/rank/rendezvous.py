@@ -2,7 +2,7 @@
 
 With --node-rank it is torch's static one. Without, it is torch's dynamic one, which numbers the machines, and with
 --nnodes MIN:MAX lets them leave and join; torch keeps its state pickled in the store, where anybody could put a pickle
-of his own, so here it is JSON (rank/rendezvous_state.py). The store listens on the master's address only: torch's
+of his own, so here it is JSON. The store listens on the master's address only: torch's
 TCPStore listens on every interface, and this handler gives it a socket that is bound to one. Port 0 in the endpoint
 means any free port. torchrun finds the handler by its entry point in the group `torchrun.handlers`.
 Source: https://docs.pytorch.org/docs/stable/elastic/rendezvous.html
@@ -11,24 +11,129 @@ Source: https://docs.pytorch.org/docs/stable/elastic/rendezvous.html
 from __future__ import annotations
 
 import os
+import pickle
 import socket
+import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
+from typing import Annotated
 
+from pydantic import AwareDatetime, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousParameters
-from torch.distributed.elastic.rendezvous.api import RendezvousStoreInfo
-from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
+from torch.distributed.elastic.rendezvous.api import RendezvousStateError, RendezvousStoreInfo
+from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
+    RendezvousBackend,
+    Token,
+    _NodeDesc,
+    _RendezvousState,
+    create_handler,
+)
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
-from samestep.errors import UserError, printable
-from samestep.rank.rendezvous_state import StateInJson
-from samestep.rank.store_readers import count_reader
+from samestep.errors import UserError, as_line, message_in, printable
+from samestep.message import message
+from samestep.rank.membership import count_reader
 from samestep.records.record import ATTEMPT
 from samestep.world import RENDEZVOUS_PORT
 from samestep.world.network import bound
+
+MOST_MACHINES = 4096
+LONGEST_STATE = 1 << 21  # bytes
+FIELDS = {
+    *("round", "complete", "deadline", "closed"),
+    *("participants", "wait_list", "redundancy_list", "last_heartbeats"),
+}
+Number = Annotated[int, Field(ge=0, lt=2**31)]
+Host = Annotated[str, Field(max_length=255, pattern=r"^[\w.:%-]*$")]
+Machine = tuple[Host, Number, Number]  # its address, process and number in that process
+STRICT = ConfigDict(extra="forbid", strict=True)
+
+
+@dataclass(frozen=True, config=STRICT)
+class State:
+    """What torch's _RendezvousState holds, in types that JSON has. Pairs stand in the order of torch's dictionaries."""
+
+    round: Number
+    complete: bool
+    deadline: AwareDatetime | None
+    closed: bool
+    participants: Annotated[tuple[tuple[Machine, Number], ...], Field(max_length=MOST_MACHINES)]
+    wait_list: Annotated[tuple[Machine, ...], Field(max_length=MOST_MACHINES)]
+    redundancy_list: Annotated[tuple[Machine, ...], Field(max_length=MOST_MACHINES)]
+    last_heartbeats: Annotated[tuple[tuple[Machine, AwareDatetime], ...], Field(max_length=MOST_MACHINES)]
+
+
+_states = TypeAdapter(State)
+
+
+class OtherState(RendezvousStateError, UserError):
+    """The state in the store is not one that samestep has written."""
+
+
+def _plain(node: _NodeDesc) -> Machine:
+    return node.addr, node.pid, node.local_id
+
+
+def to_json(pickled: bytes) -> bytes:
+    """Returns a state that torch has just pickled, in this process, as JSON."""
+    state = pickle.loads(pickled)
+    if vars(state).keys() != FIELDS:
+        raise UserError(message("torch_keeps_an_unknown_rendezvous_state"))
+    return _states.dump_json(
+        State(
+            state.round,
+            state.complete,
+            state.deadline,
+            state.closed,
+            tuple((_plain(node), rank) for node, rank in state.participants.items()),
+            tuple(sorted(map(_plain, state.wait_list))),
+            tuple(sorted(map(_plain, state.redundancy_list))),
+            tuple((_plain(node), time) for node, time in state.last_heartbeats.items()),
+        )
+    )
+
+
+def from_json(text: bytes) -> bytes:
+    """Returns the state that JSON of the store holds as a pickle for torch. Raises OtherState for anything else."""
+    try:
+        if len(text) > LONGEST_STATE:
+            raise ValueError
+        read = _states.validate_json(text)
+    except (ValidationError, ValueError, RecursionError):
+        raise OtherState(message("rendezvous_state_from_elsewhere")) from None
+    state = _RendezvousState()
+    state.round, state.complete, state.deadline, state.closed = read.round, read.complete, read.deadline, read.closed
+    state.participants = {_NodeDesc(*machine): rank for machine, rank in read.participants}
+    state.wait_list = {_NodeDesc(*machine) for machine in read.wait_list}
+    state.redundancy_list = {_NodeDesc(*machine) for machine in read.redundancy_list}
+    state.last_heartbeats = {_NodeDesc(*machine): time for machine, time in read.last_heartbeats}
+    return pickle.dumps(state)
+
+
+class StateInJson(RendezvousBackend):
+    """torch's c10d backend of a store, whose state is JSON there."""
+
+    def __init__(self, store: Store, run_id: str) -> None:
+        self._inner = C10dRendezvousBackend(store, run_id)
+
+    @property
+    def name(self) -> str:
+        return "samestep"
+
+    def get_state(self) -> tuple[bytes, Token] | None:
+        found = self._inner.get_state()
+        return (from_json(found[0]), found[1]) if found else None
+
+    def set_state(self, state: bytes, token: Token | None = None) -> tuple[bytes, Token, bool] | None:
+        found = self._inner.set_state(to_json(state), token)
+        return (from_json(found[0]), *found[1:]) if found else None
+
 
 POLL_S = 0.1
 READ_S = 5.0  # how long the machine that holds the store waits for those that read why it ends
@@ -53,34 +158,20 @@ class JoinedMachines:
         """
         first = _text(self._store.compare_set("machines", "", self._machines))
         if first != self._machines:
-            raise UserError(
-                f"--nnodes {self._machines} here, and --nnodes {first} on the machine that joined {self._endpoint} "
-                "first; run the same command on every machine, or give another training another --port"
-            )
+            at = {"machines": self._machines, "machines_of_first": first, "address": self._endpoint}
+            raise UserError(message("machines_ask_for_different_numbers_of_machines", **at))
         if digest:
             if _text(self._store.compare_set("request", "", digest)) != digest:
-                raise UserError(
-                    f"this machine's command differs from that of the machines that train at {self._endpoint}; run the "
-                    "same command, with the same files, or give another training another --port"
-                )
+                raise UserError(message("command_differs_from_machines_that_train", address=self._endpoint))
         elif number is None and self._store.check(["complete"]):
-            raise UserError(
-                f"the {first} machines of another training have joined {self._endpoint} already; choose another "
-                "--port, or wait for its end"
-            )
+            raise UserError(message("machines_of_another_training_joined", machines=first, address=self._endpoint))
         if number is not None:
             me = f"{socket.gethostname()}, process {os.getpid()}"
             holder = _text(self._store.compare_set(f"machine {number}", "", me))
             if holder != me:
-                self._store.set(
-                    "refused",
-                    f"two machines have joined {self._endpoint} with --node-rank {number} ({holder}; {me}); give each "
-                    "machine its own number, and another training another --port",
-                )
-                raise UserError(
-                    f"another machine has joined {self._endpoint} with --node-rank {number} already ({holder}); give "
-                    "each machine its own number, and another training another --port"
-                )
+                taken = {"address": self._endpoint, "node_rank": number, "holder": holder}
+                self._store.set("refused", as_line(message("two_machines_with_one_node_rank", other=me, **taken)))
+                raise UserError(message("node_rank_taken", **taken))
 
     def await_all(self, timeout: timedelta, holds_store: bool = False) -> None:
         """Waits until each number has joined. holds_store: the store ends with this process.
@@ -94,7 +185,7 @@ class JoinedMachines:
                 why = _text(self._store.get("refused"))
                 joined = len(numbers) - len(missing)
                 count_reader(self._store, "read", joined, holds_store=holds_store, wait_s=READ_S)
-                raise UserError(why)
+                raise UserError(message_in(why) or why)
             if time.monotonic() > until:
                 raise TimeoutError(f"no machine has joined with --node-rank {missing[0]}")
             time.sleep(POLL_S)
@@ -105,7 +196,7 @@ class JoinedMachines:
             info.store.set("samestep/round", str(self._store.add("rounds", 1) - 1))
         number = _text(info.store.get("samestep/round"))
         if not number.isdecimal() or len(number) > 9:
-            raise UserError(f"another program writes into the rendezvous at {self._endpoint}; choose another --port")
+            raise UserError(message("another_program_writes_into_the_rendezvous", address=self._endpoint))
         return int(number)
 
     def set_complete(self, complete: bool) -> None:
@@ -222,3 +313,17 @@ def handler() -> Callable[[RendezvousParameters], RendezvousHandler]:
         return StaticRendezvous(host, port, rank, params.max_nodes, params.run_id, timeout_s)
 
     return create
+
+
+CONNECT_S = 10.0
+
+
+def main(host: str, port: int, machines: str) -> int:
+    store = TCPStore(host, port, None, False, timedelta(seconds=CONNECT_S), wait_for_workers=False)
+    with suppress(UserError):  # the other has joined, and reads now that this one has, too
+        JoinedMachines(store, f"{host}:{port}", machines).join(0)  # without an error the other is refused when it joins
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], int(sys.argv[2]), sys.argv[3]))

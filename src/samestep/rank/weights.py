@@ -1,21 +1,31 @@
-"""Saves and loads weights as safetensors files: written atomically, loaded strictly."""
+"""The weights: saved and loaded as safetensors files, averaged (Job.ema), exported as from_pretrained loads them."""
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
 from samestep.errors import UserError, first_few, printable
+from samestep.job.phases import CHECKPOINTED
+from samestep.rank.shards import StateDict as StateDict
+from samestep.rank.shards import block_of
+from samestep.records.exported import other_file, write_list
+from samestep.records.results import RunResults, read_results
+from samestep.world import World
 from samestep.world.heartbeat import CHECKPOINT, heartbeat
 from samestep.world.regular_files import check_regular
 
-StateDict = dict[str, Any]  # what a state_dict() returns: tensors and plain values by name
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
 PART = {"samestep": "trainable"}  # the metadata of a file that holds the trainable part of the weights
 
 
@@ -124,3 +134,115 @@ def model_with_weights(model: Callable[[], nn.Module], file: Path) -> nn.Module:
             )
     built.load_state_dict({**built.state_dict(), **loaded})
     return built
+
+
+class Ema:
+    """The average of the trained parameters: average = decay * average + (1 - decay) * parameter, after each step.
+
+    Of a job with phases, a phase's step moves the averages of that phase's parameters.
+    Begins with the parameters as they are. A sharded parameter's average is sharded as it is, and needs no collective.
+    Buffers, such as BatchNorm's statistics, are not averaged.
+    """
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self.decay = decay
+        self._parameters = [p for p in model.parameters() if p.requires_grad]
+        self._averages = [tensor.clone() for tensor in self._tensors()]
+
+    def _tensors(self) -> list[Tensor]:
+        """The parameters' values on this rank. Anew each time: a library may give a parameter other memory."""
+        return [block_of(parameter) for parameter in self._parameters]
+
+    def named(self, model: nn.Module) -> Iterator[tuple[str, Tensor, nn.Parameter]]:
+        """Yields the name of each averaged parameter, its average on this rank, and the parameter."""
+        averages = {id(parameter): average for parameter, average in zip(self._parameters, self._averages)}
+        for name, parameter in model.named_parameters():
+            if id(parameter) in averages:
+                yield name.replace(CHECKPOINTED, ""), averages[id(parameter)], parameter
+
+    def update(self) -> None:
+        """Takes in the parameters. Call it after each optimizer step."""
+        moved = [
+            pair
+            for pair, parameter in zip(zip(self._averages, self._tensors()), self._parameters)
+            if parameter.requires_grad  # the phase's that has stepped
+        ]
+        with torch.no_grad():
+            torch._foreach_lerp_([average for average, _ in moved], [new for _, new in moved], 1 - self.decay)
+
+    def swap(self) -> None:
+        """Exchanges the parameters and their averages."""
+        with torch.no_grad():
+            for parameter, average in zip(self._tensors(), self._averages):
+                kept = parameter.clone()
+                parameter.copy_(average)
+                average.copy_(kept)
+
+    @contextmanager
+    def swapped(self) -> Iterator[None]:
+        """Gives the model the averages while the block runs."""
+        self.swap()
+        yield
+        self.swap()
+
+
+POLL_S = 0.2  # between two looks of the other ranks
+
+
+def pretrained(model: nn.Module) -> dict[str, nn.Module]:
+    """Returns the outermost modules that have `save_pretrained`, by name: '' for the model itself."""
+    modules: dict[str, nn.Module] = {}
+    for name, module in model.named_modules():
+        within = any(name.startswith(f"{outer}.") or not outer for outer in modules)
+        if not within and callable(getattr(module, "save_pretrained", None)):
+            modules[name] = module
+    return modules
+
+
+def export(model: Callable[[], nn.Module], weights: Path, folder: Path) -> None:
+    """Writes the folder that from_pretrained loads, of `model()` with the weights in the file `weights`.
+
+    It is written beside `folder` and renamed, so that a folder of that name is complete. Raises UserError when it
+    cannot be written.
+    """
+    (module,) = pretrained(model_with_weights(model, weights)).values()
+    save_pretrained: Any = module.save_pretrained
+    part = folder.with_name(f".{folder.name}.part")
+    try:
+        shutil.rmtree(part, ignore_errors=True)
+        save_pretrained(str(part))
+        write_list(part)
+        if _is_of_this_training(folder, weights.parent) and not other_file(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+        os.replace(part, folder)  # an error where somebody has put files there
+    except Exception as error:
+        shutil.rmtree(part, ignore_errors=True)
+        raise UserError(
+            f"--export {folder}: {type(module).__name__}.save_pretrained failed: {type(error).__name__}: {error}; the "
+            f"trained weights are in {weights}"
+        ) from error
+
+
+def _is_of_this_training(folder: Path, out: Path) -> bool:
+    """Whether the training in `out` has exported to this folder before it was continued."""
+    try:
+        return read_results(RunResults, out).export == str(folder)
+    except (OSError, UserError):
+        return False
+
+
+def on_first(do: Callable[[], None], world: World, store: Store | None) -> None:
+    """Calls `do` on rank 0. The other ranks return when it has ended.
+
+    They ask the store, because a collective would time out, and a launcher may end rank 0 soon after the others' end.
+    """
+    heartbeat.begin(CHECKPOINT)
+    if world.rank == 0:
+        try:
+            do()
+        finally:
+            if store is not None:
+                store.set("exported", "")
+    elif store is not None:
+        while not store.check(["exported"]):
+            time.sleep(POLL_S)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from torch import nn
 
-from samestep.rank.replicas import digests
+from samestep.rank.shards import digests
 from samestep.recorder import collectives
 from samestep.recorder.loaders import Loaders
 from samestep.records.beside_steps import NO_LOADER, EvaluationSeen

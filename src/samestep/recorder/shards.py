@@ -13,8 +13,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from samestep.rank.replicas import digests
-from samestep.rank.shards import block_of, is_shard, place_of
+from samestep.rank.shards import block_of, digests, is_shard, place_of
 from samestep.recorder import deepspeed
 from samestep.recorder.sums import compress
 

@@ -9,10 +9,8 @@ from pathlib import Path
 from samestep.data.schedule import schedule_of
 from samestep.engine import Engine
 from samestep.job import Job
-from samestep.rank.best_weights import BestWeights
 from samestep.rank.checkpoints import Checkpoints, StopAfter
-from samestep.rank.evaluate import evaluate, plain_model
-from samestep.rank.evaluator import Evaluator
+from samestep.rank.evaluate import BestWeights, Evaluator, evaluate, plain_model
 from samestep.rank.group import checkpoint_store
 from samestep.rank.weights import StateDict
 from samestep.records.arrays import write_state

@@ -11,6 +11,7 @@ import torch
 from samestep.engine import Engine
 from samestep.errors import Refused
 from samestep.job import Job
+from samestep.message import AS_SAID, Message, as_said, message
 from samestep.rank.hardware import is_out_of_memory
 from samestep.rank.weights import StateDict
 from samestep.tasks.largest_batch import no_model, out_of_memory
@@ -41,4 +42,13 @@ def run_engine(engine: Engine, job: Job, world: World, run: Run, settings: Mappi
         explanation = engine.checks.explain(error, job)
         if explanation is None:
             raise
-        raise Refused(explanation) from error
+        raise Refused(_said(explanation)) from error
+    except Refused as error:
+        error.message = _said(error.message)
+        raise
+
+
+def _said(why: str | Message) -> Message:
+    """Returns what an engine says; a sentence, as another package's engine may give, becomes a message of its own."""
+    said = as_said(why) if isinstance(why, str) else why
+    return message("refused_by_engine", text=said.fields["text"]) if said.id == AS_SAID else said

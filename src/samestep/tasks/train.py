@@ -12,17 +12,14 @@ from samestep.engine import Engine
 from samestep.errors import UserError
 from samestep.job import Job
 from samestep.rank import hardware
-from samestep.rank.best_weights import BestWeights
-from samestep.rank.checkpoints import Checkpoints, StopAfter
-from samestep.rank.export import export, on_first
+from samestep.rank.checkpoints import Checkpoints, StopAfter, TrainingIdentity, identity_of
+from samestep.rank.evaluate import BestWeights
 from samestep.rank.graceful_stop import GracefulStop
 from samestep.rank.group import checkpoint_store, export_store, stop_store
-from samestep.rank.not_finite import Checks, check_can_skip
-from samestep.rank.step_logs import listeners_of
-from samestep.rank.step_profile import StepProfile
-from samestep.rank.training_identity import TrainingIdentity, identity_of
-from samestep.rank.watch import Watch
-from samestep.rank.weights import model_with_weights, trainable
+from samestep.rank.guards import Guards, check_can_skip
+from samestep.rank.listeners import Watch, listeners_of
+from samestep.rank.meter import StepProfile
+from samestep.rank.weights import export, model_with_weights, on_first, trainable
 from samestep.records.checkpoint import FOLDER
 from samestep.records.plan import Plan, RunTask
 from samestep.records.record import Progress, TrainingRecord, attempt, write_progress
@@ -65,7 +62,7 @@ def train(plan: Plan, training: RunTask, job: Job, engine: Engine, world: World)
         evaluator=best,
         watch=watch,
         checkpoints=checkpoints,
-        checks=Checks(training.on_nan, training.check_replicas),
+        checks=Guards(training.on_nan, training.check_replicas),
         profile=profile,
     )
     state = run_engine(engine, job, world, run, plan.engine_settings)

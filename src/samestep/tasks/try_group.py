@@ -15,8 +15,7 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from samestep.doctor.machine import Trial, TrialRecord
 from samestep.doctor.records import TrialRank
-from samestep.rank.membership import in_time
-from samestep.rank.store_readers import leave_together
+from samestep.rank.membership import in_time, leave_together
 from samestep.records.files import read, write
 from samestep.world.network import bound
 

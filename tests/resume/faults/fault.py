@@ -9,7 +9,7 @@ from mutations.faults.fault import RUN as RUN
 from mutations.faults.fault import SCHEDULE as SCHEDULE
 from mutations.faults.fault import PlantedFault
 
-STATE, FILES, SAVING = "rank/checkpoint_state.py", "rank/checkpoint_files.py", "rank/saving.py"
+STATE, FILES, SAVING = "rank/checkpoint_state.py", "rank/checkpoint_files.py", "rank/checkpoint_state.py"
 
 
 @dataclass(frozen=True)

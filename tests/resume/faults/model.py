@@ -7,7 +7,7 @@ from resume.faults.fault import SAVING, STATE, ResumeFault
 FAULTS = (
     ResumeFault(
         "best metric forgotten",
-        "rank/best_weights.py",
+        "rank/evaluate.py",
         '        self.curve, self.best_at, self.ended = state["curve"], state["best_at"], state["ended"]\n',
         '        self.curve, self.ended = state["curve"], state["ended"]\n',
         ("resumed state",),
@@ -15,7 +15,7 @@ FAULTS = (
     ),
     ResumeFault(
         "patience counts anew",
-        "rank/best_weights.py",
+        "rank/evaluate.py",
         '        self.curve, self.best_at, self.ended = state["curve"], state["best_at"], state["ended"]\n',
         "        self.curve, self.best_at = [], -1\n",
         ("resumed state",),

@@ -17,6 +17,7 @@ from samestep import Job, Recipe
 from samestep.commands.study import refusal
 from samestep.engines import fsdp
 from samestep.errors import UserError
+from samestep.message import Message
 from samestep.records.inspection import VaryingCalls
 from samestep.tasks.inspect.engines import inspect_engines, units_of_engines
 from samestep.tasks.inspect.job import inspect_job
@@ -111,17 +112,15 @@ def test_fsdp_refuses_it_where_ranks_may_get_other_rows(tmp_path: Path) -> None:
     file = tmp_path / "per_row_job.py"
     file.write_text(JOB)
 
-    def reason(engine: str = "fsdp", options: dict[str, str] = {}, **settings: str) -> str | None:  # noqa: B006
+    def reason(engine: str = "fsdp", options: dict[str, str] = {}, **settings: str) -> Message | None:  # noqa: B006
         rows = inspect_engines(("cpu",), 2, options, [engine])
         units = units_of_engines(rows, [engine])
         job = inspect_job(str(file), settings, 2, 1, "cpu", units=units)
         return refusal(next(row for row in rows if row.name == engine), job)
 
-    text = reason()
-    assert text and "calls row " in text
-    assert "fsdp.wrap=root" in text and "last=drop" in text
-    odd = reason(global_batch="7", last="drop")
-    assert odd and "last=drop" not in odd
+    called = {"engine": "fsdp", "unit": "row"}
+    assert reason() == Message("unit_called_by_rows", {**called, "setting": "--set last=drop"})
+    assert reason(global_batch="7", last="drop") == Message("unit_called_by_rows", {**called, "setting": None})
     assert reason(last="drop") is reason(options={"fsdp.wrap": "root"}) is reason("ddp") is None
 
 

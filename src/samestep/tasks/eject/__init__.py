@@ -34,7 +34,7 @@ STANDS_FOR: dict[Place, Place] = {
     ("samestep.training", "Run"): (f"{RUNTIME}.run", "Run"),
     ("samestep.world", "World"): (f"{RUNTIME}.run", "World"),
     ("samestep.rank.group", "process_group"): (f"{RUNTIME}.group", "process_group"),
-    ("samestep.rank.fsdp_reads", "FSDPReads"): (f"{RUNTIME}.fsdp_reads", "FSDPReads"),
+    ("samestep.rank.fsdp_units", "FSDPReads"): (f"{RUNTIME}.fsdp_reads", "FSDPReads"),
     ("samestep.errors", "UserError"): (f"{RUNTIME}.errors", "UserError"),
     ("samestep.errors", "Refused"): (f"{RUNTIME}.errors", "Refused"),
     ("samestep.message", "message"): (f"{RUNTIME}.errors", "message"),

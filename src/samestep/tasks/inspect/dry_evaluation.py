@@ -18,8 +18,8 @@ from samestep.data.schedule import schedule_of
 from samestep.errors import UserError, not_per_row
 from samestep.job import Batch, Job, counts_by_itself, reads_batch
 from samestep.job.walk import without_graph
-from samestep.rank.default_generator import default_generator
 from samestep.rank.evaluate import count_metric, evaluate
+from samestep.rank.step import default_generator
 from samestep.reference.carried import output_and_loss
 from samestep.tasks.inspect.dry_step import ROWS, raising
 from samestep.world import World

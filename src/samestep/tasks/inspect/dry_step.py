@@ -21,9 +21,7 @@ from samestep.data.schedule import Schedule
 from samestep.errors import UserError, not_a_scalar
 from samestep.job import Batch, Job, output_and_state
 from samestep.job.walk import leaves_of, without_graph
-from samestep.rank.carry import detached
-from samestep.rank.one_row import is_one_row_error
-from samestep.rank.phases import ActivePhase
+from samestep.rank.step import ActivePhase, detached, is_one_row_error
 from samestep.world.imports import is_users_code
 
 ROWS = 4

@@ -22,11 +22,11 @@ from samestep.data.loader import Rows, most_workers, workers_of
 from samestep.data.schedule import schedule_of
 from samestep.errors import UserError
 from samestep.job import Batch, Job
-from samestep.message import as_said
-from samestep.rank.digests import digest_state
+from samestep.message import Message, message
 from samestep.rank.evaluate import chunk_rows
-from samestep.rank.export import pretrained
-from samestep.rank.one_row import is_one_row_error, one_row_message
+from samestep.rank.shards import digest_state
+from samestep.rank.step import is_one_row_error, one_row_message
+from samestep.rank.weights import pretrained
 from samestep.records.inspection import JobFacts
 from samestep.records.plan import ProveTask
 from samestep.tasks.inspect.dry_evaluation import DryEvaluation, dry_evaluation
@@ -99,7 +99,7 @@ def inspect_job(
         needs_closure=job.optimizer.needs_closure,
         evaluation_draws=evaluation.draws,
         varying_calls=varying_calls(job, partial(_model, job), units, replicas, device),
-        refused={n: as_said(why) if why else None for n, why in refused.items()},
+        refused=refused,
     )
 
 
@@ -146,7 +146,7 @@ def _at_own_size(few: Callable[[], Result], own: Callable[[], Result], helps: st
         raise first if len(alike) == 1 else UserError(f"{error}{helps}") from error
 
 
-def _refused_size(job: Job, replicas: int, device: str) -> str | None:
+def _refused_size(job: Job, replicas: int, device: str) -> Message | None:
     """Returns which rank's number of rows is refused by a job that takes only some; None where it takes all."""
     schedule = schedule_of(job, replicas)
     last = schedule.steps_per_epoch - 1
@@ -154,8 +154,8 @@ def _refused_size(job: Job, replicas: int, device: str) -> str | None:
         try:
             dry_step(job, schedule, _model(job), device, job.global_batch, at=(rank, step))
         except UserError as error:
-            helps = "last=drop, or a " if step and job.last == "keep" else "a "
-            return f"step {step}, rank {rank}: {error}; set {helps}global_batch whose shares the job takes"
+            helps = "last=drop" if step and job.last == "keep" else None
+            return message("job_refuses_a_number_of_rows", step=step, rank=rank, why=error.message, setting=helps)
     return None
 
 
@@ -259,22 +259,19 @@ def _check_evaluation_weights(job: Job) -> None:
         raise UserError("the evaluation's rows all weigh 0; its loss is a mean, which needs a weight above 0")
 
 
-def _refusal_of(job: Job, training: ProveTask, device: str) -> str | None:
+def _refusal_of(job: Job, training: ProveTask, device: str) -> Message | None:
     """Returns why the job, or the job of the proof, cannot be trained on so many replicas; None where it can."""
     replicas = training.replicas
     why = _refused_size(job, replicas, device) if training.rows == job.global_batch else None
     return why or _refusal(job, replicas) or _refusal(proof_job(job, training), replicas)
 
 
-def _refusal(job: Job, replicas: int) -> str | None:
+def _refusal(job: Job, replicas: int) -> Message | None:
     """Returns why a layer refuses the smallest part of an epoch (one row, or none under SyncBatchNorm), or None."""
     synced = job.sync_batchnorm and replicas > 1
     rows, step, rank = schedule_of(job, replicas).smallest_micro_batch()
     if synced and (empty := schedule_of(job, replicas).without_rows()):
-        return (
-            f"step {empty[0]}: rank {empty[1]} gets no rows, and SyncBatchNorm would count others' twice; "
-            "set global_batch=… so that every rank gets some, or last=drop"
-        )
+        return message("rank_without_rows_under_sync_batchnorm", step=empty[0], rank=empty[1])
     if rows > 1 or synced:
         return None
     micro_batch = next(p for p in schedule_of(job, 1).step(0, 0, 0))

@@ -12,10 +12,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from samestep.job import Batch, Job
-from samestep.rank.carry import CarriedState
-from samestep.rank.closure import Closure
-from samestep.rank.ema import Ema
-from samestep.rank.gather import loss_over_all_rows
+from samestep.rank.step import CarriedState, Closure, loss_over_all_rows
+from samestep.rank.weights import Ema
 from samestep.tasks.eject.runtime.run import CLOSURE, Run
 
 

@@ -1,13 +1,14 @@
-"""What a training does at a loss or gradient that is NaN or infinite (--on-nan): it stops, or leaves the step out.
+"""Guards of a training: a loss or gradient that is NaN or infinite (--on-nan), and replicas that differ.
 
-Stopping costs nothing: on a CPU a loss is there when the optimizer's step begins, and is looked at then; from a GPU it
-arrives a few steps late (Meter). Leaving a step out takes a decision before the update, alike on all ranks: each step
-then waits for the gradients, and for one all-reduce of one number.
+Stopping at a NaN costs nothing: on a CPU a loss is there when the optimizer's step begins, and is looked at then; from
+a GPU it arrives a few steps late (Meter). Leaving a step out takes a decision before the update, alike on all ranks:
+each step then waits for the gradients, and for one all-reduce of one number.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -18,11 +19,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from samestep.data.schedule import Schedule
-from samestep.errors import NotFinite, Refused, UserError, first_few, say
+from samestep.errors import LostPeer, NotFinite, Refused, ReplicasDiffer, UserError, say
 from samestep.job import Job, MicroBatch
-from samestep.message import Message
+from samestep.message import Message, message
 from samestep.rank.meter import Meter
-from samestep.rank.shards import block_of
+from samestep.rank.shards import bits_digest, block_of, digests, whole_parameters
 from samestep.world import World
 
 IN_A_ROW = 100  # steps left out in a row, after which the training ends: its weights, or all of its data, are bad
@@ -64,25 +65,30 @@ class StopsAtNaN:
         """Raises NotFinite where the last update has left a weight that is not finite: no loss would show it."""
         name = _first(self._trained)
         if name:
-            raise NotFinite(
-                f"{name} is not finite after the last step, {self.done - 1}, on rank {self.world.rank}: "
-                f"that step's loss was finite, its gradient was not; {ADVICE}"
-            )
+            last = {"step": self.done - 1, "rank": self.world.rank}
+            raise NotFinite(message("weight_not_finite_after_last_step", weight=name, **last))
 
     def _noticed(self, step: int, micro: int, loss: float) -> None:
-        rows = rows_of(self.schedule, self.world.rank, step, micro)
-        where = f"at step {step} on rank {self.world.rank}: {loss}, over {rows}"
-        raise NotFinite(f"the loss is not finite {where}{self._tensor(step)}; {ADVICE}")
+        raise NotFinite(
+            message(
+                "loss_not_finite",
+                step=step,
+                rank=self.world.rank,
+                loss=str(loss),
+                rows=rows_of(self.schedule, self.world.rank, step, micro),
+                since=self._since(step),
+            )
+        )
 
-    def _tensor(self, step: int) -> str:
-        """Names the first tensor that is not finite, and says since when."""
+    def _since(self, step: int) -> Message | None:
+        """Returns which tensor is the first that is not finite, and since when; None where all are finite."""
         weight = _first(self._trained)
-        if self.done > step:  # it is read late: the update has been made
-            return f"; by now {weight} is not finite" if weight else ""
+        if self.done > step:  # the loss is read late: the update has been made
+            return message("weight_not_finite_by_now", weight=weight) if weight else None
         if weight:
-            return f"; {weight} was not finite before it: the gradient of an earlier step was not, though its loss was"
+            return message("weight_not_finite_before_the_step", weight=weight)
         gradient = _first((name, p.grad) for name, p in self._trained if p.grad is not None)
-        return f"; the first gradient that is not finite is that of {gradient}" if gradient else ""
+        return message("gradient_not_finite", parameter=gradient) if gradient else None
 
 
 class SkipsNaN:
@@ -107,7 +113,7 @@ class SkipsNaN:
 
         def guarded(closure: Any = None, **settings: Any) -> Any:
             if closure is not None:
-                raise Refused(CANNOT.format("it computes the gradients inside the optimizer's step"))
+                raise Refused(message("engine_cannot_skip_steps", why=message("gradients_computed_inside_the_step")))
             self._decide(optimizer, names)
             if not self.left_out:
                 return step(**settings)
@@ -131,7 +137,8 @@ class SkipsNaN:
     def stepped(self) -> None:
         """Ends a step. Raises Refused where the engine took it without the optimizer's step."""
         if not self._decided:
-            raise Refused(CANNOT.format("it updates the weights without the optimizer's step"))
+            why = message("weights_updated_without_the_optimizer")
+            raise Refused(message("engine_cannot_skip_steps", why=why))
 
     def end(self) -> None:
         """Does nothing: no weight has taken in a gradient that is not finite."""
@@ -158,24 +165,23 @@ class SkipsNaN:
         self._skipped += 1
         step = self._micro_batch.step
         if self._in_a_row == IN_A_ROW:
-            raise UserError(
-                f"the {IN_A_ROW} steps up to step {step} were all left out (--on-nan skip): no loss or gradient is "
-                f"finite any more; {ADVICE}"
-            )
-        mine = next(((micro_batch, float(loss)) for micro_batch, loss in self._losses if not math.isfinite(loss)), None)
-        if self._skipped > SAID or (mine is None and self.world.rank):
+            raise UserError(message("all_latest_steps_skipped", count=IN_A_ROW, step=step))
+        bad = next(((micro_batch, float(loss)) for micro_batch, loss in self._losses if not math.isfinite(loss)), None)
+        if self._skipped > SAID or (bad is None and self.world.rank):
             return
-        if mine:
-            rows = rows_of(self.schedule, self.world.rank, step, mine[0].micro)
-            why = f"its loss is {mine[1]} on rank {self.world.rank}, over {rows}"
+        if bad:
+            rank, (micro_batch, loss) = self.world.rank, bad
+            rows = rows_of(self.schedule, rank, step, micro_batch.micro)
+            why = message("loss_not_finite_over_rows", loss=str(loss), rank=rank, rows=rows)
+        elif parameter := _first(gradients):
+            why = message("gradient_of_parameter_not_finite", parameter=parameter)
         else:
-            why = f"the gradient of {_first(gradients) or 'some parameter'} is not finite"
-        say(f"step {step} is left out: {why}{'; later ones are not printed' if self._skipped == SAID else ''}")
+            why = message("some_gradient_not_finite")
+        last = self._skipped == SAID
+        say(message("step_skipped_and_later_ones_not_printed" if last else "step_skipped", step=step, why=why))
 
 
 OnNaN: dict[str, type[StopsAtNaN] | type[SkipsNaN]] = {"stop": StopsAtNaN, "skip": SkipsNaN}
-ADVICE = "lower the learning rate (--set lr=…), look at the data of that step, or leave such steps out: --on-nan skip"
-CANNOT = "--on-nan skip: this engine cannot leave a step out: {}; use --on-nan stop, or another engine, such as ddp"
 
 
 def check_can_skip(job: Job, cannot_skip: str | Message) -> None:
@@ -184,32 +190,78 @@ def check_can_skip(job: Job, cannot_skip: str | Message) -> None:
     cannot_skip: why the engine cannot, as it declares; '': it can.
     """
     if cannot_skip:
-        raise Refused(CANNOT.format(cannot_skip))
+        raise Refused(message("engine_cannot_skip_steps", why=cannot_skip))
     if job.optimizer.needs_closure:
-        raise Refused(
-            f"--on-nan skip: {job.optimizer.cls.__name__} computes the gradients inside its step; leave skip out"
-        )
+        raise Refused(message("optimizer_cannot_skip_steps", optimizer=job.optimizer.cls.__name__))
     if job.carry_state:
-        raise Refused("--on-nan skip: the state that Job(carry_state) hands to the next step is not finite either")
+        raise Refused(message("carried_state_cannot_skip_steps"))
 
 
 @dataclass(frozen=True)
-class Checks:
+class Guards:
     """What a training looks for besides its progress: see RunTask.on_nan and check_replicas."""
 
     on_nan: Literal["stop", "skip"] = "stop"
     replicas: int = 0
 
 
-def rows_of(schedule: Schedule, rank: int, step: int, micro: int) -> str:
-    """Returns 'rows 12, 7, 3, 40 … (8 rows)', those of a micro-batch, in words."""
+def rows_of(schedule: Schedule, rank: int, step: int, micro: int) -> Message:
+    """Returns which rows a micro-batch has, as a message."""
     micro_batch = schedule.step(rank, *divmod(step, schedule.steps_per_epoch))[micro]
-    rows = [str(row) for row in micro_batch.indices[: micro_batch.rows]]
+    rows = micro_batch.indices[: micro_batch.rows].tolist()
     if not rows:
-        return "no rows of its own: it computes those of another rank with a weight of 0"
-    return f"row {rows[0]}" if len(rows) == 1 else f"rows {first_few(rows)} ({len(rows)} rows)"
+        return message("rows_of_another_rank")
+    return message("one_row", row=rows[0]) if len(rows) == 1 else message("rows", rows=rows, count=len(rows))
 
 
 def _first(tensors: Iterable[tuple[str, Tensor | nn.Parameter]]) -> str | None:
     """Returns the name of the first tensor that is not finite."""
     return next((name for name, tensor in tensors if not is_finite(tensor)), None)
+
+
+class ReplicaGuard:
+    """Compares the replicas every `every` steps, and at the end of the training. Every rank must call it alike."""
+
+    def __init__(self, world: World, every: int) -> None:
+        self.world, self.every = world, every
+        self._checked = 0  # steps done at the latest check
+
+    def is_due(self, done: int) -> bool:
+        """Returns whether the replicas are compared after `done` steps."""
+        return self.world.size > 1 and done % self.every == 0
+
+    def check(self, model: nn.Module, done: int) -> None:
+        """Compares the replicas with one all-reduce of two numbers.
+
+        Where they differ, a rank that has drifted raises ReplicasDiffer and the others LostPeer; both name the first
+        tensor.
+        """
+        if self.world.size == 1 or done == self._checked:
+            return
+        self._checked = done
+        tensors = whole_parameters(model)
+        own_digests = torch.tensor(digests(tensors), dtype=torch.int64)
+        whole = int(bits_digest(own_digests))
+        greatest = torch.tensor([whole, -whole], device=self.world.device)
+        dist.all_reduce(greatest, dist.ReduceOp.MAX)
+        high, low = greatest.tolist()
+        if high != -low:
+            self._raise(list(tensors), own_digests.to(self.world.device), done)
+
+    def _raise(self, names: list[str], own_digests: Tensor, done: int) -> None:
+        gathered = [torch.empty_like(own_digests) for _ in range(self.world.size)]
+        dist.all_gather(gathered, own_digests)
+        of_rank = torch.stack(gathered).cpu()  # shape [ranks, tensors]
+        differs = [number for number in range(len(names)) if len(of_rank[:, number].unique()) > 1]
+        of_first: list[int] = of_rank[:, differs[0]].tolist()
+        common = Counter(of_first).most_common(1)[0][0]  # of two ranks rank 0's
+        odd = [rank for rank, digest in enumerate(of_first) if digest != common]
+        said = message(
+            "replicas_differ",
+            step=done - 1,
+            parameter=names[differs[0]],
+            ranks=odd,
+            differing=len(differs),
+            parameters=len(names),
+        )
+        raise ReplicasDiffer(said) if self.world.rank in odd else LostPeer(said, odd)

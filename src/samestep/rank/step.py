@@ -1,0 +1,326 @@
+"""What a step may need besides forward and backward: phases, a closure, a carried state, the rows of all ranks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from samestep.data.same_data import gather_from_ranks
+from samestep.data.schedule import Schedule, key
+from samestep.errors import Refused
+from samestep.job import Batch, Job, MicroBatch, Phase, output_and_state
+from samestep.job.phases import parameters_of
+from samestep.job.walk import flattened, leaves_of, mapped_tensors
+from samestep.message import Message, message
+from samestep.rank.weights import StateDict
+from samestep.world import World
+
+
+def default_generator(device: str) -> torch.Generator:
+    """Returns the default random generator of `device`, which dropout there draws from.
+
+    Seeding it takes 1 µs. torch.manual_seed takes 70 µs: it also queues a seed for CUDA, with a stack trace.
+    """
+    if device == "cpu":
+        return torch.default_generator
+    torch.cuda.init()
+    return torch.cuda.default_generators[torch.device(device).index or 0]
+
+
+def keep_state(model: nn.Module) -> Callable[[], None]:
+    """Returns a function that restores the model's buffers and what it keeps in attributes, as a hidden state: a rank
+    without rows computes others' rows, and must not change these."""
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    attributes = [
+        (vars(module), name, list(value) if isinstance(value, list) else value)
+        for module in model.modules()
+        for name, value in vars(module).items()
+        if value is None or isinstance(value, Tensor | tuple | list)
+    ]
+
+    def restore() -> None:
+        for buffer, value in buffers:
+            buffer.data.copy_(value)  # .data: autograd may hold the buffer
+        for of_module, name, kept in attributes:
+            if isinstance(of_module.get(name), Tensor | tuple | list):
+                of_module[name] = kept
+
+    return restore
+
+
+class ActivePhase:
+    """The phase whose parameters require a gradient, so that backward and the optimizer's step are this phase's alone.
+
+    Not only during the forward pass: activation checkpointing repeats it in the backward pass.
+    """
+
+    def __init__(self, phases: Sequence[Phase], model: nn.Module) -> None:
+        self._parameters = parameters_of(phases, model) if phases else []
+        self._phase: int | None = None
+
+    def activate(self, phase: int) -> None:
+        """Lets only this phase's parameters require a gradient."""
+        if phase != self._phase:
+            self._phase = phase
+            for number, parameters in enumerate(self._parameters):
+                for parameter in parameters:
+                    parameter.requires_grad_(number == phase)
+
+    def end(self) -> None:
+        """Lets all phases' parameters require a gradient again."""
+        self._phase = None
+        for parameters in self._parameters:
+            for parameter in parameters:
+                parameter.requires_grad_(True)
+
+
+class Closure:
+    """The micro-batches of the current step, and the mean loss over its rows on all ranks.
+
+    again: whether they are being computed again. Then nothing is recorded of them.
+    """
+
+    def __init__(self, world: World) -> None:
+        self.again = False
+        self._world = world
+        self._batches: list[Batch] = []
+        self._loss = torch.zeros((), device=world.device)
+
+    def add(self, batch: Batch, loss: Tensor) -> None:
+        """Takes in the mean loss over the rows of one of the step's micro-batches."""
+        if batch.micro_batch.micro == 0:
+            self._loss = torch.zeros_like(self._loss, dtype=torch.float64)
+            if not self.again:
+                self._batches = []
+        self._loss += loss.detach() * batch.micro_batch.share
+        if not self.again:
+            self._batches.append(batch)
+
+    def of_step(self, model: nn.Module, backward: Callable[[Batch], Tensor]) -> Callable[[], Tensor]:
+        """Returns the function that the optimizer calls. backward: computes a micro-batch's gradients.
+
+        It sets the gradients and returns the mean loss over the step's rows on all ranks, so that all of them take
+        the same branch of a line search. The first call finds the gradients that the loop has computed, unless the
+        optimizer has moved the parameters before it.
+        """
+        computed_at: list[int] | None = _versions(model)
+
+        def closure() -> Tensor:
+            nonlocal computed_at
+            if computed_at != _versions(model):
+                self._compute_again(model, backward)
+            computed_at = None
+            if self._world.size > 1:
+                dist.all_reduce(self._loss)
+                self._loss /= self._world.size
+            return self._loss.clone()
+
+        return closure
+
+    def _compute_again(self, model: nn.Module, backward: Callable[[Batch], Tensor]) -> None:
+        self.again = True
+        model.zero_grad()
+        with torch.enable_grad():
+            for batch in self._batches:
+                backward(batch)
+        self.again = False
+
+
+def _versions(model: nn.Module) -> list[int]:
+    """Returns a count of each parameter's changes in place."""
+    return [parameter._version for parameter in model.parameters()]
+
+
+class CarriedState:
+    """The state of each micro-batch of this rank's step, detached: its rows continue those of the step before."""
+
+    def __init__(self) -> None:
+        self._epoch = -1
+        self._of_micro: dict[int, Any] = {}
+
+    def state_dict(self) -> StateDict:
+        """Returns the state of all micro-batches, for a checkpoint."""
+        return {"epoch": self._epoch, "of_micro": self._of_micro}
+
+    def load_state_dict(self, state: Mapping[str, Any], device: str) -> None:
+        """Takes the state of a checkpoint."""
+        self._epoch = state["epoch"]
+        self._of_micro = mapped_tensors(lambda tensor: tensor.to(device), dict(state["of_micro"]))
+
+    def attach(self, batch: Batch) -> Batch:
+        """Returns the batch with the state of its rows; None in the first step of an epoch, where no row continues."""
+        if batch.micro_batch.epoch != self._epoch:
+            self._epoch, self._of_micro = batch.micro_batch.epoch, {}
+        return replace(batch, state=self._of_micro.get(batch.micro_batch.micro))
+
+    def store(self, returned: Any, batch: Batch) -> Any:
+        """Stores the state that forward returned for `batch`. Returns the output.
+
+        A rank without rows keeps none: it computes other ranks' rows. Raises UserError where forward returned no pair.
+        """
+        output, state = output_and_state(returned)
+        if batch.micro_batch.rows:
+            self._of_micro[batch.micro_batch.micro] = detached(state)
+        return output
+
+
+def detached(state: Any) -> Any:
+    """Returns a state whose tensors have no graph."""
+    return mapped_tensors(Tensor.detach, state)
+
+
+@dataclass(frozen=True)
+class RankTensors:
+    """The sizes of one rank's tensors, which all ranks learn before the tensors are sent.
+
+    rows: the number of the rank's rows, and weight: their weight. structure: of its output and data, with the leaves'
+    dtypes. shapes: of each leaf; None: not a tensor. by_row: whether a leaf's first dimension is the rank's rows.
+    """
+
+    rows: int
+    weight: float
+    structure: str
+    shapes: list[tuple[int, ...] | None]
+    by_row: list[bool]
+
+
+def loss_over_all_rows(job: Job, output: Any, batch: Batch, schedule: Schedule, world: World) -> Tensor:
+    """Computes the criterion once on the rows of all ranks. What it draws is the same on every rank.
+
+    On each rank the loss has the graph of that rank's own rows: the sum of the ranks' gradients is that of one process.
+    """
+    alone = replace(schedule, world_size=1)
+    (whole,) = alone.step(0, batch.micro_batch.epoch, batch.micro_batch.step % alone.steps_per_epoch)
+    gathered = gather_rows(output, batch, whole, world)
+    torch.manual_seed(key(job.seed, "all rows", whole.step))
+    return job.criterion(*gathered)
+
+
+def gather_rows(output: Any, batch: Batch, whole: MicroBatch, world: World) -> tuple[Any, Batch]:
+    """Returns the output and the batch of the whole step: the rows of all ranks in the order of the ranks.
+
+    Tensors whose first dimension is the rank's rows are concatenated. Other floating-point tensors of the output, such
+    as a learned temperature, become their mean over the ranks, by the weights of the ranks' rows. All else stays the
+    rank's own. Only the rank's own part carries its graph, so that backward needs no collective: the gradients of all
+    ranks add up to that of one process.
+    whole: the part of a single process in this step. Every rank must call this, one without rows too, whose rows are
+    left out. Raises Refused, on all ranks, where their tensors do not fit together.
+    """
+    micro_batch = batch.micro_batch
+    leaves, rebuilt = flattened((output, batch.data))
+    of_output = len(leaves_of(output))
+    tensors = [leaf if isinstance(leaf, Tensor) else None for leaf in leaves]
+    mine = RankTensors(
+        rows=micro_batch.rows,
+        weight=micro_batch.weight,
+        structure=f"{rebuilt(range(len(leaves)))} {[None if t is None else t.dtype for t in tensors]}",
+        shapes=[None if t is None else tuple(t.shape) for t in tensors],
+        by_row=[t is not None and t.dim() > 0 and len(t) == len(micro_batch.indices) for t in tensors],
+    )
+    ranks: list[RankTensors] = gather_from_ranks(mine, world)
+    by_row = [all(rank.by_row[n] for rank in ranks if rank.rows) for n in range(len(leaves))] if _alike(ranks) else []
+    averaged = [not by_row[n] and n < of_output and _is_floating(t) for n, t in enumerate(tensors)] if by_row else []
+    _check_shapes(ranks, by_row, averaged, micro_batch.step)
+    own = [t[: micro_batch.rows] if t is not None and by_row[n] else t for n, t in enumerate(tensors)]
+    sent = [n for n in range(len(leaves)) if by_row[n] or averaged[n]]
+    shapes = [[(rank.rows, *_shape(rank, n)[1:]) if by_row[n] else _shape(rank, n) for n in sent] for rank in ranks]
+    of_rank = _all_gather([_tensor(own[n]) for n in sent], shapes, world)
+    total = sum(rank.weight for rank in ranks)
+    for at, n in enumerate(sent):
+        parts = [pieces[at] for pieces in of_rank]
+        parts[world.rank] = _tensor(own[n])  # the same values, with their graph
+        if by_row[n]:
+            leaves[n] = torch.cat(parts)
+        else:
+            shares = [rank.weight / total for rank in ranks]
+            leaves[n] = sum((p * share for p, share in zip(parts[1:], shares[1:])), parts[0] * shares[0])
+    output, data = rebuilt(leaves)
+    return output, Batch(data, whole)
+
+
+def _alike(ranks: list[RankTensors]) -> bool:
+    return all(rank.structure == ranks[0].structure for rank in ranks)
+
+
+def _shape(rank: RankTensors, number: int) -> tuple[int, ...]:
+    shape = rank.shapes[number]
+    assert shape is not None
+    return shape
+
+
+def _tensor(leaf: Tensor | None) -> Tensor:
+    assert leaf is not None
+    return leaf
+
+
+def _is_floating(tensor: Tensor | None) -> bool:
+    return tensor is not None and tensor.is_floating_point()
+
+
+def _check_shapes(ranks: list[RankTensors], by_row: list[bool], averaged: list[bool], step: int) -> None:
+    """Raises Refused where the ranks' tensors cannot be put together: all ranks know the same, and raise the same."""
+    for rank, other in enumerate(ranks):
+        if other.structure != ranks[0].structure:
+            raise Refused(message("gathered_outputs_have_different_structures", step=step, rank=rank))
+        for number, together in enumerate(by_row):
+            pair = [_shape(r, number)[1:] if together else r.shapes[number] for r in (ranks[0], other)]
+            if (together or averaged[number]) and pair[0] != pair[1]:
+                shapes = [f"{list(_shape(of_rank, number))}" for of_rank in (ranks[0], other)]
+                raise Refused(
+                    message(
+                        "gathered_outputs_have_different_shapes",
+                        step=step,
+                        shape_on_rank_0=shapes[0],
+                        rank=rank,
+                        shape=shapes[1],
+                    )
+                )
+
+
+def _all_gather(mine: list[Tensor], shapes: list[list[tuple[int, ...]]], world: World) -> list[list[Tensor]]:
+    """Returns every rank's tensors, without a graph. shapes: [rank][tensor]. All are sent at once, as bytes."""
+    packed = torch.cat([t.detach().contiguous().reshape(-1).view(torch.uint8) for t in mine])
+    sizes = [[t.element_size() * torch.Size(s).numel() for t, s in zip(mine, of_rank)] for of_rank in shapes]
+    most = max(map(sum, sizes))
+    padded = packed.new_zeros(most)
+    padded[: len(packed)] = packed
+    received = [torch.empty_like(padded) for _ in range(world.size)]
+    dist.all_gather(received, padded)
+    return [
+        # cloned: a view as another dtype must begin at a multiple of its size
+        [
+            piece.clone().view(t.dtype).reshape(shape)
+            for piece, t, shape in zip(flat[: sum(of)].split(of), mine, of_shapes)
+        ]
+        for flat, of, of_shapes in zip(received, sizes, shapes)
+    ]
+
+
+def is_one_row_error(error: BaseException) -> bool:
+    """Returns whether torch raised `error` because a BatchNorm layer got a single row."""
+    return "more than 1 value per channel" in str(error)
+
+
+def one_row_message(step: int, rank: int) -> Message:
+    """Returns the message for a BatchNorm layer that would get a single row."""
+    return message("batch_norm_gets_one_row", step=step, rank=rank)
+
+
+def explain_ddp_error(error: BaseException, job: Job) -> Message | None:
+    """Returns a message about parameters without a gradient in DistributedDataParallel; None for other errors.
+
+    It names them where DDP's message has their indices.
+    """
+    if "finished reduction in the prior iteration" not in str(error):
+        return None
+    names = [name for name, parameter in job.model().named_parameters() if parameter.requires_grad]
+    numbers = re.search(r"did not receive grad for rank \d+: ([\d ]+)", str(error))
+    if numbers is None:
+        return message("some_parameters_have_no_gradient")
+    return message("parameters_have_no_gradient", parameters=[names[int(number)] for number in numbers[1].split()])
