@@ -16,7 +16,7 @@ from lane_marks import shared_out
 from ranks import KeptRanks, Ranks, RanksFailed, engine_facts, prove
 from samestep.commands.study import refusal
 from samestep.errors import UserError, message_in
-from samestep.message import as_said
+from samestep.message import as_said, message
 from samestep.rank.fsdp_units import units_of
 from samestep.records.inspection import JobFacts
 from samestep.records.results import Verdict
@@ -145,13 +145,16 @@ def test_the_same_at_three_ranks(name: str, jobs: list[str], bench: Bench) -> No
 def test_a_part_of_a_unit_that_is_called_by_itself_is_refused(bench: Bench) -> None:
     verdict = bench.prove("peeks", "fsdp", {}, 2)
     assert verdict.verdict == "refused"
-    assert "blocks.0.norm.bias" in str(verdict.reason) and "wrap=root" in str(verdict.reason)
+    why = verdict.reason
+    assert why and (why.id, why.fields["parameter"]) == ("shard_read_outside_of_its_unit", "blocks.0.norm.bias")
+    assert why.fields["remedy"] == message("keep_fsdp_parameters_whole")
 
 
 def test_a_parameter_without_gradient_in_some_steps_is_named(bench: Bench) -> None:
     verdict = bench.prove("routed", "ddp", {}, 2)
     assert verdict.verdict == "refused"
-    assert str(verdict.reason).startswith("expert.weight, expert.bias: no gradient in a step; ")
+    why = message("parameters_have_no_gradient", parameters=["expert.weight", "expert.bias"])
+    assert verdict.reason == why
 
 
 @pytest.mark.check
