@@ -12,6 +12,9 @@ from pathlib import Path
 import command_server
 from budget import budget
 from samestep.launch.fork_client import SOCKETS
+from samestep.message import Message
+from samestep.records.files import read
+from samestep.records.runs import COMMAND, CommandRecord
 
 TESTS = Path(__file__).parent
 JOBS = TESTS / "launch" / "jobs.py"
@@ -50,6 +53,13 @@ def _of_python(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 OF_PYTHON = _of_python(os.environ)  # of this process, whose server has started alike
+
+
+def failure(folder: Path) -> Message:
+    """What the command that filled a folder of results has failed with."""
+    reason = read(CommandRecord, folder / COMMAND).reason
+    assert reason
+    return reason
 
 
 def has_begun(folder: Path) -> bool:

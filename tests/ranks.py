@@ -24,7 +24,7 @@ import serve
 from budget import budget
 from samestep.launch import stacks
 from samestep.launch.fork_client import SOCKETS
-from samestep.launch.stale_locks import clear_stale_locks
+from samestep.launch.supervise import clear_stale_locks
 from samestep.proof.judge import judge
 from samestep.proof.plan import interrupted, loop_layout, numerics_layout, trainings
 from samestep.proof.resume import JoinedRecord, judge_resumed

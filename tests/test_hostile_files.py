@@ -20,8 +20,8 @@ from samestep.commands.runs import runs
 from samestep.data.arrays import Arrays
 from samestep.data.windows import Windows
 from samestep.errors import TrainingFailed, UserError
-from samestep.launch.log_rotation import cut
-from samestep.launch.usage import UsageSampler
+from samestep.launch.monitor_sampler import MonitorSampler
+from samestep.launch.rank_logs import cut
 from samestep.rank.listeners import Csv
 from samestep.rank.weights import model_with_weights, save
 from samestep.records.arrays import read_arrays, write_arrays
@@ -97,7 +97,7 @@ def test_weights_are_loaded_or_are_one_sentence(kind: str) -> None:
 
 
 def _sampled(folder: Path) -> None:
-    UsageSampler(folder).close()
+    MonitorSampler(folder).close()
 
 
 def _logged(folder: Path) -> None:

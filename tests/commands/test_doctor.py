@@ -18,7 +18,7 @@ from samestep.commands.doctor import report_of
 from samestep.doctor.fleet import LocalMachine
 from samestep.doctor.machine import LaunchInfo
 from samestep.errors import UserError
-from samestep.launch import Machines, ports
+from samestep.launch import Machines, rendezvous_address
 
 MPI = {"RANK": "0", "SIZE": "2", "LOCAL_RANK": "0", "LOCAL_SIZE": "2"}  # of two ranks on one machine
 BEGINS = ("NCCL_", "GLOO_", "TORCH_")
@@ -73,7 +73,7 @@ def test_a_held_port_is_found_where_the_ranks_of_a_launcher_would_open_it() -> N
             assert taken["status"] == "FAIL" and taken["why"]["fields"]["pid"] == os.getpid(), taken
             assert re.fullmatch(r"export MASTER_PORT=(?!" + port + r" )\d+ .*", taken["fix"])
         with pytest.raises(UserError, match=f"process {os.getpid()}"):
-            ports.check(Machines(port=int(port)))  # as every command that starts ranks does
+            rendezvous_address.check_port(Machines(port=int(port)))  # as every command that starts ranks does
         assert found(doctor("--quick", "--json", "--port", port), "port")["status"] == "FAIL"
     assert found(doctor("--quick", "--json", **at, **by_mpirun), "port")["status"] == "OK"
 

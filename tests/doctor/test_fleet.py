@@ -30,8 +30,8 @@ from samestep.doctor.machine import LaunchInfo, Trial
 from samestep.doctor.probes import PROBES, collective
 from samestep.doctor.records import Answer, Greeting, Probed, Request
 from samestep.errors import UserError
-from samestep.launch.init_method import rendezvous_of
-from samestep.launch.started_by import launched_rank
+from samestep.launch.outer_launcher import launched_rank
+from samestep.launch.rendezvous_address import rendezvous_of
 from samestep.world import network
 
 INFO = LaunchInfo(nproc=2, nnodes=3, master="h0", port=29500)

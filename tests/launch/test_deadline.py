@@ -9,14 +9,15 @@ import pytest
 
 from launch.clock import Clock
 from samestep.errors import TrainingFailed
-from samestep.launch import deadline, stacks
-from samestep.launch.deadline import Deadline
+from samestep.launch import end, stacks
+from samestep.launch.end import Deadline
+from samestep.message import message
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(deadline, "time", clock)
+    monkeypatch.setattr(end, "time", clock)
     return clock
 
 
@@ -52,9 +53,10 @@ def test_the_ranks_have_time_to_write_their_stacks(
 
     clock, sent = Ranks(), []
     monkeypatch.setattr(stacks, "time", clock)
-    monkeypatch.setattr(deadline, "signal_ranks", lambda folder, number: sent.append((folder, number, clock.now)))
-    with pytest.raises(TrainingFailed, match=f"did not end within 10 s; .* {tmp_path}/stack-rank"):
+    monkeypatch.setattr(end, "signal_ranks", lambda folder, number: sent.append((folder, number, clock.now)))
+    with pytest.raises(TrainingFailed) as failed:
         Deadline(10.0, tmp_path).fail()
+    assert failed.value.message == message("launch_reached_its_deadline", seconds=10.0, folder=tmp_path)
     assert sent == [(tmp_path, signal.SIGUSR1, 100.0)]
     answered = [at + stacks.SETTLE_S for at in writes_at if at]
     until = max(answered) if len(answered) == len(files) else 100.0 + stacks.WAIT_S

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from budget import budget, deadline, wait_until
-from command import JOBS, has_begun, samestep
+from command import JOBS, failure, has_begun, samestep
 from foreign_folder import assert_none_ran, foreign_folder
 from lane_marks import CHECK, FULL
 from launch.jobs import NORMAL_EXIT
@@ -138,9 +138,9 @@ def test_a_killed_rank(launcher: str, tmp_path: Path) -> None:
         assert [psutil.Process(pid).name() for pid in children] == ["sleep"]
         os.kill(rank, signal.SIGKILL)
         assert run.ends() == 1
-        assert "rank 1 was ended by SIGKILL" in run.said()
         assert run.said().count("rank 1 ") == 1
-        assert "(by a user or a scheduler: the kernel has counted no out-of-memory kill" in run.said()
+        said = failure(tmp_path / "out")
+        assert (said.id, said.fields["rank"]) == ("rank_killed_by_somebody", 1)
         assert "Traceback" not in run.said()
         assert_gone([*run.pids, *children])
     assert not (tmp_path / "out" / "weights.safetensors").exists()
@@ -181,14 +181,14 @@ def test_asked_to_stop_it_leaves_a_checkpoint_that_continues(tmp_path: Path) -> 
     with training("slow", tmp_path / "out", "torchrun") as run:
         run.parent.send_signal(signal.SIGTERM)
         assert run.ends() == 130, run.said()
-        assert "stopping after a step; received SIGTERM" in run.said()
+        assert "received SIGTERM" in run.said()
         assert_gone(run.pids)
     (checkpoint,) = (tmp_path / "out" / "checkpoints").iterdir()
     (tmp_path / "out" / "progress.json").unlink()  # by which the next launch's beginning is recognised
     with training("slow", tmp_path / "out", "fork") as run:
         run.parent.send_signal(signal.SIGHUP)
         assert run.ends() == 130, run.said()
-        assert f"continues from the checkpoint of {checkpoint.name.replace('-', ' ')}, of ddp on 2 ranks" in run.said()
+        assert f"{checkpoint.name.replace('-', ' ')}, of ddp" in run.said()
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_an_interrupt_stops_all_ranks_after_the_same_step(engine: str, tmp_path:
     with training("slow", out, launcher, "--engine", engine) as run:
         run.parent.send_signal(signal.SIGINT)
         assert run.ends() == 130, run.said()
-        assert "stopping after a step; interrupt again to end at once" in run.said()
+        assert "interrupt again" in run.said()
         assert_gone(run.pids)
     results = json.loads((out / "results.json").read_text())
     steps = {len(json.loads(path.read_text())["trainings"]["train"]["step_s"]) for path in out.glob("rank?.json")}
@@ -218,11 +218,11 @@ def test_an_interrupt_stops_all_ranks_after_the_same_step(engine: str, tmp_path:
 def test_a_second_interrupt_ends_at_once(tmp_path: Path) -> None:
     with training("hangs_on_rank_1", tmp_path / "out", "torchrun") as run:
         run.parent.send_signal(signal.SIGINT)
-        wait_until(lambda: "interrupt again to end at once" in run.said(), "it does not say that it stops", run.said)
+        wait_until(lambda: "interrupt again" in run.said(), "it says nothing", run.said)
         assert run.parent.poll() is None
         run.parent.send_signal(signal.SIGINT)
         assert run.ends() == 130
-        assert "interrupted; everything that was started has ended" in run.said() and "Traceback" not in run.said()
+        assert run.said().splitlines()[-1].startswith("samestep: interrupted") and "Traceback" not in run.said()
         assert_gone(run.pids)
 
 
@@ -237,17 +237,19 @@ def test_an_error_is_told_once_with_its_rank(launcher: str, tmp_path: Path) -> N
     job = f"{JOBS}:raises_on_rank_1"
     done = run_to_its_end(job, "--launcher", launcher, *deadline(), "--out", str(out))
     assert done.returncode == 1
-    assert done.stderr.count("the data of step 3 is bad") == 1
-    assert "rank 1 failed: RuntimeError" in done.stderr
+    assert done.stderr.count("step 3 is bad") == 1
+    said = failure(out)
+    assert (said.id, said.fields["rank"], said.fields["log"]) == ("rank_failed", 1, str(out / "rank1.log"))
     assert "Traceback" not in done.stderr
-    assert "the data of step 3 is bad" in (out / "rank1.log").read_text()
+    assert "step 3 is bad" in (out / "rank1.log").read_text()
     assert_gone([pid_of(path) for path in out.glob("pid-rank*")])
 
 
 @pytest.mark.check
 def test_an_error_whose_words_are_a_lost_connections_too(tmp_path: Path) -> None:
-    done = run_to_its_end(f"{JOBS}:times_out_on_rank_1", *deadline(), "--out", str(tmp_path / "out"))
-    assert "rank 1 failed: RuntimeError: timeout: the feature server reset the connection" in done.stderr
+    run_to_its_end(f"{JOBS}:times_out_on_rank_1", *deadline(), "--out", str(tmp_path / "out"))
+    said = failure(tmp_path / "out")
+    assert (said.id, said.fields["rank"]) == ("rank_failed", 1)
 
 
 @pytest.mark.parametrize("launcher", on_launchers("torchrun"))
@@ -255,7 +257,8 @@ def test_a_rank_that_leaves_without_a_word(launcher: str, tmp_path: Path) -> Non
     job = f"{JOBS}:leaves_on_rank_1"
     done = run_to_its_end(job, "--launcher", launcher, *deadline(), "--out", str(tmp_path / "out"))
     assert done.returncode == 1
-    assert "rank 1 exited with code 7 before it had finished" in done.stderr
+    said = failure(tmp_path / "out")
+    assert said.id == "rank_exited_before_its_end" and (said.fields["rank"], said.fields["code"]) == (1, 7)
 
 
 @pytest.mark.parametrize("command", ["run", "verify"])
@@ -282,14 +285,14 @@ def test_the_interface_reaches_the_ranks(launcher: str, tmp_path: Path) -> None:
     job, out = f"{JOBS}:prints_its_interfaces", tmp_path / "out"
     done = run_to_its_end(job, "--launcher", launcher, "--interface", "lo", *deadline(), "--out", str(out))
     assert done.returncode == 0, done.stderr
-    assert "gloo lo, NCCL lo" in (out / "rank1.log").read_text()
+    assert "NCCL lo" in (out / "rank1.log").read_text()
     assert json.loads((out / "rank1.json").read_text())["machine"]["interface"] == "lo"
 
 
 def test_an_interface_that_is_not_here_is_refused(tmp_path: Path) -> None:
     done = run_to_its_end(f"{JOBS}:quick", "--interface", "nowhere0", "--out", str(tmp_path / "out"))
     assert done.returncode == 2
-    assert re.search("--interface nowhere0: this machine has .*lo.*; name one of them", done.stderr), done.stderr
+    assert re.search("--interface nowhere0: .*lo", done.stderr), done.stderr
     assert not (tmp_path / "out").exists()
 
 
@@ -299,7 +302,7 @@ def test_a_hang_ends_at_its_deadline_with_every_stack(tmp_path: Path) -> None:
     asked = ("--launcher", "fork", "--stall", "0", *limit)
     done = run_to_its_end(f"{JOBS}:hangs_on_rank_1", *asked, "--out", str(out))
     assert done.returncode == 1
-    assert f"the launch did not end within {limit[1]} s" in done.stderr
+    assert failure(out).id == "launch_reached_its_deadline" and f" {limit[1]} s" in done.stderr
     assert "in criterion" in (out / "stack-rank1.txt").read_text()
     assert "backward" in (out / "stack-rank0.txt").read_text()
     assert_gone([pid_of(path) for path in out.glob("pid-rank*")])
@@ -310,7 +313,7 @@ def test_a_launch_of_a_proof_ends_at_its_deadline(tmp_path: Path) -> None:
     out, limit = tmp_path / "out", deadline(4)
     done = samestep("verify", f"{JOBS}:hangs_on_rank_1", "--engine", "ddp", "--nproc", "2", *limit, out=out, imports=30)
     assert done.returncode == 1, done.stderr
-    assert f"the launch did not end within {limit[1]} s" in done.stdout
+    assert f"within {limit[1]} s" in done.stdout
     assert "in criterion" in (out / "launches" / "ddp-fork-0" / "stack-rank1.txt").read_text()
     assert_gone([pid_of(path) for path in out.glob("**/pid-rank*")])
 

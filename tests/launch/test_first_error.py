@@ -71,30 +71,31 @@ def test_every_launcher_that_reports_is_recorded() -> None:
 @pytest.mark.parametrize(
     ("machines", "size", "line"),
     [
-        (Machines(), 1, "type: samestep doctor"),
-        (Machines(), 4, "type: samestep doctor --nproc 4"),
+        (Machines(), 1, "samestep doctor"),
+        (Machines(), 4, "samestep doctor --nproc 4"),
         (
             Machines(nnodes=2, master="h0", port=29500),
             4,
-            "type on each machine: samestep doctor --nnodes 2 --nproc 4 --master-addr h0 --port 29500",
+            "samestep doctor --nnodes 2 --nproc 4 --master-addr h0 --port 29500",
         ),
         (
             Machines(nnodes=2, master="h0", port=29500, node_rank=1),
             1,
-            "type on each machine: samestep doctor --nnodes 2 --nproc 1 --master-addr h0 --port 29500 --node-rank N",
+            "samestep doctor --nnodes 2 --nproc 1 --master-addr h0 --port 29500 --node-rank N",
         ),
-        (Machines(port=29500), 2, "type: samestep doctor --nproc 2 --port 29500"),
-        (Machines(nnodes=2, single_launch=True), 8, "type: samestep doctor --launcher srun --nproc 4"),
+        (Machines(port=29500), 2, "samestep doctor --nproc 2 --port 29500"),
+        (Machines(nnodes=2, single_launch=True), 8, "samestep doctor --launcher srun --nproc 4"),
         (
             Machines(nnodes=2, single_launch=True, hosts=("h1", "h2"), port=29500),
             8,
-            "type: samestep doctor --launcher srun --nproc 4 --hosts h1,h2 --port 29500",
+            "samestep doctor --launcher srun --nproc 4 --hosts h1,h2 --port 29500",
         ),
     ],
 )
 def test_the_doctor_is_named_with_the_options(machines: Machines, size: int, line: str) -> None:
-    printed = doctor_line(size, machines, ("srun",))
-    assert printed.endswith(line)
+    said = doctor_line(size, machines, ("srun",))
+    assert said.fields == {"command": line}
+    assert (said.id == "run_the_doctor_on_each_machine") == ("--master-addr" in line)
     words = shlex.split(line.partition("samestep doctor")[2].replace("--node-rank N", "--node-rank 1"))
     command = cast(Any, typer.main.get_command(app)).commands["doctor"]
     assert command.make_context("doctor", words).params["nproc"] in (None, size, size // machines.nnodes)

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from launch.clock import Clock
-from samestep.launch import Machines, idle_launcher
-from samestep.launch.idle_launcher import ENDING_S, SETTLE_S, IdleLauncher
+from samestep.launch import Machines, end
+from samestep.launch.end import ENDING_S, SETTLE_S, IdleLauncher
 from samestep.message import as_said
 from samestep.records.files import write
 from samestep.records.record import RankError
@@ -23,7 +23,7 @@ TWO = Machines(nnodes=2, master="h0", timeout_s=60.0)
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(idle_launcher, "time", clock)
+    monkeypatch.setattr(end, "time", clock)
     return clock
 
 

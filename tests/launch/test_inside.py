@@ -107,9 +107,9 @@ def test_two_commands_in_one_mpirun(weights: bytes, tmp_path: Path) -> None:
 
 @pytest.mark.check
 def test_two_ranks_with_one_local_rank(tmp_path: Path) -> None:
-    from samestep.launch.ports import any_free
+    from samestep.launch.rendezvous_address import free_port
 
-    port, out = str(any_free("127.0.0.1")), str(tmp_path / "out")
+    port, out = str(free_port("127.0.0.1")), str(tmp_path / "out")
     command = [sys.executable, "-m", "samestep", "run", f"{JOBS}:quick", "--out", out, "--timeout", f"{budget():.0f}"]
     place = {"WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     ranks = [

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from budget import budget, wait_until
-from samestep.launch import log_rotation
-from samestep.launch.log_rotation import LogRotation, cut
-from samestep.launch.rank_output import RankOutput
+from samestep.launch import rank_logs
+from samestep.launch.rank_logs import LogRotation, RankOutput, cut
 
 RANK = """
 import ctypes, os, sys
@@ -31,7 +30,7 @@ for number in range(20_000):
 
 
 def test_a_log_is_cut_while_its_rank_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_rotation, "EVERY_S", 0.0)
+    monkeypatch.setattr(rank_logs, "EVERY_S", 0.0)
     shown: list[str] = []
     log, output = tmp_path / "rank0.log", RankOutput(tmp_path, lambda _, text: shown.append(text))
     rank, rotation = subprocess.Popen([sys.executable, "-c", RANK, str(log)]), LogRotation(tmp_path, 150_000)

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from samestep.launch import rank_output
+from samestep.launch import rank_logs
 
 
 @pytest.fixture
-def told(tmp_path: Path) -> tuple[Path, rank_output.RankOutput, list[tuple[str, str]]]:
+def told(tmp_path: Path) -> tuple[Path, rank_logs.RankOutput, list[tuple[str, str]]]:
     said: list[tuple[str, str]] = []
     return (
         tmp_path,
-        rank_output.RankOutput(tmp_path, lambda ranks, text: said.append((rank_output.name(ranks), text))),
+        rank_logs.RankOutput(tmp_path, lambda ranks, text: said.append((rank_logs.name(ranks), text))),
         said,
     )
 
@@ -25,7 +25,7 @@ def write(folder: Path, **logs: str) -> None:
             log.write(text)
 
 
-def test_equal_lines_are_told_once(told: tuple[Path, rank_output.RankOutput, list[tuple[str, str]]]) -> None:
+def test_equal_lines_are_told_once(told: tuple[Path, rank_logs.RankOutput, list[tuple[str, str]]]) -> None:
     folder, follower, said = told
     write(folder, rank0="loading\nI am 0\n", rank1="loading\nI am 1\n", rank2="loading\n")
     follower.print_new()
@@ -35,18 +35,18 @@ def test_equal_lines_are_told_once(told: tuple[Path, rank_output.RankOutput, lis
 
 
 def test_a_line_is_told_when_the_others_stay_silent(
-    told: tuple[Path, rank_output.RankOutput, list[tuple[str, str]]], monkeypatch: pytest.MonkeyPatch
+    told: tuple[Path, rank_logs.RankOutput, list[tuple[str, str]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, follower, said = told
     write(folder, rank0="alone\n", rank1="")
     follower.print_new()
     assert said == []
-    monkeypatch.setattr(rank_output, "WAIT_S", 0.0)
+    monkeypatch.setattr(rank_logs, "WAIT_S", 0.0)
     follower.print_new()
     assert said == [("rank 0", "alone")]
 
 
-def test_half_a_line_waits_for_its_end(told: tuple[Path, rank_output.RankOutput, list[tuple[str, str]]]) -> None:
+def test_half_a_line_waits_for_its_end(told: tuple[Path, rank_logs.RankOutput, list[tuple[str, str]]]) -> None:
     folder, follower, said = told
     write(folder, rank0="half")
     follower.print_new()
@@ -57,10 +57,10 @@ def test_half_a_line_waits_for_its_end(told: tuple[Path, rank_output.RankOutput,
 
 
 def test_a_bar_counts_as_its_last_state_and_a_traceback_stays_in_the_log(
-    told: tuple[Path, rank_output.RankOutput, list[tuple[str, str]]], monkeypatch: pytest.MonkeyPatch
+    told: tuple[Path, rank_logs.RankOutput, list[tuple[str, str]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, follower, said = told
-    monkeypatch.setattr(rank_output, "WAIT_S", 0.0)
+    monkeypatch.setattr(rank_logs, "WAIT_S", 0.0)
     write(folder, rank0="10 %\r50 %\r100 %\n", rank1="before\nTraceback (most recent call last):\n  File x\n")
     follower.print_new()
     write(folder, rank1="RuntimeError: bad\n")
@@ -69,11 +69,11 @@ def test_a_bar_counts_as_its_last_state_and_a_traceback_stays_in_the_log(
 
 
 def test_a_traceback_that_the_job_has_caught_is_told(
-    told: tuple[Path, rank_output.RankOutput, list[tuple[str, str]]], monkeypatch: pytest.MonkeyPatch
+    told: tuple[Path, rank_logs.RankOutput, list[tuple[str, str]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, follower, said = told
-    monkeypatch.setattr(rank_output, "HOLD_S", 0.0)
-    monkeypatch.setattr(rank_output, "WAIT_S", 0.0)
+    monkeypatch.setattr(rank_logs, "HOLD_S", 0.0)
+    monkeypatch.setattr(rank_logs, "WAIT_S", 0.0)
     write(folder, rank0="Traceback (most recent call last):\n  File x\nValueError: caught\n")
     follower.print_new()
     write(folder, rank0="and on\n")
@@ -84,4 +84,4 @@ def test_a_traceback_that_the_job_has_caught_is_told(
 
 
 def test_names() -> None:
-    assert [rank_output.name(ranks) for ranks in ([0], [0, 1, 2], [0, 2])] == ["rank 0", "ranks 0-2", "ranks 0,2"]
+    assert [rank_logs.name(ranks) for ranks in ([0], [0, 1, 2], [0, 2])] == ["rank 0", "ranks 0-2", "ranks 0,2"]

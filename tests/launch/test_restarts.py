@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from budget import budget
-from command import JOBS
+from command import JOBS, failure
 from lane_marks import FULL
+from samestep.message import message
 
 pytestmark = pytest.mark.check
 
@@ -37,7 +38,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 def test_a_killed_rank_comes_back_and_the_result_is_the_same(weights: bytes, tmp_path: Path) -> None:
     again = run("dies_once", tmp_path / "again", "--max-restarts", "2")
     assert again.returncode == 0, again.stderr
-    assert "a rank has died, and torchrun has restarted all ranks (restart 1)" in again.stderr
+    assert "torchrun" in again.stderr and "(restart 1)" in again.stderr
     assert (tmp_path / "again" / "weights.safetensors").read_bytes() == weights
 
 
@@ -45,7 +46,7 @@ def test_restarted_ranks_continue_from_the_newest_checkpoint(weights: bytes, tmp
     """Rank 1 is killed by signal 9 in step 3, while the checkpoint before it may still be written."""
     again = run("dies_once", tmp_path / "again", "--max-restarts", "2", "--checkpoint-every", "1steps")
     assert again.returncode == 0, again.stderr
-    assert "continues from the checkpoint of step" in again.stderr
+    assert "from the checkpoint" in again.stderr
     assert json.loads((tmp_path / "again" / "results.json").read_text())["resumed_from"] in (1, 2, 3)
     assert (tmp_path / "again" / "weights.safetensors").read_bytes() == weights
 
@@ -55,7 +56,7 @@ def test_a_users_mistake_is_told_without_a_restart(tmp_path: Path) -> None:
     environment = os.environ | {"REFUSALS": str(refusals)}
     done = run("is_refused_on_rank_1", tmp_path / "out", "--max-restarts", "3", env=environment)
     assert done.returncode == 2, done.stderr
-    assert "let them begin at 0" in done.stderr and "Traceback" not in done.stderr
+    assert "begin at 0" in done.stderr and "Traceback" not in done.stderr
     assert refusals.read_text() == "1"
 
 
@@ -63,7 +64,8 @@ def test_a_users_mistake_is_told_without_a_restart(tmp_path: Path) -> None:
 def test_without_restarts_it_ends(tmp_path: Path) -> None:
     done = run("dies_once", tmp_path / "out")
     assert done.returncode == 1
-    assert "rank 1 was ended by SIGKILL (by a user or a scheduler" in done.stderr
+    said = failure(tmp_path / "out")
+    assert (said.id, said.fields["rank"]) == ("rank_killed_by_somebody", 1)
 
 
 @pytest.fixture
@@ -87,5 +89,6 @@ def test_the_kernels_memory_killer_is_named(small_group: Path, tmp_path: Path) -
 
     done = run("eats_memory", tmp_path / "out", preexec_fn=enter)
     assert done.returncode == 1
-    assert "rank 1 was ended by SIGKILL: the kernel killed 1 process for memory in this control group" in done.stderr
-    assert "whose limit is 1200 MiB; use fewer ranks or loader workers" in done.stderr
+    said = failure(tmp_path / "out")
+    assert (said.id, said.fields["rank"]) == ("rank_killed_for_memory", 1)
+    assert said.fields["why"] == message("killed_for_memory", processes=1, limit_mib=1200)

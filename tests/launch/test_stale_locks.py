@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from samestep.launch.stale_locks import clear_stale_locks
+from samestep.launch.supervise import clear_stale_locks
 
 HOLD = """
 import sys

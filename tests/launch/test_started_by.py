@@ -8,7 +8,7 @@ from samestep.commands.machines import detect_launched_rank, refuse_under_launch
 from samestep.commands.setup import Setup
 from samestep.errors import UserError
 from samestep.launch.launchers import srun
-from samestep.launch.started_by import launched_rank, outer_launcher, refuse_to_start_more
+from samestep.launch.outer_launcher import launched_rank, outer_launcher, refuse_to_start_more
 from samestep.world.network import slurm_port
 
 TORCHRUN = {

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from samestep.launch import stop_requests
-from samestep.launch.stop_requests import REPEATED, REQUESTS, SCHEDULERS, StopRequests
+from samestep.launch import supervise
+from samestep.launch.supervise import REPEATED, REQUESTS, SCHEDULERS, StopRequests
 from samestep.records.record import Progress, write_progress
 
 TRAINING = Progress(done=3)
@@ -33,7 +33,7 @@ def end(number: int, frame: object) -> None:
 def sent(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """The signals that the ranks are sent. The process's own handlers raise Ended."""
     numbers: list[int] = []
-    monkeypatch.setattr(stop_requests, "signal_ranks", lambda _, number: numbers.append(number))
+    monkeypatch.setattr(supervise, "signal_ranks", lambda _, number: numbers.append(number))
     before = {number: signal.signal(number, end) for number in SIGNALS}
     yield numbers
     assert {signal.getsignal(number) for number in SIGNALS} == {end}  # close() has put them back

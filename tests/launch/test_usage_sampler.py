@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from samestep.launch.usage import SHARE, UsageSampler
+from samestep.launch.monitor_sampler import SHARE, MonitorSampler
 from samestep.records.files import read
 from samestep.records.monitor import CSV, SUMMARY, MonitorSummary, read_samples
 
@@ -19,11 +19,11 @@ SLEEPS = [sys.executable, "-S", "-c", "import sys; sys.stdin.read()"]
 
 def test_a_look_that_takes_long_makes_the_next_one_wait(tmp_path: Path) -> None:
     began = time.monotonic()
-    sampler = UsageSampler(tmp_path, interval=0.0)
+    sampler = MonitorSampler(tmp_path, interval=0.0)
     assert 0 < sampler.cost_s / SHARE - sampler.due_in() <= time.monotonic() - began
     sampler.sample_if_due()
     assert len(sampler.samples) == 1
-    assert UsageSampler(tmp_path, interval=1000.0).due_in() > 900
+    assert MonitorSampler(tmp_path, interval=1000.0).due_in() > 900
 
 
 def test_processes_that_are_left_out_do_not_count(tmp_path: Path) -> None:
@@ -31,13 +31,13 @@ def test_processes_that_are_left_out_do_not_count(tmp_path: Path) -> None:
         subprocess.Popen(SLEEPS, stdin=subprocess.PIPE) as first,
         subprocess.Popen(SLEEPS, stdin=subprocess.PIPE) as second,
     ):
-        sampler = UsageSampler(tmp_path, without=[first.pid])
+        sampler = MonitorSampler(tmp_path, without=[first.pid])
         assert second.pid in sampler.living() and first.pid not in sampler.living()
     assert second.pid not in sampler.living()
 
 
 def test_what_it_keeps_is_whole(tmp_path: Path) -> None:
-    sampler = UsageSampler(tmp_path, interval=0.0)
+    sampler = MonitorSampler(tmp_path, interval=0.0)
     began = time.time()
     sampler.sample()
     summary = sampler.close(["a", "command"], 3)
@@ -51,14 +51,14 @@ def test_what_it_keeps_is_whole(tmp_path: Path) -> None:
 def test_a_disk_that_is_full_ends_nothing(tmp_path: Path) -> None:
     (tmp_path / CSV).symlink_to("/dev/full")  # which takes no byte
     for folder in (tmp_path, tmp_path / "missing"):
-        assert UsageSampler(folder).close().samples == 2
+        assert MonitorSampler(folder).close().samples == 2
 
 
 def test_counters_that_were_hidden_once_are_said_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sampler = UsageSampler(tmp_path, interval=1000.0)
+    sampler = MonitorSampler(tmp_path, interval=1000.0)
     use = sampler._tree.use
     monkeypatch.setattr(sampler._tree, "use", lambda: replace(use(), readable=False))
     sampler.sample()
     monkeypatch.undo()
     assert "other users, as under sudo, are not known" in " ".join(sampler.close().notes)
-    assert not UsageSampler(tmp_path, interval=1000.0).close().notes
+    assert not MonitorSampler(tmp_path, interval=1000.0).close().notes

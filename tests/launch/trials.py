@@ -213,13 +213,13 @@ def run(numbers: Iterable[int], seed: int, out: Path) -> list[dict[str, Any]]:
     """These trials of `seed`, then one training that must end well."""
     import tempfile
 
-    from samestep.launch.ports import any_free
+    from samestep.launch.rendezvous_address import free_port
 
     results = []
     with Hosts(2) as hosts, tempfile.TemporaryDirectory() as folder, open(out / "trials.jsonl", "w") as lines:
         for number in numbers:
             trial = drawn(number, seed)
-            result = conduct(trial, Path(folder) / str(number), any_free("127.0.0.1"), hosts)
+            result = conduct(trial, Path(folder) / str(number), free_port("127.0.0.1"), hosts)
             results.append(result | {"seed": seed})
             lines.write(json.dumps(results[-1]) + "\n")
             lines.flush()

@@ -11,7 +11,7 @@ import pytest
 from torch.distributed import HashStore, Store, TCPStore
 
 from samestep.errors import LostPeer, Refused, UserError
-from samestep.launch import ports, second_master
+from samestep.launch import rendezvous_address
 from samestep.rank.group import _naming_the_lost
 from samestep.rank.membership import Membership
 from samestep.rank.rendezvous import JoinedMachines
@@ -116,12 +116,12 @@ def test_those_that_wait_are_told_of_two_machines_with_one_number() -> None:
 
 def test_a_master_is_told_of_a_second_one() -> None:
     """By the command of the second one, which may be typed before the master listens."""
-    port = ports.any_free("127.0.0.1")
-    assert not second_master.report("127.0.0.1", port, 2, timeout_s=0.1)
+    port = rendezvous_address.free_port("127.0.0.1")
+    assert not rendezvous_address.report_second_master("127.0.0.1", port, 2, timeout_s=0.1)
     store = TCPStore("127.0.0.1", port, None, True, wait_for_workers=False)
     master = JoinedMachines(store, "h0:29500", "2")
     master.join(0)
-    assert second_master.report("127.0.0.1", port, 2, timeout_s=0.1)
+    assert rendezvous_address.report_second_master("127.0.0.1", port, 2, timeout_s=0.1)
     with pytest.raises(UserError, match=r"two machines have joined 127.0.0.1:\d+ with --node-rank 0"):
         master.await_all(timedelta(seconds=0))
 

@@ -14,7 +14,7 @@ import pytest
 
 from budget import budget
 from samestep.errors import UserError
-from samestep.launch import Machines, ports
+from samestep.launch import Machines, rendezvous_address
 from samestep.world import network
 
 
@@ -90,8 +90,8 @@ def test_a_taken_port_names_its_holder() -> None:
         with pytest.raises(
             UserError, match=rf"port {port} is taken by process \d+ \(.+\); choose another, or --port 0"
         ):
-            ports.check(Machines(port=port))
-    ports.check(Machines(port=ports.any_free("127.0.0.1")))
+            rendezvous_address.check_port(Machines(port=port))
+    rendezvous_address.check_port(Machines(port=rendezvous_address.free_port("127.0.0.1")))
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from budget import budget, wait_until
 from samestep.errors import TrainingFailed
 from samestep.launch import fork_client
 from samestep.launch.stacks import handles, place_of
+from samestep.message import message
 from samestep.world.processes import wait_for
 
 SOURCE = Path(samestep.__file__).parent
@@ -83,18 +84,22 @@ def test_where_it_is_is_told_and_a_deadline_ends_it(
     hanging: tuple[subprocess.Popen[bytes], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     process, log = hanging
-    with pytest.raises(TrainingFailed, match=r"still built after 1 s: it is at my_job.py:\d+, load \(.*--deadline"):
-        wait_for(process, "it is still built", partial(place_of, process.pid, log), tell_s=0.2, deadline_s=1.2)
+    what = message("torch_is_being_imported")
+    with pytest.raises(TrainingFailed) as failed:
+        wait_for(process, what, partial(place_of, process.pid, log), tell_s=0.2, deadline_s=1.2)
+    over = failed.value.message
+    assert over.id == "deadline_is_over" and over.fields["what"] == what
+    assert over.fields["place"].fields["frame"] == "my_job.py:5, load"
     assert process.poll() == -signal.SIGKILL
     said = capsys.readouterr().err.splitlines()
-    assert 1 <= len(said) <= 3 and all("my_job.py:5, load" in line for line in said)
+    assert 1 <= len(said) <= 3 and all("my_job.py:5" in line for line in said)
 
 
 def test_a_process_that_works_for_long_is_not_ended(capsys: pytest.CaptureFixture[str]) -> None:
     process = subprocess.Popen([sys.executable, "-c", "import sys, time; time.sleep(0.5); sys.exit(3)"])
-    assert wait_for(process, "it is still read", tell_s=0.1) == 3
-    assert "it is still read after 0 s" in capsys.readouterr().err
-    assert wait_for(subprocess.Popen([sys.executable, "-c", ""]), "it is still read") == 0
+    assert wait_for(process, message("records_are_being_judged"), tell_s=0.1) == 3
+    assert "still being judged" in capsys.readouterr().err
+    assert wait_for(subprocess.Popen([sys.executable, "-c", ""]), message("records_are_being_judged")) == 0
     assert not capsys.readouterr().err
 
 

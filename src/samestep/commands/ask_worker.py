@@ -15,6 +15,7 @@ from samestep.errors import TrainingFailed, UserError
 from samestep.launch import fork_client
 from samestep.launch.fork_client import ForkedWorker
 from samestep.launch.stacks import place_of
+from samestep.message import Message, message
 from samestep.records.files import read, write
 from samestep.records.inspection import (
     ANSWER,
@@ -34,30 +35,25 @@ Answer = TypeVar("Answer", Inspection, Script, Probes)
 def ask(question: Question, deadline_s: float | None = None, tell_s: float | None = None) -> Inspection:
     """Inspects a job and the engines. Raises UserError with the worker's sentence about a mistake, TrainingFailed where
     the worker does not end within `deadline_s`. tell_s: after so long, it is said at which line the job is."""
-    subject, what = "the engines", "the engines are still being looked at"
-    if question.job:
-        subject, what = question.job, f"the job {question.job} is still being built"
-    return _answer("--inspect", question, Inspection, subject, what, deadline_s=deadline_s, tell_s=tell_s)
+    what = message("job_is_being_built", job=question.job) if question.job else message("engines_are_being_looked_at")
+    return _answer("--inspect", question, Inspection, what, deadline_s=deadline_s, tell_s=tell_s)
 
 
 def ask_script(question: EjectQuestion) -> str:
     """Returns the stand-alone script of a job on an engine. Raises UserError as `ask`."""
-    what = f"the job {question.job} is still being built"
-    return _answer("--eject", question, Script, question.job, what).text
+    return _answer("--eject", question, Script, message("job_is_being_built", job=question.job)).text
 
 
 def ask_probes(question: ProbeQuestion, deadline_s: float) -> Probes:
     """Returns the facts of the doctor's probes that need torch. Raises TrainingFailed as `ask`."""
-    what = "torch and the job are still being looked at"
-    return _answer("--probe", question, Probes, "this machine's torch", what, deadline_s=deadline_s)
+    return _answer("--probe", question, Probes, message("torch_is_being_looked_at"), deadline_s=deadline_s)
 
 
 def _answer(
     flag: str,
     question: Question | EjectQuestion | ProbeQuestion,
     kind: type[Answer],
-    subject: str,
-    what: str,
+    what: Message,
     *,
     deadline_s: float | None = None,
     tell_s: float | None = None,
@@ -73,7 +69,7 @@ def _answer(
             raise UserError(read(Mistake, mistake).error)
         if not answer.exists():
             lines = log.read_text(errors="replace").strip().splitlines()
-            raise TrainingFailed(f"the inspection of {subject} failed: {lines[-1] if lines else 'it printed nothing'}")
+            raise TrainingFailed(message("inspection_failed", what=what, last_line=lines[-1] if lines else None))
         return read(kind, answer)
 
 

@@ -204,9 +204,11 @@ def runs(
     from samestep.commands.progress import show_runs
     from samestep.commands.runs import runs as listed
     from samestep.records.files import as_json, finite, list_with_schema
+    from samestep.report.language import with_english
 
     past = listed(path(folder, "FOLDER"))
     if json_:
+        past = with_english(past)
         print(json.dumps(list_with_schema("runs", (finite(as_json(run)) for run in past)), indent=1))
     else:
         show_runs(past)

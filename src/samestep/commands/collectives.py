@@ -18,9 +18,9 @@ from samestep.commands.results_folder import launch_folder, prepare_on_each, rem
 from samestep.commands.study import Study, check_devices, study_of
 from samestep.commands.train import check_options, ranks_in_folder
 from samestep.errors import UserError, say
-from samestep.launch import Command, ports, supervise
+from samestep.launch import Command, rendezvous_address, supervise
 from samestep.launch.command import command_for, rank_command
-from samestep.launch.started_by import LaunchedRank
+from samestep.launch.outer_launcher import LaunchedRank
 from samestep.proof.collective_values import judge_values
 from samestep.records.collective_table import REDUCTIONS
 from samestep.records.collectives import PLAN, CollectivePlan, CollectiveRank, CollectiveResults
@@ -118,7 +118,7 @@ def _check(study: Study, launcher: str) -> None:
     machines = study.machines
     check_devices(study.nproc, study.inspection)
     check_master(machines.master, machines.nnodes)
-    ports.check(machines)
+    rendezvous_address.check_port(machines)
     check_options(machines, launcher)
 
 

@@ -12,11 +12,12 @@ from typing import Literal
 
 from samestep.commands.command_options import LaunchOptions
 from samestep.commands.options import arguments
-from samestep.errors import TrainingFailed, UserError, printable
+from samestep.errors import TrainingFailed, UserError, printable_message
+from samestep.message import Message, as_said
 from samestep.records.files import write
 from samestep.records.redaction import redacted
 from samestep.records.runs import COMMAND, CommandRecord
-from samestep.report.language import text
+from samestep.report.language import with_english
 
 
 def words_of(command: str, options: LaunchOptions, job: str = "") -> tuple[str, ...]:
@@ -33,8 +34,8 @@ def recorded(folder: Path, words: tuple[str, ...], *, writes: bool = True) -> It
     """Keeps command.json in `folder` while the block runs, and how it ends. writes: whether this command does."""
     record = CommandRecord(tuple(redacted(words)), os.getcwd(), time.time())
 
-    def keep(outcome: Literal["finished", "failed", "interrupted"] | None, reason: str | None = None) -> None:
-        reason = reason and printable(reason, lines=True)
+    def keep(outcome: Literal["finished", "failed", "interrupted"] | None, reason: Message | None = None) -> None:
+        reason = reason and printable_message(with_english(reason))
         if writes:
             with suppress(OSError):  # a note: no disk that is full may end a command for it
                 write(folder / COMMAND, replace(record, outcome=outcome, reason=reason))
@@ -46,9 +47,9 @@ def recorded(folder: Path, words: tuple[str, ...], *, writes: bool = True) -> It
         keep("interrupted")
         raise
     except (UserError, TrainingFailed) as error:
-        keep("failed", text(error.message, "en"))
+        keep("failed", error.message)
         raise
     except BaseException as error:
-        keep("failed", f"{type(error).__name__}: {error}")
+        keep("failed", as_said(f"{type(error).__name__}: {error}"))
         raise
     keep("finished")

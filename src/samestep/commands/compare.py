@@ -26,7 +26,7 @@ from samestep.commands.study import Row, Study, check_devices, layouts_of, resul
 from samestep.commands.time_left import TimeLeft
 from samestep.engine import BASELINE
 from samestep.errors import Refused, TrainingFailed, UserError, say
-from samestep.launch import FORK, Machines, fork_client, ports, supervise
+from samestep.launch import FORK, Machines, fork_client, rendezvous_address, supervise
 from samestep.launch.command import command_for
 from samestep.proof.judge import judge, not_one_process, same_as_one
 from samestep.proof.plan import interrupted, neutral_layouts, plain_layout
@@ -82,7 +82,7 @@ def _run_launches(study: Study, folder: Path, show: ShowProgress) -> CompareResu
     check_devices(study.nproc, study.inspection, setup.engines)
     if setup.resume and setup.resume.nproc:
         check_devices(setup.resume.nproc, study.inspection, setup.engines)
-    ports.check(study.machines)
+    rendezvous_address.check_port(study.machines)
     rows = rows_of(study, forks=setup.rounds == 0)
     planned = [row for row in rows if row.open]
     total = 1 + len(planned) * max(1, setup.rounds)

@@ -39,8 +39,8 @@ from samestep.doctor.records import Probed, ProbeQuestion, Report
 from samestep.doctor.token import TOKEN
 from samestep.errors import TrainingFailed, UserError, printable, say
 from samestep.launch import Machines, Shape
-from samestep.launch.init_method import rendezvous_of
-from samestep.launch.started_by import LaunchedRank
+from samestep.launch.outer_launcher import LaunchedRank
+from samestep.launch.rendezvous_address import rendezvous_of
 from samestep.message import message
 from samestep.records.files import as_json, from_json
 from samestep.report.console import Terminal, cell
@@ -186,7 +186,7 @@ def _launched(setup: Setup, options: DoctorOptions, flags: Sequence[str]) -> int
         program = (*module_arguments("samestep"), "doctor", *more)
         command = module.plan(program, Shape(setup.nproc or 2, folder, machines))
         started = subprocess.Popen(command.argv, env=os.environ | dict(command.env) | {TOKEN: token})
-        return wait_for(started, f"the doctors that {name} has started are still running")
+        return wait_for(started, message("doctors_are_running", launcher=name))
 
 
 def _is_unusable(master: str) -> bool:

@@ -10,8 +10,8 @@ from samestep import launch
 from samestep.commands.machine_options import MachineOptions
 from samestep.commands.setup import Setup
 from samestep.errors import UserError
-from samestep.launch import Machines, RankEnvironment, ports
-from samestep.launch.started_by import LaunchedRank, launched_rank, outer_launcher, refuse_to_start_more
+from samestep.launch import Machines, RankEnvironment, rendezvous_address
+from samestep.launch.outer_launcher import LaunchedRank, launched_rank, outer_launcher, refuse_to_start_more
 from samestep.world import RENDEZVOUS_PORT
 from samestep.world.network import check_master, is_this_machine, route_to_host
 
@@ -87,7 +87,7 @@ def machines_of(setup: Setup, env: Mapping[str, str]) -> Machines:
     if hosts:
         nnodes, master = len(hosts), master or hosts[0]
         is_here = len(hosts) > 1 and not port and is_this_machine(master, options.timeout_s)
-        port = port or (ports.any_free(master) if is_here else 0)
+        port = port or (rendezvous_address.free_port(master) if is_here else 0)
     if nnodes is None and master and not hosts:
         raise UserError(f"--master-addr {master} is for several machines; give their number with --nnodes")
     nnodes = nnodes or 1

@@ -14,7 +14,7 @@ from samestep.commands.live_line import LiveLine
 from samestep.commands.monitor_options import MonitorOptions
 from samestep.commands.results_folder import dated_folder
 from samestep.errors import UserError, say
-from samestep.launch.usage import UsageSampler
+from samestep.launch.monitor_sampler import MonitorSampler
 from samestep.records.files import replace_text
 from samestep.records.monitor import CSV, PAGE
 from samestep.records.redaction import redacted
@@ -43,7 +43,7 @@ def monitor(options: MonitorOptions, words: Sequence[str]) -> int:
     guarding = guard(this_command())
     before = signal.pthread_sigmask(signal.SIG_BLOCK, WAITED)
     try:
-        sampler = UsageSampler(folder, options.interval, without=guarding[:1])
+        sampler = MonitorSampler(folder, options.interval, without=guarding[:1])
         process = _start(words, before)
         with LiveLine() as line:
             _watch(process, sampler, line)
@@ -95,7 +95,7 @@ def _start(words: Sequence[str], mask: set[int | signal.Signals]) -> subprocess.
         ) from None
 
 
-def _watch(process: subprocess.Popen[bytes], sampler: UsageSampler, line: LiveLine) -> None:
+def _watch(process: subprocess.Popen[bytes], sampler: MonitorSampler, line: LiveLine) -> None:
     """Samples until the command has ended. Signals that somebody sends to this process go to the command; those of the
     terminal, as Ctrl-C, the command has got itself."""
     shown = sampler.samples[-1]
@@ -112,7 +112,7 @@ def _watch(process: subprocess.Popen[bytes], sampler: UsageSampler, line: LiveLi
     reap_orphans(process.pid)
 
 
-def _report(folder: Path, sampler: UsageSampler, words: Sequence[str], code: int) -> None:
+def _report(folder: Path, sampler: MonitorSampler, words: Sequence[str], code: int) -> None:
     """Writes usage.json and usage.html, and says what was used."""
     from samestep.report.monitor_page import monitor_page
 

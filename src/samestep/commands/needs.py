@@ -11,7 +11,7 @@ import psutil
 
 from samestep.commands.study import Row, Study, layouts_of
 from samestep.errors import UserError, say
-from samestep.launch import oom_kills
+from samestep.world import resources
 
 # Bytes a parameter, in float64. Of the reference: weights, gradient, Adam's two moments, the state that a training with
 # noise is compared with, and temporary copies; measured by benchmarks/proof_cost.py.
@@ -68,7 +68,7 @@ def need_of(study: Study, rows: list[Row]) -> Need:
 
 def room_in(folder: Path) -> Room:
     """The room that this process and `folder` have."""
-    memory, limit = psutil.virtual_memory(), oom_kills.limit_bytes()
+    memory, limit = psutil.virtual_memory(), resources.memory_limit(around=False)
     total, free = float(memory.total), float(memory.available)
     if limit and limit < total:
         total, free = float(limit), min(free, float(limit))

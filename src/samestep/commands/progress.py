@@ -22,7 +22,7 @@ from rich.text import Text
 
 from samestep.commands.time_left import TimeLeft
 from samestep.errors import LONGEST_LINE, SAID_BY, message_in, printable, say
-from samestep.launch.rank_output import RankOutput, name
+from samestep.launch.rank_logs import RankOutput, name
 from samestep.records.collectives import CollectiveResults
 from samestep.records.files import why_not_writable
 from samestep.records.inspection import EngineFacts
@@ -236,7 +236,7 @@ def show_runs(runs: Sequence[PastRun]) -> None:
     console = terminal(100)
     console.print(table)
     for run in runs:
-        lines = [run.reason] if run.reason else []
+        lines = [str(run.reason)] if run.reason else []
         lines += [f"checkpoint: {run.checkpoint}"] if run.checkpoint else []
         lines += [f"{'continue' if run.continues else 'repeat'}: {run.line}"] if run.line else []
         for line in ["", Path(run.folder).name, *(f"  {line}" for line in lines)] if lines else []:

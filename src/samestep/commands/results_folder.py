@@ -16,7 +16,7 @@ from typing import IO
 from samestep.commands.machines import is_first
 from samestep.commands.study import Study
 from samestep.errors import UserError
-from samestep.launch.started_by import LaunchedRank
+from samestep.launch.outer_launcher import LaunchedRank
 from samestep.records.checkpoint import FOLDER, steps_in
 from samestep.records.files import read, replace_by, why_not_writable, write
 from samestep.records.record import ENVIRONMENT, PROGRESS

@@ -14,6 +14,7 @@ from samestep.commands.finished import WEIGHTS
 from samestep.commands.options import why_no_path
 from samestep.commands.results_folder import LOCK
 from samestep.errors import UserError, printable
+from samestep.message import Message, as_said, message
 from samestep.records.checkpoint import FOLDER, MANIFEST, steps_in
 from samestep.records.collectives import CollectiveResults
 from samestep.records.files import read
@@ -21,7 +22,6 @@ from samestep.records.record import PROGRESS, Progress, Record
 from samestep.records.results import RESULTS, CompareResults, EvaluateResults, Results, RunResults
 from samestep.records.runs import COMMAND, STUDY, CommandRecord, Outcome, PastRun, ResultsIdentity
 from samestep.records.script import CheckResults
-from samestep.report.language import text
 from samestep.world.regular_files import open_regular
 
 AnyResults = Results | CheckResults
@@ -59,7 +59,8 @@ def past_run(folder: Path) -> PastRun:
     try:
         study = read(ResultsIdentity, folder / STUDY, MOST_BYTES)
     except (UserError, OSError) as error:
-        why, line = str(error).partition("; ")[0], _line(folder, began, same_folder=False)
+        why = error.message if isinstance(error, UserError) else as_said(str(error))
+        line = _line(folder, began, same_folder=False)
         return PastRun(str(folder), "?", "?", (), None, "unknown", why, written_at, line=line)
     command, results = study.command, _results(study, folder)
     trained = results if isinstance(results, RunResults) else None
@@ -100,19 +101,20 @@ def newest_checkpoint(folder: Path) -> Path | None:
     return next((path for path in checkpoints if (path / MANIFEST).exists()), None)
 
 
-def _outcome(folder: Path, began: CommandRecord | None, results: AnyResults | None) -> tuple[Outcome, str | None]:
+def _outcome(folder: Path, began: CommandRecord | None, results: AnyResults | None) -> tuple[Outcome, Message | None]:
     if _is_locked(folder):
         return "running", None
     if results and (began is None or began.outcome in (None, "finished")):
         stopped = results.stopped if isinstance(results, RunResults) else None
-        why = {"requested": "on request", "early": "the evaluations did not improve"}.get(str(stopped))
-        return ("stopped", why) if stopped else ("finished", None)
+        if stopped is None:
+            return "finished", None
+        return "stopped", message("stopped_on_request" if stopped == "requested" else "stopped_without_improvement")
     if began and began.outcome and began.outcome != "finished":
         return began.outcome, began.reason
     for path in _everywhere(folder, "error-rank*.json"):
         with suppress(UserError, OSError):
             if error := Record(path.parent).error():
-                return "failed", text(error.message, "en")
+                return "failed", error.message
     return "killed", None
 
 
@@ -131,10 +133,15 @@ def _everywhere(folder: Path, name: str) -> list[Path]:
     return sorted(path for pattern in (name, f"rank-*/{name}", f"machine-*/{name}") for path in folder.glob(pattern))
 
 
-def _verdicts(results: AnyResults | None) -> str | None:
-    """Returns '3 same, 1 refused' for a study."""
+def _verdicts(results: AnyResults | None) -> Message | None:
+    """Returns how many engines had each verdict; None for other results than those of verify and compare."""
     rows = results.engines if isinstance(results, CompareResults) else []
-    return ", ".join(f"{count} {verdict}" for verdict, count in Counter(row.verdict for row in rows).items()) or None
+    counts = Counter(row.verdict for row in rows)
+    return (
+        message("engines_by_verdict", verdicts=[f"{count} {word}" for word, count in counts.items()])
+        if counts
+        else None
+    )
 
 
 def _line(folder: Path, began: CommandRecord | None, *, same_folder: bool) -> str:

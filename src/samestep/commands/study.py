@@ -11,8 +11,8 @@ from samestep.commands.ask_worker import ask
 from samestep.commands.machines import SecondMaster, allocated_ranks, machines_of
 from samestep.commands.setup import Setup
 from samestep.errors import UserError, nearest, say
-from samestep.launch import Machines, fork_client, second_master
-from samestep.launch.started_by import LaunchedRank
+from samestep.launch import Machines, fork_client, rendezvous_address
+from samestep.launch.outer_launcher import LaunchedRank
 from samestep.message import Message, as_said, message
 from samestep.proof.plan import loop_layout, numerics_layout
 from samestep.records.inspection import EngineFacts, Inspection, JobFacts, Question
@@ -125,7 +125,7 @@ def _machines_to_train_on(setup: Setup) -> Machines:
     except SecondMaster as error:
         its = error.machines
         say(f"--node-rank 0 is the number of {its.master}, another machine: reporting this mistake to {its.master}")
-        second_master.report(its.master, its.port, its.nnodes, its.timeout_s)
+        rendezvous_address.report_second_master(its.master, its.port, its.nnodes, its.timeout_s)
         raise
 
 

@@ -12,9 +12,8 @@ from samestep.commands.options import arguments
 from samestep.commands.setup import Setup
 from samestep.commands.train_options import TrainOptions, file_of
 from samestep.errors import UserError
+from samestep.launch import submit as templates
 from samestep.launch.submit import Training
-from samestep.launch.submit import kubernetes as templates
-from samestep.launch.submit import slurm as batch
 
 # The fields of RunOptions that a manifest or a batch script writes by itself, and those that a manifest decides:
 WRITTEN = ("engine", "settings", "engine_settings", "nproc", "device", "nnodes", "threads")
@@ -36,13 +35,15 @@ def slurm_script(given: SlurmOptions) -> tuple[Path, str]:
     setup = given.setup(str(given.job))
     words = arguments(replace(given, init=file_of(given.init, "--init")), TrainOptions)
     results = (setup.out or results_folder.dated_folder(setup.job)).resolve()
-    return results, batch.script(_training(setup, words, given.gpus_per_node), results, given.time, given.sbatch)
+    return results, templates.slurm_script(
+        _training(setup, words, given.gpus_per_node), results, given.time, given.sbatch
+    )
 
 
 def submit_to_slurm(results: Path, script: str) -> str:
     """Submits a batch script with sbatch. Returns a sentence about the job."""
     path = results_folder.write_into(results, "slurm.sh", script)
-    number = batch.submit(path)
+    number = templates.sbatch(path)
     return f"job {number} is in the queue; its script is {path}, its output goes to {results}/slurm-{number}.out\n"
 
 

@@ -22,9 +22,9 @@ from samestep.commands.results_folder import launch_folder, remove_stale, result
 from samestep.commands.setup import Setup
 from samestep.commands.study import Row, Study, check_devices, rows_of, study_of
 from samestep.errors import Refused, TrainingFailed, UserError, say
-from samestep.launch import Command, ports, supervise
+from samestep.launch import Command, rendezvous_address, supervise
 from samestep.launch.command import command_for, rank_command, shell_line
-from samestep.launch.started_by import LaunchedRank
+from samestep.launch.outer_launcher import LaunchedRank
 from samestep.message import as_said
 from samestep.records.files import read, replace_text, why_not_writable, with_schema, write
 from samestep.records.inspection import JobFacts
@@ -167,7 +167,7 @@ def prepare(
     setup, machines = study.setup, study.machines
     check_devices(study.nproc, study.inspection, setup.engines)
     check_master(machines.master, machines.nnodes)
-    ports.check(machines)
+    rendezvous_address.check_port(machines)
     (row,) = rows_of(study)
     if row.verdict and row.verdict.verdict == "unavailable":
         raise UserError(f"the engine {row.engine} cannot run here: {row.verdict.reason}")

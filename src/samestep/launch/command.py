@@ -12,7 +12,7 @@ from pathlib import Path
 
 from samestep import launch
 from samestep.launch import Command, Machines
-from samestep.launch.started_by import LaunchedRank
+from samestep.launch.outer_launcher import LaunchedRank
 from samestep.records.record import SAVE_VARIABLES
 from samestep.world import network
 from samestep.world.connections import make_private

@@ -5,23 +5,25 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from samestep import launch
 from samestep.errors import Refused, TrainingFailed, UserError, message_in
-from samestep.launch import Machines, oom_kills, stacks
-from samestep.message import message
+from samestep.launch import Machines, stacks
+from samestep.message import Message, message
 from samestep.records.record import Record
+from samestep.world import resources
 
 GLOO_MISMATCH = "distributed collective mismatch"  # what gloo prints before it aborts
 
 
 def raise_if_failed(
-    record: Record, code: int, size: int, machines: Machines, memory_kills: int, launchers: Sequence[str]
+    record: Record, code: int, size: int, *, machines: Machines, killed_for_memory: int, launchers: Sequence[str]
 ) -> None:
     """Raises UserError or TrainingFailed with the first cause, unless all `size` ranks have written their records.
 
-    A lost peer is never the first cause: another rank ended before. memory_kills: how many processes the kernel's
+    A lost peer is never the first cause: another rank ended before. killed_for_memory: how many processes the kernel's
     out-of-memory killer ended during the launch. launchers: as those of Command.
     """
     if record.complete(size):
@@ -35,43 +37,47 @@ def raise_if_failed(
         log_file = _rank_log(record, error.rank)
         raise TrainingFailed(message("rank_failed", rank=error.rank, why=error.message, log=log_file))
     if killed:
-        rank, name = killed
-        raise TrainingFailed(
-            f"rank {rank} was ended by {name}{_kill_reason(name, memory_kills)}{_abort_reason(record, rank)}; "
-            f"its last output is in {_rank_log(record, rank)}"
-        )
+        raise TrainingFailed(_why_killed(record, *killed, killed_for_memory))
     exited = exited_rank(log, launchers)
     if exited and not (record.folder / f"error-rank{exited[0]}.json").exists():
         rank, code = exited
-        raise TrainingFailed(
-            f"rank {rank} exited with code {code} before it had finished (os._exit in the job, or in a "
-            f"library?); its last output is in {_rank_log(record, rank)}"
-        )
+        raise TrainingFailed(message("rank_exited_before_its_end", rank=rank, code=code, log=_rank_log(record, rank)))
+    doctor = doctor_line(size, machines, launchers)
     if error:
-        doctor = doctor_line(size, machines, launchers)
         raise TrainingFailed(message("rank_lost_contact", why=error.message, doctor=doctor))
     if refused := re.search(r"^samestep\.errors\.UserError: (.+)$", log, re.MULTILINE):  # by rank/rendezvous.py
         raise UserError(message_in(refused[1]) or refused[1])
-    if machines.nnodes > 1 and not list(record.folder.glob("pid-rank*")):
-        where = f"{machines.endpoint} within {machines.timeout_s:.0f} s"
+    last_line, folder = _last_line(record), record.folder
+    if machines.nnodes > 1 and not list(folder.glob("pid-rank*")):
         raise TrainingFailed(
-            f"the {machines.nnodes} machines did not all reach the rendezvous at {where}"
-            f"{_last_line(record)}; "
-            f"run the same command on each, and check that they can reach {machines.master}; "
-            f"{doctor_line(size, machines, launchers)}"
+            message(
+                "machines_did_not_all_reach_the_rendezvous",
+                machines=machines.nnodes,
+                endpoint=machines.endpoint,
+                timeout_s=machines.timeout_s,
+                last_line=last_line,
+                master=machines.master,
+                doctor=doctor,
+            )
         )
-    how = f"was ended by {signal_name(-code)}" if code < 0 else f"exited with {code}"
-    why = _kill_reason("SIGKILL", memory_kills) if memory_kills else ""
     raise TrainingFailed(
-        f"the launcher {how}{why}{_last_line(record)} and {_ranks_without_record(record, size)} left no record; "
-        f"its output is in {record.folder}/log*.txt"
+        message(
+            "launcher_left_ranks_without_a_record",
+            signal=signal_name(-code) if code < 0 else None,
+            code=code if code >= 0 else None,
+            why=_killed_for_memory(killed_for_memory) if killed_for_memory else None,
+            last_line=last_line,
+            ranks=_ranks_without_record(record, size),
+            folder=folder,
+        )
     )
 
 
-def doctor_line(size: int, machines: Machines, launchers: Sequence[str] = ()) -> str:
-    """Returns the words that name the command that finds out why ranks do not meet, or lose each other."""
+def doctor_line(size: int, machines: Machines, launchers: Sequence[str] = ()) -> Message:
+    """Returns the command that finds out why ranks do not meet, or lose each other."""
     words = ["samestep doctor"]
-    if machines.nnodes > 1 and not machines.single_launch:
+    on_each = machines.nnodes > 1 and not machines.single_launch
+    if on_each:
         words += [f"--nnodes {machines.nnodes} --nproc {size} --master-addr {machines.master} --port {machines.port}"]
         words += ["--node-rank N"] if machines.node_rank is not None else []
     elif machines.nnodes > 1:
@@ -81,8 +87,10 @@ def doctor_line(size: int, machines: Machines, launchers: Sequence[str] = ()) ->
     else:
         words += [f"--nproc {size}"] if size > 1 else []
         words += [f"--port {machines.port}"] if machines.port else []
-    where = " on each machine" if machines.nnodes > 1 and not machines.single_launch else ""
-    return f"to find out why, type{where}: {' '.join(words)}"
+    command = " ".join(words)
+    if on_each:
+        return message("run_the_doctor_on_each_machine", command=command)
+    return message("run_the_doctor", command=command)
 
 
 def killed_rank(log: str, launchers: Sequence[str]) -> tuple[int, str] | None:
@@ -117,45 +125,58 @@ def _rank_log(record: Record, rank: int) -> Path:
     return path if path.exists() else record.folder
 
 
-def _last_line(record: Record) -> str:
+def _last_line(record: Record) -> str | None:
     """Returns the last line of the launcher's log, often its reason, as in srun's 'More processors requested …'."""
     logs = record.folder.glob("log*.txt")
     lines = [
         line.strip() for log in logs for line in log.read_text(errors="replace").splitlines() if line.strip(" -*=")
     ]
-    return f" ({lines[-1][:200]})" if lines else ""
+    return lines[-1][:200] if lines else None
 
 
-def _ranks_without_record(record: Record, size: int) -> str:
-    """Names the ranks that have written no record, among those that started on this machine."""
-    written = record.written()
+def _ranks_without_record(record: Record, size: int) -> list[int]:
+    """Lists the ranks that have written no record, among those that started on this machine."""
     started = {int(path.name.removeprefix("pid-rank")) for path in record.folder.glob("pid-rank*")}
-    missing = sorted((started or set(range(size))) - written)
-    return f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
+    return sorted((started or set(range(size))) - record.written())
 
 
-def _abort_reason(record: Record, rank: int) -> str:
-    """Says why gloo has ended a rank, which it does when another one sends it data of another size."""
+def _why_killed(record: Record, rank: int, name: str, killed_for_memory: int) -> Message:
+    """Returns why a signal has ended a rank. name: of the signal."""
     log, stack = _rank_log(record, rank), record.folder / f"stack-rank{rank}.txt"
-    if not log.is_file() or GLOO_MISMATCH not in log.read_text(errors="replace"):
-        return ""
-    text = stack.read_text(errors="replace") if stack.is_file() else ""
-    frame = next(filter(None, map(stacks.users_frame, stacks.parse(text))), None)
-    where = f" at {frame}" if frame else ""
-    return (
-        f"{where}: it received data of another size than its collective expects, so another rank calls another "
-        "collective, or the same one with a tensor of another shape"
-    )
-
-
-def _kill_reason(name: str, memory_kills: int) -> str:
+    if log.is_file() and GLOO_MISMATCH in log.read_text(errors="replace"):
+        text = stack.read_text(errors="replace") if stack.is_file() else ""
+        frame = next(filter(None, map(stacks.users_frame, stacks.parse(text))), None)
+        return message(
+            "rank_received_data_of_another_size", rank=rank, signal=name, frame=frame and str(frame), log=log
+        )
     if name != "SIGKILL":
-        return ""
-    if not memory_kills:
-        return " (by a user or a scheduler: the kernel has counted no out-of-memory kill in this control group)"
-    limit = oom_kills.limit_bytes()
-    where = f", whose limit is {limit / 2**20:.0f} MiB" if limit else ""
-    return (
-        f": the kernel killed {memory_kills} process{'es' if memory_kills > 1 else ''} for memory in this control group"
-        f"{where}; use fewer ranks or loader workers, a smaller micro_batch, or ask the scheduler for more memory"
-    )
+        return message("rank_ended_by_signal", rank=rank, signal=name, log=log)
+    if killed_for_memory:
+        return message("rank_killed_for_memory", rank=rank, why=_killed_for_memory(killed_for_memory), log=log)
+    return message("rank_killed_by_somebody", rank=rank, log=log)
+
+
+def _killed_for_memory(processes: int) -> Message:
+    limit = resources.memory_limit(around=False)
+    limit_mib = round(limit / 2**20) if limit else None
+    return message("killed_for_memory", processes=processes, limit_mib=limit_mib)
+
+
+def memory_kills() -> int:
+    """Counts the processes that the kernel's out-of-memory killer has ended so far in this process's control group or,
+    where it has none, on this machine.
+
+    Source: https://docs.kernel.org/admin-guide/cgroup-v2.html (memory.events), cgroup-v1/memory.html (oom_control)
+    """
+    counts = [
+        _count(path) for path in resources.cgroup_files("memory", "memory.events", "memory.oom_control", around=False)
+    ]
+    known = [count for count in counts if count is not None]
+    return known[0] if known else _count(Path("/proc/vmstat")) or 0
+
+
+def _count(path: Path) -> int | None:
+    with suppress(OSError):
+        match = re.search(r"^oom_kill (\d+)$", path.read_text(), re.MULTILINE)
+        return int(match[1]) if match else None
+    return None

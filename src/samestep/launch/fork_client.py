@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Literal
 
 from samestep.launch.stacks import place_of
+from samestep.message import Message, message
 from samestep.records.fork import ForkAnswer, ForkRequest, answer_of, line_of
 from samestep.world import connections
 from samestep.world.imports import module_arguments
@@ -97,14 +98,14 @@ class ForkServer:
         return bool(read)
 
     def _next_answer(self, deadline_s: float | None = None) -> ForkAnswer | None:
-        alive, patience = True, Patience("torch is still being imported", self._place, deadline_s=deadline_s)
+        alive, patience = True, Patience(message("torch_is_being_imported"), self._place, deadline_s=deadline_s)
         while not self._answers and alive:
             alive = self.read_answers(timeout_s=0.5)
             patience.check()
         return self._answers.popleft() if self._answers else None
 
-    def _place(self) -> str:
-        return place_of(self._process.pid, Path(self._log.name)) if self._process else ""
+    def _place(self) -> Message | None:
+        return place_of(self._process.pid, Path(self._log.name)) if self._process else None
 
     def close(self) -> None:
         """Ends the server and the workers that it has forked."""

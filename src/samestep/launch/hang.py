@@ -1,15 +1,19 @@
-"""Decides which ranks the others wait for, and says so in one sentence. A pure function of what is known of each."""
+"""Decides which ranks the others wait for. A pure function of what is known of each."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
-from samestep.launch.flight_recorder import Collective
-from samestep.launch.hung_rank import HungRank, named
+from samestep.launch.hung_rank import Collective, HungRank
+from samestep.message import Message, message
 
-PLURAL = {"so is": "so are", "neither has": "neither have"}
+NAMED = 3  # ranks at fault whose lines are told
+
+Waiting = Mapping[int, Collective]  # rank -> the collective that it waits in
+Fault = Literal["rank_is_stopped", "rank_has_not_entered_collective", "rank_has_done_nothing"]
 
 
 @dataclass(frozen=True)
@@ -17,125 +21,130 @@ class Hang:
     """Why the training hangs. ranks: those at fault; none where no rank of this machine is."""
 
     ranks: tuple[int, ...]
-    sentence: str
+    message: Message
 
 
 def explain(ranks: Sequence[HungRank], size: int) -> Hang:
     """Returns the ranks that the others wait for. ranks: those of this machine that have not ended. size: all ranks."""
-    stopped = [each for each in ranks if each.at_work().is_stopped]
-    waiting = {each.rank: wait for each in ranks if (wait := _waits_in(each))}
+    stopped = [rank for rank in ranks if rank.at_work().is_stopped]
+    waiting = {rank.rank: collective for rank in ranks if (collective := _waits_in(rank))}
     if stopped:
-        return _blame(stopped, ranks, waiting, "is stopped, as by SIGSTOP, and has done nothing", "so is")
+        return _at_fault("rank_is_stopped", stopped, ranks, waiting)
     behind, collective = _behind(ranks, waiting)
     if behind and collective:
-        return _blame(behind, ranks, waiting, f"has not entered {collective}", "neither has")
-    if other := _in_other_collectives(ranks, waiting):
-        return _mismatch(other, ranks, waiting)
+        return _at_fault("rank_has_not_entered_collective", behind, ranks, waiting, collective)
+    if rare := _in_rare_collectives(ranks, waiting):
+        return _mismatch(rare, ranks, waiting)
     if waiting and len(waiting) == len(ranks):
         return _elsewhere(ranks, waiting, size)
-    late = _late(ranks, waiting)
-    return _blame(late, ranks, waiting, "has done nothing", "neither has")
+    return _at_fault("rank_has_done_nothing", _late(ranks, waiting), ranks, waiting)
 
 
 def _waits_in(rank: HungRank) -> Collective | None:
     return rank.recorded.first_waiting if rank.recorded else None
 
 
-def _behind(ranks: Sequence[HungRank], waiting: dict[int, Collective]) -> tuple[list[HungRank], Collective | None]:
+def _behind(ranks: Sequence[HungRank], waiting: Waiting) -> tuple[list[HungRank], Collective | None]:
     """Returns the ranks that have not entered a collective in which another one waits, and that collective."""
-    for wait in sorted(waiting.values(), key=lambda each: each.created_ns):
-        behind = [
-            each
-            for each in ranks
-            if each.recorded and each.recorded.last.get(wait.group, 0 if wait.is_default else wait.number) < wait.number
-        ]
+    for collective in sorted(waiting.values(), key=lambda entered: entered.created_ns):
+        group, number = collective.group, collective.number
+        unknown = 0 if collective.is_default else number  # of a rank that may not be of the group
+        last = {rank.rank: rank.recorded.last.get(group, unknown) for rank in ranks if rank.recorded}
+        behind = [rank for rank in ranks if last.get(rank.rank, number) < number]
         if behind:
             # A rank may itself wait for another one that is further behind.
-            least = min(each.recorded.last.get(wait.group, 0) for each in behind if each.recorded)
-            return [each for each in behind if each.recorded and each.recorded.last.get(wait.group, 0) == least], wait
+            least = min(last[rank.rank] for rank in behind)
+            return [rank for rank in behind if last[rank.rank] == least], collective
     return [], None
 
 
-def _in_other_collectives(ranks: Sequence[HungRank], waiting: dict[int, Collective]) -> list[HungRank]:
+def _in_rare_collectives(ranks: Sequence[HungRank], waiting: Waiting) -> list[HungRank]:
     """Returns the ranks that wait in another collective than most, under the same number.
 
     Where as many wait in the one as in the other, those that wait in a line of the user's code: an engine's own
     collectives are the same on each rank.
     """
-    kinds = Counter(wait.what for wait in waiting.values())
+    kinds = Counter(collective.what for collective in waiting.values())
     if len(kinds) < 2:
         return []
     fewest = min(kinds.values())
-    rare = [each for each in ranks if each.rank in waiting and kinds[waiting[each.rank].what] == fewest]
+    rare = [rank for rank in ranks if rank.rank in waiting and kinds[waiting[rank.rank].what] == fewest]
     if len(set(kinds.values())) == 1:
-        rare = [each for each in rare if each.process.frame()] or rare
+        rare = [rank for rank in rare if rank.process.frame()] or rare
     return rare
 
 
-def _late(ranks: Sequence[HungRank], waiting: dict[int, Collective]) -> list[HungRank]:
-    """Returns the ranks that seem to be at fault by their stacks and phases alone."""
-    free = [each for each in ranks if each.rank not in waiting and not each.waits_in_library] or list(ranks)
-    at = {each.rank: (each.pulse.step, each.pulse.activity) for each in free}
-    first = [each for each in free if at[each.rank] == min(at.values())]
-    in_own_code = [each for each in first if each.at_work().frame()]
-    return in_own_code or first
+def _late(ranks: Sequence[HungRank], waiting: Waiting) -> list[HungRank]:
+    """Returns the ranks that seem to be at fault by their stacks and activities alone."""
+    free = [rank for rank in ranks if rank.rank not in waiting and not rank.waits_in_library] or list(ranks)
+    progress = {rank.rank: (rank.pulse.step, rank.pulse.activity) for rank in free}
+    first = [rank for rank in free if progress[rank.rank] == min(progress.values())]
+    in_users_code = [rank for rank in first if rank.at_work().frame()]
+    return in_users_code or first
 
 
-def _blame(
-    culprits: Sequence[HungRank], ranks: Sequence[HungRank], waiting: dict[int, Collective], how: str, also: str
+def _at_fault(
+    fault: Fault,
+    culprits: Sequence[HungRank],
+    ranks: Sequence[HungRank],
+    waiting: Waiting,
+    collective: Collective | None = None,
 ) -> Hang:
-    """Names the ranks at fault. how: the verb and what follows it, for the first one; also: the verb for the others."""
-    first = culprits[0]
-    sentence = f"{_who(first)} {how} for {first.silent_s:.0f} s: it is {first.place}"
-    for other in culprits[1:3]:
-        sentence += f"; {also} {_who(other)}: it is {other.place}"
-    if len(culprits) > 3:
-        rest = [each.rank for each in culprits[3:]]
-        sentence += f"; {also if len(rest) == 1 else PLURAL[also]} {named(rest)}"
-    blamed = tuple(each.rank for each in culprits)
-    others = [each for each in ranks if each.rank not in blamed]
-    sentence += _others(others, waiting, "there" if "entered" in how else "")
-    return Hang(blamed, sentence)
+    """Names the ranks at fault, with where the first of them are, and those that wait for them.
+
+    collective: that the ranks at fault have not entered; None: the one that the first waiting rank is in.
+    """
+    blamed = tuple(rank.rank for rank in culprits)
+    waits = [rank.rank for rank in ranks if rank.rank in waiting and rank.rank not in blamed]
+    collective = collective or (waiting[waits[0]] if waits else None)
+    places = [rank.place for rank in culprits[:NAMED]] + [None] * NAMED
+    fields = {
+        "ranks": blamed,
+        "silent_s": culprits[0].silent_s,
+        "collective": collective and str(collective),
+        "waiting": waits,
+        "first": places[0],
+        "second": places[1],
+        "third": places[2],
+    }
+    return Hang(blamed, Message(fault, fields))
 
 
-def _others(others: Sequence[HungRank], waiting: dict[int, Collective], there: str) -> str:
-    wait = [each.rank for each in others if each.rank in waiting]
-    if not wait:
-        return ""
-    where = there or f"in {waiting[wait[0]]}"
-    return f"; {named(wait)} wait{'s' if len(wait) == 1 else ''} {where}"
-
-
-def _mismatch(rare: Sequence[HungRank], ranks: Sequence[HungRank], waiting: dict[int, Collective]) -> Hang:
-    blamed = tuple(each.rank for each in rare)
-    others = [each for each in ranks if each.rank in waiting and each.rank not in blamed]
-    mine, theirs = waiting[rare[0].rank], waiting[others[0].rank]
-    by_size = mine.operation == theirs.operation
-    mine_is, theirs_is = ((f"{each} of sizes {_sizes(each)}" if by_size else str(each)) for each in (mine, theirs))
-    sentence = (
-        f"{_who(rare[0])} has waited in {mine_is} for {rare[0].silent_s:.0f} s, {rare[0].place}, while "
-        f"{named([each.rank for each in others])} wait{'s' if len(others) == 1 else ''} in {theirs_is}, "
-        f"{others[0].place}; every rank must call the same collectives in the same order"
+def _mismatch(rare: Sequence[HungRank], ranks: Sequence[HungRank], waiting: Waiting) -> Hang:
+    blamed = tuple(rank.rank for rank in rare)
+    usual = [rank for rank in ranks if rank.rank in waiting and rank.rank not in blamed]
+    rare_collective, usual_collective = waiting[rare[0].rank], waiting[usual[0].rank]
+    by_size = rare_collective.operation == usual_collective.operation
+    said = message(
+        "ranks_wait_in_different_collectives",
+        rank=rare[0].rank,
+        silent_s=rare[0].silent_s,
+        collective=str(rare_collective),
+        sizes=_sizes(rare_collective) if by_size else None,
+        place=rare[0].place,
+        others=[rank.rank for rank in usual],
+        others_collective=str(usual_collective),
+        others_sizes=_sizes(usual_collective) if by_size else None,
+        others_place=usual[0].place,
     )
-    return Hang(blamed, sentence)
+    return Hang(blamed, said)
 
 
-def _sizes(collective: Collective) -> str:
-    return ", ".join(str(list(size)) for size in collective.sizes) or "[]"
+def _sizes(collective: Collective) -> list[str]:
+    return [str(list(size)) for size in collective.sizes] or ["[]"]
 
 
-def _elsewhere(ranks: Sequence[HungRank], waiting: dict[int, Collective], size: int) -> Hang:
-    first = ranks[0]
-    here = named([each.rank for each in ranks])
-    sentence = (
-        f"{here} {'has' if len(ranks) == 1 else 'have'} waited in {waiting[first.rank]} for {first.silent_s:.0f} s, "
-    )
+def _elsewhere(ranks: Sequence[HungRank], waiting: Waiting, size: int) -> Hang:
+    waits = [rank.rank for rank in ranks]
+    collective, silent_s = str(waiting[waits[0]]), ranks[0].silent_s
     if len(ranks) < size:
-        sentence += "and no rank of this machine is behind: see what the other machines say, and the links to them"
+        said = message("ranks_wait_for_another_machine", ranks=waits, collective=collective, silent_s=silent_s)
     else:
-        sentence += f"{first.place}, and every rank has entered it: see the links between the ranks"
-    return Hang((), sentence)
-
-
-def _who(rank: HungRank) -> str:
-    return f"rank {rank.rank} (host {rank.host}, process {rank.process.pid})"
+        said = message(
+            "every_rank_waits_in_one_collective",
+            ranks=waits,
+            collective=collective,
+            silent_s=silent_s,
+            first=ranks[0].place,
+        )
+    return Hang((), said)

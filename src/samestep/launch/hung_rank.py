@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,13 +10,26 @@ from pathlib import Path
 
 import psutil
 
-from samestep.launch import flight_recorder, stacks
+from samestep.launch import stacks
 from samestep.launch.end import is_local_pid_file
-from samestep.launch.flight_recorder import Recorded
-from samestep.launch.stacks import STATES, Frame, Stack, users_frame
+from samestep.launch.stacks import Frame, Stack, users_frame
+from samestep.message import Message, message
+from samestep.records.flight_recorder import entries_of, socket_of
 from samestep.world import heartbeat
+from samestep.world.connections import connect
 from samestep.world.heartbeat import Pulse
 
+# By the numbers of world.heartbeat.
+ACTIVITIES = (
+    "rank_starts",
+    "rank_builds_the_model",
+    "rank_loads_a_batch",
+    "rank_is_in_forward",
+    "rank_is_in_backward",
+    "rank_evaluates",
+    "rank_writes_a_checkpoint",
+    "rank_ends",
+)
 WAITS_IN = ("/torch/distributed/", "/horovod/", "/deepspeed/comm/")  # where a rank waits for others
 
 
@@ -62,18 +76,27 @@ class HungRank:
         return self.process
 
     @property
-    def place(self) -> str:
-        """Where it is: 'my_job.py:88, load_image, row 400 of step 17 (asleep)'."""
+    def place(self) -> Message:
+        """Where it is: 'rank 1 (host h1, process 12) is at my_job.py:88, load_image, reading row 400 of step 17'."""
         process = self.at_work()
-        worker = f"in its loader worker (process {process.pid}), " if process is not self.process else ""
         frame = process.frame() or self._library_frame()
-        phase, step = self.pulse.activity, self.pulse.step
-        of_step = f" of step {step}" if step >= 0 and phase not in (heartbeat.EVALUATION, heartbeat.CHECKPOINT) else ""
-        doing = heartbeat.NAMES[phase]
+        doing, step = self.pulse.activity, self.pulse.step
+        activity = Message(ACTIVITIES[doing])
         if process.row >= 0:
-            doing = f"{'row' if phase != heartbeat.EVALUATION else 'evaluation, row'} {process.row}"
-        state = STATES.get(process.state, "in an unknown state")
-        return f"{worker}at {frame}, {doing}{of_step} ({state})" if frame else f"{worker}in {doing}{of_step} ({state})"
+            activity = message(
+                "reading_row_of_the_evaluation" if doing == heartbeat.EVALUATION else "reading_row", row=process.row
+            )
+        return message(
+            "rank_is_at",
+            rank=self.rank,
+            host=self.host,
+            process=self.process.pid,
+            worker=process.pid if process is not self.process else None,
+            frame=frame and str(frame),
+            activity=activity,
+            step=step if step >= 0 and doing not in (heartbeat.EVALUATION, heartbeat.CHECKPOINT) else None,
+            state=stacks.state_named(process.state),
+        )
 
     def _library_frame(self) -> Frame | None:
         """Returns the innermost line of an engine or, failing that, of any library."""
@@ -93,18 +116,17 @@ class HungRank:
         return False
 
     def report(self) -> str:
-        """Returns all that is known of it, for the file."""
-        lines = [f"rank {self.rank} on {self.host}, silent for {self.silent_s:.0f} s: {self.place}"]
+        """Returns all that is known of it, for the file: where it is, then its collectives and stacks as they are."""
+        lines = [str(self.place)]
         if self.recorded is None:
-            lines.append("its collectives are not known: torch's flight recorder does not answer")
-        elif not self.recorded.waiting:
-            lines.append(f"it waits in no collective; the last that it entered, by group: {self.recorded.last}")
+            lines.append("collectives: unknown (torch's flight recorder does not answer)")
         else:
-            lines += [f"it waits in {each}, with inputs of sizes {each.sizes}" for each in self.recorded.waiting]
+            lines += [f"waiting in: {waited}, inputs {waited.sizes}" for waited in self.recorded.waiting]
+            lines.append(f"last collective of each group: {self.recorded.last}")
         for process in (self.process, *self.workers):
-            name = "the rank" if process is self.process else "a loader worker"
-            lines.append(f"{name}, process {process.pid}, {STATES.get(process.state, 'in an unknown state')}:")
-            lines.append(process.text.rstrip() or "  no stack: it does not answer")
+            kind = "rank" if process is self.process else "loader worker"
+            lines.append(f"{kind}, process {process.pid}, state {process.state or '?'}:")
+            lines.append(process.text.rstrip() or "  no stack")
         return "\n".join(lines) + "\n"
 
 
@@ -124,9 +146,7 @@ def collect(folder: Path, pulses: dict[int, Pulse], silent_s: dict[int, float]) 
     states = {pid: stacks.state_of(pid) for rank in pid_of for pid in (pid_of[rank], *children[rank])}
     # Of a rank that is stopped nobody answers; its stack comes last, because asking for it lets the rank go on.
     order = sorted(pid_of, key=lambda rank: states[pid_of[rank]] in ("T", "t"))
-    recorded = {
-        rank: None if states[pid_of[rank]] in ("T", "t") else flight_recorder.ask(folder, rank) for rank in order
-    }
+    recorded = {rank: None if states[pid_of[rank]] in ("T", "t") else ask_recorder(folder, rank) for rank in order}
     hung = []
     for rank in order:
         rows = pulses[rank].row_of
@@ -136,7 +156,7 @@ def collect(folder: Path, pulses: dict[int, Pulse], silent_s: dict[int, float]) 
             row = rows.get(pid, heartbeat.NONE)
             processes.append(HungProcess(pid, states[pid], text, row, stacks.parse(text)))
         hung.append(HungRank(rank, processes[0], pulses[rank], silent_s[rank], tuple(processes[1:]), recorded[rank]))
-    return sorted(hung, key=lambda each: each.rank)
+    return sorted(hung, key=lambda rank: rank.rank)
 
 
 def _children(pid: int) -> list[int]:
@@ -152,3 +172,84 @@ def named(ranks: Sequence[int]) -> str:
     if len(ranks) > 1 and list(ranks) == list(range(ranks[0], ranks[-1] + 1)):
         return f"ranks {ranks[0]}-{ranks[-1]}"
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+
+
+ANSWER_S = 2.0
+DEFAULT_GROUP = "0"
+
+
+@dataclass(frozen=True)
+class Collective:
+    """A collective that a rank has entered. group: its process group. created_ns: since 1970. sizes: of its inputs."""
+
+    group: str
+    number: int
+    operation: str
+    sizes: tuple[tuple[int, ...], ...]
+    created_ns: int
+    retired: bool
+
+    def __str__(self) -> str:
+        return f"{self.operation} #{self.number}" + (f" of group {self.group}" if self.group != DEFAULT_GROUP else "")
+
+    @property
+    def is_default(self) -> bool:
+        """Whether it is of the group that holds all ranks."""
+        return self.group == DEFAULT_GROUP
+
+    @property
+    def what(self) -> tuple[str, tuple[tuple[int, ...], ...]]:
+        """What ranks must have in common in one collective."""
+        return self.operation, self.sizes if self.operation in EQUAL_SIZES else ()
+
+
+EQUAL_SIZES = ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter")
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What a rank's recorder reports. last: group -> the number of the collective that it entered last."""
+
+    last: dict[str, int]
+    waiting: tuple[Collective, ...]
+
+    @property
+    def first_waiting(self) -> Collective | None:
+        return min(self.waiting, key=lambda each: each.created_ns, default=None)
+
+
+def ask_recorder(folder: Path, rank: int) -> Recorded | None:
+    """Asks the recorder of a rank of this machine. None where it does not answer: it has none, or is stopped."""
+    try:
+        text = _post(socket_of(folder, rank))
+        return recorded(text)
+    except (OSError, http.client.HTTPException, ValueError):
+        return None
+
+
+def recorded(text: str) -> Recorded:
+    """Reads a recorder's trace. Raises ValueError where the text is none."""
+    seen = [
+        Collective(
+            entry.group,
+            entry.collective_seq_id,
+            entry.operation,
+            entry.input_sizes,
+            entry.time_created_ns,
+            entry.retired,
+        )
+        for entry in entries_of(text)
+        if not entry.is_p2p
+    ]
+    last: dict[str, int] = {}
+    for each in seen:
+        last[each.group] = max(each.number, last.get(each.group, 0))
+    return Recorded(last, tuple(each for each in seen if not each.retired))
+
+
+def _post(path: Path) -> str:
+    with connect(path, ANSWER_S) as connection:
+        client = http.client.HTTPConnection("localhost", timeout=ANSWER_S)
+        client.sock = connection
+        client.request("POST", "/handler/fr_trace_json")
+        return client.getresponse().read().decode()

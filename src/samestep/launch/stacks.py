@@ -17,10 +17,17 @@ from pathlib import Path
 
 import psutil
 
+from samestep.message import Message, message
 from samestep.world.imports import is_users_code
 from samestep.world.processes import LIBC
 
-STATES = {"R": "running", "S": "asleep", "D": "waiting for a disk", "T": "stopped", "t": "stopped by a debugger"}
+STATES = {
+    "R": "process_runs",
+    "S": "process_sleeps",
+    "D": "process_waits_for_a_disk",
+    "T": "process_is_stopped",
+    "t": "process_is_stopped_by_a_debugger",
+}
 WAIT_S = 2.0  # for a stack, at most
 SETTLE_S = 0.1  # a stack is complete when nothing was written for so long
 FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
@@ -61,12 +68,17 @@ def users_frame(stack: Sequence[Frame]) -> Frame | None:
     return next((frame for frame in stack if frame.is_users), None)
 
 
-def place_of(pid: int, file: Path) -> str:
+def place_of(pid: int, file: Path) -> Message:
     """Returns where a process is, 'at my_job.py:12, load (asleep)'. file: where it writes its stacks."""
-    state = STATES.get(state_of(pid), "in an unknown state")
+    state = state_named(state_of(pid))
     threads = parse(ask([pid], file))
     frame = next(filter(None, map(users_frame, threads)), None) or next((stack[0] for stack in threads if stack), None)
-    return f"at {frame} ({state})" if frame else f"process {pid} ({state})"
+    return message("process_is_at", process=pid, frame=str(frame) if frame else f"process {pid}", state=state)
+
+
+def state_named(state: str) -> Message:
+    """Returns a state, as /proc names it, in words."""
+    return Message(STATES.get(state, "process_state_is_unknown"))
 
 
 def ask(pids: Sequence[int], file: Path) -> str:
@@ -93,14 +105,14 @@ def _ask(pid: int, file: Path) -> str:
 def wait_until_written(before: Mapping[Path, int]) -> None:
     """Waits until each file is larger than `before`, in bytes, and none grows any more; WAIT_S seconds at most."""
     until = time.monotonic() + WAIT_S
-    seen, changed_at = before, time.monotonic()
+    latest, changed_at = before, time.monotonic()
     while time.monotonic() < until and (
-        any(seen[file] == before[file] for file in before) or time.monotonic() - changed_at < SETTLE_S
+        any(latest[file] == before[file] for file in before) or time.monotonic() - changed_at < SETTLE_S
     ):
         time.sleep(0.01)
         now = sizes(before)
-        if now != seen:
-            seen, changed_at = now, time.monotonic()
+        if now != latest:
+            latest, changed_at = now, time.monotonic()
 
 
 def _signal_main_thread(pid: int) -> None:

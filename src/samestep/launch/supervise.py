@@ -8,22 +8,23 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import closing, nullcontext
 from functools import partial
 from pathlib import Path
+from threading import current_thread, main_thread
+from typing import Any
+
+import psutil
 
 from samestep.errors import say
-from samestep.launch import Command, Machines, first_error, fork_client, oom_kills
-from samestep.launch.deadline import Deadline
-from samestep.launch.end import end_tree
+from samestep.launch import Command, Machines, first_error, fork_client
+from samestep.launch.end import ENDING_S, Deadline, IdleLauncher, end_tree, signal_ranks
 from samestep.launch.fork_client import ForkedWorker
-from samestep.launch.idle_launcher import ENDING_S, IdleLauncher
-from samestep.launch.log_rotation import LogRotation
-from samestep.launch.stale_locks import clear_stale_locks
-from samestep.launch.stop_requests import StopRequests
-from samestep.launch.usage import UsageSampler
+from samestep.launch.monitor_sampler import MonitorSampler
+from samestep.launch.rank_logs import LogRotation
 from samestep.launch.watchdog import Watchdog
+from samestep.message import message
 from samestep.records.record import Progress, Record, read_progress
 from samestep.world.processes import COMMAND, die_with_parent, this_command
 
@@ -50,12 +51,12 @@ def run(
     the first rank that failed. The process tree has always ended when this function returns or raises.
     """
     for lock in clear_stale_locks(os.environ):
-        say(f"removed {lock}, the lock of a build that was killed")
-    killed_before = oom_kills.kills()
+        say(message("stale_lock_removed", lock=lock))
+    killed_before = first_error.memory_kills()
     deadline, idle = Deadline(deadline_s, folder), IdleLauncher(folder, machines)
     watchdog = Watchdog(folder, size, machines, stall_s)
     progress, logs = Progress(), LogRotation(folder)
-    sampled = closing(UsageSampler(folder)) if samples_usage else nullcontext()
+    sampled = closing(MonitorSampler(folder)) if samples_usage else nullcontext()
     with closing(StopRequests(folder, accepted=graceful, ends_by=ends_by)) as requests, sampled as sampler:
         tree = start(command, folder, machines, deadline_s)
         try:
@@ -77,7 +78,10 @@ def run(
     if code == 0 and machines.nnodes > 1 and not list(folder.glob("error-rank*")):
         _await_records(folder, size)
     record = Record(folder)
-    first_error.raise_if_failed(record, code, size, machines, oom_kills.kills() - killed_before, command.launchers)
+    killed = first_error.memory_kills() - killed_before
+    first_error.raise_if_failed(
+        record, code, size, machines=machines, killed_for_memory=killed, launchers=command.launchers
+    )
     return record
 
 
@@ -118,3 +122,108 @@ def _await_records(folder: Path, size: int) -> None:
     until = time.monotonic() + ENDING_S
     while len(list(folder.glob("rank[0-9]*.json"))) < size and time.monotonic() < until:
         time.sleep(0.1)
+
+
+SCHEDULERS = ("SIGUSR1", "SIGUSR2", "SIGXCPU")  # before the training they wait until it has begun
+REPEATED = (*SCHEDULERS, "SIGHUP")  # a second one asks for nothing more: both shell and kernel tell of a lost terminal
+REQUESTS = ("SIGINT", "SIGTERM", *REPEATED)
+
+
+class StopRequests:
+    """Forwards a request to the ranks of `folder`, once they train.
+
+    accepted: False: an interrupt ends the launch. ends_by: the signals that end it too. An outer launcher sends SIGTERM
+    to its ranks when one of them has failed, and none of them can train on.
+    """
+
+    def __init__(self, folder: Path, *, accepted: bool, ends_by: Collection[signal.Signals] = ()) -> None:
+        self._folder = folder
+        self._signals: list[int] = []
+        self._stopping = False
+        self._notified_attempt: int | None = None
+        self._before: dict[int, Any] = {}
+        # Python allows signal handlers in the main thread only; without one, a signal does what it did before.
+        if not accepted or current_thread() is not main_thread():
+            return
+        for number in (getattr(signal, name) for name in REQUESTS if hasattr(signal, name)):
+            ignored = signal.getsignal(number) in (signal.SIG_IGN, None) and number.name not in SCHEDULERS
+            if number not in ends_by and not ignored:  # as under nohup, and Ctrl-C in a shell's background
+                self._before[number] = signal.signal(number, self._on_signal)
+
+    def close(self) -> None:
+        """Puts the signal handlers back that were there before."""
+        for number, before in self._before.items():
+            signal.signal(number, before)
+
+    def _on_signal(self, number: int, frame: Any) -> None:
+        """Takes a signal during the training as a request; Ctrl-C or SIGTERM once more ends the launch.
+
+        Once more: after the sentence that says so, because `timeout` sends its signal twice at once. In the handler: a
+        KeyboardInterrupt can be raised anywhere, also where no one is ready to catch it.
+        """
+        name = signal.Signals(number).name
+        ending = [received for received in self._signals if signal.Signals(received).name not in REPEATED]
+        once_more = name not in REPEATED and ending and (self._stopping or len(ending) > 1)
+        if once_more or (name not in SCHEDULERS and read_progress(self._folder).done is None):
+            self._end(number, frame)
+        self._signals.append(number)
+
+    def _end(self, number: int, frame: Any) -> None:
+        """Does what the signal did before."""
+        before = self._before[number]
+        if callable(before):
+            before(number, frame)
+        elif before == signal.SIG_DFL:
+            signal.signal(number, before)
+            os.kill(os.getpid(), number)
+
+    def forward(self, progress: Progress) -> None:
+        """Signals the ranks once, and again after their launcher has restarted them."""
+        if progress.done is None:
+            return
+        if self._signals and not self._stopping:
+            number = signal.Signals(self._signals[0])
+            interrupted = number == signal.SIGINT
+            say(message("stops_after_a_step" if interrupted else "stops_after_a_step_by_signal", signal=number.name))
+            self._stopping = True
+        if self._stopping and progress.attempt != self._notified_attempt:
+            self._notified_attempt = progress.attempt
+            signal_ranks(self._folder, signal.SIGUSR2)
+
+
+YOUNG_S = 120.0  # on a shared disk, a process of another machine may hold a lock that is younger
+SHARED = ("nfs", "lustre", "gpfs", "beegfs", "ceph", "fuse", "9p", "smb", "cifs", "afs")
+
+
+def clear_stale_locks(env: Mapping[str, str]) -> list[Path]:
+    """Removes locks that no process of this machine holds; on a shared disk only old ones. Returns their paths."""
+    cache = Path(env.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    root = Path(env.get("TORCH_EXTENSIONS_DIR") or cache / "torch_extensions")
+    removed = []
+    for lock in [*root.glob("*/lock"), *root.glob("*/*/lock")]:
+        try:
+            young = time.time() - lock.stat().st_mtime < YOUNG_S
+            if not (young and _is_shared(lock)) and not _is_held(lock):
+                lock.unlink()
+                removed.append(lock)
+        except OSError:
+            continue  # the build has ended meanwhile, or the lock is another user's
+    return removed
+
+
+def _is_shared(path: Path) -> bool:
+    """Whether `path` is on a file system that other machines may write to."""
+    mounts = {Path(part.mountpoint): part.fstype for part in psutil.disk_partitions(all=True)}
+    mount = next((folder for folder in path.resolve().parents if folder in mounts), None)
+    return mount is not None and mounts[mount].startswith(SHARED)
+
+
+def _is_held(lock: Path) -> bool:
+    """Whether a process has the file open, among those that this user may inspect."""
+    for process in psutil.process_iter():
+        try:
+            if any(os.path.realpath(opened.path) == os.path.realpath(lock) for opened in process.open_files()):
+                return True
+        except psutil.Error:
+            continue
+    return False

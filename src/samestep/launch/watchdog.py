@@ -14,10 +14,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from samestep.errors import TrainingFailed, say
-from samestep.launch import Machines, flight_recorder
+from samestep.launch import Machines
 from samestep.launch.hang import explain
-from samestep.launch.hung_rank import HungRank, collect, pids
+from samestep.launch.hung_rank import HungRank, ask_recorder, collect, pids
 from samestep.launch.stacks import place_of
+from samestep.message import Message, message
 from samestep.records.files import replace_text
 from samestep.world import heartbeat
 from samestep.world.heartbeat import BUILDING, ENDING, STARTING, Pulse
@@ -128,20 +129,20 @@ class Watchdog:
             if rank.pulse.activity == BUILDING and rank.silent_s > self._tell_s:
                 self._tell_s *= 2
                 place = place_of(pids(self._folder)[number], self._folder / f"stack-rank{number}.txt")
-                say(f"rank {number} is still building the job after {rank.silent_s:.0f} s: it is {place}")
+                say(message("rank_builds_for_long", rank=number, silent_s=rank.silent_s, place=place))
                 return
 
     def _is_near_timeout(self, ranks: Mapping[int, _Rank], now: float) -> bool:
         """Whether a collective is about to raise because a rank has not come: it would name the wrong one."""
         timeout_s = self._machines.timeout_s
         near_s = timeout_s - min(max(TIMEOUT_MARGIN * timeout_s, TIMEOUT_MARGIN_S), timeout_s / 2)
-        silent = [rank for rank, each in ranks.items() if each.silent_s > 0.9 * near_s]
+        silent = [number for number, rank in ranks.items() if rank.silent_s > 0.9 * near_s]
         if not silent or now - self._asked_at < POLL_S:
             return False
         self._asked_at = now
-        answers = (flight_recorder.ask(self._folder, rank) for rank in silent)  # the one at fault waits in none
-        waits = (each.first_waiting for each in answers if each)
-        return any(wait and time.time() - wait.created_ns / 1e9 > near_s for wait in waits)
+        answers = (ask_recorder(self._folder, number) for number in silent)  # the one at fault waits in none
+        collectives = (recorded.first_waiting for recorded in answers if recorded)
+        return any(entered and time.time() - entered.created_ns / 1e9 > near_s for entered in collectives)
 
     def _fail(self, ranks: Mapping[int, _Rank], *, surely: bool) -> None:
         """Asks the ranks and raises. surely: also where no rank of this machine is at fault, some seconds later."""
@@ -151,12 +152,12 @@ class Watchdog:
             waits = self._all_wait(ranks, silence_waits=not surely and self._machines.nnodes > 1)
             if waits and (not surely or late_s < ELSEWHERE_S):
                 return
-        pulses = {rank: each.pulse for rank, each in ranks.items()}
-        hung = collect(self._folder, pulses, {rank: each.silent_s for rank, each in ranks.items()})
+        pulses = {number: rank.pulse for number, rank in ranks.items()}
+        hung = collect(self._folder, pulses, {number: rank.silent_s for number, rank in ranks.items()})
         if not hung:
             return
         hang = explain(hung, max(self._size * self._machines.nnodes, len(hung)))
-        raise TrainingFailed(f"{hang.sentence}; all stacks are in {self._write(hang.sentence, hung)}")
+        raise TrainingFailed(message("training_hangs", hang=hang.message, file=self._write(hang.message, hung)))
 
     def _all_wait(self, ranks: Mapping[int, _Rank], silence_waits: bool) -> bool:
         """Whether each rank of this machine waits in the same collective, for one on another machine.
@@ -165,14 +166,14 @@ class Watchdog:
         """
         waits = set()
         for rank in ranks:
-            recorded = flight_recorder.ask(self._folder, rank)
+            recorded = ask_recorder(self._folder, rank)
             if recorded is None and silence_waits:
                 continue
             wait = recorded.first_waiting if recorded else None
             waits.add((wait.group, wait.number, wait.what) if wait else None)
         return len(waits) <= 1 and None not in waits
 
-    def _write(self, sentence: str, hung: list[HungRank]) -> Path:
+    def _write(self, said: Message, hung: list[HungRank]) -> Path:
         path = self._folder / FILE
-        replace_text(path, "\n".join([f"{sentence}\n", *(rank.report() for rank in hung)]))
+        replace_text(path, "\n".join([f"{said}\n", *(rank.report() for rank in hung)]))
         return path

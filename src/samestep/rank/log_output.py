@@ -25,7 +25,8 @@ class _Log(io.FileIO):
 def log_to(path: Path) -> None:
     """Sends the standard output and error of this process, those of C libraries too, to the end of a file.
 
-    O_APPEND: each write goes to the end that the file then has, so that the command may cut the file (log_rotation).
+    O_APPEND: each write goes to the end that the file then has, so that the command may cut the file
+    (samestep.launch.rank_logs).
     """
     log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for number in (1, 2):

@@ -16,6 +16,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from samestep.errors import TrainingFailed, UserError
+from samestep.message import message
 from samestep.recorder.recorder import Recorder
 from samestep.recorder.undo import Patches
 from samestep.records.files import read, write
@@ -74,7 +75,7 @@ class Watch:
                     stderr=printed,
                 )
                 with suppress(TrainingFailed):  # the training goes on without the answers
-                    wait_for(judge, "the records are still being judged", deadline_s=WAIT_S)
+                    wait_for(judge, message("records_are_being_judged"), deadline_s=WAIT_S)
                 printed.seek(0)
                 print(printed.read(), flush=True)
 

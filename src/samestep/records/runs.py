@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Literal
 
+from samestep.message import Message
+
 COMMAND = "command.json"
 STUDY = "study.json"  # of a ResultsIdentity, by which a command that is given again recognises its results
 Outcome = Literal["finished", "stopped", "failed", "interrupted", "killed", "running", "unknown"]
@@ -16,14 +18,14 @@ class CommandRecord:
     """The command that writes a folder of results; written when it starts, and again at its end.
 
     words: the command line, without --out. cwd: where it was typed. started_at: Unix time, in seconds. outcome: None
-    until it has ended. reason: the sentence that a failure printed.
+    until it has ended. reason: what a failure printed.
     """
 
     words: tuple[str, ...]
     cwd: str
     started_at: float
     outcome: Literal["finished", "failed", "interrupted"] | None = None
-    reason: str | None = None
+    reason: Message | None = None
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ class PastRun:
     engines: tuple[str, ...]
     ranks: int | None
     outcome: Outcome
-    reason: str | None = None
+    reason: Message | None = None
     started_at: float | None = None
     steps: int | None = None
     asked_steps: int | None = None

@@ -12,7 +12,7 @@ from multiprocessing.connection import wait
 import pytest
 
 from samestep.errors import UserError
-from samestep.launch import ports
+from samestep.launch import rendezvous_address
 from samestep.records.rank_tests import Ended, Opened, PhaseReport, RunTest
 from samestep.testing.merge import failure, merged
 from samestep.testing.processes import POLL_S, START_S, THREADS, Processes, RankProcess, basetemp_of
@@ -74,7 +74,7 @@ class Pool:
         test = replace(
             test,
             store=str(self._processes.folder / f"store{self._tests}"),
-            port=ports.any_free("127.0.0.1"),
+            port=rendezvous_address.free_port("127.0.0.1"),
             shared_folder=str(shared),
         )
         try:

@@ -18,7 +18,6 @@ NONE = -1  # no step, no row
 
 # The activities, plain integers because they are written at every step; in the order in which a step goes through them.
 STARTING, BUILDING, LOADING, FORWARD, BACKWARD, EVALUATION, CHECKPOINT, ENDING = range(8)
-NAMES = ("starting", "building the model", "loading", "forward", "backward", "evaluation", "checkpoint", "ending")
 
 
 class Heartbeat:

@@ -1,6 +1,6 @@
 """Processes that samestep starts: none outlives the command, and each wait says where the process is that takes long.
 
-    wait_for(process, "the job my_job.py is still being built", place=lambda: …, deadline_s=600)
+    wait_for(process, message("job_is_being_built", job="my_job.py"), place=lambda: …, deadline_s=600)
 
     samestep: the job my_job.py is still being built after 60 s: it is at my_job.py:12, load (asleep)
 
@@ -20,11 +20,12 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Protocol
+from typing import Literal, Protocol
 
 import psutil
 
 from samestep.errors import TrainingFailed, say
+from samestep.message import Message
 
 COMMAND = "SAMESTEP_COMMAND"  # environment variable: the command that started this process tree, as PID@HOST
 # Loaded here, not after a fork, where loading could wait for a lock that no thread releases.
@@ -152,14 +153,14 @@ class Waited(Protocol):
 class Patience:
     """How long something is waited for. Call check() again and again while it is.
 
-    what: a clause, as 'the job my_job.py is still being built'. place: returns where it is, '' unknown. tell_s: when
-    that is first told. deadline_s: when check() raises TrainingFailed; None: never.
+    what: is still going on, as 'the job my_job.py is still being built'. place: returns where it is; None: unknown.
+    tell_s: when that is first told. deadline_s: when check() raises TrainingFailed; None: never.
     """
 
     def __init__(
         self,
-        what: str,
-        place: Callable[[], str] | None = None,
+        what: Message,
+        place: Callable[[], Message | None] | None = None,
         *,
         tell_s: float | None = None,
         deadline_s: float | None = None,
@@ -171,20 +172,20 @@ class Patience:
         """Says where it is, when it is time to; raises TrainingFailed when the deadline is over."""
         passed = time.monotonic() - self._began
         if self._deadline_s is not None and passed > self._deadline_s:
-            raise TrainingFailed(f"{self._sentence(self._deadline_s)}; see what it does there, or raise --deadline")
+            raise TrainingFailed(self._said("deadline_is_over", self._deadline_s))
         if passed > self._tell_s:
             self._tell_s *= 2
-            say(self._sentence(passed))
+            say(self._said("takes_long", passed))
 
-    def _sentence(self, seconds: float) -> str:
-        place = self._place() if self._place else ""
-        return f"{self._what} after {seconds:.0f} s" + (f": it is {place}" if place else "")
+    def _said(self, id: Literal["takes_long", "deadline_is_over"], seconds: float) -> Message:
+        place = self._place() if self._place else None
+        return Message(id, {"what": self._what, "seconds": seconds, "place": place})
 
 
 def wait_for(
     process: Waited,
-    what: str,
-    place: Callable[[], str] | None = None,
+    what: Message,
+    place: Callable[[], Message | None] | None = None,
     *,
     tell_s: float | None = None,
     deadline_s: float | None = None,

@@ -16,8 +16,7 @@ import pytest
 from budget import budget
 from launch.submit.hostile import HOSTILE, HOSTILE_JOB
 from samestep.errors import UserError
-from samestep.launch.submit import Training
-from samestep.launch.submit.kubernetes import manifests
+from samestep.launch.submit import Training, manifests
 
 TRAININGS = [
     Training("digits", 2, 4, 4, "fsdp", ["lr=0.1", 'note="it\'s"'], ["wrap=root"]),

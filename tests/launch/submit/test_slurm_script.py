@@ -15,8 +15,7 @@ from budget import budget
 from command import JOBS
 from launch.submit.hostile import HOSTILE, HOSTILE_JOB
 from samestep.errors import UserError
-from samestep.launch.submit import Training
-from samestep.launch.submit.slurm import script, submit
+from samestep.launch.submit import Training, sbatch, slurm_script
 
 GOLDEN = Path(__file__).parent / "golden"
 CASES = {
@@ -28,7 +27,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_script(case: str) -> None:
     training, time, options = CASES[case]
-    text = script(training, Path("/out/a b"), time, options).replace(sys.executable, "PYTHON")
+    text = slurm_script(training, Path("/out/a b"), time, options).replace(sys.executable, "PYTHON")
     assert text == (GOLDEN / f"{case}.sh").read_text()
     read = subprocess.run(["bash", "-n"], input=text, capture_output=True, text=True)
     assert read.returncode == 0, read.stderr
@@ -45,11 +44,11 @@ def test_script(case: str) -> None:
 )
 def test_no_value_adds_a_line(setting: str, out: str, option: str) -> None:
     with pytest.raises(UserError, match="holds a line break or another control character"):
-        script(Training("digits", 1, 1, 0, "ddp", settings=[setting]), Path(out), "30:00", [option])
+        slurm_script(Training("digits", 1, 1, 0, "ddp", settings=[setting]), Path(out), "30:00", [option])
 
 
 def test_a_percent_sign_in_the_folder_is_not_sbatchs() -> None:
-    text = script(Training("digits", 1, 1, 0, "ddp"), Path("/50%j"), "30:00")
+    text = slurm_script(Training("digits", 1, 1, 0, "ddp"), Path("/50%j"), "30:00")
     assert '#SBATCH --output="/50%%j/slurm-%j.out"' in text and "--out /50%j" in text
 
 
@@ -58,7 +57,7 @@ def test_on_one_machine_the_line_is_one_that_run_takes(tmp_path: Path) -> None:
     srun = tmp_path / "srun"
     srun.write_text('#!/bin/bash\nwhile [ "${1#--}" != "$1" ]; do shift; done\nexec "$@" --dry-run\n')
     srun.chmod(0o755)
-    text = script(Training(f"{JOBS}:quick", 1, 1, 0, "ddp", threads=1), tmp_path / "a 'b", "30:00")
+    text = slurm_script(Training(f"{JOBS}:quick", 1, 1, 0, "ddp", threads=1), tmp_path / "a 'b", "30:00")
     environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
     done = subprocess.run(["bash"], input=text, capture_output=True, text=True, timeout=budget(), env=environment)
     assert done.returncode == 0, done.stderr
@@ -68,7 +67,7 @@ def test_on_one_machine_the_line_is_one_that_run_takes(tmp_path: Path) -> None:
 def test_without_slurm_a_sentence_says_what_to_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UserError, match=r"sbatch is not installed here; type `sbatch x\.sh` where Slurm is"):
-        submit(Path("x.sh"))
+        sbatch(Path("x.sh"))
 
 
 def test_no_value_means_something_to_the_shell_or_sbatch(tmp_path: Path) -> None:
@@ -76,7 +75,7 @@ def test_no_value_means_something_to_the_shell_or_sbatch(tmp_path: Path) -> None
     (tmp_path / "srun").chmod(0o755)
     settings = [f"v{number}={value}" for number, value in enumerate(HOSTILE)]
     folder = Path('/out/it\'s "$(touch ran)" `touch ran` \\ 50%j é')
-    text = script(Training(HOSTILE_JOB, 1, 1, 0, "ddp", settings), folder, "30:00", ["--partition=gpu"])
+    text = slurm_script(Training(HOSTILE_JOB, 1, 1, 0, "ddp", settings), folder, "30:00", ["--partition=gpu"])
     environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
     line = ["bash", "-c", text]
     done = subprocess.run(line, capture_output=True, text=True, timeout=budget(20), env=environment, cwd=tmp_path)

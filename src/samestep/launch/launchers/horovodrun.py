@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from samestep.errors import UserError
 from samestep.launch import Command, FailureReport, Launcher, Machines, RankEnvironment, Shape, only_one_machine
-from samestep.launch.init_method import user_init_method
+from samestep.launch.rendezvous_address import user_init_method
 from samestep.world import RENDEZVOUS_PORT, RankVariables
 from samestep.world.imports import module_arguments
 

@@ -11,7 +11,7 @@ from shutil import which
 
 from samestep.errors import UserError
 from samestep.launch import Command, FailureReport, Launcher, Machines, RankEnvironment, Shape
-from samestep.launch.init_method import user_init_method
+from samestep.launch.rendezvous_address import user_init_method
 from samestep.world import RENDEZVOUS_PORT, RankVariables
 
 VARIABLES = RankVariables(

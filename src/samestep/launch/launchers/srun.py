@@ -16,7 +16,7 @@ from shutil import which
 
 from samestep.errors import UserError
 from samestep.launch import Command, FailureReport, Launcher, Machines, RankEnvironment, Scheduler, Shape, tasks_of
-from samestep.launch.init_method import tcp_init_method
+from samestep.launch.rendezvous_address import tcp_init_method
 from samestep.records.record import ENVIRONMENT
 from samestep.world import RankVariables, network, tasks_per_node
 

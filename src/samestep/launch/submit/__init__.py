@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
+import sys
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +14,9 @@ from pathlib import Path
 import jinja2
 
 from samestep.errors import UserError
+from samestep.world import RENDEZVOUS_PORT
+from samestep.world.imports import module_arguments
+from samestep.world.network import SLURM_FIRST_PORT, SLURM_PORTS
 
 
 @dataclass(frozen=True)
@@ -94,3 +99,58 @@ def render(template: str, **facts: object) -> str:
     )
     environment.filters |= {"in_quotes": in_quotes, "in_yaml": in_yaml}
     return environment.get_template(template).render(**facts)
+
+
+KINDS = {"k8s": "kubernetes.yaml.j2", "kubeflow": "kubeflow.yaml.j2"}
+
+
+def manifests(kind: str, training: Training, image: str, claim: str = "") -> str:
+    """Returns YAML for `kubectl apply -f -`. kind: 'k8s' or 'kubeflow'. image: with samestep and the job.
+
+    claim: a PersistentVolumeClaim for the results; without one they are deleted with the pods. Raises UserError for
+    another kind, or without an image.
+    """
+    if kind not in KINDS:
+        raise UserError(f"--to {kind}: manifests are written for {' and '.join(KINDS)}")
+    if not image:
+        raise UserError("name the container image that holds samestep and the job, as in --image registry/samestep:1")
+    check_line("--image", image)
+    check_line("--claim", claim)
+    return render(KINDS[kind], training=training, image=image, claim=claim, port=RENDEZVOUS_PORT)
+
+
+def slurm_script(training: Training, out: Path, time: str, options: Sequence[str] = ()) -> str:
+    """Returns the script, with the results in `out`. time: the limit, as in '2:00:00'. options: more of sbatch's.
+
+    Raises UserError for a value that is more than one line, or no limit.
+    """
+    check_line("--out", str(out))
+    for option in options:
+        check_line("--sbatch", option)
+    if not re.fullmatch(r"(\d+-)?\d+(:\d+){0,2}|UNLIMITED|INFINITE", time):
+        raise UserError(f"--time {time!r}: write minutes, hours:minutes:seconds or days-hours:minutes, as in 2:00:00")
+    return render(
+        "slurm.sh.j2",
+        training=training,
+        log=f"{out}/slurm-".replace("%", "%%") + "%j.out",  # sbatch replaces %j and the like, also in the folder
+        time=time,
+        options=options,
+        samestep=shlex.join([sys.executable, *module_arguments("samestep")]),
+        quoted_out=shlex.quote(str(out)),
+        first_port=SLURM_FIRST_PORT,
+        ports=SLURM_PORTS,
+    )
+
+
+def sbatch(path: Path) -> str:
+    """Submits a script with sbatch, and returns the job's number. Raises UserError with sbatch's error."""
+    try:
+        done = subprocess.run(["sbatch", "--parsable", str(path)], capture_output=True, text=True, timeout=60)
+    except FileNotFoundError:
+        raise UserError(f"sbatch is not installed here; type `sbatch {path}` where Slurm is") from None
+    except subprocess.TimeoutExpired:
+        raise UserError(f"sbatch does not answer; type `sbatch {path}` later") from None
+    if done.returncode:
+        lines = done.stderr.strip().splitlines()
+        raise UserError(f"sbatch rejected {path}: {lines[-1] if lines else 'it printed no reason'}")
+    return done.stdout.strip().partition(";")[0]

@@ -20,7 +20,7 @@ SHARE = 0.008  # of one core, that sampling may take
 INTERVAL_S = 1.0
 
 
-class UsageSampler:
+class MonitorSampler:
     """Samples this process's descendants, but for those with a pid in `without`, into files in `folder`.
 
     interval: seconds between two samples; longer where a sample would take more than SHARE of a core, as on a machine

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import codecs
 import os
+import shutil
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
 from samestep.errors import LONGEST_MESSAGE
-from samestep.launch.log_rotation import cuts_of
 
 TRACEBACK = "Traceback (most recent call last):"
 HOLD_S = 5.0  # a traceback is printed after so long, unless the run has failed by then and reports the error itself
@@ -91,3 +92,48 @@ def name(ranks: list[int]) -> str:
     if ranks == list(range(ranks[0], ranks[-1] + 1)):
         return f"ranks {ranks[0]}-{ranks[-1]}"
     return f"ranks {','.join(map(str, ranks))}"
+
+
+LIMIT = 10_000_000  # bytes of one log; together with the copy a rank has at most about twice as many
+EVERY_S = 1.0
+
+
+class LogRotation:
+    """Watches the logs of the ranks in `folder`."""
+
+    def __init__(self, folder: Path, limit: int = LIMIT) -> None:
+        self._folder, self._limit, self._looked_at = folder, limit, time.monotonic()
+
+    def rotate(self) -> None:
+        """Cuts the logs that are too long; looks once a second. A full disk loses the copy, not the training."""
+        if time.monotonic() - self._looked_at < EVERY_S:
+            return
+        self._looked_at = time.monotonic()
+        for log in self._folder.glob("rank*.log"):
+            with suppress(OSError):
+                if log.stat().st_size > self._limit:
+                    cut(log)
+
+
+def cuts_of(log: Path) -> object:
+    """Returns what changes when a log is cut: its length alone would not show it, where it has grown again."""
+    try:
+        copy = log.with_name(f"{log.name}.1").stat()
+    except OSError:
+        return None
+    return copy.st_ino, copy.st_mtime_ns
+
+
+def cut(log: Path) -> None:
+    """Moves what a log holds to a second file of its name and '.1', and leaves it empty."""
+    part = log.with_name(f".{log.name}.part")
+    try:
+        part.unlink(missing_ok=True)
+        with open(log, "rb") as old, open(part, "xb") as new:
+            shutil.copyfileobj(old, new)
+        os.replace(part, log.with_name(f"{log.name}.1"))
+    except OSError:  # the disk is full: the log has filled it
+        with suppress(OSError):
+            part.unlink()
+    finally:
+        os.truncate(log, 0)
