@@ -9,11 +9,13 @@ A probe is declared as a value, so a member that is missing or misspelt is an er
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Literal, TypeVar, get_args
 
 from samestep.doctor.machine import LaunchInfo, Machine
+from samestep.errors import printable
 from samestep.message import Message
 
 Status = Literal["OK", "UNKNOWN", "WARN", "FAIL"]
@@ -21,6 +23,7 @@ Group = Literal["launch", "host", "environment", "variables", "gpu", "network"]
 GROUPS: tuple[Group, ...] = get_args(Group)
 F = TypeVar("F")
 MIB, GIB = float(2**20), float(2**30)
+LONGEST_PART = 400  # characters of a text from elsewhere in a line to paste
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,11 @@ class FleetProbe(Generic[F]):
 Probe = MachineProbe[Any] | FleetProbe[Any]
 
 
+def quoted(text: str) -> str:
+    """Returns a text from elsewhere as a part of a line to paste: one word of the shell, and printable."""
+    return shlex.quote(printable(text, LONGEST_PART))
+
+
 def ok(why: Message) -> list[Finding]:
     return [Finding("OK", why)]
 
@@ -88,11 +96,11 @@ def unknown(why: Message) -> list[Finding]:
 
 
 def warn(why: Message, fix: str = "", machine: str = "") -> list[Finding]:
-    return [Finding("WARN", why, fix, machine)]
+    return [Finding("WARN", why, printable(fix), machine)]
 
 
 def fail(why: Message, fix: str = "", machine: str = "") -> list[Finding]:
-    return [Finding("FAIL", why, fix, machine)]
+    return [Finding("FAIL", why, printable(fix), machine)]
 
 
 def for_each(judge_machine: Callable[[F], list[Finding]]) -> Callable[[Mapping[str, F]], list[Finding]]:

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from doctor.probes.row import Row
+from doctor.probes.test_probes import ROWS as ALL_ROWS
 from samestep.doctor.machine import LaunchInfo
+from samestep.doctor.probe import Finding, FleetProbe
 from samestep.doctor.probes import PROBES
 from samestep.doctor.probes.gpus import Gpus
 from samestep.doctor.probes.host import Disks, Folder, Hostname, try_disks
 from samestep.doctor.probes.installation import PythonEnvironment, TorchBuild
 from samestep.doctor.probes.launch import LaunchVariables
 from samestep.doctor.probes.variables import Variables
+from samestep.errors import UserError
+from samestep.records.files import as_json, from_json
 from samestep.world import nvidia
 
 OUT = Folder("/data", 500 << 30, 10**6, 800.0, "")
@@ -183,3 +189,48 @@ def test_ranks_are_counted_by_the_gpus_that_are_left(
     if given is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
     assert (nvidia.count(), nvidia.visible()) == (8, visible)
+
+
+HOSTILE = ("; touch CANARY", "'; touch CANARY; '", "$(touch CANARY)", "`touch CANARY`", "\ntouch CANARY", "\x1b[31m")
+
+
+def with_one_hostile_text(value: Any, hostile: str) -> Iterator[Any]:
+    """Yields plain values with something added to one of their texts."""
+    if isinstance(value, str):
+        yield value + hostile
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from ({**value, key: changed} for changed in with_one_hostile_text(inner, hostile))
+            yield {**value, f"{key}{hostile}": inner}
+    elif isinstance(value, list | tuple):
+        for number, inner in enumerate(value):
+            for changed in with_one_hostile_text(inner, hostile):
+                yield [*value[:number], changed, *value[number + 1 :]]
+
+
+def hostile_findings(hostile: str) -> Iterator[Finding]:
+    """Yields what the probes find in facts of which one text is hostile, as another machine may send them."""
+    for name, facts, *_ in [*ALL_ROWS, *ROWS]:
+        probe = PROBES[name]
+        machines = facts if isinstance(facts, dict) else {"h0": facts}
+        for machine, gathered in machines.items():
+            for plain in with_one_hostile_text(as_json(gathered), hostile):
+                with suppress(
+                    UserError, ValueError
+                ):  # one of a few words, or an address: the doctor says that it is none
+                    changed = {**machines, machine: from_json(probe.facts, plain)}
+                    yield from probe.judge(changed["h0"] if isinstance(probe, FleetProbe) else changed)
+
+
+def what_runs(line: str) -> str:
+    """What a shell takes as more than text: a line without its comment and without what is quoted."""
+    return re.sub(r"'[^']*'", "", line.replace("'\"'\"'", "").partition("   #")[0])
+
+
+@pytest.mark.parametrize("hostile", HOSTILE)
+def test_text_of_another_machine_runs_nothing_where_the_line_is_pasted(hostile: str) -> None:
+    fixes = [finding.fix for finding in hostile_findings(hostile) if finding.fix]
+    assert [fix for fix in fixes if not fix.isprintable()] == []
+    assert [fix for fix in fixes if "touch" in what_runs(fix)] == []
+    assert sum("touch" in fix or "x1b" in fix for fix in fixes) > 15
+    assert "touch" in what_runs("ip link set eth0; touch CANARY up   # first")

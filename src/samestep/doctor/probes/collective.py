@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from samestep.doctor.machine import LaunchInfo, Machine, Trial, TrialRecord
-from samestep.doctor.probe import Finding, FleetProbe, fail, ok, warn
+from samestep.doctor.probe import Finding, FleetProbe, fail, ok, quoted, warn
 from samestep.message import Message, message
 
 SLOWER = 2.0  # than the median: a straggler
@@ -141,7 +141,7 @@ def _error(rank: TrialRecord) -> Message:
 
 def _judge_settings(failed: TrialRecord, working: Attempt, environment: Mapping[str, str]) -> list[Finding]:
     """Says which settings work, where the environment as it is does not."""
-    export = f"export {working.settings}"
+    export = f"export {' '.join(f'{quoted(name)}={quoted(value)}' for name, value in working.variables.items())}"
     chosen = [f"{name}={environment[name]}" for name in working.variables if name in environment]
     error = _error(failed)
     if chosen or not set(working.variables) <= INTERFACES:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import ipaddress
 import os
-import shlex
 import socket
 import tempfile
 import time
@@ -17,7 +16,7 @@ from pathlib import Path
 import psutil
 
 from samestep.doctor.machine import LaunchInfo, Machine
-from samestep.doctor.probe import GIB, MIB, Finding, FleetProbe, MachineProbe, fail, for_each, ok, unknown, warn
+from samestep.doctor.probe import GIB, MIB, Finding, FleetProbe, MachineProbe, fail, for_each, ok, quoted, unknown, warn
 from samestep.message import Message, message
 from samestep.world import network
 
@@ -87,7 +86,7 @@ def judge_disks(disks: Disks) -> list[Finding]:
     if disks.refused:
         findings += warn(
             message("tmpdir_takes_no_file", refused=disks.refused, used=disks.temporary.path),
-            f"mkdir -p {shlex.quote(disks.refused)}   # or: export TMPDIR={shlex.quote(disks.temporary.path)}",
+            f"mkdir -p {quoted(disks.refused)}   # or: export TMPDIR={quoted(disks.temporary.path)}",
         )
     free_gib, mib_s = disks.out.free / GIB, disks.out.mib_s
     return findings or ok(message("disk_has_room", folder=disks.out.path, free_gib=free_gib, mib_s=mib_s))
@@ -145,7 +144,7 @@ def look_up_hostname(info: LaunchInfo) -> Hostname:
 
 def judge_hostname(host: Hostname) -> list[Finding]:
     route = "" if host.route == "lo" and host.nnodes > 1 else host.route  # the master's name may be this machine's own
-    export = f"export GLOO_SOCKET_IFNAME={route or ('lo' if host.nnodes == 1 else 'eth0')}"
+    export = f"export GLOO_SOCKET_IFNAME={quoted(route or ('lo' if host.nnodes == 1 else 'eth0'))}"
     name, addresses = host.name, host.addresses
     if host.chosen:
         return ok(message("hostname_is_not_used_by_gloo", name=name, addresses=addresses, chosen=host.chosen))

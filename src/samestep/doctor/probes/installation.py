@@ -9,7 +9,6 @@ import locale
 import os
 import platform
 import re
-import shlex
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -19,7 +18,7 @@ from pathlib import Path
 from shutil import which
 
 from samestep.doctor.machine import LaunchInfo
-from samestep.doctor.probe import Finding, MachineProbe, differences, fail, for_each, ok, unknown, warn
+from samestep.doctor.probe import Finding, MachineProbe, differences, fail, for_each, ok, quoted, unknown, warn
 from samestep.message import message
 from samestep.version import __version__
 from samestep.world import nvidia
@@ -87,8 +86,9 @@ def judge_versions(versions: Mapping[str, Versions]) -> list[Finding]:
             fix = "ls *.py   # from this folder: the job's path"
             findings += fail(message("job_file_is_missing"), fix, machine=machine)
     first = next(iter(versions.values()))
-    same_torch = f"pip install torch=={first.torch}"
-    same_samestep = f"pip install samestep=={first.samestep.partition(' ')[0]}"
+    same_torch = f"pip install {quoted(f'torch=={first.torch}')}"
+    number, _, _ = first.samestep.partition(" ")
+    same_samestep = f"pip install {quoted(f'samestep=={number}')}"
     must_agree: tuple[tuple[str, Callable[[Versions], str], str], ...] = (
         ("torch", lambda installed: installed.torch, same_torch),
         ("samestep", lambda installed: installed.samestep, same_samestep),
@@ -96,7 +96,7 @@ def judge_versions(versions: Mapping[str, Versions]) -> list[Finding]:
     )
     should_agree: tuple[tuple[str, Callable[[Versions], str], str], ...] = (
         ("Python", lambda installed: installed.python.rpartition(".")[0], "python3 -m venv .venv   # of one version"),
-        ("numpy", lambda installed: installed.numpy, f"pip install numpy=={first.numpy}"),
+        ("numpy", lambda installed: installed.numpy, f"pip install {quoted(f'numpy=={first.numpy}')}"),
     )
     for name, value_of, fix in must_agree:
         if values := differences(versions, value_of):
@@ -157,7 +157,7 @@ def judge_python_environments(environments: Mapping[str, PythonEnvironment]) -> 
     findings = for_each(_judge_python_environment)(environments)
     if values := differences(environments, lambda environment: environment.prefix):
         prefix = next(iter(environments.values())).prefix
-        fix = f"ln -s OTHER_PREFIX {shlex.quote(prefix)}   # or one shared environment"
+        fix = f"ln -s OTHER_PREFIX {quoted(prefix)}   # or one shared environment"
         findings += warn(message("python_prefix_differs_between_machines", values=values), fix)
     return findings
 
@@ -165,14 +165,14 @@ def judge_python_environments(environments: Mapping[str, PythonEnvironment]) -> 
 def _judge_python_environment(environment: PythonEnvironment) -> list[Finding]:
     findings, prefix, active = [], environment.prefix, environment.active
     if active and active != prefix:
-        fix = f"source {shlex.quote(f'{active}/bin/activate')} && hash -r   # or: deactivate"
+        fix = f"source {quoted(f'{active}/bin/activate')} && hash -r   # or: deactivate"
         findings += warn(message("another_environment_is_active", active=active, prefix=prefix), fix)
     if environment.torchrun and environment.torchrun != prefix:
         why = message("torchrun_is_of_another_environment", torchrun=environment.torchrun, prefix=prefix)
-        fix = f"export PATH={shlex.quote(f'{prefix}/bin')}:$PATH   # or: python -m torch.distributed.run"
+        fix = f"export PATH={quoted(f'{prefix}/bin')}:$PATH   # or: python -m torch.distributed.run"
         findings += warn(why, fix)
     for path in environment.shadows:
-        fix = f"mv {shlex.quote(path)} {shlex.quote(f'{path[:-3]}_.py')}"
+        fix = f"mv {quoted(path)} {quoted(f'{path[:-3]}_.py')}"
         findings += warn(message("file_hides_module", file=path), fix)
     return findings or ok(message("python_is_of", prefix=prefix))
 
@@ -344,7 +344,7 @@ def _needed_versions(name: str) -> str:
 def judge_engine_packages(installed: EnginePackages) -> list[Finding]:
     findings = []
     for package in installed.packages:
-        name, fix = package.name, f"pip install --upgrade {shlex.quote(f'{package.name}{package.needed}')}"
+        name, fix = package.name, f"pip install --upgrade {quoted(f'{package.name}{package.needed}')}"
         if package.error:
             why = message("engine_package_does_not_import", package=name, version=package.version, error=package.error)
             findings += fail(why, fix)

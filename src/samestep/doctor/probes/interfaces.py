@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 
 from samestep.doctor.machine import LaunchInfo
-from samestep.doctor.probe import Finding, MachineProbe, differences, fail, for_each, ok, warn
+from samestep.doctor.probe import Finding, MachineProbe, differences, fail, for_each, ok, quoted, warn
 from samestep.message import message
 from samestep.world import network, nvidia
 
@@ -87,7 +87,7 @@ def read_interfaces(info: LaunchInfo) -> Interfaces:
 def judge_interfaces(facts: Interfaces) -> list[Finding]:
     findings, route, master = list[Finding](), facts.route, facts.master
     if not route:
-        fix = f"ip route get {master}   # then: --master-addr, an address that this machine reaches"
+        fix = f"ip route get {quoted(master)}   # then: --master-addr, an address that this machine reaches"
         findings += fail(message("no_interface_leads_to_master", master=master), fix)
     by_name = {interface.name: interface for interface in facts.interfaces}
     if facts.several and route in by_name and by_name[route].is_virtual:
@@ -110,12 +110,12 @@ def judge_interfaces(facts: Interfaces) -> list[Finding]:
 def _judge_gloo_interface(name: str, interface: Interface | None, facts: Interfaces) -> list[Finding]:
     """Judges an interface that GLOO_SOCKET_IFNAME names."""
     route, master = facts.route, facts.master
-    fix = f"export GLOO_SOCKET_IFNAME={route}" if route else "unset GLOO_SOCKET_IFNAME"
+    fix = f"export GLOO_SOCKET_IFNAME={quoted(route)}" if route else "unset GLOO_SOCKET_IFNAME"
     chosen = f"GLOO_SOCKET_IFNAME={facts.gloo}"
     if interface is None:
         return fail(message("gloo_interface_is_unknown", chosen=chosen, interface=name, known=facts.names), fix)
     if not interface.up:
-        fix = f"ip link set {name} up   # or: {fix}"
+        fix = f"ip link set {quoted(name)} up   # or: {fix}"
         return fail(message("gloo_interface_is_down", chosen=chosen, interface=name), fix)
     if not interface.addresses:
         return fail(message("gloo_interface_has_no_address", chosen=chosen, interface=name), fix)
@@ -133,7 +133,7 @@ def _judge_nccl_interfaces(facts: Interfaces) -> list[Finding]:
     """Judges NCCL_SOCKET_IFNAME."""
     route, master, pattern = facts.route, facts.master, facts.nccl
     matched = [entry for entry in facts.interfaces if entry.addresses and matches(pattern, entry.name)]
-    chosen, fix = f"NCCL_SOCKET_IFNAME={pattern}", f"export NCCL_SOCKET_IFNAME={route or 'eth0'}"
+    chosen, fix = f"NCCL_SOCKET_IFNAME={pattern}", f"export NCCL_SOCKET_IFNAME={quoted(route or 'eth0')}"
     wrong = fail if facts.gpus else warn  # without a GPU nothing reads it
     if not matched:
         return wrong(message("nccl_interface_is_unknown", chosen=chosen, known=facts.names), fix)
@@ -177,12 +177,12 @@ def judge_mtus(mtus: Mapping[str, Mtu]) -> list[Finding]:
     least = min(interface.mtu for interface in known.values())
     if values := differences(known, lambda interface: interface.mtu):
         largest = max(known.values(), key=lambda interface: interface.mtu)
-        fix = f"ip link set {largest.interface} mtu {least}   # where it is larger"
+        fix = f"ip link set {quoted(largest.interface)} mtu {least}   # where it is larger"
         findings += warn(message("mtu_differs_between_machines", values=values), fix)
     for name, interface in known.items():
         if interface.mtu < SMALLEST_MTU:
             why = message("mtu_is_small", interface=interface.interface, mtu=interface.mtu)
-            findings += warn(why, f"ip link set {interface.interface} mtu 1500", machine=name)
+            findings += warn(why, f"ip link set {quoted(interface.interface)} mtu 1500", machine=name)
     return findings or ok(message("mtu_agrees", mtu=least))
 
 
@@ -227,7 +227,7 @@ def judge_infiniband(adapters: InfiniBand) -> list[Finding]:
     findings = []
     for port in adapters.ports:
         if port not in active:
-            variable = f"NCCL_IB_HCA=^{port.adapter}" if active else "NCCL_IB_DISABLE=1"
+            variable = f"NCCL_IB_HCA=^{quoted(port.adapter)}" if active else "NCCL_IB_DISABLE=1"
             fields = {"state": port.state or "?", "physical": port.physical or "?"}
             why = message("infiniband_port_is_not_active", number=port.number, adapter=port.adapter, **fields)
             fix = f"export {variable}   # until it is: see ibstat, the cable, and the subnet manager (opensm)"

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from samestep.doctor.machine import LaunchInfo
-from samestep.doctor.probe import Finding, MachineProbe, differences, fail, for_each, ok, warn
+from samestep.doctor.probe import Finding, MachineProbe, differences, fail, for_each, ok, quoted, warn
 from samestep.errors import UserError
 from samestep.message import message
 from samestep.world import RENDEZVOUS_PORT, network
@@ -43,19 +43,19 @@ def read_launch_variables(info: LaunchInfo) -> LaunchVariables:
 
 def judge_launch_variables(variables: LaunchVariables) -> list[Finding]:
     stale_ranks = [name for name in variables.stale if name in RANKS]
-    if variables.contradiction:
-        lacking = re.search(r"\(no ([A-Z]+_)", variables.contradiction)  # one of a launcher's: its others are stale
-        stale = [name for name in variables.outer if lacking and name.startswith(lacking[1])] or stale_ranks
-        why = message("launcher_variables_contradict", why=variables.contradiction)
-        return fail(why, f"unset {' '.join(stale)}" if stale else "")
     findings = []
     port = variables.stale.get("MASTER_PORT", "1")
     if not port.isdecimal() or not 0 < int(port) < 65536:
         findings += fail(message("master_port_is_no_port", port=port), f"export MASTER_PORT={RENDEZVOUS_PORT}")
+    elif variables.contradiction:
+        lacking = re.search(r"\(no ([A-Z]+_)", variables.contradiction)  # one of a launcher's: its others are stale
+        stale = [name for name in variables.outer if lacking and name.startswith(lacking[1])] or stale_ranks
+        why = message("launcher_variables_contradict", why=variables.contradiction)
+        return fail(why, f"unset {' '.join(map(quoted, stale))}" if stale else "")
     if stale_ranks:
         values = [f"{name}={variables.stale[name]}" for name in stale_ranks]
         findings += warn(
-            message("launcher_variables_are_stale", variables=values), f"unset {' '.join(variables.stale)}"
+            message("launcher_variables_are_stale", variables=values), f"unset {' '.join(map(quoted, variables.stale))}"
         )
     if findings:
         return findings
@@ -140,7 +140,7 @@ def look_up_master(info: LaunchInfo) -> Master:
 def judge_master(lookup: Master) -> list[Finding]:
     name, host = lookup.master, lookup.host
     if not lookup.addresses:
-        fix = f"echo 'ADDRESS {name}' >> /etc/hosts   # or: --master-addr ADDRESS"
+        fix = f"echo ADDRESS {quoted(name)} >> /etc/hosts   # or: --master-addr ADDRESS"
         return fail(message("master_name_is_unknown", master=name, host=host), fix)
     if lookup.nnodes > 1 and all(ipaddress.ip_address(address).is_loopback for address in lookup.addresses):
         return fail(
@@ -167,10 +167,10 @@ def _judge_connection(outcome: Outcome, master: str, port: int) -> list[Finding]
             fix = f"iptables -I INPUT -p tcp --dport {port} -j ACCEPT   # on {master}; ping {master} from here"
         case "no route":
             why = message("no_route_to_master", master=master, port=port)
-            fix = f"ip route get {master}   # then --master-addr with an address of a network that both have"
+            fix = f"ip route get {quoted(master)}   # then --master-addr with an address of a network that both have"
         case _:  # a name that was known a moment ago, or another error
             why = message("connection_to_master_failed", master=master, port=port)
-            fix = f"ping {master}"
+            fix = f"ping {quoted(master)}"
     return fail(why, fix)
 
 

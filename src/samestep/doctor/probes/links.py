@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from samestep.doctor.machine import Flow, LaunchInfo, Machine
-from samestep.doctor.probe import Finding, FleetProbe, fail, ok, warn
+from samestep.doctor.probe import Finding, FleetProbe, fail, ok, quoted, warn
 from samestep.message import Message, as_said, message
 from samestep.world.network import Dialled
 
@@ -75,13 +75,14 @@ def _judge_attempt(attempt: Attempt, *, reaches_back: bool) -> list[Finding]:
             fix = f"sysctl net.ipv4.ip_local_port_range   # on {target}: open these ports between the machines"
         case "dropped":
             why = message("machine_does_not_answer", **fields)
-            fix = f"iptables -I INPUT -s {source} -j ACCEPT   # on {target}; ranks use ports that the kernel chooses"
+            rule = f"iptables -I INPUT -s {quoted(source)} -j ACCEPT"
+            fix = f"{rule}   # on {target}; ranks use ports that the kernel chooses"
         case "no route":
-            why, fix = message("no_route_to_machine", **fields), f"ip route get {address}   # on {source}"
+            why, fix = message("no_route_to_machine", **fields), f"ip route get {quoted(address)}   # on {source}"
         case "unknown name":
-            why, fix = message("machine_has_unknown_name", **fields), f"getent hosts {address}   # on {source}"
+            why, fix = message("machine_has_unknown_name", **fields), f"getent hosts {quoted(address)}   # on {source}"
         case _:
-            why, fix = message("connection_to_machine_failed", **fields), f"ping {address}   # on {source}"
+            why, fix = message("connection_to_machine_failed", **fields), f"ping {quoted(address)}   # on {source}"
     return fail(why, fix)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -11,7 +10,7 @@ from pathlib import Path
 
 from samestep.doctor.known_variables import KNOWN, PREFIXES, Known
 from samestep.doctor.machine import LaunchInfo
-from samestep.doctor.probe import Finding, MachineProbe, differences, fail, for_each, ok, unknown, warn
+from samestep.doctor.probe import Finding, MachineProbe, differences, fail, for_each, ok, quoted, unknown, warn
 from samestep.message import Message, message
 from samestep.world import nvidia
 
@@ -48,7 +47,7 @@ def judge_variables(facts: Mapping[str, Variables]) -> list[Finding]:
         if values := differences(facts, lambda machine: machine.values.get(name, ABSENT)):  # noqa: B023 - called at once
             value = next(machine.values[name] for machine in facts.values() if name in machine.values)
             why = message("variable_differs_between_machines", name=name, values=values)
-            findings += warn(why, f"export {name}={shlex.quote(value)}   # on each")
+            findings += warn(why, f"export {name}={quoted(value)}   # on each")
     return findings
 
 
@@ -78,7 +77,7 @@ def _judge_variable(name: str, value: str, facts: Variables) -> list[Finding]:
         return ok(message("variable_has_no_effect", name=name, value=value, meaning=meaning, lacking=lacking))
     if value in known.slows and known.cost:
         why = message("variable_slows_training", name=name, value=value, meaning=meaning, cost=known.cost)
-        return warn(why, f"unset {name}")
+        return warn(why, f"unset {quoted(name)}")
     return ok(message("variable_is_set", name=name, value=value, meaning=meaning))
 
 
@@ -98,11 +97,11 @@ def _judge_unknown(name: str, value: str) -> list[Finding]:
 
 
 def _export(name: str, value: str) -> str:
-    return f"export {name}={shlex.quote(value)}"
+    return f"export {name}={quoted(value)}"
 
 
 def _renamed(name: str, right: str, value: str) -> str:
-    return f"unset {name}; {_export(right, value)}"
+    return f"unset {quoted(name)}; {_export(right, value)}"
 
 
 PROBES = (
