@@ -340,7 +340,7 @@ class Run:
             began_at=self.began_at,
             start_digest=seen.start_digest if seen else None,
             autocast=bool(seen and seen.autocast),
-            parts=seen.parts if seen else [],
+            micro_batches=seen.micro_batches if seen else [],
             later=seen.rows_of_later_epochs(self.schedule) if seen else {},
             rates=seen.rates if seen else [],
             skipped_steps=self._skipped,

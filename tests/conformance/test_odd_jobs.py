@@ -19,11 +19,11 @@ SAME = {
     "time_first": None,
     "side_table": None,
     "reads_indices": None,
-    "class_weights": "evaluation's loss depend on",
-    "order_matters": "evaluation's loss depend on",
+    "class_weights": "evaluation_metrics_unsteady",
+    "order_matters": "evaluation_metrics_unsteady",
     "autocast": None,
-    "large_targets": "the loss explodes at 0.05",
-    "random_in_evaluation": "or on random numbers",
+    "large_targets": "rate_of_proof_lowered",
+    "random_in_evaluation": "evaluation_metrics_unsteady",
     "buffer_that_is_not_saved": None,
     "buffer_that_moves_between_micro_batches": None,
     "class_weights_that_are_given": None,
@@ -37,13 +37,13 @@ def test_same(name: str, ranks: Callable[[int], Ranks], reference_rank: Ranks) -
     assert verdict.verdict == "same", verdict
     assert verdict.bitwise
     said = SAME[name]
-    assert any(said in str(note) for note in verdict.notes) if said else verdict.notes == ()
+    assert (said in [note.id for note in verdict.notes]) if said else verdict.notes == ()
 
 
 def test_what_amplifies_rounding_is_refused(ranks: Callable[[int], Ranks], reference_rank: Ranks) -> None:
     verdict = prove(reference_rank, ranks(2), f"{ODD}:chaos", "ddp")
     assert verdict.verdict == "refused", verdict
-    assert "ill-conditioned" in str(verdict.reason)
+    assert verdict.reason and verdict.reason.id.startswith("rounding_moves_")
 
 
 def test_what_does_not_repeat_itself_is_refused(ranks: Callable[[int], Ranks], reference_rank: Ranks) -> None:

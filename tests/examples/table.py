@@ -168,7 +168,7 @@ def prove(name: str, ranks: int, engines: tuple[str, ...], folder: Path) -> Prov
     compared = results.same_as_one_process
     assert compared is not None, f"{name}: whether {ranks} ranks train as one process was not compared"
     seconds = round(time.monotonic() - began, 1)
-    return Proven(name, ranks, verdicts, compared.answer, compared.reason, seconds)
+    return Proven(name, ranks, verdicts, compared.answer, str(compared.reason or ""), seconds)
 
 
 def write_images(folder: Path) -> Path:

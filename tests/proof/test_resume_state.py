@@ -6,8 +6,7 @@ import math
 
 import pytest
 
-from samestep.proof.resume import _differing
-from samestep.proof.resume_causes import state_cause
+from samestep.proof.resume import _differing, state_cause
 from samestep.records.record import TensorRecord
 
 VALUES = [1.5, -2.0, 0.25, 4.0, -0.5, 3.0]
@@ -70,7 +69,7 @@ def test_what_another_engine_has_not_is_not_lost() -> None:
 def test_a_tied_weight_that_is_loaded_apart_has_a_name() -> None:
     apart = [{**shards(6)[0], "weights of other": piece(0, 6)}]
     ((name, _, want, got),) = _differing(shards(6), apart, 1e-12)
-    assert "tied weight" in state_cause(name, want, got, other=False)
+    assert state_cause(name, want, got, changed=False).id == "tied_weight_loaded_apart"
 
 
 def test_an_evaluation_that_is_counted_twice_is_seen() -> None:
@@ -78,4 +77,4 @@ def test_an_evaluation_that_is_counted_twice_is_seen() -> None:
     two = {**one, "evaluations ['curve'][1]['step']": TensorRecord(1, 1, 4.0, 4.0)}
     ((name, rank, want, got),) = _differing([one, {}], [two, {}], 1e-12)
     assert (rank, want, got) == (0, "absent", 4.0)
-    assert "counted twice" in state_cause(name, want, got, other=False)
+    assert state_cause(name, want, got, changed=False).id == "evaluation_counted_twice"

@@ -35,7 +35,7 @@ PARTS = [MicroBatchRecord(0, 1, 2, [5, 3], 2.0, ["ab", "cd"])]
 
 
 def _rank(folder: Path, rank: int) -> RankRecord:
-    trainings = {"sgd": TrainingRecord(losses=[float(rank), float("inf")], parts=PARTS, later={2: [1, 0]})}
+    trainings = {"sgd": TrainingRecord(losses=[float(rank), float("inf")], micro_batches=PARTS, later={2: [1, 0]})}
     record = RankRecord(rank, World(rank=rank, size=11), 1, 0.5, MACHINE, trainings)
     write(folder / f"rank{rank}.json", record)
     return record

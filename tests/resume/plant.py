@@ -20,6 +20,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from messages import explains
 from mutations.plant import patched
 from ranks import Ranks, RanksFailed, engine_facts, resumed, resumed_reference_plan
 from resume.faults import FAULTS, ResumeFault
@@ -77,7 +78,7 @@ def plant(fault: ResumeFault, references: References) -> dict[str, Any]:
     return row | {
         "verdict": verdict.verdict,
         "named": first.quantity in fault.named,
-        "explained": fault.cause in str(first.cause),
+        "explained": explains(first.cause, fault.cause),
         "cause": str(first.cause),
         **{key: getattr(first, key) for key in shown},
     }

@@ -114,9 +114,9 @@ class Bench(ExitStack):
         then = engine_facts(THEMSELVES[pair.then][0], pair.then_size, THEMSELVES[pair.then][1])
         absent = next((each.reason for each in (facts, then) if not each.available), None)
         if absent:
-            return Seen(str(pair), job, "unavailable", said=absent)
+            return Seen(str(pair), job, "unavailable", said=str(absent))
         if why := why_not_continued_by(facts, then):
-            return Seen(str(pair), job, "refused", said=why)
+            return Seen(str(pair), job, "refused", said=str(why))
         plan = resumed_reference_plan(JOBS[job], facts, then)
         try:
             ranks = (self.of(facts), facts), (self.of(then), then)

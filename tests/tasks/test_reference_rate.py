@@ -54,7 +54,7 @@ def test_a_loss_of_any_scale_moves_the_weights_and_does_not_explode(
 ) -> None:
     for layout in play(make(scale), tmp_path, monkeypatch):
         played = layout.trainings["sgd"][0]
-        losses = [part.loss or 0.0 for part in played.seen[0]]
+        losses = [part.loss or 0.0 for part in played.micro_batches[0]]
         assert max(losses) < 20 * losses[0] and played.moved["weight"].distance > 1e-5
         assert (layout.sgd_lr == SGD_LR) == (scale == 1.0)
 
@@ -67,4 +67,6 @@ def test_a_rate_that_one_of_the_layouts_does_not_take_is_lowered_for_all(
     layouts = play(make(breaks_at=1.0, rows=rows), tmp_path, monkeypatch)
     (rate,) = {layout.sgd_lr for layout in layouts}
     assert rate < SGD_LR and all(len(layout.trainings["sgd"]) == 3 for layout in layouts)
-    assert all(math.isfinite(part.loss or 0.0) for each in layouts for part in each.trainings["sgd"][0].seen[0])
+    assert all(
+        math.isfinite(part.loss or 0.0) for each in layouts for part in each.trainings["sgd"][0].micro_batches[0]
+    )

@@ -12,7 +12,7 @@ import torch
 from conformance.jobs_drawn import job as drawn
 from samestep import reference
 from samestep.engine import Layout
-from samestep.proof.differences import distance, largest_of
+from samestep.proof.compare import distance, largest_of
 from samestep.proof.trace import sample_like
 from samestep.records.record import Record
 from samestep.reference import first_gradient

@@ -28,7 +28,8 @@ from samestep.engine import BASELINE
 from samestep.errors import Refused, TrainingFailed, UserError, say
 from samestep.launch import FORK, Machines, fork_client, rendezvous_address, supervise
 from samestep.launch.command import command_for
-from samestep.proof.judge import judge, not_one_process, same_as_one
+from samestep.proof.judge import judge
+from samestep.proof.one_process import not_one_process, same_as_one
 from samestep.proof.plan import interrupted, neutral_layouts, plain_layout
 from samestep.proof.plan import trainings as proof_trainings
 from samestep.proof.resume import JoinedRecord, judge_resumed

@@ -1,20 +1,29 @@
-"""Names the usual cause of a difference, in one sentence for each quantity.
+"""Names the usual cause of a difference between an engine and the reference, from the numbers of both.
 
-A cause is a hint, drawn from the numbers of both sides; the difference itself is the proof.
+A cause is a hint; the difference itself is the proof. CAUSES has a function for each quantity that is compared.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from samestep.message import as_said
-from samestep.proof import gradient_causes
-from samestep.proof.trace import Expectation, Trace
+from samestep.message import Message, message
+from samestep.proof.trace import EPS, Expectation, Trace, sample_like
 from samestep.records.results import Divergence
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Gradients = Mapping[str, NDArray[Any]]
+
+ALIKE = 1e-6  # two gradients are one, this share of the largest element apart
+ULPS = 8  # or so many units in the last place, of the gradient as it travels and of the weights that it is read from
+CLIPPED_TO = 1.0  # the default of libraries that clip unasked
 
 
 @dataclass(frozen=True)
@@ -36,9 +45,12 @@ class Case:
         tensor: str | None = None,
         rank: int | None = None,
     ) -> Divergence:
-        """The divergence of one quantity, with its cause."""
-        at = Divergence(self.training, step, quantity, tensor, rank, expected, observed)
-        return replace(at, expected=_short(expected), found=_short(observed), cause=as_said(CAUSES[quantity](self, at)))
+        """Returns the divergence of one quantity, with its cause."""
+        divergence = Divergence(
+            self.training, step, quantity, tensor=tensor, rank=rank, expected=expected, found=observed
+        )
+        cause = CAUSES[quantity](self, divergence)
+        return replace(divergence, expected=_short(expected), found=_short(observed), cause=cause)
 
     @property
     def replicas(self) -> int:
@@ -46,25 +58,25 @@ class Case:
         return (facts.then or facts.layout).replicas
 
     def begins_epoch(self, step: int) -> bool:
-        """Whether a step is the first of an epoch, and not of the first one."""
+        """Whether a step is the first of an epoch other than the first."""
         epochs = self.expected.epochs
         return epochs[step] > 0 and step == min(s for s, epoch in epochs.items() if epoch == epochs[step])
 
     @property
-    def uneven(self) -> set[int]:
-        """The steps in which the ranks' parts weigh differently."""
-        weights: dict[int, set[float]] = {}
-        for process in self.expectation.of(self.training).seen:
-            of_step: dict[int, float] = {}
-            for part in process:
-                of_step[part.step] = of_step.get(part.step, 0.0) + part.weight
-            for step, weight in of_step.items():
-                weights.setdefault(step, set()).add(weight)
-        return {step for step, of_ranks in weights.items() if len(of_ranks) > 1}
+    def uneven_steps(self) -> set[int]:
+        """The steps in which the ranks' micro-batches have different weights."""
+        rank_weights: dict[int, set[float]] = {}
+        for micro_batches in self.expectation.of(self.training).micro_batches:
+            weights: dict[int, float] = {}
+            for micro_batch in micro_batches:
+                weights[micro_batch.step] = weights.get(micro_batch.step, 0.0) + micro_batch.weight
+            for step, weight in weights.items():
+                rank_weights.setdefault(step, set()).add(weight)
+        return {step for step, distinct in rank_weights.items() if len(distinct) > 1}
 
 
 def _short(value: Any) -> Any:
-    """A value to print: no list of one element, and no more than a few elements of a long one."""
+    """Returns a value to print: no list of one element, and no more than a few elements of a long one."""
     while isinstance(value, list) and len(value) == 1:
         value = value[0]
     if isinstance(value, float) and not math.isfinite(value):
@@ -74,172 +86,224 @@ def _short(value: Any) -> Any:
     return value
 
 
-def _start(case: Case, at: Divergence) -> str:
+def _initial_weights(case: Case, divergence: Divergence) -> Message:
     if len(set(case.observed.start)) == 1:
-        return "every rank starts from weights that are not the job's: something moved them before the first batch"
-    return f"rank {at.rank} starts from other weights: seed the model alike on every rank, or broadcast rank 0's first"
+        return message("weights_moved_before_first_batch")
+    return message("ranks_start_from_different_weights", rank=divergence.rank)
 
 
-def _indices(case: Case, at: Divergence) -> str:
-    if at.step is None:
-        return "right in the proof's steps, wrong in a later epoch: its order is that of another epoch"
-    step = at.step
-    read = [[i for part in process if part.step == step for i in part.indices] for process in case.observed.parts]
-    wanted = [i for process in case.expected.parts for part in process if part.step == step for i in part.indices]
-    if sum(map(bool, read)) > 1 and all(rows == max(read, key=len)[: len(rows)] for rows in read):
-        return "every rank reads the same rows: the sampler does not know its rank"
-    everything = [i for rows in read for i in rows]
-    if len(everything) > len(wanted) and set(everything) == set(wanted):
-        return "the batch is padded: rows are repeated so that every rank gets as many"
-    if len(everything) != len(wanted):
-        return "a batch of another size: the incomplete last batch is dropped, or the batch size is per rank"
+def _rows(case: Case, divergence: Divergence) -> Message:
+    if divergence.step is None:
+        return message("later_epoch_has_order_of_another")
+    step = divergence.step
+    rank_rows = case.observed.rows_of_processes(step)
+    rows, expected = [row for part in rank_rows for row in part], case.expected.rows(step)
+    longest = max(rank_rows, key=len)
+    if sum(map(bool, rank_rows)) > 1 and all(part == longest[: len(part)] for part in rank_rows):
+        return message("every_rank_reads_same_rows")
+    if len(rows) > len(expected) and set(rows) == set(expected):
+        return message("batch_padded_with_repeated_rows")
+    if len(rows) != len(expected):
+        return message("batch_has_another_size")
     if case.begins_epoch(step):
-        return "right in the first epoch, wrong from the next: the order does not change with the epoch (set_epoch)"
-    if sorted(everything) == sorted(wanted):
-        return "the step's rows are right together, but shared out over the ranks in another way"
-    return "other rows, or the same in another order: another seed or sampler"
+        return message("order_does_not_change_with_epoch")
+    if sorted(rows) == sorted(expected):
+        return message("rows_shared_out_in_another_way")
+    return message("rows_of_another_order")
 
 
-def _tensors(case: Case, at: Divergence) -> str:
-    if case.begins_epoch(at.step or 0):
-        return "right in the first epoch, wrong from the next: the augmentation's key does not know the epoch"
-    return (
-        "the rows are right, their values are not: normalised or cast twice, "
-        "a random augmentation that is not keyed by the sample, or data that each process builds for itself and "
-        "differently (a vocabulary, a folder in the system's order)"
-    )
+def _tensors(case: Case, divergence: Divergence) -> Message:
+    if case.begins_epoch(divergence.step or 0):
+        return message("augmentation_ignores_epoch")
+    return message("values_of_right_rows_differ")
 
 
-def _weight(case: Case, at: Divergence) -> str:
-    return "the rows are right, their weights in the mean are not"
+def _weight(case: Case, divergence: Divergence) -> Message:
+    return message("weights_of_right_rows_differ")
 
 
-def _loss(case: Case, at: Divergence) -> str:
-    step, played = at.step or 0, case.expectation.of(case.training)
+def _loss(case: Case, divergence: Divergence) -> Message:
+    step, played = divergence.step or 0, case.expectation.of(case.training)
     if step == 0:
-        if at.rank and played.draws:
-            return f"rank {at.rank} draws other random numbers, such as another rank's dropout mask"
-        return "the same rows and weights give another loss: another input, precision, mode (eval) or random stream"
+        if divergence.rank and played.draws:
+            return message("rank_draws_other_random_numbers", rank=divergence.rank)
+        return message("first_loss_differs")
     if case.training == "user":
-        return "right under SGD, wrong under the job's own optimizer: its settings, its state or its parameter groups"
+        return message("own_optimizer_differs")
     before = step - 1
-    if case.replicas > 1 and before > 0 and before == min(case.uneven, default=None):  # step 0's gradient is right
-        return (
-            f"the update of step {before} is wrong, the first whose ranks have unequal rows: "
-            "averaged per rank instead of per row"
-        )
+    if case.replicas > 1 and before > 0 and before == min(case.uneven_steps, default=None):
+        # The gradient of step 0 is right.
+        return message("averaged_per_rank_instead_of_per_row", step=before)
     clipped = [s for s, norm in enumerate(played.norms) if played.clip_norm and norm > played.clip_norm]
     if before == min(clipped, default=None):
-        return (
-            f"the update of step {before} is wrong, the first that is clipped, and its gradient is right unclipped: "
-            "clipped before the reduction, by another norm, or not at all"
-        )
+        return message("gradient_clipped_in_another_way", step=before)
     if case.begins_epoch(step):
-        return (
-            f"right until the epoch's end after step {before}: the mode (eval), the rate or the buffers are not as "
-            "before, or its last update is wrong"
-        )
+        return message("wrong_since_end_of_epoch", step=before)
     if before == 0 and played.draws:
-        return "the first step is right: the second draws other random numbers, such as the same dropout mask again"
+        return message("second_step_draws_other_random_numbers")
     if before == 1:
-        return (
-            "the first update is right, the second is not: gradients are not cleared, or the optimizer's state "
-            "(momentum, weight decay) is off"
-        )
-    return f"the update of step {before} is wrong though those before are right: check what is special about that step"
+        return message("second_update_wrong")
+    return message("update_wrong_at_one_step", step=before)
 
 
-def _rate(case: Case, at: Divergence) -> str:
-    step = at.step or 0
-    ratio = at.found[0] / at.expected[0] if at.expected[0] else float("inf")
+def _learning_rate(case: Case, divergence: Divergence) -> Message:
+    step, found = divergence.step or 0, divergence.found
+    factor = found[0] / divergence.expected[0] if divergence.expected[0] else float("inf")
     if step == 0:
-        if case.replicas > 1 and np.isclose(ratio, case.replicas):
-            return f"the learning rate is multiplied by the {case.replicas} ranks"
-        return f"the learning rate is {ratio:.3g} times the job's from the start"
-    later = case.expectation.of(case.training).rates
-    if case.replicas > 1 and case.replicas * step < len(later) and np.allclose(at.found, later[case.replicas * step]):
-        return f"the scheduler stepped {case.replicas} times a step, once for each rank"
-    return "right at first, wrong later: the scheduler steps at other times than once every step or epoch"
+        if case.replicas > 1 and np.isclose(factor, case.replicas):
+            return message("learning_rate_multiplied_by_ranks", ranks=case.replicas)
+        return message("learning_rate_of_another_size", factor=float(factor))
+    rates = case.expectation.of(case.training).rates
+    if case.replicas > 1 and case.replicas * step < len(rates) and np.allclose(found, rates[case.replicas * step]):
+        return message("scheduler_steps_once_for_each_rank", ranks=case.replicas)
+    return message("scheduler_steps_at_other_times")
 
 
-def _steps(case: Case, at: Divergence) -> str:
-    return "an optimizer step was left out or taken twice: accumulation, a skipped fp16 step, or a state broadcast"
+def _optimizer_steps(case: Case, divergence: Divergence) -> Message:
+    return message("optimizer_step_left_out_or_repeated")
 
 
-def _groups(case: Case, at: Divergence) -> str:
-    return "the optimizer was built without the job's parameter groups"
+def _parameter_groups(case: Case, divergence: Divergence) -> Message:
+    return message("parameter_groups_missing")
 
 
-def _gradient(case: Case, at: Divergence) -> str:
-    return gradient_causes.cause(case.expectation, case.expected, case.observed)
+def _parameter(case: Case, divergence: Divergence) -> Message:
+    return message("own_optimizer_differs" if case.training == "user" else "last_update_wrong")
 
 
-def _parameter(case: Case, at: Divergence) -> str:
-    if case.training == "user":
-        return "right under SGD, wrong under the job's own optimizer: its settings, its state or its parameter groups"
-    return "every loss was right and the last update was not: look at what the engine does after the last step"
-
-
-def _buffer(case: Case, at: Divergence) -> str:
-    tensor = at.tensor or ""
-    if tensor.endswith("num_batches_tracked") and at.found > at.expected:
-        times = "counted twice" if at.found == 2 * at.expected else f"counted as {at.found / at.expected:.3g}"
-        return f"every batch is {times}: a forward pass with BatchNorm is computed again, as checkpointing does"
+def _buffer(case: Case, divergence: Divergence) -> Message:
+    tensor = divergence.tensor or ""
+    if tensor.endswith("num_batches_tracked") and divergence.found > divergence.expected:
+        return message("batches_counted_repeatedly", factor=divergence.found / divergence.expected)
     for replica in range(1, case.replicas):
-        theirs = case.expectation.arrays(case.training, f".buffers{replica}").get(tensor)
-        if theirs is not None and np.allclose(theirs, case.observed.state[tensor], rtol=1e-9, atol=0):
-            return f"these are rank {replica}'s buffers; the training's are rank 0's"
-    return "the buffers are synchronised in another way, or averaged over the ranks"
+        buffer = case.expectation.arrays(case.training, f".buffers{replica}").get(tensor)
+        if buffer is not None and np.allclose(buffer, case.observed.state[tensor], rtol=1e-9, atol=0):
+            return message("buffers_of_another_rank", rank=replica)
+    return message("buffers_synchronised_in_another_way")
 
 
-def _names(case: Case, at: Divergence) -> str:
-    return "a wrapper's prefix is left in the names, or weights are missing"
+def _names(case: Case, divergence: Divergence) -> Message:
+    return message("names_of_weights_differ")
 
 
-def _coverage(case: Case, at: Divergence) -> str:
-    return "samples are seen twice or lost within an epoch"
+def _every_index(case: Case, divergence: Divergence) -> Message:
+    return message("samples_repeated_or_lost_in_epoch")
 
 
-def _evaluated(case: Case, at: Divergence) -> str:
-    if at.tensor == "weight":
-        return "the rows are right, their weights in the evaluation's loss are not"
-    if at.found > at.expected:
-        return "the evaluation is padded: some rows are counted twice"
-    return "the evaluation covers a part of the rows: one rank's counts, not the sum over ranks"
+def _evaluation_rows(case: Case, divergence: Divergence) -> Message:
+    if divergence.tensor == "weight":
+        return message("evaluation_weights_differ")
+    more = divergence.found > divergence.expected
+    return message("evaluation_padded" if more else "evaluation_of_a_part_of_the_rows")
 
 
-def _metric(case: Case, at: Divergence) -> str:
-    return "the weights are right and the metric is not: another mode, other buffers, or a mean of the ranks' means"
+def _evaluation(case: Case, divergence: Divergence) -> Message:
+    return message("evaluation_value_differs")
 
 
-def _precision(case: Case, at: Divergence) -> str:
-    return "the engine trains under autocast without declaring it: its steps are not those of the job's own precision"
+def _precision(case: Case, divergence: Divergence) -> Message:
+    return message("autocast_not_declared")
 
 
-def _replicas(case: Case, at: Divergence) -> str:
-    return (
-        f"after the last step rank {at.rank} has other weights than rank 0 (compared by digests): it left its last "
-        "update out, or took another"
+def _replicas(case: Case, divergence: Divergence) -> Message:
+    return message("rank_ends_with_other_weights", rank=divergence.rank)
+
+
+def _gradient(case: Case, divergence: Divergence) -> Message:
+    """Names the cause of a wrong first gradient, from samples of all its tensors."""
+    rank0 = case.expectation.arrays("gradient", ".own")
+    start = case.expectation.start()
+    expected, observed = (
+        {name: start[name] - sample_like(state[name], sample) for name, sample in rank0.items()}
+        for state in (case.expected.state, case.observed.state)
     )
+    size = max(np.abs(values).max() for values in expected.values())
+    # The others are rounding around zero.
+    trained = [name for name in rank0 if np.abs(expected[name]).max() > 1e-9 * size]
+    slack = {name: _slack(case.expectation, start[name], expected[name]) for name in rank0}
+    still = [name for name in rank0 if name not in trained]
+    moved = [name for name in still if np.abs(observed[name]).max() > max(1e-6 * size, slack[name])]
+    if moved:
+        return message("frozen_parameter_moves", tensors=moved)
+
+    def alike(name: str, values: Any) -> bool:
+        return bool(np.abs(observed[name] - values).max() <= slack[name])
+
+    factor = _factor(expected, observed, trained)
+    if all(alike(name, factor * expected[name]) for name in trained):
+        norm = math.sqrt(sum(float((observed[name] ** 2).sum()) for name in trained))
+        return _scaled(case.expectation, factor, norm)
+    wrong = [name for name in trained if not alike(name, expected[name])]
+    if wrong and all(alike(name, rank0[name]) for name in wrong):
+        if len(wrong) == len(trained):
+            return message("gradients_never_reduced")
+        return message("gradients_left_out_of_reduction", tensors=wrong)
+    before_last = case.expectation.arrays("gradient", ".before_last")
+    if before_last:
+        rank0_before = case.expectation.arrays("gradient", ".own_before_last")
+        if all(alike(name, expected[name] - before_last[name]) for name in trained):
+            return message("gradient_of_last_micro_batch_alone")
+        if all(alike(name, before_last[name] + rank0[name] - rank0_before[name]) for name in trained):
+            return message("last_micro_batch_not_reduced")
+    shares = {
+        name: float(np.abs(expected[name] - observed[name]).max() / np.abs(expected[name]).max()) for name in trained
+    }
+    worst = max(shares, key=lambda name: shares[name])
+    if shares[worst] >= 1e-2 and len(wrong) < len(trained):
+        return message("gradients_of_some_tensors_wrong", tensors=wrong, worst=worst)
+    if shares[worst] < 1e-2:
+        return message("gradients_rounded_on_their_way", share=shares[worst])
+    return message("part_of_gradient_missing_or_repeated")
+
+
+def _slack(expectation: Expectation, start: Any, expected: Any) -> float:
+    """How far rounding may move one tensor: of the gradient on its way, and of the weights that it is read from."""
+    gradient_eps, largest = expectation.eps, float(np.abs(expected).max())
+    weights_eps = min(gradient_eps, EPS["float32"])  # weights themselves stay float32 or wider
+    return max(ALIKE * largest, ULPS * (gradient_eps * largest + weights_eps * float(np.abs(start).max())))
+
+
+def _factor(expected: Gradients, observed: Gradients, names: list[str]) -> float:
+    """Returns the number by which the gradient is multiplied, if it is one number."""
+    products = sum(float((expected[name] * observed[name]).sum()) for name in names)
+    return products / sum(float((expected[name] ** 2).sum()) for name in names)
+
+
+def _scaled(expectation: Expectation, factor: float, norm: float) -> Message:
+    """Returns the cause of a gradient that is `factor` times the right one. norm: what its norm has become."""
+    replicas = expectation.facts.layout.replicas
+    close = max(1e-5, ULPS * expectation.eps)
+    if math.isclose(factor, replicas, rel_tol=close):
+        return message("gradients_summed_instead_of_averaged", ranks=replicas)
+    if math.isclose(factor, 1 / replicas, rel_tol=close):
+        return message("gradients_averaged_twice", ranks=replicas)
+    if math.isclose(factor, 1.0, rel_tol=1e-3):
+        return message("last_digits_of_gradients_rounded")
+    if abs(factor) < 1e-8:
+        return message("optimizer_holds_other_parameters")
+    for limit in (CLIPPED_TO, expectation.facts.clip_norm):
+        if limit is not None and factor < 1 and math.isclose(norm, limit, rel_tol=1e-3):
+            return message("gradients_clipped_unasked", factor=factor, norm=norm)
+    return message("loss_scaled_by_another_factor", factor=factor)
 
 
 CAUSES = {
     "precision": _precision,
-    "initial weights": _start,
-    "rows": _indices,
-    "indices": _indices,
+    "initial weights": _initial_weights,
+    "rows": _rows,
+    "indices": _rows,
     "tensors received": _tensors,
     "weight": _weight,
     "loss": _loss,
-    "learning rate": _rate,
-    "optimizer steps": _steps,
-    "parameter groups": _groups,
+    "learning rate": _learning_rate,
+    "optimizer steps": _optimizer_steps,
+    "parameter groups": _parameter_groups,
     "first gradient": _gradient,
     "parameter": _parameter,
     "buffer": _buffer,
     "names of the weights": _names,
     "replicas": _replicas,
-    "every index once": _coverage,
-    "evaluation rows": _evaluated,
-    "evaluation": _metric,
+    "every index once": _every_index,
+    "evaluation rows": _evaluation_rows,
+    "evaluation": _evaluation,
 }

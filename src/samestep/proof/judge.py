@@ -8,20 +8,28 @@ parameters, buffers and the evaluation. docs/proof.md explains it all.
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING, Any
 
-from samestep.message import as_said
-from samestep.proof import job_causes
-from samestep.proof.differences import Comparison, bound_of
+import numpy as np
+
+from samestep.message import Message, message
+from samestep.proof.compare import BOUND, Comparison, distance
 from samestep.proof.plan import AS_NUMERICS, INEXACT
-from samestep.proof.too_exact import too_exact
-from samestep.proof.trace import EPS, Expectation, of_engine
-from samestep.records.inspection import JobFacts
+from samestep.proof.trace import Expectation, of_engine, sample_like
 from samestep.records.plan import TRAININGS
 from samestep.records.record import Record
-from samestep.records.results import Divergence, Inexactness, OneProcess, Verdict, VerdictWord
+from samestep.records.results import Divergence, Inexactness, Verdict, VerdictWord
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Values = NDArray[np.float64]
 
 # Compared where rounding has no bound, too.
 COUNTED = {"initial weights", "rows", "indices", "tensors received", "weight", "learning rate", "parameter groups"}
+DIGITS = {"float16": 11, "bfloat16": 8}  # binary digits of what is below float32
+FACTOR = 8  # times float32's own rounding and the ranks: an element whose loss of digits is larger must show it
+ENOUGH = 16  # such elements: one alone may come out right by chance
 
 
 def judge(loop: Expectation, record: Record, numerics: Expectation | None = None) -> Verdict:
@@ -35,11 +43,10 @@ def judge(loop: Expectation, record: Record, numerics: Expectation | None = None
         if divergence:
             return _verdict(comparison, "differs", first_divergence=divergence)
     if not comparison.compared:
-        return _verdict(
-            comparison, "refused", reason=_ill_conditioned(f"every tensor, {comparison.ill_conditioned[0]}")
-        )
+        example = next(name for names in comparison.ill_conditioned.values() for name in names)
+        return _verdict(comparison, "refused", reason=message("rounding_moves_every_tensor", tensor=example))
     if comparison.reach.get("sgd", 2) < 2:
-        return _verdict(comparison, "refused", reason=_ill_conditioned("the first losses"))
+        return _verdict(comparison, "refused", reason=message("rounding_moves_first_losses"))
     if numerics is None:
         return _verdict(comparison, "same")
     divergence, inexactness = compare_numerics(numerics, record)
@@ -47,16 +54,8 @@ def judge(loop: Expectation, record: Record, numerics: Expectation | None = None
     if divergence:
         return _verdict(comparison, "differs", first_divergence=divergence, numerics=inexactness)
     if inexactness.skipped_steps >= len(loop.of("sgd").rates):
-        return _verdict(comparison, "refused", reason="every step was skipped after an overflow: nothing was trained")
+        return _verdict(comparison, "refused", reason=message("every_step_skipped"))
     return _verdict(comparison, "approximate", numerics=inexactness)
-
-
-def _ill_conditioned(what: str) -> str:
-    """Says that rounding hides what would be compared."""
-    return (
-        f"ill-conditioned: rounding alone moves {what}, by more than 0.1 %, which would hide a fault; what amplifies "
-        "rounding so, and what helps: docs/proof.md, How close is close enough"
-    )
 
 
 def compare_numerics(numerics: Expectation, record: Record) -> tuple[Divergence | None, Inexactness]:
@@ -95,9 +94,8 @@ def _loss_gap(numerics: Expectation, record: Record) -> float | None:
     """How far the last step's loss is off, relative to the reference's."""
     expected = numerics.trace("sgd", 0, len(record.ranks))
     observed = of_engine(record, AS_NUMERICS.format("sgd"))
-    last = expected.last_step
     want, got = (
-        sum(part.loss_sum for of_process in trace.parts for part in of_process if part.step == last)
+        sum(batch.loss_sum for batch in trace.all_micro_batches if batch.step == expected.last_step)
         for trace in (expected, observed)
     )
     return abs(got - want) / abs(want) if want else None
@@ -113,7 +111,7 @@ def _verdict(
     verdict: VerdictWord,
     *,
     first_divergence: Divergence | None = None,
-    reason: str | None = None,
+    reason: Message | None = None,
     numerics: Inexactness | None = None,
 ) -> Verdict:
     difference, bound = comparison.worst or (None, None)
@@ -123,48 +121,54 @@ def _verdict(
         max_difference=_finite(difference),
         bound=bound,
         first_divergence=first_divergence,
-        reason=as_said(reason) if reason else None,
-        notes=tuple(map(as_said, comparison.notes())),
+        reason=reason,
+        notes=tuple(comparison.notes()),
         numerics=numerics,
     )
 
 
-def same_as_one(many: Expectation, one: Expectation) -> tuple[bool, float]:
-    """Whether N-replica training of a job is plain training in one process: whether both end with the same parameters
-    up to rounding, and how far these differ."""
-    bounds = _bounds(many, one)
-    from_one = many.facts.from_one
-    same = bool(from_one) and all(each.distance <= bounds[name] for name, each in from_one.items())
-    return same, max((each.distance for each in from_one.values()), default=0.0)
+def too_exact(loop: Expectation, numerics: Expectation, record: Record) -> Divergence | None:
+    """Returns the divergence of an engine that was asked for float16 or bfloat16, and computed in float32 all the same.
 
+    A hook that was never registered, or an autocast that is not in force, trains in float32 and says nothing. What is
+    rounded cannot be that exact: the reference's first gradient has elements that the lower precision cannot hold.
 
-def _bounds(many: Expectation, one: Expectation) -> dict[str, float]:
-    """Returns for each parameter the largest difference between N replicas and one that rounding explains."""
-    eps = max(EPS[each.facts.dtype] for each in (many, one))  # an engine may take no float64
-    spreads = [each.noise_distances("sgd") for each in (many, one)]
-    moved, from_one = many.of("sgd").moved, many.facts.from_one
-    furthest = max((moved[name].distance for name in from_one), default=0.0)
-    return {
-        name: bound_of(max(of[name] for of in spreads if of), eps, each.largest, moved[name].largest_before, furthest)
-        for name, each in from_one.items()
-    }
-
-
-def not_one_process(worst: float, many: Expectation, one: Expectation, job: JobFacts) -> OneProcess:
-    """Says why N replicas do not train as one process, whose parameters differ by `worst`.
-
-    many, one: N replicas and plain training, both without random numbers and batch statistics. What then remains is a
-    mistake.
+    None wherever a healthy engine could look so: float32's rounding is not known (no float64), one rank alone sends
+    nothing, autocast was in force (not every model has something that it lowers), or the gradient has too few
+    elements in which the rounding would show.
     """
-    same, _ = same_as_one(many, one)
-    separation = one.facts.separation
-    assert separation is not None
-    constant_fails = many.facts.draws and not math.isfinite(separation.whole)  # a mean over nothing, say
-    if same or separation.unknown or separation.collate_draws or constant_fails:
-        reason, advice = job_causes.natural_causes(job, many.facts, separation, hides=not same or constant_fails)
-        return OneProcess("no, as expected", worst, as_said(reason), as_said(advice))
-    bounds, from_one = _bounds(many, one), many.facts.from_one
-    most = max(from_one, key=lambda name: from_one[name].distance / (bounds[name] or 1.0), default="")
-    off = f"{most} is {from_one[most].distance:.2g} off, rounding explains {bounds[most]:.2g}" if most else ""
-    reason, advice = job_causes.mistake(separation, one.facts.dtype, job, off)
-    return OneProcess("no", worst, as_said(reason), as_said(advice))
+    precision, replicas = numerics.facts.rounds_to, numerics.facts.layout.replicas
+    if precision not in DIGITS or numerics.facts.exact_steps or loop.facts.dtype != "float64" or replicas == 1:
+        return None
+    name = AS_NUMERICS.format("gradient")
+    if any(rank.autocast for rank in record.training(name)):
+        return None
+    start, end, observed = numerics.start(), numerics.arrays("gradient"), record.arrays(name)
+    in_float32, in_float64 = (expectation.arrays("gradient", ".own") for expectation in (numerics, loop))
+    informative = 0
+    for tensor, sample in in_float32.items():
+        want, got = _float64(end[tensor]), _float64(observed[tensor])
+        # Rounding of the gradient, measured on rank 0's own, and that of the weights from which it is read.
+        read = np.spacing(np.maximum(np.abs(want), np.abs(got)).astype(np.float32))
+        rounding = BOUND * distance(sample, in_float64[tensor]) + 2 * _float64(read)
+        if not (np.abs(want - got) <= rounding).all():
+            return None
+        gradients = _float64(start[tensor]) - sample_like(want, sample), _float64(sample)
+        lost = np.minimum(*(np.abs(values - _rounded(values, DIGITS[precision])) for values in gradients))
+        informative += int((lost > FACTOR * replicas * sample_like(rounding, sample)).sum())
+    if informative < ENOUGH:
+        return None
+    cause = message("lower_precision_not_in_force", precision=precision)
+    return Divergence(
+        "gradient", 0, "precision", tensor=None, rank=None, expected=precision, found="float32", cause=cause
+    )
+
+
+def _float64(values: Any) -> Values:
+    return np.asarray(values, dtype=np.float64)
+
+
+def _rounded(values: Values, digits: int) -> Values:
+    """Values rounded to so many binary digits. The tiniest, which float16 holds with fewer, lose more than this."""
+    mantissa, exponent = np.frexp(values)
+    return np.asarray(np.ldexp(np.round(np.ldexp(mantissa, digits)), exponent - digits))

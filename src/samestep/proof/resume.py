@@ -1,4 +1,5 @@
-"""Judges an interrupted training: joins the records of its two launches into one, and compares the state between."""
+"""Judges an interrupted training: joins the records of its two launches into one, compares the state between them, and
+names the usual cause of a difference."""
 
 from __future__ import annotations
 
@@ -7,11 +8,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from samestep.message import as_said
+from samestep.message import Message, message
 from samestep.proof.judge import judge
 from samestep.proof.plan import AS_NUMERICS
-from samestep.proof.resume_causes import resume_cause, state_cause
-from samestep.proof.trace import EPS, Expectation, of_engine
+from samestep.proof.trace import EPS, Expectation, Trace, of_engine
 from samestep.records.plan import TRAININGS
 from samestep.records.record import RankRecord, Record, TensorRecord, TrainingRecord
 from samestep.records.results import Divergence, Verdict
@@ -61,16 +61,15 @@ class JoinedRecord(Record):
         return name in self.training_names()
 
     def _rank(self, number: int, first: list[RankRecord], rest: list[RankRecord]) -> RankRecord:
-        here = first[number] if number < len(first) else rest[number]
         trainings = {}
         for name in first[0].trainings:
-            parts = _seen(first, name, number), _seen(rest, name, number)
-            trainings[name] = _joined(*parts) if self._is_interrupted(name) else parts[0]
-        return replace(here, trainings=trainings)
+            began, continued = _training(first, name, number), _training(rest, name, number)
+            trainings[name] = _joined(began, continued) if self._is_interrupted(name) else began
+        return replace(first[number] if number < len(first) else rest[number], trainings=trainings)
 
 
-def _seen(ranks: list[RankRecord], name: str, number: int) -> TrainingRecord:
-    """What a rank observed. One that was not there saw no rows, and of what is alike on all ranks what rank 0 saw."""
+def _training(ranks: list[RankRecord], name: str, number: int) -> TrainingRecord:
+    """Returns what a rank observed. One that was not there read no rows; what is alike on all ranks is rank 0's."""
     if number < len(ranks) and name in ranks[number].trainings:
         return ranks[number].trainings[name]
     alike = ranks[0].trainings.get(name, TrainingRecord())
@@ -91,7 +90,7 @@ def _joined(first: TrainingRecord, rest: TrainingRecord) -> TrainingRecord:
         weight_of=first.weight_of + rest.weight_of,
         start_digest=first.start_digest,
         autocast=first.autocast or rest.autocast,
-        parts=first.parts + rest.parts,
+        micro_batches=first.micro_batches + rest.micro_batches,
         rates=first.rates + rest.rates,
         skipped_steps=max(first.skipped_steps, rest.skipped_steps),
     )
@@ -116,9 +115,7 @@ def judge_resumed(loop: Expectation, record: JoinedRecord, numerics: Expectation
         if divergence and is_exact and divergence.training == training:
             expected, observed = loop.trace(training, 0, len(record.ranks)), of_engine(record, training)
             cause = resume_cause(divergence, cut, expected, observed, loop.of(training).draws)
-            return replace(
-                verdict, first_divergence=replace(divergence, cause=as_said(cause) if cause else divergence.cause)
-            )
+            return replace(verdict, first_divergence=replace(divergence, cause=cause or divergence.cause))
     return verdict
 
 
@@ -130,28 +127,31 @@ def _before(divergence: Divergence, training: str, cut: int) -> bool:
 
 
 def _states(record: JoinedRecord, training: str) -> tuple[list[State], list[State]]:
-    """Each rank's state at the interruption, and after loading."""
-    first, rest = ([seen.state for seen in each.training(training)] for each in (record.first, record.rest))
+    """Returns each rank's state at the interruption, and after loading."""
+    first, rest = ([rank.state for rank in part.training(training)] for part in (record.first, record.rest))
     return first, rest
 
 
 def _moved(record: JoinedRecord, training: str) -> Iterator[Divergence]:
-    """The ranks that continued at another step than that of the interruption."""
+    """Yields the divergences of ranks that continued at another step than that of the interruption."""
     cut = record.interruption(training)
-    for rank, seen in enumerate(record.rest.training(training)):
-        if seen.resumed_from != cut:
-            others = any(_differing(*_states(record, training), EPS["float32"]))
-            cause = state_cause("position", cut, seen.resumed_from, others)
-            yield Divergence(training, cut, "resumed step", None, rank, cut, seen.resumed_from, as_said(cause))
+    for rank, continued in enumerate(record.rest.training(training)):
+        found = continued.resumed_from
+        if found != cut:
+            changed = any(_differing(*_states(record, training), EPS["float32"]))
+            cause = state_cause("position", cut, found, changed)
+            yield Divergence(
+                training, cut, "resumed step", tensor=None, rank=rank, expected=cut, found=found, cause=cause
+            )
 
 
 def _lost(loop: Expectation, record: JoinedRecord, training: str) -> Iterator[Divergence]:
-    """The differences between the state at the interruption and the one that the second launch began with."""
+    """Yields what differs between the state at the interruption and the one that the second launch began with."""
     cut, slack = record.interruption(training), CLOSE * loop.eps
     before, after = _states(record, training)
     for name, rank, want, got in _differing(before, after, slack):
         cause = state_cause(name, want, got, len(before) != len(after))
-        yield Divergence(training, cut, "resumed state", name, rank, want, got, as_said(cause))
+        yield Divergence(training, cut, "resumed state", tensor=name, rank=rank, expected=want, found=got, cause=cause)
 
 
 def _differing(
@@ -168,17 +168,17 @@ def _differing(
                 close = slack * max(want.magnitude, got.magnitude)
                 if abs(want.mixed - got.mixed) > close or abs(want.magnitude - got.magnitude) > close:
                     yield name, rank, want.magnitude, got.magnitude
-    for name, seen in after[0].items():
+    for name, tensor in after[0].items():
         if name.startswith(("weights of ", "evaluations ")) and name not in before[0]:
-            yield name, 0, "absent", seen.magnitude
+            yield name, 0, "absent", tensor.magnitude
 
 
 def _may_be_there(name: str, after: list[State]) -> bool:
     """Whether the second launch shows such a part: another engine may have no scaler, or hide the optimizer's state."""
-    kind, _, of = name.partition(" of ")
-    if of and kind not in ("weights", "average"):
-        return any(f"optimizer of {of}" in state for state in after)
-    return bool(of) or any(each.startswith(name.partition("[")[0]) for state in after for each in state)
+    kind, _, tensor = name.partition(" of ")
+    if tensor and kind not in ("weights", "average"):
+        return any(f"optimizer of {tensor}" in state for state in after)
+    return bool(tensor) or any(part.startswith(name.partition("[")[0]) for state in after for part in state)
 
 
 def _pairs(
@@ -199,16 +199,132 @@ def _pairs(
 
 
 def _whole(name: str, states: list[State]) -> list[tuple[int, TensorRecord]]:
-    """(rank, sums) of each whole copy of a tensor; where ranks have pieces, these together as rank 0's."""
-    here = [(rank, state[name]) for rank, state in enumerate(states) if name in state]
-    copies = [(rank, seen) for rank, seen in here if seen.size == seen.whole]
-    if copies or not here:
+    """Returns (rank, sums) of each whole copy of a tensor; where ranks have pieces, these together as rank 0's."""
+    held = [(rank, state[name]) for rank, state in enumerate(states) if name in state]
+    copies = [(rank, tensor) for rank, tensor in held if tensor.size == tensor.whole]
+    if copies or not held:
         return copies
-    pieces = [seen for _, seen in here]
+    pieces = [piece for _, piece in held]
     total = TensorRecord(
-        sum(seen.size for seen in pieces),
+        sum(piece.size for piece in pieces),
         pieces[0].whole,
-        sum(seen.magnitude for seen in pieces),
-        sum(seen.mixed for seen in pieces),
+        magnitude=sum(piece.magnitude for piece in pieces),
+        mixed=sum(piece.mixed for piece in pieces),
     )
-    return [(here[0][0], total)]
+    return [(held[0][0], total)]
+
+
+def state_cause(name: str, expected: Any, found: Any, changed: bool) -> Message:
+    """Returns the cause of a part of the state that the second launch began with otherwise.
+
+    name: 'position', or a part as in rank/observer. expected, found: the steps of a position; sums of a tensor, or
+    'lost'. changed: of a position, whether the rest of the state is another's too; of a tensor, whether there are other
+    ranks.
+    """
+    if name == "position":
+        if found == 0:
+            return message("training_began_anew")
+        if changed:
+            return message("older_checkpoint_loaded", step=found)
+        return message("position_restored_wrongly", steps=abs(found - expected))
+    kind, _, tensor = name.partition(" of ")
+    part = name.partition(" [")[0].partition("[")[0].strip()
+    how = message("was_not_restored")
+    if found != "lost":
+        how = message("began_anew" if found == 0.0 else "is_not_what_was_saved")
+    where = message("on_the_new_ranks") if changed else None
+    if expected == "absent":
+        if part == "evaluations":
+            return message("evaluation_counted_twice")
+        return message("tied_weight_loaded_apart", tensor=tensor)
+    if kind == "weights":
+        return message("weights_not_those_of_checkpoint", tensor=tensor, where=where)
+    if kind == "average":
+        return message("average_of_weights_lost", tensor=tensor, how=how, where=where)
+    if name.startswith("buffer "):
+        return message("buffer_not_the_ranks_own", buffer=name.removeprefix("buffer "), where=where)
+    if name.startswith("carried state"):
+        return message("carried_state_lost")
+    if tensor and kind == "step":
+        return message("step_count_of_optimizer_lost", tensor=tensor, how=how)
+    if tensor:
+        return message("optimizer_state_lost", state=kind, tensor=tensor, how=how, where=where)
+    if part == "evaluations":
+        return message("evaluations_not_restored")
+    if part == "scaler":
+        return message("loss_scaler_not_restored")
+    counted = None if found in ("lost", 0.0) else message("not_restored_or_step_counted_twice")
+    return message("state_of_component_lost", component=part.replace("_", " "), how=how, counted=counted)
+
+
+def resume_cause(divergence: Divergence, cut: int, expected: Trace, observed: Trace, draws: bool) -> Message | None:
+    """Returns the cause of a difference after the interruption, where the state was restored; None: none is known.
+
+    cut: the steps before the interruption. draws: whether the model draws random numbers.
+    """
+    step = cut if divergence.step is None else divergence.step
+    if divergence.quantity in ("rows", "indices"):
+        return _rows_cause(step, cut, expected, observed)
+    if divergence.quantity == "tensors received":
+        return _tensors_cause(step, expected, observed)
+    if divergence.quantity == "learning rate":
+        return _rate_cause(step, divergence, expected)
+    if divergence.quantity == "loss" and step == cut:
+        return message("loss_with_other_random_numbers_after_loading" if draws else "loss_wrong_after_loading")
+    if divergence.quantity in ("loss", "parameter") and step >= cut:
+        return message("update_wrong_after_interruption", step=cut)
+    if divergence.quantity in ("optimizer steps", "every index once"):
+        return message("interrupted_epoch_ended_otherwise")
+    return None
+
+
+def _rows_cause(step: int, cut: int, expected: Trace, observed: Trace) -> Message:
+    """Looks for the step whose rows were read instead."""
+    read = observed.rows(step)
+    epochs = expected.epochs
+    first = min(other for other, epoch in epochs.items() if epoch == epochs[step])
+    matching = [other for other in epochs if other != step and expected.rows(other) == read]
+    if not read:
+        return message("step_without_rows", step=step)
+    if step - 1 in matching:
+        return message("batch_read_again", step=step, read=step - 1)
+    if step + 1 in matching:
+        return message("batch_left_out", step=step, read=step + 1)
+    if first in matching:
+        return message("epoch_begins_again")
+    earlier = any(epochs[other] < epochs[step] for other in matching)
+    if earlier or (epochs[step] and set(matching) & set(range(cut))):
+        return message("order_of_earlier_epoch_replayed")
+    if matching:
+        return message("rows_of_another_step", step=step, read=matching[0])
+    return message("rows_of_another_order_after_interruption")
+
+
+def _tensors_cause(step: int, expected: Trace, observed: Trace) -> Message:
+    """Looks for the epoch whose augmentation was drawn instead."""
+    epoch = expected.epochs[step]
+    digests: dict[int, set[tuple[int, str]]] = {}
+    for micro_batch in expected.all_micro_batches:
+        digests.setdefault(micro_batch.epoch, set()).update(zip(micro_batch.indices, micro_batch.digests))
+    read = {
+        row
+        for micro_batch in observed.all_micro_batches
+        if micro_batch.step == step
+        for row in zip(micro_batch.indices, micro_batch.digests)
+    }
+    for replayed, rows in digests.items():
+        if replayed != epoch and read & rows:
+            return message("augmentation_of_another_epoch", replayed=replayed, epoch=epoch)
+    return message("augmentation_not_restored")
+
+
+def _rate_cause(step: int, divergence: Divergence, expected: Trace) -> Message:
+    rates = expected.rates[0]
+    found = divergence.found if isinstance(divergence.found, list) else [divergence.found]
+    if step + 1 < len(rates) and found == rates[step + 1]:
+        return message("scheduler_one_step_ahead")
+    if found == rates[0]:
+        return message("learning_rate_begins_anew")
+    if step and found == rates[step - 1]:
+        return message("scheduler_one_step_behind")
+    return message("scheduler_not_restored")

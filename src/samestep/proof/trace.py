@@ -25,8 +25,8 @@ EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16"
 
 
 @dataclass(frozen=True)
-class Part:
-    """What one process saw of one micro-batch. loss_sum: the unscaled mean loss times the rows' weight."""
+class TracedMicroBatch:
+    """What one process read of one micro-batch. loss_sum: the unscaled mean loss times the rows' weight."""
 
     epoch: int
     step: int
@@ -36,18 +36,22 @@ class Part:
     weight: float
     loss_sum: float
 
+    @property
+    def mean_loss(self) -> float:
+        return self.loss_sum / self.weight if self.weight else 0.0
+
 
 @dataclass(frozen=True)
 class Trace:
     """One training, of an engine or of the reference, as the judge reads it.
 
-    parts: [process][micro-batch in order]. start: per process, a digest of its first weights.
+    micro_batches: [process][micro-batch in order]. start: per process, a digest of its first weights.
 
     rates: [process][optimizer step][parameter group], the learning rate that each real step used.
     state: rank 0's final weights and buffers. evaluation: [process], empty without one.
     """
 
-    parts: list[list[Part]]
+    micro_batches: list[list[TracedMicroBatch]]
     start: list[str | None]
     rates: list[list[list[float]]]
     state: State
@@ -56,18 +60,34 @@ class Trace:
     @property
     def epochs(self) -> dict[int, int]:
         """Step -> its epoch."""
-        return {part.step: part.epoch for part in self.parts[0]}
+        return {micro_batch.step: micro_batch.epoch for micro_batch in self.micro_batches[0]}
 
     @property
     def last_step(self) -> int:
-        return max(part.step for part in self.parts[0])
+        return max(micro_batch.step for micro_batch in self.micro_batches[0])
+
+    @property
+    def all_micro_batches(self) -> list[TracedMicroBatch]:
+        """The micro-batches of all processes."""
+        return [micro_batch for process in self.micro_batches for micro_batch in process]
+
+    def rows_of_processes(self, step: int) -> list[list[int]]:
+        """Returns the rows of a step that each process has read."""
+        return [
+            [row for micro_batch in process if micro_batch.step == step for row in micro_batch.indices]
+            for process in self.micro_batches
+        ]
+
+    def rows(self, step: int) -> list[int]:
+        """Returns the rows of a step, those of one process after those of the other."""
+        return [row for rows in self.rows_of_processes(step) for row in rows]
 
 
 def of_engine(record: Record, training: str) -> Trace:
-    """The trace of a training in an engine's record."""
+    """Returns the trace of a training in an engine's record."""
     ranks = record.training(training)
     return Trace(
-        parts=[[_part(part, loss) for part, loss in zip(rank.parts, rank.losses)] for rank in ranks],
+        micro_batches=[list(map(_traced, rank.micro_batches, rank.losses)) for rank in ranks],
         start=[rank.start_digest for rank in ranks],
         rates=[rank.rates for rank in ranks],
         state=record.arrays(training),
@@ -84,7 +104,7 @@ class Expectation:
 
     @property
     def facts(self) -> ReferenceLayoutRecord:
-        """The layout, how it was played, and each training's observations."""
+        """The layout, how it was played, and the record of each training."""
         return self.record.ranks[0].layouts[self.number]
 
     @property
@@ -98,20 +118,20 @@ class Expectation:
         return EPS[self.rounded_to]
 
     def of(self, training: str) -> ReferenceTrainingRecord:
-        """The observations of one training, without added noise."""
+        """Returns the record of one training, without added noise."""
         return self.facts.trainings[training][0]
 
     def trace(self, training: str, variant: int, processes: int) -> Trace:
-        """The trace of one training. variant: 0 is the reference itself, 1 and 2 have noise in their rounding; of these
-        the state is empty, and ReferenceTrainingRecord.distances has how far it is off.
+        """Returns the trace of one training. variant: 0 is the reference itself; 1 and 2 have noise in their rounding,
+        their state is empty, and the record's `distances` has how far it is off.
 
         processes: a process that holds several replicas (DataParallel) is given their rows one after the other.
         """
         played = self.facts.trainings[training][variant]
-        replicas = [[_part(part, part.loss or 0.0) for part in replica] for replica in played.seen]
-        each = len(replicas) // processes
+        replicas = [[_traced(micro_batch, micro_batch.loss or 0.0) for micro_batch in r] for r in played.micro_batches]
+        size = len(replicas) // processes
         return Trace(
-            parts=[_merged(replicas[first : first + each]) for first in range(0, len(replicas), each)],
+            micro_batches=[_merged(replicas[first : first + size]) for first in range(0, len(replicas), size)],
             start=[played.start_digest] * processes,
             rates=[played.rates] * processes,
             state={} if variant else self.arrays(training),
@@ -119,14 +139,17 @@ class Expectation:
         )
 
     def arrays(self, training: str, what: str = "") -> State:
-        """The final state of a training; or '.buffersR', those of replica R that are not replica 0's; or of the first
-        gradient, see sample_like, '.own': replica 0's, '.before_last' and '.own_before_last': without the last
-        micro-batch, empty where there is but one."""
+        """Returns the final state of a training, or tensors of it.
+
+        what: '.buffersR': those buffers of replica R that are not replica 0's. Of the first gradient, as samples:
+        '.own': replica 0's; '.before_last', '.own_before_last': without the last micro-batch, empty where there is but
+        one. See sample_like.
+        """
         return self.record.arrays(f"{self.facts.files}.{training}{what}")
 
     def start(self) -> State:
-        """Samples of the weights and buffers that every training starts from, see sample_like; float32 where that holds
-        them exactly."""
+        """Returns samples of the weights and buffers that every training starts from, see sample_like; float32 where
+        that holds them exactly."""
         return self.record.arrays(f"start.{self.facts.dtype}")
 
     def noise_distances(self, training: str) -> dict[str, float]:
@@ -136,23 +159,31 @@ class Expectation:
 
 
 def sample_like(values: Any, sample: Any) -> Any:
-    """The elements of a tensor that a sample of it has, which is every n-th. shape [len(sample)]"""
+    """Returns the elements of a tensor that a sample of it has, which is every n-th. shape [len(sample)]"""
     return values.reshape(-1)[:: math.ceil(values.size / len(sample)) if len(sample) else 1]
 
 
-def _part(seen: MicroBatchRecord, mean_loss: float) -> Part:
-    loss_sum = mean_loss * seen.weight
-    return Part(seen.epoch, seen.step, seen.micro, seen.indices, seen.digests, seen.weight, loss_sum)
+def _traced(micro_batch: MicroBatchRecord, mean_loss: float) -> TracedMicroBatch:
+    return TracedMicroBatch(
+        micro_batch.epoch,
+        micro_batch.step,
+        micro_batch.micro,
+        indices=micro_batch.indices,
+        digests=micro_batch.digests,
+        weight=micro_batch.weight,
+        loss_sum=mean_loss * micro_batch.weight,
+    )
 
 
-def _merged(replicas: list[list[Part]]) -> list[Part]:
+def _merged(replicas: list[list[TracedMicroBatch]]) -> list[TracedMicroBatch]:
+    """Returns the micro-batches of a process that holds several replicas."""
     return [
-        Part(
+        TracedMicroBatch(
             epoch=parts[0].epoch,
             step=parts[0].step,
             micro=parts[0].micro,
-            indices=[i for part in parts for i in part.indices],
-            digests=[d for part in parts for d in part.digests],
+            indices=[row for part in parts for row in part.indices],
+            digests=[digest for part in parts for digest in part.digests],
             weight=sum(part.weight for part in parts),
             loss_sum=sum(part.loss_sum for part in parts),
         )

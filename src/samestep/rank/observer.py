@@ -98,7 +98,7 @@ class Observer:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.parts: list[MicroBatchRecord] = []  # of each micro-batch
+        self.micro_batches: list[MicroBatchRecord] = []  # of each micro-batch
         self.rates: list[list[float]] = []  # of each optimizer step, one for each parameter group
         self.start_digest: str | None = None
         self.end_digests: dict[str, int] = {}  # of each parameter that this rank holds whole
@@ -159,7 +159,7 @@ class Observer:
         """Records the rows of a micro-batch."""
         micro_batch = batch.micro_batch
         rows, digests = micro_batch.indices[: micro_batch.rows].tolist(), digest_rows(batch.data, micro_batch.rows)
-        self.parts.append(
+        self.micro_batches.append(
             MicroBatchRecord(micro_batch.epoch, micro_batch.step, micro_batch.micro, rows, micro_batch.weight, digests)
         )
 

@@ -85,7 +85,7 @@ class TrainingRecord:
     step, and how many of them it waited for data. busy_s: CPU seconds of each step in the thread that trains, without
     loading. fetch_s, fetch_cpu_s: wall-clock and CPU seconds of all loading.
     began_at: when the first batch was requested, Unix time in seconds. start_digest: of the first weights.
-    Only for the proof: parts: each micro-batch; later: epoch -> the rows of its first step; rates: the learning rates
+    Only for the proof: micro_batches: each one; later: epoch -> the rows of its first step; rates: the learning rates
     of each optimizer step and parameter group; end_digests: of each parameter that the rank holds whole, after the last
     step; state: of an interrupted one, at the interruption or after loading.
     curve: the evaluations, each {step, loss, …}. best_at: the index of the best one, -1: none. stopped: 'early' by
@@ -104,7 +104,7 @@ class TrainingRecord:
     began_at: float | None = None
     start_digest: str | None = None
     autocast: bool = False
-    parts: list[MicroBatchRecord] = field(default_factory=list)
+    micro_batches: list[MicroBatchRecord] = field(default_factory=list)
     later: Mapping[int, list[int]] = field(default_factory=dict)
     rates: list[list[float]] = field(default_factory=list)
     end_digests: Mapping[str, int] = field(default_factory=dict)
@@ -133,15 +133,15 @@ class Moved:
 class ReferenceTrainingRecord:
     """One training of the reference.
 
-    seen: [replica][micro-batch]. later: epoch -> [micro-batch][replica] -> the rows of its first step. rates: learning
-    rates, [step][group]. norms: each step's gradient norm. draws: whether the model draws random numbers.
+    micro_batches: [replica][micro-batch]. later: epoch -> [micro-batch][replica] -> the rows of its first step. rates:
+    learning rates, [step][group]. norms: each step's gradient norm. draws: whether the model draws random numbers.
     parameters: their names. length: rows of the subset. clip_norm: the job's. each_once: whether an epoch
     has every row once, which an order of the job's own need not. phases: how many steps each batch is trained for.
     distances: of a training with noise, tensor -> the greatest distance of its final values from those of the training
     as it is. moved: of the training as it is, for each tensor.
     """
 
-    seen: list[list[MicroBatchRecord]]
+    micro_batches: list[list[MicroBatchRecord]]
     later: Mapping[int, list[list[list[int]]]]
     rates: list[list[float]]
     norms: list[float]

@@ -218,7 +218,7 @@ class ReferencePlayer:
             noisy = [with_noise(seed) for seed in seeds]
         first = base.micro_batches[0][0].loss
         visible = max(ORDERED, 100 * torch.finfo(dtype).eps) * abs(first)
-        if reverses and any(abs((other.seen[0][0].loss or 0.0) - first) > visible for other in noisy):
+        if reverses and any(abs((other.micro_batches[0][0].loss or 0.0) - first) > visible for other in noisy):
             self.reverses = False
             self.progress.again(len(noisy) * steps_of(training, job))
             return self._with_noise(training, planned, base, job, facts)
@@ -312,7 +312,7 @@ def _record(
 ) -> ReferenceTrainingRecord:
     """Returns the record of one training of the proof's `job`. base: of one with noise, the training as it is."""
     return ReferenceTrainingRecord(
-        seen=[[_part_seen(micro_batch) for micro_batch in replica] for replica in result.micro_batches],
+        micro_batches=[[_part_seen(micro_batch) for micro_batch in replica] for replica in result.micro_batches],
         later=result.later,
         rates=result.rates,
         norms=result.norms,

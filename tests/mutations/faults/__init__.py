@@ -1,4 +1,4 @@
-"""The faults: each a patch of a real file of samestep, the quantities that rightly name it, and words of its cause.
+"""The faults: each a patch of a real file of samestep, the quantities that rightly name it, and the ids of its cause.
 
 `old` must stand in the file, once; a patch that does not apply fails. `jobs`: where the fault can act at all.
 `needs`: what a job must have for it, said so that nobody wonders why the others are left out.

@@ -10,7 +10,8 @@ ALL = ("conv", "tied", "transformer")
 
 @dataclass(frozen=True)
 class PlantedFault:
-    """`new` for `old` in a file of samestep. named: the quantities that rightly name it. cause: words of its cause."""
+    """`new` for `old` in a file of samestep. named: the quantities that rightly name it. cause: ids of the
+    message that explains it, as messages.explains takes them."""
 
     name: str
     file: str

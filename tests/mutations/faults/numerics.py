@@ -15,7 +15,7 @@ FAULTS = (
         "                return sent.then(lambda done: bucket.buffer().copy_(done.value()[0]))\n\n"
         "            model.register_comm_hook(None, summed)",
         ("first gradient", "loss"),
-        "summed over the ranks",
+        "gradients_summed_instead_of_averaged",
         settings={"compress": "fp16"},
     ),
     Fault(
@@ -24,7 +24,7 @@ FAULTS = (
         "with torch.autocast(device, DTYPES[precision]):",
         "with nullcontext():",
         ("precision",),
-        "not in force",
+        "lower_precision_not_in_force",
         engine="amp",
     ),
     Fault(
@@ -33,7 +33,7 @@ FAULTS = (
         'elif compress != "none":',
         'elif compress == "never":',
         ("precision",),
-        "not in force",
+        "lower_precision_not_in_force",
         settings={"compress": "fp16"},
     ),
     Fault(
@@ -42,7 +42,7 @@ FAULTS = (
         "lower = MixedPrecisionPolicy(torch.bfloat16, torch.float32)",
         "pass",
         ("precision",),
-        "not in force",
+        "lower_precision_not_in_force",
         engine="fsdp",
         settings={"precision": "bf16"},
     ),
@@ -54,7 +54,7 @@ FAULTS = (
         "                return powerSGD_hook(state, bucket).then(lambda done: done.value() * world.size)\n\n"
         "            model.register_comm_hook(PowerSGDState(None, start_powerSGD_iter=EXACT), summed)",
         ("first gradient",),
-        "summed over the ranks",
+        "gradients_summed_instead_of_averaged",
         settings={"compress": "powersgd"},
     ),
 )

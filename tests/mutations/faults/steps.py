@@ -11,7 +11,7 @@ FAULTS = (
         BACKWARD,
         "                loss.backward() if batch.completes_step else None\n",
         ("first gradient",),
-        "the last micro-batch's alone",
+        "gradient_of_last_micro_batch_alone",
         ("transformer",),
         "micro-batches",
     ),
@@ -21,7 +21,7 @@ FAULTS = (
         "nullcontext() if batch.completes_step else model.no_sync()",
         "model.no_sync() if batch.completes_step else nullcontext()",
         ("first gradient",),
-        "no_sync is the wrong way round",
+        "last_micro_batch_not_reduced",
         ("transformer",),
         "micro-batches",
     ),
@@ -31,7 +31,7 @@ FAULTS = (
         "share=weight * self.world_size / total",
         "share=1.0 / self.micro_batches if rows else 0.0",
         ("first gradient",),
-        "weighs as much as one of more rows",
+        "part_of_gradient_missing_or_repeated",
         ("transformer",),
         "micro-batches",
     ),
@@ -41,7 +41,7 @@ FAULTS = (
         'key(seed, "order", epoch)',
         'key(seed, "order", min(epoch, 2))',
         ("indices",),
-        "a later epoch",
+        "later_epoch_has_order_of_another",
     ),
     Fault(
         "a rank other than 0 leaves out its last update",
@@ -53,6 +53,6 @@ FAULTS = (
         "                    for p, before in zip(module.parameters(), kept):\n"
         "                        p.data.copy_(before)\n",
         ("replicas",),
-        "left its last update out",
+        "rank_ends_with_other_weights",
     ),
 )

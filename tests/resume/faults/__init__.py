@@ -1,4 +1,4 @@
-"""The faults of a resume: each a patch of a real file of samestep, what rightly names it, and words of its cause.
+"""The faults of a resume: each a patch of a real file of samestep, what rightly names it, and the ids of its cause.
 
 `first` begins the training and `then` continues it, both with the patch: (engine, ranks). `settings`: of the job.
 `trainparity`: the component of TrainParity 0.1.0's reference faults that it is.

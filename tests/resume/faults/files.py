@@ -11,7 +11,7 @@ FAULTS = (
         "    save_file({key: piece.block for key, piece in here.items()}, tensors)\n",
         "    save_file({k: p.block.float() if k.startswith('model') else p.block for k, p in here.items()}, tensors)\n",
         ("resumed state",),
-        "rounded",
+        "weights_not_those_of_checkpoint",
         trainparity="model",
     ),
     ResumeFault(
@@ -20,7 +20,7 @@ FAULTS = (
         "    for step in steps_in(folder):\n        try:\n            checked(",
         "    for step in steps_in(folder)[1:] or steps_in(folder):\n        try:\n            checked(",
         ("resumed step",),
-        "an older checkpoint",
+        "older_checkpoint_loaded",
         trainparity="model",
     ),
     ResumeFault(
@@ -29,7 +29,7 @@ FAULTS = (
         "        if saved is None:\n",
         "        if True:\n",
         ("resumed step",),
-        "began anew",
+        "training_began_anew",
     ),
     ResumeFault(
         "the step count off by one",
@@ -37,7 +37,7 @@ FAULTS = (
         "        return position\n",
         "        return Position(position.done - 1, position.skipped, position.last)\n",
         ("resumed step",),
-        "off by 1",
+        "position_restored_wrongly",
         trainparity="logical step",
     ),
 )

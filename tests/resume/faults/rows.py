@@ -23,7 +23,7 @@ FAULTS = (
         PARTS,
         parts_of("0 if first else epoch, number"),
         ("rows", "indices"),
-        "order of an earlier epoch is replayed",
+        "order_of_earlier_epoch_replayed",
     ),
     ResumeFault(
         "off by one batch: one left out",
@@ -31,7 +31,7 @@ FAULTS = (
         PARTS,
         parts_of("*divmod(step + bool(first), self.steps_per_epoch)"),
         ("rows", "indices"),
-        "off by one batch",
+        "batch_left_out",
         trainparity="data cursor",
     ),
     ResumeFault(
@@ -40,7 +40,7 @@ FAULTS = (
         PARTS,
         parts_of("*divmod(step - bool(first), self.steps_per_epoch)"),
         ("rows", "indices"),
-        "off by one batch",
+        "batch_read_again",
         trainparity="data cursor",
     ),
     ResumeFault(
@@ -49,7 +49,7 @@ FAULTS = (
         PARTS,
         parts_of("*divmod(step - first % self.steps_per_epoch, self.steps_per_epoch)"),
         ("rows", "indices"),
-        "the epoch begins again after the interruption",
+        "epoch_begins_again",
     ),
     ResumeFault(
         "the workers' prefetched batches lost",
@@ -57,7 +57,7 @@ FAULTS = (
         "self.steps, first=self.first)",
         "self.steps, first=self.first + 2 * bool(self.first))",
         ("rows",),
-        "prefetched batches were lost",
+        "step_without_rows",
     ),
     ResumeFault(
         "augmentation of epoch 0 replayed",
@@ -65,7 +65,7 @@ FAULTS = (
         PARTS,
         parts_of("epoch, number", "0 if first else epoch"),
         ("tensors received",),
-        "augmentation of epoch 0 is replayed",
+        "augmentation_of_another_epoch",
         trainparity="Python and NumPy RNG",
     ),
     ResumeFault(
@@ -74,7 +74,7 @@ FAULTS = (
         '"replica", micro_batch.step, micro_batch.micro',
         '"replica", micro_batch.step - self.first, micro_batch.micro',
         ("loss",),
-        "random numbers",
+        "loss_with_other_random_numbers_after_loading",
         job="stateful",
         trainparity="CPU and CUDA RNG",
     ),

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import product
 from typing import Any
 
 import numpy as np
 
-from samestep.errors import first_few
-from samestep.proof import causes
-from samestep.proof.trace import EPS, Expectation, Part, Trace, of_engine, sample_like
+from samestep.message import Message, message
+from samestep.proof.causes import Case
+from samestep.proof.trace import EPS, Expectation, Trace, TracedMicroBatch, of_engine, sample_like
 from samestep.records.record import Record
 from samestep.records.results import Divergence
 
@@ -21,7 +21,6 @@ FLOOR_ULPS = 8  # and never tighter than this many units in the last place of th
 USELESS = 1e-3  # a bound above this share of a tensor's own movement says nothing about it
 SHOWS = 0.01  # of the greatest difference: a sample that differs by less does not show it
 BLOCK = 1 << 16  # elements that are compared at once
-_OPTIMIZER = {"gradient": "SGD", "sgd": "SGD", "user": "the job's optimizer"}
 
 
 class Comparison:
@@ -37,17 +36,18 @@ class Comparison:
         self.bitwise = True
         self.compared = 0  # tensors, under SGD
         self.worst: tuple[float, float] | None = None  # (difference, bound) of the weight that is furthest off
-        self.ill_conditioned: list[str] = []  # tensors that rounding alone moves too far to compare
+        # Training -> the tensors that rounding alone moves too far to compare.
+        self.ill_conditioned: dict[str, list[str]] = {}
         self.unresolved: list[str] = []  # tensors that are compared, but move too little to show a fault
         self.reach: dict[str, int] = {}  # training -> the first step whose losses rounding alone moves visibly
 
     def divergences(self, training: str) -> Iterator[Divergence]:
-        """The differences in one training, in causal order. The user is shown the first."""
+        """Yields the differences in one training, in causal order. The user is shown the first."""
         expected = self.expectation.trace(training, 0, self.processes)
         variants = range(1, len(self.expectation.facts.trainings[training]))
         noisy = [self.expectation.trace(training, variant, self.processes) for variant in variants]
         observed = of_engine(self.record, self.names.format(training))
-        case = causes.Case(self.expectation, training, expected, observed)
+        case = Case(self.expectation, training, expected, observed)
         yield from self._start(case)
         if not self.inexact:
             yield from self._precision(case)
@@ -63,31 +63,31 @@ class Comparison:
             yield from self._evaluation(case, noisy)
         yield from self._replicas(case)
 
-    def _start(self, case: causes.Case) -> Iterator[Divergence]:
+    def _start(self, case: Case) -> Iterator[Divergence]:
         for rank, (want, got) in enumerate(zip(case.expected.start, case.observed.start)):
             if want != got:
                 yield case.divergence("initial weights", want, got, rank=rank)
 
-    def _precision(self, case: causes.Case) -> Iterator[Divergence]:
+    def _precision(self, case: Case) -> Iterator[Divergence]:
         """Checks that autocast is off on an exact engine: in the proof's float64 it would change nothing."""
-        for rank, seen in enumerate(self.record.training(self.names.format(case.training))):
-            if seen.autocast:
+        for rank, training in enumerate(self.record.training(self.names.format(case.training))):
+            if training.autocast:
                 yield case.divergence("precision", "float32 as given", "autocast", rank=rank)
 
-    def _note_reach(self, case: causes.Case, bounds: list[float]) -> None:
+    def _note_reach(self, case: Case, bounds: list[float]) -> None:
         """Notes the first step whose losses rounding alone moves visibly."""
         sizes = [0.0] * len(bounds)
-        for part in (part for of_process in case.expected.parts for part in of_process):
-            sizes[part.step] = max(sizes[part.step], abs(part.loss_sum))
+        for micro_batch in case.expected.all_micro_batches:
+            sizes[micro_batch.step] = max(sizes[micro_batch.step], abs(micro_batch.loss_sum))
         visible = (step for step, bound in enumerate(bounds) if bound > USELESS * max(sizes[step], sizes[0]))
         if (first := next(visible, None)) is not None:
             self.reach[case.training] = first
 
-    def _steps(self, case: causes.Case, bounds: list[float]) -> Iterator[Divergence]:
+    def _steps(self, case: Case, bounds: list[float]) -> Iterator[Divergence]:
         """Step by step: for each rank rows, tensors and loss; then what its optimizer did."""
         for step in range(1 + case.expected.last_step):
             for rank in range(self.processes):
-                yield from self._parts(case, step, rank, bounds[step])
+                yield from self._micro_batches(case, step, rank, bounds[step])
             for rank in range(self.processes):
                 want, got = (trace.rates[rank][step : step + 1] for trace in (case.expected, case.observed))
                 if not got:
@@ -102,51 +102,53 @@ class Comparison:
             if want_count != got_count:
                 yield case.divergence("optimizer steps", want_count, got_count, rank=rank)
 
-    def _parts(self, case: causes.Case, step: int, rank: int, loss_bound: float) -> Iterator[Divergence]:
+    def _micro_batches(self, case: Case, step: int, rank: int, loss_bound: float) -> Iterator[Divergence]:
         """One rank's micro-batches of one step: rows, tensors, weights, losses."""
-        want = [part for part in case.expected.parts[rank] if part.step == step]
-        got = [part for part in case.observed.parts[rank] if part.step == step]
+        expected = [micro_batch for micro_batch in case.expected.micro_batches[rank] if micro_batch.step == step]
+        observed = [micro_batch for micro_batch in case.observed.micro_batches[rank] if micro_batch.step == step]
 
-        def differs(quantity: str, of: Any) -> Iterator[Divergence]:
-            if list(map(of, want)) != list(map(of, got)):
-                yield case.divergence(quantity, list(map(of, want)), list(map(of, got)), step=step, rank=rank)
+        def differs(quantity: str, value: Callable[[TracedMicroBatch], Any]) -> Iterator[Divergence]:
+            if list(map(value, expected)) != list(map(value, observed)):
+                yield case.divergence(
+                    quantity, list(map(value, expected)), list(map(value, observed)), step=step, rank=rank
+                )
 
-        yield from differs("rows", lambda part: len(part.indices))
-        yield from differs("indices", lambda part: part.indices)
-        yield from differs("tensors received", lambda part: part.digests)
-        yield from differs("weight", lambda part: part.weight)
-        for a, b in zip(want, got):
-            self.bitwise &= a.loss_sum == b.loss_sum
-            if not abs(a.loss_sum - b.loss_sum) <= loss_bound:  # 'not <=': NaN differs too
-                yield case.divergence("loss", _mean(a), _mean(b), step=step, rank=rank)
+        yield from differs("rows", lambda micro_batch: len(micro_batch.indices))
+        yield from differs("indices", lambda micro_batch: micro_batch.indices)
+        yield from differs("tensors received", lambda micro_batch: micro_batch.digests)
+        yield from differs("weight", lambda micro_batch: micro_batch.weight)
+        for want, got in zip(expected, observed):
+            self.bitwise &= want.loss_sum == got.loss_sum
+            if not abs(want.loss_sum - got.loss_sum) <= loss_bound:  # 'not <=': NaN differs too
+                yield case.divergence("loss", want.mean_loss, got.mean_loss, step=step, rank=rank)
 
     def _loss_bounds(self, expected: Trace, noisy: list[Trace]) -> list[float]:
         """Per step, what rounding explains. It never shrinks: an early difference lives on in the weights."""
         bounds: dict[int, float] = {}
         widest = 0.0
-        for rank, parts in enumerate(expected.parts):
-            for number, part in enumerate(parts):
-                others = [trace.parts[rank][number].loss_sum for trace in noisy]
-                spread = max(abs(part.loss_sum - other) for other in others)
-                bound = max(BOUND * spread, FLOOR_ULPS * self.eps * abs(part.loss_sum))
-                bounds[part.step] = max(bounds.get(part.step, 0.0), bound)
+        for rank, micro_batches in enumerate(expected.micro_batches):
+            for number, micro_batch in enumerate(micro_batches):
+                losses = [trace.micro_batches[rank][number].loss_sum for trace in noisy]
+                spread = max(abs(micro_batch.loss_sum - loss) for loss in losses)
+                bound = max(BOUND * spread, FLOOR_ULPS * self.eps * abs(micro_batch.loss_sum))
+                bounds[micro_batch.step] = max(bounds.get(micro_batch.step, 0.0), bound)
         for step in sorted(bounds):
             widest = bounds[step] = max(widest, bounds[step])
         return [bounds[step] for step in sorted(bounds)]
 
-    def _gradient(self, case: causes.Case) -> Iterator[Divergence]:
+    def _gradient(self, case: Case) -> Iterator[Divergence]:
         """One step of SGD at rate 1 moves each weight by minus its gradient."""
         start = self.expectation.start()
         names = self.expectation.of("gradient").parameters
         for name, want, got in self._outside(case, names):
             sampled = [sample_like(values, start[name]) for values in (want, got)]
-            at, spread = _furthest(*sampled), distance(want, got)
-            pair: list[Any] = [float(start[name][at] - values[at]) for values in sampled]
+            index, spread = _furthest(*sampled), distance(want, got)
+            pair: list[Any] = [float(start[name][index] - values[index]) for values in sampled]
             if 0 < SHOWS * spread > distance(*sampled):
                 pair = ["the reference's", f"{spread:.3g} off, in few of its elements"]
             yield case.divergence("first gradient", *pair, step=0, tensor=name)
 
-    def _final(self, case: causes.Case) -> Iterator[Divergence]:
+    def _final(self, case: Case) -> Iterator[Divergence]:
         """Parameters and buffers after the last step."""
         parameters = set(self.expectation.of(case.training).parameters)
         want_names, got_names = sorted(case.expected.state), sorted(case.observed.state)
@@ -156,18 +158,19 @@ class Comparison:
         buffers = [name for name in want_names if name not in parameters]
         for quantity, names in (("parameter", sorted(parameters)), ("buffer", buffers)):
             for name, want, got in self._outside(case, names):
-                at, last = _furthest(want, got), case.expected.last_step
-                yield case.divergence(quantity, float(want[at]), float(got[at]), step=last, tensor=name)
+                index, last = _furthest(want, got), case.expected.last_step
+                yield case.divergence(quantity, float(want[index]), float(got[index]), step=last, tensor=name)
 
-    def _replicas(self, case: causes.Case) -> Iterator[Divergence]:
+    def _replicas(self, case: Case) -> Iterator[Divergence]:
         """The ranks' parameters after the last step, to the last bit: only rank 0's have been compared."""
-        first, *others = [seen.end_digests for seen in self.record.training(self.names.format(case.training))]
-        for rank, digests in enumerate(others, 1):
-            for name in [name for name in first if digests.get(name) != first[name]]:
-                pair = [f"{digest:016x}" for digest in (first[name], digests.get(name, 0))]
+        trainings = self.record.training(self.names.format(case.training))
+        rank0 = trainings[0].end_digests
+        for rank, digests in enumerate((training.end_digests for training in trainings[1:]), 1):
+            for name in [name for name in rank0 if digests.get(name) != rank0[name]]:
+                pair = [f"{digest:016x}" for digest in (rank0[name], digests.get(name, 0))]
                 yield case.divergence("replicas", *pair, step=case.expected.last_step, tensor=name, rank=rank)
 
-    def _outside(self, case: causes.Case, names: list[str]) -> list[tuple[str, Any, Any]]:
+    def _outside(self, case: Case, names: list[str]) -> list[tuple[str, Any, Any]]:
         """(name, expected, observed) of the tensors that differ by more than rounding explains."""
         outside = []
         moved, spread = self.expectation.of(case.training).moved, self.expectation.noise_distances(case.training)
@@ -182,11 +185,11 @@ class Comparison:
             bound = bound_of(spread[name], self.eps, *sizes) if np.issubdtype(want.dtype, np.floating) else 0.0
             difference = distance(want, got)
             self.bitwise &= bool(np.array_equal(want, got))
-            own = moved[name].distance
-            if bound > USELESS * own > 0 and self.eps > EPS["float64"] and np.issubdtype(want.dtype, np.floating):
+            movement = moved[name].distance
+            if bound > USELESS * movement > 0 and self.eps > EPS["float64"] and np.issubdtype(want.dtype, np.floating):
                 self.unresolved.append(name)  # compared, but a fault as small as its own movement would not be seen
-            if bound > USELESS * own and bound > self.eps**0.5 * largest:
-                self.ill_conditioned.append(f"{name} ({_OPTIMIZER[case.training]})")
+            if bound > USELESS * movement and bound > self.eps**0.5 * largest:
+                self.ill_conditioned.setdefault(case.training, []).append(name)
                 continue
             self.compared += case.training == "sgd"
             if self.worst is None or not difference <= self.worst[0]:
@@ -195,42 +198,43 @@ class Comparison:
                 outside.append((name, want, got))
         return outside
 
-    def _coverage(self, case: causes.Case) -> Iterator[Divergence]:
+    def _coverage(self, case: Case) -> Iterator[Divergence]:
         """Every index once in an epoch that ended, in each phase; needs no reference."""
         played = self.expectation.of(case.training)
         if not played.each_once:
             return
-        parts = [part for of_process in case.observed.parts for part in of_process]
-        for epoch, phase in product(range(max(part.epoch for part in parts)), range(played.phases)):
-            here = (part for part in parts if part.epoch == epoch and part.step % played.phases == phase)
-            seen = Counter(index for part in here for index in part.indices)
+        observed = case.observed.all_micro_batches
+        for epoch, phase in product(range(max(micro_batch.epoch for micro_batch in observed)), range(played.phases)):
+            read = (batch for batch in observed if batch.epoch == epoch and batch.step % played.phases == phase)
+            counts = Counter(row for micro_batch in read for row in micro_batch.indices)
             dropped = self._dropped(case, epoch)
-            if sum(seen.values()) != played.length - dropped or any(count > 1 for count in seen.values()):
-                yield case.divergence("every index once", played.length - dropped, sum(seen.values()))
+            if sum(counts.values()) != played.length - dropped or any(count > 1 for count in counts.values()):
+                yield case.divergence("every index once", played.length - dropped, sum(counts.values()))
 
-    def _later(self, case: causes.Case) -> Iterator[Divergence]:
+    def _later(self, case: Case) -> Iterator[Divergence]:
         """The rows of epochs that no training of the proof reaches, as each side would share them out."""
         ranks = self.record.training(self.names.format(case.training))
         for epoch, plan in self.expectation.of(case.training).later.items():
-            each = len(plan[0]) // self.processes
-            for rank, seen in enumerate(ranks):
-                of_rank = slice(rank * each, (rank + 1) * each)
-                want = [index for micro in plan for replica in micro[of_rank] for index in replica]
-                if want != seen.later[epoch]:
-                    yield case.divergence("indices", want, seen.later[epoch], rank=rank)
+            replicas = len(plan[0]) // self.processes
+            for rank, training in enumerate(ranks):
+                held = slice(rank * replicas, (rank + 1) * replicas)
+                expected = [row for micro_batch in plan for rows in micro_batch[held] for row in rows]
+                if expected != training.later[epoch]:
+                    yield case.divergence("indices", expected, training.later[epoch], rank=rank)
 
-    def _dropped(self, case: causes.Case, epoch: int) -> int:
+    def _dropped(self, case: Case, epoch: int) -> int:
         """Rows that last=drop leaves out, which the reference left out too."""
-        parts = [part for of_process in case.expected.parts for part in of_process if part.epoch == epoch]
         played = self.expectation.of(case.training)
-        return played.length - sum(len(part.indices) for part in parts) // played.phases
+        trained = [batch for batch in case.expected.all_micro_batches if batch.epoch == epoch]
+        rows = sum(len(micro_batch.indices) for micro_batch in trained)
+        return played.length - rows // played.phases
 
-    def _evaluation(self, case: causes.Case, noisy: list[Trace]) -> Iterator[Divergence]:
+    def _evaluation(self, case: Case, noisy: list[Trace]) -> Iterator[Divergence]:
         """The evaluation of the final weights: its rows and their weights, its sums and means."""
         if not case.expected.evaluation:
             return
         want = case.expected.evaluation[0]
-        times_seen = Counter(index for got in case.observed.evaluation for index in got.indices)
+        counts = Counter(index for got in case.observed.evaluation for index in got.indices)
         for rank, got in enumerate(case.observed.evaluation):
             if got.rows != want.rows:
                 yield case.divergence("evaluation rows", want.rows, got.rows, rank=rank)
@@ -245,38 +249,41 @@ class Comparison:
                 pair = (total / over, got.means.get(name, math.nan))
                 if not (abs(got.sums.get(name, math.nan) - total) <= bound and abs(pair[0] - pair[1]) * over <= bound):
                     yield case.divergence("evaluation", *pair, tensor=name, rank=rank)
-        if times_seen != Counter(range(want.rows)):
-            yield case.divergence("evaluation rows", want.rows, sum(times_seen.values()))
+        if counts != Counter(range(want.rows)):
+            yield case.divergence("evaluation rows", want.rows, sum(counts.values()))
 
-    def notes(self) -> list[str]:
-        """Sentences that the verdict's reader must know."""
+    def notes(self) -> list[Message]:
+        """Returns what the verdict's reader must know."""
         facts, sgd, user = self.expectation.facts, self.expectation.of("sgd"), self.expectation.of("user")
         notes = []
         if facts.dtype != "float64":
-            notes.append(f"proven in {facts.dtype}, because float64 failed: {facts.float64_failed}")
+            notes.append(message("proven_in_another_dtype", dtype=facts.dtype, why=facts.float64_failed))
         if self.ill_conditioned:
-            notes.append(f"ill-conditioned: {', '.join(dict.fromkeys(self.ill_conditioned))}")
-        ill_conditioned = {tensor.rpartition(" (")[0] for tensor in self.ill_conditioned}
+            notes.append(self.ill_conditioned_tensors())
+        ill_conditioned = {name for names in self.ill_conditioned.values() for name in names}
         unresolved = [name for name in dict.fromkeys(self.unresolved) if name not in ill_conditioned]
         if unresolved and not self.inexact:
-            notes.append(f"moves too little for {self.expectation.rounded_to} to resolve: {first_few(unresolved)}")
+            notes.append(message("tensors_move_too_little", dtype=self.expectation.rounded_to, tensors=unresolved))
         for training, step in self.reach.items():
+            is_own = training == "user"
             notes.append(
-                f"with {_OPTIMIZER[training]}, rounding alone moves the loss by more than 0.1 % from step {step} on: "
-                "the proof reaches to there"
+                message("proof_ends_early_under_own_optimizer" if is_own else "proof_ends_early_under_sgd", step=step)
             )
         if sgd.evaluation and sgd.evaluation.unsteady:
-            notes.append(
-                f"the evaluation's {' and '.join(sgd.evaluation.unsteady)} depend on how many rows are evaluated at "
-                "once, or on random numbers: not compared, because no sum over ranks is exact (docs/job.md, Weights)"
-            )
-        if facts.sgd_lr != facts.sgd_lr_usual:
-            why = "the loss explodes" if facts.sgd_lr < facts.sgd_lr_usual else "the weights hardly move"
-            notes.append(f"SGD trains at a rate of {facts.sgd_lr:.3g}: {why} at {facts.sgd_lr_usual}")
+            notes.append(message("evaluation_metrics_unsteady", metrics=sgd.evaluation.unsteady))
+        if facts.sgd_lr < facts.sgd_lr_usual:
+            notes.append(message("rate_of_proof_lowered", rate=facts.sgd_lr, usual=facts.sgd_lr_usual))
+        elif facts.sgd_lr > facts.sgd_lr_usual:
+            notes.append(message("rate_of_proof_raised", rate=facts.sgd_lr, usual=facts.sgd_lr_usual))
         clip, largest = sgd.clip_norm, max(sgd.norms + user.norms)
         if clip is not None and largest <= clip:
-            notes.append(f"clipping never acted in the proof: the largest gradient norm was {largest:.3g}, not {clip}")
+            notes.append(message("clipping_never_acted", norm=largest, limit=clip))
         return notes
+
+    def ill_conditioned_tensors(self) -> Message:
+        """Returns the note of the tensors that cannot be compared. sgd, user: by the training's optimizer."""
+        sgd = [name for training in ("gradient", "sgd") for name in self.ill_conditioned.get(training, ())]
+        return message("tensors_ill_conditioned", sgd=[*dict.fromkeys(sgd)], user=self.ill_conditioned.get("user", []))
 
 
 def bound_of(spread: float, eps: float, largest: float, largest_before: float, furthest: float) -> float:
@@ -287,10 +294,6 @@ def bound_of(spread: float, eps: float, largest: float, largest_before: float, f
     the rounding of the others' gradients.
     """
     return max(BOUND * spread, FLOOR_ULPS * eps * max(largest, largest_before, furthest))
-
-
-def _mean(part: Part) -> float:
-    return part.loss_sum / part.weight if part.weight else 0.0
 
 
 def _gap(a: Any, b: Any) -> Any:
@@ -307,11 +310,11 @@ def distance(a: Any, b: Any) -> float:
 def largest_of(values: Any) -> float:
     """The largest finite magnitude."""
 
-    def of(block: Any) -> float:
+    largest = 0.0
+    for (block,) in _blocks(values):
         sizes = np.abs(block.astype(np.float64))
-        return float(np.max(sizes, initial=0.0, where=np.isfinite(sizes)))
-
-    return max(map(of, (block for (block,) in _blocks(values))), default=0.0)
+        largest = max(largest, float(np.max(sizes, initial=0.0, where=np.isfinite(sizes))))
+    return largest
 
 
 def max_of(distances: Iterable[float]) -> float:
