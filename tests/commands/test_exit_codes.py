@@ -6,12 +6,16 @@ import errno
 import os
 import signal
 from collections.abc import Callable, Iterator
+from typing import Any, cast
 
 import pytest
 import typer
 
+from samestep.commands.cli import app
 from samestep.commands.exit_codes import with_exit_code
 from samestep.errors import Refused, TrainingFailed, UserError
+from samestep.message import message
+from samestep.report import language
 
 ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGXCPU)
 SIGNALS = (*ENDING, signal.SIGUSR1, signal.SIGUSR2)
@@ -57,6 +61,29 @@ def test_an_error_is_a_code_and_a_sentence(
 ) -> None:
     assert code_of(raises(error)) == code
     assert says in capsys.readouterr().err
+
+
+def test_the_language_of_a_command_is_that_of_its_option(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in (language.VARIABLE, *language.LOCALES):
+        monkeypatch.setenv(name, "")
+    said = message("stops_after_a_step_by_signal", signal="SIGTERM")
+    for given in ("zh", "en"):
+        with pytest.raises(typer.Exit):
+            with_exit_code(raises(TrainingFailed(said)))(lang=given)
+        assert capsys.readouterr().err == f"samestep: {language.text(said, given)}\n"  # type: ignore[arg-type]
+    with pytest.raises(typer.Exit) as ended:
+        with_exit_code(raises(TrainingFailed(said)))(lang="fr")
+    assert ended.value.exit_code == 2 and "--lang=fr" in capsys.readouterr().err
+
+
+def test_every_command_has_the_option_and_what_follows_a_script_is_the_scripts() -> None:
+    commands = cast(Any, typer.main.get_command(app)).commands
+    assert {name for name, command in commands.items() if "lang" not in {each.name for each in command.params}} == set()
+    for name, words in (("check", "script"), ("monitor", "words")):
+        parsed = commands[name].make_context(name, ["--lang", "zh", "train.py", "--lang", "fr"]).params
+        assert parsed["lang"] == "zh" and [*parsed[words]] == ["train.py", "--lang", "fr"]
 
 
 def test_other_errors_keep_their_traceback() -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import errno
 import functools
+import inspect
 import os
 import signal
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NoReturn, ParamSpec
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, get_type_hints
 
 import typer
 
@@ -16,8 +17,6 @@ from samestep.errors import TrainingFailed, UserError, say
 
 if TYPE_CHECKING:  # importing it takes longer than the help of a command may
     from samestep.records.results import CompareResults
-
-P = ParamSpec("P")
 
 
 def exit_code(results: CompareResults, *, strict: bool = False) -> int:
@@ -53,16 +52,26 @@ def _remedy(error: OSError) -> str:
     return ""
 
 
-def with_exit_code(command: Callable[P, int]) -> Callable[P, NoReturn]:
+Lang = Annotated[
+    str,
+    typer.Option(metavar="zh|en", help="The language of messages; by default that of SAMESTEP_LANG, or the locale's."),
+]
+
+
+def with_exit_code(command: Callable[..., int]) -> Callable[..., NoReturn]:
     """Makes a command exit with the code that it returns, with 2 for a user's mistake, or with 1 for a failed training;
-    prints the error's sentence."""
+    prints the error's sentence. Gives it the option --lang."""
 
     @functools.wraps(command)
-    def wrapper(*args: P.args, **kwargs: P.kwargs) -> NoReturn:
+    def wrapper(*args: Any, lang: str = "", **kwargs: Any) -> NoReturn:
         _handle_signals()
         from samestep.records.files import naming_full_disks  # later: importing it takes longer than a help may
 
         try:
+            if lang:
+                from samestep.report.language import use_language
+
+                use_language(lang)
             _check_current_folder()
             with naming_full_disks():
                 code = command(*args, **kwargs)
@@ -90,6 +99,14 @@ def with_exit_code(command: Callable[P, int]) -> Callable[P, NoReturn]:
             code = 2
         raise typer.Exit(code)
 
+    signature, hints = inspect.signature(command), get_type_hints(command, include_extras=True)
+    parameters = [
+        parameter.replace(annotation=hints.get(parameter.name, parameter.annotation))
+        for parameter in signature.parameters.values()
+    ]
+    option = inspect.Parameter("lang", inspect.Parameter.KEYWORD_ONLY, default="", annotation=Lang)
+    wrapper.__signature__ = signature.replace(parameters=[*parameters, option])  # type: ignore[attr-defined]
+    wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters} | {"lang": Lang}
     return wrapper
 
 
