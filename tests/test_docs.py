@@ -75,7 +75,9 @@ def test_the_silent_failure_of_the_readme_is_real() -> None:
     assert done.stdout.strip() == shown[2]
 
 
-@pytest.mark.parametrize("name", ["check", "collectives", "job", "monitor", "porting", "proof", "python", "security"])
+@pytest.mark.parametrize(
+    "name", ["check", "collectives", "glossary", "job", "monitor", "porting", "proof", "python", "security"]
+)
 def test_a_translated_page_says_the_same(name: str) -> None:
     """Its code, commands, links and figures. The table of planted faults is in the English page alone."""
     english, chinese = (ROOT / folder / f"{name}.md" for folder in ("docs", "docs/zh"))
