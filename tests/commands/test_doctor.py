@@ -67,15 +67,15 @@ def test_a_held_port_is_found_where_the_ranks_of_a_launcher_would_open_it() -> N
     by_mpirun = {f"OMPI_COMM_WORLD_{name}": number for name, number in MPI.items()}
     with socket.create_server(("127.0.0.1", 0)) as held:
         port = str(held.getsockname()[1])
-        at = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         for started in (by_hand, by_mpirun):
-            taken = found(doctor("--quick", "--json", **at, **started), "port")
+            taken = found(doctor("--quick", "--json", **rendezvous, **started), "port")
             assert taken["status"] == "FAIL" and taken["why"]["fields"]["pid"] == os.getpid(), taken
             assert re.fullmatch(r"export MASTER_PORT=(?!" + port + r" )\d+ .*", taken["fix"])
         with pytest.raises(UserError, match=f"process {os.getpid()}"):
             rendezvous_address.check_port(Machines(port=int(port)))  # as every command that starts ranks does
         assert found(doctor("--quick", "--json", "--port", port), "port")["status"] == "FAIL"
-    assert found(doctor("--quick", "--json", **at, **by_mpirun), "port")["status"] == "OK"
+    assert found(doctor("--quick", "--json", **rendezvous, **by_mpirun), "port")["status"] == "OK"
 
 
 def test_contradictory_options_are_a_sentence() -> None:
@@ -103,12 +103,12 @@ def test_a_machine_that_is_lost_fails_and_what_cannot_be_measured_is_unknown(err
 
 
 def test_the_port_of_a_trial_is_held_until_a_rank_has_it() -> None:
-    here = LocalMachine("h0", "127.0.0.1", LaunchInfo(nproc=2, master="127.0.0.1"))
-    first = here.free_port()
+    machine = LocalMachine("h0", "127.0.0.1", LaunchInfo(nproc=2, master="127.0.0.1"))
+    first = machine.free_port()
     with pytest.raises(OSError, match="in use"):
         socket.create_server(("127.0.0.1", first))
-    second = here.free_port()
-    here.close()
+    second = machine.free_port()
+    machine.close()
     for port in (first, second):
         socket.create_server(("127.0.0.1", port)).close()
 

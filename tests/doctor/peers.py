@@ -12,13 +12,13 @@ TOKEN = "a token of one doctor"
 Ends = tuple[socket.socket, socket.socket]
 
 
-def meet(ends: Ends, token: str = TOKEN, others: str = TOKEN) -> tuple[Connection, Connection]:
+def meet(ends: Ends, token: str = TOKEN, other_token: str = TOKEN) -> tuple[Connection, Connection]:
     """Returns the connections of the first machine and of another."""
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(Connection, ends[0], token, "first", budget())
         try:
-            other = Connection(ends[1], others, "other", budget())
+            second = Connection(ends[1], other_token, "other", budget())
         finally:
             error = first.exception()
         assert error is None, error
-        return first.result(), other
+        return first.result(), second

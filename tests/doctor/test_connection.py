@@ -26,30 +26,30 @@ def suppressed(function: Callable[..., object], *args: object) -> None:
 
 def test_records_cross_a_connection() -> None:
     ends = socket.socketpair()
-    first, other = meet(ends)
+    first, second = meet(ends)
     for number in (1, 2):
         first.send(Request("dial", address="10.0.0.2", port=number))
-        assert other.receive(Request).port == number
-        other.send(Answer(names=("eth0",)))
+        assert second.receive(Request).port == number
+        second.send(Answer(names=("eth0",)))
         assert first.receive(Answer) == Answer(names=("eth0",))
     first.close()
     with pytest.raises(ConnectionError):
-        other.receive(Request)
-    other.close()
+        second.receive(Request)
+    second.close()
 
 
 def test_another_token_is_refused_on_both_sides_and_none_is_sent() -> None:
     ends = socket.socketpair()
     with pytest.raises(WrongToken):
-        meet(ends, others="another token of a doctor")
-    ours, theirs = socket.socketpair()
-    threading.Thread(target=suppressed, args=(Connection, ours, TOKEN, "other", 1.0)).start()
-    theirs.sendall(b"0" * 32 + b"\n")
-    seen = b""
-    while seen.count(b"\n") < 2:
-        seen += theirs.recv(1000)
-    assert TOKEN.encode() not in seen and len(seen) == 32 + 64 + 2
-    theirs.close()
+        meet(ends, other_token="another token of a doctor")
+    local, remote = socket.socketpair()
+    threading.Thread(target=suppressed, args=(Connection, local, TOKEN, "other", 1.0)).start()
+    remote.sendall(b"0" * 32 + b"\n")
+    received = b""
+    while received.count(b"\n") < 2:
+        received += remote.recv(1000)
+    assert TOKEN.encode() not in received and len(received) == 32 + 64 + 2
+    remote.close()
 
 
 def test_a_proof_of_an_older_conversation_is_worth_nothing() -> None:
@@ -63,18 +63,18 @@ def test_a_proof_of_an_older_conversation_is_worth_nothing() -> None:
 
 @pytest.mark.parametrize("how", ["again", "changed", "back"])
 def test_a_line_is_of_its_place_and_its_text(how: str) -> None:
-    first, other = meet(ends := socket.socketpair())
+    first, second = meet(ends := socket.socketpair())
     first.send(Request("now"))
     line = ends[1].recv(1000)
     ends[0].sendall(line.replace(b'"now"', b'"stop"') if how == "changed" else line)
     if how == "again":
         ends[0].sendall(line)
-        assert other.receive(Request).do == "now"
+        assert second.receive(Request).do == "now"
     if how == "back":
         ends[1].sendall(line)
-        other = first
+        second = first
     with pytest.raises(ConnectionError, match="has proved its token"):
-        other.receive(Request)
+        second.receive(Request)
 
 
 @pytest.mark.parametrize(

@@ -85,8 +85,8 @@ def test_what_a_doctor_never_asks_for_is_not_done(request_: Request) -> None:
 
 
 def test_machines_of_the_doctor_are_told_once_and_no_more_than_there_are() -> None:
-    many = tuple((f"10.0.0.{number}", 40000) for number in range(4))
-    assert why_refused(Request("meet", many), INFO, (), [])
+    ports = tuple((f"10.0.0.{number}", 40000) for number in range(4))
+    assert why_refused(Request("meet", ports), INFO, (), [])
     assert why_refused(Request("meet", (("10.0.0.1", 22),)), INFO, (), [])
     assert not why_refused(Request("meet", PORTS), INFO, (), [])
 
@@ -97,18 +97,21 @@ def test_what_a_doctor_does_ask_for_is_done() -> None:
     asked = [start(variables=variables) for variables in [{}, *tried]]
     asked += [Request("dial", address="10.0.0.2", port=40002), Request("listen"), Request("now"), Request("ended")]
     asked += [Request("send", address="10.0.0.1", port=40001, seconds=1.25)]
-    assert len(tried) == 8 and [why_refused(request, INFO, PORTS, interfaces) for request in asked] == [""] * len(asked)
+    assert len(tried) == 8 and [why_refused(request, INFO, PORTS, interfaces) for request in asked] == [None] * len(
+        asked
+    )
 
 
 def test_a_first_machine_that_asks_for_more_is_left() -> None:
     ends = socket.socketpair()
-    first, other = meet(ends)
-    here = LocalMachine("h1", "127.0.0.1", INFO, TOKEN)
+    first, second = meet(ends)
+    machine = LocalMachine("h1", "127.0.0.1", INFO, TOKEN)
     first.send(start(variables={"PYTHONWARNINGS": "always::x"}))
-    with pytest.raises(UserError, match="never does"):
-        serve(other, here, INFO)
-    assert not here._ranks
-    here.close()
+    with pytest.raises(UserError) as raised:
+        serve(second, machine, INFO)
+    assert raised.value.message.fields["why"].id == "asked_to_set_variables"
+    assert not machine._ranks
+    machine.close()
 
 
 def test_strangers_keep_no_machine_waiting() -> None:
@@ -117,7 +120,7 @@ def test_strangers_keep_no_machine_waiting() -> None:
     info = replace(INFO, master="127.0.0.1", port=listening.getsockname()[1])
     arriving = Arrivals(listening, TOKEN)
     silent = [socket.create_connection(("127.0.0.1", info.port)) for _ in range(MOST_GREETING + 20)]
-    connection, here, _ = connect(info, [Probed("clock")], budget(), TOKEN)
+    connection, machine, _ = connect(info, [Probed("clock")], budget(), TOKEN)
     assert connection
     wait_until(lambda: greeting_threads() <= MOST_GREETING, "threads of those that were turned away go on")
     ((found, greeting),) = arriving.wait(1, budget())
@@ -126,7 +129,7 @@ def test_strangers_keep_no_machine_waiting() -> None:
         connect(info, [], budget(), "another token of a doctor")
     wait_until(lambda: arriving.strangers == ["127.0.0.1"], "the stranger is not counted")
     assert not arriving.wait(1, 0.0)
-    for end in (connection, found, here, arriving, *silent):
+    for end in (connection, found, machine, arriving, *silent):
         end.close()
 
 
@@ -136,11 +139,11 @@ def greeting_threads() -> int:
 
 def test_names_and_numbers_of_another_machine_are_checked() -> None:
     ends = socket.socketpair()
-    first, other = meet(ends)
+    first, second = meet(ends)
     greeting = Greeting("h1\x1b[31m\n; rm -rf /", None, 2, ())
-    here = LocalMachine("h0", "127.0.0.1", INFO, TOKEN)
-    (remote,) = remote_machines(here, [(first, greeting)])
-    here.close()
+    machine = LocalMachine("h0", "127.0.0.1", INFO, TOKEN)
+    (remote,) = remote_machines(machine, [(first, greeting)])
+    machine.close()
     assert remote.name == first.addresses[1]
     for answer, ask in (
         (Answer(port=22), RemoteMachine.listen),
@@ -148,7 +151,7 @@ def test_names_and_numbers_of_another_machine_are_checked() -> None:
         (Answer(ranks=()), RemoteMachine.ended),
     ):
         with ThreadPoolExecutor(1) as pool:
-            answered = pool.submit(lambda answer=answer: (other.receive(Request), other.send(answer)))
+            answered = pool.submit(lambda answer=answer: (second.receive(Request), second.send(answer)))
             with pytest.raises(ConnectionError, match="is lost"):
                 ask(remote)
             answered.result()
@@ -223,9 +226,9 @@ NODES: Mapping[str, Callable[[int], Mapping[str, str]]] = {
 
 @pytest.mark.parametrize("launcher", sorted(launch.environments()))
 def test_inside_each_launcher_on_two_machines_one_rank_of_each_has_a_role(launcher: str) -> None:
-    at = {"MASTER_ADDR": "h0", "MASTER_PORT": "29400", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}
+    rendezvous = {"MASTER_ADDR": "h0", "MASTER_PORT": "29400", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}
     for node in (0, 1):
-        env = at | dict(NODES[launcher](node))
+        env = rendezvous | dict(NODES[launcher](node))
         role = _role_of_rank(LaunchInfo(), launched_rank(env, launcher), env, 1.0)
         assert (role.info.master, role.info.port) == ("h0", 29400 + APART)
         assert (role.info.nproc, role.info.nnodes, role.first, role.idle) == (2, 2, node == 0, False)

@@ -34,8 +34,8 @@ def below(folder: Path, length: int) -> Path:
 @pytest.mark.parametrize("length", [0, 125, 240])
 def test_a_connection_below_a_folder_of_any_length(length: int, tmp_path: Path) -> None:
     folder = below(make_private(tmp_path / "sockets"), length)
-    with listen(folder / "s") as listening, connect(folder / "s", budget(20)) as ours, accept(listening) as theirs:
-        theirs.sendall(b"x")
+    with listen(folder / "s") as listening, connect(folder / "s", budget(20)) as ours, accept(listening) as accepted:
+        accepted.sendall(b"x")
         assert ours.recv(1) == b"x"
     if length:  # the faulty twin: by its path alone
         with socket.socket(socket.AF_UNIX) as plain, pytest.raises(OSError, match="too long"):
@@ -45,7 +45,7 @@ def test_a_connection_below_a_folder_of_any_length(length: int, tmp_path: Path) 
 @pytest.mark.parametrize("mode", [0o750, 0o707])
 def test_none_listens_in_a_folder_that_others_may_enter(mode: int, tmp_path: Path) -> None:
     tmp_path.chmod(mode)
-    with pytest.raises(UserError, match="for this user alone"):
+    with pytest.raises(UserError, match=r"folder_is_not_private|TMPDIR"):
         listen(tmp_path / "s")
     assert not [*tmp_path.iterdir()]
 

@@ -43,12 +43,12 @@ load()
 
 def waits(tree: ast.Module) -> Iterator[tuple[str, str]]:
     """The calls of a file that wait for a process with no timeout: the function that they are in, and the call."""
-    for function in [each for each in ast.walk(tree) if isinstance(each, ast.FunctionDef)]:
-        for call in [each for each in ast.walk(function) if isinstance(each, ast.Call)]:
+    for function in [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]:
+        for call in [node for node in ast.walk(function) if isinstance(node, ast.Call)]:
             text = ast.unparse(call.func)
             runs = text.startswith("subprocess.") and text != "subprocess.Popen"
             method = isinstance(call.func, ast.Attribute) and call.func.attr in ("wait", "communicate", "waitpid")
-            bounded = any(each.arg == "timeout" for each in call.keywords) or (text.endswith(".wait") and call.args)
+            bounded = any(node.arg == "timeout" for node in call.keywords) or (text.endswith(".wait") and call.args)
             if (runs or method) and not bounded:
                 yield function.name, ast.unparse(call)
 
@@ -59,7 +59,7 @@ def test_every_wait_for_a_process_is_watched_or_has_a_timeout() -> None:
         file = path.relative_to(SOURCE).as_posix()
         if file in NO_PROCESS or file.startswith("tasks/eject/runtime/"):
             continue
-        found = [each for each in waits(ast.parse(path.read_text())) if each[0] != NO_WAIT.get(file)]
+        found = [wait for wait in waits(ast.parse(path.read_text())) if wait[0] != NO_WAIT.get(file)]
         unwatched += [f"{file}, {name}: {call}" for name, call in found]
     assert unwatched == []
     planted = "def f():\n    process.wait()\n    subprocess.run(['x'])\n    process.wait(3)\n    run.communicate()\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from samestep.errors import UserError
+from samestep.message import message
 from samestep.world import World
 
 
@@ -28,5 +29,6 @@ def test_ranks_share_the_cpu() -> None:
 
 
 def test_a_rank_without_a_device() -> None:
-    with pytest.raises(UserError, match="local rank 1 has no device: only cuda:0 here"):
+    with pytest.raises(UserError) as raised:
         World.from_env({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "SAMESTEP_DEVICES": "cuda:0"})
+    assert raised.value.message == message("rank_has_no_device", local_rank=1, devices=["cuda:0"], count=1)

@@ -37,7 +37,7 @@ from samestep.doctor.probes import PROBES
 from samestep.doctor.probes.installation import TorchBuild
 from samestep.doctor.records import Probed, ProbeQuestion, Report
 from samestep.doctor.token import TOKEN
-from samestep.errors import TrainingFailed, UserError, printable, say
+from samestep.errors import TrainingFailed, UserError, say
 from samestep.launch import Machines, Shape
 from samestep.launch.outer_launcher import LaunchedRank
 from samestep.launch.rendezvous_address import rendezvous_of
@@ -74,7 +74,7 @@ def doctor(options: DoctorOptions, flags: Sequence[str] = ()) -> Report | int | 
     flags: how to print the report, for the command that a launcher starts on each machine.
     """
     if not DEVICE.fullmatch(options.device):
-        raise UserError(f"--device {options.device}: give auto, cpu, cuda, or a list such as cuda:0,cuda:1")
+        raise UserError(message("device_is_none", device=options.device))
     setup = options.setup()
     if setup.launchers:
         return _launched(setup, options, flags)
@@ -144,10 +144,8 @@ def _role_of_rank(info: LaunchInfo, rank: LaunchedRank, env: Mapping[str, str], 
         near = port + APART if port + APART < 65536 else port - APART
         info = replace(info, master=host, port=near)
         if not token and rank.rank == 0:
-            say(
-                f"the machines of this {rank.launcher} do not prove to each other who they are; give all ranks the "
-                f"same random {TOKEN} in their environment where others reach port {near} of {host}"
-            )
+            fields = {"launcher": rank.launcher, "variable": TOKEN, "port": near, "host": host}
+            say(message("machines_are_not_authenticated", **fields))
     token = token or f"the launch {rank.launcher} {rank.id}"
     return Role(info, token, first=rank.rank == 0, idle=rank.local_rank != 0, wait_s=wait_s)
 
@@ -159,14 +157,12 @@ def _token(options: DoctorOptions, nnodes: int, first: bool, master: str) -> str
     if token or nnodes == 1:
         return token or tokens.new()
     if not first:
-        raise UserError(
-            f"this machine has no {TOKEN}; type here the line that samestep doctor prints on {master}, or set the same "
-            f"random {TOKEN} on each machine"
-        )
+        raise UserError(message("machine_has_no_token", variable=TOKEN, master=master))
     token = tokens.new()
     words = arguments(options, DoctorOptions, ("node_rank",)) + [options.job] * bool(options.job)
     number = " --node-rank N" if options.machines.node_rank is not None else ""
-    say(f"type on each other machine: {TOKEN}={token} samestep doctor {shlex.join(words)}{number}")
+    line = f"{TOKEN}={token} samestep doctor {shlex.join(words)}{number}"
+    say(message("line_for_each_other_machine", line=line))
     return token
 
 
@@ -223,7 +219,7 @@ def _join(role: Role, began: float, probed: list[Probed]) -> Report | int:
     finally:
         machine.close()
     if code is not None:
-        say(f"the report is on the first machine, {role.info.master}")
+        say(message("report_is_on_the_first_machine", master=role.info.master))
         return code
     master = Probed.on_this_machine("master", replace(role.info, connect_error=dialled))
     probed = [gathered for gathered in probed if gathered.probe not in NOT_CONNECTED] + [master]
@@ -238,7 +234,7 @@ def _lead(role: Role, began: float, probes: Sequence[Probe], gather: Callable[[]
     probed += gather()
     connected = arriving.wait(info.nnodes - 1, role.wait_s) if arriving else []
     if arriving and arriving.strangers:
-        say(f"{printable(arriving.strangers[-1])} has connected with another {TOKEN} than this machine's: not let in")
+        say(message("stranger_is_not_let_in", address=arriving.strangers[-1], variable=TOKEN))
     route = network.route_to(info.master)
     first = fleet.LocalMachine(socket.gethostname(), route[1] if route else "127.0.0.1", info, role.token)
     remote = fleet.remote_machines(first, connected)

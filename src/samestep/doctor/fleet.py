@@ -28,6 +28,7 @@ from samestep.doctor.probes import collective
 from samestep.doctor.records import Answer, Greeting, Probed, Request, TrialRank
 from samestep.doctor.token import TOKEN
 from samestep.errors import UserError, printable
+from samestep.message import Message, message
 from samestep.records.files import read, write
 from samestep.world import RANK_VARIABLES, network
 from samestep.world.imports import module_arguments
@@ -39,6 +40,7 @@ START_S = 60.0  # in which a rank has imported torch
 MOST_RANKS = 4096  # of a machine
 FIRST_PORT = 1024  # below are those of the system
 LONGEST_SEND_S, LONGEST_WAIT_S = 5.0, 120.0
+LONGEST_ADDRESS = 60  # characters, where it is shown
 GREETING_S = 60.0  # in which a machine that has proved its token has sent its facts
 MOST_GREETING = 64  # connections at a time that have not proved the token
 MOST_PROBED = 200
@@ -207,7 +209,7 @@ def serve(connection: Connection, machine: LocalMachine, info: LaunchInfo) -> in
                 return int(request.code != 0)
             interfaces = machine.interfaces() if request.do == "start" else ()
             if why := why_refused(request, info, ports, interfaces):
-                raise UserError(f"the machine at {info.master}:{info.port} asks for what the doctor never does: {why}")
+                raise UserError(message("first_machine_asks_too_much", master=info.master, port=info.port, why=why))
             ports = ports or request.ports
             connection.send(_answer(machine, request))
     except ConnectionError:
@@ -216,34 +218,45 @@ def serve(connection: Connection, machine: LocalMachine, info: LaunchInfo) -> in
 
 def why_refused(
     request: Request, info: LaunchInfo, ports: Collection[tuple[str, int]], interfaces: Sequence[str]
-) -> str:
-    """Returns why a machine does not do what another asks for; '' where it does. A pure function.
+) -> Message | None:
+    """Returns why a machine does not do what another asks for; None where it does. A pure function.
 
     ports: what 'meet' has told before: each machine's address and the port at which it counts.
     """
-    if request.do == "meet":
-        if ports or not 0 < len(request.ports) <= info.nnodes:
-            return f"to connect to {len(request.ports)} {'other ' * bool(ports)}machines of {info.nnodes}"
-        forbidden = [port for _, port in request.ports if not FIRST_PORT <= port < 1 << 16]
-        return f"to connect to port {forbidden[0]}" if forbidden else ""
-    if request.do in ("dial", "send"):
-        if (request.address, request.port) not in ports:
-            return f"to connect to {printable(request.address, 60)}, port {request.port}"
-        return "" if 0 <= request.seconds <= LONGEST_SEND_S else f"to send for {request.seconds:g} s"
-    if request.do != "start":
-        return ""
-    trial = request.trial
+    match request.do:
+        case "meet":
+            if ports or not 0 < len(request.ports) <= info.nnodes:
+                return message("asked_to_meet_machines", machines=len(request.ports), nnodes=info.nnodes)
+            forbidden = [port for _, port in request.ports if not FIRST_PORT <= port < 1 << 16]
+            return message("asked_to_connect_to_port", address=None, port=forbidden[0]) if forbidden else None
+        case "dial" | "send":
+            if (request.address, request.port) not in ports:
+                address = printable(request.address, LONGEST_ADDRESS)
+                return message("asked_to_connect_to_port", address=address, port=request.port)
+            is_short = 0 <= request.seconds <= LONGEST_SEND_S
+            return None if is_short else message("asked_to_send_for_long", seconds=request.seconds)
+        case "start":
+            return _why_not_started(request.trial, info, {address for address, _ in ports}, interfaces)
+        case _:
+            return None
+
+
+def _why_not_started(
+    trial: Trial | None, info: LaunchInfo, addresses: Collection[str], interfaces: Sequence[str]
+) -> Message | None:
     if trial is None or trial.local_size != info.nproc or not 0 <= trial.first_rank <= trial.size - trial.local_size:
-        return "to start other ranks than --nproc"
+        return message("asked_to_start_other_ranks")
     if trial.size > info.nnodes * MOST_RANKS or not 0 < trial.wait_s <= LONGEST_WAIT_S:
-        return f"to start {trial.size} ranks that wait for {trial.wait_s:g} s"
-    if trial.master not in [address for address, _ in ports] or not FIRST_PORT <= trial.port < 1 << 16:
-        return f"to start ranks that meet at {printable(trial.master, 60)}, port {trial.port}"
+        return message("asked_to_start_ranks_that_wait", ranks=trial.size, seconds=trial.wait_s)
+    if trial.master not in addresses or not FIRST_PORT <= trial.port < 1 << 16:
+        master = printable(trial.master, LONGEST_ADDRESS)
+        return message("asked_to_start_ranks_that_meet_elsewhere", master=master, port=trial.port)
     if not DEVICE.fullmatch(trial.device):
-        return "to start ranks on a device that is none"
+        return message("asked_to_start_ranks_on_no_device")
     if not collective.may_be_set(trial.variables, interfaces):
-        return f"to set {printable(' '.join(f'{name}={value}' for name, value in trial.variables.items()), 200)}"
-    return ""
+        variables = " ".join(f"{name}={value}" for name, value in trial.variables.items())
+        return message("asked_to_set_variables", variables=printable(variables, 200))
+    return None
 
 
 def _answer(machine: LocalMachine, request: Request) -> Answer:
@@ -362,10 +375,8 @@ def connect(
                 return connection, local, dialled
             except WrongToken as error:
                 local.close()
-                raise UserError(
-                    f"the doctor at {info.master}:{info.port} has another {TOKEN} than this machine ({error}); type "
-                    f"here the line that it has printed, or set the same {TOKEN} on each machine"
-                ) from None
+                fields = {"master": info.master, "port": info.port, "variable": TOKEN, "error": str(error)}
+                raise UserError(message("first_machine_has_another_token", **fields)) from None
             except OSError:
                 silent += 1
         if time.monotonic() > until or dialled.outcome == "unknown name" or silent == MOST_SILENT:

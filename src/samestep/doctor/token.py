@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Mapping
 
 from samestep.errors import UserError
+from samestep.message import message
 
 TOKEN = "SAMESTEP_TOKEN"  # environment variable
 SHORTEST = 16  # characters: a shorter one could be guessed from a proof
@@ -27,10 +28,7 @@ def given(env: Mapping[str, str]) -> str:
     """Returns the token of the environment; '' without one. Raises UserError for one that is too short."""
     token = env.get(TOKEN, "")
     if token and len(token) < SHORTEST:
-        raise UserError(
-            f"{TOKEN} has {len(token)} characters and could be guessed; give each machine the same random one of "
-            f"{SHORTEST} or more, as of: openssl rand -hex 16"
-        )
+        raise UserError(message("token_is_too_short", variable=TOKEN, characters=len(token), least=SHORTEST))
     return token
 
 

@@ -26,11 +26,9 @@ def check_port(machines: Machines) -> None:
         return
     if error := network.bind_error(machines.master, machines.port):
         taken = error.errno == errno.EADDRINUSE
-        why = (
-            network.port_taken(machines.port) if taken else f"port {machines.port} cannot be opened ({error.strerror})"
-        )
-        other = "the same other one on each machine" if machines.nnodes > 1 else "another, or --port 0 for any"
-        raise UserError(f"{why}; choose {other}")
+        why = message("port_cannot_be_opened", port=machines.port, error=error.strerror)
+        why = network.port_taken(machines.port) if taken else why
+        raise UserError(message("port_of_machines_is_taken" if machines.nnodes > 1 else "port_is_taken", why=why))
 
 
 def free_port(host: str) -> int:

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
 from torch.distributed.rendezvous import rendezvous
 
-from samestep.errors import LostPeer, UserError
+from samestep.errors import LostPeer, UserError, say
 from samestep.message import message
 from samestep.rank.membership import Membership, in_time, leave_together, says_lost
 from samestep.records.plan import LaunchRequest
@@ -54,7 +54,7 @@ def process_group(world: World, request: LaunchRequest | None = None, backend: s
         network.addresses(host, timeout.total_seconds())  # of the master, whose name may not be known yet
     chosen = network.choose(os.environ, host if world.local_size < world.size else "127.0.0.1")
     if chosen:
-        print(f"samestep: {chosen}", flush=True)
+        say(chosen)
     if world.local_size < world.size:
         network.check_chosen(os.environ, host)
     members: Membership | None = None

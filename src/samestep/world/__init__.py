@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from samestep.errors import UserError
+from samestep.message import message
 
 RANK_VARIABLES = "SAMESTEP_RANK_VARIABLES"  # environment variable: the five names below, unless they are torchrun's
 RENDEZVOUS_PORT = 29500  # torch.distributed's default
@@ -62,10 +63,8 @@ class World:
         rank, size, local_rank, local_size, node = places(env)
         devices = tuple(env.get("SAMESTEP_DEVICES", "cpu").split(","))
         if local_rank >= len(devices) and devices != ("cpu",):
-            raise UserError(
-                f"local rank {local_rank} has no device: only {', '.join(devices)} here; "
-                f"start at most {len(devices)} ranks on this machine (--nproc {len(devices)})"
-            )
+            fields = {"local_rank": local_rank, "devices": devices, "count": len(devices)}
+            raise UserError(message("rank_has_no_device", **fields))
         assigned = devices if size == 1 else (devices[local_rank % len(devices)],)
         return cls(rank, size, local_rank, local_size, node, assigned)
 

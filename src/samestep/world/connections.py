@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from samestep.errors import UserError
+from samestep.message import message
 from samestep.world.processes import die_with_parent
 
 DESCRIPTORS = "/proc/self/fd"
@@ -37,7 +38,7 @@ def check_private(folder: Path) -> None:
     """Raises UserError for a folder that is a link, belongs to another user, or is open to others."""
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
-        raise UserError(f"{folder} is not a folder for this user alone; remove it, or set TMPDIR to another folder")
+        raise UserError(message("folder_is_not_private", folder=folder))
 
 
 @contextmanager

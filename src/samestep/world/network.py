@@ -16,6 +16,7 @@ from typing import Literal
 import psutil
 
 from samestep.errors import UserError, say
+from samestep.message import Message, message
 
 NAMES_S = 120.0
 SAY_S = 5.0  # after so long it says what it waits for
@@ -43,16 +44,12 @@ def addresses(host: str, wait_s: float = NAMES_S) -> list[str]:
         except (OSError, UnicodeError) as error:
             waited_s = time.monotonic() - began
             if waited_s >= waits_s or isinstance(error, UnicodeError):  # which no name can be
-                waited = (
-                    f" after {waited_s:.0f} s (--timeout)" if waits_s and not isinstance(error, UnicodeError) else ""
-                )
-                raise UserError(
-                    f"the name {host} is unknown on {socket.gethostname()}{waited}; give an address, as in "
-                    "--master-addr 10.0.0.1"
-                ) from None
+                waited = waited_s if waits_s and not isinstance(error, UnicodeError) else None
+                machine = socket.gethostname()
+                raise UserError(message("name_is_unknown", name=host, machine=machine, waited_s=waited)) from None
             if waited_s >= SAY_S and not said:
                 said = True
-                say(f"the name {host} is not known here yet; waiting for it, for at most {waits_s:.0f} s (--timeout)")
+                say(message("name_is_waited_for", name=host, seconds=waits_s))
         time.sleep(min(1.0, max(0.05, waits_s - waited_s)))
 
 
@@ -95,10 +92,10 @@ def route_to(host: str) -> tuple[str, str] | None:
         return None
 
 
-def choose(env: MutableMapping[str, str], master: str) -> str | None:
+def choose(env: MutableMapping[str, str], master: str) -> Message | None:
     """Sets GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME in `env` to the interface on the route to the host `master`.
 
-    Variables that the user has set stay. Returns a sentence about the choice; None where both are set already, or all
+    Variables that the user has set stay. Returns a message about the choice; None where both are set already, or all
     ranks are on this machine.
     """
     if NAMES[0] in env or (os.name != "posix"):
@@ -111,7 +108,7 @@ def choose(env: MutableMapping[str, str], master: str) -> str | None:
     if ipaddress.ip_address(address).is_loopback:
         return None  # inside one machine NCCL needs no interface
     env.setdefault(NAMES[1], name)
-    return f"gloo and NCCL use the interface {name}, which leads to {master}; --interface chooses another"
+    return message("interface_is_chosen", interface=name, master=master)
 
 
 def bound(host: str, port: int) -> socket.socket:
@@ -145,27 +142,24 @@ def holder_of(port: int) -> tuple[int, str] | None:
     return None
 
 
-def port_taken(port: int) -> str:
-    """Returns the words 'port N is taken by process PID (NAME)', for an error."""
-    holder = holder_of(port)
-    holding = f"process {holder[0]} ({holder[1]})" if holder else "a process of another user"
-    return f"port {port} is taken by {holding}"
+def port_taken(port: int) -> Message:
+    """Returns who has a port, for an error."""
+    if holder := holder_of(port):
+        return message("port_is_taken_by_process", port=port, pid=holder[0], process=holder[1])
+    return message("port_is_taken_by_another_user", port=port)
 
 
 def check_loopback() -> None:
     """Raises UserError where the processes of this machine cannot reach each other. Sends no packet."""
     for name in filter(None, os.environ.get(NAMES[0], "").split(",")):
         if name not in (known := interfaces()):
-            raise UserError(f"{NAMES[0]}={name}: this machine has {', '.join(known)}; name one of them, or unset it")
+            raise UserError(message("variable_names_no_interface", variable=NAMES[0], interface=name, known=[*known]))
     address = "127.0.0.1"
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((address, 9))
         except OSError as error:
-            raise UserError(
-                f"the ranks of this machine cannot reach each other ({address}: {error.strerror}), because its "
-                "loopback interface is down; type: ip link set lo up"
-            ) from None
+            raise UserError(message("loopback_is_down", address=address, error=error.strerror)) from None
 
 
 def check_interface(name: str, *, several: bool = False) -> Mapping[str, str]:
@@ -175,12 +169,10 @@ def check_interface(name: str, *, several: bool = False) -> Mapping[str, str]:
     """
     known = interfaces()
     if name not in known:
-        raise UserError(f"--interface {name}: this machine has {', '.join(known)}; name one of them")
+        raise UserError(message("option_names_no_interface", interface=name, known=[*known]))
     if several and is_loop(name):
-        usable = ", ".join(interface for interface in known if not is_loop(interface)) or "none"
-        raise UserError(
-            f"--interface {name} leads to no other machine; give one that does, of {usable}, or leave it out"
-        )
+        usable = [interface for interface in known if not is_loop(interface)]
+        raise UserError(message("option_names_an_interface_of_this_machine", interface=name, usable=usable))
     return dict.fromkeys(NAMES, name)
 
 
@@ -199,10 +191,8 @@ def check_chosen(env: Mapping[str, str], master: str) -> None:
     """Raises UserError where GLOO_SOCKET_IFNAME leads to no other machine, for a rank that `master` must reach."""
     name = env.get(NAMES[0], "")
     if is_loop(name) and not any(ipaddress.ip_address(address).is_loopback for address in addresses(master)):
-        raise UserError(
-            f"{NAMES[0]}={name} leads to no other machine, and {master} is one; unset it, or name an interface that "
-            "leads there"
-        )
+        fields = {"variable": NAMES[0], "interface": name, "master": master}
+        raise UserError(message("variable_names_an_interface_of_this_machine", **fields))
 
 
 def check_master(master: str, machines: int, wait_s: float = NAMES_S) -> None:
@@ -214,15 +204,13 @@ def check_master(master: str, machines: int, wait_s: float = NAMES_S) -> None:
         return
     resolved = addresses(master, wait_s)
     if any(ipaddress.ip_address(a).is_unspecified for a in resolved):
-        raise UserError(f"--master-addr {master} names no machine; give the address by which the others reach it")
+        raise UserError(message("master_addr_names_no_machine", master=master))
     loops = [a for a in resolved if ipaddress.ip_address(a).is_loopback]
     if loops:
         outside = [a for entries in interfaces().values() for a in entries if not ipaddress.ip_address(a).is_loopback]
         example = next((a for a in outside if not ipaddress.ip_address(a).is_link_local), "ADDRESS")
-        raise UserError(
-            f"{master} is {loops[0]} on {socket.gethostname()}, an address that no other machine can reach (see its "
-            f"line in /etc/hosts); give one that they can, as in --master-addr {example}"
-        )
+        fields = {"master": master, "address": loops[0], "machine": socket.gethostname(), "example": example}
+        raise UserError(message("master_is_reached_by_no_other", **fields))
 
 
 SLURM_FIRST_PORT, SLURM_PORTS = 20000, 10000  # those that jobs use
@@ -242,9 +230,7 @@ def first_slurm_host(env: Mapping[str, str]) -> str:
         listed = subprocess.run(["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, timeout=30)
         return listed.stdout.split()[0]
     except (OSError, IndexError, subprocess.TimeoutExpired):
-        raise UserError(
-            f"scontrol does not list the machines of {nodes}; set MASTER_ADDR to the first one before srun"
-        ) from None
+        raise UserError(message("slurm_lists_no_machines", nodes=nodes)) from None
 
 
 @dataclass(frozen=True)

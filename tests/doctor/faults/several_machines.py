@@ -52,9 +52,11 @@ def doctors(
     shape += ["--timeout", f"{budget(10 if quick else 60):.0f}"]
     for host in on:
         line = [*before(host), *DOCTOR, *shape, *(["--quick"] if quick else []), *more(host)]
-        own = clean() | {TOKEN: "of the planted faults"} | dict((variables or {}).get(host, {}))
+        environment = clean() | {TOKEN: "of the planted faults"} | dict((variables or {}).get(host, {}))
         where = (folders or {}).get(host)
-        started.append(hosts.start(host, line, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=own, cwd=where))
+        started.append(
+            hosts.start(host, line, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment, cwd=where)
+        )
     return [process.communicate()[0] for process in started]
 
 
@@ -123,14 +125,21 @@ def of_one_machine(
     shutil.copytree(SOURCE, folder / "src")
     with open(folder / "src" / "samestep" / "version.py", "a") as file:
         file.write("# another\n")
-    other = {1: {"PYTHONPATH": str(folder / "src")}}
-    yield "another samestep", "versions", "ranks_have_incompatible_versions", "", True, run(variables=other)
+    changed = {1: {"PYTHONPATH": str(folder / "src")}}
+    yield "another samestep", "versions", "ranks_have_incompatible_versions", "", True, run(variables=changed)
     for host in (0, 1):
         (folder / str(host)).mkdir()
         (folder / str(host) / "my_job.py").write_text(f"rows = {host}\n")
-    own = {host: str(folder / str(host)) for host in (0, 1)}
-    mine = lambda _: ["my_job.py"]  # noqa: E731
-    yield "another job file", "versions", "job_files_differ_between_machines", "", True, run(folders=own, more=mine)
+    folders_of = {host: str(folder / str(host)) for host in (0, 1)}
+    job = lambda _: ["my_job.py"]  # noqa: E731
+    yield (
+        "another job file",
+        "versions",
+        "job_files_differ_between_machines",
+        "",
+        True,
+        run(folders=folders_of, more=job),
+    )
     (folder / "skew.c").write_text(SKEW)
     line = ["gcc", "-shared", "-fPIC", "-o", str(folder / "skew.so"), str(folder / "skew.c"), "-ldl"]
     subprocess.run(line, check=True)

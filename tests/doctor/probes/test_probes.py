@@ -65,15 +65,15 @@ WHOLE: dict[str, Any] = {
 
 
 def test_a_member_of_a_probe_that_is_misspelt_or_missing_is_an_error() -> None:
-    whole = MachineProbe(**WHOLE)
-    (finding,) = whole.judge({"h0": whole.gather(LaunchInfo(nproc=3))})
+    complete = MachineProbe(**WHOLE)
+    (finding,) = complete.judge({"h0": complete.gather(LaunchInfo(nproc=3))})
     assert (finding.machine, finding.why.fields) == ("h0", {"port": 3})
     for name, value in [*WHOLE.items(), ("in_worker", True)]:
-        others = {member: inner for member, inner in WHOLE.items() if member != name}
+        remaining = {member: inner for member, inner in WHOLE.items() if member != name}
         with pytest.raises(TypeError):
-            MachineProbe(**others, **{f"{name}s": value})
+            MachineProbe(**remaining, **{f"{name}s": value})
         with pytest.raises(TypeError):
-            FleetProbe(**others, **{f"{name}s": value})
+            FleetProbe(**remaining, **{f"{name}s": value})
 
 
 def types_in(kind: Any) -> Iterator[type]:
