@@ -109,7 +109,7 @@ def test_a_first_machine_that_asks_for_more_is_left() -> None:
     first.send(start(variables={"PYTHONWARNINGS": "always::x"}))
     with pytest.raises(UserError) as raised:
         serve(second, machine, INFO)
-    assert raised.value.message.fields["why"].id == "asked_to_set_variables"
+    assert raised.value.message.fields["why"].id == "asked_to_start_ranks_that_meet_elsewhere"
     assert not machine._ranks
     machine.close()
 
