@@ -25,7 +25,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -34,15 +34,15 @@ import psutil
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "twins"))
 from corpus import FAULTS, HEALTHY
-from corpus.healthy import STEPS
-from corpus.judge import Row, judged, said, table_of
-from corpus.twin import SCRIPTS, Fault, Twin, file_of, text_of
+from corpus.healthy import STARTS_RANKS_ITSELF, STEPS
+from corpus.judge import Row, judged, judged_again, said, table_of
+from corpus.twin import SCRIPTS, Fault, Healthy, Twin, file_of, text_of
 
 from fork_servers import fork_servers
 
 RECORD, TABLE, PLAIN = "twins.jsonl", "table.md", "plain.jsonl"
-HANGS_S = 100  # after which a check counts as hanging
-DEADLINE_S = "60"  # of the command's own watch over a silent training
+HANGS_S = 60  # after which a check counts as hanging
+STALL_S = "25"  # of the command's own watch over a silent training
 
 
 def planted(twin: Twin, folder: Path) -> Path:
@@ -63,7 +63,7 @@ def checked(twin: Twin, nproc: int) -> Row:
         folder = Path(temporary)
         script = planted(twin, folder)
         steps = ["--steps", str(STEPS[twin.script])] if twin.script in STEPS else []
-        options = ["--nproc", str(nproc), "--launcher", "fork", "--json", "--stall", DEADLINE_S, *steps]
+        options = ["--nproc", str(nproc), "--launcher", "fork", "--json", "--stall", STALL_S, *steps]
         command = [sys.executable, "-m", "samestep", "check", *options, "--out", str(folder / "record"), script.name]
         began = time.monotonic()
         process = subprocess.Popen(
@@ -101,47 +101,48 @@ def end_processes(folder: Path) -> None:
 def kept(record: Path | None) -> list[Row]:
     if record is None or not record.exists():
         return []
-    return [Row(**json.loads(line)) for line in record.read_text().splitlines()]
+    rows = [Row(**json.loads(line)) for line in record.read_text().splitlines()]
+    faults = {fault.name: fault for fault in FAULTS}
+    return [judged_again(row, faults[row.twin]) if row.twin in faults else row for row in rows]
 
 
-def run_plain(twins: Sequence[Twin], nproc: int, record: Path | None) -> int:
-    """Runs twins without the command, and says whether each fault changes what its script prints."""
+def run_plain(twins: Iterable[Twin], nproc: int, record: Path | None) -> int:
+    """Runs twins without the command, and says whether each fault changes what its script prints. Returns how many do
+    not what they should."""
     from corpus import plain
 
     done = [json.loads(line) for line in record.read_text().splitlines()] if record and record.exists() else []
-    printed: dict[tuple[str, str], list[str]] = {}
-    for row in done:
-        printed[row["script"], row["arguments"]] = (
-            row["printed"] if not row["kind"] else printed.get((row["script"], row["arguments"]), [])
-        )
-    wrong = 0
+    printed = {row["twin"]: row["printed"] for row in done if not row["kind"]}
+    wrong, known = 0, {row["twin"] for row in done}
     for twin in twins:
-        kind = twin.kind if isinstance(twin, Fault) else ""
-        if any((row["twin"], row["kind"]) == (twin.name, kind) for row in done):
+        if twin.name in known:
             continue
         with tempfile.TemporaryDirectory(prefix="samestep-twin-") as folder:
             script = planted(twin, Path(folder))
-            outputs, end = plain.run(script, twin.arguments.split(), nproc, limit_s=40)
+            started = 1 if twin.script in STARTS_RANKS_ITSELF else nproc
+            outputs, end = plain.run(script, twin.arguments.split(), started, limit_s=40)
+            outputs = [told(output) for output in outputs]
             end_processes(Path(folder))
-        healthy = printed.get((twin.script, twin.arguments))
-        if not kind:
-            printed[twin.script, twin.arguments] = outputs
-            as_it_should = end == "ended"
-        elif twin.harm == "ends":
-            as_it_should = end != "ended" or outputs != healthy
-        elif twin.harm in ("weights", "metric"):
-            as_it_should = end == "ended" and healthy is not None and outputs != healthy
+        if isinstance(twin, Fault):
+            changes = end != "ended" or outputs != printed.get(Healthy(twin.script, twin.arguments).name)
+            as_it_should = changes if twin.harm in ("weights", "metric", "ends") else end == "ended"
         else:
+            printed[twin.name] = outputs
             as_it_should = end == "ended"
         wrong += not as_it_should
-        row = {"twin": twin.name, "kind": kind, "script": twin.script, "arguments": twin.arguments, "end": end}
-        row |= {"as_it_should": as_it_should, "printed": outputs}
         print("  " if as_it_should else "! ", twin.name, "|", end, "|", " / ".join(o[-160:].strip() for o in outputs))
         sys.stdout.flush()
+        row = {"twin": twin.name, "kind": getattr(twin, "kind", ""), "end": end, "as_it_should": as_it_should}
         if record:
             with record.open("a") as file:
-                file.write(json.dumps(row) + "\n")
+                file.write(json.dumps({**row, "printed": outputs}) + "\n")
     return wrong
+
+
+def told(output: str) -> str:
+    """Returns what a script says of its training; where it says nothing, the end of its output, as of an error."""
+    lines = [line for line in output.splitlines() if re.match(r"rank \d|epoch \d|step \d|baseline", line)]
+    return "\n".join(lines) or output[-600:]
 
 
 def in_time(twins: Sequence[Twin], until: str) -> Iterator[Twin]:
@@ -167,7 +168,8 @@ def main() -> int:
     if options.out:
         options.out.mkdir(parents=True, exist_ok=True)
     if options.plain:
-        return int(run_plain(twins, options.nproc, options.out / PLAIN if options.out else None) > 0)
+        plain = options.out / PLAIN if options.out else None
+        return int(run_plain(in_time(twins, options.until), options.nproc, plain) > 0)
     record = options.out / RECORD if options.out else None
     rows = {row.twin: row for row in kept(record)}
     with fork_servers():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from corpus import FAULTS, HEALTHY
@@ -13,7 +14,7 @@ from corpus.twin import Fault, line_of
 FAULT = next(fault for fault in FAULTS if (fault.script, fault.kind) == ("ddp_classifier", "gradients_not_reduced"))
 
 
-def output(answer: str, *findings: dict[str, str]) -> str:
+def output(answer: str, *findings: dict[str, Any]) -> str:
     return json.dumps({"answer": answer, "findings": [{"sentence": "", **finding} for finding in findings]})
 
 
@@ -27,7 +28,7 @@ def test_a_healthy_twin(answer: str, exit_code: int, of_finding: str, right: boo
 
 
 def test_a_fault_is_named_by_its_id_or_by_its_question_and_cause() -> None:
-    by_id = {"question": "gradient", "answer": "differs", "id": FAULT.kind}
+    by_id = {"question": "gradient", "answer": "differs", "message": {"id": FAULT.kind, "fields": {}}}
     in_words = {"question": "gradient", "answer": "differs", "sentence": "never reduced"}
     elsewhere = {"question": "weights", "answer": "differs", "sentence": "never reduced"}
     rows = [judged(FAULT, 1, output("differs", finding), "", 1.0) for finding in (by_id, in_words, elsewhere)]

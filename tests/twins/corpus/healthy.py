@@ -50,4 +50,5 @@ VARIANTS: dict[str, tuple[str, ...]] = {
 }
 # What a training shows late takes more steps than the command's usual 8.
 STEPS = {"early_stopping": 40}
+STARTS_RANKS_ITSELF = ("processes", "spawned")
 HEALTHY = tuple(Healthy(script, arguments) for script, variants in VARIANTS.items() for arguments in variants)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from corpus.twin import Fault, Twin, file_of, line_of
@@ -38,10 +38,7 @@ def judged(twin: Twin, exit_code: int | None, output: str, error: str, seconds: 
     findings = [finding for finding in results.get("findings", []) if finding["answer"] != "right"]
     answer = results.get("answer") or ("failed" if exit_code is not None else "hangs")
     told = [finding for finding in findings if finding["answer"] in ("differs", "warning")]
-    shown = [
-        {"question": f["question"], "answer": f["answer"], "id": f.get("id"), "sentence": f["sentence"]}
-        for f in findings
-    ]
+    shown = [finding | {"divergence": None} for finding in findings]  # which repeats the finding
     common = {"answer": answer, "exit_code": exit_code, "end": "ended" if exit_code is not None else "hangs"}
     common |= {"seconds": seconds, "findings": shown, "error": error.strip()[-1500:]}
     if not isinstance(twin, Fault):
@@ -49,17 +46,39 @@ def judged(twin: Twin, exit_code: int | None, output: str, error: str, seconds: 
         return Row(twin.name, "", caught=bool(told), named=False, located=False, right=right, **common)
     reasons = error if answer == "failed" else ""
     caught = bool(told) or bool(reasons)
-    named = any(names(twin, finding) for finding in told) or bool(re.search(twin.words, " ".join(reasons.split())))
+    named = is_named(twin, told, reasons)
     place = f"{file_of(twin.script).name}:{line_of(twin)}"
     located = bool(re.search(rf"{re.escape(place)}\b", json.dumps(told) + reasons))
     return Row(twin.name, twin.kind, caught=caught, named=named, located=located, right=named and located, **common)
 
 
+def judged_again(row: Row, fault: Fault) -> Row:
+    """Returns a row that was kept, named by the fault's present questions and words."""
+    told = [finding for finding in row.findings if finding["answer"] in ("differs", "warning")]
+    return replace(row, named=is_named(fault, told, row.error if row.answer == "failed" else ""))
+
+
+def is_named(fault: Fault, told: Sequence[dict[str, Any]], reasons: str) -> bool:
+    """Whether a finding names a fault, or the reasons why the command has failed do."""
+    return any(names(fault, finding) for finding in told) or bool(re.search(fault.words, " ".join(reasons.split())))
+
+
 def names(fault: Fault, finding: dict[str, Any]) -> bool:
     """Whether a finding names a fault."""
-    if finding.get("id") == fault.kind:
+    if fault.kind in values_of(finding, "id"):
         return True
-    return finding["question"] in fault.questions and bool(re.search(fault.words, finding["sentence"]))
+    sentences = " ".join([*values_of(finding, "sentence"), *values_of(finding, "english")])
+    return finding["question"] in fault.questions and bool(re.search(fault.words, sentences))
+
+
+def values_of(tree: Any, key: str) -> list[str]:
+    """Returns the strings that stand under a key anywhere in a value of JSON: a finding may hold messages with ids."""
+    if isinstance(tree, list):
+        return [value for branch in tree for value in values_of(branch, key)]
+    if not isinstance(tree, dict):
+        return []
+    here = [tree[key]] if isinstance(tree.get(key), str) else []
+    return here + [value for branch in tree.values() for value in values_of(branch, key)]
 
 
 def table_of(rows: Sequence[Row]) -> str:
@@ -80,7 +99,10 @@ def table_of(rows: Sequence[Row]) -> str:
 
 def said(row: Row) -> str:
     """Returns the findings that are not right, the first of each answer in short."""
-    parts = [f"{f['question']} {f['answer']}: {' '.join(f['sentence'].split())[:150]}" for f in row.findings]
+    parts = []
+    for finding in row.findings:
+        sentence = " ".join(" ".join(values_of(finding, "sentence") or values_of(finding, "english")).split())
+        parts.append(f"{finding['question']} {finding['answer']}: {sentence[:150]}")
     if not parts and row.error:
         parts = [" ".join(row.error.split())[-200:]]
     return "; ".join(parts[:3]).replace("|", "\\|")

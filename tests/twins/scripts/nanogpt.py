@@ -32,9 +32,10 @@ class GPT(nn.Module):
 
 
 def get_batch(data, size):
-    starts = torch.randint(len(data) - 8, (size,))
-    rows = torch.stack([data[i : i + 9] for i in starts])
-    return rows[:, :-1], rows[:, 1:]
+    starts = torch.randint(len(data) - 9, (size,))
+    x = torch.stack([data[i : i + 8] for i in starts])
+    y = torch.stack([data[i + 1 : i + 9] for i in starts])
+    return x, y
 
 
 def get_lr(it, warmup=3, total=12, top=0.02, low=0.002):

@@ -118,16 +118,6 @@ FAULTS = (
     ),
     Fault(
         "iterable",
-        "rows_left_out",
-        "share, shares = self.rank * workers + worker, self.world * workers",
-        "share, shares = self.rank * workers + worker, self.world * workers * 2",
-        "share, shares = self.rank * workers + worker, self.world * workers * 2",
-        ROWS,
-        "left out|never|missing",
-        "half of the rows are read by no rank",
-    ),
-    Fault(
-        "iterable",
         "workers_repeat_noise",
         "noise = torch.Generator().manual_seed(100 + share)",
         "noise = torch.Generator().manual_seed(100)",

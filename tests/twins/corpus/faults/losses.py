@@ -23,7 +23,7 @@ FAULTS = (
         "        (loss / world).backward()\n",
         "(loss / world).backward()",
         WEIGHT,
-        "divided",
+        "divided|scaled by the number of ranks",
         "DDP divides already: the steps are half as large",
     ),
     Fault(
@@ -116,7 +116,7 @@ FAULTS = (
         "        optimizer.zero_grad()\n        with nullcontext() if last",
         "optimizer.zero_grad()",
         GRADIENT,
-        "clear",
+        "clear|zero_grad",
         "three of four micro-batches are lost",
     ),
     Fault(
@@ -236,16 +236,6 @@ FAULTS = (
         "the last micro-batch of each rank is never reduced",
     ),
     Fault(
-        "nanogpt",
-        "accumulation_not_shared_out",
-        "gradient_accumulation_steps //= world\n",
-        "",
-        "gradient_accumulation_steps = args.gradient_accumulation_steps",
-        ("replayed micro-batches", "replayed gradient", "replay"),
-        "micro-batch|accumul",
-        "two ranks take twice the tokens in a step: with the rate of one",
-    ),
-    Fault(
         "by_hand",
         "gradients_added_up_not_averaged",
         "        parameter.grad /= world\n",
@@ -348,7 +338,7 @@ FAULTS = (
         ' reduction="sum") / num_items',
         'loss = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten(), reduction="sum") / num_items',
         REPLAY,
-        "divided",
+        "divided|scaled by the number of ranks",
         "DDP's mean divides by the ranks once more",
     ),
     Fault(
@@ -368,7 +358,7 @@ FAULTS = (
         "loss = (reconstruction + args.beta * kl) / (len(x) * world)",
         "loss = (reconstruction + args.beta * kl) / (len(x) * world)",
         REPLAY,
-        "divided",
+        "divided|scaled by the number of ranks",
         "the steps are half as large; Adam hides all but its epsilon",
     ),
     Fault(
@@ -399,7 +389,7 @@ FAULTS = (
         "torch.clamp(num_boxes, min=1)",
         "num_boxes = torch.clamp(num_boxes, min=1).item()",
         REPLAY,
-        "divided",
+        "divided|scaled by the number of ranks",
         "the boxes of all ranks divide each rank's sum, and DDP divides once more",
     ),
     Fault(
@@ -461,7 +451,8 @@ FAULTS = (
         "loss.backward()",
         (*WEIGHT, "gradient"),
         "scale",
-        "the step is divided by a scale that the loss never had: nothing is trained",
+        "the scaler has no factor to divide by: torch ends the training",
+        harm="ends",
     ),
     Fault(
         "adaptive_dpo",
@@ -541,7 +532,7 @@ FAULTS = (
         "        (loss / world).backward()\n",
         "(loss / world).backward()",
         WEIGHT,
-        "divided",
+        "divided|scaled by the number of ranks",
         "the steps are half as large",
     ),
     Fault(

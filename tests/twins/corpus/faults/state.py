@@ -510,16 +510,4 @@ FAULTS = (
         "a step without the auxiliary head waits for its gradient: torch ends the training",
         harm="ends",
     ),
-    Fault(
-        "branches",
-        "branch_by_own_rows",
-        "        dist.all_reduce(needed)\n",
-        "",
-        "output, aux = model(inputs, bool(needed > 0) or args.zero)",
-        ("gradient", "replayed gradient", "steps"),
-        "branch|unused|rank",
-        "one rank trains the auxiliary head by itself: its gradient is divided by ranks that add nothing; here "
-        "the sum is right",
-        harm="repeated work",
-    ),
 )
