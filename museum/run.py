@@ -99,10 +99,10 @@ def _of_check(results: CheckResults | DiffResults) -> Said:
     first = results.first_divergence
     warned = next((each for each in results.findings if each.answer == "warning"), None)
     if not first and warned:
-        return Said("warning", warned.question, None, warned.sentence)
+        return Said("warning", warned.question, None, str(warned.message))
     if not first:
         unknown = [each for each in results.findings if each.answer == "unknown"]
-        return Said(results.answer, note="; ".join(f"{each.question}: {each.sentence}" for each in unknown))
+        return Said(results.answer, note="; ".join(f"{each.question}: {each.message}" for each in unknown))
     return Said(results.answer, question_of(results), first.step, str(first.cause))
 
 

@@ -150,7 +150,7 @@ def launched_rank_main(path: str) -> None:
     if Path(path).name == COLLECTIVES:
         rank_main(path, CollectivePlan, run_collectives)
     if Path(path).name == SCRIPT:
-        from samestep.recorder.run import run_script  # here: no training needs it
+        from samestep.recorder.run_script import run_script  # here: no training needs it
 
         rank_main(path, ScriptPlan, run_script)
     rank_main(path, Plan, run_trainings)

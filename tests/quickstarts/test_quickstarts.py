@@ -132,7 +132,7 @@ def test_check_finds_nothing_wrong(name: str, size: int, data: dict[str, list[st
     given = [*arguments(name, data), "--checkpoint", str(tmp_path / "checkpoint")]
     done = samestep(*words, "--out", str(tmp_path / "out"), *command, *given, imports=300)
     results = from_json(CheckResults, json.loads(done.stdout))
-    assert [finding.sentence for finding in results.findings if finding.answer == "differs"] == []
+    assert [finding.message for finding in results.findings if finding.answer == "differs"] == []
     assert done.returncode == 0, done.stderr
     answers = {finding.question: finding.answer for finding in results.findings}
     # check replays nothing of DeepSpeed's.

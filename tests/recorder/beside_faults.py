@@ -7,14 +7,14 @@ from recorder.faults import Fault
 OWN = "DataLoader(Subset(held_out, range(rank, len(held_out), size)), batch_size=4)"
 SHARED = "DataLoader(held_out, batch_size=4, sampler=DistributedSampler(held_out, shuffle=False))"
 BESIDE_FAULTS = (
-    Fault("evaluates", "evaluation padded by its sampler", OWN, SHARED, "evaluation", "counted twice"),
+    Fault("evaluates", "evaluation padded by its sampler", OWN, SHARED, "evaluation", "evaluated_rows_counted_twice"),
     Fault(
         "evaluates",
         "evaluation of a rank's share taken for the whole",
         OWN,
         SHARED.replace("(held_out, shuffle=False)", "(held_out, size, 0, shuffle=False)"),
         "evaluation",
-        "evaluated by no rank",
+        "rows_evaluated_by_no_rank",
     ),
     Fault(
         "evaluates",
@@ -22,6 +22,6 @@ BESIDE_FAULTS = (
         "for name in found:",
         "for name in sorted(found, reverse=rank == 1):",
         "collectives",
-        "in another order",
+        "collectives_in_another_order",
     ),
 )

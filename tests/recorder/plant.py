@@ -25,7 +25,9 @@ from fork_servers import fork_servers
 from recorder.beside_faults import BESIDE_FAULTS
 from recorder.faults import FAULTS, HEALTHY, Fault
 from recorder.replay_faults import REPLAY_FAULTS
+from samestep.message import Message
 from samestep.records.files import from_json
+from samestep.records.results import Divergence
 from samestep.records.script import CheckResults, question_of
 
 ALL = (*FAULTS, *REPLAY_FAULTS, *BESIDE_FAULTS)
@@ -81,9 +83,14 @@ def row_of(script: str, results: CheckResults, fault: Fault | None = None) -> Ro
     first = results.first_divergence
     question = question_of(results)
     caught = results.answer == "differs"
-    named = bool(first and fault and question == fault.question and fault.cause in str(first.cause))
+    named = bool(first and fault and (question, cause_of(first)) == (fault.question, fault.cause))
     where = (first.step, first.tensor, first.rank, str(first.cause)) if first else (None, None, None, "")
     return Row(script, fault.name if fault else "", results.answer, question, *where, caught, named)
+
+
+def cause_of(divergence: Divergence) -> str:
+    """Returns the id of a divergence's cause."""
+    return divergence.cause.id if isinstance(divergence.cause, Message) else ""
 
 
 def summary(rows: Sequence[Row]) -> str:

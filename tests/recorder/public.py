@@ -28,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from budget import budget
 from command import samestep
 from fork_servers import WORKER, fork_servers
+from recorder.plant import cause_of
 from recorder.public_scripts import CASES
 from recorder.public_scripts.case import Case, Edit, Plant
 from recorder.public_table import Row, summary, written
@@ -95,9 +96,9 @@ def row_of(case: Case, name: str, results: CheckResults | str, fault: Plant | No
         return Row(case.name, name, "failed", "", None, results, "", False, False, seconds)
     first = results.first_divergence
     question = question_of(results)
-    unknown = [f"{each.question}: {each.sentence}" for each in results.findings if each.answer == "unknown"]
+    unknown = [f"{finding.question}: {finding.message}" for finding in results.findings if finding.answer == "unknown"]
     caught = results.answer == "differs"
-    named = bool(first and fault and question == fault.question and fault.cause in str(first.cause))
+    named = bool(first and fault and (question, cause_of(first)) == (fault.question, fault.cause))
     cause, step = (str(first.cause), first.step) if first else ("", None)
     return Row(case.name, name, results.answer, question, step, cause, "; ".join(unknown), caught, named, seconds)
 

@@ -11,7 +11,7 @@ REPLAY_FAULTS = (
         "lr=options.lr,",
         "lr=options.lr * dist.get_world_size(),",
         "replayed rate",
-        "depends on the number of ranks",
+        "rate_depends_on_ranks",
     ),
     Fault(
         "ddp",
@@ -19,7 +19,7 @@ REPLAY_FAULTS = (
         "clip_grad_norm_(model.parameters(), 0.5)",
         "clip_grad_norm_(model.parameters(), 0.1 / dist.get_world_size())",
         "replayed gradient",
-        "clipping depends",
+        "clipping_depends_on_ranks",
     ),
     Fault(
         "accumulate",
@@ -27,7 +27,7 @@ REPLAY_FAULTS = (
         ".mean() / MICRO",
         ".mean() / MICRO * len(x) / 5",
         "replayed gradient",
-        "local rows",
+        "gradient_divided_by_the_ranks",
     ),
     Fault(
         "accumulate",
@@ -35,7 +35,7 @@ REPLAY_FAULTS = (
         "MICRO = 3\n",
         'MICRO = 1 + int(__import__("os").environ["WORLD_SIZE"])\n',
         "replayed micro-batches",
-        "depends on the number of ranks",
+        "accumulation_depends_on_ranks",
     ),
     Fault(
         "tokens",
@@ -43,7 +43,7 @@ REPLAY_FAULTS = (
         "            dist.all_reduce(tokens)\n            tokens = tokens / dist.get_world_size()\n",
         "",
         "replayed gradient",
-        "rank's own number",
+        "mean_of_rank_means_or_a_term",
     ),
     Fault(
         "tokens",
@@ -52,7 +52,7 @@ REPLAY_FAULTS = (
         "            optimizer.step()\n            with torch.no_grad():\n"
         "                for p in model.parameters():\n                    p *= 1 - 0.002 * dist.get_world_size()",
         "replayed weights",
-        "ends elsewhere",
+        "weights_end_elsewhere",
     ),
     Fault(
         "noisy",
@@ -60,7 +60,7 @@ REPLAY_FAULTS = (
         "lr=0.05",
         "lr=0.05 * dist.get_world_size()",
         "replayed rate",
-        "depends on the number of ranks",
+        "rate_depends_on_ranks",
     ),
     Fault(
         "own_batches",
@@ -68,16 +68,18 @@ REPLAY_FAULTS = (
         "/ y.numel()",
         "/ y.numel() * size",
         "replayed gradient",
-        "is 2 times that of one process",
+        "gradient_multiplied_by_the_ranks",
     ),
-    Fault("own_batches", "rate scaled by the ranks", "lr=0.1", "lr=0.1 * size", "replayed rate", "number of ranks"),
+    Fault(
+        "own_batches", "rate scaled by the ranks", "lr=0.1", "lr=0.1 * size", "replayed rate", "rate_depends_on_ranks"
+    ),
     Fault(
         "gan",
         "generator's loss times the ranks",
         "g_loss.backward()",
         "(g_loss * dist.get_world_size()).backward()",
         "replayed gradient",
-        "is 2 times that of one process",
+        "gradient_multiplied_by_the_ranks",
     ),
     Fault(
         "gan",
@@ -85,7 +87,7 @@ REPLAY_FAULTS = (
         "lr=0.2)",
         "lr=0.2 * dist.get_world_size())",
         "replayed rate",
-        "depends on the number of ranks",
+        "rate_depends_on_ranks",
     ),
     Fault(
         "fsdp2",
@@ -93,7 +95,7 @@ REPLAY_FAULTS = (
         "lr=0.01",
         "lr=0.01 * dist.get_world_size()",
         "replayed rate",
-        "depends on the number of ranks",
+        "rate_depends_on_ranks",
     ),
     Fault(
         "fsdp2",
@@ -101,7 +103,7 @@ REPLAY_FAULTS = (
         "clip_grad_norm_(model.parameters(), 0.1)",
         "clip_grad_norm_(model.parameters(), 0.1 / dist.get_world_size())",
         "replayed gradient",
-        "clipping depends",
+        "clipping_depends_on_ranks",
     ),
     Fault(
         "fsdp2",
@@ -111,7 +113,7 @@ REPLAY_FAULTS = (
         "                    for p in model.parameters():\n"
         "                        p.mul_(1 - 0.002 * dist.get_world_size())",
         "replayed gradient",
-        "the step itself",
+        "steps_come_apart",
     ),
     Fault(
         "spawned",
@@ -119,6 +121,6 @@ REPLAY_FAULTS = (
         "lr=0.05",
         "lr=0.05 * size",
         "replayed rate",
-        "depends on the number of ranks",
+        "rate_depends_on_ranks",
     ),
 )

@@ -10,14 +10,19 @@ import pytest
 from recorder.beside_faults import BESIDE_FAULTS
 from recorder.faults import Fault
 from recorder.plant import checked, planted, row_of, text_of
-from samestep.proof.script.collectives import collectives
-from samestep.proof.script.evaluation import evaluation
-from samestep.proof.script.randoms import randoms
-from samestep.proof.script.saves import saves
-from samestep.records.beside_steps import EvaluationSeen, GroupSeen, RandomSeen, SaveSeen
-from samestep.records.script import PassSeen, ScriptRecord, StepSeen
+from samestep.message import Message, message
+from samestep.proof.script.beside_steps import collectives, evaluation, randoms, saves
+from samestep.records.script import (
+    EvaluationRecord,
+    GroupRecord,
+    PassRecord,
+    RandomRecord,
+    SaveRecord,
+    ScriptRecord,
+    StepRecord,
+)
 
-STEP = StepSeen(0, [], [0.1], [], [], 0, None, {}, [])
+STEP = StepRecord(0, [], [0.1], [], [], 0, None, {}, [])
 
 
 def rank(number: int, **fields: object) -> ScriptRecord:
@@ -25,37 +30,37 @@ def rank(number: int, **fields: object) -> ScriptRecord:
 
 
 def evaluated(number: int, rows: list[int], called: list[str], sampler: str = "DistributedSampler") -> ScriptRecord:
-    seen = PassSeen(0, 7, 4, [rows], [], [], 0, sampler)
-    return rank(number, passes=[seen], evaluations=[EvaluationSeen(0, 1, {}, called)])
+    seen = PassRecord(0, 7, 4, [rows], [], [], 0, sampler)
+    return rank(number, passes=[seen], evaluations=[EvaluationRecord(0, 1, {}, called)])
 
 
 @pytest.mark.parametrize(
-    ("shares", "called", "answer", "says"),
+    ("shares", "called", "answer", "said"),
     [
-        (([0, 2, 4, 6], [1, 3, 5, 0]), "all_reduce", "differs", "1 of 7 evaluated rows is counted twice"),
-        (([0, 2, 4, 6], [1, 3, 5, 0]), "all_gather", "right", "as padding that can be left out"),
-        (([0, 2, 4], [1, 3, 5]), "all_reduce", "right", "together evaluate 6 of 7 rows"),
-        (([*range(7)], [*range(7)]), "all_reduce", "right", "each rank evaluates 7 of 7 rows"),
-        (([0], [0]), "all_reduce", "differs", "6 of 7 rows are evaluated by no rank"),
+        (([0, 2, 4, 6], [1, 3, 5, 0]), "all_reduce", "differs", "evaluated_rows_counted_twice"),
+        (([0, 2, 4, 6], [1, 3, 5, 0]), "all_gather", "right", "ranks_evaluate_together"),
+        (([0, 2, 4], [1, 3, 5]), "all_reduce", "right", "ranks_evaluate_together"),
+        (([*range(7)], [*range(7)]), "all_reduce", "right", "each_rank_evaluates"),
+        (([0], [0]), "all_reduce", "differs", "rows_evaluated_by_no_rank"),
     ],
 )
-def test_each_row_is_evaluated_once(shares: tuple[list[int], list[int]], called: str, answer: str, says: str) -> None:
+def test_each_row_is_evaluated_once(shares: tuple[list[int], list[int]], called: str, answer: str, said: str) -> None:
     found = evaluation([evaluated(number, rows, [called]) for number, rows in enumerate(shares)])
-    assert (found.answer, says in found.sentence) == (answer, True), found
+    assert (found.answer, found.message.id, found.message.fields["rows"]) == (answer, said, 7)
 
 
 def test_rank_0_alone_evaluates() -> None:
     """All rows by a plain loader; half of them by a DistributedSampler that was left in place."""
     whole = evaluation([evaluated(0, [*range(7)], ["none"], "SequentialSampler"), rank(1)])
-    assert whole.answer == "right" and "one rank evaluates 7 of 7" in whole.sentence
+    assert (whole.answer, whole.message) == ("right", message("one_rank_evaluates", evaluated=7, rows=7))
     half = evaluation([replace(evaluated(0, [0], ["none"])), rank(1)])
     assert half.answer == "differs"
 
 
 def test_other_statistics_at_the_evaluation_are_a_warning() -> None:
-    of = [replace(evaluated(n, [*range(7)], []), evaluations=[EvaluationSeen(0, 1, {"bn": n})]) for n in (0, 1)]
+    of = [replace(evaluated(n, [*range(7)], []), evaluations=[EvaluationRecord(0, 1, {"bn": n})]) for n in (0, 1)]
     found = evaluation(of)
-    assert (found.question, found.answer) == ("buffers", "warning") and "bn" in found.sentence
+    assert (found.question, found.answer) == ("buffers", "warning") and found.message.fields["buffer"] == "bn"
 
 
 @pytest.mark.parametrize(
@@ -63,7 +68,7 @@ def test_other_statistics_at_the_evaluation_are_a_warning() -> None:
     [(("a", "b"), "right"), (("a", "a"), "warning"), (("", ""), "right"), (("a", ""), "right")],
 )
 def test_equal_states_where_numbers_are_drawn_are_a_warning(states: tuple[str, str], answer: str) -> None:
-    ranks = [rank(n, randoms=RandomSeen({}, [state], [])) for n, state in enumerate(states)]
+    ranks = [rank(n, randoms=RandomRecord({}, [state], [])) for n, state in enumerate(states)]
     assert randoms(ranks).answer == answer
 
 
@@ -79,33 +84,36 @@ def test_equal_states_where_numbers_are_drawn_are_a_warning(states: tuple[str, s
 )
 def test_ranks_call_the_same_collectives(second: list[str], answer: str) -> None:
     calls = ["all_reduce [4] float", "barrier", "all_gather [2] float"]
-    groups = [GroupSeen([0, 1], each) for each in (calls, second)]
+    groups = [GroupRecord([0, 1], each) for each in (calls, second)]
     found = collectives([rank(n, groups={"0": group}) for n, group in enumerate(groups)])
     assert found.answer == answer
     if found.divergence:
-        assert found.divergence.rank == 1 and found.divergence.quantity == "collective 1 of group 0"
+        assert found.divergence.rank == 1 and found.divergence.expected.fields["number"] == 1
 
 
 def test_collectives_that_the_recorder_has_forgotten_are_not_compared() -> None:
     one, other = (
-        GroupSeen([0, 1], ["barrier", "all_reduce [4] float"], 5),
-        GroupSeen([0, 1], ["all_reduce [4] float"], 6),
+        GroupRecord([0, 1], ["barrier", "all_reduce [4] float"], 5),
+        GroupRecord([0, 1], ["all_reduce [4] float"], 6),
     )
     assert collectives([rank(0, groups={"0": one}), rank(1, groups={"0": other})]).answer == "right"
 
 
+SHARED = message("ranks_write_one_file", ranks=[0, 1], file="last.pt", step=4)
+
+
 @pytest.mark.parametrize(
-    ("files", "answer", "says"),
+    ("files", "answer", "said"),
     [
-        ((["/a/last.pt"], []), "right", "1 file, each by one rank"),
-        ((["/a/rank0.pt"], ["/a/rank1.pt"]), "right", "2 files, each by one rank"),
-        ((["/a/0.pt", "/a/last.pt"], ["/a/last.pt"]), "warning", "ranks 0, 1 write the same file last.pt (from step 4"),
-        (([], []), "right", "wrote no file"),
+        ((["/a/last.pt"], []), "right", message("files_of_one_rank_each", files=1)),
+        ((["/a/rank0.pt"], ["/a/rank1.pt"]), "right", message("files_of_one_rank_each", files=2)),
+        ((["/a/0.pt", "/a/last.pt"], ["/a/last.pt"]), "warning", SHARED),
+        (([], []), "right", message("no_file_saved")),
     ],
 )
-def test_a_file_of_several_ranks_is_a_warning(files: tuple[list[str], list[str]], answer: str, says: str) -> None:
-    found = saves([rank(n, saves=[SaveSeen(file, 4) for file in each]) for n, each in enumerate(files)])
-    assert (found.answer, says in found.sentence) == (answer, True), found
+def test_a_file_of_several_ranks_is_a_warning(files: tuple[list[str], list[str]], answer: str, said: Message) -> None:
+    found = saves([rank(n, saves=[SaveRecord(file, 4) for file in each]) for n, each in enumerate(files)])
+    assert (found.answer, found.message) == (answer, said)
 
 
 @pytest.mark.parametrize("fault", [pytest.param(each, id=each.name, marks=pytest.mark.check) for each in BESIDE_FAULTS])
@@ -123,5 +131,5 @@ def test_one_seed_on_all_ranks_and_one_file_of_all_are_warnings(tmp_path: Path) 
     results = checked(text, tmp_path, "--no-replay")
     found = {each.question: each for each in results.findings}
     assert results.answer == "right" and found["random numbers"].answer == "warning"
-    assert found["saves"].answer == "warning" and "ranks 0, 1 write the same file last.pt" in found["saves"].sentence
+    assert found["saves"].answer == "warning" and found["saves"].message.fields["file"] == "last.pt"
     assert found["evaluation"].answer == found["collectives"].answer == "right"

@@ -10,16 +10,26 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from samestep.recorder import draws
-from samestep.recorder.closures import Closures
-from samestep.recorder.forwards import Outputs
-from samestep.recorder.recorder import Recorder
-from samestep.recorder.replay_data import ReplayData
+from samestep.message import message
+from samestep.recorder import random_numbers
+from samestep.recorder.batches import Outputs
+from samestep.recorder.recorder import Closures, Recorder
 from samestep.recorder.replay_player import ReplayPlayer
+from samestep.recorder.replay_saver import ReplayData
 from samestep.records.arrays import write_state
 from samestep.records.files import read
-from samestep.records.replay import END, KEPT, START, Replayed, ReplayPlan
-from samestep.records.script import CLOSURES, ClosuresSeen, MicroSeen, ScriptPlan, StepSeen
+from samestep.records.script import (
+    CLOSURES,
+    END,
+    KEPT,
+    START,
+    ClosureRecord,
+    MicroBatchRecord,
+    ReplayPlan,
+    ReplayRecord,
+    ScriptPlan,
+    StepRecord,
+)
 from samestep.world import World
 
 ONE, TWO = torch.arange(6.0).view(2, 3), torch.arange(3.0).view(1, 3) + 9
@@ -38,7 +48,7 @@ ONE, TWO = torch.arange(6.0).view(2, 3), torch.arange(3.0).view(1, 3) + 9
     ],
 )
 def test_what_ranks_have_drawn_is_joined(parts: list[Tensor], shape: tuple[int, ...], found: Tensor | None) -> None:
-    joined = draws.joined_draws(parts, torch.Size(shape))
+    joined = random_numbers.joined_draws(parts, torch.Size(shape))
     assert joined is found or (joined is not None and found is not None and torch.equal(joined, found))
 
 
@@ -54,16 +64,16 @@ def test_what_ranks_have_drawn_is_joined(parts: list[Tensor], shape: tuple[int, 
     ],
 )
 def test_draws_by_torchs_functions_are_seen_once(draw: Callable[[], Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
-    for of, names in ((torch, draws.FUNCTIONS), (Tensor, draws.METHODS)):
+    for owner, names in ((torch, random_numbers.FUNCTIONS), (Tensor, random_numbers.METHODS)):
         for name in names:
-            monkeypatch.setattr(of, name, getattr(of, name))
+            monkeypatch.setattr(owner, name, getattr(owner, name))
     seen: list[Tensor] = []
 
     def around(call: Callable[[], Tensor]) -> Tensor:
         seen.append(call())
         return seen[-1]
 
-    draws.patch_draws(around)
+    random_numbers.patch_draws(around)
     found = draw()
     assert len(seen) == 1 and seen[0].shape == found.shape
 
@@ -90,20 +100,20 @@ def test_the_calls_of_a_closure_are_in_a_file_while_they_go_on(tmp_path: Path) -
     assert not path.exists()  # one call a step says nothing
     closures.count(1, 1)
     closures.count(1, 2)
-    assert read(ClosuresSeen, path) == ClosuresSeen([1, 2], 1)
+    assert read(ClosureRecord, path) == ClosureRecord([1, 2], 1)
     closures.count(1, 2, done=True)
     closures.count(2, 1)
-    assert read(ClosuresSeen, path) == ClosuresSeen([1, 2, 1], 2)
+    assert read(ClosureRecord, path) == ClosureRecord([1, 2, 1], 2)
 
 
 def test_a_replay_that_ends_says_only_why(tmp_path: Path) -> None:
     """It has counted no micro-batches: their number would be called a difference."""
-    found: list[Replayed] = []
+    found: list[ReplayRecord] = []
 
     class Left(Exception):
         pass
 
-    def leave(replayed: Replayed) -> NoReturn:
+    def leave(replayed: ReplayRecord) -> NoReturn:
         found.append(replayed)
         raise Left
 
@@ -111,8 +121,8 @@ def test_a_replay_that_ends_says_only_why(tmp_path: Path) -> None:
     for name in (START, END):
         write_state(tmp_path, 0, name, {})
     recorder = Recorder(ScriptPlan(str(tmp_path), 0.0, "train.py"), World.from_env({}), lambda _: None)
-    recorder.steps.append(StepSeen(0, [MicroSeen([])], [0.1], [], [], 0, None, {}, []))
+    recorder.steps.append(StepRecord(0, [MicroBatchRecord([])], [0.1], [], [], 0, None, {}, []))
     player = ReplayPlayer(recorder, ReplayPlan(str(tmp_path), 1, str(tmp_path), [[0.1]], [1]), leave)
     with pytest.raises(Left):
-        player.stop("the model receives other rows")
-    assert (found[0].why_not, found[0].micro) == ("the model receives other rows", -1)
+        player.stop(message("replay_reads_other_rows"))
+    assert (found[0].why_not, found[0].micro_batches) == (message("replay_reads_other_rows"), -1)

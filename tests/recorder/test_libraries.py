@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from samestep.recorder.libraries import libraries_that_train
+from samestep.recorder.recorder import libraries_that_train
 
 
 def test_accelerate_counts_where_an_accelerator_is_made() -> None:

@@ -37,7 +37,7 @@ def test_what_a_loader_has_read_and_what_it_would_read(loaders: Loaders, workers
     passing = iter(loader)
     next(passing), next(passing)
     assert loaders.trained() == 0
-    first = loaders.passes[0].seen()
+    first = loaders.passes[0].record()
     assert first.batches == [[0, 1], [2, 3]] and first.rest == [4, 5, 6, 7, 8, 9]
     assert (first.length, first.batch_size, first.trained, first.sampler) == (10, 2, 1, "DistributedSampler")
     assert len(first.digests) == 4 and all(len(each) == 2 for each in first.digests)
@@ -45,7 +45,7 @@ def test_what_a_loader_has_read_and_what_it_would_read(loaders: Loaders, workers
     del passing
     for _ in loader:
         pass
-    second = loaders.passes[1].seen()
+    second = loaders.passes[1].record()
     assert (second.loader, second.rest, len(second.batches)) == (0, [], 5)
     assert second.digests[:4] == first.digests and loaders.epochs_set == 1
 
@@ -63,7 +63,7 @@ def test_a_sampler_without_an_end_is_no_list(loaders: Loaders) -> None:
 
     sampler = Endless()
     next(iter(DataLoader(TensorDataset(torch.ones(3)), batch_size=64, sampler=sampler)))
-    assert loaders.passes[0].seen().rest is None
+    assert loaders.passes[0].record().rest is None
     assert sampler.asked < 20_000
 
 
@@ -94,7 +94,7 @@ def test_a_loader_without_indices(loaders: Loaders) -> None:
                 yield torch.zeros(2)
 
     next(iter(DataLoader(Endless(), batch_size=3)))
-    seen = loaders.passes[0].seen()
+    seen = loaders.passes[0].record()
     assert (seen.batches, seen.rest, seen.length) == ([None], None, None)
 
 

@@ -19,27 +19,27 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import powerSGD_h
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from samestep.recorder.forwards import (
-    CannotConcatenate,
-    copied,
-    is_joined,
-    joined,
-    joined_outputs,
-    randomness,
-    scalars,
-    split,
-)
-from samestep.recorder.hooks import precisions
+from samestep.recorder.batches import CannotJoin, copied, holds_loss, is_joined, joined, joined_outputs, split
 from samestep.recorder.loaders import rows_of
 from samestep.recorder.losses import terms
+from samestep.recorder.parameters import precisions
 from samestep.recorder.patches import patch_clipping, patch_forwards
+from samestep.recorder.random_numbers import randomness
 from samestep.recorder.recorder import Recorder
-from samestep.recorder.replay_data import ReplaySaver
 from samestep.recorder.replay_player import ReplayPlayer
-from samestep.recorder.sums import compress
-from samestep.recorder.window import Micro, Window
-from samestep.records.replay import KEPT, Replayed, ReplayPlan
-from samestep.records.script import BUCKETS, COMPRESSED, MICRO_BATCHES, ClipSeen, LossSeen, ScriptPlan
+from samestep.recorder.replay_saver import ReplaySaver
+from samestep.recorder.window import MicroBatch, Window, compress
+from samestep.records.script import (
+    BUCKETS,
+    COMPRESSED,
+    KEPT,
+    MICRO_BATCHES,
+    ClipRecord,
+    LossRecord,
+    ReplayPlan,
+    ReplayRecord,
+    ScriptPlan,
+)
 from samestep.world import World
 
 Batch = namedtuple("Batch", "x y")
@@ -59,26 +59,28 @@ class Own(torch.autograd.Function):
 
 
 TARGETS = torch.tensor([0, 1, -100])
-LOSSES: list[tuple[Callable[[Tensor], Tensor], list[LossSeen]]] = [
-    (lambda v: v.mean(), [LossSeen(1.0, "mean", 6, "Mean")]),
-    (lambda v: v.sum(), [LossSeen(1.0, "sum", 6, "Sum")]),
-    (lambda v: -v.mean(), [LossSeen(-1.0, "mean", 6, "Mean")]),
-    (lambda v: v.mean() / 4, [LossSeen(0.25, "mean", 6, "Mean")]),
-    (lambda v: 3 * v.sum() / torch.tensor(6.0), [LossSeen(0.5, "sum", 6, "Sum")]),
-    (lambda v: v.mean() - 0.5 * v[:2].sum(), [LossSeen(1.0, "mean", 6, "Mean"), LossSeen(-0.5, "sum", 2, "Sum")]),
+LOSSES: list[tuple[Callable[[Tensor], Tensor], list[LossRecord]]] = [
+    (lambda v: v.mean(), [LossRecord(1.0, "mean", 6, "Mean")]),
+    (lambda v: v.sum(), [LossRecord(1.0, "sum", 6, "Sum")]),
+    (lambda v: -v.mean(), [LossRecord(-1.0, "mean", 6, "Mean")]),
+    (lambda v: v.mean() / 4, [LossRecord(0.25, "mean", 6, "Mean")]),
+    (lambda v: 3 * v.sum() / torch.tensor(6.0), [LossRecord(0.5, "sum", 6, "Sum")]),
+    (lambda v: v.mean() - 0.5 * v[:2].sum(), [LossRecord(1.0, "mean", 6, "Mean"), LossRecord(-0.5, "sum", 2, "Sum")]),
     (
         lambda v: torch.add(v.mean(), v[:3].mean(), alpha=2.0),
-        [LossSeen(1.0, "mean", 6, "Mean"), LossSeen(2.0, "mean", 3, "Mean")],
+        [LossRecord(1.0, "mean", 6, "Mean"), LossRecord(2.0, "mean", 3, "Mean")],
     ),
-    (lambda v: (v.mean() + 1.0).clone(), [LossSeen(1.0, "mean", 6, "Mean")]),
-    (lambda v: F.cross_entropy(v.view(3, 2), TARGETS), [LossSeen(1.0, "mean", 2, "NllLoss")]),
-    (lambda v: F.cross_entropy(v.view(3, 2), TARGETS, reduction="sum"), [LossSeen(1.0, "sum", 2, "NllLoss")]),
-    (lambda v: F.mse_loss(v, torch.zeros(6)), [LossSeen(1.0, "mean", 6, "MseLoss")]),
+    (lambda v: (v.mean() + 1.0).clone(), [LossRecord(1.0, "mean", 6, "Mean")]),
+    (lambda v: F.cross_entropy(v.view(3, 2), TARGETS), [LossRecord(1.0, "mean", 2, "NllLoss")]),
+    (lambda v: F.cross_entropy(v.view(3, 2), TARGETS, reduction="sum"), [LossRecord(1.0, "sum", 2, "NllLoss")]),
+    (lambda v: F.mse_loss(v, torch.zeros(6)), [LossRecord(1.0, "mean", 6, "MseLoss")]),
 ]
 
 
 @pytest.mark.parametrize(("loss", "expected"), LOSSES, ids=range(len(LOSSES)))
-def test_a_loss_is_a_combination_of_means_and_sums(loss: Callable[[Tensor], Tensor], expected: list[LossSeen]) -> None:
+def test_a_loss_is_a_combination_of_means_and_sums(
+    loss: Callable[[Tensor], Tensor], expected: list[LossRecord]
+) -> None:
     assert terms(loss(torch.ones(6, requires_grad=True))) == expected
 
 
@@ -119,33 +121,35 @@ def test_of_many_micro_batches_the_last_are_added_up() -> None:
         window.current()
         window.add("w", torch.tensor([float(number)]))
         window.add("w", torch.tensor([0.5]))  # a weight that is used twice
-        window.done = len(window.micro)
+        window.done = len(window.micro_batches)
     kept = {number: float(value) for number, value in window.local["w"].items()}
     assert kept == {**{n: n + 0.5 for n in range(MICRO_BATCHES - 1)}, MICRO_BATCHES - 1: 7.5 + 8.5 + 9.5 + 10.5}
 
 
 def test_micro_batches_that_are_cleared_are_counted_and_what_has_begun_stays() -> None:
-    window = Window([Micro(["a"]), Micro(["b"]), Micro(["c"])], done=2, local={"w": {0: torch.ones(1)}})
+    window = Window([MicroBatch(["a"]), MicroBatch(["b"]), MicroBatch(["c"])], done=2, local={"w": {0: torch.ones(1)}})
     window.clear()
     window.clear()
     assert (window.cleared, window.done, window.local) == (2, 0, {})
-    assert [each.rows for each in window.micro] == [["c"]] and window.current().rows == ["c"]
+    assert [each.rows for each in window.micro_batches] == [["c"]] and window.current().rows == ["c"]
 
 
 def test_without_a_backward_a_clip_is_not_before_one() -> None:
-    window = Window([Micro(["a"])], clips=[ClipSeen(0, 4, 4, 1.0)])  # the gradients are of torch.autograd.grad
-    assert [clip.after for clip in window.clips_seen()] == [1]
+    window = Window([MicroBatch(["a"])], clips=[ClipRecord(0, 4, 4, 1.0)])  # the gradients are of torch.autograd.grad
+    assert [clip.after for clip in window.clip_records()] == [1]
     window.done = 1
-    assert [clip.after for clip in window.clips_seen()] == [0]
+    assert [clip.after for clip in window.clip_records()] == [0]
 
 
 def test_what_is_removed_is_not_lost_where_the_same_rows_are_trained_in_the_step() -> None:
-    window = Window([Micro(["a", "b"])], done=1)  # sharpness-aware minimization: a first gradient moves the weights
+    window = Window(
+        [MicroBatch(["a", "b"])], done=1
+    )  # sharpness-aware minimization: a first gradient moves the weights
     window.clear()
     assert window.cleared == 1
     window.current().rows = ["a", "b"]
     assert window.cleared == 0
-    window.removed += [Micro(["b", "c"]), Micro()]
+    window.removed += [MicroBatch(["b", "c"]), MicroBatch()]
     assert window.cleared == 2
 
 
@@ -230,17 +234,19 @@ def test_batches_are_joined_and_split_again() -> None:
     for number, part in enumerate(parts):
         assert torch.equal(split(whole, [2, 3], number)["x"], part["x"])
         assert torch.equal(split(whole, [2, 3], number)["pair"].x, part["pair"].x)
-    with pytest.raises(CannotConcatenate, match="different shapes"):
+    with pytest.raises(CannotJoin, match="rows_of_different_shapes"):
         joined([torch.ones(2, 3), torch.ones(2, 4)])
-    with pytest.raises(CannotConcatenate, match="different scalars"):
+    with pytest.raises(CannotJoin, match="scalars_differ_between_ranks"):
         joined([torch.tensor(1.0), torch.tensor(2.0)])
 
 
 def test_a_models_outputs_for_each_rank_are_joined() -> None:
     loss, logits = joined_outputs([(torch.tensor(1.0), torch.ones(2, 3)), (torch.tensor(2.0), torch.ones(1, 3))])
     assert float(loss) == 1.5 and logits.shape == (3, 3)
-    assert scalars({"loss": torch.ones((), requires_grad=True)}) and scalars((None, torch.ones((), requires_grad=True)))
-    assert not scalars({"loss": torch.ones(())}) and not scalars(torch.ones(2, requires_grad=True))
+    assert holds_loss({"loss": torch.ones((), requires_grad=True)}) and holds_loss(
+        (None, torch.ones((), requires_grad=True))
+    )
+    assert not holds_loss({"loss": torch.ones(())}) and not holds_loss(torch.ones(2, requires_grad=True))
 
 
 def test_a_copy_has_no_graph_and_is_its_own() -> None:
@@ -259,19 +265,19 @@ def test_batches_of_a_class_that_a_file_or_the_replay_does_not_know(
     class Left(Exception):
         pass
 
-    def leave(found: Replayed) -> NoReturn:
-        raise Left(found.why_not)
+    def leave(found: ReplayRecord) -> NoReturn:
+        raise Left(found.why_not and found.why_not.id)
 
     recorder = Recorder(ScriptPlan(str(tmp_path), 0.0, "train.py"), World.from_env({}), lambda _: None)
     saver, plan = ReplaySaver(recorder, tmp_path, World(0, 1)), ReplayPlan(str(tmp_path), 1, str(tmp_path), [], [])
-    saver.kept.passes = [[Local()]]
+    saver.data.passes = [[Local()]]
     saver._save()
     kept = torch.load(tmp_path / KEPT.format(0), weights_only=False)
-    assert not kept.passes and "a batch cannot be kept in a file" in kept.why_not
-    saver.kept.passes = [[Batch(1, 2)]]
+    assert not kept.passes and kept.why_not.id == "batch_not_saved"
+    saver.data.passes = [[Batch(1, 2)]]
     saver._save()
     monkeypatch.delattr(sys.modules[__name__], "Batch")
-    with pytest.raises(Left, match="a class that only the script knows"):
+    with pytest.raises(Left, match="batches_of_unknown_class"):
         ReplayPlayer(recorder, plan, leave)
 
 

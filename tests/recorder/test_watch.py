@@ -61,7 +61,7 @@ def said(text: str, folder: Path, ranks: int) -> str:
 
 def test_one_process_is_watched_and_goes_on(tmp_path: Path) -> None:
     found = said(LOOP.replace("loss.backward()", "(loss / 2).backward()"), tmp_path, 1)
-    assert "train.py on 1 rank: 3 steps, nothing wrong was seen" in found and "found right" in found
+    assert "nothing wrong" in found and "found right" in found
 
 
 def test_a_model_is_freed_after_it_was_watched(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_a_model_is_freed_after_it_was_watched(tmp_path: Path) -> None:
 
 def test_a_fault_is_named_where_it_is_watched(tmp_path: Path) -> None:
     found = said(LOOP, tmp_path, 1)
-    assert "the losses of 2 accumulated micro-batches are not divided by 2" in found and "found differs" in found
+    assert "not divided by 2" in found and "found differs" in found
 
 
 @pytest.mark.check
@@ -92,9 +92,9 @@ def test_two_ranks(padding: str, answer: str, tmp_path: Path) -> None:
 def test_a_mistake_is_one_sentence() -> None:
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(samestep.UserError, match="the model is of type SGD; give a torch Module"):
+    with pytest.raises(samestep.UserError, match="model is of type SGD"):
         samestep.watch(optimizer, model)  # type: ignore[arg-type]
-    with pytest.raises(samestep.UserError, match="the loader is of type int"):
+    with pytest.raises(samestep.UserError, match="of type int"):
         samestep.watch(model, optimizer, 3)
     with pytest.raises(samestep.UserError, match="give at least 1"):
         samestep.watch(model, optimizer, steps=0)

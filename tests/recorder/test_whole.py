@@ -106,9 +106,11 @@ def test_each_step_is_of_its_optimizer_its_schedule_and_its_parameters(seen: Scr
 
 def test_micro_batches_losses_and_clips(seen: ScriptRecord, folder: Path) -> None:
     first = seen.steps[0]
-    assert [[(loss.weight, loss.count) for loss in micro.losses] for micro in first.micro] == [[(0.25, 4)] * 2] * 2
-    assert [len(micro.rows) for micro in first.micro] == [8, 8]  # of two forward passes
-    assert [(clip.after, clip.parameters, clip.of, clip.limit) for clip in first.clips] == [
+    assert [[(loss.weight, loss.count) for loss in micro.losses] for micro in first.micro_batches] == [
+        [(0.25, 4)] * 2
+    ] * 2
+    assert [len(micro.rows) for micro in first.micro_batches] == [8, 8]  # of two forward passes
+    assert [(clip.after, clip.parameters, clip.with_gradient, clip.limit) for clip in first.clips] == [
         (2, 2, 5, 0.001),
         (2, 3, 5, 0.001),
     ]
@@ -120,8 +122,8 @@ def test_micro_batches_losses_and_clips(seen: ScriptRecord, folder: Path) -> Non
 
 
 def test_a_closure_that_is_called_again_clears_nothing_that_was_taken(seen: ScriptRecord, folder: Path) -> None:
-    assert seen.steps[1].cleared == 0 and len(seen.steps[1].micro) == 1
-    assert [(clip.parameters, clip.of) for clip in seen.steps[1].clips] == [(2, 2)]
+    assert seen.steps[1].cleared == 0 and len(seen.steps[1].micro_batches) == 1
+    assert [(clip.parameters, clip.with_gradient) for clip in seen.steps[1].clips] == [(2, 2)]
     assert [step.calls for step in seen.steps] == [0, 3, 0]
     arrays = Record(folder).arrays("step1")
     for name in OTHER:  # of the last call

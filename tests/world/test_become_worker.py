@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from samestep.commands.check_command import _launchers
+from samestep.commands.check import rank_variables
 from samestep.world import become_worker
 
 OF_TORCHRUN = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}
@@ -42,7 +42,7 @@ TASK = SHELL | {"SLURM_STEP_ID": "0"}
     ],
 )
 def test_a_rank_is_recognised(shell: dict[str, str], process: dict[str, str], rank: str) -> None:
-    launchers = {become_worker.LAUNCHERS: json.dumps(_launchers(shell, nproc=2))}
+    launchers = {become_worker.LAUNCHERS: json.dumps(rank_variables(shell, nproc=2))}
     names = become_worker.rank_variables(process | launchers)
     assert names[:1] == ([rank] if rank else [])
 

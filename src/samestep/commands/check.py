@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
+import shutil
+import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 
 from samestep import launch
-from samestep.commands.check_command import is_command, recorded
 from samestep.commands.check_options import LAUNCHERS, CheckOptions
 from samestep.commands.check_replay import replay
 from samestep.commands.options import flag_of, why_no_path
@@ -18,16 +20,19 @@ from samestep.commands.results_folder import prepare
 from samestep.errors import TrainingFailed, UserError, say
 from samestep.launch import Command, Machines, fork_client, supervise
 from samestep.launch.command import command_for
+from samestep.message import Message, message
 from samestep.proof.script import judge, with_replay
-from samestep.proof.script.closures import cause_of, left_behind, unequal_calls
 from samestep.proof.script.replay import not_replayed
+from samestep.proof.script.updates import left_behind, unequal_calls, why_unequal_calls
 from samestep.records.files import read, write
 from samestep.records.record import Record
 from samestep.records.redaction import redacted, typed_command
 from samestep.records.results import RESULTS
 from samestep.records.runs import ResultsIdentity
-from samestep.records.script import CLOSURES, PLAN, STEP, CheckResults, ClosuresSeen, ScriptPlan, ScriptRecord
+from samestep.records.script import CLOSURES, PLAN, STEP, CheckResults, ClosureRecord, ScriptPlan, ScriptRecord
+from samestep.report.language import with_english
 from samestep.version import __version__
+from samestep.world import RankVariables, become_worker
 
 
 def check(options: CheckOptions, words: Sequence[str]) -> CheckResults:
@@ -65,12 +70,13 @@ def check(options: CheckOptions, words: Sequence[str]) -> CheckResults:
         ranks = [read(ScriptRecord, folder / f"rank{rank}.json") for rank in range(options.nproc)]
         results = judge(plan, ranks, record, typed_command())
         if keep and results.answer == "differs":
-            results = with_replay(results, [not_replayed("the ranks by themselves differ")])
+            results = with_replay(results, [not_replayed(message("ranks_differ_by_themselves"))])
         elif keep:
             findings = replay(plan, ranks, record, lambda to: _run(options, to, 1))
             results = with_replay(results, findings)
     finally:
         fork_client.close()
+    results = with_english(results)
     write(folder / RESULTS, results)
     return results
 
@@ -100,21 +106,46 @@ def _run(options: CheckOptions, folder: Path, nproc: int, words: Sequence[str] |
         except TrainingFailed as error:
             if list(folder.glob("pid-rank*")):
                 raise
-            raise TrainingFailed(
-                f"{words[0]} has started no rank: a Python script, where samestep is installed, with RANK in its "
-                f"environment, or one of {nproc} processes of mpirun or srun (--nproc); give a command such as "
-                f"torchrun, or the script itself; {error}"
-            ) from None
+            why = message("command_started_no_rank", command=words[0], ranks=nproc, error=error.message)
+            raise TrainingFailed(why) from None
     command = command_for(folder / PLAN, options.launcher, nproc, ("cpu",), machines)
     if options.launcher == launch.FORK:
         fork_client.start("ranks")
     return _supervise(command, options, folder, nproc)
 
 
+def is_command(words: Sequence[str]) -> bool:
+    """Whether the words of the command line are a command, and not a Python script with its arguments."""
+    return not words[0].endswith(".py") and shutil.which(words[0]) is not None
+
+
+def recorded(words: Sequence[str], folder: Path, nproc: int) -> Command:
+    """Returns a command whose ranks run the plan in a folder, each with the script that the command gives it."""
+    first = folder / "python"
+    first.mkdir()
+    shutil.copyfile(become_worker.__file__, first / "sitecustomize.py")
+    path = os.pathsep.join([str(first), *filter(None, [os.environ.get("PYTHONPATH")])])
+    env = {become_worker.PLAN: str(folder / PLAN), become_worker.FOLDER: str(first), "PYTHONPATH": path}
+    env |= {become_worker.LAUNCHERS: json.dumps(rank_variables(os.environ, nproc))}
+    # Which launcher it is, is not known.
+    return Command(tuple(words), env, signal.SIGTERM, launchers=tuple(launch.names()))
+
+
+def rank_variables(env: Mapping[str, str], nproc: int) -> list[tuple[RankVariables, dict[str, str | None], int]]:
+    """Returns the value of become_worker.LAUNCHERS. Fewer processes than ranks may be torchruns."""
+    launchers: dict[RankVariables, tuple[RankVariables, dict[str, str | None], int]] = {}
+    # Several launchers use torchrun's variables.
+    for launcher in launch.all_launchers().values():
+        inherited = {name: env.get(name) for name in (*launcher.variables, *launcher.saved_variables)}
+        starts_torchrun = launcher.environment is not None and launcher.environment.starts_torchrun
+        launchers.setdefault(launcher.variables, (launcher.variables, inherited, nproc if starts_torchrun else 1))
+    return [*launchers.values()]
+
+
 def _say_misplaced(arguments: Sequence[str]) -> None:
     """Says that an option of check stands among the script's arguments."""
-    own = {flag_of(CheckOptions, each.name) for each in fields(CheckOptions)}
-    if first := next((each for each in arguments if each.partition("=")[0] in own), None):
+    options = {flag_of(CheckOptions, field.name) for field in fields(CheckOptions)}
+    if first := next((argument for argument in arguments if argument.partition("=")[0] in options), None):
         say(f"{first} comes after the script and goes to it; options of samestep check stand before the script")
 
 
@@ -127,15 +158,15 @@ def _supervise(command: Command, options: CheckOptions, folder: Path, nproc: int
         raise
 
 
-def _why_unequal(folder: Path, nproc: int) -> str:
-    """Returns why ranks that do not step alike have lost each other; '' where that is not why a launch failed."""
+def _why_unequal(folder: Path, nproc: int) -> Message | None:
+    """Returns why ranks that do not step alike have lost each other; None where that is not why a launch failed."""
     paths = [folder / CLOSURES.format(rank) for rank in range(nproc)]
-    called = [read(ClosuresSeen, path) for path in paths if path.exists()]
+    called = [read(ClosureRecord, path) for path in paths if path.exists()]
     if len(called) == nproc and (step := unequal_calls(called)) is not None:
-        return cause_of(called, step)
+        return why_unequal_calls(called, step)
     record = Record(folder)
     error = record.error()
     if error is None or not error.lost_peer:
-        return ""
+        return None
     taken = [len([*folder.glob(f"rank{rank}.{STEP.format('*')}.npz")]) for rank in range(nproc)]
     return left_behind(taken, record.written())

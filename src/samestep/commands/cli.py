@@ -260,7 +260,7 @@ def diff(
 ) -> int:
     """Compare two records of `samestep check`, as before and after a change, or of a run and of its continuation from a
     checkpoint; name the first divergence. Exit codes as for check."""
-    from samestep.commands.diff import diff as compared
+    from samestep.commands.judge_records import diff as compared
     from samestep.report.check import show_diff
 
     results = compared(path(first, "RECORD"), path(second, "RECORD"), resumed_at)

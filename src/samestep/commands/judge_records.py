@@ -1,25 +1,75 @@
-"""python -m samestep.commands.judge_records FOLDER: judges the records of samestep.watch, and prints the answers."""
+"""Judges records that are there already: those of samestep.watch, or two that samestep check has kept.
+
+python -m samestep.commands.judge_records FOLDER    judges the records of samestep.watch, and prints the answers
+"""
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
-from samestep.proof.script import judge
+from samestep.errors import UserError
+from samestep.message import message
+from samestep.proof.script import first_divergence, judge
+from samestep.proof.script.diff import RecordPair, answer_of, compare_records
+from samestep.proof.script.findings import common_steps
 from samestep.records.files import read, write
 from samestep.records.record import Record
 from samestep.records.results import RESULTS
-from samestep.records.script import PLAN, CheckResults, ScriptPlan, ScriptRecord
+from samestep.records.script import PLAN, CheckResults, DiffResults, ScriptPlan, ScriptRecord
 from samestep.report.check import show_check
+from samestep.report.language import with_english
 
 
 def judge_records(folder: Path) -> CheckResults:
     """Judges what all ranks of a plan have recorded. Writes results.json beside the records."""
     plan = read(ScriptPlan, folder / PLAN)
     ranks = [read(ScriptRecord, folder / f"rank{rank}.json") for rank in range(plan.ranks)]
-    results = judge(plan, ranks, Record(folder))
+    results = with_english(judge(plan, ranks, Record(folder)))
     write(folder / RESULTS, results)
     return results
+
+
+def diff(first: Path, second: Path, resumed_at: int = 0) -> DiffResults:
+    """Compares two folders of records; the first is what is expected.
+
+    resumed_at: steps of the first before the checkpoint with which the second began. Raises UserError for a folder that
+    is none, and where the first has no step after the checkpoint.
+    """
+    pair = RecordPair(_ranks(first), _ranks(second), Record(first), Record(second), resumed_at)
+    taken = len(common_steps(pair.first))
+    if resumed_at and taken <= resumed_at:
+        raise UserError(
+            f"--resumed-at {resumed_at}: {first} has {taken} steps, and none after the checkpoint; record more of them "
+            "(samestep check --steps)"
+        )
+    findings, sizes = compare_records(pair), (len(pair.first), len(pair.second))
+    results = DiffResults(
+        first=str(first),
+        second=str(second),
+        steps=pair.steps,
+        answer=answer_of(findings),
+        findings=findings,
+        first_divergence=first_divergence(findings),
+        notes=[message("records_of_other_ranks", first=sizes[0], second=sizes[1])] if len({*sizes}) > 1 else [],
+        resumed_at=resumed_at,
+    )
+    return with_english(results)
+
+
+def _ranks(folder: Path) -> list[ScriptRecord]:
+    if not (folder / PLAN).is_file():
+        kind = "holds no record of samestep check" if folder.is_dir() else "is not a folder"
+        raise UserError(f"{folder} {kind}; give two folders that samestep check has written (--out)")
+    read(ScriptPlan, folder / PLAN)
+    named = [re.fullmatch(r"rank(0|[1-9][0-9]{0,8})\.json", path.name) for path in folder.iterdir()]
+    numbers = sorted(int(name[1]) for name in named if name)
+    ranks = [read(ScriptRecord, folder / f"rank{number}.json") for number in numbers]
+    if not ranks or len(ranks) != ranks[0].size:
+        size = ranks[0].size if ranks else "its"
+        raise UserError(f"{folder} has the records of {len(ranks)} of {size} ranks; run samestep check again")
+    return ranks
 
 
 if __name__ == "__main__":

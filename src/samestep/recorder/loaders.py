@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 from torch import Tensor
-from torch.utils.data import dataloader
+from torch.utils.data import DataLoader, dataloader
 from torch.utils.data.distributed import DistributedSampler
 
 from samestep.job.walk import leaves_of
 from samestep.rank.shards import digest_rows
-from samestep.records.script import PassSeen
+from samestep.records.script import PassRecord
 
 SKIPS = "SkipBatchSampler"  # of Accelerate: the rest of an epoch, after a resume
 ENDLESS = 4, 10_000  # a sampler that gives more indices than so many times the dataset's rows, and so many, has no end
@@ -38,12 +38,20 @@ class Pass:
     ended: bool = False
     dataset: str = ""
 
-    def seen(self) -> PassSeen:
+    def record(self) -> PassRecord:
         """Returns what was read, and lists what this pass would read after it."""
-        batches, ahead = self.requested[: self.read], self.requested[self.read :]
-        rest = [] if self.ended else _flat([*ahead, *self._sampled()])
-        known = self.loader, self.length, self.batch_size, batches, rest, self.digests, self.trained, self.sampler
-        return PassSeen(*known, self.dataset)
+        ahead = self.requested[self.read :]
+        return PassRecord(
+            loader=self.loader,
+            length=self.length,
+            batch_size=self.batch_size,
+            batches=self.requested[: self.read],
+            rest=[] if self.ended else _flat([*ahead, *self._sampled()]),
+            digests=self.digests,
+            trained=self.trained,
+            sampler=self.sampler,
+            dataset=self.dataset,
+        )
 
     def _sampled(self) -> Iterator[list[int] | None]:
         sampler = getattr(self.iterator, "_sampler_iter", None)
@@ -59,9 +67,9 @@ class Pass:
 
 def _indices(batch: Any) -> list[int] | None:
     """Returns the indices of a batch as plain numbers; None where they are others."""
-    many = list(batch) if isinstance(batch, list | tuple | Tensor) else [batch]
+    indices = list(batch) if isinstance(batch, list | tuple | Tensor) else [batch]
     try:
-        return [int(index) for index in many]
+        return [int(index) for index in indices]
     except (TypeError, ValueError):
         return None
 
@@ -144,8 +152,8 @@ class Loaders:
         data = loader.dataset
         if id(data) not in self._datasets:  # as it is now: one that keeps the rows it has read is another one later
             self._datasets[id(data)] = self._timed(identity)(data), data
-        of = self._datasets[id(data)][0]
-        self.passes.append(Pass(number, length, loader.batch_size, sampler, iterator, dataset=of))
+        dataset = self._datasets[id(data)][0]
+        self.passes.append(Pass(number, length, loader.batch_size, sampler, iterator, dataset=dataset))
         self._begun(iterator)
 
     def _read(self, number: int, data: Any) -> None:
@@ -154,12 +162,13 @@ class Loaders:
         self.latest = number
 
     @staticmethod
-    def _digest(seen: Pass, data: Any) -> None:
-        indices = seen.requested[seen.read] if seen.read < len(seen.requested) else None
+    def _digest(loader_pass: Pass, data: Any) -> None:
+        number = loader_pass.read
+        indices = loader_pass.requested[number] if number < len(loader_pass.requested) else None
         rows = len(indices) if indices else 0
         leaves = [leaf for leaf in leaves_of(data) if isinstance(leaf, Tensor) and leaf.dim()]
-        each = [digest_rows(leaf, rows) for leaf in leaves if len(leaf) == rows]
-        seen.digests += [list(row) for row in zip(*each)] if each else [[] for _ in range(rows)]
+        digests = [digest_rows(leaf, rows) for leaf in leaves if len(leaf) == rows]
+        loader_pass.digests += [list(row) for row in zip(*digests)] if digests else [[] for _ in range(rows)]
 
 
 def identity(dataset: Any) -> str:
@@ -168,12 +177,14 @@ def identity(dataset: Any) -> str:
     of it is read."""
     rows = len(dataset) if hasattr(dataset, "__len__") else 0
     held = list(getattr(dataset, "__dict__", {}).values())
-    held += [each for of in held if isinstance(of, list | tuple) for each in of if isinstance(each, Tensor)]
-    known = [of for of in held if isinstance(of, SEQUENCES) and getattr(of, "ndim", None) != 0 and len(of) == rows]
-    ends = [of[index] for of in known for index in (0, rows // 2, rows - 1)] if rows else []
-    inner = getattr(dataset, "dataset", None)
-    leaves = [each for each in leaves_of(ends) if isinstance(each, PLAIN)]
-    leaves += [of] if inner is not None and (of := identity(inner)) else []
+    held += [part for value in held if isinstance(value, list | tuple) for part in value if isinstance(part, Tensor)]
+    sequences = [value for value in held if isinstance(value, SEQUENCES) and getattr(value, "ndim", None) != 0]
+    sequences = [value for value in sequences if len(value) == rows]
+    ends = [value[index] for value in sequences for index in (0, rows // 2, rows - 1)] if rows else []
+    leaves = [leaf for leaf in leaves_of(ends) if isinstance(leaf, PLAIN)]
+    wrapped = getattr(dataset, "dataset", None)
+    if wrapped is not None and (digest := identity(wrapped)):
+        leaves.append(digest)
     return digest_rows(leaves, 1)[0] if leaves else ""
 
 
@@ -182,3 +193,24 @@ def rows_of(data: Any) -> list[str]:
     leaves = [leaf for leaf in leaves_of(data) if isinstance(leaf, Tensor) and leaf.dim()]
     rows = len(leaves[0]) if leaves else 0
     return digest_rows([leaf for leaf in leaves if len(leaf) == rows], rows) if rows else []
+
+
+def patch_loaders(read: Callable[[Any, Callable[[Any], Any]], Any], length: Callable[[Any, int], int]) -> None:
+    """Calls read(iterator, the original) for each batch, and length(loader, its own) when it is first asked: for a
+    recording of the batches, or a replay of them."""
+    base: Any = dataloader._BaseDataLoaderIter
+    following, size = base.__next__, DataLoader.__len__
+    lengths: dict[int, tuple[int, object]] = {}  # with the loader, so that its id stays its own
+
+    @functools.wraps(following)
+    def new_next(self: Any) -> Any:
+        return read(self, following)
+
+    @functools.wraps(size)
+    def new_len(self: Any) -> int:
+        if id(self) not in lengths:
+            lengths[id(self)] = length(self, size(self)), self
+        return lengths[id(self)][0]
+
+    base.__next__ = new_next
+    DataLoader.__len__ = new_len  # type: ignore[method-assign]

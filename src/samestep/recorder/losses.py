@@ -7,12 +7,12 @@ from typing import Any
 
 from torch import Tensor
 
-from samestep.records.script import LossSeen
+from samestep.records.script import LossRecord
 
 # Nodes that hand a scalar's gradient on as it is.
 PLAIN = ("Clone", "ToCopy", "Alias", "View", "Squeeze", "Unsqueeze", "ReshapeAlias", "UnsafeView", "Expand")
 SINK = "_DDPSink"  # DistributedDataParallel puts it behind the outputs of its module, where it looks for unused ones
-UNKNOWN = LossSeen(math.nan, "unknown")
+UNKNOWN = LossRecord(math.nan, "unknown")
 REDUCTIONS = {0: "unknown", 1: "mean", 2: "sum"}  # at::Reduction
 MOST = 64  # nodes
 
@@ -24,17 +24,17 @@ def scalar_of(loss: Any) -> Tensor | None:
     return loss if isinstance(loss, Tensor) and loss.numel() == 1 else None
 
 
-def terms(loss: Tensor) -> list[LossSeen]:
+def terms(loss: Tensor) -> list[LossRecord]:
     """Returns the terms of a scalar loss: the means and sums that it is a linear combination of.
 
     A term that is neither is 'unknown', and so is what a library's own autograd function returns.
     """
-    losses: list[LossSeen] = []
+    losses: list[LossRecord] = []
     _walk((loss.grad_fn, loss.output_nr), 1.0, losses, [MOST])
     return losses
 
 
-def _walk(edge: tuple[Any, int], weight: float, losses: list[LossSeen], left: list[int]) -> None:
+def _walk(edge: tuple[Any, int], weight: float, losses: list[LossRecord], left: list[int]) -> None:
     """Follows a scalar to its terms. edge: the node that computed it, and which of the node's outputs it is."""
     node, output = edge
     left[0] -= 1
@@ -43,7 +43,7 @@ def _walk(edge: tuple[Any, int], weight: float, losses: list[LossSeen], left: li
         return
     name = node.name().removesuffix("0").removesuffix("Backward")
     edges = node.next_functions
-    inputs = [each for each, _ in edges]
+    differentiable = [place for place, (input_node, _) in enumerate(edges) if input_node is not None]
     if name in PLAIN:
         _walk(edges[0], weight, losses, left)
     elif name == SINK and output < len(edges):
@@ -52,41 +52,41 @@ def _walk(edge: tuple[Any, int], weight: float, losses: list[LossSeen], left: li
         _walk(edges[0], -weight, losses, left)
     elif name in ("Add", "Sub"):
         signs = 1.0, float(node._saved_alpha) * (1 if name == "Add" else -1)
-        for each, sign in zip(edges, signs):
-            if each[0] is not None:
-                _walk(each, weight * sign, losses, left)
-    elif name in ("Div", "Mul") and (factor := _factor(node, name, inputs)) is not None:
-        _walk(next(each for each in edges if each[0] is not None), weight * factor, losses, left)
+        for place in differentiable:
+            _walk(edges[place], weight * signs[place], losses, left)
+    elif name in ("Div", "Mul") and (factor := _factor(node, name, differentiable)) is not None:
+        _walk(edges[differentiable[0]], weight * factor, losses, left)
     else:
         losses.append(_term(node, name, weight))
 
 
-def _factor(node: Any, name: str, inputs: list[Any]) -> float | None:
+def _factor(node: Any, name: str, differentiable: list[int]) -> float | None:
     """Returns what a product or quotient multiplies its one differentiable input by; None where that is no number."""
-    if len([each for each in inputs if each is not None]) != 1:
+    if len(differentiable) != 1:
         return None
-    other = node._saved_other if inputs[0] is not None else node._saved_self
-    if isinstance(other, Tensor):
-        if other.numel() != 1:
+    is_first = differentiable[0] == 0
+    operand = node._saved_other if is_first else node._saved_self
+    if isinstance(operand, Tensor):
+        if operand.numel() != 1:
             return None
-        other = other.item()
-    if name == "Div" and (inputs[0] is None or not other):
+        operand = operand.item()
+    if name == "Div" and (not is_first or not operand):
         return None
-    return float(1 / other if name == "Div" else other)
+    return float(1 / operand if name == "Div" else operand)
 
 
-def _term(node: Any, name: str, weight: float) -> LossSeen:
+def _term(node: Any, name: str, weight: float) -> LossRecord:
     if name == "Mean":
-        return LossSeen(weight, "mean", _size(node), name)
+        return LossRecord(weight, "mean", _size(node), name)
     if name == "Sum":
-        return LossSeen(weight, "sum", _size(node), name)
+        return LossRecord(weight, "sum", _size(node), name)
     reduction = REDUCTIONS.get(getattr(node, "_saved_reduction", 0), "unknown")
     if reduction == "unknown":
         return UNKNOWN
     total = getattr(node, "_saved_total_weight", None)  # of nll_loss: targets that are not ignored
     if isinstance(total, Tensor) and total.numel() == 1 and float(total):
-        return LossSeen(weight, reduction, round(float(total)), name)
-    return LossSeen(weight, reduction, _size(node), name)
+        return LossRecord(weight, reduction, round(float(total)), name)
+    return LossRecord(weight, reduction, _size(node), name)
 
 
 def _size(node: Any) -> int:

@@ -1,8 +1,9 @@
-"""Patches functions of torch that have no hook of their own: each calls ours first."""
+"""Patches functions of torch that have no hook of their own: each calls ours first. And removes them again."""
 
 from __future__ import annotations
 
 import functools
+import os
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import dataloader
+from torch.utils.data.distributed import DistributedSampler
+
+from samestep.records.script import SaveRecord
 
 Around = Callable[[Callable[..., Any], nn.Module, Any, Any], Any]
 
@@ -32,9 +37,20 @@ def patch_forwards(around: Around) -> None:
     nn.Module.__call__ = new_call  # type: ignore[method-assign]
 
 
+def patch_training_forwards(around: Around) -> None:
+    """Calls around(call, module, args, kwargs) for each training forward of an outermost module, instead of it."""
+
+    def training(call: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
+        if trains(module) and any(parameter.requires_grad for parameter in module.parameters()):
+            return around(call, module, args, kwargs)
+        return call(*args, **kwargs)
+
+    patch_forwards(training)
+
+
 def trains(module: nn.Module) -> bool:
     """Whether a forward of a module is a training one, and no evaluation."""
-    return torch.is_grad_enabled() and any(each.training for each in module.modules())
+    return torch.is_grad_enabled() and any(part.training for part in module.modules())
 
 
 def in_backward() -> bool:
@@ -73,10 +89,10 @@ def _patch_clip(name: str, before: Callable[[list[Tensor], float | None], None])
 
     @functools.wraps(clip)
     def new_clip(parameters: Any, *args: Any, **kwargs: Any) -> Any:
-        many = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+        listed = [parameters] if isinstance(parameters, Tensor) else list(parameters)
         norm = name == "clip_grad_norm_" and float(kwargs.get("norm_type", args[1] if len(args) > 1 else 2)) == 2
-        before(many, float(kwargs["max_norm"] if "max_norm" in kwargs else args[0]) if norm else None)
-        return clip(many, *args, **kwargs)
+        before(listed, float(kwargs["max_norm"] if "max_norm" in kwargs else args[0]) if norm else None)
+        return clip(listed, *args, **kwargs)
 
     setattr(nn.utils, name, new_clip)
     setattr(nn.utils.clip_grad, name, new_clip)
@@ -111,19 +127,19 @@ def patch_autocast(before: Callable[[torch.dtype], None]) -> None:
 
 def patch_zero_grad(before: Callable[[], None]) -> None:
     """Calls before() before gradients are set to zero or removed."""
-    for kind in (Optimizer, nn.Module):
-        _patch_zero_grad(kind, before)
+    for owner in (Optimizer, nn.Module):
+        _patch_zero_grad(owner, before)
 
 
-def _patch_zero_grad(kind: Any, before: Callable[[], None]) -> None:
-    zero_grad = kind.zero_grad
+def _patch_zero_grad(owner: Any, before: Callable[[], None]) -> None:
+    zero_grad = owner.zero_grad
 
     @functools.wraps(zero_grad)
     def new_zero_grad(self: Any, *args: Any, **kwargs: Any) -> None:
         before()
         zero_grad(self, *args, **kwargs)
 
-    kind.zero_grad = new_zero_grad
+    owner.zero_grad = new_zero_grad
 
 
 def patch_schedulers(made: Callable[[LRScheduler], None]) -> None:
@@ -142,3 +158,60 @@ def optimizer_of(scheduler: LRScheduler) -> Any:
     """Returns a scheduler's optimizer, without the wrapper of a library."""
     optimizer = getattr(scheduler, "optimizer", None)
     return getattr(optimizer, "optimizer", optimizer)
+
+
+class Saves:
+    """The files that this process writes with torch.save, from `attach` on."""
+
+    def __init__(self) -> None:
+        self._step_of: dict[str, int] = {}  # file -> the steps before it was first written
+
+    def attach(self, steps_done: Callable[[], int]) -> None:
+        """Records calls of torch.save. steps_done: returns the optimizer steps taken so far."""
+        save = torch.save
+
+        @functools.wraps(save)
+        def new_save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
+            if isinstance(f, str | os.PathLike):  # a file object has no name to go by
+                self._step_of.setdefault(os.path.realpath(os.fspath(f)), steps_done())
+            save(obj, f, *args, **kwargs)
+
+        torch.save = new_save
+
+    def records(self) -> list[SaveRecord]:
+        """Returns each file once."""
+        return [SaveRecord(file, step) for file, step in self._step_of.items()]
+
+
+ITERATOR: Any = dataloader._BaseDataLoaderIter
+PATCHED: list[tuple[Any, str]] = [
+    (nn.Module, "__call__"),
+    (nn.Module, "zero_grad"),
+    (Optimizer, "zero_grad"),
+    (torch, "save"),
+    (torch.autograd, "backward"),
+    (torch.autocast, "__enter__"),
+    *((owner, name) for owner in (nn.utils, nn.utils.clip_grad) for name in ("clip_grad_norm_", "clip_grad_value_")),
+    (torch.amp.GradScaler, "unscale_"),
+    (LRScheduler, "__init__"),
+    (DistributedSampler, "set_epoch"),
+    *((ITERATOR, name) for name in ("__init__", "_reset", "_next_index", "__next__")),
+]
+
+
+class Patches:
+    """What torch's patched places held before. Make it before the patches, and call installed() after them."""
+
+    def __init__(self) -> None:
+        self._before = [getattr(owner, name) for owner, name in PATCHED]
+        self._installed: list[Any] = []
+
+    def installed(self) -> None:
+        """Notes what the places hold now."""
+        self._installed = [getattr(owner, name) for owner, name in PATCHED]
+
+    def undo(self) -> None:
+        """Puts back what was there; a place that another library has patched since stays as it is."""
+        for (owner, name), before, patch in zip(PATCHED, self._before, self._installed):
+            if getattr(owner, name) is patch:
+                setattr(owner, name, before)

@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import functools
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from samestep.rank.shards import is_shard
-from samestep.recorder import collectives, deepspeed, hooks, shards
-from samestep.recorder.closures import Closures
-from samestep.recorder.evaluation import Evaluations
-from samestep.recorder.flattened import Flattened
-from samestep.recorder.libraries import libraries_that_train
+from samestep.recorder import sharding
+from samestep.recorder.evaluations import Evaluations, process_groups
 from samestep.recorder.loaders import Loaders, rows_of
 from samestep.recorder.losses import scalar_of, terms
-from samestep.recorder.names import plain, stage_prefix
+from samestep.recorder.parameters import Parameters
 from samestep.recorder.patches import (
+    Saves,
     optimizer_of,
     patch_autocast,
     patch_autograd,
@@ -34,315 +31,343 @@ from samestep.recorder.patches import (
     patch_zero_grad,
     trains,
 )
-from samestep.recorder.randoms import Randoms
-from samestep.recorder.saves import Saves
-from samestep.recorder.timed import Timed
-from samestep.recorder.window import Window
-from samestep.records.script import ClipSeen, ScriptPlan, ScriptRecord, StepSeen
+from samestep.recorder.random_numbers import Randoms
+from samestep.recorder.window import Window, dtype_name
+from samestep.records.files import write
+from samestep.records.script import CLOSURES, ClipRecord, ClosureRecord, ScriptPlan, ScriptRecord, StepRecord
 from samestep.world import World
 from samestep.world.heartbeat import BACKWARD, EVALUATION, FORWARD, heartbeat
 
+IMPORTED = ("lightning", "transformers", "deepspeed", "horovod")
+
+
+def libraries_that_train() -> list[str]:
+    """Returns the libraries that train in this process, of those that change what a step is.
+
+    Accelerate counts where the script has made an Accelerator: others import it, too.
+    """
+    accelerate = sys.modules.get("accelerate.state")
+    made = ["accelerate"] if accelerate and accelerate.is_initialized() else []
+    return [*made, *(name for name in IMPORTED if name in sys.modules)]
+
+
+class Timed:
+    """Adds up how long recording takes. seconds: of the functions that are called through it. step_s: of each step."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.step_s: list[float] = []
+        self._stepped_at = time.perf_counter()
+
+    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns the function, timed."""
+
+        def wrapper(*args: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                return function(*args)
+            finally:
+                self.seconds += time.perf_counter() - began
+
+        return wrapper
+
+    def end_step(self) -> None:
+        now = time.perf_counter()
+        self.step_s.append(now - self._stepped_at)
+        self._stepped_at = now
+
+
+class Closures:
+    """Counts the calls of one rank's optimizer closure, in a file that is there also where the script then fails or
+    hangs. A closure that is called once a step, as Lightning's, is in no file."""
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        self._path = folder / CLOSURES.format(rank)
+        self._calls: list[int] = []
+        self._several = False
+
+    def count(self, step: int, calls: int, done: bool = False) -> None:
+        """Notes how many calls a step has had by now. done: whether the step has ended."""
+        self._calls = [*self._calls[:step], *[0] * (step - len(self._calls)), calls]
+        self._several = self._several or calls > 1
+        if self._several:
+            write(self._path, ClosureRecord(self._calls, step + done))
+
+
+class OptimizerSteps:
+    """Calls back around each outermost step of an optimizer: a wrapper calls the optimizer that it wraps.
+
+    begin: before the first; take: where the gradients are whole, and again after each call of a closure; around_call:
+    before and after such a call; end: after the step. only: whose steps count; None: every optimizer's.
+    """
+
+    def __init__(
+        self,
+        *,
+        begin: Callable[[], None],
+        take: Callable[[], None],
+        around_call: Callable[[Callable[[], Any]], Any],
+        end: Callable[[Optimizer], None],
+    ) -> None:
+        self._begin, self._take, self._around_call, self._end = begin, take, around_call, end
+        self.only: Optimizer | None = None
+        self.depth = 0  # of steps that go on inside of each other
+        self._hooks: list[Any] = []
+
+    def attach(self) -> None:
+        self._hooks = [
+            register_optimizer_step_pre_hook(self._before),
+            register_optimizer_step_post_hook(self.after),
+        ]
+
+    def detach(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks, self.only = [], None
+
+    def _counts(self, optimizer: Optimizer) -> bool:
+        return bool(self._hooks) and (self.only is None or optimizer is self.only)
+
+    def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+        if not self._counts(optimizer):
+            return None
+        self.depth += 1
+        if self.depth == 1:
+            self._begin()
+        closure = kwargs.get("closure") or next((value for value in args[1:] if callable(value)), None)
+        if closure is None:
+            self._take()
+            return None
+
+        def wrapped(*a: Any, **k: Any) -> Any:
+            return self._around_call(functools.partial(closure, *a, **k))
+
+        if "closure" in kwargs:
+            return args, {**kwargs, "closure": wrapped}
+        return tuple(wrapped if value is closure else value for value in args), kwargs
+
+    def after(self, optimizer: Optimizer, args: Any = (), kwargs: Any = None) -> None:
+        if self._counts(optimizer):
+            self.depth -= 1
+            if not self.depth:
+                self._end(optimizer)
+
 
 class Recorder:
-    """Records this process's training from `attach` on. enough: called after the last step that was asked."""
+    """Records this process's training from `attach` on. enough: called after the last step that was asked.
+
+    engine: DeepSpeed's, where it trains.
+    """
 
     def __init__(self, plan: ScriptPlan, world: World, enough: Callable[[ScriptRecord], None]) -> None:
         self._plan, self._world, self._enough, self._folder = plan, world, enough, Path(plan.out)
-        self.parameters: dict[str, nn.Parameter] = {}
-        self._names: dict[int, str] = {}  # id of a parameter -> its name
-        self._modules: list[nn.Module] = []  # outermost ones that have been trained
-        self._frozen: dict[int, nn.Module] = {}  # outermost ones without trainable parameters, by their ids
-        self._start, self._buffers = dict[str, int](), dict[str, int]()
-        self._before: dict[str, int] = {}  # the digests of what this rank holds, before the step that comes next
-        self._shards: list[str] = []  # parameters each element of which is on one rank
-        self._unsharded: dict[int, Tensor] = {}  # what stands for them in a forward pass, and for some time after it
-        self._hides = self._splits = False  # shards that were never seen as such; a tensor-parallel model
-        self.window, self.steps, self._notes = Window(), list[StepSeen](), list[str]()
-        self._optimizers, self._schedulers = list[Optimizer](), list[LRScheduler]()
+        self.timed, self.ended = Timed(), False
+        self.engine: Any = None
+        self.parameters = Parameters(world.size, on_gradient=self._add_gradient, on_clip=self._clip)
+        self.window, self.steps = Window(), list[StepRecord]()
         self._taken: dict[str, Tensor] = {}  # the gradients of the step that goes on
-        self._only: Optimizer | None = None  # whose steps count; None: every optimizer's
-        self.ended, self._stepping, self._backward = False, 0, 0
-        self.engine: Any = None  # DeepSpeed's
-        self.timed, self._step_s, self._stepped_at = Timed(), list[float](), time.perf_counter()
-        self._closures, self.randoms = Closures(self._folder, world.rank), Randoms()
-        self.flattened, self.loaders = Flattened(world.size), Loaders(self.timed, self.randoms.begin_pass)
-        self.evaluations, self._saves = Evaluations(self.loaders), Saves()
+        self._buffers: dict[str, int] = {}  # their digests after the first step
+        self._backward_depth = 0
+        self._optimizer_steps = OptimizerSteps(
+            begin=self._begin_step, take=self._take, around_call=self._around_closure, end=self._after_step
+        )
+        self._optimizers, self._schedulers = list[Optimizer](), list[LRScheduler]()
+        self._closures, self._randoms, self._saves = Closures(self._folder, world.rank), Randoms(), Saves()
+        self.loaders = Loaders(self.timed, self._randoms.begin_pass)
+        self._evaluations = Evaluations(self.loaders)
 
     def attach(self) -> None:
         """Installs the hooks in torch. The script is not changed."""
-        before, after = register_optimizer_step_pre_hook, register_optimizer_step_post_hook
-        self._hooks = [before(self._before_step), after(self._after_step)]
-        patch_forwards(self._around)
-        patch_autograd(self.begin_backward, self.end_backward)
-        patch_clipping(self.clip)
-        patch_scaler(self.unscale)
-        patch_zero_grad(self.zero_grad)
-        patch_autocast(lambda dtype: self.window.computed.add(str(dtype).removeprefix("torch.")))
+        self._optimizer_steps.attach()
+        patch_forwards(self._around_forward)
+        patch_autograd(self._begin_backward, self._end_backward)
+        patch_clipping(self._clip)
+        patch_scaler(self._unscale)
+        patch_zero_grad(self._zero_grad)
+        patch_autocast(lambda dtype: self.window.autocast.add(dtype_name(dtype)))
         self.loaders.attach()
         patch_schedulers(self._schedulers.append)
         self._saves.attach(lambda: len(self.steps))
 
     def begin(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Records the steps of this optimizer alone, from this model's present weights on."""
-        self._only = optimizer
-        self._name(model)
+        self._optimizer_steps.only = optimizer
+        self._add_module(model)
 
     def release(self) -> None:
         """Ends the recording, and lets go of the model: the training frees it, and its process group, when it will."""
         self.ended = True
-        for hook in self._hooks:
-            hook.remove()
-        for held in (self.parameters, self._modules, self._frozen, self._unsharded, self._optimizers, self._schedulers):
+        self._optimizer_steps.detach()
+        self.parameters.release()
+        self.window = Window()
+        for held in (self._optimizers, self._schedulers, self._taken):
             held.clear()
-        self._only, self.window = None, Window()
-        self._taken.clear()
-
-    def counts(self) -> bool:
-        """Whether a step counts by now: Horovod steps a fresh optimizer before any forward, to create its state."""
-        return bool(self.parameters) or self._hides
 
     def record(self, ended: Literal["steps", "itself"]) -> ScriptRecord:
         """Returns what has been recorded."""
         return ScriptRecord(
-            self._world.rank,
-            self._world.size,
-            self._start,
-            self.steps,
-            [each.seen() for each in self.loaders.passes],
-            ended,
-            libraries_that_train(),
-            self.timed.seconds,
-            self._step_s,
-            self.loaders.epochs_set,
-            self._buffers,
-            self._notes,
-            self.evaluations.seen(),
-            self.randoms.seen,
-            collectives.groups(),
-            self._saves.seen(),
+            rank=self._world.rank,
+            size=self._world.size,
+            start=self.parameters.start,
+            steps=self.steps,
+            passes=[loader_pass.record() for loader_pass in self.loaders.passes],
+            ended=ended,
+            libraries=libraries_that_train(),
+            record_s=self.timed.seconds,
+            step_s=self.timed.step_s,
+            epochs_set=self.loaders.epochs_set,
+            buffers=self._buffers,
+            evaluations=self._evaluations.records(),
+            randoms=self._randoms.record,
+            groups=process_groups(),
+            saves=self._saves.records(),
         )
 
-    def _around(self, call: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
-        if not any(p.requires_grad for p in module.parameters()):
-            self.frozen(module)
+    # Forward and backward
+
+    def _around_forward(self, call: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
+        if not any(parameter.requires_grad for parameter in module.parameters()):
+            self.parameters.add_frozen(module)
             return call(*args, **kwargs)
-        self.forward(module, (args, kwargs))
+        step = len(self.steps)
+        heartbeat.begin(FORWARD if trains(module) else EVALUATION, step)
         if not trains(module):
             output = call(*args, **kwargs)
-            self.timed(self.evaluations.evaluated)(module, len(self.steps))
+            self.timed(self._evaluations.evaluated)(module, step)
             return output
-        before = self.timed(self.randoms.before)(len(self.steps))
+        self.timed(self._begin_forward)(module, (args, kwargs))
+        before = self.timed(self._randoms.before)(step)
         output = call(*args, **kwargs)
-        self.timed(self.randoms.after)(len(self.steps), before)
+        self.timed(self._randoms.after)(step, before)
         return output
 
-    def forward(self, module: nn.Module, inputs: Any) -> None:
-        """Is called before the forward of an outermost module that has parameters."""
-        training = trains(module)
-        heartbeat.begin(FORWARD if training else EVALUATION, len(self.steps))
-        if training:
-            self.timed(self._forward)(module, inputs)
-
-    def frozen(self, module: nn.Module) -> None:
-        """Is called before the forward of an outermost module without trainable parameters."""
-        if id(module) not in self._frozen:
-            self._frozen[id(module)] = module
-            held = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-            named = {f"{type(module).__name__} (frozen): {n}": t for n, t in held.items() if not is_lazy(t)}
-            self._start |= shards.digests_of({n: t for n, t in named.items() if n not in self._start})
-
-    def _forward(self, module: nn.Module, inputs: Any) -> None:
-        self.evaluations.trains()
-        self._name(module)
-        micro = self.window.current()
-        micro.rows += rows_of(inputs)
+    def _begin_forward(self, module: nn.Module, inputs: Any) -> None:
+        """Begins a training forward of an outermost module."""
+        self._evaluations.trains()
+        self._add_module(module)
+        micro_batch = self.window.current()
+        micro_batch.rows += rows_of(inputs)
         number = self.loaders.trained()
-        if number is not None and number not in micro.passes:
-            micro.passes.append(number)
+        if number is not None and number not in micro_batch.passes:
+            micro_batch.passes.append(number)
 
-    def _name(self, module: nn.Module) -> None:
-        """Names the parameters of an outermost module, and watches their gradients."""
-        if self.engine is None and deepspeed.is_engine(module):
+    def _add_module(self, module: nn.Module) -> None:
+        if self.engine is None and sharding.is_engine(module):
             self.engine = module
-            deepspeed.around_step(module, self._before_engine_step, self._after_engine_step)
-        new = [(plain(name), p) for name, p in module.named_parameters() if p.requires_grad]
-        passing = shards.unsharded(module)
-        self._hides = self._hides or bool(passing - {*self._unsharded})
-        self.flattened.around_clipping(module, self.clip)
-        new = [(name, p) for name, p in new if id(p) not in self._names and id(p) not in passing]
-        if not new:
-            return
-        self._modules.append(module)
-        self._splits = self._splits or shards.splits_model(module)
-        prefix = stage_prefix()
-        frozen = {f"{prefix}{plain(n)} (frozen)": p for n, p in module.named_parameters() if not p.requires_grad}
-        self._start |= shards.digests_of({name: p for name, p in frozen.items() if name not in self._start})
-        for name, parameter in new:
-            name = f"{prefix}{name}"
-            if name in self.parameters:  # of another model
-                name = f"{type(module).__name__} {len(self._modules)}: {name}"
-            self._names[id(parameter)], self.parameters[name] = name, parameter
-        names = {id(p): self._names[id(p)] for _, p in new}
-        self.flattened.add(module, names, self._local)
-        for _, parameter in new:
-            if not is_shard(parameter) and id(parameter) not in self.flattened.parts:
-                parameter.register_hook(functools.partial(self._local, names[id(parameter)]))
-        of_rank = [] if self._splits else [id(p) for _, p in new if shards.is_whole_in_world(p, self._world.size)]
-        sharded = {key: names[key] for key in of_rank}
-        self._shards += [*sharded.values(), *self.flattened.shards(names)]
-        shards.watch(module, sharded, self._unsharded, self._local)
-        self._before = shards.digests_of(self.parameters)
-        self._start |= {name: value for name, value in self._whole(self._before).items() if name not in self._start}
+            sharding.patch_engine_step(module, self._before_engine_step, self._after_engine_step)
+        self.parameters.add(module)
 
-    def _local(self, name: str, gradient: Tensor) -> None:
+    def _add_gradient(self, name: str, gradient: Tensor) -> None:
         if not self.ended:
             self.timed(self.window.add)(name, gradient)
 
-    def begin_backward(self, loss: Any) -> None:
-        """Is called before an outermost backward()."""
+    def _begin_backward(self, loss: Any) -> None:
         heartbeat.begin(BACKWARD, len(self.steps))
-        self._backward += 1
+        self._backward_depth += 1
         scalar = scalar_of(loss)
-        if self._backward == 1 and self.parameters and scalar is not None:
+        if self._backward_depth == 1 and self.parameters.by_name and scalar is not None:
             losses = terms(scalar)
-            micro = self.window.current()
-            micro.losses = micro.losses or losses
+            micro_batch = self.window.current()
+            micro_batch.losses = micro_batch.losses or losses
 
-    def end_backward(self) -> None:
-        """Is called after it."""
-        self._backward -= 1
-        if self._backward == 0:
-            self.window.done = len(self.window.micro)
+    def _end_backward(self) -> None:
+        self._backward_depth -= 1
+        if self._backward_depth == 0:
+            self.window.done = len(self.window.micro_batches)
 
-    def zero_grad(self) -> None:
-        """Is called by zero_grad() of an optimizer or a module."""
-        if not (self.engine and self._stepping):  # the engine clears them at the end of its step
+    # What is done to the gradients
+
+    def _zero_grad(self) -> None:
+        # DeepSpeed's engine clears them at the end of its step.
+        if not (self.engine and self._optimizer_steps.depth):
             self.window.clear()
 
-    def clip(self, parameters: list[Tensor], limit: float | None) -> None:
-        """Is called before gradients are clipped."""
-        self.timed(self._clip)(parameters, limit)
-
     def _clip(self, parameters: list[Tensor], limit: float | None) -> None:
+        self.timed(self._record_clip)(parameters, limit)
+
+    def _record_clip(self, parameters: list[Tensor], limit: float | None) -> None:
         window = self.window
         if window.unclipped_after != window.done:
-            window.unclipped_after, window.unclipped = window.done, self._gradients()
-        clipped = sum(p.grad is not None for p in parameters)
-        of = sum(p.grad is not None for p in self.parameters.values())
-        window.clips.append(ClipSeen(window.done, clipped, of, limit))
+            window.unclipped_after, window.unclipped = window.done, self.parameters.gradients(window.local)
+        clipped = sum(parameter.grad is not None for parameter in parameters)
+        window.clips.append(ClipRecord(window.done, clipped, self.parameters.with_gradient(), limit))
 
-    def unscale(self, scale: float) -> None:
-        """Is called before a gradient scaler divides the gradients by its factor."""
+    def _unscale(self, scale: float) -> None:
         self.window.scale = scale
 
-    def _gradients(self) -> dict[str, Tensor]:
-        """Returns the gradients that lie in .grad now, compressed."""
-        flat = self.flattened.gradients(self.parameters, self.window.local)
-        others = {n: p.grad for n, p in self.parameters.items() if p.grad is not None and n not in flat}
-        return flat | {name: shards.part_of(g) for name, g in others.items() if name in self._shards or not is_shard(g)}
+    # The optimizer's step
 
-    def _whole(self, of: dict[str, int]) -> dict[str, int]:
-        sharded = {*self.flattened.shards(self._names)}
-        return {n: each for n, each in of.items() if n not in sharded and not shards.is_sharded(self.parameters[n])}
+    def _begin_step(self) -> None:
+        self._taken = {}
 
-    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
-        """Takes the gradients; where the optimizer has a closure that computes them, after each call. A wrapper calls
-        the optimizer that it wraps, and may reduce the gradients before (Horovod): the last ones count."""
-        if self._passes_by(optimizer):
-            return None
-        self._stepping += 1
-        if self._stepping == 1:
-            self._taken = {}
-        closure = kwargs.get("closure") or next((each for each in args[1:] if callable(each)), None)
-        if closure is None:
-            self._take()
-            return None
+    def _take(self) -> None:
+        """Takes the gradients. Horovod's wrapper reduces them before the optimizer's own step: the last ones count."""
+        if not self.engine:
+            self._taken = self.timed(self.parameters.gradients)(self.window.local) or self._taken
 
-        def wrapped(*a: Any, **k: Any) -> Any:
-            self.window.begin_again()
-            self.timed(self._closures.count)(len(self.steps), self.window.calls)
-            loss = closure(*a, **k)
-            self.window.removed = []
-            self._take()
-            return loss
-
-        if "closure" in kwargs:
-            return args, {**kwargs, "closure": wrapped}
-        return tuple(wrapped if each is closure else each for each in args), kwargs
-
-    def _passes_by(self, optimizer: Optimizer) -> bool:
-        return self.ended or (self._only is not None and optimizer is not self._only)
+    def _around_closure(self, closure: Callable[[], Any]) -> Any:
+        self.window.begin_again()
+        self.timed(self._closures.count)(len(self.steps), self.window.calls)
+        loss = closure()
+        self.window.removed = []
+        self._take()
+        return loss
 
     def _before_engine_step(self) -> None:
-        self._stepping += 1
-        self._taken, self._shards = self.timed(deepspeed.parts)(self.engine, self.parameters)
-        self.window.scale = deepspeed.scale_of(self.engine)
+        self._optimizer_steps.depth += 1
+        gradients = self.timed(sharding.engine_gradients)(self.engine, self.parameters.by_name)
+        self._taken, self.parameters.shards = gradients
+        self.window.scale = sharding.scale_of_engine(self.engine)
 
     def _after_engine_step(self) -> None:
         if self.engine.was_step_applied():
-            self._after_step(deepspeed.optimizer_of(self.engine), (), {})
+            self._optimizer_steps.after(sharding.optimizer_of_engine(self.engine))
         else:  # the losses' factor was too large
-            self._stepping, self.window = self._stepping - 1, Window()
+            self._optimizer_steps.depth -= 1
+            self.window = Window()
 
-    def _take(self) -> None:
-        if not self.engine:
-            self._taken = self.timed(self._gradients)() or self._taken
-
-    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if self._passes_by(optimizer):
-            return
-        self._stepping -= 1
-        if self._stepping:
-            return
+    def _after_step(self, optimizer: Optimizer) -> None:
         self.timed(self._end_step)(optimizer)
-        now = time.perf_counter()
-        self._step_s.append(now - self._stepped_at)
-        self._stepped_at = now
+        self.timed.end_step()
         heartbeat.step(len(self.steps))
         if len(self.steps) >= self._plan.steps:
             self._enough(self.record("steps"))
 
-    def _held_by(self, optimizer: Optimizer) -> list[str]:
-        return [self._names.get(id(p), "") for group in optimizer.param_groups for p in group["params"]]
-
     def _end_step(self, optimizer: Optimizer) -> None:
-        if not self.counts():
+        # Horovod steps a fresh optimizer before any forward, to create its state.
+        if not self.parameters.are_known:
             return
-        if all(optimizer is not each for each in self._optimizers):
+        if all(optimizer is not known for known in self._optimizers):
             self._optimizers.append(optimizer)
-        number = next(i for i, each in enumerate(self._optimizers) if each is optimizer)
-        others = {name for each in self._optimizers if each is not optimizer for name in self._held_by(each)}
-        taken = {name: gradient for name, gradient in self._taken.items() if name not in others}
+        rest = [known for known in self._optimizers if known is not optimizer]
+        of_rest = {name for known in rest for name in self.parameters.held_by(known)}
+        taken = {name: gradient for name, gradient in self._taken.items() if name not in of_rest}
         window, self.window = self.window, Window()
         window.write(self._folder, self._world.rank, len(self.steps), taken)
-        after = shards.digests_of(self.parameters)
-        moved = [name for name, value in after.items() if self._before.get(name) != value]
-        self._before = after
-        of = [each for each in self._schedulers if optimizer_of(each) is optimizer]
-        hidden = [name for name, p in self.parameters.items() if is_shard(p) and name not in self._shards]
+        weights, moved = self.parameters.after_step()
+        schedulers = [scheduler for scheduler in self._schedulers if optimizer_of(scheduler) is optimizer]
         self.steps.append(
-            StepSeen(
-                number,
-                [each.seen() for each in window.micro],
-                [float(group["lr"]) for group in optimizer.param_groups],
-                [int(each.last_epoch) for each in of],
-                window.clips_seen(),
-                window.cleared,
-                window.scale,
-                self._whole(after),
-                moved,
-                sorted(hooks.precisions(self._modules, self.parameters.values()) | window.dtypes),
-                bool(hidden) or self._hides or self.flattened.hides,
-                [*self._shards],
-                sorted(window.computed),
-                [name for name in self._held_by(optimizer) if name],
-                [] if taken else window.computed_gradients(),
-                window.calls,
-                self._splits,
+            StepRecord(
+                optimizer=next(number for number, known in enumerate(self._optimizers) if known is optimizer),
+                micro_batches=[micro_batch.record() for micro_batch in window.micro_batches],
+                rates=[float(group["lr"]) for group in optimizer.param_groups],
+                schedules=[int(scheduler.last_epoch) for scheduler in schedulers],
+                clips=window.clip_records(),
+                cleared=window.cleared,
+                scale=window.scale,
+                weights=weights,
+                moved=moved,
+                dtypes=sorted(self.parameters.precisions() | window.dtypes),
+                sharded=self.parameters.hides_shards(),
+                shards=[*self.parameters.shards],
+                computed=sorted(window.autocast),
+                held=self.parameters.held_by(optimizer),
+                lost=[] if taken else window.computed_gradients(),
+                calls=window.calls,
+                splits=self.parameters.splits,
             )
         )
         if window.calls:
             self._closures.count(len(self.steps) - 1, window.calls, done=True)
         if len(self.steps) == 1:
-            named = {plain(n): b.detach() for module in self._modules for n, b in module.named_buffers()}
-            self._buffers = shards.digests_of({name: b for name, b in named.items() if not is_shard(b)})
+            self._buffers = self.parameters.buffers()

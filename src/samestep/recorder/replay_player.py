@@ -13,26 +13,16 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from samestep.message import Message, message
 from samestep.rank.shards import block_of
-from samestep.recorder.draws import joined_draws, patch_draws
-from samestep.recorder.forwards import (
-    CannotConcatenate,
-    is_joined,
-    joined,
-    joined_outputs,
-    moved_like,
-    patch_training_forwards,
-    random_states,
-    set_random_states,
-    split,
-)
-from samestep.recorder.loaders import rows_of
-from samestep.recorder.not_replayed import CALLS, FOR_A_BATCH, IN_TURN, OTHER_DRAWS, OTHER_ROWS, OUTSIDE, UNFED
-from samestep.recorder.patches import in_backward, patch_autograd
+from samestep.recorder.batches import CannotJoin, is_joined, joined, joined_outputs, moved_like, split
+from samestep.recorder.loaders import patch_loaders, rows_of
+from samestep.recorder.patches import in_backward, patch_autograd, patch_training_forwards
+from samestep.recorder.random_numbers import joined_draws, patch_draws, random_states, set_random_states
 from samestep.recorder.recorder import Recorder
-from samestep.recorder.replay_data import Forward, ReplayData, Weights, buffers, patch_loaders
+from samestep.recorder.replay_saver import Forward, ReplayData, Weights, buffers
 from samestep.records.arrays import read_arrays
-from samestep.records.replay import END, KEPT, START, Distance, Feed, Replayed, ReplayPlan
+from samestep.records.script import END, KEPT, START, Distance, Feed, ReplayPlan, ReplayRecord
 
 MOVES = 1e-4  # of the first gradient's root mean square: smaller elements are rounding, which Adam makes full steps of
 
@@ -40,23 +30,23 @@ MOVES = 1e-4  # of the first gradient's root mean square: smaller elements are r
 class ReplayPlayer:
     """Feeds one process the batches of several. leave: ends the process with the result."""
 
-    def __init__(self, recorder: Recorder, plan: ReplayPlan, leave: Callable[[Replayed], NoReturn]) -> None:
+    def __init__(self, recorder: Recorder, plan: ReplayPlan, leave: Callable[[ReplayRecord], NoReturn]) -> None:
         self._recorder, self._plan, self._leave = recorder, plan, leave
         folder = Path(plan.record)
-        self._kept = self._read(folder)
-        self._start, self._end = (_weights(folder, name, self._kept) for name in (START, END))
+        self._ranks = self._read(folder)
+        self._start, self._end = (_weights(folder, name, self._ranks) for name in (START, END))
         self._first: dict[str, Tensor] = {}  # the first gradients
-        self._forwards = self._length_calls = 0
-        self._events = self._drawn = 0  # forwards and backward passes that have begun; numbers drawn since the last
-        self._read_since = self._inside = False
+        self._forwards = self._lengths_asked = 0
+        self._events = self._draws = 0  # forwards and backward passes that have begun; numbers drawn since the last
+        self._read_since = self._inside = False  # whether a batch was read since; whether a forward goes on
         self._loaded: set[str] = set()
-        self._rates: list[list[Any]] = []
+        self._rates: list[list[Any]] = []  # the replay's own, of the steps that go on
         self._base_rates: list[list[float]] = []
-        kept = self._kept
-        self._from_loader = bool(kept[0].passes)
+        first = self._ranks[0]
+        self._from_loader = bool(first.passes)
         # A script that computes its loss of batches that it makes itself is not fed: it must make the ranks' batches.
-        self._makes = not self._from_loader and not all(each.loss for each in kept[0].forwards)
-        self._by_rank = not plan.in_turn and any(each.draws or each.batch_norm for each in kept)
+        self._makes = not self._from_loader and not all(forward.loss for forward in first.forwards)
+        self._by_rank = not plan.in_turn and any(rank.draws or rank.batch_norm for rank in self._ranks)
 
     def _read(self, folder: Path) -> list[ReplayData]:
         """Reads what the ranks have kept. What the script itself defines is not known here, before it runs."""
@@ -64,29 +54,27 @@ class ReplayPlayer:
         try:
             return [torch.load(path, weights_only=False) for path in paths]
         except (AttributeError, ImportError, pickle.UnpicklingError) as error:
-            self._leave(Replayed(f"the kept batches hold objects of a class that only the script knows ({error})"))
+            self._leave(ReplayRecord(message("batches_of_unknown_class", error=str(error))))
 
-    def why_not(self) -> str:
-        """Returns why this record cannot be replayed; '' where it may be."""
-        why = next((each.why_not for each in self._kept if each.why_not), "")
-        if why:
+    def why_not(self) -> Message | None:
+        """Returns why this record cannot be replayed; None where it may be."""
+        if why := next((rank.why_not for rank in self._ranks if rank.why_not), None):
             return why
-        first = self._kept[0]
-        if any(len(each.forwards) != len(first.forwards) for each in self._kept):
-            return "the ranks had different numbers of forward passes"
-        if any([len(b) for b in each.passes] != [len(b) for b in first.passes] for each in self._kept):
-            return "the ranks have read different numbers of batches"
+        first, rest, in_turn = self._ranks[0], self._ranks[1:], self._plan.in_turn
+        if any(len(rank.forwards) != len(first.forwards) for rank in rest):
+            return message("forwards_differ_between_ranks")
+        if any(list(map(len, rank.passes)) != list(map(len, first.passes)) for rank in rest):
+            return message("batches_differ_between_ranks")
         if self._makes and self._by_rank:
-            return UNFED
-        if (self._from_loader or self._makes) and any(each.outside for each in self._kept):  # else the inputs are fed
-            return OUTSIDE
-        if self._from_loader and any(_counts(each) != _counts(first) for each in self._kept):
-            return "the ranks draw different numbers of random numbers beside the model"
-        if self._plan.in_turn and any(_counts(first)):
-            return IN_TURN
-        if self._plan.in_turn and first.several:
-            return "a micro-batch has several forward passes, which cannot be played one rank at a time"
-        return ""
+            return message("makes_other_batches")
+        # Else the inputs are fed.
+        if (self._from_loader or self._makes) and any(rank.outside for rank in self._ranks):
+            return message("draws_outside_torch")
+        if self._from_loader and any(_counts(rank) != _counts(first) for rank in rest):
+            return message("draws_differ_between_ranks")
+        if in_turn and any(_counts(first)):
+            return message("draws_cannot_be_played_in_turn")
+        return message("several_forwards_in_a_micro_batch") if in_turn and first.several else None
 
     def attach(self) -> None:
         """Patches forwards and loaders; comes before the recorder's patches, so that it sees what is fed."""
@@ -95,150 +83,145 @@ class ReplayPlayer:
         patch_training_forwards(self._forward)
         patch_loaders(self._next, self._length)
         patch_autograd(lambda _: None if in_backward() else self._end_draws(), lambda: None)
-        if self._from_loader and not self._plan.in_turn:  # else the model's inputs are fed, or there are none
+        # Else the model's inputs are fed, or there are none.
+        if self._from_loader and not self._plan.in_turn:
             patch_draws(self._draw)
         register_optimizer_step_pre_hook(self._before_step)
         register_optimizer_step_post_hook(self._after_step)
 
-    def stop(self, why: str, needs_turns: bool = False) -> NoReturn:
+    def stop(self, why: Message, needs_turns: bool = False) -> NoReturn:
         """Ends the replay: it cannot be judged."""
-        self._leave(Replayed(why, self._feed, needs_turns))
+        self._leave(ReplayRecord(why, self._feed, needs_turns))
 
-    def result(self) -> Replayed:
+    def result(self) -> ReplayRecord:
         """Returns how far from the ranks' weights the replay has ended."""
         steps = self._recorder.steps
         if not steps:
-            return Replayed("in one process the script takes no optimizer step", self._feed)
-        means = self._by_rank and any(each.loss for each in self._kept[0].forwards)
-        recorded = self._kept[0].base_rates
-        micro = len(steps[0].micro)
-        return Replayed("", self._feed, False, micro, self._distances(), self._base_rates, recorded, means)
+            return ReplayRecord(message("no_step_in_one_process"), self._feed)
+        return ReplayRecord(
+            feed=self._feed,
+            micro_batches=len(steps[0].micro_batches),
+            distances=self._distances(),
+            base_rates=self._base_rates,
+            recorded_base_rates=self._ranks[0].base_rates,
+            means=self._by_rank and any(forward.loss for forward in self._ranks[0].forwards),
+        )
 
     @property
     def _feed(self) -> Feed:
         return "in turn" if self._plan.in_turn else "by rank" if self._by_rank else "whole"
 
+    @property
+    def _may_need_turns(self) -> bool:
+        """Whether what does not fit may fit with each rank's micro-batch in turn."""
+        return not self._recorder.steps and not self._plan.in_turn
+
+    def _place(self, number: int) -> tuple[int, int]:
+        """Returns (rank, number) of what the ranks have in the place of the replay's batch or forward `number`."""
+        ranks = len(self._ranks)
+        return (number % ranks, number // ranks) if self._plan.in_turn else (0, number)
+
     def _distances(self) -> dict[str, Distance]:
-        size = sum(each.numel() for each in self._first.values())
-        squares = sum(float((each**2).sum()) for each in self._first.values())
+        size = sum(gradient.numel() for gradient in self._first.values())
+        squares = sum(float((gradient**2).sum()) for gradient in self._first.values())
         least = MOVES * (squares / size) ** 0.5 if size else 0.0
         distances = {}
         for name, gradient in self._first.items():
             moves = ~(gradient.abs() <= least)  # NaN, too
             start, end = self._start[name].double(), self._end[name].double()
-            mine = block_of(self._recorder.parameters[name]).cpu().double()
-            distances[name] = Distance(
-                float(((end - start)[moves] ** 2).sum()), float(((mine - end)[moves] ** 2).sum())
-            )
+            replayed = block_of(self._recorder.parameters.by_name[name]).cpu().double()
+            moved, off = (end - start)[moves], (replayed - end)[moves]
+            distances[name] = Distance(float((moved**2).sum()), float((off**2).sum()))
         return distances
+
+    # Batches and forwards
 
     def _next(self, iterator: Any, read: Callable[[Any], Any]) -> Any:
         """Returns the ranks' batch instead of what the iterator would read."""
-        first = self._kept[0]
-        if iterator._samestep not in first.numbers:  # not one that is trained with
+        first = self._ranks[0]
+        # Not one that is trained with.
+        if iterator._samestep not in first.numbers:
             self._inside = True
             try:
                 return read(iterator)
             finally:
                 self._inside = False
-        of = first.numbers.index(iterator._samestep)
-        at, ranks = getattr(iterator, "_samestep_read", 0), len(self._kept)
-        iterator._samestep_read = at + 1
-        rank, at = (at % ranks, at // ranks) if self._plan.in_turn else (0, at)
-        if at >= len(first.passes[of]):
-            if first.ended[of]:
+        number = first.numbers.index(iterator._samestep)
+        rank, at = self._place(getattr(iterator, "_samestep_read", 0))
+        iterator._samestep_read = getattr(iterator, "_samestep_read", 0) + 1
+        if at >= len(first.passes[number]):
+            if first.ended[number]:
                 raise StopIteration
-            more = not self._recorder.steps and not self._plan.in_turn
-            self.stop("in one process the script reads more batches than a rank did", needs_turns=more)
-        self._read_since, self._drawn = True, 0
+            self.stop(message("more_batches_in_one_process"), needs_turns=self._may_need_turns)
+        self._read_since, self._draws = True, 0
         if self._plan.in_turn:
-            return self._kept[rank].passes[of][at]
-        return self._joined([each.passes[of][at] for each in self._kept])
+            return self._ranks[rank].passes[number][at]
+        return self._joined([data.passes[number][at] for data in self._ranks])
 
     def _joined(self, parts: list[Any]) -> Any:
         try:
             return joined(parts)
-        except CannotConcatenate as why:
-            self.stop(str(why))
+        except CannotJoin as error:
+            self.stop(error.why)
 
     def _length(self, loader: Any, length: int) -> int:
-        self._length_calls += 1
-        lengths = self._kept[0].lengths
-        rank_length = lengths[self._length_calls - 1] if self._length_calls <= len(lengths) else length
-        return rank_length * len(self._kept) if self._plan.in_turn else rank_length
+        lengths = self._ranks[0].lengths
+        rank_length = lengths[self._lengths_asked] if self._lengths_asked < len(lengths) else length
+        self._lengths_asked += 1
+        return rank_length * len(self._ranks) if self._plan.in_turn else rank_length
 
     def _forward(self, call: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
         self._end_draws()
         self._compare_calls(more_to_come=True)
         self._load(module)
-        number, ranks = self._forwards, len(self._kept)
+        rank, at = self._place(self._forwards)
         self._forwards += 1
-        rank, at = (number % ranks, number // ranks) if self._plan.in_turn else (0, number)
-        if at >= len(self._kept[0].forwards):
-            more = not self._recorder.steps and not self._plan.in_turn
-            self.stop("in one process the script takes more forward passes than a rank did", needs_turns=more)
-        of = [self._kept[rank]] if self._plan.in_turn else self._kept
-        forwards = [each.forwards[at] for each in of]
-        if self._makes:
-            # Where it has drawn other random numbers than a rank, its targets may be others, too.
-            if not _same(random_states(), forwards[0].randoms) or not is_joined(
-                (args, kwargs), [each.inputs for each in forwards]
-            ):
-                self.stop(UNFED, needs_turns=not self._recorder.steps and not self._plan.in_turn)
-        elif not self._from_loader:
-            fed = self._joined([each.inputs for each in forwards])
-            args, kwargs = moved_like(fed, (args, kwargs))
-        else:
-            rows, theirs = rows_of((args, kwargs)), [row for each in forwards for row in each.rows]
-            if len(rows) != len(theirs) or (rows != theirs and not forwards[0].computed):
-                self.stop(OTHER_ROWS)
+        if at >= len(self._ranks[0].forwards):
+            self.stop(message("more_forwards_in_one_process"), needs_turns=self._may_need_turns)
+        ranks = [self._ranks[rank]] if self._plan.in_turn else self._ranks
+        forwards = [data.forwards[at] for data in ranks]
+        args, kwargs = self._fed(forwards, args, kwargs)
         self._inside = True
         try:
             if self._by_rank:
                 return self._call_by_rank(call, module, args, kwargs, forwards)
-            set_random_states(forwards[0].randoms)
+            set_random_states(forwards[0].random_states)
             return call(*args, **kwargs)
         finally:
             self._inside = False
 
-    def _draw(self, call: Callable[[], Tensor]) -> Tensor:
-        """Returns what the ranks together have drawn instead of what the script draws outside of the model."""
-        numbers = call()
-        of = [each.drawn[self._events] for each in self._kept if self._events < len(each.drawn)]
-        if self._inside or not of or (of[0].after_read and not self._read_since):
-            return numbers
-        self._drawn += 1
-        if self._drawn > len(of[0].values):  # after the last of the event: in no list
-            return numbers
-        value = joined_draws([each.values[self._drawn - 1] for each in of], numbers.shape)
-        if value is None:
-            self.stop(FOR_A_BATCH.format(tuple(numbers.shape)))
-        with torch.no_grad():
-            numbers.copy_(value)
-        return numbers
-
-    def _end_draws(self) -> None:
-        """Ends the draws before a forward or a backward pass."""
-        listed = self._kept[0].drawn
-        wanted = len(listed[self._events].values) if self._events < len(listed) else 0
-        if self._from_loader and not self._plan.in_turn and self._drawn < wanted:
-            self.stop(OTHER_DRAWS)
-        self._events, self._drawn, self._read_since = self._events + 1, 0, False
+    def _fed(self, forwards: list[Forward], args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Returns the inputs of a forward: those of the ranks, which the script has from its loader, makes itself, or
+        is given here. Ends the replay where it has others."""
+        first = forwards[0]
+        if self._makes:
+            # Where it has drawn other random numbers than a rank, its targets may be others, too.
+            same_states = _are_equal(random_states(), first.random_states)
+            if not same_states or not is_joined((args, kwargs), [forward.inputs for forward in forwards]):
+                self.stop(message("makes_other_batches"), needs_turns=self._may_need_turns)
+        elif not self._from_loader:
+            inputs: tuple[Any, Any] = moved_like(self._joined([forward.inputs for forward in forwards]), (args, kwargs))
+            return inputs
+        else:
+            rows, recorded = rows_of((args, kwargs)), [row for forward in forwards for row in forward.rows]
+            if len(rows) != len(recorded) or (rows != recorded and not first.computed):
+                self.stop(message("replay_reads_other_rows"))
+        return args, kwargs
 
     def _call_by_rank(
         self, call: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any, forwards: list[Forward]
     ) -> Any:
         """Calls a model with each rank's rows and random state, inside of one forward of its wrapper."""
         if hasattr(module, "_orig_mod"):
-            self.stop("a compiled model with dropout or BatchNorm cannot be played rank by rank")
+            self.stop(message("compiled_model_not_played_by_rank"))
         inner = _unwrapped(module)
         before, forward = inner.__dict__.get("forward"), inner.forward
-        sizes = [len(each.rows) for each in forwards]
+        sizes = [len(recorded.rows) for recorded in forwards]
 
         def by_rank(*args: Any, **kwargs: Any) -> Any:
             outputs = []
-            for rank, of in enumerate(forwards):
-                set_random_states(of.randoms)
+            for rank, recorded in enumerate(forwards):
+                set_random_states(recorded.random_states)
                 outputs.append(forward(*split(args, sizes, rank), **split(kwargs, sizes, rank)))
             return joined_outputs(outputs)
 
@@ -246,18 +229,21 @@ class ReplayPlayer:
         try:
             return call(*args, **kwargs)
         finally:
-            if inner.__dict__.get("forward") is by_rank:  # Lightning exchanges it during the call
+            # Lightning exchanges it during the call.
+            if inner.__dict__.get("forward") is by_rank:
                 del inner.__dict__["forward"]
                 if before is not None:
                     inner.__dict__["forward"] = before
 
     def _load(self, module: nn.Module) -> None:
         """Loads the recorded first weights into what is seen for the first time."""
-        new = {name: p for name, p in self._recorder.parameters.items() if name not in self._loaded}
+        parameters = self._recorder.parameters.by_name
+        new = {name: parameter for name, parameter in parameters.items() if name not in self._loaded}
         if not new:
             return
-        if missing := [name for name in new if name not in self._start or self._start[name].shape != new[name].shape]:
-            self.stop(f"in one process the model has another parameter: {missing[0]}")
+        for name, parameter in new.items():
+            if name not in self._start or self._start[name].shape != parameter.shape:
+                self.stop(message("other_parameter_in_one_process", parameter=name))
         self._loaded |= {*new}
         with torch.no_grad():
             for name, parameter in new.items():
@@ -266,15 +252,45 @@ class ReplayPlayer:
                 if f"buffer {name}" in self._start:
                     buffer.copy_(self._start[f"buffer {name}"])
 
+    # Random numbers beside the model
+
+    def _draw(self, call: Callable[[], Tensor]) -> Tensor:
+        """Returns what the ranks together have drawn instead of what the script draws outside of the model."""
+        numbers = call()
+        drawn = [rank.drawn[self._events] for rank in self._ranks if self._events < len(rank.drawn)]
+        if self._inside or not drawn or (drawn[0].after_read and not self._read_since):
+            return numbers
+        self._draws += 1
+        # After the last of the event: in no list.
+        if self._draws > len(drawn[0].values):
+            return numbers
+        value = joined_draws([of_rank.values[self._draws - 1] for of_rank in drawn], numbers.shape)
+        if value is None:
+            self.stop(message("draws_for_a_whole_batch", shape=str(tuple(numbers.shape))))
+        with torch.no_grad():
+            numbers.copy_(value)
+        return numbers
+
+    def _end_draws(self) -> None:
+        """Ends the draws before a forward or a backward pass."""
+        counts = _counts(self._ranks[0])
+        wanted = counts[self._events] if self._events < len(counts) else 0
+        if self._from_loader and not self._plan.in_turn and self._draws < wanted:
+            self.stop(message("draws_differ_in_one_process"))
+        self._events, self._draws, self._read_since = self._events + 1, 0, False
+
+    # Steps
+
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """Takes the first gradients; steps at the recorded rates, as the replay's own are judged apart."""
         step = len(self._recorder.steps)
         self._first |= self._gradients()  # of several optimizers each steps for the first time
         groups = optimizer.param_groups
-        momenta = self._kept[0].momenta
-        if len({repr(each) for each in momenta.values()}) > 1 and len(momenta.get(step, ())) == len(groups):
-            for group, moved in zip(groups, momenta[step]):  # by a schedule, which may depend on the ranks
-                group.update(moved)
+        momenta = self._ranks[0].momenta
+        # They are moved by a schedule, which may depend on the ranks.
+        if len(set(map(repr, momenta.values()))) > 1 and len(momenta.get(step, ())) == len(groups):
+            for group, recorded in zip(groups, momenta[step]):
+                group.update(recorded)
         self._rates.append([float(group["lr"]) for group in groups])
         if step < len(self._plan.rates) and len(self._plan.rates[step]) == len(groups):
             for group, rate in zip(groups, self._plan.rates[step]):
@@ -282,44 +298,49 @@ class ReplayPlayer:
 
     def _gradients(self) -> dict[str, Tensor]:
         """Returns the gradients of parameters that have had none before."""
-        named = [(name, p.grad) for name, p in self._recorder.parameters.items() if name not in self._first]
-        return {name: block_of(gradient).cpu().double() for name, gradient in named if gradient is not None}
+        new = {name: p for name, p in self._recorder.parameters.by_name.items() if name not in self._first}
+        return {name: block_of(p.grad).cpu().double() for name, p in new.items() if p.grad is not None}
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         groups, step = optimizer.param_groups, len(self._recorder.steps)
         for group, rate in zip(groups, self._rates.pop()):
             _set_rate(group, rate)
-        if not self._recorder.counts():
+        if not self._recorder.parameters.are_known:
             return
         self._first |= self._gradients()  # of a closure, which may also be the first to use the model
         if not self._rates:
             self._compare_calls()
             self._base_rates.append([float(group.get("initial_lr", group["lr"])) for group in groups])
-            self._count_micro(step)
+            self._compare_micro_batches(step)
 
     def _compare_calls(self, more_to_come: bool = False) -> None:
         """Ends the replay where a closure is called another number of times: what follows would be fed otherwise."""
         step, calls = len(self._recorder.steps), self._recorder.window.calls
-        wanted = self._plan.calls[step] if step < len(self._plan.calls) else calls
-        if calls > wanted or (calls < wanted and not more_to_come):
-            self.stop(CALLS.format(step, f"{calls} or more" if more_to_come else calls, wanted))
+        recorded = self._plan.calls[step] if step < len(self._plan.calls) else calls
+        if calls > recorded and more_to_come:
+            self.stop(message("closure_called_more_often", step=step, calls=calls, recorded=recorded))
+        if calls > recorded or (calls < recorded and not more_to_come):
+            self.stop(message("closure_called_otherwise", step=step, calls=calls, recorded=recorded))
 
-    def _count_micro(self, step: int) -> None:
+    def _compare_micro_batches(self, step: int) -> None:
         """Ends the replay where a step has other micro-batches than the ranks'."""
-        micro, ranks = len(self._recorder.window.micro), len(self._kept)
-        wanted = self._plan.micro[step] * (ranks if self._plan.in_turn else 1) if step < len(self._plan.micro) else 0
-        if not wanted or micro == wanted:
+        if step >= len(self._plan.micro_batches):
             return
-        turns = micro == self._plan.micro[step] * ranks and not self._plan.in_turn and not step
-        each = self._plan.micro[step]
-        why = f"one process takes {micro} micro-batches at step {step}, and each of {ranks} ranks {each}"
-        why = UNFED if self._makes and micro == each else why  # it makes rank 0's batches alone
-        self._leave(Replayed(why, self._feed, turns, micro if not step else -1))
+        count, ranks = len(self._recorder.window.micro_batches), len(self._ranks)
+        recorded, in_turn = self._plan.micro_batches[step], self._plan.in_turn
+        if not recorded or count == recorded * (ranks if in_turn else 1):
+            return
+        figures = {"micro_batches": count, "step": step, "ranks": ranks, "recorded": recorded}
+        why = message("other_micro_batches_in_one_process", **figures)
+        if self._makes and count == recorded:
+            why = message("makes_other_batches")  # rank 0's alone
+        turns = count == recorded * ranks and not in_turn and not step
+        self._leave(ReplayRecord(why, self._feed, turns, count if not step else -1))
 
 
-def _counts(kept: ReplayData) -> list[int]:
+def _counts(rank: ReplayData) -> list[int]:
     """Returns how many random numbers a rank has drawn before each forward and backward pass, beside the model."""
-    return [len(each.values) for each in kept.drawn]
+    return [len(drawn.values) for drawn in rank.drawn]
 
 
 def _unwrapped(module: Any) -> Any:
@@ -330,16 +351,17 @@ def _unwrapped(module: Any) -> Any:
     return _unwrapped(inside) if inside is not None else module
 
 
-def _weights(folder: Path, name: str, kept: list[ReplayData]) -> Weights:
+def _weights(folder: Path, name: str, ranks: list[ReplayData]) -> Weights:
     """Returns the whole weights: rank 0's, and of a sharded one the blocks of all ranks, put together."""
-    of = [read_arrays(folder, rank, name) for rank in range(len(kept) if kept[0].shards else 1)]
-    whole = {key: torch.from_numpy(array) for key, array in of[0].items()}
-    for key, cut in kept[0].shards.items():
-        whole[key] = torch.cat([torch.from_numpy(each[key]) for each in of if key in each], cut)
+    shards = ranks[0].shards
+    arrays = [read_arrays(folder, rank, name) for rank in range(len(ranks) if shards else 1)]
+    whole = {key: torch.from_numpy(array) for key, array in arrays[0].items()}
+    for key, dimension in shards.items():
+        whole[key] = torch.cat([torch.from_numpy(of_rank[key]) for of_rank in arrays if key in of_rank], dimension)
     return whole
 
 
-def _same(first: list[Tensor], second: list[Tensor]) -> bool:
+def _are_equal(first: list[Tensor], second: list[Tensor]) -> bool:
     return len(first) == len(second) and all(map(torch.equal, first, second))
 
 

@@ -17,8 +17,8 @@ from torch.optim import Optimizer
 
 from samestep.errors import TrainingFailed, UserError
 from samestep.message import message
+from samestep.recorder.patches import Patches
 from samestep.recorder.recorder import Recorder
-from samestep.recorder.undo import Patches
 from samestep.records.files import read, write
 from samestep.records.results import RESULTS
 from samestep.records.script import PLAN, CheckResults, ScriptPlan, ScriptRecord
@@ -59,9 +59,7 @@ class Watch:
         self._patches.undo()
         _now.remove(self)
         if self._loader is not None and not record.passes:
-            record.notes.append(
-                "the loader was not read: it is another one that the training reads, or an iterator of it"
-            )
+            record.notes.append(message("loader_not_read"))
         folder = Path(self._plan.out)
         write(folder / f"rank{self._world.rank}.json", record)
         if self._world.rank == 0:
@@ -85,13 +83,10 @@ class Watch:
         return read(CheckResults, path)
 
     def _wait(self, files: list[Path]) -> None:
-        until = time.monotonic() + WAIT_S
+        deadline = time.monotonic() + WAIT_S
         while missing := [file for file in files if not file.exists()]:
-            if time.monotonic() > until:
-                raise TrainingFailed(
-                    f"{missing[0].name} is not written after {WAIT_S:g} s: every rank must call samestep.watch, and "
-                    "take as many steps"
-                )
+            if time.monotonic() > deadline:
+                raise TrainingFailed(message("rank_not_watched", file=missing[0].name, seconds=WAIT_S))
             time.sleep(0.01)
 
 

@@ -1,69 +1,114 @@
-"""What is recorded between two optimizer steps."""
+"""What is recorded between two optimizer steps: micro-batches, and their gradients as a few sums of each."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from samestep.recorder.sums import compress
 from samestep.records.arrays import write_arrays
-from samestep.records.script import LOCAL, MICRO_BATCHES, STEP, TAKEN, UNCLIPPED, ClipSeen, LossSeen, MicroSeen
+from samestep.records.script import (
+    BUCKETS,
+    LOCAL,
+    MICRO_BATCHES,
+    STEP,
+    TAKEN,
+    UNCLIPPED,
+    ClipRecord,
+    LossRecord,
+    MicroBatchRecord,
+)
+
+PERIOD = 65537  # prime, so that no two elements of a bucket have the same sign throughout
+
+
+@cache
+def _signs(device: torch.device) -> Tensor:
+    """Returns PERIOD random signs, the same on every rank."""
+    generator = torch.Generator().manual_seed(20251123)
+    return (torch.randint(0, 2, (PERIOD,), generator=generator) * 2 - 1).double().to(device)
+
+
+def compress(tensor: Tensor) -> Tensor:
+    """Returns a tensor's elements where it has BUCKETS or fewer; otherwise BUCKETS sums of them, with random signs.
+
+    The result is linear in the tensor, so that the mean over ranks is that of the whole gradients; in float64, of shape
+    [min(elements, BUCKETS)], on the tensor's device.
+    """
+    flat = tensor.detach().reshape(-1)
+    if flat.is_sparse:
+        flat = flat.to_dense()
+    flat = flat.double()
+    count = flat.numel()
+    if count <= BUCKETS:
+        return flat.clone()
+    signs = _signs(flat.device).repeat(-(-count // PERIOD))[:count]
+    return torch.nn.functional.pad(flat * signs, (0, -count % BUCKETS)).view(-1, BUCKETS).sum(0)
+
+
+def dtype_name(tensor_or_dtype: Tensor | torch.dtype) -> str:
+    """Returns 'float32' of torch.float32 or of a tensor of it."""
+    dtype = tensor_or_dtype.dtype if isinstance(tensor_or_dtype, Tensor) else tensor_or_dtype
+    return str(dtype).removeprefix("torch.")
 
 
 @dataclass
-class Micro:
+class MicroBatch:
     """One micro-batch, as it goes on."""
 
     rows: list[str] = field(default_factory=list)
-    losses: list[LossSeen] = field(default_factory=list)
+    losses: list[LossRecord] = field(default_factory=list)
     passes: list[int] = field(default_factory=list)
 
-    def seen(self) -> MicroSeen:
-        return MicroSeen(self.rows, self.losses, self.passes)
+    def record(self) -> MicroBatchRecord:
+        return MicroBatchRecord(self.rows, self.losses, self.passes)
 
 
 @dataclass
 class Window:
     """The micro-batches since the last optimizer step, and their gradients, compressed.
 
-    done: micro-batches whose backward has ended. removed: those that zero_grad removed.
-    local: parameter -> micro-batch -> this rank's gradient. unclipped: parameter -> .grad before it was clipped.
+    done: micro-batches whose backward has ended. removed: those that zero_grad removed. calls: of the optimizer's
+    closure. local: parameter -> micro-batch -> this rank's gradient; dtypes: of these. unclipped: parameter -> .grad
+    before it was clipped. autocast: the dtypes of autocast.
     """
 
-    micro: list[Micro] = field(default_factory=list)
+    micro_batches: list[MicroBatch] = field(default_factory=list)
     done: int = 0
-    removed: list[Micro] = field(default_factory=list)
-    clips: list[ClipSeen] = field(default_factory=list)
+    removed: list[MicroBatch] = field(default_factory=list)
+    clips: list[ClipRecord] = field(default_factory=list)
     scale: float | None = None
     local: dict[str, dict[int, Tensor]] = field(default_factory=dict)
     unclipped: dict[str, Tensor] = field(default_factory=dict)
     unclipped_after: int = -1
-    calls: int = 0  # of the optimizer's closure
-    dtypes: set[str] = field(default_factory=set)  # of the local gradients
-    computed: set[str] = field(default_factory=set)  # the dtypes of autocast
+    calls: int = 0
+    dtypes: set[str] = field(default_factory=set)
+    autocast: set[str] = field(default_factory=set)
 
-    def current(self) -> Micro:
+    def current(self) -> MicroBatch:
         """Returns the micro-batch whose backward has not ended; begins it where there is none."""
-        if len(self.micro) == self.done:
-            self.micro.append(Micro())
-        return self.micro[-1]
+        if len(self.micro_batches) == self.done:
+            self.micro_batches.append(MicroBatch())
+        return self.micro_batches[-1]
 
     def add(self, name: str, gradient: Tensor) -> None:
         """Adds a local gradient of a parameter to that of the present micro-batch."""
-        number = min(max(len(self.micro), 1), MICRO_BATCHES) - 1
-        kept = self.local.setdefault(name, {})
-        self.dtypes.add(str(gradient.dtype).removeprefix("torch."))
+        number = min(max(len(self.micro_batches), 1), MICRO_BATCHES) - 1
+        sums = self.local.setdefault(name, {})
+        self.dtypes.add(dtype_name(gradient))
         compressed = compress(gradient)
-        kept[number] = kept[number] + compressed if number in kept else compressed
+        sums[number] = sums[number] + compressed if number in sums else compressed
 
     def computed_gradients(self) -> list[str]:
         """Returns the parameters whose local gradient is not zero."""
-        return [name for name, of in self.local.items() if any(bool(each.any()) for each in of.values())]
+        return [name for name, sums in self.local.items() if any(bool(gradient.any()) for gradient in sums.values())]
 
     def begin_again(self) -> None:
         """Begins anew before a call of the optimizer's closure: the last call's gradients are those of the step."""
@@ -72,12 +117,12 @@ class Window:
 
     def clear(self) -> None:
         """Removes the micro-batches so far: their gradients will be in no step."""
-        self.removed += self.micro[: self.done]
-        self.micro, self.local, self.done = self.micro[self.done :], {}, 0
+        self.removed += self.micro_batches[: self.done]
+        self.micro_batches, self.local, self.done = self.micro_batches[self.done :], {}, 0
 
-    def clips_seen(self) -> list[ClipSeen]:
+    def clip_records(self) -> list[ClipRecord]:
         """Returns the clips. Where no backward() was seen, as by autograd.grad, none is known to be before it."""
-        return self.clips if self.done else [replace(clip, after=len(self.micro)) for clip in self.clips]
+        return self.clips if self.done else [replace(clip, after=len(self.micro_batches)) for clip in self.clips]
 
     @property
     def cleared(self) -> int:
@@ -85,10 +130,10 @@ class Window:
 
         Sharpness-aware minimization computes a gradient that moves the weights, removes it, and takes the same rows'.
         """
-        kept = {row for micro in self.micro for row in micro.rows}
-        return sum(not micro.rows or not kept.issuperset(micro.rows) for micro in self.removed)
+        trained = {row for micro_batch in self.micro_batches for row in micro_batch.rows}
+        return sum(not micro_batch.rows or not trained.issuperset(micro_batch.rows) for micro_batch in self.removed)
 
-    def write(self, folder: Path, rank: int, step: int, taken: dict[str, Tensor]) -> None:
+    def write(self, folder: Path, rank: int, step: int, taken: Mapping[str, Tensor]) -> None:
         """Writes the arrays of a step. taken: parameter -> the gradient that the optimizer took."""
         arrays: dict[str, NDArray[Any]] = {}
         for name, gradient in taken.items():

@@ -1,6 +1,8 @@
 """The record of a foreign script, and the results of `samestep check`, which judges it without a reference.
 
-A rank writes `rankR.json`, a ScriptRecord, and `rankR.stepS.npz`, the gradients of step S: see ARRAYS.
+A rank writes `rankR.json`, a ScriptRecord, and `rankR.stepS.npz`, the gradients of step S: see LOCAL. For a replay, in
+which one process takes the steps again, fed with what all ranks have read, it also keeps `rankR.kept.pt`, and rank 0
+the weights before the first and after the last step. The replay writes `rank0.json` as any rank, and `replay.json`.
 """
 
 from __future__ import annotations
@@ -9,8 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, TypeVar
 
-from samestep.records.beside_steps import EvaluationSeen, GroupSeen, RandomSeen, SaveSeen
-from samestep.records.replay import ReplayPlan
+from samestep.message import Message
 from samestep.records.results import Divergence
 
 PLAN = "script-plan.json"  # a worker knows by this name what to do
@@ -22,6 +23,14 @@ CLOSURES = "closures-rank{}.json"
 COMPRESSED = "compressed"  # among a step's dtypes: a communication hook hands on less than the gradients
 BUCKETS = 4096  # elements of an array at most: a larger tensor is added up into so many sums, with random signs
 MICRO_BATCHES = 8  # of a step that are kept apart; all later ones are added to the last
+NO_LOADER = -1  # in place of a pass's number
+
+REPLAYED = "replay.json"
+REPLAY_FOLDER = "replay"  # of the replay's records, in the folder of the recording's
+KEPT = "rank{}.kept.pt"
+START, END = "start", "end"  # the names of rank 0's arrays
+# How the ranks' batches are fed: as one; as one that goes through the model rank by rank; or one rank's at a time.
+Feed = Literal["whole", "by rank", "in turn"]
 A = TypeVar("A")  # an array
 
 
@@ -29,6 +38,24 @@ def of_kind(arrays: Mapping[str, A], kind: str) -> dict[str, A]:
     """Returns parameter -> its array, of a step's arrays of one kind: UNCLIPPED or TAKEN."""
     prefix = kind.format("")
     return {key.removeprefix(prefix): array for key, array in arrays.items() if key.startswith(prefix)}
+
+
+@dataclass(frozen=True)
+class ReplayPlan:
+    """What to replay. record: the folder of the recording, of so many ranks. work: the folder to run in.
+
+    in_turn: whether each micro-batch is one rank's, for a script that accumulates as many more on fewer ranks. rates,
+    micro_batches, calls: the recorded learning rates, and numbers of micro-batches and of calls of a closure, of each
+    step.
+    """
+
+    record: str
+    ranks: int
+    work: str
+    rates: list[list[float]]
+    micro_batches: list[int]
+    in_turn: bool = False
+    calls: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -53,8 +80,11 @@ class ScriptPlan:
     module: bool = False
 
 
+# What happens in the steps
+
+
 @dataclass(frozen=True)
-class LossSeen:
+class LossRecord:
     """One term of a loss that was given to backward(). weight: the factor with which it enters.
 
     reduction: 'mean', 'sum' or 'unknown' (then the weight is not known either). count: how many values or targets the
@@ -68,32 +98,32 @@ class LossSeen:
 
 
 @dataclass(frozen=True)
-class MicroSeen:
+class MicroBatchRecord:
     """One micro-batch: the forward passes up to a backward(). rows: digests of the rows that the model received.
 
     losses: the terms of the loss. passes: the numbers of the passes over loaders whose batches it used.
     """
 
     rows: list[str]
-    losses: list[LossSeen] = field(default_factory=list)
+    losses: list[LossRecord] = field(default_factory=list)
     passes: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
-class ClipSeen:
+class ClipRecord:
     """One call of clip_grad_norm_ or clip_grad_value_. after: how many micro-batches of its step had been computed.
 
-    parameters: how many were clipped, of `of` that have a gradient. limit: the norm allowed, None for a clipped value.
+    parameters: how many were clipped, of those `with_gradient`. limit: the norm allowed, None for a clipped value.
     """
 
     after: int
     parameters: int
-    of: int
+    with_gradient: int
     limit: float | None
 
 
 @dataclass(frozen=True)
-class StepSeen:
+class StepRecord:
     """One step of an optimizer.
 
     optimizer: its number, in the order of their first steps. rates: of each parameter group. schedules: last_epoch of
@@ -107,10 +137,10 @@ class StepSeen:
     """
 
     optimizer: int
-    micro: list[MicroSeen]
+    micro_batches: list[MicroBatchRecord]
     rates: list[float]
     schedules: list[int]
-    clips: list[ClipSeen]
+    clips: list[ClipRecord]
     cleared: int
     scale: float | None
     weights: Mapping[str, int]
@@ -126,7 +156,7 @@ class StepSeen:
 
 
 @dataclass(frozen=True)
-class ClosuresSeen:
+class ClosureRecord:
     """How often one rank has called its optimizer's closure in each step. done: how many steps have ended."""
 
     calls: list[int]
@@ -134,7 +164,7 @@ class ClosuresSeen:
 
 
 @dataclass(frozen=True)
-class PassSeen:
+class PassRecord:
     """One pass over a DataLoader: an epoch, or what was seen of it.
 
     loader: the loader's number. length: of its dataset; None where it has none. batches: the indices of each batch that
@@ -154,6 +184,56 @@ class PassSeen:
     dataset: str = ""
 
 
+# What happens beside them
+
+
+@dataclass(frozen=True)
+class EvaluationRecord:
+    """One pass over a DataLoader that is evaluated and not trained. number: of the pass, among all; NO_LOADER for
+    forward passes of other data, which are kept only where the model has BatchNorm's statistics. step: how many
+    optimizer steps had been taken. buffers: digests of the evaluated model's BatchNorm statistics.
+    collectives: the operations called from its first forward up to the next training forward.
+    """
+
+    number: int
+    step: int
+    buffers: Mapping[str, int] = field(default_factory=dict)
+    collectives: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class RandomRecord:
+    """Random generators. states: 'torch', 'numpy' and 'python' -> the digest of the state at the first training
+    forward. draws: of each step, the digest of torch's state before its first training forward, '' where that forward
+    draws no random number. workers: the seed from which a loader's workers take theirs, of each pass that has workers.
+    """
+
+    states: Mapping[str, str] = field(default_factory=dict)
+    draws: list[str] = field(default_factory=list)
+    workers: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class GroupRecord:
+    """The collectives of one process group, in their order. ranks: its members, empty where that is not known.
+
+    calls: as 'all_reduce [16, 8] float': operation, shapes of the inputs, type. first: the number of the first one that
+    is known, as older ones are forgotten.
+    """
+
+    ranks: list[int]
+    calls: list[str]
+    first: int = 1
+
+
+@dataclass(frozen=True)
+class SaveRecord:
+    """A file that torch.save has written. file: its real path. step: how many steps had been taken by then."""
+
+    file: str
+    step: int
+
+
 @dataclass(frozen=True)
 class ScriptRecord:
     """What one rank recorded of a script.
@@ -166,31 +246,90 @@ class ScriptRecord:
     rank: int
     size: int
     start: Mapping[str, int]
-    steps: list[StepSeen]
-    passes: list[PassSeen]
+    steps: list[StepRecord]
+    passes: list[PassRecord]
     ended: Literal["steps", "itself"]
     libraries: list[str]
     record_s: float
     step_s: list[float]
     epochs_set: int = 0
     buffers: Mapping[str, int] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-    evaluations: list[EvaluationSeen] = field(default_factory=list)
-    randoms: RandomSeen = field(default_factory=RandomSeen)
-    groups: Mapping[str, GroupSeen] = field(default_factory=dict)
-    saves: list[SaveSeen] = field(default_factory=list)
+    notes: list[Message] = field(default_factory=list)
+    evaluations: list[EvaluationRecord] = field(default_factory=list)
+    randoms: RandomRecord = field(default_factory=RandomRecord)
+    groups: Mapping[str, GroupRecord] = field(default_factory=dict)
+    saves: list[SaveRecord] = field(default_factory=list)
 
+
+# The replay in one process
+
+
+@dataclass(frozen=True)
+class Distance:
+    """Of one parameter's elements that the first gradient moves: the squares of how far the recorded steps have moved
+    them, and of how far the replay's end from there."""
+
+    moved: float
+    off: float
+
+
+@dataclass(frozen=True)
+class ReplayRecord:
+    """How a replay went. why_not: the reason for which it cannot be judged; None where it can.
+
+    needs_turns: whether it is to be repeated with each rank's micro-batch in turn. micro_batches: of its first step; -1
+    where that did not end. base_rates: of each step, the rates from which a schedule starts; recorded: the same of the
+    ranks. means: whether losses of the ranks were averaged, as their mean is computed inside of the model.
+    """
+
+    why_not: Message | None = None
+    feed: Feed = "whole"
+    needs_turns: bool = False
+    micro_batches: int = -1
+    distances: Mapping[str, Distance] = field(default_factory=dict)
+    base_rates: list[list[float]] = field(default_factory=list)
+    recorded_base_rates: list[list[float]] = field(default_factory=list)
+    means: bool = False
+
+
+# What is found
 
 Answer = Literal["right", "differs", "unknown", "warning"]  # a warning is of a finding alone: it may be intended
+Question = Literal[
+    "steps",
+    "initial weights",
+    "rows",
+    "order",
+    "gradient",
+    "loss weight",
+    "clipping",
+    "rate",
+    "schedule",
+    "weights",
+    "updates",
+    "random numbers",
+    "evaluation",
+    "buffers",
+    "collectives",
+    "saves",
+    "replay",
+    "replayed gradient",
+    "replayed rate",
+    "replayed weights",
+    "replayed micro-batches",
+]
 
 
 @dataclass(frozen=True)
 class Finding:
-    """The answer to one question about a script. sentence: what was seen, or why it cannot be judged."""
+    """The answer to one question about a script. message: what was seen, or why it cannot be judged.
 
-    question: str
+    divergence: what differs first, of an answer that differs; its cause is the message.
+    """
+
+    question: Question
     answer: Answer
-    sentence: str
+    message: Message
     divergence: Divergence | None = None
 
 
@@ -208,7 +347,7 @@ class CheckResults:
     first_divergence: Divergence | None
     record_share: float
     folder: str
-    notes: list[str] = field(default_factory=list)
+    notes: list[Message] = field(default_factory=list)
     command: str = ""
 
 
@@ -224,11 +363,11 @@ class DiffResults:
     answer: Answer
     findings: list[Finding]
     first_divergence: Divergence | None
-    notes: list[str] = field(default_factory=list)
+    notes: list[Message] = field(default_factory=list)
     resumed_at: int = 0
 
 
-def question_of(results: CheckResults | DiffResults) -> str:
+def question_of(results: CheckResults | DiffResults) -> Question | Literal[""]:
     """Returns the question whose answer is the first divergence; '' where there is none."""
     first = results.first_divergence
-    return next((each.question for each in results.findings if first and each.divergence == first), "")
+    return next((finding.question for finding in results.findings if first and finding.divergence == first), "")

@@ -2,17 +2,72 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.table import Table
 
+from samestep.message import Message, message
 from samestep.records.results import Divergence
-from samestep.records.script import CheckResults, DiffResults, Finding
+from samestep.records.script import Answer, CheckResults, DiffResults, Finding, Question
 from samestep.report.console import cell, terminal
-from samestep.report.sentences import sentence, value, where
+from samestep.report.language import text
 
 STYLES = {"right": "green", "differs": "bold red", "unknown": "yellow", "warning": "bold yellow"}
+ANSWERS: Mapping[Answer, Message] = {
+    "right": message("answer_right"),
+    "differs": message("answer_differs"),
+    "unknown": message("answer_unknown"),
+    "warning": message("answer_warning"),
+}
+QUESTIONS: Mapping[Question, Message] = {
+    "steps": message("question_steps"),
+    "initial weights": message("question_initial_weights"),
+    "rows": message("question_rows"),
+    "order": message("question_order"),
+    "gradient": message("question_gradient"),
+    "loss weight": message("question_loss_weight"),
+    "clipping": message("question_clipping"),
+    "rate": message("question_rate"),
+    "schedule": message("question_schedule"),
+    "weights": message("question_weights"),
+    "updates": message("question_updates"),
+    "random numbers": message("question_random_numbers"),
+    "evaluation": message("question_evaluation"),
+    "buffers": message("question_buffers"),
+    "collectives": message("question_collectives"),
+    "saves": message("question_saves"),
+    "replay": message("question_replay"),
+    "replayed gradient": message("question_replayed_gradient"),
+    "replayed rate": message("question_replayed_rate"),
+    "replayed weights": message("question_replayed_weights"),
+    "replayed micro-batches": message("question_replayed_micro_batches"),
+}
+# What a divergence of a script is of; see proof/script.
+QUANTITIES: Mapping[str, Message] = {
+    "calls of the closure": message("quantity_calls_of_the_closure"),
+    "optimizer steps": message("quantity_optimizer_steps"),
+    "initial weights": message("quantity_initial_weights"),
+    "parameters": message("quantity_parameters"),
+    "rows": message("quantity_rows"),
+    "rows of all ranks": message("quantity_rows_of_all_ranks"),
+    "gradient": message("quantity_gradient"),
+    "weight of a target": message("quantity_weight_of_a_target"),
+    "total weight of the losses": message("quantity_total_weight_of_the_losses"),
+    "clipping": message("quantity_clipping"),
+    "factor": message("quantity_factor"),
+    "learning rate": message("quantity_learning_rate"),
+    "advances of the schedule": message("quantity_advances_of_the_schedule"),
+    "weights": message("quantity_weights"),
+    "weights after the step": message("quantity_weights_after_the_step"),
+    "update": message("quantity_update"),
+    "collective": message("quantity_collective"),
+    "gradient against one process": message("quantity_gradient_against_one_process"),
+    "clipped gradient against one process": message("quantity_clipped_gradient_against_one_process"),
+    "weights against one process": message("quantity_weights_against_one_process"),
+    "micro-batches of a step": message("quantity_micro_batches_of_a_step"),
+}
 
 
 def show_check(results: CheckResults) -> None:
@@ -22,52 +77,61 @@ def show_check(results: CheckResults) -> None:
 
 def show_diff(results: DiffResults) -> None:
     """Prints what is the same in two records, and where they part."""
-    texts = [f"note: {note}" for note in results.notes]
-    first = results.first_divergence
-    if first:
-        texts += _divergence(f"{results.second} against {results.first}", first)
+    said = [message("note", note=note) for note in results.notes]
+    paths = {"first": results.first, "second": results.second}
+    if results.first_divergence:
+        said += _divergence(message("second_against_first", **paths), results.first_divergence)
     elif results.answer == "right":
-        after = f" after step {results.resumed_at - 1}" if results.resumed_at else ""
-        texts.append(f"{results.second} took the {results.steps} steps of {results.first}{after}")
+        after = results.resumed_at - 1 if results.resumed_at else None
+        said.append(message("second_took_the_steps", steps=results.steps, after=after, **paths))
     else:
-        texts.append("unknown: what the answer needs could not be compared")
-    _show(results.findings, ["", *(sentence(text) for text in texts)])
+        said.append(message("comparison_unknown"))
+    _show(results.findings, ["", *map(text, said)])
+
+
+def lines(results: CheckResults) -> list[str]:
+    """Returns the verdict, the first divergence and its cause, and where the records are."""
+    script = {"script": Path(results.script).name, "ranks": results.ranks}
+    said = [message("note", note=note) for note in results.notes]
+    if results.first_divergence:
+        said += _divergence(message("script_on_ranks", **script), results.first_divergence)
+    elif results.answer == "right":
+        warnings = sum(finding.answer == "warning" for finding in results.findings)
+        said.append(message("script_is_right", steps=results.steps, warnings=warnings or None, **script))
+    else:
+        said.append(message("script_is_unknown", **script))
+    records = message("records_are_in", folder=results.folder, share=results.record_share)
+    return ["", *map(text, said), text(records)]
 
 
 def _show(findings: Sequence[Finding], texts: Sequence[str]) -> None:
     console = terminal(100)
     table = Table(box=None, pad_edge=False, show_header=False)
-    for _ in ("question", "answer", "sentence"):
+    for _ in ("question", "answer", "what was found"):
         table.add_column(overflow="fold")
     for finding in findings:
-        table.add_row(cell(finding.question), cell(finding.answer, STYLES[finding.answer]), cell(finding.sentence))
+        answer = cell(text(ANSWERS[finding.answer]), STYLES[finding.answer])
+        table.add_row(cell(text(QUESTIONS[finding.question])), answer, cell(text(finding.message)))
     console.print(table)
     for line in texts:
         console.show_line(line)
 
 
-def _divergence(what: str, first: Divergence) -> list[str]:
-    at_step = "" if first.step is None else f" at step {first.step}"
-    values = f"expected {value(first.expected)}, found {value(first.found)}"
-    return [f"{what}: differs{at_step}: {where(first)}: {values}", f"the usual cause: {first.cause}"]
+def _divergence(what: Message, first: Divergence) -> list[Message]:
+    """Returns what differs first, where, and the usual cause."""
+    differs = message(
+        "differs_at",
+        what=what,
+        step=first.step,
+        quantity=QUANTITIES.get(first.quantity, first.quantity),
+        tensor=first.tensor,
+        rank=first.rank,
+        expected=_shown(first.expected),
+        found=_shown(first.found),
+    )
+    return [differs, message("usual_cause", cause=first.cause)]
 
 
-def lines(results: CheckResults) -> list[str]:
-    """Returns the verdict, the first divergence and its cause, and where the records are."""
-    name = Path(results.script).name
-    ranks = f"{results.ranks} rank{'' if results.ranks == 1 else 's'}"
-    first = results.first_divergence
-    texts = [f"note: {note}" for note in results.notes]
-    if first:
-        texts += _divergence(f"{name} on {ranks}", first)
-    elif results.answer == "right":
-        warned = sum(each.answer == "warning" for each in results.findings)
-        but = f", and {warned} warning{'' if warned == 1 else 's'}, above" if warned else ""
-        texts.append(f"{name} on {ranks}: {results.steps} steps, nothing wrong was seen{but}")
-    else:
-        texts.append(f"{name} on {ranks}: unknown: what a proof needs could not be judged")
-    return [
-        "",
-        *(sentence(text) for text in texts),
-        f"records: {results.folder} (recording took {results.record_share:.0%} of the steps)",
-    ]
+def _shown(value: Any) -> Any:
+    """Returns an expected or found value with all its digits: the difference may be in the last one."""
+    return value if isinstance(value, Message | list | tuple) else str(value)

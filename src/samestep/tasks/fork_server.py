@@ -74,7 +74,10 @@ def threads() -> int:
 def _preload(of: str) -> None:
     with without_collections():
         of_tests = OF_TESTS if of == "tests" else ()
-        of_ranks = ["samestep.recorder.run", *(f"samestep.engines.{name}" for name in sorted(engine.builtin_names()))]
+        of_ranks = [
+            "samestep.recorder.run_script",
+            *(f"samestep.engines.{name}" for name in sorted(engine.builtin_names())),
+        ]
         for name in (*PRELOADED, *of_tests, *(of_ranks if of == "ranks" else ())):  # the reference uses no engine
             importlib.import_module(name)
         for plugin in importlib.metadata.entry_points(group="pytest11") if of_tests else ():

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from proof.script.test_script import NAMES, SIZE, STEPS, judged
-from samestep.proof.script.replay import replayed
+from samestep.message import message
+from samestep.proof.script.replay import judge_replay
 from samestep.records.arrays import write_arrays
 from samestep.records.files import read
 from samestep.records.record import Record
-from samestep.records.replay import Distance, Replayed
-from samestep.records.script import ClipSeen, Finding, ScriptRecord, StepSeen
+from samestep.records.script import ClipRecord, Distance, Finding, ReplayRecord, ScriptRecord, StepRecord
 
 
 @dataclass
@@ -35,7 +35,9 @@ class Case:
     clipped: tuple[float, float] | None = None
     turned: bool = False
     targets: int = 3
-    found: Replayed = field(default_factory=lambda: Replayed("", micro=1, distances={"a.bias": Distance(1.0, 0.0)}))
+    found: ReplayRecord = field(
+        default_factory=lambda: ReplayRecord(micro_batches=1, distances={"a.bias": Distance(1.0, 0.0)})
+    )
 
     def judge(self) -> dict[str, Finding]:
         """Returns question -> its answer."""
@@ -43,14 +45,14 @@ class Case:
             (self.folder / name).mkdir(parents=True)
         judged(self.folder / "ranks", "mean")
         ranks = [read(ScriptRecord, self.folder / "ranks" / f"rank{rank}.json") for rank in range(SIZE)]
-        clips = [ClipSeen(1, 4, 4, 0.5)] if self.clipped else []
+        clips = [ClipRecord(1, 4, 4, 0.5)] if self.clipped else []
         steps = [
-            replace(each, dtypes=[self.dtype], schedules=list(self.schedules), clips=clips, calls=self.calls)
-            for each in ranks[0].steps
+            replace(step, dtypes=[self.dtype], schedules=list(self.schedules), clips=clips, calls=self.calls)
+            for step in ranks[0].steps
         ]
         steps = [
-            replace(each, optimizer=number % self.optimizers, rates=[0.1 + number % self.optimizers])
-            for number, each in enumerate(steps)
+            replace(step, optimizer=number % self.optimizers, rates=[0.1 + number % self.optimizers])
+            for number, step in enumerate(steps)
         ]
         ranks = [replace(rank, steps=steps, libraries=list(self.libraries)) for rank in ranks]
         ranks[1] = replace(ranks[1], steps=[self._with_targets(step) for step in ranks[1].steps])
@@ -59,30 +61,29 @@ class Case:
         one = replace(ranks[0], steps=mine)
         for step in range(STEPS):
             self._write(step)
-        return {
-            each.question: each
-            for each in replayed(self.found, ranks, one, Record(self.folder / "ranks"), Record(self.folder / "replay"))
-        }
+        folders = Record(self.folder / "ranks"), Record(self.folder / "replay")
+        return {finding.question: finding for finding in judge_replay(self.found, ranks, one, *folders)}
 
-    def _with_targets(self, step: StepSeen) -> StepSeen:
-        losses = [[replace(term, count=self.targets) for term in micro.losses] for micro in step.micro]
-        return replace(step, micro=[replace(micro, losses=of) for micro, of in zip(step.micro, losses)])
+    def _with_targets(self, step: StepRecord) -> StepRecord:
+        losses = [[replace(term, count=self.targets) for term in batch.losses] for batch in step.micro_batches]
+        batches = [replace(batch, losses=terms) for batch, terms in zip(step.micro_batches, losses)]
+        return replace(step, micro_batches=batches)
 
     def _write(self, step: int) -> None:
         """Writes the replay's arrays, made of the ranks'; those of ranks that clip get what was taken after it."""
         ranks = Record(self.folder / "ranks")
         factor = self.factor if step >= self.since else 1.0
         taken = {name: ranks.arrays(f"step{step}")[f"taken {name}"] for name in NAMES}
-        here, there = self.clipped or (1.0, 1.0)
+        on_ranks, in_replay = self.clipped or (1.0, 1.0)
         order = -1 if self.turned and step >= self.since else 1
-        arrays = {f"taken {name}": array[::order] * factor * there for name, array in taken.items()}
+        arrays = {f"taken {name}": array[::order] * factor * in_replay for name, array in taken.items()}
         if self.clipped:
             arrays |= {f"unclipped {name}": array * factor for name, array in taken.items()}
             for rank in range(SIZE):
-                theirs = ranks.arrays(f"step{step}", rank)
-                theirs |= {f"unclipped {name}": taken[name] for name in NAMES}
-                theirs |= {f"taken {name}": taken[name] * here for name in NAMES}
-                write_arrays(self.folder / "ranks" / f"rank{rank}.step{step}.npz", theirs)
+                recorded = ranks.arrays(f"step{step}", rank)
+                recorded |= {f"unclipped {name}": taken[name] for name in NAMES}
+                recorded |= {f"taken {name}": taken[name] * on_ranks for name in NAMES}
+                write_arrays(self.folder / "ranks" / f"rank{rank}.step{step}.npz", recorded)
         write_arrays(self.folder / "replay" / f"rank0.step{step}.npz", arrays)
 
 
@@ -90,7 +91,7 @@ GRADIENT, RATE, WEIGHTS, MICRO = "replayed gradient", "replayed rate", "replayed
 
 
 def test_the_same_steps_are_right(tmp_path: Path) -> None:
-    assert {name: each.answer for name, each in Case(tmp_path).judge().items()} == {
+    assert {name: finding.answer for name, finding in Case(tmp_path).judge().items()} == {
         GRADIENT: "right",
         RATE: "right",
         WEIGHTS: "right",
@@ -100,33 +101,33 @@ def test_the_same_steps_are_right(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("factor", "since", "dtype", "cause"),
     [
-        (0.5, 0, "float32", "2 times that of one process on the same rows"),
-        (2.0, 0, "float32", "1/2 times that of one process on the same rows"),
-        (1.25, 0, "float32", "0.8 times that of one process on the same rows: the loss is scaled"),
-        (1.001, 0, "float32", "the loss is scaled"),
+        (0.5, 0, "float32", "gradient_multiplied_by_the_ranks"),
+        (2.0, 0, "float32", "gradient_divided_by_the_ranks"),
+        (1.25, 0, "float32", "loss_is_scaled"),
+        (1.001, 0, "float32", "loss_is_scaled"),
         (1.001, 1, "float32", ""),  # weights that are a rounding away have another gradient
-        (1.1, 1, "float32", "the loss is scaled"),
+        (1.1, 1, "float32", "loss_is_scaled"),
         (1.001, 0, "bfloat16", ""),
         (1.001, 0, "float16", ""),
-        (1.1, 0, "bfloat16", "the loss is scaled"),
+        (1.1, 0, "bfloat16", "loss_is_scaled"),
     ],
 )
 def test_a_gradient_of_another_scale_is_named(
     factor: float, since: int, dtype: str, cause: str, tmp_path: Path
 ) -> None:
     found = Case(tmp_path, factor, since, dtype).judge()[GRADIENT]
-    assert found.answer == ("differs" if cause else "right"), found
-    assert cause in found.sentence
+    assert (found.answer, found.message.id) == ("differs" if cause else "right", cause or "gradient_of_one_process")
+    assert cause != "loss_is_scaled" or found.message.fields["factor"] == pytest.approx(1 / factor)
     assert not cause or (found.divergence and found.divergence.step == since)
 
 
 @pytest.mark.parametrize(
     ("since", "targets", "cause"),
     [
-        (0, 3, "though each rank has as many rows and targets"),
-        (2, 3, "the step itself"),  # as momentum that depends on the ranks
-        (0, 5, "the rank's own number of them"),
-        (2, 5, "the rank's own number of them"),
+        (0, 3, "loss_depends_on_ranks"),
+        (2, 3, "later_gradients_apart"),  # as momentum that depends on the ranks
+        (0, 5, "mean_of_rank_means_or_a_term"),
+        (2, 5, "mean_of_rank_means_or_a_term"),
     ],
 )
 def test_another_gradient_is_no_mean_of_means_where_the_ranks_have_as_many_targets(
@@ -134,13 +135,14 @@ def test_another_gradient_is_no_mean_of_means_where_the_ranks_have_as_many_targe
 ) -> None:
     found = Case(tmp_path, turned=True, since=since, targets=targets).judge()[GRADIENT]
     assert found.divergence and found.divergence.step == since
-    assert cause in found.sentence
+    assert found.message.id == cause
 
 
 def test_an_accumulation_that_is_not_divided_is_named_where_one_process_accumulates_more(tmp_path: Path) -> None:
     """Of several optimizers the weights of the losses are not judged."""
-    in_turn = Replayed("", micro=2, distances={"a.bias": Distance(1.0, 0.0)}, feed="in turn")
-    assert "are not divided by their number" in Case(tmp_path, 2.0, found=in_turn).judge()[GRADIENT].sentence
+    in_turn = ReplayRecord(micro_batches=2, distances={"a.bias": Distance(1.0, 0.0)}, feed="in turn")
+    found = Case(tmp_path, 2.0, found=in_turn).judge()[GRADIENT]
+    assert found.message == message("accumulation_not_divided_in_one_process", ranks=2)
 
 
 @pytest.mark.parametrize(("calls", "answer"), [(1, "differs"), (3, "right")])
@@ -152,20 +154,20 @@ def test_the_gradient_of_a_closures_last_call_is_one_inside_of_the_step(
     assert far[GRADIENT].answer == ("differs" if calls == 1 else "unknown")  # a line search multiplies rounding
 
 
-@pytest.mark.parametrize(("there", "answer"), [(0.5, "right"), (0.25, "differs")])
-def test_clipping_by_another_norm_is_named(there: float, answer: str, tmp_path: Path) -> None:
-    found = Case(tmp_path, clipped=(0.5, there)).judge()[GRADIENT]
+@pytest.mark.parametrize(("in_replay", "answer"), [(0.5, "right"), (0.25, "differs")])
+def test_clipping_by_another_norm_is_named(in_replay: float, answer: str, tmp_path: Path) -> None:
+    found = Case(tmp_path, clipped=(0.5, in_replay)).judge()[GRADIENT]
     assert found.answer == answer
-    assert answer == "right" or "clipping depends on the number of ranks" in found.sentence
+    assert answer == "right" or found.message.id == "clipping_depends_on_ranks"
 
 
 @pytest.mark.parametrize(
-    ("libraries", "schedules", "base", "answer", "says"),
+    ("libraries", "schedules", "base", "answer", "why"),
     [
-        ((), (), [], "differs", "0.1 on 2, 0.2 on one"),
-        ((), (1,), [[0.2]], "differs", "0.1 on 2, 0.2 on one"),
-        ((), (1,), [[0.1]], "unknown", "its length is counted in batches of a rank"),
-        (("accelerate",), (1,), [[0.1]], "unknown", "Accelerate advances its prepared schedules once for each process"),
+        ((), (), [], "differs", ""),
+        ((), (1,), [[0.2]], "differs", ""),
+        ((), (1,), [[0.1]], "unknown", "schedule_counts_batches_of_a_rank"),
+        (("accelerate",), (1,), [[0.1]], "unknown", "accelerate_advances_for_each_process"),
     ],
 )
 def test_a_rate_that_depends_on_the_ranks_is_named(
@@ -173,19 +175,23 @@ def test_a_rate_that_depends_on_the_ranks_is_named(
     schedules: tuple[int, ...],
     base: list[list[float]],
     answer: str,
-    says: str,
+    why: str,
     tmp_path: Path,
 ) -> None:
     recorded = [[0.1]] if base else []
-    seen = Replayed("", micro=1, distances={}, base_rates=base, recorded_base_rates=recorded)
+    seen = ReplayRecord(micro_batches=1, distances={}, base_rates=base, recorded_base_rates=recorded)
     found = Case(tmp_path, rate=0.2, libraries=libraries, schedules=schedules, found=seen).judge()[RATE]
-    assert found.answer == answer and says in found.sentence
+    assert found.answer == answer
+    if why:
+        assert found.message.fields["why"].id == why
+    else:
+        assert found.message == message("rate_depends_on_ranks", rate=0.1, ranks=2, one_process=0.2)
 
 
 def test_a_rate_of_one_of_several_optimizers_is_named(tmp_path: Path) -> None:
     found = Case(tmp_path, rate=2.2, optimizers=2).judge()[RATE]
     assert found.answer == "differs" and found.divergence and found.divergence.step == 1
-    assert "1.1 on 2, 2.2 on one" in found.sentence
+    assert found.message == message("rate_depends_on_ranks", rate=1.1, ranks=2, one_process=2.2)
 
 
 @pytest.mark.parametrize(
@@ -193,15 +199,18 @@ def test_a_rate_of_one_of_several_optimizers_is_named(tmp_path: Path) -> None:
     [(0.9e-4, 1.0, "right"), (1.1e-4, 1.0, "differs"), (0.0, 0.0, "unknown"), (1.0, float("nan"), "unknown")],
 )
 def test_weights_that_end_elsewhere_are_named(off: float, moved: float, answer: str, tmp_path: Path) -> None:
-    seen = Replayed("", micro=1, distances={"a.bias": Distance(moved, off), "b.bias": Distance(0.0, 0.0)})
+    seen = ReplayRecord(micro_batches=1, distances={"a.bias": Distance(moved, off), "b.bias": Distance(0.0, 0.0)})
     found = Case(tmp_path, found=seen).judge()[WEIGHTS]
     assert found.answer == answer
     assert answer != "differs" or (found.divergence and found.divergence.tensor == "a.bias")
 
 
 def test_why_there_is_no_replay_is_said_and_other_micro_batches_are_named(tmp_path: Path) -> None:
-    assert Case(tmp_path / "a", found=Replayed("too long")).judge()["replay"].sentence == "not replayed: too long"
-    later = Case(tmp_path / "c", found=Replayed("other rows at step 1", micro=1)).judge()
-    assert [each.sentence for each in later.values()] == ["not replayed: other rows at step 1"]
-    found = Case(tmp_path / "b", found=Replayed("another number", micro=3)).judge()[MICRO]
-    assert found.answer == "differs" and "1 on each of 2, and 3 in one process" in found.sentence
+    why = message("replay_reads_other_rows")
+    said = message("not_replayed", why=why)
+    assert Case(tmp_path / "a", found=ReplayRecord(why)).judge()["replay"].message == said
+    later = Case(tmp_path / "c", found=ReplayRecord(why, micro_batches=1)).judge()
+    assert [finding.message for finding in later.values()] == [said]
+    found = Case(tmp_path / "b", found=ReplayRecord(why, micro_batches=3)).judge()[MICRO]
+    figures = {"micro_batches": 1, "ranks": 2, "replayed": 3, "together": 2}
+    assert (found.answer, found.message) == ("differs", message("accumulation_depends_on_ranks", **figures))

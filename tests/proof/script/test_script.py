@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from samestep.message import Message, message
 from samestep.proof.script import judge, with_replay
 from samestep.records.arrays import write_arrays
 from samestep.records.files import read, write
@@ -15,12 +17,13 @@ from samestep.records.record import Record
 from samestep.records.script import (
     CheckResults,
     Finding,
-    LossSeen,
-    MicroSeen,
-    PassSeen,
+    LossRecord,
+    MicroBatchRecord,
+    PassRecord,
+    Question,
     ScriptPlan,
     ScriptRecord,
-    StepSeen,
+    StepRecord,
 )
 
 NAMES = ["a.weight", "a.bias", "b.weight", "b.bias"]
@@ -63,90 +66,103 @@ def taken(kind: str, local: list[list[Gradient]], rank: int) -> Gradient:
     return mean
 
 
-def judged(folder: Path, kind: str, micro: int = 1, weight: float | None = None, **changed: object) -> CheckResults:
+def judged(
+    folder: Path, kind: str, micro_batches: int = 1, weight: float | None = None, **changed: object
+) -> CheckResults:
     """Judges a record. weight: of each loss. changed: fields of rank 1's record."""
-    random, weight = np.random.default_rng(0), weight or 1 / micro
-    steps: list[list[StepSeen]] = [[] for _ in range(SIZE)]
+    random, weight = np.random.default_rng(0), weight or 1 / micro_batches
+    steps: list[list[StepRecord]] = [[] for _ in range(SIZE)]
     before: list[Gradient] = [{} for _ in range(SIZE)]
     for step in range(STEPS):
         sizes = {name: 1e-12 if kind == "rounding" and name == "b.bias" else weight for name in NAMES}
         local = [
-            [{name: size * random.normal(size=30) for name, size in sizes.items()} for _ in range(micro)]
+            [{name: size * random.normal(size=30) for name, size in sizes.items()} for _ in range(micro_batches)]
             for _ in range(SIZE)
         ]
         for rank in range(SIZE):
-            mine = taken(kind, local, rank)
+            gradient = taken(kind, local, rank)
             if kind == "not cleared":
-                mine = before[rank] = {name: value + before[rank].get(name, 0.0) for name, value in mine.items()}
-            arrays = {f"taken {name}": value for name, value in mine.items()}
+                gradient = {name: value + before[rank].get(name, 0.0) for name, value in gradient.items()}
+                before[rank] = gradient
+            arrays = {f"taken {name}": value for name, value in gradient.items()}
             for number, part in enumerate(local[rank]):
                 arrays |= {f"local {number} {name}": value for name, value in part.items()}
             write_arrays(folder / f"rank{rank}.step{step}.npz", arrays)
-            losses = [LossSeen(weight, "mean", 3)]
-            micros = [MicroSeen([f"{rank} {step} {n} {i}" for i in range(3)], losses, [0]) for n in range(micro)]
+            losses = [LossRecord(weight, "mean", 3)]
+            rows = [[f"{rank} {step} {number} {row}" for row in range(3)] for number in range(micro_batches)]
+            batches = [MicroBatchRecord(of_batch, losses, [0]) for of_batch in rows]
             digests = {name: step for name in NAMES}
             moved = NAMES[:3] if kind in ("rounding", "one stays") else NAMES
-            steps[rank].append(StepSeen(0, micros, [0.1], [step], [], 0, None, digests, moved, ["float32"]))
+            steps[rank].append(StepRecord(0, batches, [0.1], [step], [], 0, None, digests, moved, ["float32"]))
     for rank in range(SIZE):
         own = list(range(rank, ROWS, SIZE))
-        rows = PassSeen(0, ROWS, 3, [[i] for i in own[:6]], own[6:], [["x"]] * 6, 4, "DistributedSampler")
+        rows = PassRecord(0, ROWS, 3, [[i] for i in own[:6]], own[6:], [["x"]] * 6, 4, "DistributedSampler")
         start = {name: 1 for name in NAMES}
         record = ScriptRecord(rank, SIZE, start, steps[rank], [rows], "steps", [], 0.1, [0.1] * STEPS)
-        write(folder / f"rank{rank}.json", record if rank == 0 else ScriptRecord(**{**vars(record), **changed}))
+        write(folder / f"rank{rank}.json", record if rank == 0 else replace(record, **changed))
     ranks = [read(ScriptRecord, folder / f"rank{rank}.json") for rank in range(SIZE)]
     return judge(ScriptPlan(str(folder), 0.0, "train.py", (), STEPS), ranks, Record(folder))
 
 
-@pytest.mark.parametrize("micro", [1, 3])
-def test_a_mean_is_right(micro: int, tmp_path: Path) -> None:
-    results = judged(tmp_path, "mean", micro)
+def finding_of(results: CheckResults, question: Question) -> Finding:
+    (finding,) = [finding for finding in results.findings if finding.question == question]
+    return finding
+
+
+@pytest.mark.parametrize("micro_batches", [1, 3])
+def test_a_mean_is_right(micro_batches: int, tmp_path: Path) -> None:
+    results = judged(tmp_path, "mean", micro_batches)
     assert results.answer == "right" and results.first_divergence is None
 
 
 @pytest.mark.parametrize(
-    ("kind", "micro", "weight", "cause"),
+    ("kind", "micro_batches", "weight", "cause"),
     [
-        ("summed", 1, None, "added up over the 2 ranks"),
-        ("averaged twice", 1, None, "averaged twice"),
-        ("never reduced", 1, None, "never reduced"),
-        ("never reduced", 3, None, "never reduced"),
-        ("never reduced, divided by hand", 3, 1.0, "never reduced: each rank"),
-        ("too early, divided by hand", 3, 1.0, "before the last micro-batch"),
-        ("divided alone", 1, None, "divided by the 2 ranks, and never reduced"),
-        ("left out", 1, None, "1 parameter of 4 left out"),
-        ("too early", 3, None, "before the last micro-batch"),
-        ("lost", 3, None, "2 of 3 micro-batches were removed"),
-        ("no known mistake", 1, None, "no known mistake explains it"),
-        ("mean", 3, 1.0, "3 accumulated micro-batches are not divided"),
-        ("mean", 2, 1.0, "2 accumulated micro-batches are not divided"),  # not a sum over the 2 ranks
-        ("mean", 1, 0.5, "the loss is divided by the 2 ranks"),
-        ("mean", 1, 2.0, "the loss is multiplied by the 2 ranks"),
+        ("summed", 1, None, message("gradients_summed_over_ranks", ranks=2)),
+        ("averaged twice", 1, None, message("gradients_divided_by_ranks_again", ranks=2)),
+        ("never reduced", 1, None, message("ranks_never_reduce_gradients")),
+        ("never reduced", 3, None, message("ranks_never_reduce_gradients")),
+        ("never reduced, divided by hand", 3, 1.0, message("ranks_never_reduce_gradients")),
+        ("too early, divided by hand", 3, 1.0, message("reduced_before_last_micro_batch", micro_batch=0, last=2)),
+        ("divided alone", 1, None, message("gradients_divided_and_never_reduced", ranks=2)),
+        ("left out", 1, None, message("parameters_left_out_of_reduction", left_out=1, parameters=4)),
+        ("too early", 3, None, message("reduced_before_last_micro_batch", micro_batch=0, last=2)),
+        ("lost", 3, None, message("gradients_removed_between_micro_batches", removed=2, micro_batches=3)),
+        ("no known mistake", 1, None, message("gradient_of_no_known_mistake", wrong=4, parameters=4)),
+        ("mean", 3, 1.0, message("loss_not_divided_by_accumulation", micro_batches=3)),
+        # It is not a sum over the 2 ranks.
+        ("mean", 2, 1.0, message("loss_not_divided_by_accumulation", micro_batches=2)),
+        ("mean", 1, 0.5, message("loss_divided_by_ranks", ranks=2)),
+        ("mean", 1, 2.0, message("loss_multiplied_by_ranks", ranks=2)),
     ],
 )
-def test_a_wrong_gradient_is_named(kind: str, micro: int, weight: float | None, cause: str, tmp_path: Path) -> None:
-    results = judged(tmp_path, kind, micro, weight)
+def test_a_wrong_gradient_is_named(
+    kind: str, micro_batches: int, weight: float | None, cause: Message, tmp_path: Path
+) -> None:
+    results = judged(tmp_path, kind, micro_batches, weight)
     assert results.answer == "differs"
     assert results.first_divergence and results.first_divergence.step == 0
-    assert cause in results.first_divergence.cause
+    assert results.first_divergence.cause == cause
 
 
 def test_a_gradient_that_is_not_finite_is_not_passed(tmp_path: Path) -> None:
     """NaN is no greater than any bound."""
     results = judged(tmp_path, "not finite")
-    (found,) = [each for each in results.findings if each.question == "gradient"]
+    found = finding_of(results, "gradient")
     assert found.answer == results.answer == "unknown"
-    assert "a.bias on rank 0 holds NaN or an infinity at step 0" in found.sentence
+    assert found.message == message("gradient_of_rank_not_finite", parameter="a.bias", rank=0, step=0)
 
 
 def test_gradients_that_are_never_cleared_are_named(tmp_path: Path) -> None:
     first = judged(tmp_path, "not cleared").first_divergence
-    assert first and first.step == 1 and "never cleared" in first.cause
+    assert first and first.step == 1 and first.cause == message("gradients_never_cleared")
 
 
 def test_a_parameter_that_stays_is_named_unless_its_gradient_is_rounding(tmp_path: Path) -> None:
     """As that of a bias before BatchNorm is."""
     first = judged(tmp_path, "one stays").first_divergence
-    assert first and first.tensor == "b.bias" and "no step moves them" in first.cause
+    assert first and first.tensor == "b.bias"
+    assert first.cause == message("parameters_never_move", still=1, with_gradient=4)
     assert judged(tmp_path, "rounding").answer == "right"
 
 
@@ -154,8 +170,7 @@ def test_ranks_with_other_parameters_are_not_compared(tmp_path: Path) -> None:
     """They are the stages of a pipeline; nothing is passed, and nothing is said to differ."""
     results = judged(tmp_path, "mean", start={"c.weight": 1})
     assert results.answer == "unknown"
-    (found,) = [each for each in results.findings if each.question == "initial weights"]
-    assert "each rank holds other parameters" in found.sentence
+    assert finding_of(results, "initial weights").message.id == "ranks_hold_other_parameters"
 
 
 def test_a_sum_of_losses_that_are_divided_by_the_ranks_is_right(tmp_path: Path) -> None:
@@ -165,9 +180,8 @@ def test_a_sum_of_losses_that_are_divided_by_the_ranks_is_right(tmp_path: Path) 
 def test_a_loss_of_another_weight_is_not_passed_as_right(tmp_path: Path) -> None:
     """It may be intended: the replay in one process tells."""
     results = judged(tmp_path, "mean", weight=0.7)
-    (found,) = [each for each in results.findings if each.question == "loss weight"]
-    assert found.answer == results.answer == "unknown"
-    replayed = Finding("replayed gradient", "right", "")
+    assert finding_of(results, "loss weight").answer == results.answer == "unknown"
+    replayed = Finding("replayed gradient", "right", message("one_rank"))
     assert with_replay(results, [replayed]).answer == "right"
 
 
@@ -176,17 +190,17 @@ def test_a_loss_of_another_weight_is_not_passed_as_right(tmp_path: Path) -> None
     [
         ({"start": {name: 2 for name in NAMES}}, "initial weights"),
         ({"steps": []}, "steps"),
-        ({"passes": [PassSeen(0, ROWS, 3, [[0]], list(range(1, ROWS)), [["x"]], 4, "RandomSampler")]}, "rows"),
+        ({"passes": [PassRecord(0, ROWS, 3, [[0]], list(range(1, ROWS)), [["x"]], 4, "RandomSampler")]}, "rows"),
     ],
 )
 def test_a_rank_of_its_own_is_named(changed: dict[str, object], question: str, tmp_path: Path) -> None:
     results = judged(tmp_path, "mean", **changed)
     assert results.answer == "differs"
-    assert next(each.question for each in results.findings if each.answer == "differs") == question
+    assert next(finding.question for finding in results.findings if finding.answer == "differs") == question
 
 
 def test_one_rank_is_judged_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules[__name__], "SIZE", 1)
     assert judged(tmp_path, "mean", 3).answer == "right"
     found = judged(tmp_path, "mean", 3, 1.0).first_divergence
-    assert found and "3 accumulated micro-batches are not divided" in found.cause
+    assert found and found.cause == message("loss_not_divided_by_accumulation", micro_batches=3)

@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from proof.script.test_script import NAMES, STEPS, judged
-from samestep.proof.script import judge
-from samestep.proof.script.stages import stages
+from proof.script.test_script import NAMES, STEPS, finding_of, judged
+from samestep.message import message
+from samestep.proof.script import judge, pipeline_stages
 from samestep.records.arrays import read_arrays, write_arrays
 from samestep.records.files import read, write
 from samestep.records.record import Record
-from samestep.records.script import CheckResults, PassSeen, ScriptPlan, ScriptRecord
+from samestep.records.script import CheckResults, PassRecord, ScriptPlan, ScriptRecord
 
 
-def pipeline(folder: Path, scale: float = 1.0, micro: int = 1, weight: float | None = None) -> CheckResults:
+def pipeline(folder: Path, scale: float = 1.0, micro_batches: int = 1, weight: float | None = None) -> CheckResults:
     """Judges two ranks that hold other parameters and read the same rows. scale: of the gradient of rank 1."""
-    judged(folder, "never reduced", micro, weight)
+    judged(folder, "never reduced", micro_batches, weight)
     path = folder / "rank1.json"
     record = read(ScriptRecord, path)
     names = {name: f"stage 1: {name}" for name in NAMES}
@@ -25,11 +25,11 @@ def pipeline(folder: Path, scale: float = 1.0, micro: int = 1, weight: float | N
             step,
             weights={names[name]: value for name, value in step.weights.items()},
             moved=[*names.values()],
-            micro=[replace(each, losses=[], rows=[]) for each in step.micro],
+            micro_batches=[replace(micro_batch, losses=[], rows=[]) for micro_batch in step.micro_batches],
         )
         for step in record.steps
     ]
-    passes: list[PassSeen] = read(ScriptRecord, folder / "rank0.json").passes
+    passes: list[PassRecord] = read(ScriptRecord, folder / "rank0.json").passes
     write(path, replace(record, start={new: 1 for new in names.values()}, steps=steps, passes=passes))
     for step in range(STEPS):
         arrays = read_arrays(folder, 1, f"step{step}").items()
@@ -37,7 +37,7 @@ def pipeline(folder: Path, scale: float = 1.0, micro: int = 1, weight: float | N
         prefixed = {f"{kind}stage 1: {name}": value for key, value in scaled.items() for kind, name in [_split(key)]}
         write_arrays(folder / f"rank1.step{step}.npz", prefixed)
     ranks = [read(ScriptRecord, folder / f"rank{rank}.json") for rank in range(2)]
-    assert [[rank.rank for rank in part] for part in stages(ranks)] == [[0], [1]]
+    assert [[rank.rank for rank in part] for part in pipeline_stages(ranks)] == [[0], [1]]
     return judge(ScriptPlan(str(folder), 0.0, "train.py", (), STEPS), ranks, Record(folder))
 
 
@@ -49,17 +49,18 @@ def _split(key: str) -> tuple[str, str]:
 def test_stages_are_no_replicas_and_may_read_the_same_rows(tmp_path: Path) -> None:
     results = pipeline(tmp_path)
     assert results.answer == "right", results.findings
-    of = {each.question: each.sentence for each in results.findings}
-    assert of["gradient"].startswith("each of 2 stages of a pipeline:")
-    assert of["loss weight"].startswith("stage 0 of the pipeline:")
+    gradient, weight = (finding_of(results, question).message for question in ("gradient", "loss weight"))
+    assert (gradient.id, gradient.fields["stages"]) == ("each_stage_answers", 2)
+    assert (weight.id, weight.fields["stage"]) == ("stage_answers", 0)
+    assert weight.fields["answer"].id == "losses_weigh_one_together"
 
 
 def test_losses_that_are_not_divided_by_the_micro_batches(tmp_path: Path) -> None:
-    first = pipeline(tmp_path, micro=3, weight=1.0).first_divergence
-    assert first and "not divided by 3" in first.cause, first
+    first = pipeline(tmp_path, micro_batches=3, weight=1.0).first_divergence
+    assert first and first.cause == message("loss_not_divided_by_accumulation", micro_batches=3), first
 
 
 def test_stages_that_scale_their_gradients_otherwise(tmp_path: Path) -> None:
     first = pipeline(tmp_path, scale=0.25).first_divergence
     assert first and first.rank == 1 and first.found == 0.25
-    assert "scale their gradients otherwise" in first.cause
+    assert first.cause == message("stages_scale_gradients_apart", factor=0.25, stage=1, first=1.0)

@@ -12,7 +12,7 @@ FAULTS = (
         "                parameter.grad /= dist.get_world_size()\n",
         "",
         "loss weight",
-        "added up over the 2 ranks",
+        "gradients_summed_over_ranks",
     ),
     Fault(
         "by_hand",
@@ -20,7 +20,7 @@ FAULTS = (
         "for parameter in model.parameters():\n" + REDUCE,
         "for parameter in list(model.parameters())[1:]:\n" + REDUCE,
         "gradient",
-        "left out",
+        "parameters_left_out_of_reduction",
     ),
     Fault(
         "by_hand",
@@ -28,7 +28,7 @@ FAULTS = (
         REDUCE + "                parameter.grad /= dist.get_world_size()\n",
         "                pass\n",
         "gradient",
-        "never reduced",
+        "ranks_never_reduce_gradients",
     ),
     Fault(
         "by_hand",
@@ -37,7 +37,7 @@ FAULTS = (
         "            nn.utils.clip_grad_norm_(model.parameters(), 0.05)\n"
         "            for parameter in model.parameters():\n" + REDUCE,
         "gradient",
-        "clipped before the reduction",
+        "clipped_before_reduction",
     ),
     Fault(
         "by_hand",
@@ -45,7 +45,7 @@ FAULTS = (
         "manual_seed(100 + dist.get_rank())",
         "manual_seed(100)",
         "rows",
-        "one seed",
+        "ranks_train_the_same_rows",
     ),
     Fault(
         "by_hand",
@@ -53,6 +53,6 @@ FAULTS = (
         "        dist.broadcast(parameter.data, 0)\n",
         "        pass\n",
         "initial weights",
-        "common seed",
+        "ranks_begin_with_different_weights",
     ),
 )

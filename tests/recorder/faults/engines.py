@@ -14,18 +14,34 @@ FAULTS = (
         "fabric.setup_dataloaders(DataLoader(",
         "(DataLoader(",
         "rows",
-        "reads every row",
+        "rows_not_shared_out",
     ),
-    Fault("fabric_loop", "not divided", "targets) / MICRO)", "targets))", "loss weight", "not divided by 3"),
-    Fault("fabric_loop", "never synced", "enabled=not last", "enabled=True", "gradient", "never reduced"),
-    Fault("fabric_loop", "rate by rank", "lr=0.1,", "lr=0.1 * (1 + fabric.global_rank),", "rate", "different rates"),
+    Fault(
+        "fabric_loop",
+        "not divided",
+        "targets) / MICRO)",
+        "targets))",
+        "loss weight",
+        "loss_not_divided_by_accumulation",
+    ),
+    Fault(
+        "fabric_loop", "never synced", "enabled=not last", "enabled=True", "gradient", "ranks_never_reduce_gradients"
+    ),
+    Fault(
+        "fabric_loop",
+        "rate by rank",
+        "lr=0.1,",
+        "lr=0.1 * (1 + fabric.global_rank),",
+        "rate",
+        "rates_differ_between_ranks",
+    ),
     Fault(
         "horovod_loop",
         "optimizer not wrapped",
         "hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())",
         "optimizer",
         "gradient",
-        "never reduced",
+        "ranks_never_reduce_gradients",
     ),
     Fault(
         "horovod_loop",
@@ -33,7 +49,7 @@ FAULTS = (
         "    hvd.broadcast_parameters(model.state_dict(), root_rank=0)\n",
         "",
         "initial weights",
-        "common seed",
+        "ranks_begin_with_different_weights",
     ),
     Fault(
         "horovod_loop",
@@ -41,16 +57,16 @@ FAULTS = (
         "named_parameters=model.named_parameters()",
         "named_parameters=model.named_parameters(), op=hvd.Sum",
         "loss weight",
-        "added up over the 2 ranks",
+        "gradients_summed_over_ranks",
     ),
-    Fault("horovod_loop", "set_epoch left out", EPOCH, "", "order", "never called"),
+    Fault("horovod_loop", "set_epoch left out", EPOCH, "", "order", "set_epoch_never_called"),
     Fault(
         "horovod_loop",
         "rate times the ranks",
         "lr=0.05",
         "lr=0.05 * hvd.size()",
         "replayed rate",
-        "depends on the number of ranks",
+        "rate_depends_on_ranks",
     ),
     *(
         fault
@@ -62,7 +78,7 @@ FAULTS = (
                 "engine.backward(loss)",
                 "engine.backward(loss / 3)",
                 "loss weight",
-                "twice",
+                "losses_divided_by_accumulation_twice",
             ),
             Fault(
                 script,
@@ -70,10 +86,17 @@ FAULTS = (
                 "engine.backward(loss)",
                 "engine.backward(loss * dist.get_world_size())",
                 "loss weight",
-                "multiplied by the 2 ranks",
+                "loss_multiplied_by_ranks",
             ),
-            Fault(script, "no sampler", "sampler=sampler", "shuffle=True", "rows", "reads every row"),
-            Fault(script, "rate by rank", "lr=0.01", "lr=0.01 * (1 + dist.get_rank())", "rate", "different rates"),
+            Fault(script, "no sampler", "sampler=sampler", "shuffle=True", "rows", "rows_not_shared_out"),
+            Fault(
+                script,
+                "rate by rank",
+                "lr=0.01",
+                "lr=0.01 * (1 + dist.get_rank())",
+                "rate",
+                "rates_differ_between_ranks",
+            ),
         )
     ),
 )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Fault:
-    """`new` for `old` in a script. question: whose answer is 'differs' first. cause: words of the cause."""
+    """`new` for `old` in a script. question: whose answer is 'differs' first. cause: its id."""
 
     script: str
     name: str

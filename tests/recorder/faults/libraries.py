@@ -11,7 +11,7 @@ FAULTS = (
         "model, optimizer, loader = accelerator.prepare(model, optimizer, loader)",
         "model, optimizer = accelerator.prepare(model, optimizer)",
         "rows",
-        "reads every row",
+        "rows_not_shared_out",
     ),
     Fault(
         "accelerate_loop",
@@ -19,7 +19,7 @@ FAULTS = (
         "model, optimizer, loader = accelerator.prepare(model, optimizer, loader)",
         "optimizer, loader = accelerator.prepare(optimizer, loader)",
         "gradient",
-        "never reduced",
+        "ranks_never_reduce_gradients",
     ),
     Fault(
         "accelerate_loop",
@@ -27,7 +27,7 @@ FAULTS = (
         "accelerator.backward(loss)",
         "accelerator.backward(loss / 3)",
         "loss weight",
-        "twice",
+        "losses_divided_by_accumulation_twice",
     ),
     Fault(
         "accelerate_loop",
@@ -35,7 +35,7 @@ FAULTS = (
         "                if accelerator.sync_gradients:\n    ",
         "                if True:\n    ",
         "gradient",
-        "before the gradient is whole",
+        "clipped_before_last_micro_batch",
     ),
     Fault(
         "accelerate_loop",
@@ -44,7 +44,7 @@ FAULTS = (
         "                optimizer.zero_grad()\n                if accelerator.process_index:\n"
         "                    next(model.parameters()).data.mul_(0.99)\n",
         "weights",
-        "drifted apart",
+        "ranks_weights_drift_apart",
     ),
     Fault(
         "lightning_trainer",
@@ -52,7 +52,7 @@ FAULTS = (
         "        max_epochs=10,\n",
         "        max_epochs=10,\n        use_distributed_sampler=False,\n",
         "rows",
-        "reads every row",
+        "rows_not_shared_out",
     ),
     Fault(
         "lightning_trainer",
@@ -60,10 +60,15 @@ FAULTS = (
         "mse_loss(self.net(x), y)",
         "mse_loss(self.net(x), y) / 3",
         "loss weight",
-        "twice",
+        "losses_divided_by_accumulation_twice",
     ),
     Fault(
-        "lightning_trainer", "rate by rank", "lr=0.01", "lr=0.01 * (1 + self.global_rank)", "rate", "different rates"
+        "lightning_trainer",
+        "rate by rank",
+        "lr=0.01",
+        "lr=0.01 * (1 + self.global_rank)",
+        "rate",
+        "rates_differ_between_ranks",
     ),
     Fault(
         "lightning_trainer",
@@ -71,7 +76,7 @@ FAULTS = (
         "        x, y = batch\n",
         "        x, y = batch\n        if self.global_rank:\n            self.net[0].weight.data.mul_(0.99)\n",
         "weights",
-        "drifted apart",
+        "ranks_weights_drift_apart",
     ),
     Fault(
         "lightning_trainer",
@@ -81,7 +86,7 @@ FAULTS = (
         "        self.schedule = torch.optim.lr_scheduler.StepLR(optimizer, 100)\n        return optimizer\n\n"
         "    def on_train_batch_end(self, *_: object) -> None:\n        self.schedule.step()\n",
         "schedule",
-        "once a micro-batch",
+        "schedule_advances_each_micro_batch",
     ),
     Fault(
         "hf_trainer",
@@ -90,7 +95,7 @@ FAULTS = (
         "        loader = torch.utils.data.DataLoader(Rows(), 4, shuffle=True)\n"
         "        trainer.get_train_dataloader = lambda: loader\n        trainer.train()\n",
         "rows",
-        "reads every row",
+        "rows_not_shared_out",
     ),
     Fault(
         "hf_trainer",
@@ -98,7 +103,7 @@ FAULTS = (
         "cross_entropy(logits, labels)",
         "cross_entropy(logits, labels) / 3",
         "loss weight",
-        "twice",
+        "losses_divided_by_accumulation_twice",
     ),
     Fault(
         "hf_trainer",
@@ -106,7 +111,7 @@ FAULTS = (
         "cross_entropy(logits, labels)",
         "cross_entropy(logits, labels) / 2",
         "loss weight",
-        "averaged twice",
+        "loss_divided_by_ranks",
     ),
     Fault(
         "hf_trainer",
@@ -114,7 +119,7 @@ FAULTS = (
         "learning_rate=0.01",
         "learning_rate=0.01 * (1 + int(os.environ['RANK']))",
         "rate",
-        "different rates",
+        "rates_differ_between_ranks",
     ),
     Fault(
         "hf_trainer",
@@ -123,6 +128,6 @@ FAULTS = (
         "        if self.training and int(os.environ['RANK']):\n            self.net[0].weight.data.mul_(0.99)\n"
         "        logits = self.net(x)\n",
         "weights",
-        "drifted apart",
+        "ranks_weights_drift_apart",
     ),
 )

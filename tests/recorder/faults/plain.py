@@ -11,17 +11,17 @@ FAULTS = (
         "    model = DistributedDataParallel(model)\n",
         "    for p in model.parameters():\n        p.data += dist.get_rank()\n",
         "initial weights",
-        "common seed",
+        "ranks_begin_with_different_weights",
     ),
-    Fault("ddp", "no sampler", "sampler=sampler)", "shuffle=True)", "rows", "reads every row"),
-    Fault("ddp", "set_epoch left out", "        sampler.set_epoch(epoch)\n", "", "order", "never called"),
+    Fault("ddp", "no sampler", "sampler=sampler)", "shuffle=True)", "rows", "rows_not_shared_out"),
+    Fault("ddp", "set_epoch left out", "        sampler.set_epoch(epoch)\n", "", "order", "set_epoch_never_called"),
     Fault(
         "ddp",
         "forward through .module",
         "cross_entropy(model(rows)",
         "cross_entropy(model.module(rows)",
         "gradient",
-        "never reduced",
+        "ranks_never_reduce_gradients",
     ),
     Fault(
         "ddp",
@@ -30,7 +30,7 @@ FAULTS = (
         "            for p in model.parameters():\n                p.grad /= dist.get_world_size()\n"
         "            nn.utils.clip",
         "loss weight",
-        "averaged twice",
+        "gradients_divided_by_ranks_again",
     ),
     Fault(
         "ddp",
@@ -38,7 +38,7 @@ FAULTS = (
         "rows), targets)",
         "rows), targets) / dist.get_world_size()",
         "loss weight",
-        "averaged twice",
+        "loss_divided_by_ranks",
     ),
     Fault(
         "ddp",
@@ -47,7 +47,7 @@ FAULTS = (
         "clip_grad_norm_(model.module[0].parameters(), 0.1); "
         "nn.utils.clip_grad_norm_(model.module[2].parameters(), 0.1)",
         "clipping",
-        "norm of all parameters",
+        "clipped_in_parts",
     ),
     Fault(
         "ddp",
@@ -55,9 +55,16 @@ FAULTS = (
         "            schedule.step()",
         "            for _ in range(dist.get_world_size()):\n                schedule.step()",
         "schedule",
-        "once for each rank",
+        "schedule_advances_once_per_rank",
     ),
-    Fault("ddp", "rate by rank", "lr=options.lr", "lr=options.lr * (1 + dist.get_rank())", "rate", "different rates"),
+    Fault(
+        "ddp",
+        "rate by rank",
+        "lr=options.lr",
+        "lr=options.lr * (1 + dist.get_rank())",
+        "rate",
+        "rates_differ_between_ranks",
+    ),
     Fault(
         "ddp",
         "rank 1's weights decayed alone",
@@ -65,7 +72,7 @@ FAULTS = (
         "            schedule.step()\n            if dist.get_rank() == 1:\n                with torch.no_grad():\n"
         "                    model.module[0].weight *= 0.999",
         "weights",
-        "drifted apart",
+        "ranks_weights_drift_apart",
     ),
     Fault(
         "ddp",
@@ -73,16 +80,16 @@ FAULTS = (
         "optim.SGD(model.parameters()",
         "optim.SGD([p.detach().clone().requires_grad_() if p.dim() == 1 else p for p in model.parameters()]",
         "updates",
-        "no step moves",
+        "parameters_never_move",
     ),
-    Fault("accumulate", "not divided", ".mean() / MICRO", ".mean()", "loss weight", "3 accumulated micro-batches"),
+    Fault("accumulate", "not divided", ".mean() / MICRO", ".mean()", "loss weight", "loss_not_divided_by_accumulation"),
     Fault(
         "accumulate",
         "sync flag of the first micro-batch",
         "last else model.no_sync()",
         "number % MICRO == 0 else model.no_sync()",
         "gradient",
-        "before the last micro-batch",
+        "reduced_before_last_micro_batch",
     ),
     Fault(
         "accumulate",
@@ -90,7 +97,7 @@ FAULTS = (
         "contextlib.nullcontext() if last else model.no_sync()",
         "model.no_sync()",
         "gradient",
-        "never reduced",
+        "ranks_never_reduce_gradients",
     ),
     Fault(
         "accumulate",
@@ -98,7 +105,7 @@ FAULTS = (
         "            with contextlib",
         "            optimizer.zero_grad()\n            with contextlib",
         "gradient",
-        "removed before the step",
+        "gradients_removed_between_micro_batches",
     ),
     Fault(
         "accumulate",
@@ -106,7 +113,7 @@ FAULTS = (
         "                loss.backward()\n",
         "                loss.backward()\n                nn.utils.clip_grad_norm_(model.parameters(), 0.1)\n",
         "gradient",
-        "before the gradient is whole",
+        "clipped_before_last_micro_batch",
     ),
     Fault(
         "accumulate",
@@ -114,7 +121,7 @@ FAULTS = (
         "            if last:\n",
         "            schedule.step()\n            if last:\n",
         "schedule",
-        "several times a step",
+        "schedule_advances_several_times",
     ),
     Fault(
         "accumulate",
@@ -122,6 +129,6 @@ FAULTS = (
         "DistributedSampler(data)",
         "DistributedSampler(data, num_replicas=4, rank=dist.get_rank())",
         "rows",
-        "read by no rank",
+        "rows_read_by_no_rank",
     ),
 )

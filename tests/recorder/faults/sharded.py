@@ -14,16 +14,23 @@ def of_rows_and_losses(script: str) -> list[Fault]:
             "batch_size=5, sampler=sampler",
             "batch_size=5, shuffle=True, generator=torch.Generator().manual_seed(5)",
             "rows",
-            "reads every row",
+            "rows_not_shared_out",
         ),
-        Fault(script, "not divided", "(loss / 3).backward()", "loss.backward()", "loss weight", "not divided by 3"),
+        Fault(
+            script,
+            "not divided",
+            "(loss / 3).backward()",
+            "loss.backward()",
+            "loss weight",
+            "loss_not_divided_by_accumulation",
+        ),
         Fault(
             script,
             "multiplied by the ranks",
             "(loss / 3).backward()",
             "(loss * dist.get_world_size() / 3).backward()",
             "loss weight",
-            "multiplied by the 2 ranks",
+            "loss_multiplied_by_ranks",
         ),
     ]
 
@@ -36,7 +43,7 @@ FAULTS = (
         "set_requires_gradient_sync(last)",
         "set_requires_gradient_sync(number % 3 == 1)",
         "gradient",
-        "are in no step",
+        "last_micro_batches_in_no_step",
     ),
     Fault(
         "fsdp2",
@@ -45,7 +52,7 @@ FAULTS = (
         "    model = Model()\n    made = torch.optim.Adam(model.parameters(), lr=0.01)\n"
         "    torch.optim.Adam = lambda *_, **__: made\n",
         "updates",
-        "other tensors than the model",
+        "parameters_never_move",
     ),
     Fault(
         "fsdp2",
@@ -53,16 +60,16 @@ FAULTS = (
         "nn.utils.clip_grad_norm_(model.parameters(), 0.1)",
         "[nn.utils.clip_grad_norm_(p, 0.1) for p in model.parameters()]",
         "clipping",
-        "parts",
+        "clipped_in_parts",
     ),
-    Fault("fsdp2", "rate by rank", "lr=0.01", "lr=0.01 * (1 + dist.get_rank())", "rate", "different rates"),
+    Fault("fsdp2", "rate by rank", "lr=0.01", "lr=0.01 * (1 + dist.get_rank())", "rate", "rates_differ_between_ranks"),
     Fault(
         "fsdp2",
         "schedule advanced for each rank",
         "schedule.step()",
         "[schedule.step() for _ in range(dist.get_world_size())]",
         "schedule",
-        "advances",
+        "schedule_advances_once_per_rank",
     ),
     *of_rows_and_losses("fsdp1"),
     Fault(
@@ -71,7 +78,7 @@ FAULTS = (
         "            with nullcontext()",
         "            optimizer.zero_grad()\n            with nullcontext()",
         "gradient",
-        "zero_grad inside the accumulation",
+        "gradients_removed_between_micro_batches",
     ),
     Fault(
         "fsdp1",
@@ -79,7 +86,7 @@ FAULTS = (
         "model.clip_grad_norm_(0.1)",
         "nn.utils.clip_grad_norm_(model.parameters(), 0.1)",
         "clipping",
-        "one rank's shard",
+        "clipped_by_another_norm",
     ),
     Fault(
         "fsdp1",
@@ -88,7 +95,7 @@ FAULTS = (
         "use_orig_params=ORIGINAL, device_mesh=dist.init_device_mesh('cpu', (2, 1), mesh_dim_names=('a', 'b')), "
         "sharding_strategy=torch.distributed.fsdp.ShardingStrategy.HYBRID_SHARD)",
         "gradient",
-        "never reduced",
+        "gradients_divided_and_never_reduced",
     ),
     Fault(
         "pipeline",
@@ -96,7 +103,14 @@ FAULTS = (
         "MICRO, loss_fn",
         "MICRO, scale_grads=False, loss_fn",
         "loss weight",
-        "not divided by 4",
+        "loss_not_divided_by_accumulation",
     ),
-    Fault("pipeline", "divided as well", ".mean())", ".mean() / MICRO)", "loss weight", "by the 4 micro-batches twice"),
+    Fault(
+        "pipeline",
+        "divided as well",
+        ".mean())",
+        ".mean() / MICRO)",
+        "loss weight",
+        "losses_divided_by_accumulation_twice",
+    ),
 )

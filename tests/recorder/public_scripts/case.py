@@ -18,7 +18,7 @@ class Edit:
 
 @dataclass(frozen=True)
 class Plant:
-    """A fault. edits: what it changes. question: whose answer is 'differs' first; cause: words of the cause."""
+    """A fault. edits: what it changes. question: whose answer is 'differs' first; cause: its id."""
 
     name: str
     edits: tuple[Edit, ...]

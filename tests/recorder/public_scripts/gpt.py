@@ -45,30 +45,34 @@ CASES = (
         before=("as_cpu",),
         prepare=tokens,
         plants=(
-            plant("one seed on all ranks", "1337 + seed_offset", "1337", "rows", "one seed"),
+            plant("one seed on all ranks", "1337 + seed_offset", "1337", "rows", "ranks_train_the_same_rows"),
             plant(
                 "synced at the first micro-batch",
                 "(micro_step == gradient_accumulation_steps - 1)",
                 "(micro_step == 0)",
                 "gradient",
-                "reduced before the last",
+                "reduced_before_last_micro_batch",
             ),
             plant(
-                "never synced", "(micro_step == gradient_accumulation_steps - 1)", "False", "gradient", "never reduced"
+                "never synced",
+                "(micro_step == gradient_accumulation_steps - 1)",
+                "False",
+                "gradient",
+                "ranks_never_reduce_gradients",
             ),
             plant(
                 "accumulation not divided",
                 "loss = loss / gradient_accumulation_steps",
                 "loss = loss / 1",
                 "loss weight",
-                "not divided by 3",
+                "loss_not_divided_by_accumulation",
             ),
             plant(
                 "not wrapped",
                 "    model = DDP(model, device_ids=[ddp_local_rank])",
                 "    model.__dict__['module'] = model",
                 "initial weights",
-                "common seed",
+                "ranks_begin_with_different_weights",
             ),
             plant(
                 "clipped at each micro-batch",
@@ -76,28 +80,28 @@ CASES = (
                 "        scaler.scale(loss).backward()\n"
                 "        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)\n",
                 "gradient",
-                "before the gradient is whole",
+                "clipped_before_last_micro_batch",
             ),
             plant(
                 "gradients never cleared",
                 "    optimizer.zero_grad(set_to_none=True)\n",
                 "",
                 "gradient",
-                "zero_grad is missing",
+                "gradients_never_cleared",
             ),
             plant(
                 "rate times the ranks",
                 "        param_group['lr'] = lr\n",
                 "        param_group['lr'] = lr * ddp_world_size\n",
                 "replayed rate",
-                "depends on the number of ranks",
+                "rate_depends_on_ranks",
             ),
             plant(
                 "rate by rank",
                 "    lr = get_lr(iter_num) if",
                 "    lr = get_lr(iter_num + seed_offset) if",
                 "rate",
-                "different rates",
+                "rates_differ_between_ranks",
             ),
         ),
     ),
@@ -115,14 +119,23 @@ CASES = (
         edits=(SPLIT, UNSCALED),
         note="each rank splits the data by its own random numbers, and clips scaled gradients: both mended",
         plants=(
-            plant("split by own random numbers (as it is)", SPLIT.new, SPLIT.old, "rows", "random_split"),
-            plant("clipped while scaled (as it is)", UNSCALED.new, UNSCALED.old, "clipping", "unscale_", TRAINER),
+            plant(
+                "split by own random numbers (as it is)", SPLIT.new, SPLIT.old, "rows", "datasets_of_the_ranks_overlap"
+            ),
+            plant(
+                "clipped while scaled (as it is)",
+                UNSCALED.new,
+                UNSCALED.old,
+                "clipping",
+                "clipped_while_scaled",
+                TRAINER,
+            ),
             plant(
                 "not wrapped",
                 "        self.model = DDP(self.model, device_ids=[self.local_rank])\n",
                 "",
                 "initial weights",
-                "common seed",
+                "ranks_begin_with_different_weights",
                 TRAINER,
             ),
             plant(
@@ -130,7 +143,7 @@ CASES = (
                 "            dataloader.sampler.set_epoch(epoch)\n",
                 "            pass\n",
                 "order",
-                "never called",
+                "set_epoch_never_called",
                 TRAINER,
             ),
             plant(
@@ -138,7 +151,7 @@ CASES = (
                 "            self.optimizer.zero_grad(set_to_none=True)\n",
                 "",
                 "gradient",
-                "zero_grad is missing",
+                "gradients_never_cleared",
                 TRAINER,
             ),
             plant(
@@ -146,7 +159,7 @@ CASES = (
                 "    data_cfg = DataConfig(",
                 "    opt_cfg.learning_rate *= 1 + int(os.environ['RANK'])\n    data_cfg = DataConfig(",
                 "rate",
-                "different rates",
+                "rates_differ_between_ranks",
             ),
         ),
     ),

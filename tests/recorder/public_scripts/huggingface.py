@@ -31,24 +31,24 @@ def pets(folder: Path) -> None:
 
 
 COMMON = (
-    plant("loader not prepared", PREPARE, prepared("train_dataloader"), "rows", "reads every row"),
-    plant("model not prepared", PREPARE, prepared("model"), "gradient", "never reduced"),
-    plant("gradients never cleared", "optimizer.zero_grad()", "pass", "gradient", "zero_grad is missing"),
+    plant("loader not prepared", PREPARE, prepared("train_dataloader"), "rows", "rows_not_shared_out"),
+    plant("model not prepared", PREPARE, prepared("model"), "gradient", "ranks_never_reduce_gradients"),
+    plant("gradients never cleared", "optimizer.zero_grad()", "pass", "gradient", "gradients_never_cleared"),
     plant(
         "loss divided by the ranks",
         "accelerator.backward(loss)",
         "accelerator.backward(loss / accelerator.num_processes)",
         "loss weight",
-        "averaged twice",
+        "loss_divided_by_ranks",
     ),
 )
-RATE = plant("rate by rank", "lr=lr)", "lr=lr * (1 + accelerator.process_index))", "rate", "different rates")
+RATE = plant("rate by rank", "lr=lr)", "lr=lr * (1 + accelerator.process_index))", "rate", "rates_differ_between_ranks")
 TWICE = plant(
     "schedule advanced twice",
     "lr_scheduler.step()\n",
     "lr_scheduler.step(); lr_scheduler.step()\n",
     "schedule",
-    "several times",
+    "schedule_advances_several_times",
 )
 
 
@@ -67,14 +67,20 @@ def case(name: str, *arguments: str, plants: tuple[Plant, ...] = (*COMMON, RATE)
 
 
 ACCUMULATION = (
-    plant("divided by hand, too", "loss = output.loss", "loss = output.loss / 3", "loss weight", "twice"),
+    plant(
+        "divided by hand, too",
+        "loss = output.loss",
+        "loss = output.loss / 3",
+        "loss weight",
+        "losses_divided_by_accumulation_twice",
+    ),
     plant(
         "clipped at each micro-batch",
         "                accelerator.backward(loss)\n",
         "                accelerator.backward(loss)\n"
         "                torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)\n",
         "gradient",
-        "before the gradient is whole",
+        "clipped_before_last_micro_batch",
     ),
 )
 PETS = Case(

@@ -8,7 +8,7 @@ LIGHTNING = ("Lightning-AI/pytorch-lightning", "7f0c3436cd3f6ad3753125672024fc41
 HOROVOD = ("horovod/horovod", "2626dc87a3a8eb8fb7d2216198ce45bce0f9e65a")
 DEEPSPEED = ("microsoft/DeepSpeedExamples", "83757d9c937daabd1089a08051061706cb73900d")
 FABRIC_RUN = (("LT_CLI_USED", "1"), ("LT_ACCELERATOR", "cpu"), ("LT_DEVICES", "2"), ("LT_STRATEGY", "ddp"))
-CLEARED = plant("gradients never cleared", "optimizer.zero_grad()\n", "pass\n", "gradient", "zero_grad is missing")
+CLEARED = plant("gradients never cleared", "optimizer.zero_grad()\n", "pass\n", "gradient", "gradients_never_cleared")
 FABRIC = (
     CLEARED,
     plant(
@@ -16,14 +16,14 @@ FABRIC = (
         "fabric.backward(loss)",
         "fabric.backward(loss / fabric.world_size)",
         "loss weight",
-        "averaged twice",
+        "loss_divided_by_ranks",
     ),
     plant(
         "model not set up",
         "model, optimizer = fabric.setup(model, optimizer)",
         "optimizer = fabric.setup_optimizers(optimizer)",
         "gradient",
-        "never reduced",
+        "ranks_never_reduce_gradients",
     ),
 )
 TWO = Edit("L.Trainer(", 'L.Trainer(devices=2, accelerator="cpu", ')
@@ -49,15 +49,27 @@ def deepspeed(stage: int) -> Case:
         edits=(EPOCH_SET,),
         note="the steps turn no epoch; nothing sets its sampler's epoch, which is said: set by hand",
         plants=(
-            plant("divided by the ranks, too", "backward(loss)", "backward(loss / 2)", "loss weight", "averaged twice"),
-            plant("loss times the ranks", "backward(loss)", "backward(2 * loss)", "loss weight", "multiplied by the 2"),
+            plant(
+                "divided by the ranks, too",
+                "backward(loss)",
+                "backward(loss / 2)",
+                "loss weight",
+                "loss_divided_by_ranks",
+            ),
+            plant(
+                "loss times the ranks",
+                "backward(loss)",
+                "backward(2 * loss)",
+                "loss weight",
+                "loss_multiplied_by_ranks",
+            ),
             plant(
                 "loader not DeepSpeed's",
                 "    for epoch in range(args.epochs):  # loop",
                 "    own = trainloader\n    trainloader = torch.utils.data.DataLoader(trainset, 8, shuffle=True)\n"
                 "    trainloader.data_sampler = own.data_sampler\n    for epoch in range(args.epochs):  # loop",
                 "rows",
-                "reads every row",
+                "rows_not_shared_out",
             ),
             plant(
                 "rate by rank",
@@ -65,7 +77,7 @@ def deepspeed(stage: int) -> Case:
                 "    ds_config = get_ds_config(args)\n    ds_config['scheduler']['params']['warmup_max_lr'] *= "
                 "1 + _local_rank\n",
                 "rate",
-                "different rates",
+                "rates_differ_between_ranks",
             ),
         ),
     )
@@ -88,15 +100,21 @@ CASES = (
                 "    train_loader, test_loader = fabric.setup_dataloaders(train_loader, test_loader)\n",
                 "",
                 "rows",
-                "reads every row",
+                "rows_not_shared_out",
             ),
-            plant("rate by rank", "lr=hparams.lr)", "lr=hparams.lr * (1 + fabric.global_rank))", "rate", "different"),
+            plant(
+                "rate by rank",
+                "lr=hparams.lr)",
+                "lr=hparams.lr * (1 + fabric.global_rank))",
+                "rate",
+                "rates_differ_between_ranks",
+            ),
             plant(
                 "schedule advanced at each batch, twice",
                 "            optimizer.step()\n",
                 "            optimizer.step()\n            scheduler.step()\n            scheduler.step()\n",
                 "schedule",
-                "advances",
+                "schedule_advances_once_per_rank",
             ),
         ),
     ),
@@ -114,9 +132,11 @@ CASES = (
                 "    train_dataloader, val_dataloader = fabric.setup_dataloaders(train_dataloader, val_dataloader)\n",
                 "",
                 "rows",
-                "reads every row",
+                "rows_not_shared_out",
             ),
-            plant("rate by rank", "lr=0.1)", "lr=0.1 * (1 + fabric.global_rank))", "rate", "different rates"),
+            plant(
+                "rate by rank", "lr=0.1)", "lr=0.1 * (1 + fabric.global_rank))", "rate", "rates_differ_between_ranks"
+            ),
         ),
     ),
     Case(
@@ -129,21 +149,27 @@ CASES = (
         edits=(TWO,),
         note="its Trainer takes one device on a CPU: devices=2",
         plants=(
-            plant("no sampler of Lightning's", TWO.new, TWO.new + "use_distributed_sampler=False, ", "rows", "reads"),
-            plant("rate by rank", "lr=0.1)", "lr=0.1 * (1 + self.global_rank))", "rate", "different rates"),
+            plant(
+                "no sampler of Lightning's",
+                TWO.new,
+                TWO.new + "use_distributed_sampler=False, ",
+                "rows",
+                "rows_not_shared_out",
+            ),
+            plant("rate by rank", "lr=0.1)", "lr=0.1 * (1 + self.global_rank))", "rate", "rates_differ_between_ranks"),
             plant(
                 "loss divided by the ranks",
                 '        loss = F.nll_loss(output, target.view(-1))\n        self.log("train',
                 '        loss = F.nll_loss(output, target.view(-1)) / 2\n        self.log("train',
                 "loss weight",
-                "averaged twice",
+                "loss_divided_by_ranks",
             ),
             plant(
                 "gradients never cleared",
                 "    def configure_optimizers(self):\n",
                 "    def optimizer_zero_grad(self, *_):\n        pass\n\n    def configure_optimizers(self):\n",
                 "gradient",
-                "zero_grad is missing",
+                "gradients_never_cleared",
             ),
         ),
     ),
@@ -165,7 +191,7 @@ CASES = (
                 "            optimizer.zero_grad()\n            output = model(data)\n",
                 "            output = model(data)\n",
                 "gradient",
-                "zero_grad is missing",
+                "gradients_never_cleared",
             ),
             plant(
                 "set_epoch left out",
@@ -176,28 +202,28 @@ CASES = (
                 "        for batch_idx, (data, target) in enumerate("
                 "train_loader):\n            optimizer.zero_grad()\n            output",
                 "order",
-                "never called",
+                "set_epoch_never_called",
             ),
             plant(
                 "another seed on each rank, weights not broadcast",
                 HVD,
                 "    model.fc2.bias.data += hvd.rank()\n",
                 "initial weights",
-                "common seed",
+                "ranks_begin_with_different_weights",
             ),
             plant(
                 "no sampler",
                 "batch_size=args.batch_size, sampler=train_sampler,",
                 "batch_size=args.batch_size,",
                 "rows",
-                "reads every row",
+                "rows_not_shared_out",
             ),
             plant(
                 "loss times the ranks",
                 "            loss.backward()\n",
                 "            (2 * loss).backward()\n",
                 "loss weight",
-                "multiplied by the 2 ranks",
+                "loss_multiplied_by_ranks",
             ),
         ),
     ),

@@ -13,27 +13,37 @@ ONE_CLASS = "its cross entropy over one class has a gradient of zero: mse_loss i
 
 def series(wrap: str, rank: str) -> tuple:
     return (
-        plant("not wrapped", wrap, "self.model.__dict__['module'] = self.model", "initial weights", "common seed"),
+        plant(
+            "not wrapped",
+            wrap,
+            "self.model.__dict__['module'] = self.model",
+            "initial weights",
+            "ranks_begin_with_different_weights",
+        ),
         plant(
             "set_epoch left out",
             "        self.train_data.sampler.set_epoch(epoch)\n",
             "",
             "order",
-            "never called",
+            "set_epoch_never_called",
         ),
         plant(
-            "gradients never cleared", "        self.optimizer.zero_grad()\n", "", "gradient", "zero_grad is missing"
+            "gradients never cleared", "        self.optimizer.zero_grad()\n", "", "gradient", "gradients_never_cleared"
         ),
         plant(
             "loss times the ranks",
             "        loss.backward()",
             "        (loss * torch.distributed.get_world_size()).backward()",
             "loss weight",
-            "multiplied by the 2 ranks",
+            "loss_multiplied_by_ranks",
         ),
-        plant("rate by rank", "lr=1e-3", f"lr=1e-3 * (1 + {rank})", "rate", "different rates"),
+        plant("rate by rank", "lr=1e-3", f"lr=1e-3 * (1 + {rank})", "rate", "rates_differ_between_ranks"),
         plant(
-            "forward through .module", "self.model(source)", "self.model.module(source)", "gradient", "never reduced"
+            "forward through .module",
+            "self.model(source)",
+            "self.model.module(source)",
+            "gradient",
+            "ranks_never_reduce_gradients",
         ),
     )
 
@@ -49,44 +59,44 @@ IMAGENET = (
         "                model = torch.nn.parallel.DistributedDataParallel(model)\n",
         "                pass\n",
         "initial weights",
-        "common seed",
+        "ranks_begin_with_different_weights",
     ),
     plant(
         "no sampler",
         f"shuffle=(train_sampler is None),\n        {LOADED}, sampler=train_sampler)",
         f"shuffle=True,\n        {LOADED})",
         "rows",
-        "reads every row",
+        "rows_not_shared_out",
     ),
     plant(
         "set_epoch left out",
         "            train_sampler.set_epoch(epoch)\n",
         "            pass\n",
         "order",
-        "never called",
+        "set_epoch_never_called",
     ),
     plant(
         "rate by rank",
         "model.parameters(), args.lr,",
         "model.parameters(), args.lr * (1 + args.rank),",
         "rate",
-        "different rates",
+        "rates_differ_between_ranks",
     ),
     plant(
         "rate times the ranks",
         "model.parameters(), args.lr,",
         "model.parameters(), args.lr * args.world_size,",
         "replayed rate",
-        "depends on the number of ranks",
+        "rate_depends_on_ranks",
     ),
     plant(
         "loss divided by the ranks",
         "        loss.backward()\n",
         "        (loss / args.world_size).backward()\n",
         "loss weight",
-        "averaged twice",
+        "loss_divided_by_ranks",
     ),
-    plant("gradients never cleared", "        optimizer.zero_grad()\n", "", "gradient", "zero_grad is missing"),
+    plant("gradients never cleared", "        optimizer.zero_grad()\n", "", "gradient", "gradients_never_cleared"),
 )
 IMAGENET_RUN = ("--dummy", "-b", "25", "-j", "0", "--dist-url", "env://", "--epochs", "5")
 CASES = (
@@ -150,28 +160,34 @@ CASES = (
         before=("as_cpu",),
         note="takes one step",
         plants=(
-            plant("not wrapped", "DDP(model, device_ids=[rank])", "model", "initial weights", "common seed"),
+            plant(
+                "not wrapped",
+                "DDP(model, device_ids=[rank])",
+                "model",
+                "initial weights",
+                "ranks_begin_with_different_weights",
+            ),
             plant(
                 "forward through .module",
                 "ddp_model(torch.randn",
                 "ddp_model.module(torch.randn",
                 "gradient",
-                "never reduced",
+                "ranks_never_reduce_gradients",
             ),
-            plant("rate by rank", "lr=0.001", "lr=0.001 * (1 + rank)", "rate", "different rates"),
+            plant("rate by rank", "lr=0.001", "lr=0.001 * (1 + rank)", "rate", "rates_differ_between_ranks"),
             plant(
                 "loss times the ranks",
                 "loss_fn(outputs, labels).backward()",
                 "(2 * loss_fn(outputs, labels)).backward()",
                 "loss weight",
-                "multiplied by the 2 ranks",
+                "loss_multiplied_by_ranks",
             ),
             plant(
                 "optimizer of a copy",
                 "optim.SGD(ddp_model",
                 "optim.SGD(__import__('copy').deepcopy(model)",
                 "updates",
-                "other tensors than the model",
+                "parameters_never_move",
             ),
         ),
     ),
@@ -192,8 +208,8 @@ CASES = (
         note="its random batches have one seed on all ranks, its layers are never initialised: both mended; "
         "a mean of squares instead of a sum",
         plants=(
-            plant("gradients never cleared", "        optim.zero_grad()\n", "", "gradient", "zero_grad is missing"),
-            plant("rate by rank", "lr=1e-2", "lr=1e-2 * (1 + rank)", "rate", "different rates"),
+            plant("gradients never cleared", "        optim.zero_grad()\n", "", "gradient", "gradients_never_cleared"),
+            plant("rate by rank", "lr=1e-2", "lr=1e-2 * (1 + rank)", "rate", "rates_differ_between_ranks"),
             plant(
                 "optimizer made before the model is sharded",
                 "    for layer in model.layers:\n        fully_shard(layer",
@@ -201,7 +217,7 @@ CASES = (
                 "    torch.optim.Adam = lambda *_, **__: made\n"
                 "    for layer in model.layers:\n        fully_shard(layer",
                 "updates",
-                "other tensors than the model",
+                "parameters_never_move",
             ),
             plant(
                 "clipped in parts",
@@ -209,14 +225,14 @@ CASES = (
                 "clip_grad_norm_(model.layers.parameters(), max_norm=1.0); "
                 "torch.nn.utils.clip_grad_norm_(model.tok_embeddings.parameters(), max_norm=1.0)",
                 "clipping",
-                "parts",
+                "clipped_in_parts",
             ),
             plant(
                 "gradients not reduced",
                 "    inspect_model(model)\n",
                 "    inspect_model(model)\n    model.set_requires_gradient_sync(False)\n",
                 "updates",
-                "none comes to the optimizer",
+                "gradients_never_reach_the_optimizer",
             ),
         ),
     ),

@@ -25,56 +25,68 @@ DDP = (
     "        model, device_ids=[local_rank], bucket_cap_mb=500, gradient_as_bucket_view=True\n    )\n"
 )
 LLM_PLANTS = (
-    plant("rate by rank", "lr=args.lr, ", "lr=args.lr * (1 + rank), ", "rate", "different rates"),
+    plant("rate by rank", "lr=args.lr, ", "lr=args.lr * (1 + rank), ", "rate", "rates_differ_between_ranks"),
     plant(
         "no sampler",
         "DistributedSampler(train_data, shuffle",
         "DistributedSampler(train_data, num_replicas=1, rank=0, shuffle",
         "rows",
-        "reads every row",
+        "rows_not_shared_out",
     ),
     plant(
         "gradients never cleared",
         "                optimizer.zero_grad(",
         "                dict(",
         "gradient",
-        "zero_grad is missing",
+        "gradients_never_cleared",
     ),
     plant(
         "loss times the ranks",
         "outputs.loss.backward()",
         "(2 * outputs.loss).backward()",
         "loss weight",
-        "multiplied by the 2 ranks",
+        "loss_multiplied_by_ranks",
     ),
 )
 
 
 def imagenet(wrap: str) -> tuple:
     return (
-        plant("not wrapped", wrap, "    model.__dict__['module'] = model", "initial weights", "common seed"),
-        plant("set_epoch left out", "        train_sampler.set_epoch(epoch)\n", "", "order", "same shuffled order"),
+        plant(
+            "not wrapped",
+            wrap,
+            "    model.__dict__['module'] = model",
+            "initial weights",
+            "ranks_begin_with_different_weights",
+        ),
+        plant(
+            "set_epoch left out",
+            "        train_sampler.set_epoch(epoch)\n",
+            "",
+            "order",
+            "set_epoch_given_the_same_number",
+        ),
         plant(
             "rate by rank",
             "param_group['lr'] = lr",
             "param_group['lr'] = lr * (1 + dist.get_rank())",
             "rate",
-            "different",
+            "rates_differ_between_ranks",
         ),
         plant(
             "loss divided by the ranks",
             "        loss.backward()\n",
             "        (loss / args.nprocs).backward()\n",
             "loss weight",
-            "averaged twice",
+            "loss_divided_by_ranks",
         ),
-        plant("gradients never cleared", "        optimizer.zero_grad()\n", "", "gradient", "zero_grad is missing"),
+        plant("gradients never cleared", "        optimizer.zero_grad()\n", "", "gradient", "gradients_never_cleared"),
         plant(
             "no sampler",
             "                                               sampler=train_sampler)",
             "                                               shuffle=True)",
             "rows",
-            "reads every row",
+            "rows_not_shared_out",
         ),
     )
 
@@ -95,31 +107,35 @@ CASES = (
         edits=(ADDRESS, BATCH, EPOCHS),
         note="starts its ranks with mp.spawn; its master address is another machine's, and set_epoch is missing",
         plants=(
-            plant("set_epoch left out (as it is)", EPOCHS.new, EPOCHS.old, "order", "never called"),
-            plant("no sampler", "sampler=train_sampler)", "sampler=None)", "rows", ""),
+            plant("set_epoch left out (as it is)", EPOCHS.new, EPOCHS.old, "order", "set_epoch_never_called"),
+            plant("no sampler", "sampler=train_sampler)", "sampler=None)", "rows", "rows_not_shared_out"),
             plant(
                 "not wrapped",
                 "    model = nn.parallel.DistributedDataParallel(model, device_ids=[gpu])\n",
                 "",
                 "gradient",
-                "never reduced",
+                "ranks_never_reduce_gradients",
             ),
             plant(
                 "loss times the ranks",
                 "            loss.backward()",
                 "            (2 * loss).backward()",
                 "loss weight",
-                "multiplied by the 2 ranks",
+                "loss_multiplied_by_ranks",
             ),
             plant(
                 "another seed on each rank, not wrapped",
                 "    model = nn.parallel.DistributedDataParallel(model, device_ids=[gpu])\n",
                 "    model.fc.weight.data += rank\n",
                 "initial weights",
-                "common seed",
+                "ranks_begin_with_different_weights",
             ),
             plant(
-                "gradients never cleared", "            optimizer.zero_grad()\n", "", "gradient", "zero_grad is missing"
+                "gradients never cleared",
+                "            optimizer.zero_grad()\n",
+                "",
+                "gradient",
+                "gradients_never_cleared",
             ),
         ),
     ),
@@ -161,23 +177,29 @@ CASES = (
                 "dataset=trainset, shuffle",
                 "dataset=trainset, num_replicas=1, rank=0, shuffle",
                 "rows",
-                "reads every row",
+                "rows_not_shared_out",
             ),
             plant(
                 "not wrapped",
                 "    net = nn.parallel.DistributedDataParallel(net, device_ids=[local_rank])\n",
                 "",
                 "initial weights",
-                "common seed",
+                "ranks_begin_with_different_weights",
             ),
-            plant("rate by rank", "lr=0.001", "lr=0.001 * (1 + dist.get_rank())", "rate", "different rates"),
-            plant("loss times the ranks", "            loss.backward()\n", DOUBLED, "loss weight", "multiplied by"),
+            plant("rate by rank", "lr=0.001", "lr=0.001 * (1 + dist.get_rank())", "rate", "rates_differ_between_ranks"),
+            plant(
+                "loss times the ranks",
+                "            loss.backward()\n",
+                DOUBLED,
+                "loss weight",
+                "loss_multiplied_by_ranks",
+            ),
             plant(
                 "forward through .module",
                 "            outputs = net(images)\n            loss",
                 "            outputs = net.module(images)\n            loss",
                 "gradient",
-                "never reduced",
+                "ranks_never_reduce_gradients",
             ),
         ),
     ),
@@ -192,9 +214,13 @@ CASES = (
         env=NOT_COMPILED,
         plants=(
             *LLM_PLANTS,
-            plant("not wrapped", DDP, "", "gradient", "never reduced"),
+            plant("not wrapped", DDP, "", "gradient", "ranks_never_reduce_gradients"),
             plant(
-                "forward through .module", "outputs = model(", "outputs = model.module(", "gradient", "never reduced"
+                "forward through .module",
+                "outputs = model(",
+                "outputs = model.module(",
+                "gradient",
+                "ranks_never_reduce_gradients",
             ),
         ),
     ),

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from samestep.proof.script.collectives import collectives
-from samestep.proof.script.evaluation import evaluation
+from samestep.message import Message, message
+from samestep.proof.script.beside_steps import collectives, evaluation, randoms, saves
+from samestep.proof.script.findings import Ranks, differs
 from samestep.proof.script.gradients import clipping, gradient
-from samestep.proof.script.randoms import randoms
 from samestep.proof.script.rows import order, rows
-from samestep.proof.script.saves import saves
-from samestep.proof.script.stages import of_stages, stages
+from samestep.proof.script.step_gradients import StepGradients
 from samestep.proof.script.updates import initial_weights, rates, schedule, step_counts, updates, weights
 from samestep.records.record import Record
 from samestep.records.redaction import redacted
 from samestep.records.results import Divergence
-from samestep.records.script import Answer, CheckResults, Finding, ScriptPlan, ScriptRecord
+from samestep.records.script import Answer, CheckResults, Finding, Question, ScriptPlan, ScriptRecord
 
 # Without an answer to one of each of these nothing is proven.
 NEEDED = (("steps",), ("initial weights",), ("gradient",), ("loss weight", "replayed gradient"), ("weights",))
-
 OF_REPLICAS = ("rows", "random numbers", "evaluation")  # what only ranks that train other rows must have otherwise
-TOGETHER = "the ranks share out the parameters of a tensor-parallel model, and may compute the same rows together"
+OF_THE_LOSS = ("loss weight", "evaluation")  # what only the stages of a pipeline that compute a loss can answer
+NEAR = 1e-3
 
 
 def judge(plan: ScriptPlan, ranks: Sequence[ScriptRecord], record: Record, command: str = "") -> CheckResults:
@@ -33,37 +32,24 @@ def judge(plan: ScriptPlan, ranks: Sequence[ScriptRecord], record: Record, comma
     """
     steps = min(len(rank.steps) for rank in ranks)
     findings = [step_counts(plan, ranks)]
-    parts = stages(ranks)
     if steps:
-        findings += (
-            _findings(ranks, record) if len(parts) == 1 else of_stages(parts, record, lambda of: _findings(of, record))
-        )
+        stages = pipeline_stages(ranks)
+        findings += _replica_findings(ranks, record) if len(stages) == 1 else _stage_findings(stages, record)
         findings += [collectives(ranks), saves(ranks)]
     step_s = sum(sum(rank.step_s) for rank in ranks)
-    share = sum(rank.record_s for rank in ranks) / step_s if step_s else 0.0
     return CheckResults(
-        plan.script,
-        redacted(plan.arguments),
-        len(ranks),
-        steps,
-        _answer(findings),
-        findings,
-        first_divergence(findings),
-        share,
-        plan.out,
-        _notes(ranks),
-        command,
+        script=plan.script,
+        arguments=redacted(plan.arguments),
+        ranks=len(ranks),
+        steps=steps,
+        answer=_answer(findings),
+        findings=findings,
+        first_divergence=first_divergence(findings),
+        record_share=sum(rank.record_s for rank in ranks) / step_s if step_s else 0.0,
+        folder=plan.out,
+        notes=_notes(ranks),
+        command=command,
     )
-
-
-def _findings(ranks: Sequence[ScriptRecord], record: Record) -> list[Finding]:
-    """Answers the questions about ranks that hold the same parameters."""
-    findings = [initial_weights(ranks), rows(ranks), order(ranks), *gradient(ranks, record), clipping(ranks, record)]
-    findings += [rates(ranks), schedule(ranks), weights(ranks), updates(ranks, record)]
-    findings += [randoms(ranks), evaluation(ranks)]
-    if not ranks[0].steps[0].splits:
-        return findings
-    return [Finding(each.question, "unknown", TOGETHER) if each.question in OF_REPLICAS else each for each in findings]
 
 
 def with_replay(results: CheckResults, replay_findings: Sequence[Finding]) -> CheckResults:
@@ -74,20 +60,104 @@ def with_replay(results: CheckResults, replay_findings: Sequence[Finding]) -> Ch
 
 def first_divergence(findings: Sequence[Finding]) -> Divergence | None:
     """Returns the divergence of the earliest step; of several in one step, that of the earliest question."""
-    divergences = [each.divergence for each in findings if each.divergence]
-    return min(divergences, key=lambda each: -1 if each.step is None else each.step, default=None)
+    divergences = [finding.divergence for finding in findings if finding.divergence]
+    return min(divergences, key=lambda divergence: -1 if divergence.step is None else divergence.step, default=None)
 
 
 def _answer(findings: Sequence[Finding]) -> Answer:
-    if any(each.answer == "differs" for each in findings):
+    if any(finding.answer == "differs" for finding in findings):
         return "differs"
-    answers = {each.question: each.answer for each in findings}
-    return "right" if all(any(answers.get(name) == "right" for name in names) for names in NEEDED) else "unknown"
+    right = {finding.question for finding in findings if finding.answer == "right"}
+    return "right" if all(right.intersection(questions) for questions in NEEDED) else "unknown"
 
 
-def _notes(ranks: Sequence[ScriptRecord]) -> list[str]:
-    notes = list(dict.fromkeys(note for rank in ranks for note in rank.notes))
-    local = [name for name in ranks[0].buffers if len({rank.buffers.get(name) for rank in ranks}) > 1]
-    if local:
-        notes.append(f"{local[0]} is not the same on all ranks: BatchNorm's statistics are each rank's own")
-    return notes
+def _notes(ranks: Ranks) -> list[Message]:
+    notes: list[Message] = []
+    for note in (note for rank in ranks for note in rank.notes):
+        if note not in notes:
+            notes.append(note)
+    buffers = [name for name in ranks[0].buffers if len({rank.buffers.get(name) for rank in ranks}) > 1]
+    return [*notes, message("statistics_of_each_rank", buffer=buffers[0])] if buffers else notes
+
+
+def _replica_findings(ranks: Ranks, record: Record) -> list[Finding]:
+    """Answers the questions about ranks that hold the same parameters."""
+    findings = [initial_weights(ranks), rows(ranks), order(ranks), *gradient(ranks, record), clipping(ranks, record)]
+    findings += [rates(ranks), schedule(ranks), weights(ranks), updates(ranks, record)]
+    findings += [randoms(ranks), evaluation(ranks)]
+    if not ranks[0].steps[0].splits:
+        return findings
+    tensor_parallel = message("tensor_parallel_ranks_share_rows")
+    return [
+        Finding(finding.question, "unknown", tensor_parallel) if finding.question in OF_REPLICAS else finding
+        for finding in findings
+    ]
+
+
+# The stages of a pipeline: ranks that hold other parameters train no other rows, and each stage is judged by itself.
+
+
+def pipeline_stages(ranks: Ranks) -> list[list[ScriptRecord]]:
+    """Returns the ranks of each stage, which has no parameter of another; all as one where they are no stages."""
+    stages: dict[frozenset[str], list[ScriptRecord]] = {}
+    for rank in ranks:
+        held = frozenset(rank.start).union(*((*step.weights, *step.shards) for step in rank.steps))
+        stages.setdefault(held, []).append(rank)
+    count = sum(map(len, stages))
+    return [*stages.values()] if all(stages) and count == len(frozenset().union(*stages)) else [[*ranks]]
+
+
+def _stage_findings(stages: Sequence[Ranks], record: Record) -> list[Finding]:
+    """Asks each stage, and returns one answer to each question, in their order."""
+    answers = [
+        {finding.question: _with_global_rank(finding, stage) for finding in _replica_findings(stage, record)}
+        for stage in stages
+    ]
+    with_loss = [number for number, stage in enumerate(stages) if _has_loss(stage)]
+    findings = []
+    for question in dict.fromkeys(question for of_stage in answers for question in of_stage):
+        asked = with_loss if with_loss and question in OF_THE_LOSS else range(len(stages))
+        of_stages = {number: answers[number][question] for number in asked if question in answers[number]}
+        finding = _together(question, of_stages)
+        if question == "gradient" and finding.answer == "right":
+            finding = _scaled_apart(stages, record) or finding
+        findings.append(finding)
+    return findings
+
+
+def _together(question: Question, findings: Mapping[int, Finding]) -> Finding:
+    """Returns the gravest answer of the stages; where all are right, that of the first."""
+    for answer in ("differs", "unknown", "warning"):
+        for stage, finding in findings.items():
+            if finding.answer == answer == "differs":
+                return finding
+            if finding.answer == answer:
+                return replace(finding, message=message("stage_answers", stage=stage, answer=finding.message))
+    stage, first = next(iter(findings.items()))
+    if len(findings) == 1:
+        return Finding(question, "right", message("stage_answers", stage=stage, answer=first.message))
+    return Finding(question, "right", message("each_stage_answers", stages=len(findings), answer=first.message))
+
+
+def _with_global_rank(finding: Finding, stage: Ranks) -> Finding:
+    """Returns an answer with the number that a rank has among all."""
+    divergence = finding.divergence
+    if divergence is None or divergence.rank is None:
+        return finding
+    return replace(finding, divergence=replace(divergence, rank=stage[divergence.rank].rank))
+
+
+def _has_loss(stage: Ranks) -> bool:
+    return any(micro_batch.losses for rank in stage for step in rank.steps for micro_batch in step.micro_batches)
+
+
+def _scaled_apart(stages: Sequence[Ranks], record: Record) -> Finding | None:
+    """Finds a stage whose gradients are scaled otherwise than those of the first."""
+    gradients = [StepGradients.read(record, stage, 0) for stage in stages]
+    factors = [stage.factor * stage.size for stage in gradients if stage.names]
+    for number, factor in enumerate(factors):
+        if abs(factor / factors[0] - 1) > NEAR:
+            cause = message("stages_scale_gradients_apart", factor=factor, stage=number, first=factors[0])
+            rank = stages[number][0].rank
+            return differs("gradient", "factor", cause, step=0, rank=rank, expected=factors[0], found=factor)
+    return None

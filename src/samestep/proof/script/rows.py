@@ -5,206 +5,229 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-from samestep.proof.script.updates import Ranks, common_steps, differs, many
-from samestep.records.script import Finding, PassSeen, ScriptRecord
+from samestep.message import message
+from samestep.proof.script.findings import Ranks, common_steps, differs
+from samestep.records.script import Finding, PassRecord, Question, ScriptRecord
 
-WHOLE = ("DistributedSampler", "RandomSampler", "SequentialSampler", "SeedableRandomSampler")  # these leave none out
+# These samplers leave no row out.
+WHOLE = ("DistributedSampler", "RandomSampler", "SequentialSampler", "SeedableRandomSampler")
 SKIPS = "SkipBatchSampler"  # of Accelerate: reads the rest of an epoch, after a resume
-ALL = (
-    "each rank reads every row: nothing shares the rows out (DistributedSampler, or the library's preparation of the "
-    "loader), so the ranks train the same epoch"
-)
 
 
 def rows(ranks: Ranks) -> Finding:
     """Whether the ranks train different rows, and together all of them."""
     if len(ranks) == 1:
-        return Finding("rows", "right", "one rank")
+        return Finding("rows", "right", message("one_rank"))
     if same := _same_rows(ranks):
         return same
     passes = [trained(rank) for rank in ranks]
-    if not all(passes) or any(indices(each[0]) is None for each in passes):
+    if not all(passes) or any(indices(of_rank[0]) is None for of_rank in passes):
         return _by_content(ranks)
-    for of in zip(*passes):
-        finding = _of_pass(of)
+    for epoch in zip(*passes):
+        finding = _of_epoch(epoch)
         if finding.answer != "right":
             return finding
-    return _of_pass([each[0] for each in passes])
+    return _of_epoch([of_rank[0] for of_rank in passes])
 
 
-def trained(rank: ScriptRecord) -> list[PassSeen]:
+def trained(rank: ScriptRecord) -> list[PassRecord]:
     """Returns the passes whose batches were trained, those of the loader that was trained first."""
-    used = [each for each in rank.passes if each.trained]
-    return [each for each in used if each.loader == used[0].loader]
+    used = [record for record in rank.passes if record.trained]
+    return [record for record in used if record.loader == used[0].loader]
 
 
-def indices(of: PassSeen) -> list[int] | None:
+def indices(record: PassRecord) -> list[int] | None:
     """Returns all indices of a pass, also those that it had not read yet; None where they are not known."""
-    if of.rest is None or any(batch is None for batch in of.batches):
+    if record.rest is None or any(batch is None for batch in record.batches):
         return None
-    return [*(index for batch in of.batches for index in batch or ()), *of.rest]
+    return [*(index for batch in record.batches for index in batch or ()), *record.rest]
 
 
 def _same_rows(ranks: Ranks) -> Finding | None:
     """Finds a step whose rows are the same on all ranks, to the last bit."""
     for step in common_steps(ranks):
-        for number, micros in enumerate(zip(*(rank.steps[step].micro for rank in ranks))):
-            of = [micro.rows for micro in micros]
-            if of[0] and all(each == of[0] for each in of) and len({*of[0]}) == len(of[0]):
-                loaders = [trained(rank) for rank in ranks]
-                cause = (
-                    ALL
-                    if all(loaders) and _read_all(loaders)
-                    else (
-                        "the ranks train the same rows in the same step: the random numbers that choose them have "
-                        "one seed, or the rows are not shared out"
-                    )
-                )
-                where = f"micro-batch {number}: " if len(ranks[0].steps[step].micro) > 1 else ""
-                shown = f"{where}the same {many(len(of[0]), 'row')} on {len(ranks)} ranks"
-                return differs("rows", "rows", cause, step=step, rank=1, expected="other rows than rank 0", found=shown)
+        for number, micro_batches in enumerate(zip(*(rank.steps[step].micro_batches for rank in ranks))):
+            first = micro_batches[0].rows
+            if not first or len({*first}) < len(first) or any(other.rows != first for other in micro_batches):
+                continue
+            passes = [trained(rank) for rank in ranks]
+            cause = message("ranks_train_the_same_rows")
+            if all(passes) and _read_all(passes):
+                cause = message("rows_not_shared_out")
+            micro_batch = number if len(ranks[0].steps[step].micro_batches) > 1 else None
+            return differs(
+                "rows",
+                "rows",
+                cause,
+                step=step,
+                rank=1,
+                expected=message("other_rows_than_rank_0"),
+                found=message("same_rows_on_ranks", micro_batch=micro_batch, rows=len(first), ranks=len(ranks)),
+            )
     return None
 
 
-def _read_all(loaders: Sequence[Sequence[PassSeen]]) -> bool:
-    lists = [indices(each[0]) for each in loaders]
-    return all(read is not None and len({*read}) == each[0].length for read, each in zip(lists, loaders))
+def _read_all(passes: Sequence[Sequence[PassRecord]]) -> bool:
+    """Whether each rank's first pass reads its whole dataset."""
+    firsts = [of_rank[0] for of_rank in passes]
+    return all((read := indices(first)) is not None and len({*read}) == first.length for first in firsts)
 
 
 def _by_content(ranks: Ranks) -> Finding:
     """Compares the rows by their digests, where there are no indices."""
-    seen = [[row for step in rank.steps for micro in step.micro for row in micro.rows] for rank in ranks]
-    if not all(seen):
-        return Finding("rows", "unknown", "the model's inputs are no tensors with a row each")
-    twice = sum(len({*of}) for of in seen) - len(set().union(*seen))
-    total = sum(map(len, seen))
+    digests = [
+        [row for step in rank.steps for micro_batch in step.micro_batches for row in micro_batch.rows] for rank in ranks
+    ]
+    if not all(digests):
+        return Finding("rows", "unknown", message("inputs_without_rows"))
+    twice = sum(len({*of_rank}) for of_rank in digests) - len(set().union(*digests))
+    total = sum(map(len, digests))
     if twice > total / len(ranks) / 2:
-        cause = "most rows are trained by several ranks: the rows are not shared out"
-        return differs("rows", "rows", cause, step=0, expected="0 rows on several ranks", found=f"{twice} of {total}")
-    return Finding(
+        return differs(
+            "rows",
+            "rows",
+            message("most_rows_on_several_ranks"),
+            step=0,
+            expected=message("rows_on_several_ranks", shared=0, rows=total),
+            found=message("rows_on_several_ranks", shared=twice, rows=total),
+        )
+    return Finding("rows", "right", message("rows_without_indices", rows=total, shared=twice))
+
+
+def _of_epoch(passes: Sequence[PassRecord]) -> Finding:
+    """Compares what the ranks read in one epoch by the indices of the rows. passes: one of each rank."""
+    lists = [read for record in passes if (read := indices(record)) is not None]
+    if len(lists) < len(passes):
+        return Finding("rows", "unknown", message("loader_without_end_or_indices"))
+    if _own_datasets(passes):
+        return _common_rows(passes, 0) or Finding("rows", "right", message("each_rank_has_its_own_dataset"))
+    length, union = passes[0].length or 0, {index for read in lists for index in read}
+    twice = sum(map(len, lists)) - len(union)
+    inside = sum(len(read) - len({*read}) for read in lists)
+    batch_size = max((len(batch) for record in passes for batch in record.batches if batch), default=1)
+    allowed = len(passes) * batch_size
+    if inside > allowed:
+        return Finding("rows", "unknown", message("rows_drawn_with_replacement", rows=inside))
+    # One row alone is what a sampler that pads gives to each rank.
+    if all({*read} == union for read in lists) and len(union) > 1:
+        cause, share = message("rows_not_shared_out"), message("rows_of_each_rank", rows=length // len(lists))
+        return differs("rows", "rows", cause, step=0, expected=share, found=length)
+    if twice > allowed:
+        return differs(
+            "rows",
+            "rows",
+            message("samplers_do_not_share_one_order"),
+            step=0,
+            expected=message("each_row_on_one_rank"),
+            found=message("rows_on_several_ranks", shared=twice, rows=length),
+        )
+    missing = length - len(union)
+    if missing > allowed and passes[0].sampler not in WHOLE:
+        return Finding("rows", "unknown", message("rows_left_out_by_the_sampler", missing=missing, rows=length))
+    if missing > allowed:
+        cause = message("rows_read_by_no_rank", missing=missing, rows=length)
+        return differs("rows", "rows", cause, step=0, expected=length, found=len(union))
+    said = message("epoch_reads_rows", read=len(union), rows=length, twice=twice or None, dropped=missing or None)
+    return _common_rows(passes, twice) or Finding("rows", "right", said)
+
+
+def _common_rows(passes: Sequence[PassRecord], padding: int) -> Finding | None:
+    """Finds rows that several ranks have read, by their content, though not by their indices."""
+    read = [[tuple(row) for row in record.digests if row] for record in passes]
+    common = sum(len({*rows}) for rows in read) - len({row for rows in read for row in rows})
+    distinct = all(len({*rows}) == len(rows) for rows in read)  # else a row's content says little
+    if not distinct or common <= padding + max(2, sum(map(len, read)) / 20):
+        return None
+    return differs(
         "rows",
-        "right",
-        f"{many(total, 'row')} in the recorded steps, {twice} of them on several ranks; whether an epoch has every row "
-        "cannot be judged: no DataLoader with indices",
+        "rows",
+        message("datasets_of_the_ranks_overlap"),
+        step=0,
+        expected=message("each_row_on_one_rank"),
+        found=message("rows_on_several_ranks", shared=common, rows=sum(map(len, read))),
     )
 
 
-def _of_pass(passes: Sequence[PassSeen]) -> Finding:
-    lists = [indices(each) for each in passes]
-    if any(each is None for each in lists):
-        return Finding("rows", "unknown", "the loader has no end, or no indices")
-    full = [each for each in lists if each is not None]
-    if _own_datasets(passes):
-        own = Finding("rows", "right", "each rank has a dataset of its own, and no common row was seen")
-        return _common_rows(passes, 0) or own
-    length, union = passes[0].length or 0, {index for each in full for index in each}
-    twice = sum(map(len, full)) - len(union)
-    inside = sum(len(each) - len({*each}) for each in full)
-    batch = max((len(each) for of in passes for each in of.batches if each), default=1)
-    allowed = len(passes) * batch
-    step = 0
-    if inside > allowed:
-        return Finding("rows", "unknown", f"{inside} rows are drawn repeatedly within a rank, as with replacement")
-    if all({*each} == union for each in full) and len(union) > 1:  # the one row of a sampler that pads
-        return differs("rows", "rows", ALL, step=step, expected=f"{length // len(full)} on each rank", found=length)
-    if twice > allowed:
-        cause = (
-            "many rows are read by several ranks: the ranks' samplers do not share one order (another seed or epoch)"
-        )
-        return differs("rows", "rows", cause, step=step, expected="each on one rank", found=f"{twice} on several")
-    missing = length - len(union)
-    if missing > allowed:
-        if passes[0].sampler not in WHOLE:
-            return Finding("rows", "unknown", f"{missing} of {length} rows are left out, as the sampler may intend")
-        cause = (
-            f"{missing} of {length} rows are read by no rank: the rows are shared out twice, or among more ranks than "
-            "there are"
-        )
-        return differs("rows", "rows", cause, step=step, expected=length, found=len(union))
-    if shared := _common_rows(passes, twice):
-        return shared
-    extra = [f"{twice} of them twice, as padding"] * bool(twice) + [f"{missing} dropped at the end"] * bool(missing)
-    return Finding("rows", "right", ", ".join([f"an epoch reads {len(union)} of {many(length, 'row')}", *extra]))
-
-
-def _common_rows(passes: Sequence[PassSeen], padding: int) -> Finding | None:
-    """Finds rows that several ranks have read, by their content, though not by their indices."""
-    read = [[tuple(row) for row in each.digests if row] for each in passes]
-    common = sum(len({*rows}) for rows in read) - len({row for rows in read for row in rows})
-    distinct = all(len({*rows}) == len(rows) for rows in read)  # else a row's content says little
-    if distinct and common > padding + max(2, sum(map(len, read)) / 20):
-        cause = (
-            "each rank has another dataset with rows of the others: it splits, shuffles or filters the data by its own "
-            "random numbers (random_split without a common generator)"
-        )
-        return differs("rows", "rows", cause, step=0, expected="each on one rank", found=f"{common} on several")
-    return None
-
-
-def _own_datasets(passes: Sequence[PassSeen]) -> bool:
+def _own_datasets(passes: Sequence[PassRecord]) -> bool:
     """Whether the same indices are other rows on each rank: none of their tensors is always that of the other ranks.
 
     A label may be the same by chance; one that always is belongs to the same rows, whose pictures may be augmented.
     """
-    if len({each.length for each in passes}) > 1 or len({each.dataset for each in passes}) > 1:
+    if len({record.length for record in passes}) > 1 or len({record.dataset for record in passes}) > 1:
         return True
-    known = [_digests(each) for each in passes]
-    common = set(known[0]).intersection(*known[1:])
-    pairs = [(known[0][index], other[index]) for index in common for other in known[1:]]
-    tensors = zip(*([a == b for a, b in zip(one, other)] for one, other in pairs))
+    first, *rest = [_digests_by_index(record) for record in passes]
+    common = set(first).intersection(*rest)
+    pairs = [(first[index], digests[index]) for index in common for digests in rest]
+    tensors = zip(*([a == b for a, b in zip(row, same_index)] for row, same_index in pairs))
     return bool(pairs) and not any(map(all, tensors))
 
 
-def _digests(of: PassSeen) -> Mapping[int, list[str]]:
-    read = [index for batch in of.batches for index in batch or ()]
-    return {index: digests for index, digests in zip(read, of.digests) if digests}
+def _digests_by_index(record: PassRecord) -> Mapping[int, list[str]]:
+    read = [index for batch in record.batches for index in batch or ()]
+    return {index: digests for index, digests in zip(read, record.digests) if digests}
 
 
 def order(ranks: Ranks) -> Finding:
     """Whether an epoch has another order than the one before."""
-    question, passes = "order", trained(ranks[0])
+    question: Question = "order"
+    passes = trained(ranks[0])
     if repeated := _repeated_after_resume(ranks[0]):
         return repeated
-    lists = [each for each in map(indices, passes) if each is not None]
+    lists = [read for read in map(indices, passes) if read is not None]
     if len(lists) < 2:
-        hint = ""
+        steps = no_set_epoch = None
         if passes and lists:
-            per_step = max(1, sum(map(len, _read(passes[0]))) // max(1, len(ranks[0].steps)))
-            hint = f"; samestep check --steps {len(lists[0]) // per_step + 1} SCRIPT would see one"
+            rows_read = sum(len(batch) for batch in passes[0].batches if batch)
+            steps = len(lists[0]) // max(1, rows_read // max(1, len(ranks[0].steps))) + 1
             if passes[0].sampler == "DistributedSampler" and not ranks[0].epochs_set:
-                hint += "; set_epoch has not been called, without which each epoch has the same order"
-        return Finding(question, "unknown", f"no epoch turned in the recorded steps{hint}")
+                no_set_epoch = message("set_epoch_not_called_yet")
+        return Finding(question, "unknown", message("no_epoch_turned", steps=steps, set_epoch=no_set_epoch))
     if lists[0] == sorted(lists[0]):
-        return Finding(question, "right", "the rows are read in their order, without shuffling")
+        return Finding(question, "right", message("rows_read_in_order"))
     for number, (before, after) in enumerate(pairwise(lists), 1):
         if before == after and len(before) > 2:
-            step = _first_step(ranks[0], passes[number])
-            never = " is never called" if not ranks[0].epochs_set else " is given the same number"
-            cause = f"each epoch has the same shuffled order: the sampler's set_epoch{never}"
-            shown = {"expected": "another order than in the epoch before", "found": before[:6]}
-            return differs(question, "rows", cause, step=step, rank=0, **shown)
-    return Finding(question, "right", f"each of {many(len(lists), 'epoch')} has an order of its own")
+            return differs(
+                question,
+                "rows",
+                message("set_epoch_given_the_same_number")
+                if ranks[0].epochs_set
+                else message("set_epoch_never_called"),
+                step=_first_step(ranks[0], passes[number]),
+                rank=0,
+                expected=message("another_order_than_before"),
+                found=before[:6],
+            )
+    return Finding(question, "right", message("each_epoch_has_its_own_order", epochs=len(lists)))
 
 
 def _repeated_after_resume(rank: ScriptRecord) -> Finding | None:
     """Finds an epoch whose order is that of the epoch before it, of which a resumed training read the rest."""
-    used = [each for each in rank.passes if each.trained]
-    for before, after in pairwise(used):
-        rest, whole = indices(before), indices(after)
-        if before.sampler != SKIPS or not rest or not whole or len(rest) < 3 or rest == sorted(rest):
+    for before, after in pairwise(record for record in rank.passes if record.trained):
+        rest, epoch = indices(before), indices(after)
+        if before.sampler != SKIPS or not rest or not epoch or len(rest) < 3 or rest == sorted(rest):
             continue
-        if len(rest) < len(whole) and whole[-len(rest) :] == rest:
-            cause = "the epoch after the resumed one has its order again: the loader does not know that one has ended"
-            shown = {"expected": "another order than in the epoch before", "found": rest[:6]}
-            return differs("order", "rows", cause, step=_first_step(rank, after), rank=0, **shown)
+        if len(rest) < len(epoch) and epoch[-len(rest) :] == rest:
+            return differs(
+                "order",
+                "rows",
+                message("order_repeats_after_resume"),
+                step=_first_step(rank, after),
+                rank=0,
+                expected=message("another_order_than_before"),
+                found=rest[:6],
+            )
     return None
 
 
-def _read(of: PassSeen) -> list[list[int]]:
-    return [batch for batch in of.batches if batch]
-
-
-def _first_step(rank: ScriptRecord, of: PassSeen) -> int | None:
-    number = next(i for i, each in enumerate(rank.passes) if each is of)
-    steps = (i for i, step in enumerate(rank.steps) for micro in step.micro if number in micro.passes)
-    return next(steps, None)
+def _first_step(rank: ScriptRecord, record: PassRecord) -> int | None:
+    """Returns the first step that trains batches of a pass."""
+    number = next(number for number, other in enumerate(rank.passes) if other is record)
+    return next(
+        (
+            step_number
+            for step_number, step in enumerate(rank.steps)
+            for micro_batch in step.micro_batches
+            if number in micro_batch.passes
+        ),
+        None,
+    )

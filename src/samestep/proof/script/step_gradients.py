@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from samestep.proof.script.updates import Ranks
+from samestep.proof.script.findings import Ranks
 from samestep.records.record import Record
 from samestep.records.script import COMPRESSED, LOCAL, MICRO_BATCHES, STEP, TAKEN, UNCLIPPED, of_kind
 
@@ -22,16 +21,22 @@ def norm(array: Array) -> float:
     return float(np.linalg.norm(array))
 
 
-def of_ranks(record: Record, ranks: Ranks, step: int) -> list[dict[str, Array]]:
+def norm_of_all(arrays: Mapping[str, Array], names: Sequence[str]) -> float:
+    """Returns the norm of some parameters' gradients together."""
+    return float(np.sqrt(sum(norm(arrays[name]) ** 2 for name in names)))
+
+
+def arrays_of_ranks(record: Record, ranks: Ranks, step: int) -> list[dict[str, Array]]:
     """Reads the arrays of one step of each rank."""
     return [record.arrays(STEP.format(step), rank.rank) for rank in ranks]
 
 
-def whole(arrays: Sequence[Mapping[str, Array]], kind: str, shards: Sequence[str]) -> list[dict[str, Array]]:
+def whole_gradients(arrays: Sequence[Mapping[str, Array]], kind: str, shards: Sequence[str]) -> list[dict[str, Array]]:
     """Returns [rank] parameter -> its gradient of one kind; of sharded parameters the sum of all ranks' parts."""
-    of = [of_kind(each, kind) for each in arrays]
-    sums = {name: np.sum([each[name] for each in of], axis=0) for name in shards if all(name in each for each in of)}
-    return [{**each, **sums} for each in of]
+    gradients = [of_kind(of_rank, kind) for of_rank in arrays]
+    sharded = [name for name in shards if all(name in of_rank for of_rank in gradients)]
+    sums = {name: np.sum([of_rank[name] for of_rank in gradients], axis=0) for name in sharded}
+    return [{**of_rank, **sums} for of_rank in gradients]
 
 
 @dataclass
@@ -41,39 +46,49 @@ class StepGradients:
     local: [rank] parameter -> [micro-batch] the rank's own. reduced: [rank] parameter -> what is to be their mean, as
     it was before clipping. taken: what the optimizer took. scale: a gradient scaler's factor, by which a reduced one
     may have been divided. factor: by which the sum over ranks and micro-batches is multiplied in most of `reduced`.
-    worst: the greatest relative distance from that. is_compressed: whether a communication hook may hand on less.
+    worst: the greatest relative distance from that. not_mean: (rank, parameter) of each gradient that is not the sum
+    times this factor. is_compressed: whether a communication hook may hand on less.
     """
 
     names: list[str]
     local: list[dict[str, list[Array]]]
     reduced: list[dict[str, Array]]
     taken: list[dict[str, Array]]
-    micro: int
+    micro_batches: int
     close: float
     clipped: bool
     scale: float = 1.0
     factor: float = 1.0
     worst: float = 0.0
     is_compressed: bool = False
-    _bad: list[tuple[int, str]] = field(default_factory=list)
+    not_mean: list[tuple[int, str]] = field(default_factory=list)
 
     @classmethod
     def read(cls, record: Record, ranks: Ranks, step: int) -> StepGradients:
         """Reads a step from the ranks' files. Parameters whose gradient is zero on all ranks are left out."""
-        arrays, shards = of_ranks(record, ranks, step), ranks[0].steps[step].shards
-        taken, unclipped = whole(arrays, TAKEN, shards), whole(arrays, UNCLIPPED, shards)
-        micro = max(len(rank.steps[step].micro) for rank in ranks)
-        kept = max(1, min(micro, MICRO_BATCHES))
-        shared = [name for name in taken[0] if all(name in each for each in taken)]
-        local = [{name: _local(each, name, kept, taken[0][name]) for name in shared} for each in arrays]
-        names = [name for name in shared if any(part.any() for each in local for part in each[name])]
-        reduced = [{name: before.get(name, after[name]) for name in names} for before, after in zip(unclipped, taken)]
-        close = max(CLOSE_OF.get(dtype, CLOSE) for dtype in ranks[0].steps[step].dtypes or ["float32"])
-        scale = ranks[0].steps[step].scale or 1.0
-        self = cls(names, local, reduced, taken, max(1, micro), close, any(unclipped), scale)
-        self.is_compressed = COMPRESSED in ranks[0].steps[step].dtypes
-        self._fit()
-        return self
+        first = ranks[0].steps[step]
+        arrays = arrays_of_ranks(record, ranks, step)
+        taken, unclipped = (whole_gradients(arrays, kind, first.shards) for kind in (TAKEN, UNCLIPPED))
+        micro_batches = max(len(rank.steps[step].micro_batches) for rank in ranks)
+        kept = max(1, min(micro_batches, MICRO_BATCHES))
+        shared = [name for name in taken[0] if all(name in of_rank for of_rank in taken)]
+        local = [{name: _local(of_rank, name, kept, taken[0][name]) for name in shared} for of_rank in arrays]
+        names = [name for name in shared if any(part.any() for of_rank in local for part in of_rank[name])]
+        gradients = cls(
+            names=names,
+            local=local,
+            reduced=[
+                {name: before.get(name, after[name]) for name in names} for before, after in zip(unclipped, taken)
+            ],
+            taken=taken,
+            micro_batches=max(1, micro_batches),
+            close=max(CLOSE_OF.get(dtype, CLOSE) for dtype in first.dtypes or ["float32"]),
+            clipped=any(unclipped),
+            scale=first.scale or 1.0,
+            is_compressed=COMPRESSED in first.dtypes,
+        )
+        gradients._fit()
+        return gradients
 
     @property
     def size(self) -> int:
@@ -83,85 +98,76 @@ class StepGradients:
         """Returns (rank, parameter) of a gradient that holds NaN or an infinity; None where there is none."""
         for rank, (reduced, local) in enumerate(zip(self.reduced, self.local)):
             for name in self.names:
-                if not all(np.isfinite(each).all() for each in (reduced[name], *local[name])):
+                if not all(np.isfinite(gradient).all() for gradient in (reduced[name], *local[name])):
                     return rank, name
         return None
 
-    def bad(self) -> list[tuple[int, str]]:
-        """Returns (rank, parameter) of each gradient that is not the sum times the common factor."""
-        return self._bad
-
     def is_own(self, rank: int, name: str, divided_by: int = 1) -> bool:
         """Whether a gradient is what the rank computed by itself, on all its micro-batches."""
-        own = sum(self.local[rank][name]) / divided_by
+        own = sum(self.local[rank][name], np.zeros(1)) / divided_by
         return self.size > 1 and self._is_near(self.reduced[rank][name], own, name)
 
     def are_own(self) -> bool:
         """Whether each gradient that is not the mean is what the rank computed by itself, since the step before."""
-        return all(self.is_own(*pair) for pair in self._bad)
+        return all(self.is_own(*pair) for pair in self.not_mean)
 
     def is_partial(self, rank: int, name: str, last: int) -> bool:
         """Whether a gradient is the mean of the micro-batches up to `last`, and the rank's own after it."""
-        first = sum(sum(each[name][: last + 1]) for each in self.local) / self.size
-        return self._is_near(self.reduced[rank][name], first + sum(self.local[rank][name][last + 1 :]), name)
+        own = sum(self.local[rank][name][last + 1 :], np.zeros(1))
+        return self._is_near(self.reduced[rank][name], self._mean(name, slice(last + 1)) + own, name)
 
-    def is_up_to(self, rank: int, name: str, last: int) -> bool:
-        """Whether a gradient is the mean of the micro-batches up to `last`."""
-        first = sum(sum(each[name][: last + 1]) for each in self.local) / self.size
-        return self._is_near(self.reduced[rank][name], first, name)
-
-    def is_rest(self, rank: int, name: str, first: int) -> bool:
-        """Whether a gradient is the mean of the micro-batches from `first` on."""
-        rest = sum(sum(each[name][first:]) for each in self.local) / self.size
-        return self._is_near(self.reduced[rank][name], rest, name)
+    def is_mean_of(self, rank: int, name: str, micro_batches: slice) -> bool:
+        """Whether a gradient is the mean of some of the micro-batches."""
+        return self._is_near(self.reduced[rank][name], self._mean(name, micro_batches), name)
 
     def holds(self, rank: int, name: str, before: Mapping[str, Array]) -> bool:
         """Whether a gradient is the mean and, added to it, what was taken in the step before."""
         if name not in before:
             return False
         held = before[name] / self.scale  # a scaler has divided it, too
-        mean, gradient = self._sum(name) / self.size, self.reduced[rank][name]
-        return any(self._is_near(gradient * divided - held, mean, name) for divided in {1, self.micro})
+        mean, gradient = self._mean(name), self.reduced[rank][name]
+        return any(self._is_near(gradient * divided - held, mean, name) for divided in {1, self.micro_batches})
 
     def distance(self, rank: int, name: str) -> float:
         """Returns how far a gradient is from the sum times the common factor, relative to what the ranks computed."""
-        scale = abs(self.factor) * self._size_of(name)
-        return norm(self.reduced[rank][name] - self.factor * self._sum(name)) / scale if scale else 0.0
+        scale = abs(self.factor) * self.size_of_parts(name)
+        return norm(self.reduced[rank][name] - self.factor * self._mean(name) * self.size) / scale if scale else 0.0
 
-    def _sum(self, name: str) -> Array:
-        total: Array = sum((part for each in self.local for part in each[name]), np.zeros_like(self.taken[0][name]))
-        return total
+    def size_of_parts(self, name: str) -> float:
+        """Returns the size of what was added up, before anything cancels: rounding is relative to that."""
+        return sum(norm(part) for of_rank in self.local for part in of_rank[name])
 
-    def _size_of(self, name: str) -> float:
-        """The size of what was added up, before anything cancels: rounding is relative to that."""
-        return sum(norm(part) for each in self.local for part in each[name])
+    def _mean(self, name: str, micro_batches: slice = slice(None)) -> Array:
+        """Returns the sum of some micro-batches' gradients, as the mean over ranks."""
+        parts = [part for of_rank in self.local for part in of_rank[name][micro_batches]]
+        total: Array = sum(parts, np.zeros_like(self.taken[0][name]))
+        return total / self.size
 
-    def _is_near(self, gradient: Array, wanted: Any, name: str) -> bool:
+    def _is_near(self, gradient: Array, wanted: Array, name: str) -> bool:
         """Whether a gradient is the wanted one; or that divided by the micro-batches, as by hand, or by a scaler."""
-        near = self.close * max(norm(np.asarray(wanted)), self._size_of(name) / self.size)
-        by = {scale * divided for scale in (1.0, self.scale) for divided in (1, self.micro)}
-        return any(norm(gradient * each - wanted) <= near for each in by)
+        near = self.close * max(norm(wanted), self.size_of_parts(name) / self.size)
+        factors = {scale * divided for scale in (1.0, self.scale) for divided in (1, self.micro_batches)}
+        return any(norm(gradient * factor - wanted) <= near for factor in factors)
 
     def _fit(self) -> None:
         """Finds the factor of most gradients, and those that do not have it."""
         fits: list[float] = []
         for name in self.names:
-            total = self._sum(name)
+            total = self._mean(name) * self.size
             square = float(total @ total)
             for reduced in self.reduced:
                 if not np.isfinite(reduced[name]).all():
                     continue
                 factor = float(reduced[name] @ total) / square if square else 0.0
-                rounding = self.close * abs(factor) * self._size_of(name)
+                rounding = self.close * abs(factor) * self.size_of_parts(name)
                 if factor and norm(reduced[name] - factor * total) <= rounding:
                     fits.append(factor)
         # Without a majority every gradient is compared with the mean.
         self.factor = float(np.median(fits)) if fits and 2 * len(fits) >= len(self.names) * self.size else 1 / self.size
-        pairs = [(rank, name) for name in self.names for rank in range(self.size)]
-        distances = {pair: self.distance(*pair) for pair in pairs}
-        self._bad = sorted(pair for pair in pairs if distances[pair] > self.close)
+        distances = {(rank, name): self.distance(rank, name) for name in self.names for rank in range(self.size)}
+        self.not_mean = sorted(pair for pair, distance in distances.items() if distance > self.close)
         self.worst = max(distances.values(), default=0.0)
 
 
-def _local(arrays: dict[str, Array], name: str, kept: int, like: Array) -> list[Array]:
+def _local(arrays: Mapping[str, Array], name: str, kept: int, like: Array) -> list[Array]:
     return [arrays.get(LOCAL.format(number, name), np.zeros_like(like)) for number in range(kept)]

@@ -1,180 +1,206 @@
-"""Whether the ranks begin alike, stay alike, and take their steps at the same rate."""
+"""Whether the ranks begin alike, stay alike, and take as many steps at the same rate."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Collection, Iterator, Sequence
 
-from samestep.message import as_said
-from samestep.proof.script.closures import cause_of, unequal_calls
+from samestep.message import Message, message
+from samestep.proof.script.findings import Ranks, common_steps, differs, digest, rank_apart
 from samestep.records.record import Record
-from samestep.records.results import Divergence
-from samestep.records.script import STEP, TAKEN, ClosuresSeen, Finding, ScriptPlan, ScriptRecord, of_kind
+from samestep.records.script import STEP, TAKEN, ClosureRecord, Finding, Question, ScriptPlan, ScriptRecord, of_kind
 
-Ranks = Sequence[ScriptRecord]
-SHARDED = "some parameters are sharded in several dimensions, or over some of the ranks, which is not judged yet"
-OTHERS = "each rank holds other parameters, as the stages of a pipeline do: they are not compared"
 ROUNDING = 1e-6  # of the step's largest gradient: one below is rounding, as of a bias before BatchNorm
-LOST = (
-    "the ranks compute gradients, and none comes to the optimizer: they are never reduced (a flag that delays it is "
-    "never set back), or the optimizer holds other tensors than the model"
-)
-ODD = "the weights of one rank are changed alone: by a step, a copy or an initialisation that the others do not make"
-
-
-def differs(question: str, quantity: str, cause: str, **where: Any) -> Finding:
-    """Returns a finding that differs. where: the other fields of its Divergence."""
-    fields = {"training": "script", "step": None, "tensor": None, "rank": None} | where
-    return Finding(question, "differs", cause, Divergence(quantity=quantity, cause=as_said(cause), **fields))
-
-
-def common_steps(ranks: Ranks) -> range:
-    """Returns the numbers of the steps that all ranks have recorded."""
-    return range(min(len(rank.steps) for rank in ranks))
-
-
-def many(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
+SIXTEEN_BITS = {"bfloat16", "float16"}
 
 
 def step_counts(plan: ScriptPlan, ranks: Ranks) -> Finding:
-    called = [ClosuresSeen([step.calls for step in rank.steps], len(rank.steps)) for rank in ranks]
-    if (step := unequal_calls(called)) is not None:
-        of = {rank: each.calls[step] for rank, each in enumerate(called) if step < len(each.calls)}
-        shown = {"rank": [*of][_odd([*of.values()])], "expected": "as many on all ranks", "found": [*of.values()]}
-        return differs("steps", "calls of the closure", cause_of(called, step), step=step, **shown)
+    """Whether all ranks take as many optimizer steps, and call a closure as often in each."""
+    closures = [ClosureRecord([step.calls for step in rank.steps], len(rank.steps)) for rank in ranks]
+    if (step := unequal_calls(closures)) is not None:
+        calls = {rank: record.calls[step] for rank, record in enumerate(closures) if step < len(record.calls)}
+        return differs(
+            "steps",
+            "calls of the closure",
+            why_unequal_calls(closures, step),
+            step=step,
+            rank=[*calls][rank_apart([*calls.values()])],
+            expected=message("as_many_on_all_ranks"),
+            found=[*calls.values()],
+        )
     counts = [len(rank.steps) for rank in ranks]
     if len(set(counts)) > 1:
-        low = counts.index(min(counts))
-        cause = (
-            f"rank {low} takes fewer optimizer steps than the others: its loader has fewer batches, or a condition on "
-            "its own data skips steps"
-        )
-        return differs("steps", "optimizer steps", cause, rank=low, expected=max(counts), found=min(counts))
+        rank = counts.index(min(counts))
+        cause = message("ranks_take_different_steps", rank=rank)
+        return differs("steps", "optimizer steps", cause, rank=rank, expected=max(counts), found=min(counts))
     if not counts[0]:
-        return Finding(
-            "steps",
-            "unknown",
-            "the script ended without an optimizer step after a training forward pass on its ranks; does it train, or "
-            "start processes of its own? It must run under torchrun",
-        )
-    short = f" of the {plan.steps} that were asked; the script ended itself" if counts[0] < plan.steps else ""
-    return Finding("steps", "right", f"{many(counts[0], 'optimizer step')} on each rank{short}")
+        return Finding("steps", "unknown", message("no_training_step"))
+    asked = plan.steps if counts[0] < plan.steps else None
+    return Finding("steps", "right", message("steps_on_each_rank", steps=counts[0], asked=asked))
+
+
+def unequal_calls(ranks: Sequence[ClosureRecord]) -> int | None:
+    """Returns the first step in which ranks call the closure different numbers of times; None where they do not.
+
+    Of a step that a rank has not ended, the number may still grow.
+    """
+    for step in range(max((len(rank.calls) for rank in ranks), default=0)):
+        reached = [(rank.calls[step], step < rank.done) for rank in ranks if step < len(rank.calls)]
+        ended = [calls for calls, done in reached if done]
+        if ended and (len({*ended}) > 1 or max(calls for calls, _ in reached) > ended[0]):
+            return step
+    return None
+
+
+def why_unequal_calls(ranks: Sequence[ClosureRecord], step: int) -> Message:
+    """Returns the usual cause of unequal calls of a closure at a step."""
+    calls = [
+        message("calls_on_rank", calls=closures.calls[step], rank=rank)
+        if step < closures.done
+        else message("calls_or_more_on_rank", calls=closures.calls[step], rank=rank)
+        for rank, closures in enumerate(ranks)
+        if step < len(closures.calls)
+    ]
+    return message("closure_called_unequally", step=step, calls=calls)
+
+
+def left_behind(steps: Sequence[int], ended: Collection[int]) -> Message | None:
+    """Returns why ranks that failed have lost those that had ended their recorded steps; None where that is not why.
+
+    steps: how many each rank has taken. ended: the ranks that have taken all that were asked.
+    """
+    most = max((steps[rank] for rank in ended), default=0)
+    behind = [rank for rank, taken in enumerate(steps) if rank not in ended and taken < most]
+    if not behind:
+        return None
+    first = min(ended)
+    took = [message("rank_took_only", rank=rank, steps=steps[rank]) for rank in behind]
+    return message("ranks_left_behind", rank=first, steps=steps[first], behind=took)
 
 
 def initial_weights(ranks: Ranks) -> Finding:
-    question = "initial weights"
+    """Whether all ranks begin with the same weights."""
+    question: Question = "initial weights"
     names, shards = list(ranks[0].start), ranks[0].steps[0].shards
     if ranks[0].steps[0].sharded:
-        return Finding(question, "unknown", SHARDED)
+        return Finding(question, "unknown", message("sharding_not_judged"))
     if shards and not names:
-        return Finding(question, "right", f"{many(len(shards), 'parameter')}, each element on one rank alone")
+        return Finding(question, "right", message("elements_on_one_rank_each", parameters=len(shards)))
     if len({frozenset(rank.start) for rank in ranks}) > 1:
-        return Finding(question, "unknown", OTHERS)
-    wrong = [name for name in names if len({rank.start.get(name) for rank in ranks}) > 1]
-    if wrong:
-        rank = _odd([each.start.get(wrong[0]) for each in ranks])
-        cause = (
-            f"the ranks begin with different weights ({len(wrong)} of {len(names)} parameters): they are initialised "
-            "without a common seed, and nothing broadcasts rank 0's (DistributedDataParallel does)"
-        )
-        digests = [f"{rank.start.get(wrong[0], 0):x}"[:8] for rank in ranks]
-        at = {"tensor": wrong[0], "rank": rank, "expected": "the same digest on all ranks", "found": digests}
-        return differs(question, "initial weights", cause, **at)
-    return Finding(question, "right", f"{many(len(names), 'parameter')}, the same on all ranks to the last bit")
-
-
-def _odd(values: Sequence[Any]) -> int:
-    """Returns the rank that differs from the most common value; of two, rank 1."""
-    common = max(values, key=lambda value: (values.count(value), -values.index(value)))
-    return next(rank for rank, value in enumerate(values) if value != common)
+        return Finding(question, "unknown", message("ranks_hold_other_parameters"))
+    different = [name for name in names if len({rank.start.get(name) for rank in ranks}) > 1]
+    if not different:
+        return Finding(question, "right", message("weights_start_the_same", parameters=len(names)))
+    name = different[0]
+    return differs(
+        question,
+        "initial weights",
+        message("ranks_begin_with_different_weights", different=len(different), parameters=len(names)),
+        tensor=name,
+        rank=rank_apart([rank.start.get(name) for rank in ranks]),
+        expected=message("same_digest_on_all_ranks"),
+        found=[digest(rank.start.get(name, 0)) for rank in ranks],
+    )
 
 
 def weights(ranks: Ranks) -> Finding:
-    question = "weights"
+    """Whether all ranks have the same weights after each step."""
+    question: Question = "weights"
     if any(step.sharded for rank in ranks for step in rank.steps):
-        return Finding(question, "unknown", SHARDED)
+        return Finding(question, "unknown", message("sharding_not_judged"))
     for step in common_steps(ranks):
-        of = [rank.steps[step].weights for rank in ranks]
-        if len({frozenset(each) for each in of}) > 1:
-            return Finding(question, "unknown", OTHERS)
-        wrong = [name for name in of[0] if len({each.get(name) for each in of}) > 1]
-        if wrong:
-            rank = _odd([each.get(wrong[0]) for each in of])
-            cause = f"the ranks' weights have drifted apart ({len(wrong)} of {len(of[0])} parameters): {ODD}"
-            shown = {"expected": "the same digest on all ranks", "found": [f"{e.get(wrong[0], 0):x}"[:8] for e in of]}
-            return differs(question, "weights after the step", cause, step=step, tensor=wrong[0], rank=rank, **shown)
-    count, shards = len(common_steps(ranks)), ranks[0].steps[0].shards
+        digests = [rank.steps[step].weights for rank in ranks]
+        if len({frozenset(weights) for weights in digests}) > 1:
+            return Finding(question, "unknown", message("ranks_hold_other_parameters"))
+        different = [name for name in digests[0] if len({weights.get(name) for weights in digests}) > 1]
+        if different:
+            name = different[0]
+            return differs(
+                question,
+                "weights after the step",
+                message("ranks_weights_drift_apart", different=len(different), parameters=len(digests[0])),
+                step=step,
+                tensor=name,
+                rank=rank_apart([weights.get(name) for weights in digests]),
+                expected=message("same_digest_on_all_ranks"),
+                found=[digest(weights.get(name, 0)) for weights in digests],
+            )
+    shards = ranks[0].steps[0].shards
     if shards and not ranks[0].start:
-        return Finding(question, "right", f"each element of {many(len(shards), 'parameter')} is on one rank alone")
-    return Finding(question, "right", f"the same on all ranks to the last bit after each of {many(count, 'step')}")
+        return Finding(question, "right", message("elements_on_one_rank_each", parameters=len(shards)))
+    return Finding(question, "right", message("weights_stay_the_same", steps=len(common_steps(ranks))))
 
 
 def updates(ranks: Ranks, record: Record) -> Finding:
     """Whether each parameter with a gradient is moved by some step."""
-    question, still, seen = "updates", set[str](), set[str]()
+    question: Question = "updates"
+    with_gradient = set[str]()
     moved = {name for rank in ranks for step in rank.steps for name in step.moved}
-    for number in common_steps(ranks):
-        if not any(rate > 0 for rate in ranks[0].steps[number].rates):
+    for step in common_steps(ranks):
+        if not any(rate > 0 for rate in ranks[0].steps[step].rates):
             continue
-        of = ranks if ranks[0].steps[number].shards else ranks[:1]
-        taken = [of_kind(record.arrays(STEP.format(number), rank.rank), TAKEN) for rank in of]
-        names = {name for each in taken for name in each}
-        sizes = {n: max(float(abs(each[n]).max(initial=0.0)) for each in taken if n in each) for n in names}
-        seen |= {name for name, size in sizes.items() if size > ROUNDING * max(sizes.values())}
+        holders = ranks if ranks[0].steps[step].shards else ranks[:1]
+        taken = [of_kind(record.arrays(STEP.format(step), rank.rank), TAKEN) for rank in holders]
+        sizes: dict[str, float] = {}
+        for gradients in taken:
+            for name, gradient in gradients.items():
+                sizes[name] = max(sizes.get(name, 0.0), float(abs(gradient).max(initial=0.0)))
+        with_gradient |= {name for name, size in sizes.items() if size > ROUNDING * max(sizes.values())}
     held = {name for rank in ranks for step in rank.steps for name in step.held}
     lost = {name for rank in ranks for step in rank.steps for name in step.lost}
-    if lost and not seen and not moved:
-        return differs(question, "update", LOST, step=0, tensor=min(lost), expected="a change", found="no gradient")
-    still = seen - moved - held  # what it holds and does not move has a step below the weights' resolution
-    if still and {*ranks[0].steps[0].dtypes} & {"bfloat16", "float16"}:
-        return Finding(question, "unknown", f"{min(still)} never moves, as small updates do not in 16-bit weights")
+    if lost and not with_gradient and not moved:
+        cause, nothing = message("gradients_never_reach_the_optimizer"), message("no_gradient")
+        return differs(question, "update", cause, step=0, tensor=min(lost), expected=message("a_change"), found=nothing)
+    # What the optimizer holds and does not move has a step below the weights' resolution.
+    still = with_gradient - moved - held
+    if still and SIXTEEN_BITS.intersection(ranks[0].steps[0].dtypes):
+        return Finding(question, "unknown", message("updates_may_vanish_in_16_bits", parameter=min(still)))
     if still:
-        cause = (
-            f"{len(still)} of {len(seen)} parameters have a gradient, and no step moves them: the optimizer holds "
-            "other tensors than the model, as where it was made before the model was wrapped or moved"
-        )
-        return differs(
-            question, "update", cause, step=0, tensor=min(still), expected="a change", found="the same digest"
-        )
-    frozen = sorted(name for name in ranks[0].start if name not in seen and name not in moved)
-    more = f"; {frozen[0]} and all without a gradient stay ({len(frozen)} in all)" if frozen else ""
-    return Finding(question, "right", f"every parameter that has a gradient moves{more}")
+        cause = message("parameters_never_move", still=len(still), with_gradient=len(with_gradient))
+        same = message("same_digest")
+        return differs(question, "update", cause, step=0, tensor=min(still), expected=message("a_change"), found=same)
+    frozen = sorted(name for name in ranks[0].start if name not in with_gradient and name not in moved)
+    first, count = (frozen[0], len(frozen)) if frozen else (None, None)
+    return Finding(question, "right", message("parameters_with_gradient_move", frozen=first, count=count))
 
 
 def rates(ranks: Ranks) -> Finding:
+    """Whether all ranks step at the same learning rates."""
     for step in common_steps(ranks):
-        of = [rank.steps[step].rates for rank in ranks]
-        if any(rate != of[0] for rate in of):
-            cause = "the ranks step at different rates: a rate, or what advances a schedule, depends on the rank"
-            rank = _odd(of)
-            return differs("rate", "learning rate", cause, step=step, rank=rank, expected=of[0], found=of[rank])
-    return Finding("rate", "right", "the same on all ranks at each step")
+        of_ranks = [rank.steps[step].rates for rank in ranks]
+        if any(rate != of_ranks[0] for rate in of_ranks):
+            rank = rank_apart(of_ranks)
+            return differs(
+                "rate",
+                "learning rate",
+                message("rates_differ_between_ranks"),
+                step=step,
+                rank=rank,
+                expected=of_ranks[0],
+                found=of_ranks[rank],
+            )
+    return Finding("rate", "right", message("rates_are_the_same"))
 
 
 def schedule(ranks: Ranks) -> Finding:
     """Whether a schedule that moves with the steps is advanced once a step."""
-    question, first = "schedule", ranks[0]
+    question: Question = "schedule"
+    first = ranks[0]
     if not any(step.schedules for step in first.steps):
-        return Finding(question, "right", "no schedule of torch.optim.lr_scheduler")
+        return Finding(question, "right", message("no_schedule"))
     for step, advances in _advances(first):
-        micro = len(first.steps[step - 1].micro)
+        micro_batches = len(first.steps[step - 1].micro_batches)
         if advances <= 1:
             continue
         if advances == len(ranks) and "accelerate" in first.libraries:
-            return Finding(
-                question,
-                "unknown",
-                f"it advances {advances} times a step, once for each process, as Accelerate's prepared schedulers do: "
-                "right only if its length was counted in one process's batches",
-            )
-        reason = "once a micro-batch, not once a step" if micro > 1 and advances == micro else "several times a step"
-        if advances == len(ranks) and advances != micro:
-            reason = "once for each rank: so its length depends on the number of ranks"
-        cause = f"the schedule advances {reason}"
+            return Finding(question, "unknown", message("schedule_advances_once_per_process", advances=advances))
+        cause = message("schedule_advances_several_times")
+        if advances == micro_batches:
+            cause = message("schedule_advances_each_micro_batch")
+        elif advances == len(ranks):
+            cause = message("schedule_advances_once_per_rank")
         return differs(question, "advances of the schedule", cause, step=step, rank=0, expected=1, found=advances)
     total = sum(advances for _, advances in _advances(first))
-    return Finding(question, "right", f"advanced {many(total, 'time')} in {len(first.steps)} steps, never twice in one")
+    return Finding(question, "right", message("schedule_advances_once_a_step", advances=total, steps=len(first.steps)))
 
 
 def _advances(rank: ScriptRecord) -> Iterator[tuple[int, int]]:
@@ -183,5 +209,5 @@ def _advances(rank: ScriptRecord) -> Iterator[tuple[int, int]]:
     for number, step in enumerate(rank.steps):
         last = before.get(step.optimizer)
         if last and len(last) == len(step.schedules):
-            yield number, max((now - then for now, then in zip(step.schedules, last)), default=0)
+            yield number, max((now - past for now, past in zip(step.schedules, last)), default=0)
         before[step.optimizer] = step.schedules

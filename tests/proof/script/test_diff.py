@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from proof.script.test_script import NAMES, STEPS, judged
-from samestep.commands.diff import diff
+from proof.script.test_script import NAMES, STEPS, finding_of, judged
+from samestep.commands.judge_records import diff
 from samestep.errors import UserError
+from samestep.message import message
 from samestep.records.arrays import read_arrays, write_arrays
 from samestep.records.files import read, write
-from samestep.records.replay import END, START
-from samestep.records.script import PLAN, DiffResults, ScriptPlan, ScriptRecord, StepSeen
+from samestep.records.script import END, PLAN, START, DiffResults, ScriptPlan, ScriptRecord, StepRecord
 
 
 def recorded(folder: Path, kind: str = "mean", end: float = 1.0) -> Path:
@@ -32,13 +32,13 @@ def edit(folder: Path, rank: int, change: Callable[[ScriptRecord], ScriptRecord]
     write(folder / f"rank{rank}.json", change(read(ScriptRecord, folder / f"rank{rank}.json")))
 
 
-def each_step(change: Callable[[StepSeen], StepSeen], since: int = 0) -> Callable[[ScriptRecord], ScriptRecord]:
+def each_step(change: Callable[[StepRecord], StepRecord], since: int = 0) -> Callable[[ScriptRecord], ScriptRecord]:
     """Changes the steps of a record, from number `since` on."""
     return lambda record: replace(record, steps=[*record.steps[:since], *map(change, record.steps[since:])])
 
 
 def differing(results: DiffResults) -> list[str]:
-    return [each.question for each in results.findings if each.answer == "differs"]
+    return [finding.question for finding in results.findings if finding.answer == "differs"]
 
 
 def test_records_are_compared_as_far_as_every_rank_has_come(tmp_path: Path) -> None:
@@ -46,7 +46,8 @@ def test_records_are_compared_as_far_as_every_rank_has_come(tmp_path: Path) -> N
     edit(other, 1, lambda record: replace(record, steps=record.steps[:2]))
     results = diff(one, other)
     assert (results.answer, results.steps) == ("right", 2), results.findings
-    assert "2 steps are compared (as many as both have)" in results.findings[0].sentence
+    shorter = message("as_many_as_both_have")
+    assert results.findings[0].message == message("steps_are_compared", steps=2, shorter=shorter, since=None)
 
 
 def test_other_files_beside_the_records_are_none(tmp_path: Path) -> None:
@@ -59,23 +60,23 @@ def test_other_files_beside_the_records_are_none(tmp_path: Path) -> None:
 def test_gradients_that_are_not_finite_are_not_the_same(tmp_path: Path) -> None:
     results = diff(recorded(tmp_path / "one", "not finite"), recorded(tmp_path / "other", "not finite"))
     assert results.answer == "unknown"
-    assert "a gradient holds NaN or an infinity at step 0" in [each.sentence for each in results.findings]
+    assert finding_of(results, "gradient").message == message("compared_gradient_not_finite", step=0)
 
 
 def other_name(record: ScriptRecord) -> ScriptRecord:
     return replace(record, start={**record.start, "c.weight": 1})
 
 
-def row_twice(step: StepSeen) -> StepSeen:
-    (micro,) = step.micro
-    return replace(step, micro=[replace(micro, rows=[*micro.rows, micro.rows[0]])])
+def row_twice(step: StepRecord) -> StepRecord:
+    (batch,) = step.micro_batches
+    return replace(step, micro_batches=[replace(batch, rows=[*batch.rows, batch.rows[0]])])
 
 
 @pytest.mark.parametrize(
     ("change", "question", "step", "found"),
     [
         (other_name, "initial weights", None, 5),
-        (each_step(row_twice, since=1), "rows", 1, "7 rows, 6 of them"),
+        (each_step(row_twice, since=1), "rows", 1, message("rows_of_which_expected", rows=7, expected=6)),
         (each_step(lambda step: replace(step, rates=[0.10001]), since=2), "rate", 2, [0.10001]),
         (each_step(lambda step: replace(step, rates=[0.1, 0.1]), since=3), "rate", 3, [0.1, 0.1]),
     ],
@@ -108,8 +109,8 @@ def test_weights_that_were_not_kept_are_unknown(tmp_path: Path) -> None:
     one, other = recorded(tmp_path / "one"), recorded(tmp_path / "other")
     (other / f"rank0.{END}.npz").unlink()
     edit(other, 0, each_step(lambda step: replace(step, weights={name: -1 for name in NAMES})))
-    (found,) = [each for each in diff(one, other).findings if each.question == "weights"]
-    assert found.answer == "unknown" and "were not kept" in found.sentence
+    found = finding_of(diff(one, other), "weights")
+    assert (found.answer, found.message) == ("unknown", message("weights_not_kept"))
 
 
 SINCE = 2  # steps before the checkpoint; an epoch has three
@@ -131,7 +132,7 @@ def interrupted(folder: Path) -> tuple[Path, Path]:
 def in_epochs(record: ScriptRecord) -> ScriptRecord:
     """Gives a record two passes over its loader, of three steps each, and rates and first weights of its own."""
     steps = [
-        replace(step, rates=[0.1 + i], micro=[replace(micro, passes=[i // 3]) for micro in step.micro])
+        replace(step, rates=[0.1 + i], micro_batches=[replace(micro, passes=[i // 3]) for micro in step.micro_batches])
         for i, step in enumerate(record.steps)
     ]
     return replace(
@@ -144,8 +145,10 @@ def rows_of_step(number: int) -> Callable[[ScriptRecord], ScriptRecord]:
 
     def change(record: ScriptRecord) -> ScriptRecord:
         first, *rest = record.steps
-        micro = [replace(each, rows=[f"{record.rank} {number} 0 {i}" for i in range(3)]) for each in first.micro]
-        return replace(record, steps=[replace(first, micro=micro), *rest])
+        micro = [
+            replace(each, rows=[f"{record.rank} {number} 0 {i}" for i in range(3)]) for each in first.micro_batches
+        ]
+        return replace(record, steps=[replace(first, micro_batches=micro), *rest])
 
     return change
 
@@ -153,27 +156,32 @@ def rows_of_step(number: int) -> Callable[[ScriptRecord], ScriptRecord]:
 def test_a_resumed_run_that_goes_on_is_right(tmp_path: Path) -> None:
     results = diff(*interrupted(tmp_path), resumed_at=SINCE)
     assert (results.answer, results.steps) == ("right", STEPS - SINCE), results.findings
-    assert "from step 2 of the first on" in results.findings[0].sentence
+    assert results.findings[0].message.fields["since"] == 2
 
 
 @pytest.mark.parametrize(
     ("change", "question", "step", "cause"),
     [
-        (lambda r: replace(r, start={name: 99 for name in NAMES}), "initial weights", None, "the training began anew"),
+        (lambda r: replace(r, start={name: 99 for name in NAMES}), "initial weights", None, "no_checkpoint_was_loaded"),
         (
             lambda r: replace(r, start={name: 0 for name in NAMES}),
             "initial weights",
             None,
-            "those after step 0, not",
+            "weights_of_another_step",
         ),
-        (lambda r: replace(r, start={**r.start, "a.bias": 7}), "initial weights", None, "1 of 4 parameters are not"),
-        (rows_of_step(0), "rows", 2, "epoch 0 begins anew"),
-        (rows_of_step(1), "rows", 2, "off by one batch: the rows of step 1, trained again"),
-        (rows_of_step(3), "rows", 2, "off by one batch: the rows of step 3, read too early"),
-        (rows_of_step(8), "rows", 2, "the first run does not train together in any recorded step"),
-        (each_step(lambda step: replace(step, rates=[0.1])), "rate", 2, "the rate begins anew"),
-        (each_step(lambda step: replace(step, rates=[step.rates[0] - 1])), "rate", 2, "one step behind"),
-        (each_step(lambda step: replace(step, weights={n: -1 for n in NAMES})), "weights", 2, "optimizer's state"),
+        (lambda r: replace(r, start={**r.start, "a.bias": 7}), "initial weights", None, "weights_not_restored"),
+        (rows_of_step(0), "rows", 2, "epoch_begins_anew"),
+        (rows_of_step(1), "rows", 2, "batch_trained_again"),
+        (rows_of_step(3), "rows", 2, "batch_read_too_early"),
+        (rows_of_step(8), "rows", 2, "epochs_order_not_restored"),
+        (each_step(lambda step: replace(step, rates=[0.1])), "rate", 2, "rate_begins_anew"),
+        (each_step(lambda step: replace(step, rates=[step.rates[0] - 1])), "rate", 2, "schedule_one_step_behind"),
+        (
+            each_step(lambda step: replace(step, weights={n: -1 for n in NAMES})),
+            "weights",
+            2,
+            "optimizer_state_not_restored",
+        ),
     ],
     ids=["anew", "older", "a part", "epoch anew", "again", "early", "others", "rate", "behind", "moments"],
 )
@@ -186,7 +194,7 @@ def test_what_a_resumed_run_has_lost_is_named(
     results = diff(one, other, resumed_at=SINCE)
     assert differing(results) == [question], results.findings
     first = results.first_divergence
-    assert first and first.step == step and cause in first.cause, first
+    assert first and first.step == step and first.cause.id == cause
 
 
 def test_the_order_of_an_earlier_epoch_is_named(tmp_path: Path) -> None:
@@ -196,10 +204,11 @@ def test_the_order_of_an_earlier_epoch_is_named(tmp_path: Path) -> None:
         write_arrays(other / f"rank{rank}.step0.npz", read_arrays(other, rank, "step1"))
         edit(other, rank, rows_of_step(0))
     first = diff(one, other, resumed_at=3).first_divergence
-    assert first and first.step == 3 and "the order of epoch 0 in place of that of epoch 1" in first.cause, first
+    assert first and (first.step, first.cause.id) == (3, "order_of_another_epoch")
+    assert (first.cause.fields["found"], first.cause.fields["expected"]) == (0, 1)
 
 
 def test_a_checkpoint_after_the_last_recorded_step_is_one_sentence(tmp_path: Path) -> None:
     one, other = interrupted(tmp_path)
-    with pytest.raises(UserError, match="has 4 steps, and none after the checkpoint"):
+    with pytest.raises(UserError, match="has 4 steps"):
         diff(one, other, resumed_at=STEPS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import pickle
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -12,18 +11,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
-from torch.utils.data import DataLoader, dataloader
 
+from samestep.message import Message, message
 from samestep.rank.shards import block_of, is_shard
-from samestep.recorder.draws import Drawn, patch_draws
-from samestep.recorder.forwards import Outputs, copied, patch_training_forwards, random_states, randomness, scalars
-from samestep.recorder.loaders import rows_of
-from samestep.recorder.names import plain
-from samestep.recorder.patches import in_backward, patch_autograd
+from samestep.recorder.batches import Outputs, copied, holds_loss
+from samestep.recorder.loaders import patch_loaders, rows_of
+from samestep.recorder.parameters import plain
+from samestep.recorder.patches import in_backward, patch_autograd, patch_training_forwards
+from samestep.recorder.random_numbers import Drawn, patch_draws, random_states, randomness
 from samestep.recorder.recorder import Recorder
-from samestep.recorder.shards import dimension_of
+from samestep.recorder.sharding import dimension_of
 from samestep.records.arrays import write_state
-from samestep.records.replay import END, KEPT, START
+from samestep.records.script import END, KEPT, START
 from samestep.world import World
 
 Weights = dict[str, Tensor]
@@ -37,7 +36,7 @@ class Forward:
     so that one process has them only up to rounding."""
 
     rows: list[str]
-    randoms: list[Tensor]
+    random_states: list[Tensor]
     inputs: Any = None
     loss: bool = False
     computed: bool = False
@@ -52,8 +51,8 @@ class ReplayData:
     draws: whether random numbers are drawn inside of a forward. drawn: those between a batch and the end of its loss,
     but not in the forward. outside: whether some of these are drawn otherwise than by torch's functions. base_rates: of
     each step, the rates from which a schedule starts. momenta: of each step, the momentum of each parameter group,
-    which some schedules move as well. shards: the dimension in which each sharded parameter is cut; this rank's blocks
-    are among its weights.
+    which some schedules move as well. several: whether a micro-batch has several forwards. shards: the dimension in
+    which each sharded parameter is cut; this rank's blocks are among its weights.
     """
 
     passes: list[list[Any]] = field(default_factory=list)
@@ -67,9 +66,9 @@ class ReplayData:
     outside: bool = False
     batch_norm: bool = False
     drawn: list[Drawn] = field(default_factory=list)
-    several: bool = False  # forwards in a micro-batch
+    several: bool = False
     shards: dict[str, int] = field(default_factory=dict)
-    why_not: str = ""
+    why_not: Message | None = None
 
 
 class ReplaySaver:
@@ -77,14 +76,14 @@ class ReplaySaver:
 
     def __init__(self, recorder: Recorder, folder: Path, world: World) -> None:
         self._recorder, self._folder, self._world = recorder, folder, world
-        self.kept = ReplayData()
+        self.data = ReplayData()
         self._batches: dict[int, list[Any]] = {}
         self._start: Weights = {}
-        self._before = ""  # the random state after the latest batch, forward or draw
+        self._randomness = ""  # after the latest batch, forward or draw
         self._drawn, self._unknown = Drawn(), False  # unknown: whether there are draws by other functions than torch's
         self._inside = False  # of a model's forward, or of a loader
         self._outputs = Outputs()
-        self._micro = (-1, -1)
+        self._micro_batch = (-1, -1)  # (step, number) of the latest forward
 
     def attach(self) -> None:
         """Patches forwards, backward(), and what reads from DataLoaders."""
@@ -97,49 +96,50 @@ class ReplaySaver:
     def write(self) -> None:
         """Writes what the replay needs into the folder."""
         passes = self._recorder.loaders.passes
-        trained = [number for number, each in enumerate(passes) if each.trained]
-        self.kept.passes = [self._batches.get(number, []) for number in trained]
-        self.kept.numbers = trained
-        self.kept.ended = [passes[number].ended for number in trained]
+        trained = [number for number, loader_pass in enumerate(passes) if loader_pass.trained]
+        self.data.passes = [self._batches.get(number, []) for number in trained]
+        self.data.numbers = trained
+        self.data.ended = [passes[number].ended for number in trained]
         self._save()
         write_state(self._folder, self._world.rank, START, self._start)
-        write_state(self._folder, self._world.rank, END, self._weights(self._recorder.parameters))
+        write_state(self._folder, self._world.rank, END, self._weights(self._recorder.parameters.by_name))
 
     def _weights(self, named: Mapping[str, Tensor]) -> Weights:
         """Returns copies of what this rank alone holds of tensors, on the CPU; rank 0's are the whole ones, too."""
-        own = {name: each for name, each in named.items() if self._world.rank == 0 or name in self.kept.shards}
-        return {name: block_of(each).cpu().clone() for name, each in own.items()}
+        held = {name: t for name, t in named.items() if self._world.rank == 0 or name in self.data.shards}
+        return {name: block_of(tensor).cpu().clone() for name, tensor in held.items()}
 
     def _save(self) -> None:
         path = self._folder / KEPT.format(self._world.rank)
         try:
-            torch.save(self.kept, path)
+            torch.save(self.data, path)
         except (AttributeError, TypeError, pickle.PicklingError) as error:  # what a batch holds is the script's
-            torch.save(ReplayData(why_not=f"a batch cannot be kept in a file ({type(error).__name__}: {error})"), path)
+            why = message("batch_not_saved", kind=type(error).__name__, error=str(error))
+            torch.save(ReplayData(why_not=why), path)
 
     def _read(self, iterator: Any, read: Callable[[Any], Any]) -> Any:
         outside, self._inside = self._inside, True  # the loader's own draws, also where it finds its end
         try:
             data = read(iterator)
         finally:
-            self._inside, self._before = outside, randomness()
+            self._inside, self._randomness = outside, randomness()
         self._keep(iterator._samestep, data)
         self._drawn, self._unknown = Drawn(after_read=True), False
         return data
 
     def _keep(self, number: int, data: Any) -> None:
-        if not self.kept.why_not:
+        if not self.data.why_not:
             try:
-                self._batches.setdefault(number, []).append(self._timed(copied)(data))
+                self._batches.setdefault(number, []).append(self._copied(data))
             except Exception as error:  # what a batch holds is the script's
-                self.kept.why_not = f"a batch cannot be copied ({type(error).__name__}: {error})"
+                self.data.why_not = message("batch_not_copied", kind=type(error).__name__, error=str(error))
 
     def _length(self, loader: Any, length: int) -> int:
-        self.kept.lengths.append(length)
+        self.data.lengths.append(length)
         return length
 
     def _forward(self, call: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
-        recorder, kept = self._recorder, self.kept
+        recorder, data = self._recorder, self.data
         self._begin(module, args, kwargs)
         before = randomness()
         self._inside = True
@@ -147,96 +147,86 @@ class ReplaySaver:
             output = call(*args, **kwargs)
         finally:
             self._inside = False
-        self._before = randomness()
+        self._randomness = randomness()
         self._outputs.add(output)
-        kept.draws |= self._before != before
-        kept.forwards[-1].loss = scalars(output)
-        micro = len(recorder.steps), len(recorder.window.micro)
-        kept.several |= micro == self._micro
-        self._micro = micro
+        data.draws |= self._randomness != before
+        data.forwards[-1].loss = holds_loss(output)
+        micro_batch = len(recorder.steps), len(recorder.window.micro_batches)
+        data.several |= micro_batch == self._micro_batch
+        self._micro_batch = micro_batch
         return output
 
     def _begin(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        kept = self.kept
-        fed = self._recorder.loaders.latest is not None
+        parameters = self._recorder.parameters.by_name
+        has_loader = self._recorder.loaders.latest is not None
         self._end_draws()
-        kept.batch_norm |= any(_is_batch_norm(each) for each in module.modules())
-        if self._recorder.engine:
-            kept.why_not = kept.why_not or "DeepSpeed's engine is not replayed yet"
-        for name, parameter in self._recorder.parameters.items():
-            if is_shard(parameter) and (cut := dimension_of(parameter, self._world.size)) is not None:
-                kept.shards[name] = cut
-            elif is_shard(parameter):
-                kept.why_not = kept.why_not or f"{name} is not sharded over all ranks in one dimension"
-        if self._recorder.flattened.parts or self._recorder.flattened.hides:
-            kept.why_not = kept.why_not or "the parameters are flattened by FSDP's first version"
-        new = {name: p for name, p in self._recorder.parameters.items() if name not in self._start}
+        self.data.batch_norm |= any(map(_is_batch_norm, module.modules()))
+        self.data.why_not = self.data.why_not or self._why_not()
+        new = {name: parameter for name, parameter in parameters.items() if name not in self._start}
         self._start |= self._weights(new)
         if new:
             self._start |= self._weights({f"buffer {n}": b for n, b in buffers(module).items() if not is_shard(b)})
         given = (args, kwargs)
-        inputs = None if fed else self._timed(copied)(given)
-        kept.forwards.append(
-            Forward(rows_of(given), random_states(), inputs, computed=self._outputs.are_used_in(given))
+        self.data.forwards.append(
+            Forward(
+                rows=rows_of(given),
+                random_states=random_states(),
+                inputs=None if has_loader else self._copied(given),
+                computed=self._outputs.are_used_in(given),
+            )
         )
+
+    def _why_not(self) -> Message | None:
+        """Returns why the model cannot be replayed; None where it can. Notes how its parameters are sharded."""
+        parameters = self._recorder.parameters
+        why = message("deepspeed_not_replayed") if self._recorder.engine else None
+        for name, parameter in parameters.by_name.items():
+            dimension = dimension_of(parameter, self._world.size)
+            if dimension is not None:
+                self.data.shards[name] = dimension
+            elif is_shard(parameter):
+                why = why or message("parameter_sharded_otherwise", parameter=name)
+        if parameters.flattened.parts or parameters.flattened.hides:
+            why = why or message("flattened_parameters_not_replayed")
+        return why
 
     def _draw(self, call: Callable[[], Tensor]) -> Tensor:
         """Keeps what the script draws outside of the model."""
-        if self._inside or not self._before:
+        if self._inside or not self._randomness:
             return call()
         self._unknown |= self._is_changed()
         numbers = call()
-        self._drawn.values.append(self._timed(copied)(numbers))
-        self._before = randomness()
+        self._drawn.values.append(self._copied(numbers))
+        self._randomness = randomness()
         return numbers
 
     def _is_changed(self) -> bool:
-        return bool(self._before) and self._before != randomness()
+        return bool(self._randomness) and self._randomness != randomness()
 
     def _end_draws(self) -> None:
         """Ends the draws before a forward or a backward pass."""
-        if self.kept.forwards or self._recorder.loaders.latest is not None:
-            self.kept.outside |= self._unknown or self._is_changed()
-        self.kept.drawn.append(self._drawn)
+        if self.data.forwards or self._recorder.loaders.latest is not None:
+            self.data.outside |= self._unknown or self._is_changed()
+        self.data.drawn.append(self._drawn)
         self._drawn, self._unknown = Drawn(), False
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if not self._recorder.counts():
+        if not self._recorder.parameters.are_known:
             return
         rates = [float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups]
-        self.kept.base_rates.append(rates)
+        self.data.base_rates.append(rates)
         momenta = [{key: group[key] for key in MOMENTA if key in group} for group in optimizer.param_groups]
-        self.kept.momenta[len(self._recorder.steps)] = momenta
+        self.data.momenta[len(self._recorder.steps)] = momenta
 
-    def _timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        return self._recorder.timed(function)
+    def _copied(self, data: Any) -> Any:
+        return self._recorder.timed(copied)(data)
 
 
 def buffers(module: nn.Module) -> Weights:
-    return {plain(name): each for name, each in module.named_buffers()}
+    return {plain(name): buffer for name, buffer in module.named_buffers()}
 
 
 def _is_batch_norm(module: nn.Module) -> bool:
     """Whether a module's output for one row depends on the other rows of the rank, and of no other rank."""
     kind = nn.modules.batchnorm._BatchNorm
     return module.training and isinstance(module, kind) and not isinstance(module, nn.SyncBatchNorm)
-
-
-def patch_loaders(read: Callable[[Any, Callable[[Any], Any]], Any], length: Callable[[Any, int], int]) -> None:
-    """Calls read(iterator, the original) for each batch, and length(loader, its own) when it is first asked."""
-    base: Any = dataloader._BaseDataLoaderIter
-    following, size = base.__next__, DataLoader.__len__
-    lengths: dict[int, tuple[int, object]] = {}  # with the loader, so that its id stays its own
-
-    @functools.wraps(following)
-    def new_next(self: Any) -> Any:
-        return read(self, following)
-
-    @functools.wraps(size)
-    def new_len(self: Any) -> int:
-        if id(self) not in lengths:
-            lengths[id(self)] = length(self, size(self)), self
-        return lengths[id(self)][0]
-
-    base.__next__ = new_next
-    DataLoader.__len__ = new_len  # type: ignore[method-assign]

@@ -1,0 +1,56 @@
+"""Makes the findings of the ranks of a script."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from samestep.message import Message
+from samestep.records.results import Divergence
+from samestep.records.script import Finding, Question, ScriptRecord
+
+Ranks = Sequence[ScriptRecord]
+
+
+def differs(
+    question: Question,
+    quantity: str,
+    cause: Message,
+    *,
+    expected: Any,
+    found: Any,
+    step: int | None = None,
+    tensor: str | None = None,
+    rank: int | None = None,
+) -> Finding:
+    """Returns a finding that differs, with its divergence."""
+    divergence = Divergence(
+        training="script",
+        step=step,
+        quantity=quantity,
+        tensor=tensor,
+        rank=rank,
+        expected=expected,
+        found=found,
+        cause=cause,
+    )
+    return Finding(question, "differs", cause, divergence)
+
+
+def common_steps(ranks: Ranks) -> range:
+    """Returns the numbers of the steps that all ranks have recorded."""
+    return range(min(len(rank.steps) for rank in ranks))
+
+
+def rank_apart(values: Sequence[Any]) -> int:
+    """Returns the rank that differs from the most common value; of two, rank 1."""
+    texts = [repr(value) for value in values]
+    # Of equally common values the first one counts.
+    ((common, _),) = Counter(texts).most_common(1)
+    return next(rank for rank, text in enumerate(texts) if text != common)
+
+
+def digest(value: int) -> str:
+    """Returns the first digits of a digest, to be shown."""
+    return f"{value:x}"[:8]

@@ -1,0 +1,180 @@
+"""The parameters of the models that a script trains: their names, what this rank holds of each, and their gradients."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Container, Iterable, Mapping
+from types import FrameType
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
+
+from samestep.rank.shards import is_shard
+from samestep.recorder import sharding
+from samestep.recorder.sharding import Flattened, OnClip, OnGradient
+from samestep.recorder.window import dtype_name
+from samestep.records.script import COMPRESSED
+
+WRAPPERS = ("module", "_orig_mod", "_forward_module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+PIPELINES = "torch.distributed.pipelining.stage"
+ROUND_TO = {"fp16_compress": "float16", "bf16_compress": "bfloat16"}
+LOSSY = ("powerSGD", "quantization", "post_localSGD")  # of torch's own: a mean only at first, or never
+
+
+def plain(name: str) -> str:
+    """Returns a parameter's name without the names of wrappers."""
+    return ".".join(part for part in name.split(".") if part not in WRAPPERS)
+
+
+def stage_prefix() -> str:
+    """Returns the words before the names of a pipeline's stage, of which the present forward is; '' of none.
+
+    Two stages may have parameters of the same names, which are no replicas of each other.
+    """
+    frame: FrameType | None = sys._getframe() if PIPELINES in sys.modules else None
+    while frame:
+        stage: Any = frame.f_locals.get("self")
+        if type(stage).__module__ == PIPELINES and hasattr(stage, "stage_index"):
+            return f"stage {stage.stage_index}: "
+        frame = frame.f_back
+    return ""
+
+
+def precisions(modules: Iterable[Any], parameters: Iterable[Tensor]) -> set[str]:
+    """Returns the parameters' dtypes, and those to which communication hooks of DDP round gradients; COMPRESSED where
+    they lose more."""
+    dtypes = {dtype_name(parameter) for parameter in parameters}
+    for module in modules:
+        for hook, _ in getattr(module, "_comm_hooks", ()):
+            name = getattr(hook, "__name__", "")
+            dtypes |= {dtype for start, dtype in ROUND_TO.items() if name.startswith(start)}
+            dtypes |= {COMPRESSED for word in LOSSY if word in name}
+    return dtypes
+
+
+class Parameters:
+    """The parameters that are trained, and the weights that are not.
+
+    by_name: the trained ones. start: digests of the first weights. shards: names of those each element of which is on
+    one rank. splits: whether they are of a tensor-parallel model. on_gradient, on_clip: called with each gradient that
+    this rank computes, and before FSDP clips.
+    """
+
+    def __init__(self, world_size: int, on_gradient: OnGradient, on_clip: OnClip) -> None:
+        self.by_name: dict[str, nn.Parameter] = {}
+        self.start: dict[str, int] = {}
+        self.shards: list[str] = []
+        self.splits = False
+        self.flattened = Flattened(world_size)
+        self._world_size, self._on_gradient, self._on_clip = world_size, on_gradient, on_clip
+        self._names: dict[int, str] = {}  # id of a parameter -> its name
+        self._modules: list[Any] = []  # outermost ones that have been trained
+        self._frozen: dict[int, nn.Module] = {}  # outermost ones without trainable parameters, by their ids
+        self._digests: dict[str, int] = {}  # of what this rank holds, before the step that comes next
+        self._unsharded: dict[int, Tensor] = {}  # what stands for shards in a forward pass, and for some time after it
+        self._has_unseen_shards = False  # that were never seen as such
+
+    @property
+    def are_known(self) -> bool:
+        """Whether a model has been seen."""
+        return bool(self.by_name) or self._has_unseen_shards
+
+    def add(self, module: nn.Module) -> None:
+        """Names the parameters of an outermost module, and watches their gradients."""
+        passing = sharding.unsharded(module)
+        self._has_unseen_shards = self._has_unseen_shards or bool(passing - {*self._unsharded})
+        self.flattened.patch_clipping(module, self._on_clip)
+        new = [(plain(name), p) for name, p in module.named_parameters() if p.requires_grad]
+        new = [(name, p) for name, p in new if id(p) not in self._names and id(p) not in passing]
+        if not new:
+            return
+        self._modules.append(module)
+        self.splits = self.splits or sharding.splits_model(module)
+        prefix = stage_prefix()
+        frozen = {f"{prefix}{plain(n)} (frozen)": p for n, p in module.named_parameters() if not p.requires_grad}
+        self._add_to_start(sharding.digests_of({n: p for n, p in frozen.items() if n not in self.start}))
+        names: dict[int, str] = {}
+        for name, parameter in new:
+            name = f"{prefix}{name}"
+            if name in self.by_name:  # of another model
+                name = f"{type(module).__name__} {len(self._modules)}: {name}"
+            names[id(parameter)], self.by_name[name] = name, parameter
+        self._names |= names
+        self._watch_gradients(module, names)
+        self._digests = sharding.digests_of(self.by_name)
+        self._add_to_start(self._of_whole_parameters(self._digests))
+
+    def add_frozen(self, module: nn.Module) -> None:
+        """Takes the digests of an outermost module without trainable parameters."""
+        if id(module) not in self._frozen:
+            self._frozen[id(module)] = module
+            held = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+            named = {f"{type(module).__name__} (frozen): {n}": t for n, t in held.items() if not is_lazy(t)}
+            self._add_to_start(sharding.digests_of({n: t for n, t in named.items() if n not in self.start}))
+
+    def _watch_gradients(self, module: nn.Module, names: Mapping[int, str]) -> None:
+        """Calls on_gradient with this rank's own gradients of new parameters, also of sharded ones."""
+        self.flattened.add(module, names, self._on_gradient)
+        new = {name: self.by_name[name] for name in names.values()}
+        for name, parameter in new.items():
+            if not is_shard(parameter) and id(parameter) not in self.flattened.parts:
+                parameter.register_hook(functools.partial(self._on_gradient, name))
+        sharded = {
+            id(parameter): name
+            for name, parameter in new.items()
+            if not self.splits and sharding.is_whole_in_world(parameter, self._world_size)
+        }
+        self.shards += [*sharded.values(), *self.flattened.shards(names)]
+        sharding.hook_unsharded(module, sharded, self._unsharded, self._on_gradient)
+
+    def _add_to_start(self, digests: Mapping[str, int]) -> None:
+        self.start |= {name: digest for name, digest in digests.items() if name not in self.start}
+
+    def gradients(self, computed: Container[str]) -> dict[str, Tensor]:
+        """Returns the gradients that lie in .grad now, compressed. computed: names of those that this rank computes."""
+        flat = self.flattened.gradients(self.by_name, computed)
+        rest = {n: p.grad for n, p in self.by_name.items() if p.grad is not None and n not in flat}
+        return flat | {n: sharding.sums_of_part(g) for n, g in rest.items() if n in self.shards or not is_shard(g)}
+
+    def with_gradient(self) -> int:
+        """Returns how many parameters have a gradient now."""
+        return sum(parameter.grad is not None for parameter in self.by_name.values())
+
+    def held_by(self, optimizer: Optimizer) -> list[str]:
+        """Returns the names of those that are in an optimizer's groups."""
+        parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+        return [self._names[id(parameter)] for parameter in parameters if id(parameter) in self._names]
+
+    def after_step(self) -> tuple[dict[str, int], list[str]]:
+        """Returns (digests of the whole parameters, names of all that have moved since the step before)."""
+        digests = sharding.digests_of(self.by_name)
+        moved = [name for name, digest in digests.items() if self._digests.get(name) != digest]
+        self._digests = digests
+        return self._of_whole_parameters(digests), moved
+
+    def hides_shards(self) -> bool:
+        """Whether some are sharded in a way that is not judged."""
+        hidden = any(is_shard(parameter) and name not in self.shards for name, parameter in self.by_name.items())
+        return hidden or self._has_unseen_shards or self.flattened.hides
+
+    def precisions(self) -> set[str]:
+        """Returns the dtypes in which gradients reach the optimizer."""
+        return precisions(self._modules, self.by_name.values())
+
+    def buffers(self) -> dict[str, int]:
+        """Returns the digests of all modules' buffers."""
+        named = {plain(n): b.detach() for module in self._modules for n, b in module.named_buffers()}
+        return sharding.digests_of({name: buffer for name, buffer in named.items() if not is_shard(buffer)})
+
+    def release(self) -> None:
+        """Lets go of the models."""
+        for held in (self.by_name, self._modules, self._frozen, self._unsharded):
+            held.clear()
+
+    def _of_whole_parameters(self, digests: Mapping[str, int]) -> dict[str, int]:
+        flat = {*self.flattened.shards(self._names)}
+        whole = [name for name in digests if name not in flat and not sharding.is_sharded(self.by_name[name])]
+        return {name: digests[name] for name in whole}

@@ -1,0 +1,138 @@
+"""Random generators: their states on each rank, and the numbers that a script draws beside its model.
+
+A recording keeps the numbers that are drawn with torch's functions between a loader and the loss, and not in the model,
+so that a replay can give one process what all ranks together have drawn: a GAN's noise, a diffusion model's times and
+noise, smoothed labels. There is a list for each event, which is the start of a training forward or of a backward pass:
+what is drawn before it, since the event before or the latest batch that was read. What is drawn before a batch is read
+(a sampler's order, in an evaluation) is in no list.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import pickle
+import random
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from samestep.recorder.patches import in_backward
+from samestep.records.script import RandomRecord
+
+RAND = ["rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like"]
+FUNCTIONS = [*RAND, "normal", "bernoulli", "multinomial", "poisson"]
+METHODS = ["normal_", "uniform_", "random_", "bernoulli_", "exponential_", "bernoulli", "multinomial"]
+
+
+def random_states() -> list[Tensor]:
+    """Returns the states of torch's generators: the CPU's, and the current GPU's where it is in use."""
+    states = [torch.get_rng_state()]
+    return [*states, torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else states
+
+
+def set_random_states(states: Sequence[Tensor]) -> None:
+    """Sets the states that random_states() has returned."""
+    torch.set_rng_state(states[0])
+    if len(states) > 1 and torch.cuda.is_initialized():
+        torch.cuda.set_rng_state(states[1])
+
+
+def seed_anew() -> None:
+    """Seeds this process's random numbers as those of a new process are: from the system."""
+    random.seed()
+    torch.seed()
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed()
+
+
+def state_digests() -> dict[str, str]:
+    """Returns the digests of the states of all generators that a script is likely to use."""
+    digests = {"torch": torch_state(), "python": _digest(repr(random.getstate()).encode())}
+    if numpy := sys.modules.get("numpy"):
+        digests["numpy"] = _digest(pickle.dumps(numpy.random.get_state()))
+    return digests
+
+
+def randomness() -> str:
+    """Returns a digest that changes where one of these generators is drawn from."""
+    return "".join(state_digests().values())
+
+
+def torch_state() -> str:
+    """Returns the digest of the states of torch's generators."""
+    return _digest(b"".join(state.numpy().tobytes() for state in random_states()))
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=8).hexdigest()
+
+
+class Randoms:
+    """Records the generators of one rank, around its training forwards."""
+
+    def __init__(self) -> None:
+        self.record = RandomRecord(states={}, draws=[], workers=[])
+
+    def before(self, step: int) -> str:
+        """Is called before each training forward. Returns the digest of torch's state where `step` has none yet."""
+        if len(self.record.draws) > step:
+            return ""
+        if not self.record.states:
+            self.record = RandomRecord(state_digests(), self.record.draws, self.record.workers)
+        return torch_state()
+
+    def after(self, step: int, before: str) -> None:
+        """Is called after each training forward, with what before() has returned."""
+        if before:
+            self.record.draws.extend([""] * (step - len(self.record.draws)))
+            self.record.draws.append(before if torch_state() != before else "")
+
+    def begin_pass(self, iterator: Any) -> None:
+        """Notes the seed of a loader's workers."""
+        if getattr(iterator, "_num_workers", 0):
+            self.record.workers.append(int(iterator._base_seed))
+
+
+@dataclass
+class Drawn:
+    """What was drawn before one event. after_read: whether a batch was read before it, after the event before."""
+
+    values: list[Tensor] = field(default_factory=list)
+    after_read: bool = False
+
+
+def patch_draws(around: Callable[[Callable[[], Tensor]], Tensor]) -> None:
+    """Calls around(call) for each of torch's functions that draw random numbers, instead of it."""
+    for owner, names in ((torch, FUNCTIONS), (Tensor, METHODS)):
+        for name in names:
+            _patch_draw(owner, name, around)
+
+
+def _patch_draw(owner: Any, name: str, around: Callable[[Callable[[], Tensor]], Tensor]) -> None:
+    draw = getattr(owner, name)
+
+    @functools.wraps(draw)
+    def new_draw(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling() or in_backward():
+            return draw(*args, **kwargs)
+        return around(functools.partial(draw, *args, **kwargs))
+
+    setattr(owner, name, new_draw)
+
+
+def joined_draws(parts: Sequence[Tensor], shape: torch.Size) -> Tensor | None:
+    """Returns what one process draws in the place of several ranks: numbers for all rows, or those of every rank.
+
+    None where each rank has drawn other ones for all of its rows.
+    """
+    first = parts[0]
+    have_rows = shape and all(part.dim() and part.shape[1:] == shape[1:] for part in parts)
+    if have_rows and sum(map(len, parts)) == shape[0]:
+        return torch.cat(list(parts))
+    same = all(torch.equal(first, part) for part in parts)
+    return first if same and first.shape == shape else None

@@ -1,0 +1,308 @@
+"""What a rank holds of parameters that are sharded: by FSDP2 (DTensors), FSDP's first version, and DeepSpeed's ZeRO.
+
+A rank holds a part of each parameter. Its compressed sums are those of the whole with zeros elsewhere; added up over
+the ranks, they are the whole's. Of the libraries' objects only attributes are read.
+
+- FSDP2: the rank's own gradients are seen on the unsharded parameters, which exist during a forward pass.
+- FSDP1 puts the parameters of a unit end to end into a flat one, of which each rank keeps an equal part, or the whole
+  (NO_SHARD, and shards of one rank). A forward pass uses views of the whole flat parameter, so that its hook sees the
+  rank's own gradient.
+- DeepSpeed: in ZeRO's stages 1 and 2 a rank keeps the reduced gradients of its part of all parameters, in stage 3 of
+  its part of each. They are read before the engine's step, which clears them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Container, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from samestep.rank.shards import block_of, digests, is_shard, place_of
+from samestep.recorder.window import compress
+
+NONE = object()
+OF_STAGE_3 = "_DeepSpeedZeroOptimizer_Stage3__param_id_to_grad_partition"
+OnGradient = Callable[[str, Tensor], None]  # is called with a parameter's name and this rank's own gradient
+OnClip = Callable[[list[Tensor], float | None], None]  # with what is clipped, and the greatest norm
+
+
+def is_sharded(parameter: Any) -> bool:
+    """Whether a rank holds a part of a parameter: by FSDP2, or by stage 3 of DeepSpeed's ZeRO."""
+    return is_shard(parameter) or is_partitioned(parameter)
+
+
+def digests_of(tensors: Mapping[str, Tensor]) -> dict[str, int]:
+    """Returns the digest of what this rank holds of each: its part of a sharded one, else the whole."""
+    held = {
+        name: _part_held(tensor) if is_partitioned(tensor) else block_of(tensor) for name, tensor in tensors.items()
+    }
+    return dict(zip(held, digests(held))) if held else {}
+
+
+def placed(part: Tensor, size: int, start: int, length: int) -> Tensor:
+    """Returns `size` zeros, with the first `length` elements of a part from `start` on."""
+    whole = torch.zeros(size, dtype=part.dtype, device=part.device)
+    whole[start : start + length] = part.detach().reshape(-1)[:length]
+    return whole
+
+
+# FSDP2 and tensor parallelism
+
+
+def is_whole_in_world(tensor: Any, world_size: int) -> bool:
+    """Whether a tensor is sharded, and each element of it on exactly one rank of the world."""
+    sharded = is_shard(tensor) and all(placement.is_shard() for placement in tensor.placements)
+    return sharded and int(tensor.device_mesh.size()) == world_size
+
+
+def dimension_of(tensor: Any, world_size: int) -> int | None:
+    """Returns the dimension in which a tensor is cut into one block for each rank of the world, in their order; None
+    where it is sharded otherwise."""
+    if not is_whole_in_world(tensor, world_size) or len(tensor.placements) != 1:
+        return None
+    return int(tensor.placements[0].dim)
+
+
+def splits_model(module: nn.Module) -> bool:
+    """Whether parameters below are sharded by something else than FSDP2, or beside it: a tensor-parallel model, whose
+    ranks compute parts of the same rows."""
+    by_fsdp = {id(parameter) for unit in _fsdp2_modules(module) for parameter in unit.parameters()}
+    sharded: list[Any] = [parameter for parameter in module.parameters() if is_shard(parameter)]
+    return any(
+        id(parameter) not in by_fsdp or sum(placement.is_shard() for placement in parameter.placements) > 1
+        for parameter in sharded
+    )
+
+
+def sums_of_part(tensor: Any) -> Tensor:
+    """Returns the compressed sums of a tensor; of a sharded one, this rank's part of them."""
+    if not is_shard(tensor):
+        return compress(tensor)
+    block = block_of(tensor)
+    whole = block.new_zeros(tensor.shape)
+    shape, offset = place_of(tensor)
+    whole[tuple(slice(start, start + length) for start, length in zip(offset, shape))] = block
+    return compress(whole)
+
+
+def unsharded(module: nn.Module) -> set[int]:
+    """Returns the ids of the plain parameters of FSDP2's modules below. They stand for the sharded ones in a forward
+    pass, and their storage is freed afterwards."""
+    return {id(p) for unit in _fsdp2_modules(module) for p in unit.parameters() if not is_shard(p)}
+
+
+def _fsdp2_modules(module: nn.Module) -> list[nn.Module]:
+    return [part for part in module.modules() if "FSDPModule" in (kind.__name__ for kind in type(part).__mro__)]
+
+
+def hook_unsharded(
+    module: nn.Module, names: Mapping[int, str], hooked: dict[int, Tensor], on_gradient: OnGradient
+) -> None:
+    """Calls on_gradient with each gradient that this rank computes of the sharded parameters below `module`.
+
+    names: id of a sharded parameter -> its name. hooked: the unsharded parameters, by their ids, are added to it.
+    """
+
+    def before_forward(attributes: Mapping[str, str], part: nn.Module, _: Any) -> None:
+        for attribute, name in attributes.items():
+            parameter = getattr(part, attribute)
+            if not is_shard(parameter) and parameter.requires_grad and id(parameter) not in hooked:
+                hooked[id(parameter)] = parameter
+                parameter.register_hook(functools.partial(on_gradient, name))
+
+    for part in module.modules():
+        attributes = {attribute: names[id(p)] for attribute, p in part._parameters.items() if id(p) in names}
+        if attributes:
+            part.register_forward_pre_hook(functools.partial(before_forward, attributes))
+
+
+# FSDP's first version
+
+
+@dataclass(frozen=True)
+class FlatPart:
+    """What a rank holds of a flattened parameter: its elements from `start` on, `length` of `size`. sharded: or each
+    rank all."""
+
+    size: int
+    start: int
+    length: int
+    sharded: bool
+
+
+class Flattened:
+    """The flattened parameters of a model. hides: whether some are sharded over only some of the ranks."""
+
+    def __init__(self, world_size: int) -> None:
+        self.parts: dict[int, FlatPart] = {}  # by the ids of what named_parameters() yields
+        self.hides = False
+        self._world_size = world_size
+        self._patched: set[int] = set()  # ids of modules whose clip_grad_norm_ is patched
+
+    def add(self, module: nn.Module, names: Mapping[int, str], on_gradient: OnGradient) -> None:
+        """Adds the parameters below a module, and calls on_gradient with the rank's own. names: id -> name."""
+        for handle in _handles(module):
+            flat, pieces = handle.flat_param, list(_pieces(handle))
+            if not any(id(parameter) in names for parameter, _, _ in pieces):
+                continue
+            if handle.uses_sharded_strategy and handle.process_group.size() != self._world_size:
+                self.hides = True
+                continue
+            self.parts |= {id(parameter): part for parameter, _, part in pieces}
+            slices = [(names[id(p)], start, part.size) for p, start, part in pieces if id(p) in names]
+            if flat.requires_grad:
+                flat.register_hook(functools.partial(_split, slices, on_gradient))
+
+    def shards(self, names: Mapping[int, str]) -> list[str]:
+        """Returns the names of those each element of which is on one rank."""
+        return [name for key, name in names.items() if key in self.parts and self.parts[key].sharded]
+
+    def gradients(self, parameters: Mapping[str, nn.Parameter], computed: Container[str]) -> dict[str, Tensor]:
+        """Returns the compressed sums of this rank's part of each gradient that lies in .grad now.
+
+        parameters: by their names; others are left out. computed: names of those whose gradient the rank has computed,
+        which is zero where it has no part of them.
+        """
+        sums = {}
+        for name, parameter in parameters.items():
+            part, gradient = self.parts.get(id(parameter)), parameter.grad
+            if part is None or (gradient is None and (part.length or name not in computed)):
+                continue
+            if gradient is not None and not part.sharded:
+                sums[name] = compress(gradient)
+                continue
+            held = parameter.new_zeros(0) if gradient is None else gradient
+            sums[name] = compress(placed(held, part.size, part.start, part.length))
+        return sums
+
+    def patch_clipping(self, module: nn.Module, on_clip: OnClip) -> None:
+        """Calls on_clip before FSDP's own clip_grad_norm_."""
+        if type(module).__name__ != "FullyShardedDataParallel" or id(module) in self._patched:
+            return
+        self._patched.add(id(module))
+        clip: Any = module.clip_grad_norm_
+
+        @functools.wraps(clip)
+        def new_clip(max_norm: float, norm_type: float = 2.0) -> Tensor:
+            # Else torch.nn.utils clips.
+            if any(part.sharded for part in self.parts.values()):
+                on_clip(list(module.parameters()), float(max_norm) if float(norm_type) == 2 else None)
+            norm: Tensor = clip(max_norm, norm_type)
+            return norm
+
+        module.clip_grad_norm_ = new_clip  # type: ignore[assignment]
+
+
+def _handles(module: nn.Module) -> Iterator[Any]:
+    for part in module.modules():
+        if type(part).__name__ == "FullyShardedDataParallel" and getattr(part, "_handle", None) is not None:
+            yield part._handle
+
+
+def _pieces(handle: Any) -> Iterator[tuple[nn.Parameter, int, FlatPart]]:
+    """Yields (parameter, where it begins in the flat one, the rank's part) of what named_parameters() yields."""
+    flat, sharded = handle.flat_param, bool(handle.uses_sharded_strategy)
+    if not handle._use_orig_params:
+        size = int(flat._unpadded_unsharded_size.numel())
+        length = int(flat._sharded_size.numel()) if sharded else size
+        start = min(handle.rank * length, size) if sharded else 0
+        yield flat, 0, FlatPart(size, start, min(length, size - start), sharded)
+        return
+    starts = [0, *accumulate(flat._numels_with_padding)]
+    real = [start for start, padding in zip(starts, flat._is_padding_mask) if not padding]
+    sizes = [size for size, padding in zip(flat._numels_with_padding, flat._is_padding_mask) if not padding]
+    for parameter, start, size, shard in zip(flat._params, real, sizes, flat._shard_param_infos):
+        if not sharded:
+            yield parameter, start, FlatPart(size, 0, size, False)
+        elif shard.in_shard:
+            yield parameter, start, FlatPart(size, shard.intra_param_start_idx, shard.numel_in_shard, True)
+        else:
+            yield parameter, start, FlatPart(size, 0, 0, True)
+
+
+def _split(slices: list[tuple[str, int, int]], on_gradient: OnGradient, gradient: Tensor) -> None:
+    flat = gradient.detach().reshape(-1)
+    for name, start, size in slices:
+        on_gradient(name, flat[start : start + size])
+
+
+# DeepSpeed
+
+
+def is_engine(module: nn.Module) -> bool:
+    """Whether a module is DeepSpeed's engine, which wraps a model."""
+    return any(kind.__name__ == "DeepSpeedEngine" for kind in type(module).__mro__)
+
+
+def patch_engine_step(engine: Any, before: Callable[[], None], after: Callable[[], None]) -> None:
+    """Calls before() and after() around each step that the engine takes, after the last micro-batch."""
+    take = engine._take_model_step
+
+    @functools.wraps(take)
+    def new_take(*args: Any, **kwargs: Any) -> None:
+        before()
+        take(*args, **kwargs)
+        after()
+
+    engine._take_model_step = new_take
+
+
+def optimizer_of_engine(engine: Any) -> Any:
+    """Returns torch's optimizer below the engine's own."""
+    return getattr(engine.optimizer, "optimizer", engine.optimizer)
+
+
+def scale_of_engine(engine: Any) -> float:
+    """Returns the factor by which the engine has multiplied its losses."""
+    return float(getattr(engine.optimizer, "loss_scale", 1.0) or 1.0)
+
+
+def is_partitioned(parameter: Any) -> bool:
+    """Whether a parameter is sharded by ZeRO's stage 3."""
+    return hasattr(parameter, "ds_tensor")
+
+
+def _part_held(parameter: Any) -> Tensor:
+    """Returns this rank's part of a parameter that is sharded by ZeRO's stage 3."""
+    part: Tensor = parameter.ds_tensor
+    return part.detach()
+
+
+def engine_gradients(engine: Any, parameters: Mapping[str, nn.Parameter]) -> tuple[dict[str, Tensor], list[str]]:
+    """Returns the compressed gradients, of which those that are shared out are this rank's part, and names of these."""
+    gradients, shared, scale = dict[str, Tensor](), list[str](), scale_of_engine(engine)
+    for name, parameter in parameters.items():
+        if is_partitioned(parameter):
+            shared.append(name)
+            gradients[name] = compress(_of_stage_3(engine.optimizer, parameter)) / scale
+        elif getattr(parameter, "_hp_mapping", NONE) is not NONE:
+            shared.append(name)
+            gradients[name] = compress(_of_stages_1_and_2(parameter)) / scale
+        elif parameter.grad is not None:
+            gradients[name] = compress(parameter.grad) / scale
+    return gradients, shared
+
+
+def _of_stage_3(optimizer: Any, parameter: Any) -> Tensor:
+    part = getattr(optimizer, OF_STAGE_3)[parameter.ds_id]
+    size, length = parameter.ds_numel, parameter.ds_tensor.numel()
+    start = min(torch.distributed.get_rank(parameter.ds_process_group) * length, size)
+    return placed(part, size, start, min(length, size - start))
+
+
+def _of_stages_1_and_2(parameter: Any) -> Tensor:
+    mapping, size = parameter._hp_mapping, parameter.numel()
+    # All of it is other ranks'.
+    if mapping is None:
+        return torch.zeros(size, device=parameter.device)
+    part = mapping.get_lp_grad_fragment(parameter._index_in_param_group)
+    address = mapping.lp_fragment_address
+    # The whole is kept, of which this rank's part counts.
+    if part.numel() == size:
+        part = part.reshape(-1)[address.start : address.start + address.numel]
+    return placed(part, size, address.start, address.numel)
