@@ -16,6 +16,7 @@ from samestep import launch
 from samestep.commands.doctor import APART, _role_of_rank, report_of
 from samestep.doctor import throughput
 from samestep.doctor import token as tokens
+from samestep.doctor.connection import Lost
 from samestep.doctor.fleet import (
     MOST_GREETING,
     Arrivals,
@@ -152,8 +153,9 @@ def test_names_and_numbers_of_another_machine_are_checked() -> None:
     ):
         with ThreadPoolExecutor(1) as pool:
             answered = pool.submit(lambda answer=answer: (second.receive(Request), second.send(answer)))
-            with pytest.raises(ConnectionError, match="is lost"):
+            with pytest.raises(Lost) as raised:
                 ask(remote)
+            assert raised.value.message.fields["machine"] == remote.name
             answered.result()
 
 

@@ -30,7 +30,7 @@ from samestep.commands.options import arguments
 from samestep.commands.setup import Setup
 from samestep.doctor import fleet
 from samestep.doctor import token as tokens
-from samestep.doctor.connection import check_bounds
+from samestep.doctor.connection import Lost, why_out_of_bounds
 from samestep.doctor.machine import DEVICE, LaunchInfo, Machine
 from samestep.doctor.probe import Finding, FleetProbe, MachineProbe, Probe, Status, fail, unknown
 from samestep.doctor.probes import PROBES
@@ -41,7 +41,7 @@ from samestep.errors import TrainingFailed, UserError, say
 from samestep.launch import Machines, Shape
 from samestep.launch.outer_launcher import LaunchedRank
 from samestep.launch.rendezvous_address import rendezvous_of
-from samestep.message import message
+from samestep.message import Message, message
 from samestep.records.files import as_json, from_json
 from samestep.report.console import Terminal, cell
 from samestep.report.language import text
@@ -294,7 +294,7 @@ def report_of(probed: Sequence[tuple[str, Sequence[Probed]]], measured: Mapping[
             findings, plain = _judge_machines(probe, probed)
             facts |= {probe.name: plain} if plain else {}
         elif isinstance(error := measured.get(probe.name), Exception):
-            why = message("probe_was_not_measured", error=str(error))
+            why = message("probe_was_not_measured", error=error.message if isinstance(error, Lost) else str(error))
             findings = fail(why) if isinstance(error, ConnectionError) else unknown(why)
         elif probe.name in measured:
             findings, facts[probe.name] = _judge(probe, measured[probe.name]), as_json(measured[probe.name])
@@ -309,16 +309,17 @@ def _judge_machines(
     findings, facts, plain = list[Finding](), {}, {}
     answers = [(machine, answer) for machine, rows in probed for answer in rows if answer.probe == probe.name]
     for machine, answer in answers:
-        error = answer.error
+        error: Message | str | None = answer.error
         if not error:
             try:
                 gathered = from_json(probe.facts, answer.facts, f"what {machine} says")
-                check_bounds(as_json(gathered))
-                facts[machine], plain[machine] = gathered, answer.facts
-                continue
-            except (UserError, ValueError) as refused:
-                error = str(refused)
-        findings.append(Finding("UNKNOWN", message("probe_has_no_facts", error=error), machine=machine))
+                error = why_out_of_bounds(as_json(gathered))
+            except UserError as refused:
+                error = refused.message
+        if error:
+            findings.append(Finding("UNKNOWN", message("probe_has_no_facts", error=error), machine=machine))
+        else:
+            facts[machine], plain[machine] = gathered, answer.facts
     return findings + (_judge(probe, facts) if facts else []), plain
 
 
@@ -339,18 +340,20 @@ def show_report(report: Report, *, complete: bool = False) -> None:
         console.print(_table(findings, several))
     fixes = {finding.fix: finding for finding in reversed(findings) if finding.fix}
     if fixes:
-        console.print("\nto fix:", style="bold")
+        console.show_line("")
+        console.show_line(text(message("lines_to_paste")), "bold")
         for fix, finding in reversed(fixes.items()):
-            where = f" on {finding.machine}" if several and finding.machine else ""
+            where = f" @ {finding.machine}" if several and finding.machine else ""
             console.show_line(f"  # {finding.probe}{where}", "dim")
             console.show_line(f"  {fix}")
     console.show_line("")
-    console.show_line(summary(report), "bold")
+    console.show_line(text(summary(report)), "bold")
 
 
 def _table(findings: Sequence[Finding], several: bool) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("", "probe", *(["machine"] if several else []), "what"):
+    headings = [message("heading_probe"), *([message("heading_machine")] if several else []), message("heading_found")]
+    for column in ("", *map(text, headings)):
         table.add_column(column, overflow="fold")
     for finding in sorted(findings, key=lambda finding: ORDER.index(finding.status)):
         cells = [cell(finding.status, style=COLOURS[finding.status]), cell(finding.probe)]
@@ -358,10 +361,9 @@ def _table(findings: Sequence[Finding], several: bool) -> Table:
     return table
 
 
-def summary(report: Report) -> str:
+def summary(report: Report) -> Message:
     """Returns '21 OK, 1 WARN on 2 machines in 9.1 s'."""
     counts = Counter(finding.status for finding in report.findings)
-    counted = ", ".join(f"{counts[status]} {status}" for status in reversed(ORDER) if counts[status])
-    machines = len(report.machines)
-    where = f" on {machines} machines" if machines > 1 else ""
-    return f"{counted}{where} in {report.seconds:.1f} s"
+    counted = [f"{counts[status]} {status}" for status in reversed(ORDER) if counts[status]]
+    machines = len(report.machines) if len(report.machines) > 1 else None
+    return message("machines_are_diagnosed", findings=counted, machines=machines, seconds=report.seconds)

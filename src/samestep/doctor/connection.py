@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeVar
 
 from samestep.doctor import token as tokens
 from samestep.errors import UserError
+from samestep.message import Message, as_said, message
 from samestep.records.files import as_json, from_record, with_schema
 
 T = TypeVar("T")
@@ -27,13 +28,24 @@ DEEPEST, MOST_VALUES, LONGEST_TEXT, GREATEST = 24, 200_000, 50_000, 2.0**63
 REFUSED = "refused"
 
 
-class WrongToken(ConnectionError):
+class Lost(ConnectionError):
+    """The other side is lost, or sends what is no record. message: why."""
+
+    def __init__(self, why: Message) -> None:
+        super().__init__(why)
+        self.message = why
+
+    def __str__(self) -> str:
+        return str(self.message)
+
+
+class WrongToken(Lost):
     """The other side does not know the token, or says that this one does not."""
 
 
 class Connection:
-    """Sends and receives records over a stream. Raises ConnectionError where the other side is lost, sends what is no
-    record, or does not know the token.
+    """Sends and receives records over a stream. Raises Lost where the other side is lost, sends what is no record, or
+    does not know the token.
 
     side: which one this is. wait_s: in which a line must have been sent or received.
     """
@@ -60,7 +72,7 @@ class Connection:
         self._write(sent, until)
         received = self._read(LONGEST_PROOF, until)
         if len(received) != len(sent) or not received.isalnum():
-            raise ConnectionError("it does not begin as samestep does")
+            raise Lost(message("peer_is_another_program"))
         nonces = (sent, received) if self._side == "first" else (received, sent)
         if self._side == "other":
             self._write(tokens.proof(token, "other", *nonces), until)
@@ -68,7 +80,8 @@ class Connection:
         if not tokens.proves(said, token, OTHER[self._side], *nonces):
             if self._side == "first":
                 self._write(REFUSED, until)
-            raise WrongToken("it has another token" if self._side == "first" or said == REFUSED else "it has no token")
+            knows_another = self._side == "first" or said == REFUSED
+            raise WrongToken(message("peer_has_another_token" if knows_another else "peer_has_no_token"))
         if self._side == "first":
             self._write(tokens.proof(token, "first", *nonces), until)
         self._key = tokens.proof(token, "conversation", *nonces)
@@ -80,7 +93,7 @@ class Connection:
     def receive(self, kind: type[T]) -> T:
         said, _, text = self._read(LONGEST_LINE, time.monotonic() + self.wait_s).partition(" ")
         if not tokens.proves(said, self._key, *self._place(OTHER[self._side]), text):
-            raise ConnectionError("a line is not of the machine that has proved its token")
+            raise Lost(message("line_is_of_another_machine"))
         return parsed(kind, text)
 
     def _proof(self, side: Side, text: str) -> str:
@@ -95,26 +108,26 @@ class Connection:
             self._stream.settimeout(max(until - time.monotonic(), 1e-3))
             self._stream.sendall(line.encode() + b"\n")
         except OSError as error:
-            raise ConnectionError(str(error)) from None
+            raise Lost(as_said(str(error))) from None
 
     def _read(self, longest: int, until: float) -> str:
         searched = 0
         while (end := self._unread.find(b"\n", searched)) < 0:
             if len(self._unread) > longest:
-                raise ConnectionError(f"it sends a line of more than {longest} bytes")
+                raise Lost(message("line_is_too_long", bytes=longest))
             searched = len(self._unread)
             try:
                 self._stream.settimeout(max(until - time.monotonic(), 1e-3))
                 block = self._stream.recv(1 << 16)
             except OSError as error:
-                raise ConnectionError(str(error)) from None
+                raise Lost(as_said(str(error))) from None
             if not block:
-                raise ConnectionError("it has closed the connection")
+                raise Lost(message("peer_has_closed_the_connection"))
             self._unread += block
         line = bytes(self._unread[:end])
         del self._unread[: end + 1]
         if len(line) > longest:
-            raise ConnectionError(f"it sends a line of more than {longest} bytes")
+            raise Lost(message("line_is_too_long", bytes=longest))
         return line.decode(errors="replace")
 
     def close(self) -> None:
@@ -124,26 +137,31 @@ class Connection:
 
 
 def parsed(kind: type[T], text: str) -> T:
-    """Returns the record that a line of JSON is. Raises ConnectionError for any other line."""
+    """Returns the record that a line of JSON is. Raises Lost for any other line."""
     try:
         value = json.loads(text)
-        check_bounds(value)
+        if why := why_out_of_bounds(value):
+            raise Lost(why)
         record = from_record(kind, value, "what it sends", "install the same on each machine")
-        check_bounds(as_json(record))  # texts such as 'NaN' are read as numbers
-        return record
-    except (ValueError, RecursionError, UserError) as error:
-        raise ConnectionError(str(error).partition("\n")[0][:300]) from None
+    except UserError as error:
+        raise Lost(error.message) from None
+    except (ValueError, RecursionError) as error:
+        raise Lost(as_said(str(error).partition("\n")[0][:300])) from None
+    if why := why_out_of_bounds(as_json(record)):  # texts such as 'NaN' are read as numbers
+        raise Lost(why)
+    return record
 
 
-def check_bounds(value: Any) -> None:
-    """Raises ValueError where plain values are nested too deeply, too many or too long, or a number is not finite."""
+def why_out_of_bounds(value: Any) -> Message | None:
+    """Returns why plain values are nested too deeply, too many, too long, or no finite numbers; None where they are in
+    bounds."""
     level, count = [value], 0
     for _ in range(DEEPEST):
         count += len(level)
         if not level:
-            return
+            return None
         if count > MOST_VALUES:
-            raise ValueError(f"it sends more than {MOST_VALUES} values")
+            return message("values_are_too_many", values=MOST_VALUES)
         inner: list[Any] = []
         for element in level:
             if isinstance(element, dict):
@@ -151,8 +169,8 @@ def check_bounds(value: Any) -> None:
             elif isinstance(element, list | tuple):
                 inner += element
             elif isinstance(element, str) and len(element) > LONGEST_TEXT:
-                raise ValueError(f"it sends a text of {len(element)} characters")
+                return message("text_is_too_long", characters=len(element))
             elif isinstance(element, int | float) and not abs(element) <= GREATEST:  # nor NaN
-                raise ValueError("it sends a number that is not finite, or too great")
+                return message("number_is_not_finite")
         level = inner
-    raise ValueError(f"it sends values nested deeper than {DEEPEST}")
+    return message("values_are_nested_too_deeply", levels=DEEPEST)

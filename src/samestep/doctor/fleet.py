@@ -22,7 +22,7 @@ from pathlib import Path
 import psutil
 
 from samestep.doctor import throughput
-from samestep.doctor.connection import Connection, WrongToken
+from samestep.doctor.connection import Connection, Lost, WrongToken
 from samestep.doctor.machine import DEVICE, Flow, LaunchInfo, Trial, TrialRecord
 from samestep.doctor.probes import collective
 from samestep.doctor.records import Answer, Greeting, Probed, Request, TrialRank
@@ -150,13 +150,16 @@ class RemoteMachine:
         try:
             self.connection.send(request)
             return self.connection.receive(Answer)
-        except ConnectionError as error:
-            raise ConnectionError(f"{self.name} is lost: {error}") from None
+        except Lost as error:
+            raise self._lost(error.message) from None
+
+    def _lost(self, why: Message) -> Lost:
+        return Lost(message("machine_is_lost", machine=self.name, why=why))
 
     def listen(self) -> int:
         port = self._ask(Request("listen")).port
         if not FIRST_PORT <= port < 1 << 16:
-            raise ConnectionError(f"{self.name} is lost: it says that it listens at port {port}")
+            raise self._lost(message("machine_listens_at_no_port", port=port))
         return port
 
     def meet(self, ports: tuple[tuple[str, int], ...]) -> None:
@@ -187,7 +190,7 @@ class RemoteMachine:
     def ended(self) -> tuple[TrialRecord, ...]:
         ranks = self._ask(Request("ended")).ranks
         if [tried.rank for tried in ranks] != [*range(self._first_rank, self._first_rank + self.nproc)]:
-            raise ConnectionError(f"{self.name} is lost: it does not answer for its ranks")
+            raise self._lost(message("machine_does_not_answer_for_its_ranks"))
         return ranks
 
     def stop(self, code: int) -> None:
@@ -330,7 +333,7 @@ class Arrivals:
         try:
             greeting = connection.receive(Greeting)
             if not 0 < greeting.nproc <= MOST_RANKS or len(greeting.probed) > MOST_PROBED:
-                raise ConnectionError("its greeting is out of bounds")
+                raise Lost(message("greeting_is_out_of_bounds"))
         except ConnectionError:
             connection.close()
             return
@@ -375,7 +378,7 @@ def connect(
                 return connection, local, dialled
             except WrongToken as error:
                 local.close()
-                fields = {"master": info.master, "port": info.port, "variable": TOKEN, "error": str(error)}
+                fields = {"master": info.master, "port": info.port, "variable": TOKEN, "error": error.message}
                 raise UserError(message("first_machine_has_another_token", **fields)) from None
             except OSError:
                 silent += 1
